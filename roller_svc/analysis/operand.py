@@ -105,13 +105,6 @@ def staged_dtype(unit: ComputeUnit, operand: Operand) -> DType:
     return unit.in_dtype
 
 
-def contraction_unsupported_reason(unit: ComputeUnit, group: KernelGroup, *, allow_tf32: bool) -> str:
-    """Return why the matrix unit cannot compute the contraction, or "" if it can."""
-    if group.kind is not GroupKind.CONTRACTION:
-        return "not a contraction"
-    return operands_unsupported_reason(unit, group.space.compute_dtype, operands(group), allow_tf32=allow_tf32)
-
-
 def operands_unsupported_reason(
     unit: ComputeUnit, accumulator: DType, factors: tuple[Operand, Operand], *, allow_tf32: bool
 ) -> str:

@@ -62,19 +62,18 @@ def add_options(parser: argparse.ArgumentParser, record: type[EstimateOptions], 
 
 
 def add_option(parser: argparse.ArgumentParser, option: Option, default: Any) -> None:
-    facts = option.facts
-    flags = facts.flags or (f"--{option.name.replace('_', '-')}",)
-    text = f"{facts.help} (default: %(default)s)" if default else facts.help
+    flags = option.flags or (f"--{option.name.replace('_', '-')}",)
+    text = f"{option.help} (default: %(default)s)" if default else option.help
     match option.type:
-        case _ if facts.switch is not None:
-            details: dict[str, Any] = {"action": "store_const", "const": facts.switch, "help": facts.help}
+        case _ if option.switch is not None:
+            details: dict[str, Any] = {"action": "store_const", "const": option.switch, "help": option.help}
         case kind if kind is bool:
-            details = {"action": "store_true", "help": facts.help}
+            details = {"action": "store_true", "help": option.help}
         case kind if kind == InputNames:
-            details = {"action": "append", "metavar": facts.metavar, "help": f"{facts.help}; may be repeated"}
+            details = {"action": "append", "metavar": option.metavar, "help": f"{option.help}; may be repeated"}
             default = []
         case kind:
-            details = {"type": int if kind is int else str, "metavar": facts.metavar, "help": text}
+            details = {"type": int if kind is int else str, "metavar": option.metavar, "help": text}
     parser.add_argument(*flags, dest=option.name, default=default, **details)
 
 

@@ -104,12 +104,11 @@ def _options_model(record: type[EstimateOptions], *, checked: bool) -> Any:
 
 def _option_field(option: Option, *, checked: bool) -> tuple[Any, Any]:
     kind = _TYPES.get(option.argument_type, option.argument_type)
-    facts = option.facts
-    bounds: dict[str, Any] = {"ge": facts.least, "le": facts.most} if checked and option.type is int else {}
+    bounds: dict[str, Any] = {"ge": option.least, "le": option.most} if checked and option.type is int else {}
     if checked and option.choices:
         kind = Literal[option.choices]
-    default = option.default if facts.service_default is None else facts.service_default
-    return kind, Field(_DEFAULTS.get(option.type, encode(default)), description=facts.help, **bounds)
+    default = option.default if option.service_default is None else option.service_default
+    return kind, Field(_DEFAULTS.get(option.type, encode(default)), description=option.help, **bounds)
 
 
 class CompileOptions(_options_model(KernelOptions, checked=False)):  # type: ignore[misc]  # a class that is made

@@ -6,6 +6,7 @@ floordiv_i64. Only the helpers that a kernel uses are emitted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from roller_svc.codegen.dialect import SHORT, Dialect
@@ -300,10 +301,6 @@ def helper(name: str, dialect: Dialect) -> Helper:
         return found
     if name in ("f16_to_f32", "f32_to_f16"):
         return _half(name, dialect)
-    if name in ("f32_to_e4m3", "f32_to_e5m2") and dialect.language is Language.CUDA:
-        text, needs = _CONVERSIONS[name]
-        body = text.format(F=dialect.function).partition("\n")[2].removesuffix("\n}")
-        return Helper(_FLOAT8_CUDA_FROM.format(t=name.removeprefix("f32_to_"), body=body), needs)
     if name in _CONVERSIONS:
         text, needs = _CONVERSIONS[name]
         return Helper(text.format(F=dialect.function), needs)
@@ -316,15 +313,10 @@ def helper(name: str, dialect: Dialect) -> Helper:
     if base.startswith("run"):
         size = int(base.removeprefix("run")) * dtype.bytes
         return Helper(f"typedef {dialect.storage_type(dtype)} {name} __attribute__((vector_size({size})));")
-    if base == "odd":
-        return _round_to_odd(dtype, dialect)
-    if base == "to":
-        return _saturating(dtype, dialect)
-    if base == "mul_rn":
-        words = _words(dtype, dialect) | {"r": "d" if dtype is DType.FLOAT64 else "f"}
-        return Helper(_ROUNDED_PRODUCT[dialect.language].format(**words))
     if base.startswith("lane_"):
         return _warp_reduce(base.removeprefix("lane_"), dtype, dialect)
+    if (make := _MAKERS.get(base)) is not None:
+        return make(dtype, dialect)
     table = _FLOAT if dtype.is_float else _INTEGER if dtype.is_signed else {**_INTEGER, **_UNSIGNED}
     if base not in table:
         raise InvariantError(f"no helper {name}")
@@ -342,6 +334,10 @@ def _cuda_helper(name: str, dialect: Dialect) -> Helper | None:
     match name:
         case "f32_to_bf16":
             return Helper(_BFLOAT_CUDA_FROM)
+        case "f32_to_e4m3" | "f32_to_e5m2":
+            text, needs = _CONVERSIONS[name]
+            body = text.format(F=dialect.function).partition("\n")[2].removesuffix("\n}")
+            return Helper(_FLOAT8_CUDA_FROM.format(t=short, body=body), needs)
         case "div_const_f32":
             return Helper(_DIV_CONST_CUDA)
         case "exp2_approx" | "rcp_approx":
@@ -409,6 +405,11 @@ def _half(name: str, dialect: Dialect) -> Helper:
     return Helper(to if name == "f16_to_f32" else back)
 
 
+def _rounded_product(dtype: DType, dialect: Dialect) -> Helper:
+    words = _words(dtype, dialect) | {"r": "d" if dtype is DType.FLOAT64 else "f"}
+    return Helper(_ROUNDED_PRODUCT[dialect.language].format(**words))
+
+
 def _round_to_odd(dtype: DType, dialect: Dialect) -> Helper:
     """Return the conversion of a wide value to a float32, whose later rounding to a narrow type is the only one."""
     words = _words(dtype, dialect)
@@ -436,6 +437,11 @@ def _saturating(dtype: DType, dialect: Dialect) -> Helper:
         f"  return ({type_})a;\n}}"
     )
     return Helper(text)
+
+
+_MAKERS: dict[str, Callable[[DType, Dialect], Helper]] = {
+    "mul_rn": _rounded_product, "odd": _round_to_odd, "to": _saturating,
+}  # fmt: skip
 
 
 def _truncating_cuda(dtype: DType, dialect: Dialect) -> Helper:

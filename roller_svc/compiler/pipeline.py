@@ -5,6 +5,7 @@ parse → partition → (construct → estimate) each group → plans → (lower
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from roller_svc.compiler.backends import Backend, backend_for
 from roller_svc.compiler.donation import donate_targets
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartitions, merge_ranked_plans, rank_partitions, select_for_measurement
+from roller_svc.compiler.workspace import limit_workspace
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.estimate import Construction
@@ -109,7 +111,10 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
 
 def rank_request(request: BuildRequest, program: TensorProgram, hw: HardwareSpec) -> RankedPartitions:
     """Rank the candidates of a request. Raises NoCandidateError if there is none."""
-    return rank_partitions(PartitionCache(program), hw, request.top_k + FALLBACK_PLANS, request.constraints)
+    cache, limit = PartitionCache(program), request.max_workspace_bytes
+    if limit is None:
+        return rank_partitions(cache, hw, request.top_k + FALLBACK_PLANS, request.constraints)
+    return limit_workspace(rank_partitions(cache, hw, sys.maxsize, request.constraints), program, hw, limit)
 
 
 def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> BuildReport:

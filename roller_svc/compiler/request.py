@@ -22,7 +22,7 @@ from roller_svc.ir.options import (
     SearchOptions,
     SelectionMode,
     Tiles,
-    encode,
+    deciding_options_json,
     options_of,
 )
 from roller_svc.ir.report import BuildRequest
@@ -60,30 +60,6 @@ def request_json(request: BuildRequest) -> dict[str, object]:
     }
 
 
-def options_json(options: KernelOptions) -> dict[str, object]:
-    """Encode all options as JSON-compatible values."""
-    values = {option: getattr(options, option.name) for option in options_of(KernelOptions).values()}
-    return {
-        option.name: dict(value) if option.type == Tiles else list(value) if isinstance(value, tuple) else encode(value)
-        for option, value in values.items()
-    }
-
-
-def deciding_options_json(options: KernelOptions) -> dict[str, object]:
-    """Encode the options that decide the result: without those that were added to the first ones and are not set."""
-    encoded = options_json(options)
-    return {name: encoded[name] for name in deciding_options(options)}
-
-
-def deciding_options(options: KernelOptions) -> dict[str, object]:
-    """Return the same by name, with lists and tuples in place of mappings."""
-    return {
-        option.name: encode(getattr(options, option.name))
-        for option in options_of(KernelOptions).values()
-        if not option.facts.only_if_set or getattr(options, option.name) != option.default
-    }
-
-
 def read_options(
     record: type[EstimateOptions], given: Mapping[str, object], inputs: Iterable[tuple[str, object]] = ()
 ) -> dict[str, Any]:
@@ -118,7 +94,7 @@ def shows_options(record: type[EstimateOptions]) -> Callable[[F], F]:
         ]  # fmt: skip
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
-        texts = "\n".join(f"    {name}: {option.facts.help}" for name, option in options_of(record).items())
+        texts = "\n".join(f"    {name}: {option.help}" for name, option in options_of(record).items())
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{texts}"
         return function
 
@@ -163,7 +139,7 @@ def _read(option: Option, value: object, inputs: Iterable[tuple[str, object]]) -
 
 
 def _read_number(option: Option, value: object) -> int:
-    number, least, most = whole_number(value), option.facts.least, option.facts.most
+    number, least, most = whole_number(value), option.least, option.most
     if number is None or number < least or (most is not None and number > most):
         bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
         raise ArgumentError(

@@ -9,7 +9,6 @@ from typing import Any
 
 from roller_svc import errors, toolchain
 from roller_svc.compiler.post_compile import reestimate_plan
-from roller_svc.compiler.request import options_json
 from roller_svc.errors import (
     BuildError,
     CompileError,
@@ -19,11 +18,13 @@ from roller_svc.errors import (
     UnsupportedModelError,
     UnsupportedNode,
 )
+from roller_svc.ir.canonical import to_json
 from roller_svc.ir.constraints import TILE_FIELDS, tile_value
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, RooflineBound, Sensitivity, TraceStep
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resources
+from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.options import options_json
 from roller_svc.ir.printer import text
 from roller_svc.ir.report import BuildReport, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
@@ -48,14 +49,7 @@ def kernel_digest(compiled: CompiledKernel) -> str:
 
 
 def estimate_json(estimate: Estimate) -> Json:
-    return {
-        "seconds": estimate.seconds,
-        "bound": estimate.bound,
-        "stages": [{"name": stage.name, "seconds": stage.seconds} for stage in estimate.stages],
-        "occupancy": estimate.occupancy,
-        "waves": estimate.waves,
-        "uncertainty": estimate.uncertainty,
-    }
+    return {"bound": estimate.bound, **to_json(estimate)}
 
 
 def sensitivity_json(results: Iterable[Sensitivity]) -> list[Json]:
@@ -98,35 +92,6 @@ def plan_json(plan: Plan, hardware: HardwareSpec) -> Json:
         "tiles": tiles_json(plan.dominant_choice.program, levels),
         "unit": plan.dominant_choice.program.unit.name,
         "kernels": [choice_json(choice, levels) for choice in plan.choices],
-    }
-
-
-def launch_json(launch: LaunchSpec) -> Json:
-    return {
-        "name": launch.name,
-        "grid": list(launch.grid),
-        "block": list(launch.block),
-        "shared_bytes": launch.shared_bytes,
-    }
-
-
-def resources_json(resources: Resources) -> Json:
-    return {
-        "registers_per_thread": resources.registers_per_thread,
-        "shared_bytes": resources.shared_bytes,
-        "spill_bytes": resources.spill_bytes,
-    }
-
-
-def measurement_json(measurement: Measurement | None) -> Json | None:
-    if measurement is None:
-        return None
-    return {
-        "median_s": measurement.median_s,
-        "min_s": measurement.min_s,
-        "samples": measurement.samples,
-        "device_name": measurement.device_name,
-        "max_abs_error": measurement.max_abs_error,
     }
 
 
@@ -184,10 +149,10 @@ def result_json(result: CandidateResult, report: BuildReport) -> Json:
         "groups": partition_json(result),
         "estimate": estimate_json(result.plan.estimate),
         "estimate_compiled": None if compiled is None else estimate_json(compiled.estimate),
-        "measurement": measurement_json(result.measurement),
+        "measurement": None if result.measurement is None else to_json(result.measurement),
         "error": None if result.error is None else error_json(result.error),
         "compile_seconds": None if result.compiled is None else result.compiled.compile_seconds,
-        "resources": [] if result.compiled is None else [resources_json(r) for r in result.compiled.resources],
+        "resources": [] if result.compiled is None else list(map(to_json, result.compiled.resources)),
     }
 
 
@@ -307,6 +272,9 @@ def kernel_json(compiled: CompiledKernel, facts: Mapping[str, object]) -> Json:
         "digest": kernel_digest(compiled),
         **facts,
         "language": compiled.source.language.value,
-        "launches": [launch_json(launch) for launch in compiled.source.launches],
-        "resources": [resources_json(resources) for resources in compiled.resources],
+        "launches": [
+            {"name": each.name, "grid": list(each.grid), "block": list(each.block), "shared_bytes": each.shared_bytes}
+            for each in compiled.source.launches
+        ],
+        "resources": list(map(to_json, compiled.resources)),
     }

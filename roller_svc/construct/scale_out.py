@@ -75,29 +75,22 @@ def split_k_choices(p: Workload[Any], block: Tile) -> tuple[int, ...]:
     Powers of two; on a matrix unit, whose tiles are few and large, also those that fill whole waves. Loop nests on a
     GPU have the fewest and the most: they wait for memory, which few blocks may not keep busy.
     """
-    grid = spatial_grid(p, block)
-    if grid >= p.machine.cores or not p.reduced:
+    grid, cores = spatial_grid(p, block), p.machine.cores
+    if grid >= cores or not p.reduced:
         return ()
-    if not p.machine.is_gpu and p.lower_bound_s * p.machine.cores < MIN_SPLIT_S:
+    if not p.machine.is_gpu and p.lower_bound_s * cores < MIN_SPLIT_S:
         return ()
-    found = []
-    split = 2
-    longest = 0
     is_nest = p.machine.is_gpu and not p.machine.unit.is_matrix and p.k is None
-    most, blocks = (MAX_NEST_SPLIT, BLOCKS_OF_NEST) if is_nest else (MAX_SPLIT, 4)
-    while split <= most and grid * split <= blocks * p.machine.cores:
-        if _parts_are_long(p, block, split):
-            longest = split
-            if 2 * grid * split > p.machine.cores:
-                found.append(split)
-        split *= 2
+    most = min(MAX_NEST_SPLIT, BLOCKS_OF_NEST * cores // grid) if is_nest else min(MAX_SPLIT, 4 * cores // grid)
+    powers = [1 << i for i in range(1, most.bit_length()) if _parts_are_long(p, block, 1 << i)]
+    found = [split for split in powers if 2 * grid * split > cores]
     if is_nest:
         found = sorted({*found[:1], *found[-2:]})
     if p.machine.unit.is_matrix:
-        waves = {cut for cut in (p.machine.cores // grid, 2 * p.machine.cores // grid) if 1 < cut <= MAX_SPLIT}
-        long = [cut for cut in sorted(waves.difference(found)) if _parts_are_long(p, block, cut)]
+        waves = sorted({cores // grid, 2 * cores // grid}.difference(found))
+        long = [cut for cut in waves if 1 < cut <= MAX_SPLIT and _parts_are_long(p, block, cut)]
         found += [cut for cut in long if _keeps_vectors(p, block, cut)]
-    return tuple(found or ([longest] if longest else []))  # as far as the reduction goes
+    return tuple(found or powers[-1:])  # as far as the reduction goes
 
 
 def _keeps_vectors(p: Workload[Any], block: Tile, split: int) -> bool:

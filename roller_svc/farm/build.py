@@ -14,9 +14,10 @@ from typing import Any
 from roller_svc.compiler.action import generator_digest
 from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.serialize import kernel_json, measurement_json
+from roller_svc.compiler.serialize import kernel_json
 from roller_svc.errors import BuildServiceError
 from roller_svc.farm.store import Artifact, BuildStage, Json
+from roller_svc.ir.canonical import to_json
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.report import BuildReport, BuildRequest
@@ -98,7 +99,7 @@ def decode_files(files: Mapping[str, str]) -> dict[str, bytes]:
 
 def pack(report: BuildReport) -> Artifact:
     """Pack the winning kernel of a build as facts and files."""
-    kernel = package_kernel(report)
+    kernel, measurement = package_kernel(report), report.winner.measurement
     with tempfile.TemporaryDirectory(prefix="roller-") as temporary:
         folder = saved.save(kernel, Path(temporary) / "kernel")
         names = sorted(path.name for path in folder.iterdir())
@@ -109,7 +110,7 @@ def pack(report: BuildReport) -> Artifact:
             "target": kernel.target,
             "expression": kernel.expression,
             "estimate": kernel.estimate,
-            "measurement": measurement_json(report.winner.measurement),
+            "measurement": None if measurement is None else to_json(measurement),
             "notes": list(report.notes),
             "files": {_KINDS[name]: name for name in names},
         },

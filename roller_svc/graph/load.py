@@ -12,7 +12,7 @@ from typing import Any
 from roller_svc.errors import ArgumentError, UnsupportedModelError
 from roller_svc.frontend.lang.input_types import kind_of
 from roller_svc.graph.files import read_file, read_part
-from roller_svc.graph.serialize import add_safetensors, graph_from_json, graph_to_json, weights_to_safetensors
+from roller_svc.graph.serialize import add_safetensors, graph_from_json
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.program import TensorType
@@ -79,15 +79,6 @@ class _Given:
         if self.inputs or self.dims or self.constants:
             raise ArgumentError(f"inputs, dims and constants are for ONNX models; {what} has its own shapes and values",
                                 code="invalid-option")  # fmt: skip
-
-
-def save_graph(graph: Graph, weights: Weights, folder: str | os.PathLike[str]) -> Path:
-    """Write graph.json and weights.safetensors, which `load_graph` reads, and return the folder."""
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    (target / WEIGHTS_FILE).write_bytes(weights_to_safetensors(graph, weights))
-    (target / GRAPH_FILE).write_text(json.dumps(graph_to_json(graph), allow_nan=False), encoding="utf-8")
-    return target
 
 
 def _is_kind(value: object, package: str, name: str) -> bool:

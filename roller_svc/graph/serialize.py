@@ -16,7 +16,6 @@ A node reads inputs, constants and results of earlier nodes. The form is untrust
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +31,10 @@ from roller_svc.errors import (
 )
 from roller_svc.frontend.graph_builder import EINSUM, program_of_call
 from roller_svc.frontend.lang.input_types import short_repr, tensor_type, whole_number
-from roller_svc.frontend.ops import OPS
 from roller_svc.frontend.parse import parse
-from roller_svc.graph.safetensors import decode_tensors, encode_tensors
+from roller_svc.graph.safetensors import decode_tensors
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import FUSED, Constant, Graph, LoopNode, Node, OpNode, verify
-from roller_svc.ir.printer import text
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.runtime.binding import numpy_dtype
 
@@ -47,26 +44,6 @@ MAX_DEPTH = 16  # loops within each other
 MAX_VALUES = 1 << 20  # of a constant in the JSON
 MAX_NAME = 1024
 _NOT_FINITE = ("inf", "-inf", "nan")
-
-
-def graph_to_json(graph: Graph) -> dict[str, Any]:
-    """Return the graph as JSON-compatible values. Constants are digests of arrays in its weights."""
-    return {
-        "format": FORMAT,
-        "name": graph.name,
-        "inputs": {name: _type_json(type_) for name, type_ in graph.inputs},
-        "constants": {
-            name: _type_json(constant.type) | {"digest": constant.digest} for name, constant in graph.constants.items()
-        },
-        "nodes": [_node_json(node) for node in graph.nodes],
-        "outputs": dict(graph.outputs),
-    }
-
-
-def weights_to_safetensors(graph: Graph, weights: Weights) -> bytes:
-    """Return a safetensors file with the graph's constants, named by their digests."""
-    constants = {constant.digest: constant for constant in _constants(graph)}
-    return encode_tensors((digest, each.type, weights.array(each)) for digest, each in constants.items())
 
 
 def add_safetensors(content: bytes, weights: Weights) -> None:
@@ -92,50 +69,6 @@ def graph_from_json(document: object, weights: Weights) -> Graph:
         return verify(graph)
     except InvariantError as error:
         raise _malformed(error.message) from error
-
-
-def _constants(graph: Graph) -> Iterable[Constant]:
-    yield from graph.constants.values()
-    for node in graph.nodes:
-        if isinstance(node, LoopNode):
-            yield from _constants(node.body)
-
-
-def _type_json(type_: TensorType) -> dict[str, Any]:
-    return {"dtype": type_.dtype.value, "shape": list(type_.shape)}
-
-
-def _node_json(node: Node) -> dict[str, Any]:
-    if isinstance(node, LoopNode):
-        loop = {
-            "steps": node.steps,
-            "carried": node.carried,
-            "scanned": list(node.scanned),
-            "stacked": list(node.stacked),
-            "body": graph_to_json(node.body),
-        }
-        return {"name": node.name, "loop": loop, "inputs": list(node.inputs), "outputs": list(node.outputs)}
-    if node.operator in OPS or node.operator == EINSUM:
-        return {
-            "name": node.name,
-            "operator": node.operator,
-            "inputs": list(node.inputs),
-            "outputs": list(node.outputs),
-            "parameters": {name: _parameter_json(value) for name, value in node.parameters},
-        }
-    program = node.program
-    return {
-        "name": node.name,
-        "expression": text(program),
-        "inputs": {name: tensor for (name, _), tensor in zip(program.inputs, node.inputs, strict=True)},
-        "outputs": {each.name: tensor for each, tensor in zip(program.outputs, node.outputs, strict=True)},
-    }
-
-
-def _parameter_json(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    return list(value) if isinstance(value, tuple) else value
 
 
 class _Reader:

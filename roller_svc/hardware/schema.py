@@ -180,27 +180,15 @@ Problem = tuple[str, str]  # the field's path and what is wrong with it
 
 def field_paths(spec: SpecModel) -> tuple[str, ...]:
     """Return the dotted path of every field of a spec: 'levels.l2.latency_s', 'limits.warp_size', ..."""
-    return _paths(spec, defaults=True)
-
-
-def _paths(spec: SpecModel, *, defaults: bool) -> tuple[str, ...]:
     paths = ["num_cores", "clock_hz", "vector_bytes"]
     for level in spec.levels:
-        stated = level.model_dump(exclude={"name", "scope"}, exclude_defaults=not defaults)
+        stated = level.model_dump(exclude={"name", "scope"})
         paths += [f"levels.{level.name}.{field}" for field in stated]
     for unit in spec.units:
-        stated = unit.model_dump(exclude={"name", "kind", "in_dtype", "acc_dtype"}, exclude_defaults=not defaults)
+        stated = unit.model_dump(exclude={"name", "kind", "in_dtype", "acc_dtype"})
         paths += [f"units.{unit.name}.{field}" for field in stated]
-    paths += [f"limits.{field}" for field in spec.limits.model_dump(exclude_defaults=not defaults)]
+    paths += [f"limits.{field}" for field in spec.limits.model_dump()]
     return tuple(paths)
-
-
-def fields_without_source(spec: SpecModel) -> tuple[str, ...]:
-    """Return the fields that no source covers, except fields at their defaults."""
-    patterns = [pattern for source in spec.sources for pattern in source.fields]
-    return tuple(
-        path for path in _paths(spec, defaults=False) if not any(source_matches(pattern, path) for pattern in patterns)
-    )
 
 
 def find_inconsistencies(spec: SpecModel) -> list[Problem]:

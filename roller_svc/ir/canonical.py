@@ -1,16 +1,15 @@
 """Frozen dataclasses ↔ JSON: one strict codec, and the digest of a value.
 
 A dataclass is an object with exactly its compared fields, plus "node" with the class's name where the field may have
-several classes. Enums are their values, tuples arrays, frozensets sorted arrays, bytes base64 text. Infinities and NaN
-are the strings "inf", "-inf", "nan". Decoding accepts only what encoding returns.
+several classes. Enums are their values, tuples arrays, frozensets sorted arrays. Infinities and NaN are the strings
+"inf", "-inf", "nan". Decoding accepts only what encoding returns.
 
 Marks in `Annotated[...]` change the form of a field: `Key`, `FLAT`, `OMIT_DEFAULT`, `UNTAGGED`. `Limit` and `Pattern`
-restrict what decoding accepts. A class under `@as_array` is an array of its fields.
+restrict what decoding accepts. A class under `@as_array` is an array of its fields. `Any` is a JSON value.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import math
@@ -23,8 +22,7 @@ from enum import Enum
 from functools import cache, cached_property
 from typing import Annotated, Any, TypeVar
 
-from roller_svc import errors
-from roller_svc.errors import ArgumentError, InvariantError, RollerError
+from roller_svc.errors import ArgumentError, InvariantError
 
 T = TypeVar("T")
 
@@ -49,8 +47,15 @@ class Key:
     name: str
 
 
+class Check:
+    """A restriction of what decoding accepts."""
+
+    def check(self, value: Any) -> None:
+        """Raise an error for a value that is not accepted."""
+
+
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Check):
     """The range of a number, or of the length of a text or an array."""
 
     least: int
@@ -63,7 +68,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Check):
     """The regular expression that a whole text matches, and what it means."""
 
     expression: str
@@ -72,6 +77,14 @@ class Pattern:
     def check(self, value: Any) -> None:
         if not re.fullmatch(self.expression, value, re.ASCII):
             raise _wrong(self.name, value)
+
+
+class Printable(Check):
+    """A text of one line."""
+
+    def check(self, value: Any) -> None:
+        if not value.isprintable():
+            raise _wrong("printable text", value)
 
 
 def as_array(cls: type[T]) -> type[T]:
@@ -147,7 +160,7 @@ def _is_dataclass(kind: Any) -> bool:
 def _codec(declared: Any) -> _Codec:
     kind, marks = _unwrap(declared)
     codec = _untagged_union(typing.get_args(kind)) if UNTAGGED in marks else _codec_of(kind)
-    checks = [mark.check for mark in marks if isinstance(mark, Limit | Pattern)]
+    checks = [mark.check for mark in marks if isinstance(mark, Check)]
     if not checks:
         return codec
 
@@ -439,12 +452,10 @@ def _untagged_union(members: Sequence[Any]) -> _Codec:
 
 
 def _leaf(kind: Any) -> _Codec:
+    if kind is Any:
+        return _Codec(lambda value: value, lambda data: data)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _enum(kind)
-    if isinstance(kind, type) and issubclass(kind, RollerError):
-        return _Codec(_encode_error, lambda data: _decode_error(data, kind))
-    if kind is bytes:
-        return _Codec(lambda value: base64.b64encode(value).decode(), _decode_bytes)
     if kind is float:
         return _Codec(_encode_float, _decode_float)
 
@@ -488,25 +499,3 @@ def _decode_float(data: Any) -> float:
         return float(data)
     except OverflowError as failure:
         raise _wrong("a number that 64 bits hold", data) from failure
-
-
-def _decode_bytes(data: Any) -> bytes:
-    if not isinstance(data, str):
-        raise _wrong("bytes", data)
-    try:
-        return base64.b64decode(data, validate=True)
-    except ValueError as failure:  # as binascii.Error is, and what text beyond ASCII raises
-        raise _wrong("base64", data) from failure
-
-
-def _encode_error(error: RollerError) -> dict[str, str]:
-    return {"error": type(error).__name__, "code": error.code, "message": error.message}
-
-
-def _decode_error(data: Any, kind: type[RollerError]) -> RollerError:
-    if not isinstance(data, dict) or set(data) != {"error", "code", "message"}:
-        raise _wrong("an error", data)
-    cls = getattr(errors, str(data["error"]), None)
-    if not (isinstance(cls, type) and issubclass(cls, kind)):
-        raise _wrong(f"a {kind.__name__}", data["error"])
-    return cls(str(data["message"]), code=str(data["code"]))

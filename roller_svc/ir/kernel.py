@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 from roller_svc.errors import InvariantError
+from roller_svc.ir.canonical import Limit, Printable
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.tensor_map import TensorMap
@@ -60,9 +62,9 @@ class Buffer:
 class RuntimeCheck:
     """The run-time check of an index that a STATUS record refers to."""
 
-    tensor: str
-    dimension: int
-    size: int  # of the dimension
+    tensor: Annotated[str, Limit(1, 1024), Printable()]
+    dimension: Annotated[int, Limit(0, 16)]
+    size: Annotated[int, Limit(0, 1 << 48)]  # of the dimension
     index: str  # as text
     axis: str = ""
 
@@ -214,9 +216,9 @@ def _map_key(view: TensorMap) -> tuple[object, ...]:
 class Resources:
     """Resources of one launch, as the compiler reports them. All are 0 on a CPU."""
 
-    registers_per_thread: int = 0
-    shared_bytes: int = 0  # static and dynamic
-    spill_bytes: int = 0
+    registers_per_thread: Annotated[int, Limit(0, 1 << 31)] = 0
+    shared_bytes: Annotated[int, Limit(0, 1 << 31)] = 0  # static and dynamic
+    spill_bytes: Annotated[int, Limit(0, 1 << 31)] = 0
 
 
 @dataclass(frozen=True, slots=True)

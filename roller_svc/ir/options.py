@@ -28,29 +28,11 @@ class RuntimeChoice(Enum):
     EMULATOR = "emulator"
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a field does not say about its option."""
-
-    help: str
-    least: int = 0  # of a number
-    most: int | None = None
-    metavar: str = "NAME"
-    flags: tuple[str, ...] = ()  # of the command line; default: the field's name
-    switch: str | None = None  # the value that the flag, which takes none, sets
-    service_default: Any = None  # if it differs from that in Python
-    only_if_set: bool = False  # in records and digests: true of options that were added after the first stores
-
-
-def _facts(text: str, **more: Any) -> dict[str, Facts]:
-    return {"facts": Facts(text, **more)}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateOptions:
-    """What an estimate takes."""
+    """Options of estimates. The metadata of a field are the fields of Option that the field itself does not give."""
 
-    allow_tf32: bool = field(default=False, metadata=_facts("allow TF32 for float32 products"))
+    allow_tf32: bool = field(default=False, metadata={"help": "allow TF32 for float32 products"})
 
     @property
     def constraints(self) -> ScheduleConstraints:
@@ -59,23 +41,33 @@ class EstimateOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions(EstimateOptions):
-    """How to find a kernel, or each kernel of a model."""
+    """Options of the search for a kernel, or for each kernel of a model."""
 
-    top_k: int = field(default=10, metadata=_facts("number of candidates to build", least=1, most=100, metavar="K"))
+    top_k: int = field(
+        default=10, metadata={"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"}
+    )
     select: SelectionMode = field(
         default=SelectionMode.MEASURE,
-        metadata=_facts(
-            "measure: time the candidates and keep the fastest; model: trust the ranking",
-            metavar="HOW",
-            service_default=SelectionMode.MODEL,
-        ),
+        metadata={
+            "help": "measure: time the candidates and keep the fastest; model: trust the ranking",
+            "metavar": "HOW",
+            "service_default": SelectionMode.MODEL,
+        },
     )
     winograd: WinogradMode = field(
         default=WinogradMode.AUTO,
-        metadata=_facts(
-            "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
-            metavar="WHEN",
-        ),
+        metadata={
+            "help": "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
+            "metavar": "WHEN",
+        },
+    )
+    max_workspace_bytes: int | None = field(
+        default=None,
+        metadata={
+            "help": "memory that a kernel may allocate for a call; default: any",
+            "metavar": "N",
+            "only_if_set": True,
+        },
     )
 
     @property
@@ -85,44 +77,51 @@ class SearchOptions(EstimateOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedOptions(SearchOptions):
-    """What kernels and models take."""
+    """Options of kernels and models."""
 
     name: str | None = field(
         default=None,
-        metadata=_facts("begins the names of all that the saved code exports; default: roller_ and digits of a digest"),
+        metadata={
+            "help": "begins the names of all that the saved code exports; default: roller_ and digits of its digest",
+        },
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOptions(NamedOptions):
-    """What a kernel takes."""
+    """Options of kernels."""
 
     runtime: RuntimeChoice = field(
         default=RuntimeChoice.AUTO,
-        metadata=_facts("auto, or emulator to run a GPU's kernel on the CPU", flags=("--emulate",), switch="emulator"),
+        metadata={
+            "help": "run a GPU's kernel on the CPU (emulator) or on its device (auto)",
+            "flags": ("--emulate",),
+            "switch": "emulator",
+        },
     )
     family: OpClass | None = field(
         default=None,
-        metadata=_facts(
-            "kernel family of GPU contractions: simt, mma or wgmma; default: the fastest",
-            flags=("--kernel-family", "--family"),
-        ),
+        metadata={
+            "help": "kernel family of GPU contractions: simt, mma or wgmma; default: the fastest",
+            "flags": ("--kernel-family", "--family"),
+        },
     )
     tiles: Tiles = field(
         default=(),
-        metadata=_facts(
-            f"values of the candidates' tile fields: {', '.join(TILE_FIELDS)}",
-            flags=("--constrain", "--tiles"),
-            metavar="split_k=4,stages=3",
-        ),
+        metadata={
+            "help": f"values of the candidates' tile fields: {', '.join(TILE_FIELDS)}",
+            "flags": ("--constrain", "--tiles"),
+            "metavar": "split_k=4,stages=3",
+        },
     )
     constants: InputNames = field(
         default=(),
-        metadata=_facts(
-            "inputs that do not change between calls: CPU kernels prepack them once", flags=("--constant",)
-        ),
+        metadata={
+            "help": "inputs that do not change between calls: CPU kernels prepack them once",
+            "flags": ("--constant",),
+        },
     )
-    donate: InputNames = field(default=(), metadata=_facts("inputs that a scatter may overwrite: nothing is copied"))
+    donate: InputNames = field(default=(), metadata={"help": "inputs that a scatter may overwrite: nothing is copied"})
 
     @property
     def constraints(self) -> ScheduleConstraints:
@@ -139,6 +138,7 @@ class SearchArguments(EstimateArguments, total=False):
     top_k: int
     select: str
     winograd: str
+    max_workspace_bytes: int | None
 
 
 class NamedArguments(SearchArguments, total=False):
@@ -161,7 +161,14 @@ class Option:
     type: Any  # of the value, apart from None
     is_optional: bool
     default: Any
-    facts: Facts
+    help: str
+    least: int = 0  # of a number
+    most: int | None = None
+    metavar: str = "NAME"
+    flags: tuple[str, ...] = ()  # of the command line; default: the name
+    switch: str | None = None  # the value that the flag, which takes none, sets
+    service_default: Any = None  # if it differs from that in Python
+    only_if_set: bool = False  # in records and digests: true of options that were added after the first stores
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -195,17 +202,33 @@ def encode(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
+def options_json(options: KernelOptions) -> dict[str, object]:
+    """Encode all options as JSON-compatible values."""
+    return {name: _encode_json(option, getattr(options, name)) for name, option in options_of(KernelOptions).items()}
+
+
+def deciding_options_json(options: KernelOptions) -> dict[str, object]:
+    """Encode the same without the options that are given only if they are set, and are not."""
+    known = options_of(KernelOptions)
+    unset = {name for name, each in known.items() if each.only_if_set and getattr(options, name) == each.default}
+    return {name: value for name, value in options_json(options).items() if name not in unset}
+
+
+def _encode_json(option: Option, value: Any) -> object:
+    return dict(value) if option.type == Tiles else list(value) if isinstance(value, tuple) else encode(value)
+
+
 @cache
 def _describe_all(record: type[EstimateOptions]) -> dict[str, Option]:
     hints = get_type_hints(record)
     return {
-        each.name: _describe(each.name, hints[each.name], each.default, each.metadata["facts"])
+        each.name: _describe(each.name, hints[each.name], each.default, each.metadata)
         for each in fields(record)
-        if "facts" in each.metadata
+        if each.metadata
     }
 
 
-def _describe(name: str, hint: Any, default: Any, facts: Facts) -> Option:
+def _describe(name: str, hint: Any, default: Any, more: Mapping[Any, Any]) -> Option:
     is_optional = type(None) in get_args(hint)
     kind = next(each for each in get_args(hint) if each is not type(None)) if is_optional else hint
-    return Option(name, kind, is_optional, default, facts)
+    return Option(name, kind, is_optional, default, **more)

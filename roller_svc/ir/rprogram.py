@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -33,13 +32,6 @@ class RTile:
 
     def as_dict(self) -> dict[str, int]:
         return dict(self.extents)
-
-    def program_extents(self, space: TileSpace) -> Mapping[str, int]:
-        """Return the extent that the tile covers along every program axis."""
-        extents: dict[str, int] = {}
-        for axis in space.axes:
-            extents |= axis.member_extents(min(self[axis.name], axis.extent))
-        return extents
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,8 @@
-"""Padding of shared-memory rows against bank conflicts (ROLLER's third alignment), and the cost of conflicts."""
+"""The cost of bank conflicts in shared memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from roller_svc.ir.hardware import MemoryLevel
-
-
-def bank_padding(row_elements: int, thread_elements: int, level: MemoryLevel, elem_bytes: int) -> int:
-    """Return the elements to add to a row of `row_elements` that threads read `thread_elements` at a time.
-
-    ROLLER §3.1: pad = (B·L + L·ceil(n/L) - N mod B·L) mod B·L, with B banks of L elements. A padded row starts
-    ceil(n/L) banks after the one above it, so that accesses down a column spread over the banks. Memory without banks
-    (CPU caches, an IPU tile) needs no padding.
-    """
-    if level.banks <= 1:
-        return 0
-    bank_elements = max(1, level.bank_bytes // elem_bytes)
-    all_banks = max(1, level.banks * level.bank_bytes // elem_bytes)
-    offset = bank_elements * -(-thread_elements // bank_elements)
-    return (all_banks + offset - row_elements % all_banks) % all_banks
-
 
 BANKS, BANK_BYTES = 32, 4  # of every NVIDIA device since compute capability 5.0 (CUDA programming guide)
 

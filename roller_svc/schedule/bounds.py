@@ -224,7 +224,7 @@ def _hull(parts: list[tuple[Linear, int, int]] | None, size: int) -> Range:
 # loops --------------------------------------------------------------------------------------------------------------
 def _nest(function: Function, stage: Stage, region: tuple[Range, ...], path: tuple[NestLoop, ...]) -> Nest:
     prefix = f"{stage.name}." if path else ""
-    ranges = _axis_ranges(function.statement, stage, region)
+    ranges = _axis_ranges(function.statement, region)
     extents = {axis.name: ranges[axis.name].extent if axis.name in ranges else axis.extent for axis in stage.axes}
     whole = extents_of(stage, extents)
     loops = tuple(NestLoop(stage.name, x.name, prefix + x.name, whole[x.name], x.kind) for x in stage.loops)
@@ -257,7 +257,7 @@ def extents_of(stage: Stage, axes: Mapping[str, int]) -> dict[str, int]:
     return whole
 
 
-def _axis_ranges(statement: TensorExpr, stage: Stage, region: tuple[Range, ...]) -> dict[str, Range]:
+def _axis_ranges(statement: TensorExpr, region: tuple[Range, ...]) -> dict[str, Range]:
     """Return the computed range of each spatial axis."""
     if statement.kind is StatementKind.SCATTER:
         return {}

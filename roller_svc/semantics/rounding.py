@@ -115,7 +115,7 @@ def _propagated_error(kind: OpKind, operand: DType, result: DType, values: tuple
     if kind in _LIPSCHITZ_ONE:
         return e[0]
     if kind in _MONOTONIC:
-        ends = (_apply_shifted(kind, operand, result, values, e, sign) for sign in (-1.0, 1.0))
+        ends = (_apply_shifted(kind, operand, values, e, sign) for sign in (-1.0, 1.0))
         return interval_radius(value.astype(np.float64), *ends)
     if kind is OpKind.DIV:
         margin = np.abs(values[1]) - e[1]
@@ -127,8 +127,7 @@ def _propagated_error(kind: OpKind, operand: DType, result: DType, values: tuple
     return _function_error(kind, operand, result, values, e, value)
 
 
-def _apply_shifted(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], e: list[Array],
-                sign: float) -> Array:  # fmt: skip
+def _apply_shifted(kind: OpKind, operand: DType, values: tuple[Array, ...], e: list[Array], sign: float) -> Array:
     """Apply the operator to operands that are all shifted up, or all down, by their errors."""
     moved = tuple(np.asarray(v + sign * d) for v, d in zip(values, e, strict=True))
     # Integers are computed in floats too: their errors are not integers, and these operators give the same results.

@@ -13,7 +13,6 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
 from roller_svc.toolchain import gcc, hip, nvrtc
 from roller_svc.toolchain.binaries.sass import disassembler_version, sass_text
 from roller_svc.toolchain.gcc import compile_cxx
-from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 from roller_svc.toolchain.link import compile_combined, compile_object, link_model, link_single, object_command
 
 __all__ = [
@@ -36,29 +35,27 @@ class Availability:
     install: str = ""
 
 
-def compile_source(
-    source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, *, cc: str | None = None
-) -> CompiledKernel:
-    """Compile a kernel. `cc` names a C compiler to use in place of the one found.
+def compile_source(source: KernelSource) -> CompiledKernel:
+    """Compile a kernel.
 
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError naming what is missing.
     """
     match source.language:
         case Language.C:
-            return gcc.compile_c(source, limits, cc)
+            return gcc.compile_c(source)
         case Language.CUDA:
-            return nvrtc.compile_cuda(source, limits)
+            return nvrtc.compile_cuda(source)
         case Language.HIP:
-            return hip.compile_hip(source, limits)
+            return hip.compile_hip(source)
         case _ as never:
             assert_never(never)
 
 
-def availability(spec: HardwareSpec, *, cc: str | None = None) -> Availability:
+def availability(spec: HardwareSpec) -> Availability:
     """Whether kernels for the device can be compiled here. Starts no compiler and opens no device."""
     match spec.family:
         case TargetKind.CPU:
-            return _c_availability(spec.arch, cc)
+            return _c_availability(spec.arch)
         case TargetKind.CUDA:
             return _cuda_availability(spec.arch)
         case TargetKind.AMD:
@@ -71,11 +68,11 @@ def availability(spec: HardwareSpec, *, cc: str | None = None) -> Availability:
             assert_never(never)
 
 
-def tool_version(language: Language, arch: Arch, *, cc: str | None = None) -> str:
+def tool_version(language: Language, arch: Arch) -> str:
     """Return the compiler of a language for `arch` with its version, a part of a binary's cache key."""
     match language:
         case Language.C:
-            command = tuple(gcc.compiler_for(arch, cc))
+            command = tuple(gcc.compiler_for(arch))
             return f"{shlex.join(command)}: {gcc.compiler_version(command)}"
         case Language.CUDA:
             return f"nvrtc {nvrtc.library_for(arch).version}"
@@ -103,9 +100,9 @@ def versions(family: TargetKind | None = None, *, cc: str | None = None) -> dict
     return tools
 
 
-def _c_availability(arch: Arch, cc: str | None) -> Availability:
+def _c_availability(arch: Arch) -> Availability:
     try:
-        command = gcc.compiler_for(arch, cc)
+        command = gcc.compiler_for(arch)
     except ToolchainMissingError as missing:
         return Availability(ok=False, reason=missing.message, install=gcc.install_hint(arch))
     return Availability(ok=True, reason=shlex.join(command))

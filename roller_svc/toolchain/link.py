@@ -14,7 +14,7 @@ from pathlib import Path
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources, Role
 from roller_svc.toolchain.confined import compile_sandboxed
 from roller_svc.toolchain.gcc import c_command, pool_arguments
-from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
+from roller_svc.toolchain.limits import DEFAULT_LIMITS
 from roller_svc.toolchain.pool import export_named, hide_pool
 from roller_svc.toolchain.source_check import check_source
 
@@ -23,7 +23,7 @@ _SECTIONS = ("-c", "-ffunction-sections", "-fdata-sections")
 _HIDDEN = '__attribute__((visibility("hidden"))) '
 
 
-def compile_combined(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS) -> CompiledKernel:
+def compile_combined(source: KernelSource) -> CompiledKernel:
     """Compile C source with several programs to a shared object and the object it is linked from.
 
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
@@ -34,25 +34,22 @@ def compile_combined(source: KernelSource, limits: CompileLimits = DEFAULT_LIMIT
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
         directory = Path(temporary)
         (directory / "kernel.c").write_text(source.text, encoding="utf-8")
-        log = _run(source, [*command, *_SECTIONS, "kernel.c", "-o", "kernel.o"], directory, limits)
+        log = _run(source, [*command, *_SECTIONS, "kernel.c", "-o", "kernel.o"], directory)
         pool = pool_arguments(source, directory)
         hide = [hide_pool(directory)] if pool else []
         linked = ["kernel.o", *pool, *hide, "-o", "kernel.so", "-lm"]
-        log += _run(source, [*command, *linked], directory, limits)
+        log += _run(source, [*command, *linked], directory)
         object_code, binary = ((directory / name).read_bytes() for name in ("kernel.o", "kernel.so"))
     resources = tuple(Resources() for _ in source.launches)
     return CompiledKernel(source, binary, log, resources, time.perf_counter() - start, object_code)
 
 
-def link_single(
-    combined: CompiledKernel, source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS
-) -> CompiledKernel | None:
+def link_single(combined: CompiledKernel, source: KernelSource) -> CompiledKernel | None:
     """Link the shared object of one program from the object of several.
 
     Args:
         combined: the compiled programs, with the launches of the one to link.
         source: the source of that program alone.
-        limits: limits of the linker.
 
     Returns:
         The program; None if its functions have other signatures in `combined`: another order of arguments, or other
@@ -80,7 +77,7 @@ def link_single(
         parallel = combined.source.is_parallel
         inputs = ["combined.o", "own.c", *pool_arguments(source, directory, parallel=parallel)]
         command = [*c_command(source), *options, *inputs, "-o", "kernel.so", "-lm"]
-        log = _run(source, command, directory, limits)
+        log = _run(source, command, directory)
         binary = (directory / "kernel.so").read_bytes()
     resources = tuple(Resources() for _ in source.launches)
     return CompiledKernel(source, binary, log, resources, time.perf_counter() - start)
@@ -92,9 +89,7 @@ def object_command(unit: KernelSource, *, parallel: bool | None = None) -> list[
     return [*c_command(unit, parallel=parallel), "-c", hidden, "kernel.c", "-o", "kernel.o"]
 
 
-def compile_object(
-    source: KernelSource, text: str, limits: CompileLimits = DEFAULT_LIMITS, *, parallel: bool | None = None
-) -> bytes:
+def compile_object(source: KernelSource, text: str, *, parallel: bool | None = None) -> bytes:
     """Compile `text`, which has the source's options, to an object whose functions other objects of a model see.
 
     `parallel`: whether other objects of the model have parallel regions; by default, whether the text has any.
@@ -105,21 +100,17 @@ def compile_object(
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
         directory = Path(temporary)
         (directory / "kernel.c").write_text(text, encoding="utf-8")
-        _run(unit, object_command(unit, parallel=parallel), directory, limits)
+        _run(unit, object_command(unit, parallel=parallel), directory)
         return (directory / "kernel.o").read_bytes()
 
 
-def link_model(
-    source: KernelSource, functions: Mapping[str, str], objects: Mapping[str, bytes],
-    limits: CompileLimits = DEFAULT_LIMITS,
-) -> bytes:  # fmt: skip
+def link_model(source: KernelSource, functions: Mapping[str, str], objects: Mapping[str, bytes]) -> bytes:
     """Link the objects of a model to a shared object, which exports symbols of the source's name alone.
 
     Args:
         source: the model's name, the architecture and options.
         functions: {exported name: name in the objects}.
         objects: by file name without suffix.
-        limits: of the linker.
 
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
     """
@@ -131,14 +122,14 @@ def link_model(
         renamed = [f"-Wl,--defsym={own}={there}" for own, there in functions.items() if own != there]
         options = [export_named(directory, source.name), *renamed]
         inputs = ["@objects", *pool_arguments(source, directory, parallel=True)]
-        _run(source, [*c_command(source), *options, *inputs, "-o", "model.so", "-lm"], directory, limits)
+        _run(source, [*c_command(source), *options, *inputs, "-o", "model.so", "-lm"], directory)
         return (directory / "model.so").read_bytes()
 
 
-def _run(source: KernelSource, command: list[str], directory: Path, limits: CompileLimits) -> str:
+def _run(source: KernelSource, command: list[str], directory: Path) -> str:
     """Run the compiler, which must create the file after -o. Returns its log."""
     output = directory / command[command.index("-o") + 1]
-    return compile_sandboxed(f"{source.name}: the C compiler", command, output, limits)
+    return compile_sandboxed(f"{source.name}: the C compiler", command, output, DEFAULT_LIMITS)
 
 
 def _signatures(source: KernelSource) -> list[object]:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graph_files import graph_to_json
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import mlp, model
 
 from roller_svc.errors import InputError
 from roller_svc.graph.load import load_graph
-from roller_svc.graph.serialize import graph_to_json
 from roller_svc.graph.weights import Weights
 
 # (models, mutations of each): the slow run has 10,000 in all

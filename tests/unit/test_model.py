@@ -140,6 +140,14 @@ def test_a_second_compile_takes_kernels_from_the_cache(built: Model) -> None:
     assert compiled(mlp()).digest != built.digest
 
 
+def test_the_workspace_of_each_kernel_is_limited(built: Model) -> None:
+    def most_bytes(model: Model) -> int:
+        return max(kernel.parts.compiled.source.workspace_bytes for kernel in model.kernels)
+
+    assert most_bytes(built) > 0
+    assert most_bytes(compiled(max_workspace_bytes=0)) == 0
+
+
 def test_every_unsupported_node_is_listed() -> None:
     nodes = [helper.make_node(op, ["x"], [name], name) for op, name in (("NonZero", "n"), ("Frobnicate", "f"))]
     source = model(nodes, {"x": (2,)}, {"n": (1, 2), "f": (2,)})

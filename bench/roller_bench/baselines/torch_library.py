@@ -264,12 +264,13 @@ def _weight(context: Context, nest: Nest, found: Convolution) -> Slot:
 
 
 def _padded(
-    context: Context, x: Slot, windows: Sequence[Window], fill: float, most: Sequence[int] | None = None
+    context: Context, x: Slot, windows: Sequence[Window], fill: float, *, is_taken: bool = True
 ) -> tuple[Slot, tuple[int, ...]]:
-    """Return the data and the call's padding, or explicitly padded data if torch lacks that padding."""
-    if all(w.is_symmetric for w in windows) and (most is None or all(
-        w.pad <= m for w, m in zip(windows, most, strict=True)
-    )):  # fmt: skip
+    """Return the data and the call's padding, or explicitly padded data if torch lacks that padding.
+
+    `is_taken`: whether the call takes as much padding on both sides.
+    """
+    if is_taken and all(w.is_symmetric for w in windows):
         return x, tuple(w.pad for w in windows)
     none = (0,) * len(windows)
     borders = [(w.pad, w.missing) for w in windows]
@@ -289,34 +290,29 @@ def _narrowed(context: Context, x: Slot, dim: int, start: int, size: int) -> Slo
 def pool(context: Context, nest: Nest, found: Pooling, out: Slot) -> Slot:
     """Compute pooling, into `out` if torch can write there."""
     trace, windows = context.trace, found.windows
-    flat = len(windows) == 1
-    count = max(2, len(windows))
+    ones = (1,) if len(windows) == 1 else ()  # a dimension without windows: torch writes 2-D and 3-D pooling to `out`
     data = context.tensors[found.data.tensor]
     lasts = tuple(data.value.shape[-len(windows) :])
-    x = trace.view(lambda v: v.reshape(-1, *([1] if flat else []), *lasts), data)
-    most = [w.taps // 2 for w in windows]
-    fill = 0.0 if found.combine is Combine.SUM else -math.inf
-    ceil_mode = all(_ceils(w) for w in windows) and not all(w.is_symmetric for w in windows)
-    if ceil_mode and all(w.pad <= m for w, m in zip(windows, most, strict=True)):
+    x = trace.view(lambda v: v.reshape(-1, *ones, *lasts), data)
+    is_taken = all(w.pad <= w.taps // 2 for w in windows)
+    ceil_mode = is_taken and all(map(_ceils, windows)) and not all(w.is_symmetric for w in windows)
+    if ceil_mode:
         pads = tuple(w.pad for w in windows)
     else:
-        ceil_mode = False
-        x, pads = _padded(context, x, windows, fill, most)
-    extra = (0,) if flat else ()
-    ones = (1,) if flat else ()
+        x, pads = _padded(context, x, windows, 0.0 if found.combine is Combine.SUM else -math.inf, is_taken=is_taken)
     sizes = {
         "kernel_size": (*ones, *(w.taps for w in windows)), "stride": (*ones, *(w.stride for w in windows)),
-        "padding": (*extra, *pads), "ceil_mode": ceil_mode,
+        "padding": (*(0 for _ in ones), *pads), "ceil_mode": ceil_mode,
     }  # fmt: skip
     if found.combine is Combine.SUM:
         if any(w.dilation != 1 for w in windows) or not float(found.divisor).is_integer():
             raise no_baseline("torch averages dense windows, by a whole number")
-        result = trace.view(lambda v: v.view(-1, *([1] if flat else []), *(w.outs for w in windows)), out)
-        call = torch._C._nn.avg_pool2d if count == 2 else torch._C._nn.avg_pool3d
+        result = trace.view(lambda v: v.view(-1, *ones, *(w.outs for w in windows)), out)
+        call = torch._C._nn.avg_pool2d if len(windows) < 3 else torch._C._nn.avg_pool3d
         context.into("avg_pool", call, x, out=result, divisor_override=int(found.divisor), **sizes)
         return out
     sizes["dilation"] = (*ones, *(w.dilation for w in windows))
-    call = functional.max_pool2d if count == 2 else functional.max_pool3d
+    call = functional.max_pool2d if len(windows) < 3 else functional.max_pool3d
     pooled = trace.new("max_pool", lambda v: call(v, **sizes), x)
     return trace.view(lambda v: v.reshape(nest.shape), pooled)
 

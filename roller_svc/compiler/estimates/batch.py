@@ -178,11 +178,6 @@ class EstimateCache:
         return device
 
 
-def estimates_json(items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object) -> list[Json]:
-    """Return the estimates without caching them."""
-    return EstimateCache().estimates(items, targets, top_k)
-
-
 def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[TargetEstimate]:
     """Return the best plans for each device. Raises InputError for an invalid program or device id."""
     specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in targets]

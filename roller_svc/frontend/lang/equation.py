@@ -97,7 +97,7 @@ def _statement(equation: str, operands: Sequence[tuple[str, TensorType]], output
     operand_axes = [_axes(term, name, type_) for term, (name, type_) in zip(terms, operands, strict=True)]
     extents = _extents(operand_axes, terms)
     dots = max((len([a for a in axes if a[0].isdigit()]) for axes, _ in operand_axes), default=0)
-    out = _output_axes(result, terms, extents, dots, equation)
+    out = _output_axes(result, terms, dots, equation)
     reads: list[str] = []
     names = _axis_names(extents, tensors | {output})
     for (name, _), (axes, shape) in zip(operands, operand_axes, strict=True):
@@ -166,9 +166,7 @@ def _extents(operand_axes: Sequence[tuple[list[str], tuple[int, ...]]], terms: S
     return extents
 
 
-def _output_axes(
-    result: _Term | None, terms: Sequence[_Term], extents: Mapping[str, int], dots: int, equation: str
-) -> list[str]:
+def _output_axes(result: _Term | None, terms: Sequence[_Term], dots: int, equation: str) -> list[str]:
     ellipsis = [str(dots - 1 - i) for i in range(dots)]
     if result is None:
         labels = "".join(term.labels for term in terms)

@@ -116,7 +116,7 @@ class Ranges:
             if low >= 0 and high < size:
                 return Inside(index)
             if not self._guards:
-                return self._corner(form, index, size)
+                return self._corner(form)
         return self._decide_exactly(index, size)
 
     def _affine_bounds(self, form: Affine) -> tuple[int, int]:
@@ -134,7 +134,7 @@ class Ranges:
             high = min(high, above + form.offset)
         return low, high
 
-    def _corner(self, form: Affine, index: Expr, size: int) -> Leaves:
+    def _corner(self, form: Affine) -> Leaves:
         """Return the violation of an affine index without guards, which is at a corner of the box."""
         low = {name: 0 if c > 0 else self._extents[name] - 1 for name, c in form.coeffs}
         high = {name: self._extents[name] - 1 if c > 0 else 0 for name, c in form.coeffs}

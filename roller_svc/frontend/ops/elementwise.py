@@ -183,7 +183,7 @@ def _with_numbers(call: Call, pattern: str) -> str:
     return map_elements(call, lambda values: pattern.format(x=values[0], **numbers))
 
 
-def _about(name: str, pattern: str) -> str:
+def _about(pattern: str) -> str:
     return f"`{pattern.format('x', 'y')}`, elementwise."
 
 
@@ -206,7 +206,7 @@ _SHAPED = {
 
 OPERATORS = (
     *(
-        Operator(name, _about(name, pattern), ("x",), partial(_format, pattern=pattern, as_bool=name in _BOOLS))
+        Operator(name, _about(pattern), ("x",), partial(_format, pattern=pattern, as_bool=name in _BOOLS))
         for name, pattern in _UNARY.items()
     ),
     *(
@@ -217,7 +217,7 @@ OPERATORS = (
         for name, sign in _CHAINS.items()
     ),
     *(
-        Operator(name, _about(name, pattern), ("x", "y"), partial(_format, pattern=pattern, as_bool=name in _BOOLS))
+        Operator(name, _about(pattern), ("x", "y"), partial(_format, pattern=pattern, as_bool=name in _BOOLS))
         for name, pattern in _BINARY.items()
     ),
     *(

@@ -75,20 +75,12 @@ def zero(dtype: DType) -> str:
 
 def lowest(dtype: DType) -> str:
     """Return the smallest finite value of a type."""
-    return f"-{_FLOAT_MAX[dtype]}" if dtype.is_float else _integer_literal(dtype.integer_range[0])
+    return f"-{_FLOAT_MAX[dtype]}" if dtype.is_float else str(dtype.integer_range[0])
 
 
 def least(dtype: DType) -> str:
     """Return the neutral element of a maximum: an infinity, or the smallest value of a type whose casts give none."""
     return number(-math.inf, dtype) if dtype.is_float and holds(-math.inf, dtype) else lowest(dtype)
-
-
-def highest(dtype: DType) -> str:
-    return _FLOAT_MAX[dtype] if dtype.is_float else _integer_literal(dtype.integer_range[1])
-
-
-def _integer_literal(value: int) -> str:
-    return str(value)
 
 
 def guard(value: str, conditions: Sequence[str], otherwise: str) -> str:

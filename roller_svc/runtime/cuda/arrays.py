@@ -64,10 +64,6 @@ class ArrayLibrary(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray: ...
 
-    def copy_of(self, array: DeviceArray, dtype: DType) -> DeviceArray:
-        """Return a dense, aligned copy."""
-        ...
-
     def copy_into(self, target: DeviceArray, source: DeviceArray) -> None: ...
 
     def writeable(self, array: Any) -> bool: ...
@@ -116,11 +112,6 @@ class CupyArrays:
                     f"out of device memory: cannot allocate {dtype.value}{list(shape)}", code="out-of-memory"
                 ) from error
 
-    def copy_of(self, array: DeviceArray, dtype: DType) -> DeviceArray:
-        copy = self.empty(array.shape, dtype, array.device)
-        self.copy_into(copy, array)
-        return copy
-
     def copy_into(self, target: DeviceArray, source: DeviceArray) -> None:
         with self._cupy.cuda.Device(target.device):
             target.array[...] = source.array
@@ -156,11 +147,6 @@ class TorchArrays:
         if kind is None:
             raise ArgumentError(f"this PyTorch has no tensors of {dtype.value}", code="dtype-mismatch")
         return _require_view(self.view(self._torch.empty(shape, dtype=kind, device=f"cuda:{device}")))
-
-    def copy_of(self, array: DeviceArray, dtype: DType) -> DeviceArray:
-        copy = self.empty(array.shape, dtype, array.device)
-        self.copy_into(copy, array)
-        return copy
 
     def copy_into(self, target: DeviceArray, source: DeviceArray) -> None:
         with self._torch.no_grad():

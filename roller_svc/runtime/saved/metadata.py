@@ -1,4 +1,4 @@
-"""metadata.json of a saved kernel → CompiledKernel. The file is untrusted: every field is checked.
+"""metadata.json of a saved kernel ↔ CompiledKernel. The file is untrusted: the records state what each field may be.
 
 Tensor maps are stored as the arguments of the driver's encoding functions.
 """
@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from roller_svc.errors import InvariantError
+from roller_svc.errors import ArgumentError
+from roller_svc.ir.canonical import FLAT, UNTAGGED, Limit, Pattern, Printable
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import arch_named
 from roller_svc.ir.kernel import (
+    ALIGNMENT_BYTES,
     Buffer,
     CompiledKernel,
     KernelSource,
@@ -24,27 +28,216 @@ from roller_svc.ir.kernel import (
     RuntimeCheck,
 )
 from roller_svc.ir.tensor_map import MAX_EXTENT, MAX_RANK, MAX_STRIDE_BYTES, MapMode, Swizzle, TensorMap
-from roller_svc.runtime.saved.json_fields import (
-    CorruptKernelError,
-    count,
-    flag,
-    identifier,
-    items,
-    option,
-    printable,
-    string,
-    triple,
-)
 
-KIND = "tensor_map"
+FORMAT = "roller-kernel/5"
+MAX_METADATA_BYTES = 8 << 20  # some hundred kilobytes with a hundred candidates
 MAP_BYTES = 128  # size of CUtensorMap (CUDA driver API), which CUDA 13 aligns to 128
 MAP_ALIGNMENT_BYTES = 128
 L2_PROMOTION_BYTES = 256  # granularity of L2 fetches: rows of boxes are adjacent
-_MAX_NUMBER = 1 << 16  # boxes, steps and corners are smaller
 
 # Elements are copied as unsigned integers, which preserves all bits (of a NaN, too).
 _DATA_TYPES = {1: "UINT8", 2: "UINT16", 4: "UINT32", 8: "UINT64"}
 _TF32 = "TFLOAT32"
+_MAX_ELEMENTS = 1 << 48  # the language's own limit on a shape
+_MAX_RANK = 16
+_MAX_THREADS = 1024  # of a block
+_MAX_CLUSTER = 8  # blocks; the portable maximum (CUDA programming guide, "Thread Block Clusters")
+_MAX_WORKSPACE_BYTES = 8 * _MAX_ELEMENTS
+_MAX_ITEMS = 4096  # launches, buffers, parameters of one launch
+_STATUS_SHAPE = (4,)
+
+Identifier = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,254}", "a C identifier")]
+Name = Annotated[str, Limit(1, 1024), Printable()]
+Text = Annotated[str, Limit(0, 1 << 16)]
+# A compiler option that generators write, without the name of a file or program.
+_Option = Annotated[
+    str, Pattern("-(O[0-3]|f[a-z][a-z0-9-]{0,62}|m[a-z][a-z0-9-]{0,62}(=[0-9]{1,4})?)", "a compiler option of kernels")
+]
+_Items = Limit(0, _MAX_ITEMS)
+_Elements = Annotated[int, Limit(0, _MAX_ELEMENTS)]
+_Grid = tuple[Annotated[int, Limit(1, 2**31 - 1)], Annotated[int, Limit(1, 65535)], Annotated[int, Limit(1, 65535)]]
+_Block = tuple[
+    Annotated[int, Limit(1, _MAX_THREADS)], Annotated[int, Limit(1, _MAX_THREADS)], Annotated[int, Limit(1, 64)]
+]
+_Cluster = tuple[Annotated[int, Limit(1, _MAX_CLUSTER)], Annotated[int, Limit(1, 1)], Annotated[int, Limit(1, 1)]]
+_Small = Annotated[tuple[Annotated[int, Limit(1, 1 << 16)], ...], Limit(0, MAX_RANK)]  # boxes and steps of maps
+_Corner = Annotated[tuple[Annotated[int, Limit(-(1 << 16), 1 << 16)], ...], Limit(0, MAX_RANK)]
+_Count = Annotated[int, Limit(0, 1 << 31)]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferEntry:
+    """A buffer. `strides` are in elements."""
+
+    name: Name
+    symbol: Identifier
+    role: Role
+    dtype: DType
+    shape: Annotated[tuple[Annotated[int, Limit(1, _MAX_ELEMENTS)], ...], Limit(0, _MAX_RANK)]
+    strides: tuple[int, ...]
+    alignment: int
+    bytes: int
+    donated: bool
+
+    @classmethod
+    def of(cls, b: Buffer) -> BufferEntry:
+        strides = tuple(math.prod(b.shape[i + 1 :]) for i in range(len(b.shape)))
+        return cls(b.name, b.symbol, b.role, b.dtype, b.shape, strides, ALIGNMENT_BYTES, b.bytes, b.donated)
+
+    def buffer(self) -> Buffer:
+        if math.prod(self.shape) > _MAX_ELEMENTS:
+            raise CorruptKernelError(f"shape {self.shape} is too large")
+        if self.role is Role.STATUS and (self.dtype is not DType.INT64 or self.shape != _STATUS_SHAPE):
+            raise CorruptKernelError(f"{self.symbol} is not a status record")
+        return Buffer(self.name, self.symbol, self.role, self.dtype, self.shape, self.donated)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferParameter:
+    kind: Annotated[str, Pattern("buffer", "a buffer")]
+    buffer: Annotated[BufferEntry, FLAT]
+
+
+@dataclass(frozen=True, slots=True)
+class MapParameter:
+    """The arguments of cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col.
+
+    The address is given as `offset_bytes` into `buffer`. In im2col mode `box` is (channelsPerPixel, pixelsPerColumn)
+    and corners are listed w, h, d.
+    """
+
+    kind: Annotated[str, Pattern("tensor_map", "a tensor map")]
+    symbol: Identifier
+    bytes: int
+    alignment: int
+    mode: MapMode
+    buffer: Identifier
+    offset_bytes: Annotated[int, Limit(0, MAX_STRIDE_BYTES)]
+    dtype: DType
+    data_type: str
+    extents: Annotated[tuple[Annotated[int, Limit(1, MAX_EXTENT)], ...], Limit(0, MAX_RANK)]
+    strides_bytes: Annotated[tuple[Annotated[int, Limit(1, MAX_STRIDE_BYTES)], ...], Limit(0, MAX_RANK)]
+    box: _Small
+    element_strides: _Small
+    lower_corner: _Corner
+    upper_corner: _Corner
+    swizzle_bytes: Swizzle
+    l2_promotion_bytes: int
+
+    @classmethod
+    def of(cls, view: TensorMap) -> MapParameter:
+        return cls(
+            "tensor_map", view.symbol, MAP_BYTES, MAP_ALIGNMENT_BYTES, view.mode, view.buffer, view.offset_bytes,
+            view.dtype, data_type(view), view.extents, view.strides_bytes, view.box, view.element_strides, view.lower,
+            view.upper, view.swizzle, L2_PROMOTION_BYTES,
+        )  # fmt: skip
+
+    def view(self) -> TensorMap:
+        """Return the tensor map, which fulfils the driver's rules."""
+        view = TensorMap(
+            self.symbol, self.buffer, self.dtype, self.mode, self.extents, self.strides_bytes, self.box,
+            self.element_strides, self.lower_corner, self.upper_corner, self.swizzle_bytes, self.offset_bytes,
+            tf32=self.data_type == _TF32,
+        )  # fmt: skip
+        if self.data_type != data_type(view):
+            raise CorruptKernelError(f"{self.symbol}: {self.dtype.value} elements are not {self.data_type}")
+        return view
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEntry:
+    name: Identifier
+    parameters: tuple[Identifier, ...]
+    tasks: _Elements
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEntry:
+    """A launch with its parameters in order, tensor maps last, and what the compiler says that it uses."""
+
+    entry: Identifier
+    parameters: Annotated[tuple[Annotated[BufferParameter | MapParameter, UNTAGGED], ...], _Items]
+    grid: _Grid
+    block: _Block
+    cluster: _Cluster
+    dynamic_shared_bytes: Annotated[int, Limit(0, 1 << 20)]
+    zeroed: tuple[Identifier, ...]
+    prepares: bool
+    phases: tuple[PhaseEntry, ...]
+    resources: Resources
+
+    @classmethod
+    def of(cls, launch: LaunchSpec, buffers: Mapping[str, Buffer], used: Resources) -> LaunchEntry:
+        return cls(
+            launch.name,
+            (
+                *(BufferParameter("buffer", BufferEntry.of(buffers[symbol])) for symbol in launch.args),
+                *map(MapParameter.of, launch.tensor_maps),
+            ),
+            launch.grid, launch.block, (launch.cluster, 1, 1), launch.shared_bytes, launch.zeroed, launch.is_prepack,
+            tuple(PhaseEntry(each.name, each.args, each.tasks) for each in launch.phases), used,
+        )  # fmt: skip
+
+    def launch(self) -> LaunchSpec:
+        maps = tuple(each.view() for each in self.parameters if isinstance(each, MapParameter))
+        args = tuple(each.buffer.symbol for each in self.parameters if isinstance(each, BufferParameter))
+        if any(isinstance(each, MapParameter) for each in self.parameters[: len(args)]):
+            raise CorruptKernelError("a buffer follows a tensor map")
+        phases = tuple(Phase(each.name, each.parameters, each.tasks) for each in self.phases)
+        return LaunchSpec(
+            self.entry, args, self.grid, self.block, self.dynamic_shared_bytes, self.zeroed, self.prepares, maps,
+            self.cluster[0], phases,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """The whole file."""
+
+    format: str
+    name: Identifier
+    expression: Annotated[str, Limit(0, MAX_METADATA_BYTES)]
+    target: Name
+    digest: Name
+    language: Language
+    arch: Name
+    options: Annotated[tuple[_Option, ...], _Items]
+    constants: Annotated[tuple[Text, ...], _Items]
+    source_key: str
+    estimate: Mapping[str, Any] | None
+    workspace_bytes: int
+    buffers: Annotated[tuple[BufferEntry, ...], _Items]
+    launches: Annotated[tuple[LaunchEntry, ...], Limit(1, _MAX_ITEMS)]
+    checks: Annotated[tuple[RuntimeCheck, ...], _Items]
+    compile_seconds: Annotated[float, Limit(0, sys.float_info.max)]
+    log: str
+    extra: Mapping[str, Any]
+    files: Mapping[str, FileEntry]
+
+    def compiled(self, text: str, binary: bytes) -> CompiledKernel:
+        """Return the kernel, checking what its parts say of each other and the source's key."""
+        arch = arch_named(self.arch)
+        if arch is None:
+            raise CorruptKernelError(f"unknown arch {self.arch!r}")
+        source = KernelSource(
+            self.name, self.language, arch, text, tuple(each.buffer() for each in self.buffers),
+            tuple(each.launch() for each in self.launches), self.checks, self.options, self.constants,
+        )  # fmt: skip
+        _check_references(source)
+        if source.key != self.source_key:
+            raise CorruptKernelError("source_key does not fit the rest of the metadata")
+        resources = tuple(each.resources for each in self.launches)
+        return CompiledKernel(source, binary, self.log, resources, self.compile_seconds)
+
+
+class CorruptKernelError(ArgumentError):
+    """The data read differs from what save() writes."""
 
 
 def data_type(view: TensorMap) -> str:
@@ -52,164 +245,10 @@ def data_type(view: TensorMap) -> str:
     return _TF32 if view.tf32 else _DATA_TYPES[view.dtype.bytes]
 
 
-def map_json(view: TensorMap) -> dict[str, Any]:
-    """Return the arguments of cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col.
-
-    The address is given as `offset_bytes` into `buffer`. In im2col mode `box` is (channelsPerPixel, pixelsPerColumn)
-    and corners are listed w, h, d.
-    """
-    return {
-        "kind": KIND,
-        "symbol": view.symbol,
-        "bytes": MAP_BYTES,
-        "alignment": MAP_ALIGNMENT_BYTES,
-        "mode": view.mode.value,
-        "buffer": view.buffer,
-        "offset_bytes": view.offset_bytes,
-        "dtype": view.dtype.value,
-        "data_type": data_type(view),
-        "extents": list(view.extents),
-        "strides_bytes": list(view.strides_bytes),
-        "box": list(view.box),
-        "element_strides": list(view.element_strides),
-        "lower_corner": list(view.lower),
-        "upper_corner": list(view.upper),
-        "swizzle_bytes": view.swizzle.value,
-        "l2_promotion_bytes": L2_PROMOTION_BYTES,
-    }
-
-
-def read_map(item: dict[str, Any]) -> TensorMap:
-    """Read a tensor map, checking every field and the driver's rules."""
-    dtype = DType(item["dtype"])
-    try:
-        view = TensorMap(
-            identifier(item["symbol"]), identifier(item["buffer"]), dtype, MapMode(item["mode"]),
-            _numbers(item, "extents", 1, MAX_EXTENT), _numbers(item, "strides_bytes", 1, MAX_STRIDE_BYTES),
-            _numbers(item, "box", 1, _MAX_NUMBER), _numbers(item, "element_strides", 1, _MAX_NUMBER),
-            _numbers(item, "lower_corner", -_MAX_NUMBER, _MAX_NUMBER),
-            _numbers(item, "upper_corner", -_MAX_NUMBER, _MAX_NUMBER),
-            Swizzle(count(item["swizzle_bytes"], 0, _MAX_NUMBER)),
-            count(item["offset_bytes"], 0, MAX_STRIDE_BYTES), tf32=item["data_type"] == _TF32,
-        )  # fmt: skip
-    except InvariantError as error:
-        raise CorruptKernelError(str(error)) from error
-    if item["data_type"] != data_type(view):
-        raise CorruptKernelError(f"{view.symbol}: {dtype.value} elements cannot have data_type {item['data_type']}")
-    return view
-
-
-def _numbers(item: dict[str, Any], key: str, minimum: int, maximum: int) -> tuple[int, ...]:
-    values = items(item, key)
-    if len(values) > MAX_RANK:
-        raise CorruptKernelError(f"{key} has {len(values)} numbers")
-    return tuple(count(value, minimum, maximum) for value in values)
-
-
-FORMAT = "roller-kernel/5"
-MAX_METADATA_BYTES = 8 << 20  # some hundred kilobytes with a hundred candidates
-
-_MAX_ELEMENTS = 1 << 48  # the language's own limit on a shape
-_MAX_RANK = 16
-_MAX_GRID = (2**31 - 1, 65535, 65535)
-_MAX_BLOCK = (1024, 1024, 64)
-_MAX_CLUSTER = 8  # blocks; the portable maximum (CUDA programming guide, "Thread Block Clusters")
-_MAX_SHARED_BYTES = 1 << 20
-_MAX_WORKSPACE_BYTES = 8 * _MAX_ELEMENTS
-_STATUS_SHAPE = (4,)
-
-
-def read_compiled(document: dict[str, Any], text: str, binary: bytes) -> CompiledKernel:
-    """Read the kernel that `document` describes, checking every field and the source's key."""
-    arch = arch_named(printable(document, "arch"))
-    if arch is None:
-        raise CorruptKernelError(f"unknown arch {document['arch']!r}")
-    launches = items(document, "launches")
-    source = KernelSource(
-        name=identifier(document["name"]),
-        language=Language(document["language"]),
-        arch=arch,
-        text=text,
-        buffers=tuple(_buffer(item) for item in items(document, "buffers")),
-        launches=tuple(_launch(item) for item in launches),
-        checks=tuple(_check(item) for item in items(document, "checks")),
-        options=tuple(option(item) for item in items(document, "options")),
-        constants=tuple(string(item) for item in items(document, "constants")),
-    )
-    _check_references(source)
-    if source.key != document["source_key"]:
-        raise CorruptKernelError("source_key does not fit the rest of the metadata")
-    seconds = document["compile_seconds"]
-    if not isinstance(seconds, int | float) or not 0 <= seconds <= sys.float_info.max:
-        raise CorruptKernelError("compile_seconds is not a time")
-    log = document["log"]
-    if not isinstance(log, str):
-        raise CorruptKernelError("log is not a string")
-    return CompiledKernel(source, binary, log, tuple(_resources(item["resources"]) for item in launches), seconds)
-
-
-def _buffer(item: dict[str, Any]) -> Buffer:
-    shape = tuple(count(extent, 1, _MAX_ELEMENTS) for extent in items(item, "shape"))
-    if len(shape) > _MAX_RANK or math.prod(shape) > _MAX_ELEMENTS:
-        raise CorruptKernelError(f"shape {shape} is too large")
-    buffer = Buffer(
-        printable(item, "name"), identifier(item["symbol"]), Role(item["role"]), DType(item["dtype"]), shape,
-        flag(item["donated"]),
-    )  # fmt: skip
-    if buffer.role is Role.STATUS and (buffer.dtype is not DType.INT64 or buffer.shape != _STATUS_SHAPE):
-        raise CorruptKernelError(f"{buffer.symbol} is not a status record")
-    return buffer
-
-
-def _launch(item: dict[str, Any]) -> LaunchSpec:
-    parameters = items(item, "parameters")
-    maps = [parameter["kind"] == KIND for parameter in parameters]
-    if sorted(maps) != maps:
-        raise CorruptKernelError("a buffer follows a tensor map")
-    grid = triple(item["grid"], _MAX_GRID)
-    cluster = triple(item["cluster"], (_MAX_CLUSTER, 1, 1))[0]
-    if grid[0] % cluster:
-        raise CorruptKernelError(f"{grid[0]} blocks do not make clusters of {cluster}")
-    return LaunchSpec(
-        name=identifier(item["entry"]),
-        args=tuple(identifier(p["symbol"]) for p, is_map in zip(parameters, maps, strict=True) if not is_map),
-        grid=grid,
-        block=triple(item["block"], _MAX_BLOCK),
-        shared_bytes=count(item["dynamic_shared_bytes"], 0, _MAX_SHARED_BYTES),
-        zeroed=tuple(identifier(symbol) for symbol in items(item, "zeroed")),
-        is_prepack=flag(item["prepares"]),
-        tensor_maps=tuple(read_map(p) for p, is_map in zip(parameters, maps, strict=True) if is_map),
-        cluster=cluster,
-        phases=tuple(_phase(phase) for phase in items(item, "phases")),
-    )
-
-
-def _phase(item: dict[str, Any]) -> Phase:
-    args = tuple(identifier(symbol) for symbol in items(item, "parameters"))
-    return Phase(identifier(item["name"]), args, count(item["tasks"], 0, _MAX_ELEMENTS))
-
-
-def _check(item: dict[str, Any]) -> RuntimeCheck:
-    dimension = count(item["dimension"], 0, _MAX_RANK)
-    size = count(item["size"], 0, _MAX_ELEMENTS)
-    return RuntimeCheck(printable(item, "tensor"), dimension, size, string(item["index"]), string(item["axis"]))
-
-
-def _resources(item: dict[str, Any]) -> Resources:
-    limit = 1 << 31
-    return Resources(
-        count(item["registers_per_thread"], 0, limit),
-        count(item["shared_bytes"], 0, limit),
-        count(item["spill_bytes"], 0, limit),
-    )
-
-
 def _check_references(source: KernelSource) -> None:
     symbols = [b.symbol for b in source.buffers]
     if len(set(symbols)) != len(symbols):
         raise CorruptKernelError("two buffers have the same symbol")
-    if not source.launches:
-        raise CorruptKernelError("a kernel must have at least one launch, got none")
     if source.workspace_bytes > _MAX_WORKSPACE_BYTES:
         raise CorruptKernelError(f"{source.workspace_bytes} bytes of workspace are more than {_MAX_WORKSPACE_BYTES}")
     if unknown := set(source.constants).difference(b.name for b in source.buffers_of(Role.INPUT)):
@@ -219,9 +258,9 @@ def _check_references(source: KernelSource) -> None:
             raise CorruptKernelError(f"{launch.name} uses unknown buffers: {sorted(unknown)}")
         for phase in launch.phases:
             if unknown := set(phase.args).difference(launch.args):
-                raise CorruptKernelError(f"{phase.name} uses what {launch.name} has not: {sorted(unknown)}")
+                raise CorruptKernelError(f"{phase.name} uses no arguments of {launch.name}: {sorted(unknown)}")
         _check_maps(source, launch)
-        if math.prod(launch.block) > _MAX_BLOCK[0]:
+        if math.prod(launch.block) > _MAX_THREADS:
             raise CorruptKernelError(f"{launch.name} has blocks of {math.prod(launch.block)} threads")
 
 

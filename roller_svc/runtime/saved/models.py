@@ -17,26 +17,30 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from roller_svc.errors import ArgumentError, RollerError, UnknownKernelError
+from roller_svc.errors import ArgumentError, UnknownKernelError
+from roller_svc.ir.canonical import Limit, as_array, to_json
 from roller_svc.ir.model_plan import MAX_BYTES, ModelKernel, ModelPlan
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.saved.json_fields import CorruptKernelError, count, identifier, items, mapping, string
+from roller_svc.runtime.saved.metadata import CorruptKernelError, FileEntry, Identifier, Text
 from roller_svc.runtime.saved.plan_json import plan_from_json, plan_to_json
 from roller_svc.runtime.saved.serialization import (
+    DAMAGE,
     METADATA,
     KernelBundle,
+    check_digest,
+    damaged,
     directory_path,
     load,
-    parse_metadata,
     read_block,
     read_file,
+    read_metadata,
     save,
 )
 
@@ -72,6 +76,40 @@ class ModelBundle:
     target: str
     kernels: tuple[KernelBundle, ...]
     variants: tuple[VariantBundle, ...]
+    report: Mapping[str, Any]
+
+
+@as_array
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """A kernel's estimate and how many nodes use it."""
+
+    estimate_s: Annotated[float, Limit(0, 10**9)]
+    uses: Annotated[int, Limit(0, 1 << 31)]
+
+
+@dataclass(frozen=True, slots=True)
+class VariantEntry:
+    """A variant in metadata.json: its kernels by position, its files by kind."""
+
+    dims: Mapping[str, Annotated[int, Limit(0, MAX_BYTES)]]
+    kernels: tuple[Annotated[int, Limit(0, _MAX_KERNELS)], ...]
+    files: Mapping[str, str]
+    plan: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """The whole metadata.json of a model."""
+
+    format: str
+    name: Identifier
+    digest: Text
+    target: Text
+    kernels: Annotated[tuple[str, ...], Limit(0, _MAX_KERNELS)]
+    uses: tuple[Uses, ...]
+    variants: Annotated[tuple[VariantEntry, ...], Limit(1, _MAX_VARIANTS)]
+    files: Mapping[str, FileEntry]
     report: Mapping[str, Any]
 
 
@@ -115,12 +153,12 @@ def load_model(directory: str | os.PathLike[str]) -> ModelBundle:
         raise UnknownKernelError(f"{path} has no saved model ({METADATA} is missing)")
     try:
         return _read(path)
-    except (CorruptKernelError, RollerError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArgumentError(f"{path} is not a saved model: {error}", code="damaged-kernel") from error
+    except DAMAGE as error:
+        raise damaged(path, "model", error) from error
 
 
 def _write(model: ModelBundle, folder: Path, make_header: MakeHeader) -> None:
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, FileEntry] = {}
     names: dict[tuple[str, str], str] = {}  # of stored files, by kind and digest
     variants = []
     for number, variant in enumerate(model.variants):
@@ -138,26 +176,18 @@ def _write(model: ModelBundle, folder: Path, make_header: MakeHeader) -> None:
             name = names.setdefault((kind, digest), _file_name(kind, number))
             if name not in files:
                 (folder / name).write_bytes(content)
-                files[name] = {"sha256": digest, "bytes": len(content)}
+                files[name] = FileEntry(digest, len(content))
             chosen[kind] = name
-        plan = plan_to_json(variant.plan)
-        variants.append({"dims": dict(variant.dims), "kernels": list(variant.kernels), "files": chosen, "plan": plan})
-    uses: list[list[Any]] = [[kernel.estimate_s, kernel.uses] for v in model.variants for kernel in v.plan.kernels]
+        variants.append(VariantEntry(dict(variant.dims), variant.kernels, chosen, plan_to_json(variant.plan)))
+    uses = tuple(Uses(kernel.estimate_s, kernel.uses) for v in model.variants for kernel in v.plan.kernels)
     (folder / KERNELS).mkdir()
     for number, bundle in enumerate(model.kernels):
         save(bundle, folder / KERNELS / str(number))
-    document = {
-        "format": FORMAT,
-        "name": model.name,
-        "digest": model.digest,
-        "target": model.target,
-        "kernels": [bundle.digest for bundle in model.kernels],
-        "uses": uses,
-        "variants": variants,
-        "files": files,
-        "report": dict(model.report),
-    }
-    content = (json.dumps(document, allow_nan=False) + "\n").encode()
+    metadata = ModelMetadata(
+        FORMAT, model.name, model.digest, model.target, tuple(bundle.digest for bundle in model.kernels), uses,
+        tuple(variants), files, model.report,
+    )  # fmt: skip
+    content = (json.dumps(to_json(metadata), allow_nan=False) + "\n").encode()
     (folder / METADATA).write_bytes(content)
 
 
@@ -179,66 +209,57 @@ def _move(staged: Path, target: Path) -> None:
 
 
 def _read(path: Path) -> ModelBundle:
-    document = parse_metadata(read_file(path, METADATA, MAX_METADATA_BYTES))
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise CorruptKernelError(f"{METADATA} is not in the format {FORMAT}")
+    metadata = read_metadata(path, ModelMetadata, MAX_METADATA_BYTES, FORMAT)
     bundles = []
-    digests = items(document, "kernels")
-    for number, digest in enumerate(digests):
+    for number, digest in enumerate(metadata.kernels):
         bundle = load(path / KERNELS / str(number))
         if bundle.digest != digest:
             raise CorruptKernelError(f"kernel {number} is another one")
         bundles.append(bundle)
-    listed = items(document, "variants")
-    if not 1 <= len(listed) <= _MAX_VARIANTS:
-        raise CorruptKernelError(f"a model has 1 to {_MAX_VARIANTS} variants")
-    uses = iter(document["uses"])
+    uses = iter(metadata.uses)
     contents: dict[str, Array] = {}
-    name = identifier(document["name"])
     variants = tuple(
-        _variant(path, document, variant_name(name, number), each, bundles, uses, contents)
-        for number, each in enumerate(listed)
+        _variant(path, metadata, variant_name(metadata.name, number), each, bundles, uses, contents)
+        for number, each in enumerate(metadata.variants)
     )
     return ModelBundle(
-        string(document["digest"]), name, string(document["target"]), tuple(bundles), variants,
-        mapping(document, "report"),
+        metadata.digest, metadata.name, metadata.target, tuple(bundles), variants, metadata.report,
     )  # fmt: skip
 
 
 def _variant(
-    path: Path, document: dict[str, Any], name: str, fields: dict[str, Any], bundles: Sequence[KernelBundle],
-    uses: Any, contents: dict[str, Array],
+    path: Path, metadata: ModelMetadata, name: str, entry: VariantEntry, bundles: Sequence[KernelBundle],
+    uses: Iterator[Uses], contents: dict[str, Array],
 ) -> VariantBundle:  # fmt: skip
-    positions = tuple(count(each, 0, len(bundles) - 1) for each in items(fields, "kernels"))
     kernels = []
-    for position in positions:
-        seconds, number = next(uses, (None, None))
-        if not isinstance(seconds, float | int) or not 0 <= seconds < 1e9:
-            raise CorruptKernelError("an estimate is not a time")
-        kernels.append(ModelKernel(bundles[position].compiled.source, float(seconds), count(number, 0, 1 << 31)))
-    plan = plan_from_json(fields["plan"], kernels)
+    for position in entry.kernels:
+        used = next(uses, None)
+        if position >= len(bundles) or used is None:
+            raise CorruptKernelError(f"kernel {position} has no folder or no uses")
+        kernels.append(ModelKernel(bundles[position].compiled.source, used.estimate_s, used.uses))
+    plan = plan_from_json(entry.plan, kernels)
     sizes = {"binary": None, "weights": plan.read_weights_bytes, "packed": plan.packed_bytes}
-    parts = {kind: _content(path, document, fields, kind, size, contents) for kind, size in sizes.items()}
-    dims = tuple((string(name), count(extent, 0, MAX_BYTES)) for name, extent in mapping(fields, "dims").items())
-    return VariantBundle(dims, name, plan, positions, parts["binary"].tobytes(), parts["weights"], parts["packed"])
+    parts = {kind: _content(path, metadata, entry, kind, size, contents) for kind, size in sizes.items()}
+    return VariantBundle(
+        tuple(entry.dims.items()), name, plan, entry.kernels, parts["binary"].tobytes(), parts["weights"],
+        parts["packed"],
+    )  # fmt: skip
 
 
 def _content(
-    path: Path, document: dict[str, Any], fields: dict[str, Any], kind: str, size_bytes: int | None,
+    path: Path, metadata: ModelMetadata, entry: VariantEntry, kind: str, size_bytes: int | None,
     contents: dict[str, Array],
 ) -> Array:  # fmt: skip
     """Return a file's bytes at an aligned address. They have the digest and the size that they should have."""
-    name = mapping(fields, "files")[kind]
-    known = [_file_name(kind, number) for number in range(_MAX_VARIANTS)]
-    if name not in known:  # names in the metadata are untrusted
+    name = entry.files.get(kind, "")
+    if name not in [_file_name(kind, number) for number in range(_MAX_VARIANTS)]:  # names in the metadata are untrusted
         raise CorruptKernelError(f"{name!r} is not the name of a file of {kind}")
     if name not in contents:
         if size_bytes is None:
             contents[name] = np.frombuffer(read_file(path, name, MAX_BINARY_BYTES), np.uint8)
         else:
             contents[name] = read_block(path, name, size_bytes)
-        if hashlib.sha256(contents[name].data).hexdigest() != mapping(document, "files")[name]["sha256"]:
-            raise CorruptKernelError(f"{name} is not the file that was saved (its sha256 differs)")
+        check_digest(name, contents[name].data, metadata.files)
     if size_bytes is not None and len(contents[name]) != size_bytes:
         raise CorruptKernelError(f"{name} has {len(contents[name])} bytes, expected {size_bytes}")
     return contents[name]

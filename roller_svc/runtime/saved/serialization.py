@@ -12,24 +12,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from roller_svc.errors import ArgumentError, InvariantError, UnknownKernelError
+from roller_svc.ir.canonical import from_json, to_json
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import ALIGNMENT_BYTES, Buffer, CompiledKernel, KernelSource, Language, Role
+from roller_svc.ir.kernel import ALIGNMENT_BYTES, CompiledKernel, KernelSource, Language, Role
 from roller_svc.ir.quoting import quote_comment, require_identifier
 from roller_svc.ir.symbol_names import is_in_headers
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.resident import resident_empty
-from roller_svc.runtime.saved.json_fields import CorruptKernelError, mapping, printable, string
-from roller_svc.runtime.saved.metadata import FORMAT, MAX_METADATA_BYTES, map_json, read_compiled
+from roller_svc.runtime.saved.metadata import (
+    FORMAT,
+    MAX_METADATA_BYTES,
+    BufferEntry,
+    CorruptKernelError,
+    FileEntry,
+    LaunchEntry,
+    Metadata,
+)
 
 METADATA = "metadata.json"
 HEADER = "kernel.h"
 _BINARY_NAMES = {Language.C: "kernel.so", Language.CUDA: "kernel.cubin", Language.HIP: "kernel.hsaco"}
 _MAX_FILE_BYTES = 256 << 20
+# What reading untrusted files raises. UnknownKernelError is none of it.
+DAMAGE = (ArgumentError, InvariantError, ValueError, RecursionError)
+T = TypeVar("T")
 _C_TYPES = {
     DType.FLOAT64: "double", DType.FLOAT32: "float", DType.BFLOAT16: "uint16_t", DType.FLOAT16: "uint16_t",
     DType.FLOAT8_E4M3FN: "uint8_t", DType.FLOAT8_E5M2: "uint8_t", DType.BOOL: "uint8_t",
@@ -75,24 +86,17 @@ def load(directory: str | os.PathLike[str]) -> KernelBundle:
     if not (path / METADATA).is_file():
         raise UnknownKernelError(f"{path} has no saved kernel ({METADATA} is missing)")
     try:
-        document = parse_metadata(read_file(path, METADATA, MAX_METADATA_BYTES))
-        files = {}
-        for name in _file_names(document):
-            files[name] = read_file(path, name, _MAX_FILE_BYTES)
-            if document["files"][name]["sha256"] != hashlib.sha256(files[name]).hexdigest():
-                raise CorruptKernelError(f"{name} is not the file that was saved (its sha256 differs)")
-        text, binary = (files[name] for name in _file_names(document))
-        compiled = read_compiled(document, text.decode(), binary)
-        return KernelBundle(
-            compiled,
-            expression=string(document["expression"], MAX_METADATA_BYTES),
-            target=printable(document, "target"),
-            digest=printable(document, "digest"),
-            estimate=None if document["estimate"] is None else mapping(document, "estimate"),
-            extra=mapping(document, "extra"),
-        )
-    except (CorruptKernelError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArgumentError(f"{path} is not a saved kernel: {error!r}", code="damaged-kernel") from error
+        metadata = read_metadata(path, Metadata, MAX_METADATA_BYTES, FORMAT)
+        names = _file_names(metadata.language)
+        text, binary = (read_file(path, name, _MAX_FILE_BYTES) for name in names)
+        for name, content in zip(names, (text, binary), strict=True):
+            check_digest(name, content, metadata.files)
+        compiled = metadata.compiled(text.decode(), binary)
+    except DAMAGE as error:
+        raise damaged(path, "kernel", error) from error
+    return KernelBundle(
+        compiled, metadata.expression, metadata.target, metadata.digest, metadata.estimate, metadata.extra
+    )  # fmt: skip
 
 
 def c_header(compiled: CompiledKernel) -> str:
@@ -183,92 +187,36 @@ def _files(kernel: KernelBundle) -> dict[str, bytes]:
         f"kernel{source.language.suffix}": source.text.encode(),
         _BINARY_NAMES[source.language]: kernel.compiled.binary,
     }
-    digests = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
+    digests = {name: FileEntry(hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()}
     if source.language is Language.C:
         files[HEADER] = c_header(kernel.compiled).encode()
-    document = _metadata(kernel) | {"files": digests}
-    metadata = (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
+    metadata = (json.dumps(to_json(_metadata(kernel, digests)), indent=1, allow_nan=False) + "\n").encode()
     if len(metadata) > MAX_METADATA_BYTES:
         raise InvariantError(f"{METADATA} has {len(metadata)} bytes, of which load takes {MAX_METADATA_BYTES} at most")
     return files | {METADATA: metadata}
 
 
-def _metadata(kernel: KernelBundle) -> dict[str, Any]:
+def _metadata(kernel: KernelBundle, files: Mapping[str, FileEntry]) -> Metadata:
     compiled = kernel.compiled
     source = compiled.source
     buffers = {b.symbol: b for b in source.buffers}
-    return {
-        "format": FORMAT,
-        "name": source.name,
-        "expression": kernel.expression,
-        "target": kernel.target,
-        "digest": kernel.digest,
-        "language": source.language.value,
-        "arch": str(source.arch),
-        "options": list(source.options),
-        "constants": list(source.constants),
-        "source_key": source.key,
-        "estimate": kernel.estimate,
-        "workspace_bytes": source.workspace_bytes,
-        "buffers": [_buffer(b) for b in source.buffers],
-        "launches": [
-            {
-                "entry": launch.name,
-                "parameters": [
-                    *({"kind": "buffer", **_buffer(buffers[symbol])} for symbol in launch.args),
-                    *(map_json(view) for view in launch.tensor_maps),
-                ],
-                "grid": list(launch.grid),
-                "block": list(launch.block),
-                "cluster": [launch.cluster, 1, 1],
-                "dynamic_shared_bytes": launch.shared_bytes,
-                "zeroed": list(launch.zeroed),
-                "prepares": launch.is_prepack,
-                "phases": [
-                    {"name": phase.name, "parameters": list(phase.args), "tasks": phase.tasks}
-                    for phase in launch.phases
-                ],
-                "resources": {
-                    "registers_per_thread": used.registers_per_thread,
-                    "shared_bytes": used.shared_bytes,
-                    "spill_bytes": used.spill_bytes,
-                },
-            }
-            for launch, used in zip(source.launches, compiled.resources, strict=True)
-        ],
-        "checks": [
-            {"tensor": c.tensor, "dimension": c.dimension, "size": c.size, "index": c.index, "axis": c.axis}
-            for c in source.checks
-        ],
-        "compile_seconds": compiled.compile_seconds,
-        "log": compiled.log,
-        "extra": dict(kernel.extra),
-    }
+    launches = zip(source.launches, compiled.resources, strict=True)
+    return Metadata(
+        FORMAT, source.name, kernel.expression, kernel.target, kernel.digest, source.language, str(source.arch),
+        source.options, source.constants, source.key, kernel.estimate, source.workspace_bytes,
+        tuple(map(BufferEntry.of, source.buffers)),
+        tuple(LaunchEntry.of(launch, buffers, used) for launch, used in launches), source.checks,
+        compiled.compile_seconds, compiled.log, kernel.extra, files,
+    )  # fmt: skip
 
 
-def _buffer(buffer: Buffer) -> dict[str, Any]:
-    """Return a buffer's JSON value. `strides` are in elements."""
-    strides = []
-    step = 1
-    for extent in reversed(buffer.shape):
-        strides.append(step)
-        step *= extent
-    return {
-        "name": buffer.name,
-        "symbol": buffer.symbol,
-        "role": buffer.role.value,
-        "dtype": buffer.dtype.value,
-        "shape": list(buffer.shape),
-        "strides": strides[::-1],
-        "alignment": ALIGNMENT_BYTES,
-        "bytes": buffer.bytes,
-        "donated": buffer.donated,
-    }
-
-
-def parse_metadata(metadata: bytes) -> Any:
-    """Parse JSON. Raises ValueError for malformed text and for non-finite numbers."""
-    return json.loads(metadata, parse_float=_finite, parse_constant=_finite)
+def read_metadata(directory: Path, cls: type[T], limit_bytes: int, format_: str) -> T:
+    """Read metadata.json of a format as a record. Raises ValueError for malformed text and for non-finite numbers."""
+    content = read_file(directory, METADATA, limit_bytes)
+    document = json.loads(content, parse_float=_finite, parse_constant=_finite)
+    if not isinstance(document, dict) or document.get("format") != format_:
+        raise CorruptKernelError(f"{METADATA} is not in the format {format_}")
+    return from_json(cls, document)
 
 
 def _finite(text: str) -> float:
@@ -278,12 +226,21 @@ def _finite(text: str) -> float:
     return value
 
 
-def _file_names(document: Any) -> tuple[str, str]:
+def _file_names(language: Language) -> tuple[str, str]:
     """Return the names of source and binary, from the language alone: names in the metadata are untrusted."""
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise CorruptKernelError(f"{METADATA} is not in the format {FORMAT}")
-    language = Language(document["language"])
     return f"kernel{language.suffix}", _BINARY_NAMES[language]
+
+
+def check_digest(name: str, content: bytes | memoryview, files: Mapping[str, FileEntry]) -> None:
+    """Check a file against the digest in the metadata."""
+    if name not in files or files[name].sha256 != hashlib.sha256(content).hexdigest():
+        raise CorruptKernelError(f"{name} is not the file that was saved (its sha256 differs)")
+
+
+def damaged(path: Path, what: str, error: Exception) -> ArgumentError:
+    """Return the error of a folder that cannot be read."""
+    message = f"{path} is not a saved {what}: {error}"
+    return ArgumentError(message, code="damaged-kernel", hint=f"save the {what} again")
 
 
 def read_file(directory: Path, name: str, limit_bytes: int) -> bytes:

@@ -62,9 +62,7 @@ def sass_text(binary: bytes, limits: CompileLimits = DEFAULT_LIMITS) -> str:
     return _disassemble(binary, ("-c",), limits)
 
 
-def sass_functions(
-    binaries: Sequence[bytes], arch: Arch, limits: CompileLimits = DEFAULT_LIMITS
-) -> list[dict[str, SassFunction]]:
+def sass_functions(binaries: Sequence[bytes], arch: Arch) -> list[dict[str, SassFunction]]:
     """Return the instruction counts of every function by name, for each cubin. Raises as `sass_text` does.
 
     All cubins must be for one architecture. They are read in one run, because nvdisasm takes longer to start than to
@@ -72,7 +70,8 @@ def sass_functions(
     """
     codes = [read_code(binary) for binary in binaries]
     raw = b"".join(code for functions in codes for code in functions.values())
-    instructions = iter(_instructions(_disassemble(raw, ("-b", f"SM{arch.number}{arch.suffix}", "-json"), limits)))
+    output = _disassemble(raw, ("-b", f"SM{arch.number}{arch.suffix}", "-json"), DEFAULT_LIMITS)
+    instructions = iter(_instructions(output))
     return [
         {name: _function(name, islice(instructions, len(code) // INSTRUCTION_BYTES)) for name, code in one.items()}
         for one in codes

@@ -123,7 +123,6 @@ def find_libraries_in(directories: tuple[Path, ...]) -> tuple[NvrtcLibrary, ...]
 
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for")
-_PROPERTIES = re.compile(r"Function properties for (\S+)")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")

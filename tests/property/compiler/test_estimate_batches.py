@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller_bench.cases import BenchCase, performance_cases
-from roller_svc.compiler.estimates.batch import EstimateCache, Item, estimates_json
+from roller_svc.compiler.estimates.batch import EstimateCache, Item
 from roller_svc.compiler.serialize import Json
 
 CORPUS = Path(__file__).parents[3] / "bench" / "data" / "public.json"
@@ -36,7 +36,7 @@ def test_a_batch_is_its_parts(cases: list[BenchCase], targets: list[str], top_k:
     estimates = EstimateCache()
     estimates.estimates(items[::-1], targets[::-1], top_k)  # something to remember
     batch = estimates.estimates(items, targets, top_k)
-    singles = [estimates_json([item], [target], top_k)[0] for item in items for target in targets]
+    singles = [EstimateCache().estimates([item], [target], top_k)[0] for item in items for target in targets]
     assert [unplaced(answer) for answer in batch] == [unplaced(answer) for answer in singles]
 
 
@@ -44,4 +44,4 @@ def test_a_batch_is_its_parts(cases: list[BenchCase], targets: list[str], top_k:
 @pytest.mark.parametrize("case", CASES[::12], ids=lambda case: case.id)
 def test_devices_share_nothing_that_shows(case: BenchCase) -> None:
     together = EstimateCache().estimates([item_of(case)], TARGETS, 10)
-    assert together == [estimates_json([item_of(case)], [target], 10)[0] for target in TARGETS]
+    assert together == [EstimateCache().estimates([item_of(case)], [target], 10)[0] for target in TARGETS]

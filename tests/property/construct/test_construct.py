@@ -19,7 +19,7 @@ from roller_svc.construct.scale_up import SearchTrace, scale_up
 from roller_svc.families import prepare
 from roller_svc.families.common.gpu.elementwise_space import is_map, map_space
 from roller_svc.families.common.gpu.row_space import MIN_PEELED_LANES
-from roller_svc.families.cpu.contraction.workload import rows_per_block
+from roller_svc.families.cpu.contraction.blocking import rows_per_block
 from roller_svc.families.cpu.window.cost import staged_bytes
 from roller_svc.families.cpu.window.workload import PlaneSpace, plane_space
 from roller_svc.families.gpu.simt_contraction.rules import SimtContractionRules
@@ -356,7 +356,9 @@ def test_search_footprint_is_the_space_s(group: KernelGroup, data: st.DataObject
     """What the search remembers is what the nouns say, and never more than the points of the tile."""
     touched = footprint(group.space, (32, 32))
     tile = tuple(data.draw(st.integers(1, a.extent)) for a in group.space.axes)
-    reach = touched.rtile(tile).program_extents(group.space)
+    reach: dict[str, int] = {}
+    for axis, extent in zip(group.space.axes, tile, strict=True):
+        reach |= axis.member_extents(extent)
     for access in touched.accesses:
         points = math.prod(tile[i] for i in access.axes)
         assert access.elements(tile) == min(points, access.access.tile_elements(reach))

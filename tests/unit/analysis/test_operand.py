@@ -16,8 +16,8 @@ from roller_svc.analysis.operand import (
     MAX_VECTOR_WIDTH,
     Operand,
     aligned_vector_width,
-    contraction_unsupported_reason,
     operands,
+    operands_unsupported_reason,
     staged_dtype,
 )
 from roller_svc.fusion.split.reduction import split_group
@@ -260,7 +260,8 @@ def reason(hw: HardwareSpec, name: str, a: str, b: str, cast: str = "float32", *
     """Why that unit does not take a matmul of those types, summed in `cast`."""
     text = f"C[m, n] +=! A[m, k].cast(`{cast}`) * B[k, n].cast(`{cast}`)"
     group = contraction(text, A=f"{a} 32 32", B=f"{b} 32 32")
-    return contraction_unsupported_reason(unit(hw, name), group, allow_tf32=allow_tf32)
+    accumulator = group.space.compute_dtype
+    return operands_unsupported_reason(unit(hw, name), accumulator, operands(group), allow_tf32=allow_tf32)
 
 
 @pytest.mark.parametrize(
@@ -299,10 +300,9 @@ def test_tf32_is_taken_where_it_is_allowed() -> None:
     assert reason(AMPERE, "mma_tf32", "float32", "float16", allow_tf32=True) == ""
 
 
-def test_what_is_no_contraction_is_for_no_matrix_unit() -> None:
+def test_what_is_no_contraction_has_no_operands() -> None:
     group = contraction("C[m, n] +=! A[m, k] * B[k, n]", A="float16 32 32", B="float16 32 32")
     nest = replace(group, kind=GroupKind.NEST)
-    assert contraction_unsupported_reason(unit(AMPERE, "mma_f16"), nest, allow_tf32=True) == "not a contraction"
     with pytest.raises(ValueError, match="is not a contraction"):
         operands(nest)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graph_files import save_graph
 from onnx import helper
 from onnx_models import branching, mlp, model
 
@@ -16,7 +17,7 @@ import roller_svc
 from roller_svc import settings
 from roller_svc.cli.command import main
 from roller_svc.cli.model import show_as_options
-from roller_svc.graph.load import load_graph, save_graph
+from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 
 QUICK = ("--select", "model", "--top-k", "1")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from roller_svc import hardware
-from roller_svc.compiler.estimates.batch import EstimateCache, Item, estimate_item, estimates_json
+from roller_svc.compiler.estimates.batch import EstimateCache, Item, estimate_item
 from roller_svc.compiler.estimates.cache import LruCache
 from roller_svc.compiler.estimates.worker import (
     Deadline,
@@ -80,7 +80,7 @@ def test_what_differs_in_one_figure_is_not_shared(item: Item, spec: HardwareSpec
     estimates.estimates([MATMUL], [H200], 1)
     asked_after = estimates.estimates([item], [spec], top_k)
     assert counted.count == 2
-    assert asked_after == estimates_json([item], [spec], top_k)
+    assert asked_after == EstimateCache().estimates([item], [spec], top_k)
 
 
 def test_refusals_stand_in_their_places_whatever_is_remembered() -> None:

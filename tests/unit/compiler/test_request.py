@@ -97,6 +97,9 @@ def test_inputs_that_do_not_fit(inputs: Any, code: str) -> None:
         ({"runtime": "emulator"}, "emulator-unavailable"),
         ({"allow_tf32": 1}, "invalid-option"),
         ({"winograd": "sometimes"}, "invalid-option"),
+        ({"max_workspace_bytes": -1}, "invalid-option"),
+        ({"max_workspace_bytes": 1.5}, "invalid-option"),
+        ({"max_workspace_bytes": True}, "invalid-option"),
         ({"family": "tcgen05"}, "invalid-option"),
         ({"family": 1}, "invalid-option"),
         ({"tiles": "split_k=4"}, "invalid-option"),
@@ -135,7 +138,7 @@ def test_a_request_survives_its_plain_form() -> None:
             COPY, INPUTS, target="nvidia-t4", outputs=["y"], top_k=3, select="model", allow_tf32=True, winograd="never"
         ),
         build_request(COPY, INPUTS, hardware=spec),
-        build_request(COPY, INPUTS, donate=list(INPUTS)),
+        build_request(COPY, INPUTS, donate=list(INPUTS), max_workspace_bytes=0),
         build_request(COPY, INPUTS, target="nvidia-t4", family="mma", tiles={"stages": 2, "split_k": 4}),
     ):
         assert build_request(**request_json(request)) == request

@@ -10,7 +10,7 @@ import pytest
 import roller_svc
 from roller_svc.cli import main
 from roller_svc.compiler.action import action_digest
-from roller_svc.compiler.estimates.batch import Item, estimates_json
+from roller_svc.compiler.estimates.batch import EstimateCache, Item
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import InputError
 from roller_svc.frontend import lang
@@ -126,7 +126,7 @@ def test_every_door_takes_calls() -> None:
     text, same = "conv2d(padding=1)", expression("conv2d", CONV, padding=1)
     digests = [action_digest(build_request(t, CONV, target="cpu-x86-avx2", select="model")) for t in (text, same)]
     assert digests[0] == digests[1]
-    estimates = estimates_json([Item(text, CONV), Item("conv3(X)", CONV)], ["nvidia-h200-sxm"], 1)
+    estimates = EstimateCache().estimates([Item(text, CONV), Item("conv3(X)", CONV)], ["nvidia-h200-sxm"], 1)
     assert estimates[0]["candidates"]
     assert isinstance(estimates[1]["error"], dict)
     assert estimates[1]["error"]["code"] == "unknown-op"

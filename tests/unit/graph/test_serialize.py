@@ -10,14 +10,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from graph_files import encode_tensors, graph_to_json, save_graph
 from onnx import TensorProto, helper
 from onnx_models import mlp, model
 
 from roller_svc.errors import ArgumentError, UnsupportedModelError
 from roller_svc.graph.interpret import interpret
-from roller_svc.graph.load import load_graph, save_graph
-from roller_svc.graph.safetensors import decode_tensors, encode_tensors
-from roller_svc.graph.serialize import graph_from_json, graph_to_json
+from roller_svc.graph.load import load_graph
+from roller_svc.graph.safetensors import decode_tensors
+from roller_svc.graph.serialize import graph_from_json
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.graph import LoopNode

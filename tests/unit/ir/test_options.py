@@ -11,10 +11,17 @@ import pytest
 import roller_svc
 from roller_svc.cli import options as cli
 from roller_svc.client.schemas import CompileOptions, EstimateRequest, GraphOptions
-from roller_svc.compiler.request import build_request, options_json
+from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
 from roller_svc.ir import options
-from roller_svc.ir.options import EstimateOptions, KernelOptions, NamedOptions, SearchOptions, options_of
+from roller_svc.ir.options import (
+    EstimateOptions,
+    KernelOptions,
+    NamedOptions,
+    SearchOptions,
+    options_json,
+    options_of,
+)
 from roller_svc.model import estimate_model
 
 COPY, INPUTS = "y[i] = x[i]", {"x": ("float32", (4,))}
@@ -25,6 +32,7 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "top_k": (3, ["--top-k", "3"]),
     "select": ("model", ["--select", "model"]),
     "winograd": ("never", ["--winograd", "never"]),
+    "max_workspace_bytes": (4096, ["--max-workspace-bytes", "4096"]),
     "name": ("mine", ["--name", "mine"]),
     "runtime": ("emulator", ["--emulate"]),
     "family": ("mma", ["--kernel-family", "mma"]),
@@ -32,7 +40,7 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "constants": (["x"], ["--constant", "x"]),
     "donate": (["x"], ["--donate", "x"]),
 }
-SEARCH = {"allow_tf32": False, "top_k": 10, "select": "measure", "winograd": "auto"}
+SEARCH = {"allow_tf32": False, "top_k": 10, "select": "measure", "winograd": "auto", "max_workspace_bytes": None}
 SIGNATURES = [
     (roller_svc.compile, SEARCH | {
         "target": "local", "outputs": None, "hardware": None, "name": None, "runtime": "auto", "family": None,

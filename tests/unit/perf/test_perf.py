@@ -18,7 +18,6 @@ from roller_svc.ir.estimate import Estimate
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, MemoryLevel, Source, TargetKind
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.perf.banks import bank_padding
 from roller_svc.perf.common import dram_bytes_with_reuse, simt_waves, streaming_bandwidth, wave_rectangle
 from roller_svc.perf.machine import prepare_machine
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core
@@ -148,15 +147,6 @@ def test_split_reduction_pays_for_its_second_launch() -> None:
     stages = {s.name: s.seconds for s in estimated(group, split, V100).stages}
     assert stages["combine"] >= V100.limits.launch_overhead_s
     assert "combine" not in {s.name for s in estimated(group, replace(split, split_k=1), V100).stages}
-
-
-@pytest.mark.parametrize(
-    ("row", "thread", "elem_bytes", "pad"), [(128, 8, 4, 8), (128, 1, 4, 1), (33, 1, 4, 0), (64, 1, 8, 1)]
-)
-def test_bank_padding(row: int, thread: int, elem_bytes: int, pad: int) -> None:
-    """The formula of ROLLER §3.1: the next row starts as many banks on as a thread's elements take."""
-    assert bank_padding(row, thread, V100.block_level, elem_bytes) == pad
-    assert bank_padding(row, thread, AVX512.block_level, elem_bytes) == 0
 
 
 @pytest.mark.parametrize(

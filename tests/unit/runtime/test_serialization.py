@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,29 @@ def test_hostile_metadata_is_rejected(folder: Path, change: Callable[[dict[str, 
     assert raised.value.code == "damaged-kernel"
 
 
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from _places(item, (*path, key))
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 1 << 80, 1.5, "", "\0", [], {}], ids=repr)
+def test_any_damage_is_refused_or_harmless(folder: Path, value: Any) -> None:
+    path = folder / "metadata.json"
+    whole = json.loads(path.read_text())
+    refused = 0
+    places = list(_places(whole))
+    for place in places:
+        document = copy.deepcopy(whole)
+        _set(*place, value)(document)
+        path.write_text(json.dumps(document))
+        try:
+            load(folder)
+        except ArgumentError as error:
+            refused += error.code == "damaged-kernel"
+    assert refused > len(places) // 2
+
+
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"format": "roller-kernel/1"}', "[" * 100_000, "\udcff"])
 def test_other_text_is_rejected(folder: Path, text: str) -> None:
     (folder / "metadata.json").write_bytes(text.encode(errors="surrogateescape"))
@@ -378,8 +402,8 @@ def test_only_plain_files_of_some_size_are_read(folder: Path, name: str, kind: s
 def test_too_much_workspace_is_rejected(folder: Path) -> None:
     path = folder / "metadata.json"
     document = json.loads(path.read_text())
-    room = {"role": "workspace", "dtype": "float64", "shape": [1 << 48], "name": "w"}
-    document["buffers"] += [room | {"symbol": f"w{number}", "donated": False} for number in range(2)]
+    room = document["buffers"][0] | {"role": "workspace", "dtype": "float64", "shape": [1 << 48], "name": "w"}
+    document["buffers"] += [room | {"symbol": f"w{number}"} for number in range(2)]
     path.write_text(json.dumps(document))
     with pytest.raises(ArgumentError, match="bytes of workspace are more than"):
         load(folder)

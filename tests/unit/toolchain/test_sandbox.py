@@ -358,7 +358,7 @@ def test_a_compiler_and_what_it_started_die_with_their_parent(mark: str, job: Pa
     with subprocess.Popen(command, cwd=ROOT) as parent:
         try:
             assert until((job / "begun").exists)
-            assert len(processes_of(mark)) >= 4
+            assert until(lambda: len(processes_of(mark)) >= 4)
         finally:
             parent.kill()
     assert until(lambda: not processes_of(mark))

@@ -282,18 +282,16 @@ def simplified(expr: Expr) -> Expr:
 def _gelu(expr: Expr) -> Expr | None:
     """Return x of 0.5 x (1 + erf(x / sqrt 2)), with factors in any order."""
     factors = _factors(expr)
-    halves = [f for f in factors if _number(f) == 0.5]
-    tails = [f for f in factors if isinstance(f, Op) and f.kind is OpKind.ADD]
-    for tail in tails:
-        rest = [f for f in factors if f is not tail and not any(f is h for h in halves)]
-        if len(halves) != 1 or len(rest) != 1:
-            continue
-        one, erf = tail.args if _number(tail.args[0]) is not None else tail.args[::-1]
-        if _number(one) == 1 and isinstance(erf, Op) and erf.kind is OpKind.ERF:
+    rest = [f for f in factors if _number(f) != 0.5]
+    if len(factors) != 3 or len(rest) != 2:
+        return None
+    for x, tail in (rest, rest[::-1]):
+        added = tail.args if isinstance(tail, Op) and tail.kind is OpKind.ADD else ()
+        for erf in (one for one in added if isinstance(one, Op) and one.kind is OpKind.ERF):
             inner = _factors(erf.args[0])
-            scale = [f for f in inner if (n := _number(f)) is not None and abs(n - 0.70710678) < 1e-6]
-            if len(inner) == 2 and len(scale) == 1 and any(f == rest[0] for f in inner):
-                return rest[0]
+            scales = [f for f in inner if abs((_number(f) or 0.0) - 0.70710678) < 1e-6]
+            if 1.0 in map(_number, added) and len(inner) == 2 and x in inner and scales:
+                return x
     return None
 
 

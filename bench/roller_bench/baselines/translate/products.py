@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import string
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from roller_bench.baselines.library import Slot, no_baseline
 from roller_bench.baselines.translate.nest import Nest, affine_index, bare
 from roller_bench.baselines.translate.pointwise import Context, Pointwise
-from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, axes_of
 from roller_svc.ir.program import AxisKind, Combine
 
@@ -24,19 +23,37 @@ class Product:
     divisors: tuple[Expr, ...]
 
 
-def product_of(nest: Nest) -> Product | None:
-    """Return a nest as a product of two matrices, or None."""
-    if nest.combine is not Combine.SUM or nest.dtype.compute is not nest.dtype:
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The factors and divisors of a summed product. `varying` are those that vary along the summed axes."""
+
+    varying: tuple[Expr, ...]
+    scales: tuple[Expr, ...]
+    divisors: tuple[Expr, ...]
+
+
+def factors_of(nest: Nest) -> Factors | None:
+    """Return the factors of a sum of products, or None if it is none or a divisor varies along the summed axes."""
+    if nest.combine is not Combine.SUM:
         return None
     over, under = parts(nest.body)
     summed = {a.name for a in nest.reduced}
-    varying = [f for f in over if axes_of(f) & summed]
-    if any(axes_of(f) & summed for f in under) or len(varying) != 2:
+    if any(axes_of(f) & summed for f in under):
         return None
-    loads = tuple(f for f in varying if isinstance(f, Load) and affine_index(f) is not None)
-    if len(loads) != 2 or not any(axes_of(loads[0]) & axes_of(loads[1]) & {name} for name in summed):
+    varying = tuple(f for f in over if axes_of(f) & summed)
+    return Factors(varying, tuple(f for f in over if not axes_of(f) & summed), tuple(under))
+
+
+def product_of(nest: Nest) -> Product | None:
+    """Return a nest as a product of two matrices, or None."""
+    factors = factors_of(nest)
+    if factors is None or nest.dtype.compute is not nest.dtype or len(factors.varying) != 2:
         return None
-    return Product((loads[0], loads[1]), tuple(f for f in over if not axes_of(f) & summed), tuple(under))
+    loads = tuple(f for f in factors.varying if isinstance(f, Load) and affine_index(f) is not None)
+    summed = {a.name for a in nest.reduced}
+    if len(loads) != 2 or not axes_of(loads[0]) & axes_of(loads[1]) & summed:
+        return None
+    return Product((loads[0], loads[1]), factors.scales, factors.divisors)
 
 
 def parts(expr: Expr) -> tuple[list[Expr], list[Expr]]:
@@ -187,26 +204,16 @@ def _merged(context: Context, nest: Nest, value: Slot, names: tuple[str, ...]) -
     for (_, outer), (extent, inner) in pairwise(axes_in_memory):
         if outer != inner * extent:
             return None
-    total = 1
-    for extent, _ in axes_in_memory:
-        total *= extent
-    return total, axes_in_memory[-1][1]
+    return math.prod(extent for extent, _ in axes_in_memory), axes_in_memory[-1][1]
 
 
 def _matrix(
     context: Context, nest: Nest, value: Slot, groups: tuple[tuple[str, ...], ...], *, result: bool = False
 ) -> Slot:
     """Return a value as a stack of matrices: a view if possible, else a copy at every run."""
-    present = {a.name for a, size in zip(nest.axes, value.value.shape, strict=True) if size > 1 or a.extent == 1}
-    present_groups = tuple(tuple(n for n in g if n in present) for g in groups)
-    merged = [_merged(context, nest, value, g) for g in present_groups]
-    shape = tuple(_size(nest, g) for g in groups)
-    if all(m is not None for m in merged) and all(
-        len(k) in (0, len(g)) for k, g in zip(present_groups, groups, strict=True)
-    ):
-        found: list[Any] = [m for m in merged if m is not None]
-        strides = tuple(0 if m[0] < size else m[1] for m, size in zip(found, shape, strict=True))
-        return context.strided(value, shape, strides)
+    view = _matrix_view(context, nest, value, groups)
+    if view is not None:
+        return view
     if result:
         raise no_baseline("the result's axes do not form a matrix")
     names = [a.name for a in nest.axes]
@@ -214,12 +221,22 @@ def _matrix(
     rest = [d for d in range(len(names)) if d not in order]
     wide = tuple(nest.extents[n] for g in groups for n in g)
     transposed = context.trace.view(lambda v: context.library.permuted(v, [*rest, *order])[(0,) * len(rest)], value)
-    copy = context.copied(transposed, wide, nest.dtype if nest.dtype.is_float else DType(nest.dtype.value))
-    return context.trace.view(lambda v: v.reshape(shape), copy)
+    shape = _matrix_shape(nest, groups)
+    return context.trace.view(lambda v: v.reshape(shape), context.copied(transposed, wide, nest.dtype))
 
 
-def _size(nest: Nest, names: tuple[str, ...]) -> int:
-    total = 1
-    for name in names:
-        total *= nest.extents[name]
-    return total
+def _matrix_view(context: Context, nest: Nest, value: Slot, groups: tuple[tuple[str, ...], ...]) -> Slot | None:
+    """Return a value as a stack of matrices in the same memory, or None. A group may be constant along all its axes."""
+    present = {a.name for a, size in zip(nest.axes, value.value.shape, strict=True) if size > 1 or a.extent == 1}
+    shape, strides = _matrix_shape(nest, groups), list[int]()
+    for names, size in zip(groups, shape, strict=True):
+        varying = tuple(n for n in names if n in present)
+        merged = _merged(context, nest, value, varying)
+        if merged is None or len(varying) not in (0, len(names)):
+            return None
+        strides.append(0 if merged[0] < size else merged[1])
+    return context.strided(value, shape, tuple(strides))
+
+
+def _matrix_shape(nest: Nest, groups: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:
+    return tuple(math.prod(nest.extents[n] for n in g) for g in groups)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from roller_bench.baselines.translate.nest import bare, bare_axes
@@ -56,6 +56,8 @@ class Attention:
     value_transposed: bool
 
 
+_ROOTS = frozenset({OpKind.SQRT, OpKind.RSQRT})
+
 Pattern = Softmax | ArgMost | Norm | FixedNorm | Attention
 
 # Patterns are heuristic matches: the caller compares results with the reference.
@@ -67,27 +69,36 @@ def patterns_of(segment: Sequence[TensorExpr], types: dict[str, TensorType]) -> 
     outside = list(dict.fromkeys(n for s in segment for n in s.reads_tensors if n not in made))
     if any(s.kind is StatementKind.SCATTER for s in segment):
         return []
-    last = segment[-1]
-    found: list[Pattern] = []
     if len(segment) == 1:
-        return list(_fixed_norms(last, types))
-    data = next((n for n in outside if types[n].shape == last.type.shape), None)
-    dims = None if data is None else _reduced_dims(segment, data)
-    functions = _functions(segment)
-    joins = [s.combine for s in segment]
-    if data is not None and dims and OpKind.EXP in functions and len(outside) == 1 and Combine.MAX in joins:
+        return _fixed_norms(segment[0], types)
+    return [*_softmaxes_and_norms(segment, outside, types), *_argmosts(segment), *_attentions(segment, outside, types)]
+
+
+def _softmaxes_and_norms(
+    segment: Sequence[TensorExpr], outside: list[str], types: dict[str, TensorType]
+) -> list[Pattern]:
+    data = next((n for n in outside if types[n].shape == segment[-1].type.shape), None)
+    dims = () if data is None else _reduced_dims(segment, data)
+    if data is None or not dims:
+        return []
+    found: list[Pattern] = []
+    functions, joins = _functions(segment), [s.combine for s in segment]
+    if OpKind.EXP in functions and len(outside) == 1 and Combine.MAX in joins:
         found.append(Softmax(data, dims))
-    if data is not None and dims and functions & {OpKind.SQRT, OpKind.RSQRT} and Combine.SUM in joins:
-        vectors = tuple(n for n in outside if n != data)
-        if len(vectors) <= 2:
-            found.append(Norm(data, dims, vectors, _eps(segment)))
-    found += _argmosts(segment)
-    found += _attentions(segment, outside, types)
+    if functions & _ROOTS and Combine.SUM in joins and len(outside) <= 3:
+        found.append(Norm(data, dims, tuple(n for n in outside if n != data), _eps(segment)))
     return found
 
 
 def _functions(segment: Sequence[TensorExpr]) -> set[OpKind]:
-    return {node.kind for s in segment for node in iter_subexpressions(s.body) if isinstance(node, Op)}
+    return {op.kind for op in _operators(segment, frozenset(OpKind))}
+
+
+def _operators(segment: Sequence[TensorExpr], kinds: Set[OpKind]) -> Iterator[Op]:
+    """Yield the operators of some kinds in all statements."""
+    for node in (node for s in segment for node in iter_subexpressions(s.body)):
+        if isinstance(node, Op) and node.kind in kinds:
+            yield node
 
 
 def _reduced_dims(segment: Sequence[TensorExpr], data: str) -> tuple[int, ...]:
@@ -105,12 +116,10 @@ def _reduced_dims(segment: Sequence[TensorExpr], data: str) -> tuple[int, ...]:
 
 def _eps(segment: Sequence[TensorExpr]) -> float:
     """Return the epsilon under the square root, or 0."""
-    for statement in segment:
-        for node in iter_subexpressions(statement.body):
-            if isinstance(node, Op) and node.kind in (OpKind.SQRT, OpKind.RSQRT):
-                added = bare(node.args[0])
-                if isinstance(added, Op) and added.kind is OpKind.ADD:
-                    return next((float(c.value) for c in map(_constant, added.args) if c is not None), 0.0)
+    for root in _operators(segment, _ROOTS):
+        added = bare(root.args[0])
+        if isinstance(added, Op) and added.kind is OpKind.ADD:
+            return next((float(c.value) for c in map(_constant, added.args) if c is not None), 0.0)
     return 0.0
 
 
@@ -161,12 +170,10 @@ def _attentions(segment: Sequence[TensorExpr], outside: list[str], types: dict[s
 
 def _scale(segment: Sequence[TensorExpr]) -> float:
     """Return the constant scale of the scores."""
-    for statement in segment:
-        for node in iter_subexpressions(statement.body):
-            if isinstance(node, Op) and node.kind in (OpKind.MUL, OpKind.DIV):
-                for number in map(_constant, node.args):
-                    if number is not None:
-                        return float(number.value) if node.kind is OpKind.MUL else 1.0 / float(number.value)
+    for node in _operators(segment, frozenset({OpKind.MUL, OpKind.DIV})):
+        for number in map(_constant, node.args):
+            if number is not None:
+                return float(number.value) if node.kind is OpKind.MUL else 1.0 / float(number.value)
     return 1.0
 
 
@@ -181,18 +188,12 @@ def _axes_of(statement: TensorExpr, tensor: str) -> tuple[str, ...] | None:
 
 def _fixed_norms(statement: TensorExpr, types: dict[str, TensorType]) -> list[Pattern]:
     """(x - mean) / sqrt(variance + eps), and vectors that scale and shift it."""
-    if statement.kind is not StatementKind.MAP or not _functions([statement]) & {OpKind.SQRT, OpKind.RSQRT}:
+    if statement.kind is not StatementKind.MAP:
         return []
     data = [n for n in statement.reads_tensors if types[n].shape == statement.type.shape]
-    under = {
-        load.tensor for node in iter_subexpressions(statement.body)
-        if isinstance(node, Op) and node.kind in (OpKind.SQRT, OpKind.RSQRT) for load in loads_of(node)
-    }  # fmt: skip
-    means = {
-        load.tensor for node in iter_subexpressions(statement.body)
-        if isinstance(node, Op) and node.kind is OpKind.SUB and isinstance(bare(node.args[1]), Load)
-        for load in loads_of(node.args[1])
-    }  # fmt: skip
+    under = {load.tensor for root in _operators([statement], _ROOTS) for load in loads_of(root)}
+    subtracted = (bare(op.args[1]) for op in _operators([statement], frozenset({OpKind.SUB})))
+    means = {load.tensor for load in subtracted if isinstance(load, Load)}
     rest = [n for n in statement.reads_tensors if n not in {*data, *under, *means}]
     vectors = [n for n in statement.reads_tensors if n not in data]
     if len(data) != 1 or len(under) != 1 or len(means) != 1 or len(rest) > 2 or len(statement.type.shape) < 2:

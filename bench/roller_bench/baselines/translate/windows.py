@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_bench.baselines.translate.nest import Nest, affine_index, bare
-from roller_bench.baselines.translate.products import parts
+from roller_bench.baselines.translate.products import factors_of, parts
 from roller_svc.ir.affine import Affine
-from roller_svc.ir.expr import Const, Expr, Load, Select, axes_of
+from roller_svc.ir.expr import Const, Expr, Load, Select
 from roller_svc.ir.program import Combine
 
 
@@ -52,8 +52,8 @@ class Convolution:
     channel: str | None
     filters: tuple[str, ...]
     windows: tuple[Window, ...]
-    scales: tuple[Expr, ...]
-    divisors: tuple[Expr, ...]
+    scales: tuple[Expr, ...] = ()
+    divisors: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +68,14 @@ class Pooling:
 
 def convolution_of(nest: Nest, shapes: dict[str, tuple[int, ...]]) -> Convolution | None:
     """Return a nest as a convolution, or None."""
-    if nest.combine is not Combine.SUM:
+    factors = factors_of(nest)
+    if factors is None or len(factors.varying) != 2:
         return None
-    over, under = parts(nest.body)
-    summed = {a.name for a in nest.reduced}
-    varying = [f for f in over if axes_of(f) & summed]
-    if len(varying) != 2 or any(axes_of(f) & summed for f in under):
-        return None
-    loads = [_guarded(f) for f in varying]
+    loads = [_guarded(f) for f in factors.varying]
     for data, weight in (loads, loads[::-1]):
-        if data is None or weight is None or (kinds := _kinds(nest, data, weight, shapes)) is None:
-            continue
-        scales = tuple(f for f in over if not axes_of(f) & summed)
-        return Convolution(data, weight, *kinds, scales, tuple(under))
+        found = None if data is None or weight is None else _convolution(nest, data, weight, shapes)
+        if found is not None:
+            return replace(found, scales=factors.scales, divisors=factors.divisors)
     return None
 
 
@@ -88,17 +83,17 @@ def pooling_of(nest: Nest, shapes: dict[str, tuple[int, ...]]) -> Pooling | None
     """Return a nest as pooling over its last dimensions, or None."""
     if nest.combine not in (Combine.SUM, Combine.MAX) or not nest.reduced or not nest.dtype.is_float:
         return None
-    over, under = parts(nest.body)
-    loads = [load for f in over if (load := _guarded(f)) is not None]
-    numbers = [f for f in under if isinstance(f, Const)]
-    if len(over) != 1 or len(loads) != 1 or len(numbers) != len(under) or len(under) > 1:
+    (factor, *others), under = parts(nest.body)
+    data = None if others else _guarded(factor)
+    index = None if data is None else affine_index(data)
+    numbers = [f.value for f in under if isinstance(f, Const)]
+    if data is None or index is None or len(numbers) != len(under):
         return None
-    index = affine_index(loads[0])
-    if index is None or (under and nest.combine is Combine.MAX):
+    if len(under) > 1 or (under and nest.combine is Combine.MAX):
         return None
     windows: list[Window] = []
     plain: list[str] = []
-    for one, size in zip(index, shapes[loads[0].tensor], strict=True):
+    for one, size in zip(index, shapes[data.tensor], strict=True):
         name = _bare_axis(nest, one, size)
         if name is not None and not windows:
             plain.append(name)
@@ -110,8 +105,7 @@ def pooling_of(nest: Nest, shapes: dict[str, tuple[int, ...]]) -> Pooling | None
     taps = {w.tap for w in windows} - {None}
     if order != [a.name for a in nest.spatial] or taps != {a.name for a in nest.reduced} or not 1 <= len(windows) <= 3:
         return None
-    divisor = numbers[0].value if numbers else 1.0
-    return Pooling(loads[0], nest.combine, tuple(windows), float(divisor))
+    return Pooling(data, nest.combine, tuple(windows), float(numbers[0]) if numbers else 1.0)
 
 
 def _guarded(expr: Expr) -> Load | None:
@@ -122,41 +116,35 @@ def _guarded(expr: Expr) -> Load | None:
     return expr if isinstance(expr, Load) else None
 
 
-Kinds = tuple[tuple[int, ...], tuple[str, ...], str | None, str | None, tuple[str, ...], tuple[Window, ...]]
-
-
-def _kinds(nest: Nest, data: Load, weight: Load, shapes: dict[str, tuple[int, ...]]) -> Kinds | None:
+def _convolution(nest: Nest, data: Load, weight: Load, shapes: dict[str, tuple[int, ...]]) -> Convolution | None:
     """Classify the dimensions of data and weight, or return None if one does not fit a convolution."""
     index, taps = affine_index(data), affine_index(weight)
     if index is None or taps is None or any(c < 0 for one in (*index, *taps) for _, c in one.coeffs):
         return None
     of_weight = {name for one in taps for name, _ in one.coeffs}
     spatial, summed = {a.name for a in nest.spatial}, {a.name for a in nest.reduced}
-    batch: list[tuple[int, str]] = []
+    batch: list[str] = []
     inner: list[tuple[int, str | None, str | None]] = []  # dimension, group, channel
     windows: list[tuple[int, Window]] = []
     for dim, (one, size) in enumerate(zip(index, shapes[data.tensor], strict=True)):
         name = _bare_axis(nest, one, size)
-        grouped = _group_and_channel(nest, one, spatial & of_weight, summed & of_weight)
-        if name is not None and name in spatial & of_weight:
-            inner.append((dim, name, None))
-        elif name is not None and name in summed & of_weight:
-            inner.append((dim, None, name))
-        elif name is not None and name in spatial and not inner and not batch and not windows:
-            batch.append((dim, name))
-        elif grouped is not None:
-            inner.append((dim, *grouped))
+        if (found := _group_and_channel(nest, one, name, spatial & of_weight, summed & of_weight)) is not None:
+            inner.append((dim, *found))
+        elif name is not None and name in spatial and dim == 0:
+            batch.append(name)
         elif (window := _window(nest, one, size)) is not None:
             windows.append((dim, window))
         else:
             return None
-    used = {n for _, n in batch} | {w.out for _, w in windows} | {g for _, g, _ in inner if g}
-    filters = tuple(a.name for a in nest.spatial if a.name in of_weight and a.name not in used)
-    reduced = {w.tap for _, w in windows if w.tap} | {c for _, _, c in inner if c}
-    if len(inner) != 1 or not 1 <= len(windows) <= 3 or used | set(filters) != spatial or reduced != summed:
+    if len(inner) != 1 or not 1 <= len(windows) <= 3:
         return None
-    order = (*(d for d, _ in batch), inner[0][0], *(d for d, _ in windows))
-    return order, tuple(n for _, n in batch), inner[0][1], inner[0][2], filters, tuple(w for _, w in windows)
+    ((at, group, channel),) = inner
+    used = {*batch, group, *(w.out for _, w in windows)}
+    filters = tuple(a.name for a in nest.spatial if a.name in of_weight - used)
+    if {*used, *filters} - {None} != spatial or {channel, *(w.tap for _, w in windows)} - {None} != summed:
+        return None
+    order = (*range(len(batch)), at, *(d for d, _ in windows))
+    return Convolution(data, weight, order, tuple(batch), group, channel, filters, tuple(w for _, w in windows))
 
 
 def _bare_axis(nest: Nest, one: Affine, size: int) -> str | None:
@@ -166,7 +154,14 @@ def _bare_axis(nest: Nest, one: Affine, size: int) -> str | None:
     return None
 
 
-def _group_and_channel(nest: Nest, one: Affine, groups: set[str], channels: set[str]) -> tuple[str, str] | None:
+def _group_and_channel(
+    nest: Nest, one: Affine, name: str | None, groups: set[str], channels: set[str]
+) -> tuple[str | None, str | None] | None:
+    """Return the group and the channel of a dimension that is one of them, `name`, or both; else None."""
+    if name in groups:
+        return name, None
+    if name in channels:
+        return None, name
     names = [name for name, _ in one.coeffs]
     if len(names) != 2 or one.offset:
         return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 
 import torch
 from torch.nn import functional
 
 from roller_bench.baselines.torch_library import FUNCTIONS, torch_dtype
 from roller_bench.baselines.translate.nest import Nest, affine_index, index_range, nest_of
-from roller_bench.baselines.translate.products import parts
+from roller_bench.baselines.translate.products import factors_of
 from roller_bench.baselines.translate.windows import Convolution, convolution_of
 from roller_svc.errors import BuildError
 from roller_svc.ir.affine import affine
@@ -54,9 +55,9 @@ def _statement_tensor(statement: TensorExpr, nest: Nest, tensors: Tensors) -> to
 def _reduction(nest: Nest, tensors: Tensors) -> torch.Tensor:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     conv = convolution_of(nest, shapes)
-    if conv is not None and not conv.scales and not conv.divisors and _is_plain(nest, conv):
+    if conv is not None and not conv.scales and not conv.divisors and _is_plain(conv):
         return _convolution(nest, conv, *_data_and_weight(nest, conv, tensors))
-    if nest.combine is Combine.SUM and nest.dtype.is_float and (product := _einsum_product(nest, tensors)) is not None:
+    if nest.dtype.is_float and (product := _einsum_product(nest, tensors)) is not None:
         return product
     value = _Body(nest, tensors).whole(nest.body)
     dims = tuple(range(len(nest.spatial), len(nest.axes)))
@@ -76,42 +77,48 @@ def _einsum_product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
 
     Factors that do not vary along the summed axes are applied to the result.
     """
-    over, under = parts(nest.body)
-    summed = {axis.name for axis in nest.reduced}
-    factors = [one for one in over if axes_of(one) & summed]
-    if len(factors) < 2 or any(axes_of(one) & summed for one in under):
+    factors = factors_of(nest)
+    if factors is None or not _is_contraction(nest, factors.varying):
         return None
-    if not all(sum(name in axes_of(one) for one in factors) > 1 for name in summed):
-        return None
-    if len({frozenset(axes_of(one)) for one in factors}) == 1:
-        return None  # equal shapes: an elementwise product and a sum, which compilers fuse
-    for load in (load for one in factors for load in loads_of(one)):
-        iterations = math.prod(nest.extents[name] for name in axes_of(load))
-        if iterations > _MAX_COPIES * tensors[load.tensor].numel():
-            raise BuildError(f"torch would materialise the windows of {load.tensor}", code="no-peer")
+    _check_copies(nest, factors.varying, tensors)
     body, letters = _Body(nest, tensors), dict(zip((a.name for a in nest.axes), string.ascii_letters, strict=False))
     terms, values = [], []
-    for factor in factors:
+    for factor in factors.varying:
         own = axes_of(factor)
         value = body.value(factor)
         values.append(value[tuple(slice(None) if axis.name in own else 0 for axis in nest.axes)])
         terms.append("".join(letters[axis.name] for axis in nest.axes if axis.name in own))
-    common = values[0].dtype
-    for value in values[1:]:
-        common = torch.promote_types(common, value.dtype)
+    common = reduce(torch.promote_types, (value.dtype for value in values))
     used_letters = set().union(*terms)
     spatial = [axis.name for axis in nest.spatial]
     output_term = "".join(letters[name] for name in spatial if letters[name] in used_letters)
     result = torch.einsum(f"{','.join(terms)}->{output_term}", *(value.to(common) for value in values))
     result = result[tuple(slice(None) if letters[name] in used_letters else None for name in spatial)]
-    for one in (one for one in over if not axes_of(one) & summed):
+    for one in factors.scales:
         result = result * body.outer(one)
-    for one in under:
+    for one in factors.divisors:
         result = result / body.outer(one)
     return result
 
 
-def _is_plain(nest: Nest, conv: Convolution) -> bool:
+def _is_contraction(nest: Nest, factors: Sequence[Expr]) -> bool:
+    """Return whether several factors have each summed axis, and not all have the same axes.
+
+    Compilers fuse the product of equal shapes with its sum.
+    """
+    axes = [axes_of(one) for one in factors]
+    shared = all(sum(axis.name in own for own in axes) > 1 for axis in nest.reduced)
+    return shared and len({frozenset(own) for own in axes}) > 1
+
+
+def _check_copies(nest: Nest, factors: Sequence[Expr], tensors: Tensors) -> None:
+    for load in (load for one in factors for load in loads_of(one)):
+        iterations = math.prod(nest.extents[name] for name in axes_of(load))
+        if iterations > _MAX_COPIES * tensors[load.tensor].numel():
+            raise BuildError(f"torch would materialise the windows of {load.tensor}", code="no-peer")
+
+
+def _is_plain(conv: Convolution) -> bool:
     """Return whether torch supports the borders, and both tensors fit after a permutation of dimensions."""
     dims = affine_index(conv.weight) or ()
     bare_dims = all(len(one.coeffs) == 1 and one.coeffs[0][1] == 1 and not one.offset for one in dims)
@@ -130,7 +137,7 @@ def library_convolution(program: TensorProgram, tensors: Tensors) -> tuple[str, 
         return None
     nest = nest_of(program.statements[0])
     conv = convolution_of(nest, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    if conv is None or conv.scales or conv.divisors or not _is_plain(nest, conv):
+    if conv is None or conv.scales or conv.divisors or not _is_plain(conv):
         return None
     data, weight = _data_and_weight(nest, conv, tensors)
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(data.ndim)

@@ -5,6 +5,7 @@ Statements of vector loops → text on vectors.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.congruences import congruence
@@ -112,28 +113,21 @@ class Vector(VectorAccess):
             if self.guard and not all(self.is_in_bounds(load) for load in loads_of(expr)):
                 raise NotVectorizableError
             return VectorValue(self.scalar.value(expr), dtype, is_vector=False)
-        if self.table is not None and expr == self.table.value:
-            numbers = ", ".join(str(self.first_entry + i & self.table.mask) for i in range(self.lanes))
-            return VectorValue(f"({self.type_of(dtype)}){{{numbers}}}", dtype, is_vector=True)
+        if self.table is not None and (entries := self._entries(expr, self.table)) is not None:
+            return entries
         if self.congruences is not None and not self.guard and self._is_uniform(expr):
             text = self.splat(VectorValue(self.scalar.value(self._first_value(expr)), dtype, is_vector=False))
             return VectorValue(text, dtype, is_vector=True)
         if (looked_up := self._lookup(expr)) is not None:
             return looked_up
         match expr:
-            case Load(index=(index,)) if self.table is not None and without_casts(index) == self.table.value:
-                buffer = self.scalar.buffers[expr.tensor]
-                at = f" + {self.first_entry}" if self.first_entry else ""
-                text = f"*({self.type_of(buffer.dtype)} *)({buffer.identifier}{at})"
-                return self.convert(VectorValue(text, buffer.dtype, is_vector=True), dtype)
             case Load():
                 buffer = self.scalar.buffers[expr.tensor]
                 return self.convert(VectorValue(self._elements(expr), buffer.dtype, is_vector=True), dtype)
             case AxisRef():
                 if self.scalar.exceeds_int32(expr):
                     raise NotVectorizableError
-                numbers = ", ".join(str(self.first + i) for i in range(self.lanes))
-                return VectorValue(f"({self.type_of(dtype)}){{{numbers}}}", dtype, is_vector=True)
+                return self._integers(dtype, range(self.first, self.first + self.lanes))
             case Cast(arg=arg):
                 return self._cast(expr, arg)
             case Select():
@@ -144,6 +138,24 @@ class Vector(VectorAccess):
                 return self._op(expr)
             case _:
                 raise NotVectorizableError
+
+    def _entries(self, expr: Expr, table: TableIndex) -> VectorValue | None:
+        """Print the table's index, or elements of a tensor at it, for the entries of a register; None for others."""
+        dtype = expr.dtype.compute
+        if expr == table.value:
+            return self._integers(dtype, (self.first_entry + i & table.mask for i in range(self.lanes)))
+        match expr:
+            case Load(index=(index,)) if without_casts(index) == table.value:
+                buffer = self.scalar.buffers[expr.tensor]
+                at = f" + {self.first_entry}" if self.first_entry else ""
+                text = f"*({self.type_of(buffer.dtype)} *)({buffer.identifier}{at})"
+                return self.convert(VectorValue(text, buffer.dtype, is_vector=True), dtype)
+            case _:
+                return None
+
+    def _integers(self, dtype: DType, numbers: Iterable[int]) -> VectorValue:
+        """Print a vector of known integers."""
+        return VectorValue(f"({self.type_of(dtype)}){{{', '.join(map(str, numbers))}}}", dtype, is_vector=True)
 
     def convert(self, piece: VectorValue, dtype: DType) -> VectorValue:
         """Convert a value to another value type, or an element in memory to a value."""
@@ -307,7 +319,7 @@ class Vector(VectorAccess):
                     is_vector=True,
                 )  # fmt: skip
             case OpKind.MOD if (known := self.known_lanes(op)) is not None:
-                return VectorValue(f"({self.type_of(dtype)}){{{', '.join(map(str, known))}}}", dtype, is_vector=True)
+                return self._integers(dtype, known)
             case OpKind.FLOORDIV | OpKind.MOD as kind if _is_power_of_two(op.args[1]):
                 by = int(_number(op.args[1]))
                 shift = f">> {by.bit_length() - 1}" if kind is OpKind.FLOORDIV else f"& {by - 1}"
@@ -426,26 +438,22 @@ class Vector(VectorAccess):
         if any(c and self.varies(i) for c, i in zip(load.bounds_checked, load.index, strict=False)):
             raise NotVectorizableError
         guarded = bool(self.guard) and load.tensor not in self.registers and not self.is_in_bounds(load)
-        if self.stride(load.tensor, load.index) == 1 and not guarded and not any(load.bounds_checked):
+        is_plain = not guarded and not any(load.bounds_checked)
+        stride = self.stride(load.tensor, load.index)
+        if stride == 1 and is_plain:
             return self.element(load.tensor, load.index)
         if load.tensor in self.registers:
             raise NotVectorizableError
         address = self.offset(load, self.index_at(load.index, 0))
         type_ = self.type_of(buffer.dtype)
-        if self.stride(load.tensor, load.index) == 1:
-            if not guarded:
-                return f"*({type_} *)({buffer.identifier} + {address})"
-            bits = UNSIGNED[buffer.dtype.bits] if buffer.dtype.is_narrow_float else buffer.dtype
-            pointer = f"(const {self.scalar.dialect.storage_type(bits)} *){buffer.identifier} + {address}"
-            masked = self.call(f"masked_{self.type_of(bits)}", self._guard_mask(bits.bits), pointer)
-            return masked if bits is buffer.dtype else f"({type_}){masked}"
-        if not guarded and not any(load.bounds_checked) and self.stride(load.tensor, load.index) == 2:
+        if stride == 1 and not guarded:
+            return f"*({type_} *)({buffer.identifier} + {address})"
+        if stride == 1:
+            return self._masked_elements(buffer, address)
+        if stride == 2 and is_plain:
             return self.call(f"even_{type_}", f"{buffer.identifier} + {address}")
-        is_plain = self.congruences is not None and not guarded and not any(load.bounds_checked)
-        if is_plain and (shared := self._shared_elements(load, buffer)):
-            return shared
-        if not guarded and not any(load.bounds_checked) and (permuted := self._permuted_elements(load, buffer)):
-            return permuted
+        if is_plain and (together := self._shared_elements(load, buffer) or self._permuted_elements(load, buffer)):
+            return together
         if self.lanes > MAX_UNROLLED_LANES:
             raise NotVectorizableError
         lanes = [self._lane(load, buffer, i, guarded=guarded) for i in range(self.lanes)]
@@ -481,7 +489,7 @@ class Vector(VectorAccess):
 
     def _shared_elements(self, load: Load, buffer: BufferRef) -> str | None:
         """Print elements in order that some adjacent lanes share, such as words of packed values; None for others."""
-        offsets = self.lane_offsets(load.tensor, load.index)
+        offsets = None if self.congruences is None else self.lane_offsets(load.tensor, load.index)
         if offsets is None:
             return None
         at, dtype = f"{buffer.identifier} + {self.offset(load, self.index_at(load.index, 0))}", buffer.dtype
@@ -524,6 +532,13 @@ class Vector(VectorAccess):
 
         values = {self.var: num(self.first)}
         return rewrite(fold(substitute(expr, values), self.scalar.values), split_quotient)
+
+    def _masked_elements(self, buffer: BufferRef, address: str) -> str:
+        """Print adjacent elements that are loaded only where the guard holds."""
+        bits = UNSIGNED[buffer.dtype.bits] if buffer.dtype.is_narrow_float else buffer.dtype
+        pointer = f"(const {self.scalar.dialect.storage_type(bits)} *){buffer.identifier} + {address}"
+        masked = self.call(f"masked_{self.type_of(bits)}", self._guard_mask(bits.bits), pointer)
+        return masked if bits is buffer.dtype else f"({self.type_of(buffer.dtype)}){masked}"
 
     def _guard_mask(self, bits: int) -> str:
         if len(self.guard) > MAX_GUARDS:

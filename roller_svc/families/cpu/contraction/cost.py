@@ -23,17 +23,8 @@ from roller_svc.families.common.cpu.micro_kernel_cost import (
     smallest_cache,
     source_bandwidth,
 )
-from roller_svc.families.cpu.contraction.workload import (
-    OperandLayout,
-    PanelLayouts,
-    count_l1_ways,
-    count_members,
-    lines_per_set,
-    loops_over_rows_first,
-    packs_b_on_first_use,
-    rows_per_block,
-    skips_packing_of_a,
-)
+from roller_svc.families.cpu.contraction.blocking import Blocking, count_l1_ways, lines_per_set, plan_blocking
+from roller_svc.families.cpu.contraction.workload import ContractionFacts, OperandLayout, count_members
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
@@ -47,30 +38,26 @@ L1_PREFETCH_VENDORS = frozenset({"amd"})
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """A task's tile of C, rows x columns, in register tiles; `steps` blocks of `kc` along k, in packed words."""
+    """A task's tile of C, rows x columns, as far as it is inside of C; and how it is blocked."""
 
     rows: int
     columns: int
-    mr: int
-    nr: int
-    kc: int
-    depth: int
-    steps: int
+    plan: Blocking
 
 
-def cpu_contraction(p: Workload[PanelLayouts], launch: Launch) -> Costs:
+def cpu_contraction(p: Workload[ContractionFacts], launch: Launch) -> Costs:
     """Return the cost of the core with the most tasks: micro-kernel, C update, packing, store and edges."""
     mach, costs = p.machine, p.machine.costs.contraction
     sizes = _sizes(p, launch)
     kernel = _kernel(p, sizes)
     update = _update(p, sizes)
-    packing = sizes.steps * _packing(p, launch, sizes)
+    packing = sizes.plan.steps * _packing(p, launch, sizes)
     store = _store(p, sizes)
     waves = -(-launch.grid // mach.cores)
     average = p.outer_points / (sizes.rows * sizes.columns) / launch.grid  # of a whole tile: those at edges are smaller
     busy = average * launch.grid / mach.cores if launch.grid >= 4 * mach.cores else max(1.0, waves * average)
     parts = (kernel, update, packing, store + mach.costs.task_cycles)
-    others = p.compulsory_bytes - (p.b.total_bytes if _streams_constant(p, sizes) else 0)
+    others = p.compulsory_bytes - (p.b.total_bytes if sizes.plan.streams_b else 0)
     memory = others / source_bandwidth(mach, p.compulsory_bytes)
     found, names = smallest_cache(mach, p.compulsory_bytes), ("compute", "update", "packing", "task")
     return Costs(
@@ -85,14 +72,9 @@ def cpu_contraction(p: Workload[PanelLayouts], launch: Launch) -> Costs:
     )
 
 
-def _sizes(p: Workload[PanelLayouts], launch: Launch) -> _Sizes:
-    mc, nc, kc = (extent_on(launch.block, axis) for axis in (p.m, p.n, p.k))
-    depth = -(-p.extent(p.k) // launch.split_k)
-    return _Sizes(
-        rows=min(mc, p.extent(p.m)), columns=min(nc, p.extent(p.n)), mr=extent_on(launch.thread, p.m),
-        nr=extent_on(launch.thread, p.n), kc=p.packed_words(min(kc, depth)), depth=p.packed_words(depth),
-        steps=-(-depth // kc),
-    )  # fmt: skip
+def _sizes(p: Workload[ContractionFacts], launch: Launch) -> _Sizes:
+    rows, columns = (min(extent_on(launch.block, axis), p.extent(axis)) for axis in (p.m, p.n))
+    return _Sizes(rows, columns, plan_blocking(p, launch.block, launch.thread, launch.split_k))
 
 
 def _cut(extent: int, tile: int) -> tuple[tuple[int, int], ...]:
@@ -101,98 +83,65 @@ def _cut(extent: int, tile: int) -> tuple[tuple[int, int], ...]:
     return tuple((size, count) for size, count in ((tile, whole), (tail, 1)) if size and count)
 
 
-def _kernel(p: Workload[PanelLayouts], s: _Sizes) -> float:
+def _kernel(p: Workload[ContractionFacts], s: _Sizes) -> float:
     """Return micro-kernel cycles, with panels from where they are stored.
 
     B is streamed once per k block and block of A, or A once per k block where L2 holds the panels.
     """
     mach, costs = p.machine, p.machine.costs.contraction
-    cycles = tiles_cycles(p, (s.rows, s.columns), (s.mr, s.nr), s.depth, s.steps)
-    if _streams_constant(p, s):
-        packed = s.depth * p.elem_bytes  # of a column
+    cycles = tiles_cycles(p, (s.rows, s.columns), s.plan)
+    if s.plan.streams_b:
+        packed = s.plan.depth * p.elem_bytes  # of a column
         working_set = p.compulsory_bytes - p.b.total_bytes + p.extent(p.n) * packed
         arrival = s.columns * packed * private_seconds_per_byte(mach, working_set) * mach.clock_hz
         return max(cycles, arrival)
-    at_once = rows_per_block(s.rows, s.mr, s.kc, p.elem_bytes, _l2_bytes(p))
+    at_once = s.plan.block_rows
     is_prefetched = False
-    if _packs_on_first_use(p, s):
-        streamed, sweeps = s.rows * s.kc * p.elem_bytes, float(-(-s.columns // s.nr))
-    elif _loops_over_rows(p, s):
-        streamed, sweeps = at_once * s.kc * p.elem_bytes, s.rows / at_once
-        cycles += s.steps * max(0.0, sweeps - 1) * _reload_cycles(p, s, at_once)
+    if s.plan.packs_b_on_first_use:
+        streamed, sweeps = s.rows * s.plan.kc * p.elem_bytes, float(-(-s.columns // s.plan.nr))
+    elif s.plan.rows_outer:
+        streamed, sweeps = at_once * s.plan.kc * p.elem_bytes, s.rows / at_once
+        cycles += s.plan.steps * max(0.0, sweeps - 1) * _reload_cycles(p, s, at_once)
     else:
-        streamed, sweeps, is_prefetched = s.columns * s.kc * p.elem_bytes, float(-(-s.rows // at_once)), True
-    arrival = s.steps * sweeps * streamed / (private_bandwidth(mach, streamed) / mach.clock_hz)
+        streamed, sweeps, is_prefetched = s.columns * s.plan.kc * p.elem_bytes, float(-(-s.rows // at_once)), True
+    arrival = s.plan.steps * sweeps * streamed / (private_bandwidth(mach, streamed) / mach.clock_hz)
     if is_prefetched and streamed > _l2_bytes(p) // 2:
-        arrival = s.steps * sweeps * streamed * sum(_spill_cycles_per_byte(p, s))
+        arrival = s.plan.steps * sweeps * streamed * sum(_spill_cycles_per_byte(p, s))
     if is_prefetched:  # a part of the next panel with every k
         arrival *= min(1.0, arrival / (costs.prefetch_hidden_fraction * cycles))
     return cycles + costs.llc_exposed_fraction * arrival
 
 
-def _streams_constant(p: Workload[PanelLayouts], s: _Sizes) -> bool:
-    """Return whether prepacked panels of B are read once, by the only panel of A: a product of few rows.
-
-    The micro-kernel then takes as long as they take to arrive.
-    """
-    return p.b.is_constant and s.rows <= s.mr
-
-
-def _reload_cycles(p: Workload[PanelLayouts], s: _Sizes, at_once: int) -> float:
+def _reload_cycles(p: Workload[ContractionFacts], s: _Sizes, at_once: int) -> float:
     """Return cycles to reload B's block from the LLC, as far as rows of A evict it from L2."""
-    if skips_packing(p, s.columns, (s.mr, s.nr, s.kc)):
+    if not s.plan.packs_a:
         return 0.0
-    mach, row = p.machine, s.kc * p.elem_bytes
+    mach, row = p.machine, s.plan.kc * p.elem_bytes
     working_set = s.columns * row + 2 * at_once * row + at_once * s.columns * p.elem_bytes
     lost = 1.0 - mach.costs.memory.hit_rate(_l2_bytes(p), working_set)
     return lost * s.columns * row / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
 
 
-def _packs_on_first_use(p: Workload[PanelLayouts], s: _Sizes) -> bool:
-    """Return whether the first panel of A that uses a panel of B packs it."""
-    plain = p.k is not None and count_members(p, p.k) == 1 and p.b.elem_bytes == p.elem_bytes
-    if s.steps > 1 or not plain or p.b.is_constant or p.facts.b is not OperandLayout.PANEL_MAJOR:
-        return False
-    panels = -(-s.rows // s.mr)
-    of_a, of_b = panels * s.mr * s.kc * p.elem_bytes, s.nr * p.elem_bytes
-    return packs_b_on_first_use(panels, of_a, of_b, p.b.total_bytes, p.machine.hw)
-
-
-def _loops_over_rows(p: Workload[PanelLayouts], s: _Sizes) -> bool:
-    return _is_ir_outer(p, (s.rows, s.columns), (s.mr, s.nr), s.kc)
-
-
-def _is_ir_outer(p: Workload[PanelLayouts], extents: tuple[int, int], tile: tuple[int, int], kc: int) -> bool:
-    """Return whether the loop over panels of A is the outer one, for a task of rows x columns."""
-    (rows, columns), (mr, nr), l2_bytes = extents, tile, _l2_bytes(p)
-    if not skips_packing(p, columns, (mr, nr, kc)):
-        rows = rows_per_block(rows, mr, kc, p.elem_bytes, l2_bytes)
-    columns = -(-columns // nr) * nr
-    return loops_over_rows_first(rows, columns, kc, p.elem_bytes, l2_bytes, b_is_constant=p.b.is_constant)
-
-
-def _l2_bytes(p: Workload[PanelLayouts]) -> int:
+def _l2_bytes(p: Workload[ContractionFacts]) -> int:
     return p.machine.hw.block_level.capacity_bytes
 
 
-def tiles_cycles(
-    p: Workload[PanelLayouts], extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1
-) -> float:
+def tiles_cycles(p: Workload[ContractionFacts], extents: tuple[int, int], plan: Blocking) -> float:
     """Return micro-kernel cycles for rows x columns of C, with smaller register tiles at the edges."""
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
-    cycles, step = 0.0, -(-depth // steps)
-    for height, down in _cut(extents[0], tile[0]):
-        for width, across in _cut(extents[1], tile[1]):
+    cycles, step = 0.0, -(-plan.depth // plan.steps)
+    for height, down in _cut(extents[0], plan.mr):
+        for width, across in _cut(extents[1], plan.nr):
             vectors = -(-width // lanes)
             each = kernel_cycles(p.machine, height, vectors)
             each -= _tile_overlap_cycles(p.machine, height, vectors, step) / step
             each += costs.load_cycles * _port_contention(p.machine, height, vectors, each)
-            from_l2 = _l2_bytes_per_k(p, extents, (height, width), step) / p.machine.l2_bytes_per_cycle
+            from_l2 = _l2_bytes_per_k(p, extents, (height, width), plan) / p.machine.l2_bytes_per_cycle
             exposed = 0.0 if p.machine.hw.vendor in L1_PREFETCH_VENDORS else costs.l2_exposed_fraction
             each = max(each + exposed * from_l2, from_l2 / costs.l2_bandwidth_under_compute)
             call = _call_cycles(p.machine, (height * vectors + height + vectors) / each, step * each)
             call += max(0.0, p.machine.store_cycles * height * vectors - costs.hidden_store_cycles)
-            cycles += down * across * (steps * call + depth * each)
+            cycles += down * across * (plan.steps * call + plan.depth * each)
     return cycles
 
 
@@ -229,113 +178,101 @@ def _tile_overlap_cycles(mach: Machine, height: int, vectors: int, depth: int) -
     return latency * min(rob_depth, depth / 2) * free
 
 
-def _l2_bytes_per_k(p: Workload[PanelLayouts], extents: tuple[int, int], tile: tuple[int, int], step: int) -> float:
+def _l2_bytes_per_k(
+    p: Workload[ContractionFacts], extents: tuple[int, int], tile: tuple[int, int], plan: Blocking
+) -> float:
     """Return the bytes that each k of a register tile reads from L2.
 
     One operand's panel is reused while panels of the other stream by. L1 holds those only where all are small; next to
     long ones it does not retain the reused panel either.
     """
     (rows, columns), (height, width) = extents, tile
-    row = step * p.elem_bytes
+    row = -(-plan.depth // plan.steps) * p.elem_bytes
     reused, streamed, block = (width, height, rows)
-    if _is_ir_outer(p, extents, tile, step):
+    if plan.rows_outer:
         reused, streamed, block = (height, width, columns)
     reload, load = _l1_miss_fraction(p, (height + width) * row), _l1_miss_fraction(p, (reused + block) * row)
     return (reload * reused + load * streamed) * p.elem_bytes
 
 
-def _l1_miss_fraction(p: Workload[PanelLayouts], working_set_bytes: int) -> float:
+def _l1_miss_fraction(p: Workload[ContractionFacts], working_set_bytes: int) -> float:
     """Return the fraction of a repeated working set that comes from L2."""
     capacity = L1_PANEL_FRACTION * p.machine.caches[-1].bytes_per_core
     return min(1.0, max(0.0, working_set_bytes / capacity - 1.0))
 
 
-def _update(p: Workload[PanelLayouts], s: _Sizes) -> float:
+def _update(p: Workload[ContractionFacts], s: _Sizes) -> float:
     """Return cycles of C: to memory, most of it overlapped; between k blocks to the cache that holds the tile."""
     mach, costs = p.machine, p.machine.costs.contraction
     vectors = s.rows * -(-s.columns // mach.unit.shape[-1])
     tile_bytes = s.rows * s.columns * p.elem_bytes
-    if s.steps == 1:
+    if s.plan.steps == 1:
         all_of_it = source_bandwidth(mach, p.outer_points * p.elem_bytes) / mach.cores / mach.clock_hz
         return costs.output_exposed_fraction * 2 * tile_bytes / all_of_it
-    between = tile_bytes + (s.rows + s.columns) * s.kc * p.elem_bytes  # working set of a k block
-    return s.steps * (
+    between = tile_bytes + (s.rows + s.columns) * s.plan.kc * p.elem_bytes  # working set of a k block
+    return s.plan.steps * (
         vectors + costs.llc_exposed_fraction * 2 * tile_bytes / (private_bandwidth(mach, between) / mach.clock_hz)
     )
 
 
-def _packing(p: Workload[PanelLayouts], launch: Launch, s: _Sizes) -> float:
+def _packing(p: Workload[ContractionFacts], launch: Launch, s: _Sizes) -> float:
     """Return cycles to pack one k block of A and B.
 
     Unpacked A comes from memory all the same, partly overlapped: hardware prefetchers follow its rows.
     """
     costs = p.machine.costs.contraction
-    if _streams_constant(p, s):
+    if s.plan.streams_b:
         b = 0.0  # `_kernel` has the time in which it arrives
     else:
-        b = packing_cycles(p, p.b, p.facts.b, launch.block, (p.n, s.nr)) + _panel_spill_cycles(p, s)
-    if _packs_on_first_use(p, s):
-        b = max(
-            b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.exposed_packing_fraction * b
-        )
-    if skips_packing(p, extent_on(launch.block, p.n), (s.mr, s.nr, s.kc)):
-        slower = costs.set_conflict_factor if has_set_conflicts(p, s.mr) else 1.0
-        begun = _segment_start_cycles(p, p.a, launch.block, launch.block) / s.mr  # in parallel
+        b = packing_cycles(p, p.b, p.facts.b.layout, launch.block, (p.n, s.plan.nr)) + _panel_spill_cycles(p, s)
+    if s.plan.packs_b_on_first_use:
+        b = max(b - tiles_cycles(p, (min(s.plan.mr, s.rows), s.columns), s.plan), costs.exposed_packing_fraction * b)
+    if not s.plan.packs_a:
+        slower = costs.set_conflict_factor if has_set_conflicts(p, s.plan.mr) else 1.0
+        begun = _segment_start_cycles(p, p.a, launch.block, launch.block) / s.plan.mr  # in parallel
         return b + costs.llc_exposed_fraction * _arrival_cycles(p, p.a, launch.block, launch.block) * slower + begun
-    return b + packing_cycles(p, p.a, p.facts.a, launch.block, (p.m, s.mr))
+    return b + packing_cycles(p, p.a, p.facts.a.layout, launch.block, (p.m, s.plan.mr))
 
 
-def _panel_spill_cycles(p: Workload[PanelLayouts], s: _Sizes) -> float:
+def _panel_spill_cycles(p: Workload[ContractionFacts], s: _Sizes) -> float:
     """Return cycles of packed panels of B to the LLC and back, as far as they do not fit in L2."""
-    if p.b.is_constant or _packs_on_first_use(p, s):
+    if p.b.is_constant or s.plan.packs_b_on_first_use:
         return 0.0
-    mach, block = p.machine, s.columns * s.kc * p.elem_bytes
+    mach, block = p.machine, s.columns * s.plan.kc * p.elem_bytes
     lost = block * (1.0 - mach.costs.memory.hit_rate(_l2_bytes(p), 2 * block))
     to_cache, to_memory = _spill_cycles_per_byte(p, s)
-    to_llc = mach.costs.contraction.llc_exposed_fraction * (2.0 if _loops_over_rows(p, s) else 1.0) * to_cache
+    to_llc = mach.costs.contraction.llc_exposed_fraction * (2.0 if s.plan.rows_outer else 1.0) * to_cache
     return lost * (to_llc + 2 * to_memory)  # read for ownership
 
 
-def _spill_cycles_per_byte(p: Workload[PanelLayouts], s: _Sizes) -> tuple[float, float]:
+def _spill_cycles_per_byte(p: Workload[ContractionFacts], s: _Sizes) -> tuple[float, float]:
     """Return cycles per byte of panels of B outside L2: (in the LLC, in memory)."""
-    mach, working_set = p.machine, (2 * s.kc + s.rows) * s.columns * p.elem_bytes
+    mach, working_set = p.machine, (2 * s.plan.kc + s.rows) * s.columns * p.elem_bytes
     last, cycles = mach.caches[0], mach.cores * mach.clock_hz
     hit_rate = mach.costs.memory.hit_rate(last.bytes_per_core, working_set, is_last=True)
     return hit_rate / last.bytes_per_s * cycles, (1 - hit_rate) / mach.dram.bandwidth_bytes_per_s * cycles
 
 
-def skips_packing(p: Workload[PanelLayouts], columns: int, tile: tuple[int, int, int]) -> bool:
-    """Return whether A is not packed, for a task of `columns` columns in tiles of (mr, nr, kc)."""
-    along_k = p.facts.a is OperandLayout.K_MAJOR and p.machine.unit.k_group == 1
-    if not along_k or p.a.is_constant or p.a.elem_bytes != p.elem_bytes:
-        return False
-    return skips_packing_of_a(columns, tile, _row_bytes(p), p.elem_bytes, p.machine.hw)
-
-
-def has_set_conflicts(p: Workload[PanelLayouts], mr: int) -> bool:
+def has_set_conflicts(p: Workload[ContractionFacts], mr: int) -> bool:
     """Return whether unpacked rows of A evict each other from L1: one page apart, one set."""
-    return lines_per_set(mr, _row_bytes(p)) > count_l1_ways(p.machine.hw)
+    return lines_per_set(mr, p.facts.a.panel_stride * p.elem_bytes) > count_l1_ways(p.machine.hw)
 
 
-def _row_bytes(p: Workload[PanelLayouts]) -> int:
-    return p.a.tensors[0].access.dims[-1].size * p.elem_bytes
-
-
-def _store(p: Workload[PanelLayouts], s: _Sizes) -> float:
+def _store(p: Workload[ContractionFacts], s: _Sizes) -> float:
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
     each = 2.0 * -(-s.columns // lanes)
     if count_members(p, p.n) > 1:
-        across = _row_crossing_fraction(p, p.n, s.nr)
+        across = _row_crossing_fraction(p, p.n, s.plan.nr)
         each = across * costs.scatter_cycles * s.columns + (1 - across) * each
     tensors = len(p.epilogue.tensors)
     if tensors > 1 or count_members(p, p.n) > 1 or count_members(p, p.m) > 1:
         return s.rows * each * max(1, tensors)
-    edge = s.columns % s.nr
-    return s.steps * s.rows * costs.edge_cycles * -(-edge // lanes) if edge % lanes else 0.0
+    edge = s.columns % s.plan.nr
+    return s.plan.steps * s.rows * costs.edge_cycles * -(-edge // lanes) if edge % lanes else 0.0
 
 
 def packing_cycles(
-    p: Workload[PanelLayouts],
+    p: Workload[ContractionFacts],
     operand: OperandFootprint,
     layout: OperandLayout,
     block: Tile,
@@ -374,7 +311,7 @@ def packing_cycles(
 
 
 def _streamed_tile(
-    p: Workload[PanelLayouts], operand: OperandFootprint, block: Tile, panel: tuple[int | None, int]
+    p: Workload[ContractionFacts], operand: OperandFootprint, block: Tile, panel: tuple[int | None, int]
 ) -> Tile:
     """Return what is read row by row: a whole block, or single panels of fused axes beyond the LLC."""
     axis, size = panel
@@ -388,7 +325,7 @@ def _vectors(size: int, lanes: int) -> int:
     return size // lanes + (size % lanes).bit_count()
 
 
-def _row_crossing_fraction(p: Workload[PanelLayouts], panel_axis: int | None, size: int) -> float:
+def _row_crossing_fraction(p: Workload[ContractionFacts], panel_axis: int | None, size: int) -> float:
     """Return the fraction of panels that span several rows of the innermost of fused axes."""
     members = () if panel_axis is None else p.space.axes[panel_axis].members
     if not members or members[-1].extent < size:
@@ -396,7 +333,7 @@ def _row_crossing_fraction(p: Workload[PanelLayouts], panel_axis: int | None, si
     return min(1.0, (size - math.gcd(size, members[-1].extent)) / members[-1].extent)
 
 
-def _arrival_cycles(p: Workload[PanelLayouts], operand: OperandFootprint, block: Tile, accessed: Tile) -> float:
+def _arrival_cycles(p: Workload[ContractionFacts], operand: OperandFootprint, block: Tile, accessed: Tile) -> float:
     """Return cycles for one block of an operand to arrive, segment by segment of the `accessed` tile.
 
     Gaps of less than a few lines do not end a segment.
@@ -407,7 +344,9 @@ def _arrival_cycles(p: Workload[PanelLayouts], operand: OperandFootprint, block:
     return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.segment_start_cycles * runs
 
 
-def _segment_start_cycles(p: Workload[PanelLayouts], operand: OperandFootprint, block: Tile, accessed: Tile) -> float:
+def _segment_start_cycles(
+    p: Workload[ContractionFacts], operand: OperandFootprint, block: Tile, accessed: Tile
+) -> float:
     """Return exposed start-up cycles of segments in memory or a far cache.
 
     Segments of a page or more wait until prefetchers follow them; short ones wait less, since others are in flight.
@@ -420,6 +359,6 @@ def _segment_start_cycles(p: Workload[PanelLayouts], operand: OperandFootprint, 
     return alone * prefetch_rampup_cycles(p.machine, smallest_cache(p.machine, operand.total_bytes))
 
 
-def _source_bandwidth_of(p: Workload[PanelLayouts], operand: OperandFootprint) -> float:
+def _source_bandwidth_of(p: Workload[ContractionFacts], operand: OperandFootprint) -> float:
     """Return the bytes per cycle for one core from the level that holds the operand."""
     return source_bandwidth(p.machine, operand.total_bytes) / p.machine.cores / p.machine.clock_hz

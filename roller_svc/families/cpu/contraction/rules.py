@@ -10,8 +10,8 @@ from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles
 from roller_svc.families.common.cpu.rules import Steps, TileRules, equal_parts, equal_steps
 from roller_svc.families.common.cpu.tasks import MIN_TASK_S
-from roller_svc.families.cpu.contraction.cost import has_set_conflicts, skips_packing, tiles_cycles
-from roller_svc.families.cpu.contraction.workload import L2_COLUMNS_FRACTION
+from roller_svc.families.cpu.contraction.blocking import L2_COLUMNS_FRACTION, plan_blocking
+from roller_svc.families.cpu.contraction.cost import has_set_conflicts, tiles_cycles
 from roller_svc.perf.footprint import Tile
 
 M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # 9 x 48 fills 31 of 32 registers
@@ -69,13 +69,6 @@ class CpuContractionRules(TileRules):
             return f"{last.name} tile of C"
         return ""
 
-    def _skips_packing_of_a(self, block: Tile, base: ThreadTile) -> bool:
-        """Return whether A is not packed."""
-        p = self.workload
-        return skips_packing(
-            p, extent_on(block, p.n), (extent_on(base.tile, p.m), extent_on(base.tile, p.n), extent_on(block, p.k))
-        )
-
     def _panel_bytes(self) -> float:
         return L2_PANEL_FRACTION * self.workload.machine.hw.block_level.capacity_bytes
 
@@ -110,8 +103,9 @@ class CpuContractionRules(TileRules):
     def _kernel_time(self, thread: Tile) -> tuple[float, float]:
         p = self.workload
         m, n = extent_on(thread, p.m), extent_on(thread, p.n)
-        cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.packed_words(p.extent(p.k)))
-        collides = self._skips_packing_of_a(p.extents, ThreadTile(thread)) and has_set_conflicts(p, m)
+        plan = plan_blocking(p, p.extents, thread)
+        cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), plan)
+        collides = not plan.packs_a and has_set_conflicts(p, m)
         return cycles * (p.machine.costs.contraction.set_conflict_factor if collides else 1.0), 1 / m + 1 / n
 
     def _cuts(self) -> set[int]:
@@ -150,7 +144,7 @@ class CpuContractionRules(TileRules):
         if depth <= MAX_K_STEP:
             even.add(depth)
         longest = equal_steps(depth, MAX_K_STEP)
-        if self._skips_packing_of_a(p.extents, base) and longest <= limit:
+        if not plan_blocking(p, p.extents, base.tile).packs_a and longest <= limit:
             return (longest,)  # unpacked rows of A restart with each k block
         fitting = sorted(k for k in even if k <= limit)
         return tuple(fitting[-2:] or [max(1, min(depth, limit, K_STEPS[0]))])

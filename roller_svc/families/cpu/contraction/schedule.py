@@ -15,23 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.cpu.dot import WORD, DotOperands, dot_operands
+from roller_svc.families.common.cpu.dot import WORD, DotOperands
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES, prefetch_is_profitable
 from roller_svc.families.common.view import GemmView, bind_members
+from roller_svc.families.cpu.contraction.blocking import Blocking, plan_blocking
 from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, Packing, Panels, for_panel
 from roller_svc.families.cpu.contraction.vnni_packing import VnniPacking
-from roller_svc.families.cpu.contraction.workload import (
-    CpuOperand,
-    OperandLayout,
-    PanelLayouts,
-    cpu_operands,
-    loops_over_rows_first,
-    packs_b_on_first_use,
-    rows_per_block,
-    skips_packing_of_a,
-)
+from roller_svc.families.cpu.contraction.workload import ContractionFacts, CpuOperand
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import KernelGroup
@@ -158,12 +150,12 @@ STEP, BLOCK = "k.step", "m.block"
 PREFETCH_ROWS = 8  # prefetch distance in rows of B; 4 to 16 perform alike
 
 
-def lower(group: KernelGroup, program: RProgram, workload: Workload[PanelLayouts]) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[ContractionFacts]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks, each a blocked contraction."""
-    group = replace(group, space=program.space)
-    hw, dot = workload.machine.hw, dot_operands(program.unit, group)
-    operands = cpu_operands(group, None if dot is None else (dot.a, dot.b))
-    return (ScheduleTree(group.name, _Blocked(GemmView.of(group, program), program, operands, hw, dot).tasks()),)
+    view = GemmView.of(replace(group, space=program.space), program)
+    tile = workload.footprint.tile
+    plan = plan_blocking(workload, tile(program.block), tile(program.thread))
+    return (ScheduleTree(group.name, _Blocked(view, program, workload, plan).tasks()),)
 
 
 def _padded(extent: int, tile: int) -> int:
@@ -174,9 +166,21 @@ def _padded(extent: int, tile: int) -> int:
 class _Blocked:
     view: GemmView
     program: RProgram
-    operands: tuple[CpuOperand, CpuOperand]
-    hw: HardwareSpec
-    dot: DotOperands | None  # packed types for dot-product instructions; k then counts words of several elements
+    workload: Workload[ContractionFacts]
+    plan: Blocking
+
+    @property
+    def hw(self) -> HardwareSpec:
+        return self.workload.machine.hw
+
+    @property
+    def operands(self) -> tuple[CpuOperand, CpuOperand]:
+        return self.workload.facts.a, self.workload.facts.b
+
+    @property
+    def dot(self) -> DotOperands | None:
+        """Return the packed types for dot-product instructions; k then counts words of several elements."""
+        return self.workload.facts.dot
 
     # tile sizes -----------------------------------------------------------------------------------------------------
     @property
@@ -190,11 +194,9 @@ class _Blocked:
     @property
     def rows(self) -> Panels:
         """Return the row panels of one block of A, or of the whole task if A is not packed."""
-        m, size = self.view.m, self.program.thread[self.view.m.name]
-        task = self.program.block[m.name]
-        if not self.a_is_unpacked:
-            task = rows_per_block(task, size, self.kc, self.view.dtype.bytes, self.l2_bytes)
-        return Panels(m, task // size, size, 0)
+        m, size = self.view.m, self.plan.mr
+        rows = self.plan.block_rows if self.plan.packs_a else self.program.block[m.name]
+        return Panels(m, rows // size, size, 0)
 
     @property
     def blocks(self) -> int:
@@ -203,64 +205,13 @@ class _Blocked:
 
     @property
     def columns(self) -> Panels:
-        n = self.view.n
-        size = self.program.thread[n.name]
+        n, size = self.view.n, self.plan.nr
         fill = _padded(n.extent % size, self.lanes)
-        return Panels(n, self.program.block[n.name] // size, size, fill, self.packs_b_on_first_use)
-
-    @property
-    def depth(self) -> int:
-        """Return the extent of k, in words for dot-product instructions."""
-        return self._in_words(self.view.k.extent)
-
-    @property
-    def kc(self) -> int:
-        return min(self._in_words(self.program.block[self.view.k.name]), self.depth)
-
-    def _in_words(self, elements: int) -> int:
-        return elements if self.dot is None else ceil_div(elements, self.dot.group)
-
-    @property
-    def steps(self) -> int:
-        return ceil_div(self.depth, self.kc)
+        return Panels(n, self.program.block[n.name] // size, size, fill, self.plan.packs_b_on_first_use)
 
     @property
     def packed_dtype(self) -> DType:
         return self.view.dtype if self.dot is None else WORD
-
-    @property
-    def a_is_unpacked(self) -> bool:
-        a, nc = self.operands[0], self.program.block[self.view.n.name]
-        if self.dot is not None or not a.plain or a.constant or a.layout is not OperandLayout.K_MAJOR:
-            return False
-        tile = (self.program.thread[self.view.m.name], self.program.thread[self.view.n.name], self.kc)
-        size = self.view.dtype.bytes
-        return skips_packing_of_a(nc, tile, a.panel_stride * size, size, self.hw)
-
-    @property
-    def packs_b_on_first_use(self) -> bool:
-        """Return whether the first panel of A packs each panel of B that it meets, before other panels of A follow."""
-        b = self.operands[1]
-        if self.steps > 1 or b.constant or self._packing_of_b.contiguous_source is None:
-            return False
-        block, thread = self.program.block, self.program.thread
-        m, n, size = self.view.m.name, self.view.n.name, self.view.dtype.bytes
-        return packs_b_on_first_use(
-            block[m] // thread[m], block[m] * self.kc * size, thread[n] * size, b.tensor_bytes, self.hw
-        )  # fmt: skip
-
-    @property
-    def loop_order_ir_outer(self) -> bool:
-        """Return whether one panel of A meets all panels of B before the next panel of A.
-
-        C is then written along its rows.
-        """
-        if self.packs_b_on_first_use:
-            return False
-        rows, columns = (panels.count * panels.size for panels in (self.rows, self.columns))
-        return loops_over_rows_first(
-            rows, columns, self.kc, self.view.dtype.bytes, self.l2_bytes, b_is_constant=self.operands[1].constant
-        )
 
     @property
     def accumulates_in_output(self) -> bool:
@@ -275,11 +226,11 @@ class _Blocked:
     # the tree, from the outside in ----------------------------------------------------------------------------------
     def tasks(self) -> tuple[Node, ...]:
         view = self.view
-        k_remaining = min_(num(self.kc), sub(num(self.depth), ref(K_FIRST)))
+        k_remaining = min_(num(self.plan.kc), sub(num(self.plan.depth), ref(K_FIRST)))
         step: tuple[Node, ...] = (*self._pack_b(), *self._over_blocks())
-        step = (Let(K_COUNT, k_remaining if self.depth % self.kc else num(self.kc), step),)
-        step = (Let(K_FIRST, mul(ref(STEP), num(self.kc)), step),)
-        nodes: tuple[Node, ...] = (Loop(STEP, self.steps, LoopKind.SERIAL, step),)
+        step = (Let(K_COUNT, k_remaining if self.plan.depth % self.plan.kc else num(self.plan.kc), step),)
+        step = (Let(K_FIRST, mul(ref(STEP), num(self.plan.kc)), step),)
+        nodes: tuple[Node, ...] = (Loop(STEP, self.plan.steps, LoopKind.SERIAL, step),)
         nodes = self._allocate(nodes)
         columns = self.columns
         remaining = sub(num(ceil_div(columns.axis.extent, columns.size)), mul(ref("n.task"), num(columns.count)))
@@ -294,13 +245,15 @@ class _Blocked:
     def _allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         rows, columns = self.rows, self.columns
         panels_of_b, dtype, packed = 1 if columns.shared_buffer else columns.count, self.view.dtype, self.packed_dtype
-        buffers: list[tuple[str, DType, tuple[int, ...]]] = [(PACKED_B, packed, (panels_of_b, self.kc, columns.size))]
+        buffers: list[tuple[str, DType, tuple[int, ...]]] = [
+            (PACKED_B, packed, (panels_of_b, self.plan.kc, columns.size))
+        ]
         if self._flips_sign_of_a:
             buffers.insert(0, (COMPENSATION, dtype, (columns.count, columns.size)))
-        if not self.a_is_unpacked:
-            buffers.append((PACKED_A, packed, (rows.count, self.kc + self._panel_padding, rows.size)))
+        if self.plan.packs_a:
+            buffers.append((PACKED_A, packed, (rows.count, self.plan.kc + self._panel_padding, rows.size)))
         if not self.accumulates_in_output:
-            panels = (self.blocks * rows.count, columns.count) if self.steps > 1 else (1, 1)
+            panels = (self.blocks * rows.count, columns.count) if self.plan.steps > 1 else (1, 1)
             buffers.append((TILE_C, dtype, (*panels, rows.size, columns.size)))
         elif columns.tail % self.lanes:
             buffers.append((EDGE_C, dtype, (rows.size, columns.fill)))
@@ -318,7 +271,7 @@ class _Blocked:
         return ceil_div(LINE_BYTES, self.rows.size * self.view.dtype.bytes) if self.rows.count > 1 else 0
 
     def _pack_b(self) -> tuple[Node, ...]:
-        packed = () if self.packs_b_on_first_use else self._packing_of_b.nodes(self.columns)
+        packed = () if self.plan.packs_b_on_first_use else self._packing_of_b.nodes(self.columns)
         return (*packed, *self._compute_compensation()) if self._flips_sign_of_a else packed
 
     @property
@@ -353,7 +306,7 @@ class _Blocked:
     def _over_blocks(self) -> tuple[Node, ...]:
         """Loop over the row blocks of A: pack a block, then multiply it by all panels of B."""
         nodes, rows = self._multiply(), self.rows
-        if not self.a_is_unpacked:
+        if self.plan.packs_a:
             nodes = (*self._packing_of_a.nodes(rows), *nodes)
         of_task = self.blocks * rows.count
         task, block = mul(ref("m.task"), num(of_task)), mul(ref(BLOCK), num(rows.count))
@@ -368,7 +321,7 @@ class _Blocked:
         return self._packing(PACKED_A, self.view.operands.a, self.operands[0])
 
     def _packing(self, buffer: str, source: Expr, operand: CpuOperand) -> Packing:
-        k, kc, lanes = self.view.k, self.kc, self.lanes
+        k, kc, lanes = self.view.k, self.plan.kc, self.lanes
         if self.dot is None:
             return Packing(buffer, source, operand, k, kc, lanes, self.view.dtype)
         of_type, flip = (self.dot.a, self.dot.sign_mask) if buffer == PACKED_A else (self.dot.b, 0)
@@ -380,12 +333,12 @@ class _Blocked:
 
         def over_columns(height: int) -> tuple[Node, ...]:
             edge = self._tile(height, columns.tail)
-            if columns.tail and self.packs_b_on_first_use and self._first_panel_may_have(height):
+            if columns.tail and self.plan.packs_b_on_first_use and self._first_panel_may_have(height):
                 edge = (Branch(self._is_first_panel, self._packing_of_b.pack_edge(columns)), *edge)
             return columns.dispatch_edge(self._tile(height, columns.size), edge)
 
         nodes = rows.dispatch_edge(over_columns(rows.size), over_columns(rows.tail))
-        inner, outer = (columns, rows) if self.loop_order_ir_outer else (rows, columns)
+        inner, outer = (columns, rows) if self.plan.rows_outer else (rows, columns)
         return (outer.loop((inner.loop(nodes),)),)
 
     @property
@@ -404,18 +357,18 @@ class _Blocked:
         if not self.accumulates_in_output:
             tile = CTile(TILE_C, lambda row, column: (*self._tile_panel(), row, column))
             finish = (Routine("store", self._run_epilogue(height, width)),)
-            if self.steps == 1:
+            if self.plan.steps == 1:
                 return (*self._multiply_tile(height, width, tile), *finish)
             nodes = self._multiply_tile(height, width, tile, fresh)
-            return (*nodes, Branch(eq(ref(STEP), num(self.steps - 1)), finish))
+            return (*nodes, Branch(eq(ref(STEP), num(self.plan.steps - 1)), finish))
         if width % self.lanes == 0:
             tile = CTile(self.view.group.statements[0].output, self._output)
-            return self._multiply_tile(height, width, tile, fresh if self.steps > 1 else None)
+            return self._multiply_tile(height, width, tile, fresh if self.plan.steps > 1 else None)
         edge = CTile(EDGE_C, lambda row, column: (row, column))
         return (*self._multiply_tile(height, width, edge), *self._store_edge(height, width, fresh))
 
     def _tile_panel(self) -> tuple[Expr, Expr]:
-        if self.steps == 1:
+        if self.plan.steps == 1:
             return num(0), num(0)
         return add(mul(ref(BLOCK), num(self.rows.count)), ref("m.panel")), ref("n.panel")
 
@@ -432,19 +385,19 @@ class _Blocked:
             store = Compute(statement.output, self._output(row, ref(LANE)), total, combine)
             return (Loop(row.name, height, LoopKind.SERIAL, (Loop(LANE, width, LoopKind.VECTOR, (store,)),)),)
 
-        return stored(None) if self.steps == 1 else (Branch(fresh, stored(None), stored(Combine.SUM)),)
+        return stored(None) if self.plan.steps == 1 else (Branch(fresh, stored(None), stored(Combine.SUM)),)
 
     def _multiply_tile(self, height: int, width: int, tile: CTile, fresh: Expr | None = None) -> tuple[Node, ...]:
         """Run the micro-kernel, which packs B on its first use; panels at the edge are packed before."""
         kernel = self._micro_kernel(height, width)
         output_prefetch = OutputPrefetch(
-            self.view, height if self.accumulates_in_output or self.steps == 1 else 0, width
+            self.view, height if self.accumulates_in_output or self.plan.steps == 1 else 0, width
         )
-        prefetches = output_prefetch.in_step(self.kc)
-        if self.a_is_unpacked:
+        prefetches = output_prefetch.in_step(self.plan.kc)
+        if not self.plan.packs_a:
             prefetches = (*prefetches, *OperandPrefetch(self.view, self.operands[0], height, self.hw).nodes())
         nodes = replace(kernel, prefetches=(*kernel.prefetches, *prefetches)).nodes(tile, fresh)
-        if self.packs_b_on_first_use and width == self.columns.size and self._first_panel_may_have(height):
+        if self.plan.packs_b_on_first_use and width == self.columns.size and self._first_panel_may_have(height):
             packing_prefetches = (*self._prefetch_rows_of_b(), *prefetches)
             packs = replace(
                 kernel, b=self._element_of_b, packs_b=self._packed_element_of_b, prefetches=packing_prefetches
@@ -475,7 +428,7 @@ class _Blocked:
     def _micro_kernel(self, height: int, width: int) -> MicroKernel:
         dtype = self.view.dtype
         return MicroKernel(
-            height, _padded(width, self.lanes), self.lanes, dtype, (KLoop(K_ROW, self.kc, ref(K_COUNT)),),
+            height, _padded(width, self.lanes), self.lanes, dtype, (KLoop(K_ROW, self.plan.kc, ref(K_COUNT)),),
             a=self._element_of_a,
             b=self._packed_element_of_b,
             registers=self.hw.limits.max_registers_per_thread,
@@ -486,7 +439,7 @@ class _Blocked:
 
     def _element_of_a(self, row: Expr) -> Expr:
         view = self.view
-        if not self.a_is_unpacked:
+        if self.plan.packs_a:
             return Load(PACKED_A, (ref("m.panel"), ref(K_ROW), row), self.packed_dtype)
         m, k = view.m.members[0].name, view.k.members[0].name
         return substitute(view.operands.a, {m: add(ref("m.place"), row), k: add(ref(K_FIRST), ref(K_ROW))})
@@ -494,12 +447,12 @@ class _Blocked:
     def _prefetch_columns(self) -> tuple[Node, ...]:
         """Prefetch a part of the next panel of B with each panel of A."""
         rows, columns = self.rows, self.columns
-        if self.operands[1].constant and self.blocks * rows.count == 1:
+        if self.plan.streams_b:
             return self._prefetch_stream_of_b()
-        if columns.count == 1 or columns.shared_buffer or self.loop_order_ir_outer:
+        if columns.count == 1 or columns.shared_buffer or self.plan.rows_outer:
             return ()
         elems_per_step = ceil_div(columns.size, rows.count)
-        element = mul(add(mul(ref("m.panel"), num(self.kc)), ref(K_ROW)), num(elems_per_step))
+        element = mul(add(mul(ref("m.panel"), num(self.plan.kc)), ref(K_ROW)), num(elems_per_step))
         return (Prefetch(PACKED_B, (add(ref("n.panel"), num(1)), num(0), element), 0),)
 
     def _prefetch_stream_of_b(self) -> tuple[Node, ...]:
@@ -508,7 +461,7 @@ class _Blocked:
         Panels follow each other in memory. Within L2, prefetches cost more than they hide.
         """
         size = self.packed_dtype.bytes
-        b_bytes = self.columns.axis.extent * self.depth * size
+        b_bytes = self.columns.axis.extent * self.plan.depth * size
         if b_bytes <= self.l2_bytes or not prefetch_is_profitable(self.view.group, self.program, self.hw):
             return ()
         lines = range(0, self.columns.size, LINE_BYTES // size)
@@ -524,7 +477,7 @@ class _Blocked:
         if not self.operands[0].constant or rows.count == 1 or columns.count > rows.size:
             return ()
         elems_per_step = ceil_div(rows.size, columns.count)
-        element = mul(add(mul(ref("n.panel"), num(self.kc)), ref(K_ROW)), num(elems_per_step))
+        element = mul(add(mul(ref("n.panel"), num(self.plan.kc)), ref(K_ROW)), num(elems_per_step))
         return (Prefetch(PACKED_A, (add(ref("m.panel"), num(1)), num(0), element), 0),)
 
     def _run_epilogue(self, height: int, width: int) -> tuple[Node, ...]:
