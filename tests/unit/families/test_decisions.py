@@ -37,6 +37,8 @@ CASES = [*read_cases().values()][::40]
 CPUS = ("cpu-x86-avx2", "cpu-x86-avx512")
 GPUS = ("nvidia-a100-sxm-80gb", "nvidia-h200-sxm", "amd-mi250x")
 PLANS = 3
+# Families whose shared memory follows from the tile alone; a reduction's has buffers of its statements too.
+EXACT = ("gpu/simt_contraction", "gpu/mma_contraction", "gpu/mma_attention", "gpu/elementwise", "gpu/window")
 Facts = Mapping[str, object]
 
 
@@ -126,7 +128,7 @@ def test_cpu_trees_pack_and_loop_as_planned(target: str) -> None:
 
 @pytest.mark.parametrize("target", GPUS)
 def test_gpu_blocks_take_what_the_cost_assumes(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads and shared memory, of reductions that are not split. wgmma reserves the larger of its two epilogues."""
+    """Threads and, where a tile decides them, the bytes of shared memory. wgmma reserves the larger of two epilogues."""
     dialect_of = function.dialect_of
     monkeypatch.setattr(function, "dialect_of", lambda arch: replace(dialect_of(arch), static_shared_bytes=0))
     hw, checked = hardware.load(target), 0
@@ -136,10 +138,10 @@ def test_gpu_blocks_take_what_the_cost_assumes(target: str, monkeypatch: pytest.
             source = emit_plan(grouped.plan, program, grouped.groups, hw)
             for name, _, tiles, family, workload in first_launches(grouped, hw):
                 needs, launch = family.model(workload).resources(tiles), source.launches[source.main_launch(name)]
-                if needs is None or tiles.split_k > 1 or tiles not in [c.program for c in grouped.plan.choices]:
+                if needs is None:
                     continue
                 assert needs.threads == math.prod(launch.block), (case.id, tiles.tile_text)
                 spare = needs.shared_bytes - launch.shared_bytes
-                assert spare >= 0 if family.name == "gpu/wgmma_contraction" else spare == 0, (case.id, tiles.tile_text)
+                assert spare == 0 if family.name in EXACT else spare >= 0 or family.name == "gpu/reduction", case.id
                 checked += 1
     assert checked > 10

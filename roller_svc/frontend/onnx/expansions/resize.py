@@ -47,28 +47,22 @@ class _Options:
 
 def _resize(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     x = node.operand(0)
-    mode = node.text("mode", "nearest")
+    mode = node.choice("mode", "nearest", ("nearest", "linear", "cubic"))
     if node.opset < 11:
         options = _Options(mode, "asymmetric", "floor", -0.75, antialias=False, exclude_outside=False)
         sizes, scales, region = None, _floats(node, 1, "scales"), None
         policy, axes = "stretch", list(range(x.rank))
     else:
+        rounding = node.choice("nearest_mode", "round_prefer_floor", _ROUNDINGS)
         options = _Options(
-            mode, node.text("coordinate_transformation_mode", "half_pixel"),
-            node.text("nearest_mode", "round_prefer_floor"), node.number("cubic_coeff_a", -0.75),
-            bool(node.integer("antialias", 0)), bool(node.integer("exclude_outside", 0)),
+            mode, node.choice("coordinate_transformation_mode", "half_pixel", _TRANSFORMATIONS), rounding,
+            node.number("cubic_coeff_a", -0.75), bool(node.integer("antialias", 0)),
+            bool(node.integer("exclude_outside", 0)),
         )  # fmt: skip
+        policy = node.choice("keep_aspect_ratio_policy", "stretch", _POLICIES)
         region, scales, sizes = _floats(node, 1, "roi"), _floats(node, 2, "scales"), node.constant(3, "sizes")
-        policy = node.text("keep_aspect_ratio_policy", "stretch")
         axes = [_checked_axis(node, axis, x.rank) for axis in node.integers("axes") or range(x.rank)]
     extrapolated = node.number("extrapolation_value", 0.0)
-    for name, value, allowed in (
-        ("mode", mode, ("nearest", "linear", "cubic")), ("nearest_mode", options.rounding, _ROUNDINGS),
-        ("coordinate_transformation_mode", options.transformation, _TRANSFORMATIONS),
-        ("keep_aspect_ratio_policy", policy, _POLICIES),
-    ):  # fmt: skip
-        if value not in allowed:
-            raise node.invalid(f"{name} is {value[:40]!r}, not one of {', '.join(allowed)}")
     if options.antialias and mode == "nearest":
         raise node.invalid("antialias is for linear and cubic interpolation, mode is nearest")
     if options.transformation == "tf_crop_and_resize" and region is None:
