@@ -29,7 +29,7 @@ class SumOfProducts:
 
 
 def sum_of_products(statement: TensorExpr) -> SumOfProducts | None:
-    """Return the form of a statement, or None if it is no sum over reduced axes."""
+    """Return the form of a statement, or None unless it is a sum over reduced axes."""
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return None
     factors = tuple(_factors(statement.body, statement.type.dtype))

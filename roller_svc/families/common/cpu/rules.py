@@ -115,10 +115,6 @@ class TileRules(CpuRules):
         """Return whether the work is so little that one core may do all of it."""
         return False
 
-    def _points(self, block: Tile) -> int:
-        """Return the multiply-adds of a task."""
-        return math.prod([min(b, e) for b, e in zip(block, self.workload.extents, strict=True)])
-
     def _is_large_enough(self, block: Tile) -> bool:
         return True
 
@@ -130,10 +126,11 @@ class TileRules(CpuRules):
         p = self.workload
         too_large = self._capacity_rule(block, base)
         moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
+        points = math.prod([min(b, e) for b, e in zip(block, p.extents, strict=True)])
         is_balanced = too_large or self._may_be_one_task() or self._fills_waves(spatial_grid(p, block))
         return TileMetrics(
             self._footprint_bytes(block),
-            moved / self._points(block),
+            moved / points,
             too_large,
             "" if is_balanced else "execution unit",
         )

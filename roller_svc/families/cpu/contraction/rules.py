@@ -52,9 +52,6 @@ class CpuContractionRules(TileRules):
     def _may_be_one_task(self) -> bool:
         return self.workload.lower_bound_s * self.workload.machine.cores < MIN_TASK_S
 
-    def _points(self, block: Tile) -> int:
-        return math.prod(block)  # with those of padding
-
     def _footprint_bytes(self, block: Tile) -> int:
         return self._block_bytes(block, self.workload.m) + self._block_bytes(block, self.workload.n)
 
