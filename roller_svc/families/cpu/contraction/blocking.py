@@ -1,4 +1,4 @@
-"""What a task of a CPU contraction packs, and in which order its panels meet: decided once, for a tile."""
+"""Blocking of a CPU contraction: which operands a task packs, and in which order panels meet, decided once."""
 
 from __future__ import annotations
 
