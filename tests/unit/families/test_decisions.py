@@ -128,7 +128,7 @@ def test_cpu_trees_pack_and_loop_as_planned(target: str) -> None:
 
 @pytest.mark.parametrize("target", GPUS)
 def test_gpu_blocks_take_what_the_cost_assumes(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads and, where a tile decides them, the bytes of shared memory. wgmma reserves the larger of two epilogues."""
+    """Threads, and shared memory where the tile decides it. wgmma reserves the larger of two epilogues."""
     dialect_of = function.dialect_of
     monkeypatch.setattr(function, "dialect_of", lambda arch: replace(dialect_of(arch), static_shared_bytes=0))
     hw, checked = hardware.load(target), 0

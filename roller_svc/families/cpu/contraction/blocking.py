@@ -1,4 +1,4 @@
-"""Operands that a task of a CPU contraction packs, and the order in which its panels meet."""
+"""Blocking of a CPU contraction: which operands a task packs, and in which order panels meet, decided once."""
 
 from __future__ import annotations
 
