@@ -87,7 +87,7 @@ def enumerate_rprograms(rules: Enumerated, limit: int, *, family: str) -> Constr
     if not shapes:
         hw, rejections = rules.workload.machine.hw, dict(log.rejections)
         raise NoCandidateError(
-            f"no attention tile fits {hw.id}: {', '.join(sorted(rejections))}", rejections=rejections
+            f"no tile of {family} fits {hw.id}: {', '.join(sorted(rejections))}", rejections=rejections
         )
     return _construction(rules.workload, shapes, log, family)
 

@@ -126,6 +126,10 @@ class GraphBuilder:
         program = program_of_call(operator, tuple(operand.type for operand in operands), listed)
         return self._add_program(operator, program, operands, listed)
 
+    def join(self, operator: str, operands: Sequence[Operand], /, **parameters: object) -> Operand:
+        """Return a call of an operator on several operands; the operand itself if there is one."""
+        return operands[0] if len(operands) == 1 else self.call(operator, operands, **parameters)
+
     def cast(self, operand: Operand, dtype: DType) -> Operand:
         """Return the operand in an element type; itself if it has it."""
         return operand if operand.dtype is dtype else self.call("cast", [operand], dtype=dtype.value)

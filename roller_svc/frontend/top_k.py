@@ -23,7 +23,7 @@ def add_top_k(x: Operand, k: int, axis: int, builder: GraphBuilder, *, largest: 
     if rest := extent - count * size:
         tail = builder.call("slice", [x], starts=(count * size,), stops=(extent,), axes=(axis,))
         values, indices = add_top_k(tail, min(k, rest), axis, builder, largest=largest)
-        first = builder.add_constant(np.full((), count * size, np.int64), DType.INT64)
+        first = builder.fill(count * size, DType.INT64)
         parts.append((values, builder.call("add", [indices, first])))
     # Candidates are in the order of their blocks, so equal ones stay in the order of their indices.
     values, indices = (builder.call("concat", listed, axis=axis) for listed in zip(*parts, strict=True))

@@ -62,8 +62,10 @@ class Limit(Check):
     most: int
 
     def check(self, value: Any) -> None:
-        size, what = (value, "a number") if isinstance(value, int | float) else (len(value), "a length")
+        is_number = type(value) in (int, float)
+        size = value if is_number else len(value)
         if not self.least <= size <= self.most:
+            what = "a number" if is_number else "a length"
             raise _wrong(f"{what} from {self.least} to {self.most}", size)
 
 
@@ -201,7 +203,7 @@ class _Field:
 
 
 class _Entry:
-    """What stands at one key of an object: a field, or an array of several. A flat field has keys of its own."""
+    """One key of an object: a field, or an array of several. A flat field has keys of its own."""
 
     def __init__(self, key: str, listed: Sequence[_Field]) -> None:
         self.key = key
@@ -285,10 +287,11 @@ class _Record:
         if not isinstance(data, dict):
             raise _wrong("an object", data)
         required, known = self.keys
-        if unknown := (data.keys() - known) | (data.keys() & given.keys()):
-            raise _MalformedError("unknown field", f".{min(unknown, key=str)}")
-        if missing := required - data.keys() - given.keys():
-            raise _MalformedError("missing", f".{min(missing)}")
+        if given or not required <= data.keys() <= known:
+            if unknown := (data.keys() - known) | (data.keys() & given.keys()):
+                raise _MalformedError("unknown field", f".{min(unknown, key=str)}")
+            if missing := required - data.keys() - given.keys():
+                raise _MalformedError("missing", f".{min(missing)}")
         return self.decode_keys(data, given)
 
     def decode_items(self, data: Any) -> Any:
@@ -306,7 +309,10 @@ class _Record:
                 except _MalformedError as error:
                     error.path = f".{entry.key}{error.path}"
                     raise
-                values |= zip(entry.names, [value] if len(entry.names) == 1 else value, strict=True)
+                if len(entry.names) == 1:
+                    values[entry.names[0]] = value
+                else:
+                    values |= zip(entry.names, value, strict=True)
         return self.make(values)
 
     def make(self, values: Mapping[str, object]) -> Any:
@@ -366,7 +372,14 @@ def _sequence(kind: Any, make: Callable[[Any], Any]) -> _Codec:
     def decode(data: Any) -> Any:
         if not isinstance(data, list):
             raise _wrong("an array", data)
-        return make(_decode_item(codec, data, at) for at in range(len(data)))
+        items: list[Any] = []
+        try:
+            for item in data:
+                items.append(codec.decode(item))
+        except _MalformedError as error:
+            error.path = f"[{len(items)}]{error.path}"
+            raise
+        return make(items)
 
     return _Codec(lambda value: [codec.encode(item) for item in value], decode)
 

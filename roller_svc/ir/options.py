@@ -172,7 +172,7 @@ class Option:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Return the values that it may have; () if it is no enumeration."""
+        """Return the values of an enumeration; () for other types."""
         return tuple(member.value for member in self.type) if self._is_enum else ()
 
     @property
@@ -193,7 +193,7 @@ class Option:
 
 
 def options_of(record: type[EstimateOptions]) -> dict[str, Option]:
-    """Return the options of a record by name. Fields of its own that are no options are left out."""
+    """Return the options of a record by name: the fields with metadata."""
     return _describe_all(record)  # type: ignore[arg-type]  # mypy takes no class with a __hash__ for hashable
 
 

@@ -29,7 +29,7 @@ _NUMPY_TYPES: dict[DType, np.dtype[np.generic]] = {d: np.dtype(_EXTENSION_TYPES.
 
 
 class ArrayLibrary(Protocol[A]):
-    """What binding needs of arrays: of numpy's, or of those of a library for GPUs."""
+    """Operations on arrays: numpy's, or those of a library for GPUs."""
 
     def view(self, what: str, buffer: Buffer, value: Any) -> A:
         """Return the memory of a caller's array. Raises ArgumentError if it does not fit the buffer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -140,20 +141,17 @@ def einsum_equation(program: TensorProgram) -> Einsum | None:
     loads = _multiplied_loads(statement.body)
     if loads is None or len(statement.axes) > len(string.ascii_letters):
         return None
-    order = dict.fromkeys(name for factor in loads for name in _axis_names(factor.index) or ())
-    letters = dict(zip(order, string.ascii_letters, strict=False))
-    left = [_axis_names(factor.index) for factor in loads]
-    right = _axis_names(statement.index)
-    if right is None or any(index is None for index in left):
+    indices = [_axis_names(index) for index in (*(factor.index for factor in loads), statement.index)]
+    named = [names for names in indices if names is not None]
+    letters = dict(zip(dict.fromkeys(chain(*named[:-1])), string.ascii_letters, strict=False))
+    if len(named) != len(indices) or not letters.keys() >= set(named[-1]):
         return None
-    types = dict(program.inputs)
-    for factor in loads:
-        kind = types.get(factor.tensor)
-        if kind is None or kind.shape != tuple(statement.extents[n] for n in _axis_names(factor.index) or ()):
+    shapes = {name: type_.shape for name, type_ in program.inputs}
+    for factor, names in zip(loads, named[:-1], strict=True):
+        if shapes.get(factor.tensor) != tuple(statement.extents[name] for name in names):
             return None
-    terms = ["".join(letters[name] for name in index or ()) for index in left]
-    equation = f"{','.join(terms)}->{''.join(letters[name] for name in right)}"
-    return Einsum(equation, tuple(factor.tensor for factor in loads))
+    *terms, result = ("".join(letters[name] for name in names) for names in named)
+    return Einsum(f"{','.join(terms)}->{result}", tuple(factor.tensor for factor in loads))
 
 
 def _computed_by_numpy(dtype: DType) -> bool:

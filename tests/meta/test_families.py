@@ -82,7 +82,7 @@ class OneTask(Enumerated):
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[str] | None:
-    is_map = group.kind is GroupKind.NEST and all(s.kind is StatementKind.MAP for s in group.statements)
+    is_map = group.kind is GroupKind.NEST and [s.kind for s in group.statements] == [StatementKind.MAP]
     return None if base.machine.is_gpu or not is_map else base.with_facts("toy")
 
 

@@ -34,6 +34,29 @@ def declared_types(
         dims: extents of symbolic dimensions.
         bound: values of inputs.
     """
+    _check_names(declared, given, dims, bound)
+    types: dict[str, TensorType] = {}
+    left_open: list[ValueInfoProto] = []
+    for info in declared:
+        if info.name in bound:
+            continue
+        if info.name in given:
+            _check_given(info, given[info.name], dims)
+            types[info.name] = given[info.name]
+        elif (complete := _complete_type(info, dims)) is not None:
+            types[info.name] = complete
+        else:
+            left_open.append(info)
+    if left_open:
+        raise _open_shape(left_open, dims)
+    return types
+
+
+def _check_names(
+    declared: Sequence[ValueInfoProto], given: Mapping[str, TensorType], dims: Mapping[str, int],
+    bound: Mapping[str, object],
+) -> None:  # fmt: skip
+    """Raise ArgumentError if an option names what the model does not have, or two name one input."""
     names = [info.name for info in declared]
     for option, mapping in (("inputs", given), ("constants", bound)):
         if unknown := [name for name in mapping if name not in names]:
@@ -47,27 +70,19 @@ def declared_types(
         listed = ", ".join(sorted(symbols)) or "none"
         raise ArgumentError(f"the model has no dimension {unknown[0]!r}; its symbolic dimensions are {listed}",
                             code="unknown-argument")  # fmt: skip
-    types: dict[str, TensorType] = {}
-    left_open: list[ValueInfoProto] = []
-    for info in declared:
-        if info.name in bound:
-            continue
-        tensor = _tensor_type(info)
-        extents = _extents(tensor, dims)
-        if info.name in given:
-            _check_given(info, given[info.name], dims)
-            types[info.name] = given[info.name]
-        elif extents is None or any(extent is None for extent in extents):
-            left_open.append(info)
-        else:
-            shape = tuple(extent or 0 for extent in extents)
-            if math.prod(extent for extent in shape if extent) > MAX_ELEMENTS:
-                raise ArgumentError(f"input {info.name[:80]!r} has the shape {list(shape)}, which no array has",
-                                    code="invalid-shape")  # fmt: skip
-            types[info.name] = TensorType(dtype_of(tensor.elem_type, info.name), shape)
-    if left_open:
-        raise _open_shape(left_open, dims)
-    return types
+
+
+def _complete_type(info: ValueInfoProto, dims: Mapping[str, int]) -> TensorType | None:
+    """Return the declared type of an input, or None if it leaves extents open."""
+    tensor = _tensor_type(info)
+    extents = _extents(tensor, dims)
+    if extents is None or any(extent is None for extent in extents):
+        return None
+    shape = tuple(extent or 0 for extent in extents)
+    if math.prod(extent for extent in shape if extent) > MAX_ELEMENTS:
+        raise ArgumentError(f"input {info.name[:80]!r} has the shape {list(shape)}, which no array has",
+                            code="invalid-shape")  # fmt: skip
+    return TensorType(dtype_of(tensor.elem_type, info.name), shape)
 
 
 def bound_value(info: ValueInfoProto, value: object, dims: Mapping[str, int]) -> tuple[Array, DType]:

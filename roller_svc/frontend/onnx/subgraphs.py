@@ -22,7 +22,7 @@ MAX_STEPS = 1 << 20
 
 
 class Importer(Protocol):
-    """What converts the nodes of a body."""
+    """Converter of the nodes of a body."""
 
     opset: int
 

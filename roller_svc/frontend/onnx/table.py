@@ -65,10 +65,7 @@ def _pow(node: Node) -> Use:
 def _bit_shift(node: Node) -> Use:
     if any(operand.dtype.is_signed for operand in node.all()):
         raise node.unsupported("a signed type")
-    direction = node.text("direction", "")
-    if direction not in SHIFTS:
-        raise node.invalid(f"direction is {direction[:40]!r}, not one of {', '.join(SHIFTS)}")
-    return Use(SHIFTS[direction], node.all())
+    return Use(SHIFTS[node.choice("direction", "", SHIFTS)], node.all())
 
 
 def _cast(node: Node) -> Use:
@@ -415,10 +412,8 @@ def _reverse_sequence(node: Node) -> Use:
 
 
 def _depth_to_space(node: Node) -> Use:
-    mode = node.text("mode", "DCR")
-    if mode not in _DEPTH_ORDERS:
-        raise node.invalid(f"mode is {mode[:40]!r}, not one of {', '.join(_DEPTH_ORDERS)}")
-    return Use("depth_to_space", node.all(), {"block": node.integer("blocksize", 1), "order": _DEPTH_ORDERS[mode]})
+    order = _DEPTH_ORDERS[node.choice("mode", "DCR", _DEPTH_ORDERS)]
+    return Use("depth_to_space", node.all(), {"block": node.integer("blocksize", 1), "order": order})
 
 
 def _space_to_depth(node: Node) -> Use:

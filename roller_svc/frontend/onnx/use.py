@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -150,6 +150,13 @@ class Node:
             return default
         if not isinstance(value, str):
             raise self.invalid(f"attribute {name} must be a string, got {value!r:.60}")
+        return value
+
+    def choice(self, name: str, default: str, allowed: Collection[str]) -> str:
+        """Return a string that must be one of those allowed."""
+        value = self.text(name, default)
+        if value not in allowed:
+            raise self.invalid(f"{name} is {value[:40]!r}, not one of {', '.join(allowed)}")
         return value
 
     def integers(self, name: str) -> tuple[int, ...] | None:

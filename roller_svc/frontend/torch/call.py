@@ -187,6 +187,10 @@ class AtenCall:
         """Return a dimension that may count from the last."""
         return value % max(rank, 1)
 
+    def axis(self, name: str, rank: int) -> int:
+        """Return the dimension that an argument names."""
+        return self.dimension(self.integer(name), rank)
+
     def dimensions(self, name: str, rank: int) -> tuple[int, ...]:
         """Return dimensions; all of them if the argument is omitted or empty."""
         given = () if self.value(name) is None else self.integers(name)

@@ -30,7 +30,9 @@ def schedule_by_hand(document: Mapping[str, Any]) -> Schedule:
             launches = _launches(document["steps"], numbers)
         except (KeyError, TypeError, ValueError, IndexError, InputError, InvariantError) as error:
             raise ArgumentError(f"the plan cannot be read: {error}", code="invalid-plan") from error
-        _check(launches, steps)
+        _check_order(launches, steps)
+        for launch in launches:
+            _check_launch(launch, steps)
         return launches
 
     return schedule
@@ -74,7 +76,7 @@ def _launches(listed: Sequence[Any], numbers: Mapping[_Key, int]) -> list[Launch
     return launches
 
 
-def _check(launches: Sequence[Launch], steps: Sequence[PlannedStep]) -> None:
+def _check_order(launches: Sequence[Launch], steps: Sequence[PlannedStep]) -> None:
     done: set[int] = set()
     for number in (number for launch in launches for number in launch.steps):
         missing = [each for each in steps[number].predecessors if each not in done]
@@ -85,16 +87,18 @@ def _check(launches: Sequence[Launch], steps: Sequence[PlannedStep]) -> None:
     if len(done) < len(steps):
         name = next(step.node for number, step in enumerate(steps) if number not in done)
         raise ArgumentError(f"the plan does not execute {name!r}", code="invalid-plan")
-    for launch in launches:
-        for number, rkernel in zip(launch.steps, launch.rkernels, strict=True):
-            if rkernel and steps[number].efficient is None:
-                raise ArgumentError(f"{steps[number].node!r} has no rKernel {rkernel}", code="invalid-plan")
-        if any(not 0 <= each.step < len(launch.steps) for each in launch.operators):
-            raise ArgumentError("an rOperator of the plan is part of no step of its launch", code="invalid-plan")
-        for each in launch.operators:
-            step = steps[launch.steps[each.step]]
-            if each.phase is not None and each.phase not in range(len(step.phases(launch.rkernels[each.step]))):
-                raise ArgumentError(f"{step.node!r} has no phase {each.phase!r}", code="invalid-plan")
-        if launch.plan is not None and len(launch.plan.num_tasks) != len(launch.operators):
-            raise ArgumentError(f"a launch lists {len(launch.operators)} rOperators, and its plan has the rTasks of "
-                                f"{len(launch.plan.num_tasks)}", code="invalid-plan")  # fmt: skip
+
+
+def _check_launch(launch: Launch, steps: Sequence[PlannedStep]) -> None:
+    for number, rkernel in zip(launch.steps, launch.rkernels, strict=True):
+        if rkernel and steps[number].efficient is None:
+            raise ArgumentError(f"{steps[number].node!r} has no rKernel {rkernel}", code="invalid-plan")
+    if any(not 0 <= each.step < len(launch.steps) for each in launch.operators):
+        raise ArgumentError("an rOperator of the plan is part of no step of its launch", code="invalid-plan")
+    for each in launch.operators:
+        step = steps[launch.steps[each.step]]
+        if each.phase is not None and each.phase not in range(len(step.phases(launch.rkernels[each.step]))):
+            raise ArgumentError(f"{step.node!r} has no phase {each.phase!r}", code="invalid-plan")
+    if launch.plan is not None and len(launch.plan.num_tasks) != len(launch.operators):
+        raise ArgumentError(f"a launch lists {len(launch.operators)} rOperators, and its plan has the rTasks of "
+                            f"{len(launch.plan.num_tasks)}", code="invalid-plan")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a task of a CPU contraction packs, and in which order its panels meet: decided once, for a tile."""
+"""Operands that a task of a CPU contraction packs, and the order in which its panels meet."""
 
 from __future__ import annotations
 

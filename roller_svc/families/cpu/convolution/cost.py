@@ -15,7 +15,7 @@ from roller_svc.families.common.cpu.memory import (
     transfer_s,
 )
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles, source_bandwidth
-from roller_svc.ir.group import AxisRole
+from roller_svc.families.cpu.convolution.workload import plan_task
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS
 from roller_svc.perf.workload import Workload
@@ -66,28 +66,25 @@ def cpu_convolution(p: Workload[ImageSpace], launch: Launch) -> Costs:
     )
 
 
-def _sizes(p: Workload[Any], image: ImageSpace, launch: Launch) -> _Sizes:
-    lanes = p.machine.unit.shape[-1]
+def _sizes(p: Workload[ImageSpace], image: ImageSpace, launch: Launch) -> _Sizes:
+    """Return the sizes of a task, as far as it is inside of the outputs."""
+    lanes, plan = p.machine.unit.shape[-1], plan_task(p, launch.block, launch.thread)
     places = {axis.name: i for i, axis in enumerate(p.space.axes)}
-    names = [axis.name for axis in p.space.role(AxisRole.PIXEL)]
-    block, thread = (dict(zip(places, tile, strict=True)) for tile in (launch.block, launch.thread))
-    depth = image.depth if image.channels is None else min(image.depth, block[image.channels.name])
-    window = image.patch_shape(block, thread, depth, p.machine.hw.block_level.capacity_bytes)
-    pixels = math.prod(thread[name] for name in names)
-    filters = thread[image.filters.name]
-    extents = [min(w, p.extents[places[name]]) for name, w in zip(names, window, strict=True)]
-    tasks = [min(block[name], p.extents[places[name]]) for name in names]
+    positions = [places[slide.pixel.name] for slide in image.window_dims]
+    extents = [min(n, p.extents[i]) for i, n in zip(positions, plan.pixels, strict=True)]
+    tasks = [min(launch.block[i], p.extents[i]) for i in positions]
+    pixels, filters = math.prod(plan.tile), plan.wide
     return _Sizes(
         rows=pixels if image.along_filters else filters,
         vectors=(filters if image.along_filters else pixels) // lanes,
-        calls=math.prod(-(-e // thread[name]) for name, e in zip(names, extents, strict=True)),
-        windows=math.prod(-(-t // w) for t, w in zip(tasks, window, strict=True)),
-        panels=-(-min(block[image.filters.name], image.filters.extent) // filters),
-        channels=depth,
-        steps=-(-image.depth // depth),
+        calls=math.prod(-(-e // n) for n, e in zip(plan.tile, extents, strict=True)),
+        windows=math.prod(-(-t // w) for t, w in zip(tasks, plan.pixels, strict=True)),
+        panels=min(plan.panels, -(-image.filters.extent // filters)),
+        channels=plan.channels,
+        steps=plan.steps,
         window=tuple(extents),
-        tile=thread[names[-1]],
-    )  # fmt: skip
+        tile=plan.tile[-1],
+    )
 
 
 def _kernel(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:

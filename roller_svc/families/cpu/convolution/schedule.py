@@ -23,6 +23,7 @@ from roller_svc.families.common.cpu.input_patch import (
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, ROW, VECTOR, CTile, KLoop, MicroKernel
 from roller_svc.families.common.view import GemmView, bind_members, member_values
+from roller_svc.families.cpu.convolution.workload import plan_task
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, substitute
@@ -206,15 +207,11 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[ImageSpace])
     view = GemmView(group, space.role(AxisRole.BATCH), m, n, k, operands, space.compute_dtype)
     pixels_are_m = image.window_dims[0].pixel in m.members
     image_operand, weights = (operands.a, operands.b) if pixels_are_m else (operands.b, operands.a)
-    block, thread = program.block.as_dict(), program.thread.as_dict()
-    depth = min(image.depth, block[image.channels.name]) if image.channels is not None else 1
-    lanes = program.unit.shape[-1]
-    pixels = image.patch_shape(block, thread, depth, hw.block_level.capacity_bytes)
-    tile = tuple(thread[slide.pixel.name] for slide in image.window_dims)
-    patch = InputPatch(image, image_operand, view.dtype, pixels, tile, depth, lanes)
-    wide = thread[image.filters.name]
+    named = workload.footprint.tile
+    plan, lanes = plan_task(workload, named(program.block), named(program.thread)), program.unit.shape[-1]
+    patch = InputPatch(image, image_operand, view.dtype, plan.pixels, plan.tile, plan.channels, lanes)
     type_ = dict(group.inputs).get(weights.tensor) if isinstance(weights, Load) else None
-    packed = PackedWeights(image, weights, type_, view.dtype, block[image.filters.name] // wide, wide, depth, lanes)
+    packed = PackedWeights(image, weights, type_, view.dtype, plan.panels, plan.wide, plan.channels, lanes)
     tasks = _Tasks(view, program, image, patch, packed, filters_last=pixels_are_m, hw=hw)
     return (ScheduleTree(group.name, tasks.nodes()),)
 

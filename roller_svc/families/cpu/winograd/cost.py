@@ -9,7 +9,7 @@ from roller_svc.analysis.winograd import transforms
 from roller_svc.families.common.cpu.memory import dominant_level, private_bandwidth, seconds_per_byte, transfer_s
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles, source_bandwidth
 from roller_svc.families.cpu.winograd.transform_nodes import count_operations
-from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
+from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask, plan_task
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.workload import Workload
 
@@ -21,7 +21,7 @@ OTHER_DATA_FACTOR = 4.0
 def cpu_winograd(p: Workload[WinogradSpace], launch: Launch) -> Costs:
     """Return the cycles of the core with the most tasks, summed over what a task does."""
     mach, costs = p.machine, p.machine.costs.winograd
-    task = _task(p, launch)
+    task = plan_task(p, launch.block, launch.thread)
     product = _products(p, task)
     transform = _input_transforms(p, task) + _output_transforms(p, task)
     staging = _staging(p, task)
@@ -42,14 +42,6 @@ def cpu_winograd(p: Workload[WinogradSpace], launch: Launch) -> Costs:
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
     )
-
-
-def _task(p: Workload[WinogradSpace], launch: Launch) -> WinogradTask:
-    names, mach = [axis.name for axis in p.space.axes], p.machine
-    return WinogradTask.of(
-        p.facts, dict(zip(names, launch.block, strict=True)), dict(zip(names, launch.thread, strict=True)),
-        mach.unit.shape[-1], mach.hw.limits.max_registers_per_thread, mach.hw.block_level.capacity_bytes,
-    )  # fmt: skip
 
 
 def _products(p: Workload[WinogradSpace], task: WinogradTask) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from roller_svc.construct.rules import Enumerated, Shape, ThreadTile, axis_names, fills_waves, spatial_grid, subsample
 from roller_svc.construct.scale_up import SearchTrace
 from roller_svc.families.common.cpu.image_space import ImageWindowDim
-from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
+from roller_svc.families.cpu.winograd.workload import WinogradSpace, plan_task
 from roller_svc.ir.estimate import TraceStep
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
@@ -118,19 +118,19 @@ class CpuWinogradRules(Enumerated):
 
     def _capacity_rule(self, shape: Shape) -> str:
         level = self.workload.machine.hw.block_level
-        fits = self._task(shape).inputs_bytes <= MAX_INPUTS_FRACTION * level.capacity_bytes
+        fits = (
+            plan_task(self.workload, shape.block, shape.base.tile).inputs_bytes
+            <= MAX_INPUTS_FRACTION * level.capacity_bytes
+        )
         return "" if fits else f"{level.name} inputs"
-
-    def _task(self, shape: Shape) -> WinogradTask:
-        mach, names = self.workload.machine, axis_names(self.workload)
-        return WinogradTask.of(
-            self.workload.facts, dict(zip(names, shape.block, strict=True)),
-            dict(zip(names, shape.base.tile, strict=True)), mach.unit.shape[-1],
-            mach.hw.limits.max_registers_per_thread, mach.hw.block_level.capacity_bytes,
-        )  # fmt: skip
 
     def _trace(self, shape: Shape, rule: str) -> TraceStep:
         level = self.workload.machine.hw.block_level.name
         return TraceStep(
-            level, axis_names(self.workload), shape.block, self._task(shape).inputs_bytes, 0.0, rule or "accepted"
+            level,
+            axis_names(self.workload),
+            shape.block,
+            plan_task(self.workload, shape.block, shape.base.tile).inputs_bytes,
+            0.0,
+            rule or "accepted",
         )

@@ -29,7 +29,7 @@ from roller_svc.families.cpu.winograd.transformed_weights import (
     plane_taps,
 )
 from roller_svc.families.cpu.winograd.winograd_view import pixels_are_rows
-from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
+from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask, plan_task
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, Select
 from roller_svc.ir.group import AxisRole, KernelGroup
@@ -57,8 +57,7 @@ POSITION = ".position"
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[WinogradSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks over groups, blocks of tiles and of filters."""
-    space, hw, operands = workload.facts, workload.machine.hw, group.operands
-    image = space.image
+    image, operands = workload.facts.image, group.operands
     if operands is None:
         raise InvariantError(f"expected a Winograd convolution, got {group.name}")
     axes = group.space
@@ -66,11 +65,8 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[WinogradSpac
     view = GemmView(group, axes.role(AxisRole.BATCH), m, n, k, operands, axes.compute_dtype)
     filters_last = pixels_are_rows(group, image)
     source, weights = (operands.a, operands.b) if filters_last else (operands.b, operands.a)
-    lanes = program.unit.shape[-1]
-    task = WinogradTask.of(
-        space, program.block.as_dict(), program.thread.as_dict(), lanes, hw.limits.max_registers_per_thread,
-        hw.block_level.capacity_bytes,
-    )  # fmt: skip
+    lanes, tile = program.unit.shape[-1], workload.footprint.tile
+    task = plan_task(workload, tile(program.block), tile(program.thread))
     patch = InputPatch(
         task.padded, _within_image(task, source), view.dtype, task.pixels, task.pixels, task.chunk, lanes
     )

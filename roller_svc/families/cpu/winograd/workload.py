@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.winograd import Transforms, transforms
 from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space
 from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 # Fraction of L2 that the products of a group of panels may fill, next to the transformed inputs.
@@ -82,16 +82,6 @@ class WinogradTask:
     lanes: int
     registers: int
     l2_bytes: int
-
-    @classmethod
-    def of(
-        cls, space: WinogradSpace, block: Mapping[str, int], thread: Mapping[str, int], lanes: int, registers: int,
-        l2_bytes: int,
-    ) -> WinogradTask:  # fmt: skip
-        """Return the task of a block's and a register tile's extents by axis."""
-        pixels = tuple(block[slide.pixel.name] for slide in space.image.window_dims)
-        filters = space.image.filters.name
-        return cls(space, pixels, block[filters], thread[filters], lanes, registers, l2_bytes)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -199,6 +189,17 @@ class WinogradTask:
     def inputs_bytes(self) -> int:
         """Return the bytes of the transformed inputs."""
         return self.space.positions * self.inputs_pitch * self.space.image.element_bytes
+
+
+def plan_task(p: Workload[WinogradSpace], block: Tile, thread: Tile) -> WinogradTask:
+    """Return the task of a block's and a register tile's extents."""
+    image, hw, names = p.facts.image, p.machine.hw, [axis.name for axis in p.space.axes]
+    of_block, of_thread = (dict(zip(names, tile, strict=True)) for tile in (block, thread))
+    pixels, filters = tuple(of_block[slide.pixel.name] for slide in image.window_dims), image.filters.name
+    return WinogradTask(
+        p.facts, pixels, of_block[filters], of_thread[filters], p.machine.unit.shape[-1],
+        hw.limits.max_registers_per_thread, hw.block_level.capacity_bytes,
+    )  # fmt: skip
 
 
 def summed_products(image: ImageSpace) -> int:

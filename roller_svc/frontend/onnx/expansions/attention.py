@@ -29,7 +29,7 @@ def _attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     is_flat = q.rank == 3
     if is_flat:
         heads = node.integer("q_num_heads", 0), *[node.integer("kv_num_heads", 0)] * 2
-        q, k, v = (_split_heads(x, count, node, builder) for x, count in zip((q, k, v), heads, strict=True))
+        q, k, v = (split_heads(node, builder, x, count) for x, count in zip((q, k, v), heads, strict=True))
     if any(x.rank != 4 for x in (q, k, v)):
         raise node.invalid(f"queries have {q.rank} dimensions, keys {k.rank}, values {v.rank}; all have 3 or 4")
     past = 0
@@ -42,18 +42,23 @@ def _attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         v = builder.call("concat", [past_value, v], axis=2)
     result = _attend(node, builder, (q, k, v), past)
     if is_flat:
-        batch, _, length, _ = q.shape
-        result = builder.call("transpose", [result], permutation=(0, 2, 1, 3))
-        result = builder.call("reshape", [result], shape=(batch, length, -1))
+        result = join_heads(builder, result)
     return [Tensor(result), Tensor(k), Tensor(v), Tensor()][: len(node.results)]
 
 
-def _split_heads(x: Operand, heads: int, node: Node, builder: GraphBuilder) -> Operand:
+def split_heads(node: Node, builder: GraphBuilder, x: Operand, heads: int) -> Operand:
     """Return [batch, heads, length, features] of [batch, length, heads * features]."""
     if x.rank != 3 or heads < 1 or x.shape[2] % heads:
         raise node.invalid(f"a tensor {list(x.shape)} does not divide into {heads} heads")
     split = builder.call("reshape", [x], shape=(*x.shape[:2], heads, x.shape[2] // heads))
     return builder.call("transpose", [split], permutation=(0, 2, 1, 3))
+
+
+def join_heads(builder: GraphBuilder, x: Operand) -> Operand:
+    """Return [batch, length, heads * features] of [batch, heads, length, features]."""
+    batch, heads, length, features = x.shape
+    moved = builder.call("transpose", [x], permutation=(0, 2, 1, 3))
+    return builder.call("reshape", [moved], shape=(batch, length, heads * features))
 
 
 def _attend(node: Node, builder: GraphBuilder, operands: tuple[Operand, Operand, Operand], past: int) -> Operand:
@@ -71,14 +76,14 @@ def _attend(node: Node, builder: GraphBuilder, operands: tuple[Operand, Operand,
     masks = [mask for mask in stated if mask is not None]
     if not masks:
         return builder.call("attention", operands, **parameters)
-    mask = builder.call("add", masks) if len(masks) > 1 else masks[0]
+    mask = builder.join("add", masks)
     greatest = builder.call("reduce_max", [mask], axis=-1, keepdims=True)
     infinite = builder.call("isinf", [greatest], positive=False)
     result = builder.call("attention", [*operands, mask], **parameters)
     known = builder.value(infinite)
     if known is not None and not known.any():
         return result
-    return builder.call("where", [infinite, _number(0, q.dtype, builder), result])
+    return builder.call("where", [infinite, builder.fill(0, q.dtype), result])
 
 
 def _given_mask(node: Node, builder: GraphBuilder, q: Operand, k: Operand) -> Operand | None:
@@ -110,27 +115,23 @@ def _places(node: Node, builder: GraphBuilder, q: Operand, k: Operand, past: int
             raise node.invalid(f"lengths are {list(lengths.shape)}, with {past} past keys and {q.shape[0]} batches")
         lengths = builder.call("reshape", [builder.cast(lengths, DType.INT64)], shape=(-1, 1, 1, 1))
         used.append(builder.call("less", [keys, lengths]))
-        first = builder.call("sub", [lengths, _number(q.shape[2], DType.INT64, builder)])
+        first = builder.call("sub", [lengths, builder.fill(q.shape[2], DType.INT64)])
         rows = builder.call("add", [rows, first])
     distance = builder.call("sub", [rows, keys])
     if causal:
-        used.append(builder.call("greater_equal", [distance, _number(0, DType.INT64, builder)]))
+        used.append(builder.call("greater_equal", [distance, builder.fill(0, DType.INT64)]))
     if left >= 0:
-        used.append(builder.call("less_equal", [distance, _number(left, DType.INT64, builder)]))
+        used.append(builder.call("less_equal", [distance, builder.fill(left, DType.INT64)]))
     if right >= 0:
-        used.append(builder.call("greater_equal", [distance, _number(-right, DType.INT64, builder)]))
+        used.append(builder.call("greater_equal", [distance, builder.fill(-right, DType.INT64)]))
     if not used:
         return None
-    return _summand(used[0] if len(used) == 1 else builder.call("logical_and", used), q.dtype, builder)
+    return _summand(builder.join("logical_and", used), q.dtype, builder)
 
 
 def _summand(condition: Operand, dtype: DType, builder: GraphBuilder) -> Operand:
     """Return 0 where a key is used, and -inf elsewhere."""
-    return builder.call("where", [condition, _number(0, dtype, builder), _number(-np.inf, dtype, builder)])
-
-
-def _number(value: float, dtype: DType, builder: GraphBuilder) -> Operand:
-    return builder.add_constant(np.full((), value, dtype.value), dtype)
+    return builder.call("where", [condition, builder.fill(0, dtype), builder.fill(-np.inf, dtype)])
 
 
 ATTENTION: dict[str, Expansion] = {"Attention": _attention}

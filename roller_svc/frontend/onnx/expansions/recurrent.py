@@ -30,10 +30,7 @@ _NAMES = {name.replace("_", ""): name for name in ACTIVATIONS}
 
 
 def _recurrent(node: Node, builder: GraphBuilder, kind: CellKind) -> Sequence[Tensor]:
-    direction = node.text("direction", "forward")
-    if direction not in _DIRECTIONS:
-        raise node.invalid(f"direction is {direction[:40]!r}, not one of {', '.join(_DIRECTIONS)}")
-    directions = _DIRECTIONS[direction]
+    directions = _DIRECTIONS[node.choice("direction", "forward", _DIRECTIONS)]
     batch_first = bool(node.integer("layout", 0))
     x, hidden_weights = node.operand(0), node.operand(2)
     if x.rank != 3 or hidden_weights.rank != 3:
@@ -161,7 +158,7 @@ def _weights(node: Node, builder: GraphBuilder, kind: CellKind, d: int, directio
 def _join(builder: GraphBuilder, parts: Sequence[Operand], axis: int) -> Operand:
     """Return the directions along a new dimension."""
     pieces = [builder.call("unsqueeze", [part], axis=(axis,)) for part in parts]
-    return pieces[0] if len(pieces) == 1 else builder.call("concat", pieces, axis=axis)
+    return builder.join("concat", pieces, axis=axis)
 
 
 RECURRENT: dict[str, Expansion] = {kind.name: partial(_recurrent, kind=kind) for kind in CellKind}

@@ -47,28 +47,22 @@ class _Options:
 
 def _resize(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     x = node.operand(0)
-    mode = node.text("mode", "nearest")
+    mode = node.choice("mode", "nearest", ("nearest", "linear", "cubic"))
     if node.opset < 11:
         options = _Options(mode, "asymmetric", "floor", -0.75, antialias=False, exclude_outside=False)
         sizes, scales, region = None, _floats(node, 1, "scales"), None
         policy, axes = "stretch", list(range(x.rank))
     else:
+        rounding = node.choice("nearest_mode", "round_prefer_floor", _ROUNDINGS)
         options = _Options(
-            mode, node.text("coordinate_transformation_mode", "half_pixel"),
-            node.text("nearest_mode", "round_prefer_floor"), node.number("cubic_coeff_a", -0.75),
-            bool(node.integer("antialias", 0)), bool(node.integer("exclude_outside", 0)),
+            mode, node.choice("coordinate_transformation_mode", "half_pixel", _TRANSFORMATIONS), rounding,
+            node.number("cubic_coeff_a", -0.75), bool(node.integer("antialias", 0)),
+            bool(node.integer("exclude_outside", 0)),
         )  # fmt: skip
+        policy = node.choice("keep_aspect_ratio_policy", "stretch", _POLICIES)
         region, scales, sizes = _floats(node, 1, "roi"), _floats(node, 2, "scales"), node.constant(3, "sizes")
-        policy = node.text("keep_aspect_ratio_policy", "stretch")
         axes = [_checked_axis(node, axis, x.rank) for axis in node.integers("axes") or range(x.rank)]
     extrapolated = node.number("extrapolation_value", 0.0)
-    for name, value, allowed in (
-        ("mode", mode, ("nearest", "linear", "cubic")), ("nearest_mode", options.rounding, _ROUNDINGS),
-        ("coordinate_transformation_mode", options.transformation, _TRANSFORMATIONS),
-        ("keep_aspect_ratio_policy", policy, _POLICIES),
-    ):  # fmt: skip
-        if value not in allowed:
-            raise node.invalid(f"{name} is {value[:40]!r}, not one of {', '.join(allowed)}")
     if options.antialias and mode == "nearest":
         raise node.invalid("antialias is for linear and cubic interpolation, mode is nearest")
     if options.transformation == "tf_crop_and_resize" and region is None:
@@ -127,22 +121,29 @@ def _dimensions(
     if region is not None and not all(math.isfinite(number) for number in region):
         raise node.invalid(f"roi must be finite numbers, got {list(region)}")
     extents = [x.shape[axis] for axis in axes]
-    if sizes is None:
-        # In float32, as onnxruntime: 0.7 times 10 is 7.
-        scales = [min(scale, float(MAX_EXTENT + 1)) for scale in given]
-        outs = [math.floor(np.float32(scale) * np.float32(size)) for scale, size in zip(scales, extents, strict=True)]
-        factors = list(given)
-    else:
-        factors, outs = [size / extent for size, extent in zip(sizes, extents, strict=True)], list(sizes)
-        if policy != "stretch":
-            factor = min(factors) if policy == "not_larger" else max(factors)
-            factors, outs = [factor] * count, [math.floor(factor * extent + 0.5) for extent in extents]
+    outs, factors = _scaled(extents, given) if sizes is None else _fitted(extents, sizes, policy)
     if min(outs) < 1:
         raise node.invalid(f"nothing is left of extents {extents} with scales {factors}")
     if max(outs) > MAX_EXTENT or max(extents) > MAX_EXTENT:
         raise node.invalid(f"extents {extents} become {outs}; they must not exceed {MAX_EXTENT}")
     regions = [(0.0, 1.0)] * count if region is None else [(region[i], region[i + count]) for i in range(count)]
     return [_Dimension(*values) for values in zip(axes, extents, outs, factors, regions, strict=True)]
+
+
+def _scaled(extents: Sequence[int], scales: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Return the extents after scales, in float32 as onnxruntime (0.7 times 10 is 7), and the scales."""
+    limited = [min(scale, float(MAX_EXTENT + 1)) for scale in scales]
+    outs = [math.floor(np.float32(scale) * np.float32(size)) for scale, size in zip(limited, extents, strict=True)]
+    return outs, list(scales)
+
+
+def _fitted(extents: Sequence[int], sizes: Sequence[int], policy: str) -> tuple[list[int], list[float]]:
+    """Return the extents of a result of these sizes, after the policy on their ratio, and the scales."""
+    factors = [size / extent for size, extent in zip(sizes, extents, strict=True)]
+    if policy == "stretch":
+        return list(sizes), factors
+    factor = min(factors) if policy == "not_larger" else max(factors)
+    return [math.floor(factor * extent + 0.5) for extent in extents], [factor] * len(extents)
 
 
 def _positions(d: _Dimension, options: _Options) -> Array:

@@ -42,7 +42,7 @@ def _layer_norm(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     mean = builder.call("reduce_mean", [wide], **where)
     centred = builder.call("sub", [wide, mean])
     variance = builder.call("reduce_mean", [builder.call("square", [centred])], **where)
-    epsilon = builder.add_constant(np.full((), node.number("epsilon", 1e-5), wide.dtype.value), wide.dtype)
+    epsilon = builder.fill(node.number("epsilon", 1e-5), wide.dtype)
     deviation = builder.call("rsqrt", [builder.call("add", [variance, epsilon])])
     return [*results, Tensor(builder.cast(mean, stashed)), Tensor(builder.cast(deviation, stashed))]
 

@@ -54,12 +54,10 @@ def _along(x: Operand, axis: int, operator: str, builder: GraphBuilder) -> Opera
 
 def _bit_shift(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return shifted integers. A negative number of bits shifts all of them out, as a large one does."""
-    direction = node.text("direction", "")
-    if direction not in SHIFTS:
-        raise node.invalid(f"direction is {direction[:40]!r}, not one of {', '.join(SHIFTS)}")
+    direction = node.choice("direction", "", SHIFTS)
     x, bits = node.operand(0), node.operand(1)
     if bits.dtype.is_signed:
-        zero, width = (builder.add_constant(np.full((), n, bits.dtype.value), bits.dtype) for n in (0, x.dtype.bits))
+        zero, width = (builder.fill(n, bits.dtype) for n in (0, x.dtype.bits))
         bits = builder.call("where", [builder.call("less", [bits, zero]), width, bits])
     return [Tensor(builder.call(SHIFTS[direction], [x, bits]))]
 

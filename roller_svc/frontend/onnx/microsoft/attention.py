@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from roller_svc.frontend.graph_builder import GraphBuilder
+from roller_svc.frontend.onnx.expansions.attention import join_heads, split_heads
 from roller_svc.frontend.onnx.expansions.expansion import Expansion
 from roller_svc.frontend.onnx.tensors import Tensor
 from roller_svc.frontend.onnx.use import Node
@@ -18,34 +19,15 @@ from roller_svc.ir.dtype import DType
 MASKED = -10000.0  # what masked scores get by default
 
 
-def _number(builder: GraphBuilder, value: float, dtype: DType) -> Operand:
-    return builder.add_constant(np.full((), value, dtype.value), dtype)
-
-
 def _slice(builder: GraphBuilder, x: Operand, axis: int, start: int, stop: int) -> Operand:
     if (start, stop) == (0, x.shape[axis]):
         return x
     return builder.call("slice", [x], starts=(start,), stops=(stop,), axes=(axis,))
 
 
-def _split_heads(node: Node, builder: GraphBuilder, x: Operand, heads: int) -> Operand:
-    """Return [batch, heads, length, features] of [batch, length, heads * features]."""
-    if x.rank != 3 or heads < 1 or x.shape[2] % heads:
-        raise node.invalid(f"a tensor {list(x.shape)} does not divide into {heads} heads")
-    split = builder.call("reshape", [x], shape=(*x.shape[:2], heads, x.shape[2] // heads))
-    return builder.call("transpose", [split], permutation=(0, 2, 1, 3))
-
-
-def _join_heads(builder: GraphBuilder, x: Operand) -> Operand:
-    """Return [batch, length, heads * features] of [batch, heads, length, features]."""
-    batch, heads, length, features = x.shape
-    moved = builder.call("transpose", [x], permutation=(0, 2, 1, 3))
-    return builder.call("reshape", [moved], shape=(batch, length, heads * features))
-
-
 def _summand(builder: GraphBuilder, condition: Operand, value: float, dtype: DType) -> Operand:
     """Return 0 where a key is used, and a value elsewhere."""
-    return builder.call("where", [condition, _number(builder, 0, dtype), _number(builder, value, dtype)])
+    return builder.call("where", [condition, builder.fill(0, dtype), builder.fill(value, dtype)])
 
 
 def _padding(
@@ -74,7 +56,7 @@ def _padding(
         mask = builder.call("reshape", [mask], shape=(batch, 1, queries, keys))
     else:
         raise node.unsupported(f"a mask {list(mask.shape)} of {batch} sequences of {keys} keys")
-    return _summand(builder, builder.call("greater", [mask, _number(builder, 0, mask.dtype)]), value, q.dtype)
+    return _summand(builder, builder.call("greater", [mask, builder.fill(0, mask.dtype)]), value, q.dtype)
 
 
 def _attend(
@@ -90,8 +72,7 @@ def _attend(
         parameters["causal"] = True
     if not present:
         return builder.call("attention", operands, **parameters)
-    mask = builder.call("add", present) if len(present) > 1 else present[0]
-    return builder.call("attention", [*operands, mask], **parameters)
+    return builder.call("attention", [*operands, builder.join("add", present)], **parameters)
 
 
 def _extended(builder: GraphBuilder, past: Operand | None, x: Operand) -> Operand:
@@ -119,7 +100,7 @@ def _attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     projected = projected if bias is None else builder.call("add", [projected, bias])
     bounds = (0, sizes[0], sizes[0] + sizes[1], sum(sizes))
     parts = (_slice(builder, projected, 2, start, stop) for start, stop in pairwise(bounds))
-    q, k, v = (_split_heads(node, builder, part, heads) for part in parts)
+    q, k, v = (split_heads(node, builder, part, heads) for part in parts)
     past = _cache(node, 4, rank=5)
     if past is not None:
         if past.shape[0] != 2:
@@ -128,7 +109,7 @@ def _attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         k, v = (_extended(builder, piece, new) for piece, new in zip(pieces, (k, v), strict=True))
     mask = node.optional(3)
     padding = None if mask is None else _padding(node, builder, mask, q, k.shape[2], may_be_starts=True)
-    results = [Tensor(_join_heads(builder, _attend(node, builder, (q, k, v), [padding, node.optional(5)])))]
+    results = [Tensor(join_heads(builder, _attend(node, builder, (q, k, v), [padding, node.optional(5)])))]
     if len(node.results) > 1:
         both = [builder.call("unsqueeze", [each], axis=(0,)) for each in (k, v)]
         results.append(Tensor(builder.call("concat", both, axis=0)) if node.results[1] else Tensor())
@@ -175,12 +156,12 @@ def _multi_head_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]
             split.append(x)
             continue
         total = x if added is None else builder.call("add", [x, added])
-        split.append(_split_heads(node, builder, total, heads))
+        split.append(split_heads(node, builder, total, heads))
     q, k, v = split
     k, v = _extended(builder, _cache(node, 6), k), _extended(builder, _cache(node, 7), v)
     mask = node.optional(4)
     padding = None if mask is None else _padding(node, builder, mask, q, k.shape[2], may_be_starts=False)
-    result = _join_heads(builder, _attend(node, builder, (q, k, v), [padding, node.optional(5)]))
+    result = join_heads(builder, _attend(node, builder, (q, k, v), [padding, node.optional(5)]))
     return [Tensor(result), Tensor(k), Tensor(v), Tensor()][: len(node.results)]
 
 
@@ -235,7 +216,7 @@ def _rotary_embedding(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     node.number("scale", 1.0)  # onnxruntime does not use it
     if x.rank == 3:
         heads = heads or (x.shape[2] // (2 * cosine.shape[1]) if not rotary else 0)
-        split = _split_heads(node, builder, x, heads)
+        split = split_heads(node, builder, x, heads)
     else:
         split = x
     if rotary and rotary != 2 * cosine.shape[1]:
@@ -247,7 +228,7 @@ def _rotary_embedding(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         raise node.invalid(f"places {list(places.shape)} are neither [1] nor one for each of {list(split.shape)}")
     rotated = _rotated(node, builder, split, _angles(builder, cosine, places), _angles(builder, sine, places),
                        interleaved=bool(node.integer("interleaved", 0)))  # fmt: skip
-    return [Tensor(_join_heads(builder, rotated) if x.rank == 3 else rotated)]
+    return [Tensor(join_heads(builder, rotated) if x.rank == 3 else rotated)]
 
 
 def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
@@ -259,7 +240,7 @@ def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor
         raise node.unsupported("a soft cap, a sink, a quantized cache, norms of queries and keys, or a fourth result")
     heads, shared = node.integer("num_heads", 0), node.integer("kv_num_heads", 0)
     q, k, v = _packed_parts(node, builder, heads, shared)
-    q, k, v = (_split_heads(node, builder, x, count) for x, count in ((q, heads), (k, shared), (v, shared)))
+    q, k, v = (split_heads(node, builder, x, count) for x, count in ((q, heads), (k, shared), (v, shared)))
     batch, length = q.shape[0], q.shape[2]
     totals = node.constant(6, "total_sequence_length") or ()
     if len(totals) != 1 or totals[0] < length:
@@ -270,10 +251,10 @@ def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor
     size = max(total, stored)
     # Lengths of the sequences with the new tokens. A prompt begins at 0, and may be padded behind its end.
     ends = builder.call("add", [builder.call("reshape", [node.operand(5)], shape=(batch,)),
-                                _number(builder, 1, node.operand(5).dtype)])  # fmt: skip
+                                builder.fill(1, node.operand(5).dtype)])  # fmt: skip
     starts = builder.fill(0, ends.dtype, (batch,))
     if total != length:
-        starts = builder.call("sub", [ends, _number(builder, length, ends.dtype)])
+        starts = builder.call("sub", [ends, builder.fill(length, ends.dtype)])
     column = builder.call("reshape", [starts], shape=(batch, 1))
     steps = builder.call("cast", [builder.count(length)], dtype=ends.dtype.value)
     rows = builder.call("add", [column, steps])  # [batch, length], the place of each query
@@ -287,14 +268,14 @@ def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor
             for cache, new in zip(caches, (k, v), strict=True))  # fmt: skip
     places = builder.call("cast", [builder.count(size)], dtype=ends.dtype.value)
     distance = builder.call("sub", [builder.call("reshape", [rows], shape=(batch, 1, length, 1)), places])
-    used = [builder.call("greater_equal", [distance, _number(builder, 0, ends.dtype)])]
+    used = [builder.call("greater_equal", [distance, builder.fill(0, ends.dtype)])]
     window = node.integer("local_window_size", -1)
     if window > 0:
-        used.append(builder.call("less", [distance, _number(builder, window, ends.dtype)]))
-    seen = used[0] if len(used) == 1 else builder.call("logical_and", used)
+        used.append(builder.call("less", [distance, builder.fill(window, ends.dtype)]))
+    seen = builder.join("logical_and", used)
     lowest = -np.inf if q.dtype.bits >= 32 else -65504.0
     masks = [_summand(builder, seen, lowest, q.dtype), _fitted(node, builder, size)]
-    return [Tensor(_join_heads(builder, _attend(node, builder, (q, k, v), masks))), Tensor(k), Tensor(v),
+    return [Tensor(join_heads(builder, _attend(node, builder, (q, k, v), masks))), Tensor(k), Tensor(v),
             Tensor()][: len(node.results)]  # fmt: skip
 
 

@@ -73,11 +73,6 @@ def _fused_conv(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     return [Tensor(_activated(node, builder, result, given))]
 
 
-def _summed(builder: GraphBuilder, terms: Sequence[Operand | None]) -> Operand:
-    present = [term for term in terms if term is not None]
-    return builder.call("add", present) if len(present) > 1 else present[0]
-
-
 def _normalised(node: Node, builder: GraphBuilder, operands: Sequence[Operand | None], epsilon: float) -> list[Tensor]:
     """Return the layer norm of the last dimension, and its mean and inverse deviation if they are needed."""
     present = tuple(operand for operand in operands if operand is not None)
@@ -92,7 +87,8 @@ def _skip_layer_norm(node: Node, builder: GraphBuilder, *, simplified: bool) -> 
     """Return the norm of the sum of both operands and a bias, and that sum."""
     x, skip, gamma = (node.operand(position) for position in range(3))
     beta, bias = (None, node.optional(3)) if simplified else (node.optional(3), node.optional(4))
-    total, epsilon = _summed(builder, (x, skip, bias)), node.number("epsilon", 1e-12)
+    total = builder.call("add", [x, skip] if bias is None else [x, skip, bias])
+    epsilon = node.number("epsilon", 1e-12)
     if not simplified:
         results = _normalised(node, builder, (total, gamma, beta), epsilon)
     elif any(node.results[1:3]):

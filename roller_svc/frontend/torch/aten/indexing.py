@@ -28,7 +28,7 @@ def _gather(call: AtenCall) -> Operand:
     x, index = call.operand("self"), call.operand("index")
     if x.rank == 0 or index.rank == 0:
         raise call.unsupported("a scalar")
-    return call.run("gather_elements", x, index, axis=call.dimension(call.integer("dim"), x.rank))
+    return call.run("gather_elements", x, index, axis=call.axis("dim", x.rank))
 
 
 def _index_select(call: AtenCall) -> Operand:
@@ -36,7 +36,7 @@ def _index_select(call: AtenCall) -> Operand:
     if x.rank == 0:
         return x
     return call.run("gather", x, call.reshape(index, (index.type.elements,)),
-                    axis=call.dimension(call.integer("dim"), x.rank))  # fmt: skip
+                    axis=call.axis("dim", x.rank))  # fmt: skip
 
 
 def _index(call: AtenCall) -> Operand:
@@ -100,7 +100,7 @@ def _scatter(call: AtenCall, reduction: str) -> Operand:
         updates = call.expand(updates, index.shape)
     for axis, extent in enumerate(index.shape):
         updates = call.slice(updates, axis, 0, extent)
-    return call.run("scatter_elements", x, index, updates, axis=call.dimension(call.integer("dim"), x.rank),
+    return call.run("scatter_elements", x, index, updates, axis=call.axis("dim", x.rank),
                     reduction=reduction)  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def _top_k(call: AtenCall) -> list[Operand]:
     """Convert `topk`, whose results may be in any order where sorted=False."""
     call.value("sorted")
     x = call.operand("self")
-    axis = call.dimension(call.integer("dim"), x.rank)
+    axis = call.axis("dim", x.rank)
     return list(add_top_k(x, call.integer("k"), axis, call.builder, largest=call.flag("largest")))
 
 
@@ -170,7 +170,7 @@ def _sort(call: AtenCall) -> list[Operand]:
     x = call.operand("self")
     if x.rank == 0:
         return [x, call.scalar(0, DType.INT64)]
-    axis = call.dimension(call.integer("dim"), x.rank)
+    axis = call.axis("dim", x.rank)
     return list(add_top_k(x, x.shape[axis], axis, call.builder, largest=call.flag("descending")))
 
 

@@ -43,7 +43,7 @@ def _extremum(call: AtenCall, operator: str) -> Operand:
 def _extremum_with_index(call: AtenCall, operator: str) -> list[Operand | None]:
     """Convert `max.dim`: the values, and the first place of each."""
     x, keepdims = call.x, call.flag("keepdim")
-    axis = call.dimension(call.integer("dim"), x.rank)
+    axis = call.axis("dim", x.rank)
     if x.rank == 0:
         return [x, call.scalar(0, DType.INT64)]
     values = call.run(f"reduce_{operator}", x, axis=(axis,), keepdims=keepdims) if 0 in call.needed else None
@@ -144,7 +144,7 @@ def _vector_norm(call: AtenCall) -> Operand:
 def _cumulate(call: AtenCall, operator: str) -> Operand:
     call.value("dtype")
     x = call.cast(call.x)
-    return x if x.rank == 0 else call.run(operator, x, axis=call.dimension(call.integer("dim"), x.rank))
+    return x if x.rank == 0 else call.run(operator, x, axis=call.axis("dim", x.rank))
 
 
 TABLE: dict[str, Converter] = {

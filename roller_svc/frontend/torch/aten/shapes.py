@@ -34,7 +34,7 @@ def _transpose_two(call: AtenCall) -> Operand:
     x = call.x
     order = list(range(x.rank))
     if order:
-        first, second = (call.dimension(call.integer(name), x.rank) for name in ("dim0", "dim1"))
+        first, second = (call.axis(name, x.rank) for name in ("dim0", "dim1"))
         order[first], order[second] = second, first
     return _transpose(call, x, order)
 
@@ -69,14 +69,14 @@ def _bounds(start: object, end: object, extent: int) -> tuple[int, int]:
 
 def _slice(call: AtenCall) -> Operand:
     x = call.x
-    axis = call.dimension(call.integer("dim"), x.rank)
+    axis = call.axis("dim", x.rank)
     start, stop = _bounds(call.value("start"), call.value("end"), x.shape[axis])
     return call.slice(x, axis, start, stop, call.integer("step"))
 
 
 def _select(call: AtenCall) -> Operand:
     x = call.x
-    axis, index = call.dimension(call.integer("dim"), x.rank), call.integer("index")
+    axis, index = call.axis("dim", x.rank), call.integer("index")
     return select(call, x, axis, index % x.shape[axis])
 
 
@@ -99,25 +99,25 @@ def _pieces(call: AtenCall, x: Operand, axis: int, sizes: Sequence[int]) -> list
 
 def _split(call: AtenCall) -> list[Operand | Empty]:
     x = call.x
-    axis, size = call.dimension(call.integer("dim"), x.rank), call.integer("split_size")
+    axis, size = call.axis("dim", x.rank), call.integer("split_size")
     extent = x.shape[axis]
     return _pieces(call, x, axis, [min(size, extent - start) for start in range(0, extent, size)])
 
 
 def _split_with_sizes(call: AtenCall) -> list[Operand | Empty]:
     x = call.x
-    return _pieces(call, x, call.dimension(call.integer("dim"), x.rank), call.integers("split_sizes"))
+    return _pieces(call, x, call.axis("dim", x.rank), call.integers("split_sizes"))
 
 
 def _unbind(call: AtenCall) -> list[Operand]:
     x = call.x
-    axis = call.dimension(call.integer("dim"), x.rank)
+    axis = call.axis("dim", x.rank)
     return [select(call, x, axis, i) for i in range(x.shape[axis])]
 
 
 def concat(call: AtenCall, operands: Sequence[Operand], axis: int) -> Operand:
     """Return the concatenation; a single operand is itself."""
-    return operands[0] if len(operands) == 1 else call.run("concat", *operands, axis=axis)
+    return call.builder.join("concat", operands, axis=axis)
 
 
 def _cat(call: AtenCall) -> Operand:
@@ -125,7 +125,7 @@ def _cat(call: AtenCall) -> Operand:
     operands = [call.cast(value) for value in call.value("tensors") if isinstance(value, Operand)]
     if not operands:
         raise call.unsupported("a result without elements")
-    return concat(call, operands, call.dimension(call.integer("dim"), operands[0].rank))
+    return concat(call, operands, call.axis("dim", operands[0].rank))
 
 
 def _stack(call: AtenCall) -> Operand:
@@ -189,7 +189,7 @@ def _mode_pad(call: AtenCall, mode: str) -> Operand:
 def _slice_scatter(call: AtenCall) -> Operand:
     """Replace a part of a dimension."""
     x, part = call.operand("self"), call.cast(call.operand("src"))
-    axis = call.dimension(call.integer("dim"), x.rank)
+    axis = call.axis("dim", x.rank)
     start, stop = _bounds(call.value("start"), call.value("end"), x.shape[axis])
     if call.integer("step") != 1:
         raise call.unsupported(f"step={call.integer('step')}")
@@ -198,7 +198,7 @@ def _slice_scatter(call: AtenCall) -> Operand:
 
 def _select_scatter(call: AtenCall) -> Operand:
     x, part = call.operand("self"), call.cast(call.operand("src"))
-    axis = call.dimension(call.integer("dim"), x.rank)
+    axis = call.axis("dim", x.rank)
     index = call.integer("index") % x.shape[axis]
     return _replaced(call, x, call.run("unsqueeze", part, axis=(axis,)), axis, index, index + 1)
 
@@ -233,7 +233,7 @@ def _pixel_unshuffle(call: AtenCall) -> Operand:
 def _diagonal(call: AtenCall) -> Operand:
     """Take a diagonal of two dimensions, as one gather of the two as a single dimension."""
     x, offset = call.x, call.integer("offset")
-    first, second = (call.dimension(call.integer(name), x.rank) for name in ("dim1", "dim2"))
+    first, second = (call.axis(name, x.rank) for name in ("dim1", "dim2"))
     order = [*(d for d in range(x.rank) if d not in (first, second)), first, second]
     rows, columns = x.shape[first], x.shape[second]
     count = call.shape[-1]
@@ -245,7 +245,7 @@ def _diagonal(call: AtenCall) -> Operand:
 def _unfold(call: AtenCall) -> Operand:
     """Take every window along a dimension; its elements become the last dimension."""
     x = call.x
-    axis, size, step = call.dimension(call.integer("dimension"), x.rank), call.integer("size"), call.integer("step")
+    axis, size, step = call.axis("dimension", x.rank), call.integer("size"), call.integer("step")
     count = call.shape[axis]
     places = np.arange(count)[:, None] * step + np.arange(size)
     y = call.run("gather", x, call.constant(places, DType.INT64), axis=axis)

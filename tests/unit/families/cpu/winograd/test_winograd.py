@@ -24,8 +24,10 @@ from roller_svc.compiler.plans import (
     select_for_measurement,
 )
 from roller_svc.compiler.serialize import interpretation
-from roller_svc.families.cpu.winograd import rules, schedule
-from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
+from roller_svc.families import prepare
+from roller_svc.families.cpu.winograd import rules
+from roller_svc.families.cpu.winograd import workload as winograd_workload
+from roller_svc.families.cpu.winograd.workload import plan_task
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.constraints import ScheduleConstraints, WinogradMode
 from roller_svc.ir.dtype import DType
@@ -217,7 +219,7 @@ def test_wrong_transform_is_caught(m: int, matrix: str, monkeypatch: pytest.Monk
     program = program_of(*CASES["odd"])
     partition = ranked(program, AVX2, WinogradMode.ALWAYS)
     (candidate, *_) = varied(partition, m, 1)
-    monkeypatch.setattr(schedule, "transforms", lambda _: wrong)
+    monkeypatch.setattr(winograd_workload, "transforms", lambda _: wrong)
     assert not run(program, partition, candidate, AVX2).ok
 
 
@@ -332,13 +334,10 @@ def test_sizes_of_a_task_cover_its_tiles_and_fit() -> None:
     partition = ranked(program_of(*convolution(1, 48, 80, 30, 23)), AVX2, WinogradMode.ALWAYS)
     level = AVX2.block_level
     for candidate in partition.candidates[0]:
-        space = candidate.program.space
-        image = schedule.image_space(space)
-        assert image is not None
-        task = WinogradTask.of(
-            WinogradSpace(image, transforms(space.winograd_tile)), candidate.program.block.as_dict(),
-            candidate.program.thread.as_dict(), 8, AVX2.limits.max_registers_per_thread, level.capacity_bytes,
-        )  # fmt: skip
+        group, program = partition.groups[0], candidate.program
+        _, workload = prepare(group, AVX2, program.unit, program=program)
+        tile = workload.footprint.tile
+        task = plan_task(workload, tile(program.block), tile(program.thread))
         assert task.rows <= task.tiles <= task.calls * task.rows
         assert task.rows * task.vectors + task.vectors + 1 <= AVX2.limits.max_registers_per_thread
         assert task.inputs_bytes <= 2 * level.capacity_bytes
