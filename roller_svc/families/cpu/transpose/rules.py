@@ -19,7 +19,7 @@ from roller_svc.perf.workload import Workload
 TILE_BYTES = (64, 128, 256, 512, 1024)  # of one side of a tile
 MAX_BUFFER_BYTES = 20 << 10  # of a tile's scratch buffer: about half of L1, the output takes the rest
 # Of a tile of short rows, along the other side.
-SHORT_ROWS_BYTES = (128, 256, 448, 1024, 2048)
+SHORT_ROWS_BYTES = (128, 256, 512, 1024, 2048)
 CUTS = (1, 4, 16, 64)  # few: candidates should differ in their tiles
 MAX_BASES = 14
 # Of one side of any tile, for random plans.
