@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from cases_matrix import chosen, contraction, tiles, unit
 from schedule_support import program
@@ -59,7 +57,7 @@ def transposed(name: str, more_text: str = "") -> tuple[str, dict[str, str], RPr
     view = transposed_view(contraction(text, HOPPER, **inputs))
     assert view is not None
     by_hand = tiles(view, unit(HOPPER, "wgmma_f16"), block, part, reduce_threads=128, stages=3)
-    return text, inputs, replace(by_hand, **more)
+    return text, inputs, by_hand.with_pipeline(**more)
 
 
 @pytest.mark.emulator
