@@ -58,7 +58,8 @@ digests: $(READY)
 	$(BIN)/python tests/support/kernel_digests.py --reason "$$REASON"
 
 lint: $(READY)
-	$(BIN)/ruff check roller_svc tests bench
+	$(BIN)/ruff check roller_svc tests bench tools
+	$(BIN)/ruff format --quiet --check roller_svc tests bench tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

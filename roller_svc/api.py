@@ -82,9 +82,16 @@ class Estimate:
         total: ir_estimate.Estimate = plan.estimate
         stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
         return cls(
-            total.seconds, stages, total.bound, total.occupancy, total.waves, total.uncertainty,
-            plan.dominant_choice.program, plan, roofline,
-        )  # fmt: skip
+            total.seconds,
+            stages,
+            total.bound,
+            total.occupancy,
+            total.waves,
+            total.uncertainty,
+            plan.dominant_choice.program,
+            plan,
+            roofline,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +105,7 @@ class Candidate:
 
     @classmethod
     def from_result(cls, result: CandidateResult) -> Candidate:
-        return cls(
-            result.plan.dominant_choice.program, Estimate.from_plan(result.plan), result.measurement, result.error
-        )
+        return cls(result.plan.dominant_choice.program, Estimate.from_plan(result.plan), result.measurement, result.error)
 
 
 class Call(Protocol):
@@ -290,8 +295,11 @@ def estimate(
     calibrate_at_first_use(targets, log.warning)
     estimates = estimate_item(item, targets, count)
     if duplicates := [a.spec.id for a in estimates for b in estimates if a.spec.id == b.spec.id and a.spec != b.spec]:
-        raise ArgumentError(f"duplicate target {duplicates[0]!r} with different specs", code="invalid-option",
-                            hint="give each spec its own id: dataclasses.replace(spec, id=...)")  # fmt: skip
+        raise ArgumentError(
+            f"duplicate target {duplicates[0]!r} with different specs",
+            code="invalid-option",
+            hint="give each spec its own id: dataclasses.replace(spec, id=...)",
+        )
     return {each.spec.id: [Estimate.from_plan(plan, each.roofline) for plan in each.plans] for each in estimates}
 
 
@@ -300,9 +308,7 @@ def targets() -> tuple[HardwareSpec, ...]:
     return devices.all_specs()
 
 
-def reference(
-    expression: str, inputs: Inputs, arrays: Mapping[str, Any], outputs: Sequence[str] | None = None
-) -> dict[str, Any]:
+def reference(expression: str, inputs: Inputs, arrays: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the program by the reference interpreter, which is slow and defines the correct result."""
     _check_mapping("arrays", arrays)
     types = tensor_types(inputs)

@@ -122,9 +122,14 @@ class _Variant:
     """The model for one set of shapes. It is loaded at the first use."""
 
     def __init__(
-        self, dims: tuple[tuple[str, int], ...], name: str, plan: ModelPlan, kernels: tuple[int, ...],
-        load: Callable[[], CpuModel], binary: bytes,
-    ) -> None:  # fmt: skip
+        self,
+        dims: tuple[tuple[str, int], ...],
+        name: str,
+        plan: ModelPlan,
+        kernels: tuple[int, ...],
+        load: Callable[[], CpuModel],
+        binary: bytes,
+    ) -> None:
         self.dims = dims
         self.name = name
         self.plan = plan
@@ -151,9 +156,14 @@ class Model:
     """A compiled model, which can be called, inspected, profiled and saved. Calls from several threads may overlap."""
 
     def __init__(
-        self, digest: str, name: str, target: str, kernels: tuple[KernelBundle, ...], variants: tuple[_Variant, ...],
+        self,
+        digest: str,
+        name: str,
+        target: str,
+        kernels: tuple[KernelBundle, ...],
+        variants: tuple[_Variant, ...],
         report: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._kernel_bundles = kernels
         self._kernels: tuple[ModelKernel, ...] | None = None
         self._variants = variants
@@ -340,8 +350,7 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
         "target": chosen.hardware.id,
         "seconds": sum(each.runs * each.seconds for each in classes),
         "kernels": [
-            {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds}
-            for each in classes
+            {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds} for each in classes
         ],
     }
 
@@ -360,9 +369,12 @@ def load_model(folder: str | os.PathLike[str]) -> Model:
 def _options(target: object, threads: object, plan: object, checked: Mapping[str, Any]) -> ModelOptions:
     is_eager = plan == EAGER
     return ModelOptions(
-        device_spec(target, threads), fuse=not is_eager, share_memory=not is_eager,
-        plan=SERIAL if is_eager else _plan(plan), **checked,
-    )  # fmt: skip
+        device_spec(target, threads),
+        fuse=not is_eager,
+        share_memory=not is_eager,
+        plan=SERIAL if is_eager else _plan(plan),
+        **checked,
+    )
 
 
 def _plan(plan: object) -> str | Mapping[str, Any]:
@@ -381,9 +393,9 @@ def device_spec(target: object, threads: object) -> HardwareSpec:
     number = whole_number(threads)
     if number is None or not 1 <= number <= spec.num_cores:
         raise ArgumentError(
-            f"threads must be a whole number from 1 to {spec.num_cores}, the cores of {spec.id}, "
-            f"got {short_repr(threads)}", code="invalid-option",
-        )  # fmt: skip
+            f"threads must be a whole number from 1 to {spec.num_cores}, the cores of {spec.id}, got {short_repr(threads)}",
+            code="invalid-option",
+        )
     return restrict_cores(spec, number)
 
 
@@ -398,8 +410,9 @@ def _buckets(dims: object) -> list[dict[str, int]]:
         listed = list(value) if isinstance(value, list | tuple) else [value]
         numbers = [number for each in listed if (number := whole_number(each)) is not None and number >= 0]
         if not numbers or len(numbers) < len(listed) or len(set(numbers)) < len(numbers):
-            raise ArgumentError(f"dims: {name} must be a whole number, or a list of different ones, got "
-                                f"{short_repr(value)}", code="invalid-option")  # fmt: skip
+            raise ArgumentError(
+                f"dims: {name} must be a whole number, or a list of different ones, got {short_repr(value)}", code="invalid-option"
+            )
         extents.append(numbers)
     if math.prod(map(len, extents)) > MAX_VARIANTS:
         raise ArgumentError(f"dims give more than {MAX_VARIANTS} buckets", code="invalid-option")
@@ -408,38 +421,34 @@ def _buckets(dims: object) -> list[dict[str, int]]:
 
 def _check_constants(constants: object) -> None:
     if constants is not None and not (isinstance(constants, Mapping) and all(isinstance(n, str) for n in constants)):
-        raise ArgumentError(f"constants must map names of inputs to values, got {short_repr(constants)}",
-                            code="invalid-option", hint='constants={"sr": 16000}')  # fmt: skip
+        raise ArgumentError(
+            f"constants must map names of inputs to values, got {short_repr(constants)}",
+            code="invalid-option",
+            hint='constants={"sr": 16000}',
+        )
 
 
-def _model(
-    built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, import_s: float
-) -> Model:
+def _model(built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, import_s: float) -> Model:
     bundles: dict[str, KernelBundle] = {}
     for _, each in built:
         bundles |= {bundle.digest: bundle for bundle in each.kernels}
     positions = {digest: position for position, digest in enumerate(bundles)}
     if len({tuple(type_.shape for _, type_ in each.plan.inputs) for _, each in built}) < len(built):
-        raise ArgumentError("two buckets have the same shapes: a dimension in dims is not in the model",
-                            code="invalid-option")  # fmt: skip
+        raise ArgumentError("two buckets have the same shapes: a dimension in dims is not in the model", code="invalid-option")
     parts: list[object] = [
-        [list(dims.items()), plan_to_json(each.plan), [bundle.digest for bundle in each.kernels]]
-        for dims, each in built
+        [list(dims.items()), plan_to_json(each.plan), [bundle.digest for bundle in each.kernels]] for dims, each in built
     ]
     content = json.dumps(parts if options.name is None else [options.name, *parts])
     digits = hashlib.sha256(content.encode()).hexdigest()
     name = options.name or default_name(digits)
     variants = tuple(
-        _built_variant(dims, variant_name(name, number), each, weights, positions)
-        for number, (dims, each) in enumerate(built)
+        _built_variant(dims, variant_name(name, number), each, weights, positions) for number, (dims, each) in enumerate(built)
     )
     report = _report(built, options, import_s)
     return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), variants, report)
 
 
-def _built_variant(
-    dims: dict[str, int], name: str, built: BuiltModel, weights: Weights, positions: Mapping[str, int]
-) -> _Variant:
+def _built_variant(dims: dict[str, int], name: str, built: BuiltModel, weights: Weights, positions: Mapping[str, int]) -> _Variant:
     plan, binary = built.plan, built.link(name)
 
     def load() -> CpuModel:
@@ -457,9 +466,7 @@ def _saved_variant(bundle: VariantBundle) -> _Variant:
     return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary)
 
 
-def _report(
-    built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, import_s: float
-) -> dict[str, Any]:
+def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, import_s: float) -> dict[str, Any]:
     first = built[0][1]
     seconds: dict[str, float] = {"import": import_s}
     for name, value in (stage for _, each in built for stage in each.stage_seconds):
@@ -472,8 +479,7 @@ def _report(
         "threads": options.hardware.num_cores,
         "select": options.select.value,
         "passes": [
-            {"name": each.name, "nodes_before": each.nodes_before, "nodes_after": each.nodes_after}
-            for each in first.passes
+            {"name": each.name, "nodes_before": each.nodes_before, "nodes_after": each.nodes_after} for each in first.passes
         ],
         "seconds": seconds,
         "classes": [
@@ -493,10 +499,7 @@ def _report(
 def _estimate(variant: _Variant, bundles: Sequence[KernelBundle]) -> ModelEstimate:
     """Return the sum over the kernels that a call runs. A kernel with several launches counts once."""
     kernels = variant.plan.kernels
-    first = [
-        next((i for i, launch in enumerate(kernel.source.launches) if not launch.is_prepack), None)
-        for kernel in kernels
-    ]
+    first = [next((i for i, launch in enumerate(kernel.source.launches) if not launch.is_prepack), None) for kernel in kernels]
     runs: dict[int, int] = {}
     for step, number in _executions(variant.plan.steps):
         if isinstance(step, KernelStep) and step.launch == first[step.kernel]:

@@ -69,14 +69,14 @@ class RollerRep(BackendRep):
         if values is None:
             listed = list(inputs) if isinstance(inputs, Sequence) else [inputs]
             if len(listed) > len(self._inputs):
-                raise ArgumentError(f"the model takes {len(self._inputs)} inputs, got {len(listed)}",
-                                    code="unknown-argument")  # fmt: skip
+                raise ArgumentError(f"the model takes {len(self._inputs)} inputs, got {len(listed)}", code="unknown-argument")
             values = dict(zip(self._inputs, listed, strict=False))
         arrays: dict[str, Array] = {}
         for name, value in values.items():
             if not isinstance(value, np.ndarray | np.generic | int | float):
-                raise RefusedModelError(f"input {name!r} is a {kind_of(value)}; only dense tensors are supported",
-                                        code="unsupported-type")  # fmt: skip
+                raise RefusedModelError(
+                    f"input {name!r} is a {kind_of(value)}; only dense tensors are supported", code="unsupported-type"
+                )
             arrays[name] = np.asarray(value)
         return arrays
 
@@ -142,16 +142,16 @@ class RollerBackend(Backend):
         arrays = [np.asarray(value) for value in (inputs.values() if isinstance(inputs, Mapping) else inputs)]
         names = [name for name in node.input if name]
         if len(names) != len(arrays):
-            raise ArgumentError(f"node {node.op_type} takes {len(names)} inputs, got {len(arrays)}",
-                                code="missing-argument")  # fmt: skip
+            raise ArgumentError(f"node {node.op_type} takes {len(names)} inputs, got {len(arrays)}", code="missing-argument")
         graph = helper.make_graph(
-            [node], node.op_type,
+            [node],
+            node.op_type,
             [
                 helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
                 for name, array in dict(zip(names, arrays, strict=True)).items()
             ],
             [helper.make_empty_tensor_value_info(name) for name in node.output if name],
-        )  # fmt: skip
+        )
         version = options.get("opset_version")
         opsets = [helper.make_opsetid(node.domain, version)] if version else None
         return cls.run_model(helper.make_model(graph, opset_imports=opsets), arrays, device)

@@ -34,9 +34,7 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address the service listens on")
     port: int = Field(8000, ge=0, le=65535, description="port the service listens on; 0 takes a free one")
-    store: str = Field(
-        "build/store", description="the content-addressed store: a directory, s3://BUCKET/PREFIX, or memory:"
-    )
+    store: str = Field("build/store", description="the content-addressed store: a directory, s3://BUCKET/PREFIX, or memory:")
     store_quota_bytes: int | None = Field(
         None, ge=0, description="size to which the service reduces the store, by removing the least recently used"
     )
@@ -54,12 +52,8 @@ class Settings(BaseSettings):
     oidc_issuer: str = Field("", description="issuer of OIDC tokens that the service accepts, besides API keys")
     oidc_audience: str = Field("", description="audience that these tokens must have")
     oidc_jwks: str = Field("", description="file, or https URL, with the issuer's public keys (a JWK set)")
-    oidc_scopes_claim: str = Field(
-        "scope", description="claim with the scopes of a token, as a list or separated by spaces"
-    )
-    allowed_hosts: str = Field(
-        "", description="further names of the service, each with or without a port, separated by commas"
-    )
+    oidc_scopes_claim: str = Field("scope", description="claim with the scopes of a token, as a list or separated by spaces")
+    allowed_hosts: str = Field("", description="further names of the service, each with or without a port, separated by commas")
     max_connections: int = Field(
         1000,
         validation_alias=_variables("MAX_CONNECTIONS", "CONNECTIONS_MOST"),
@@ -70,18 +64,14 @@ class Settings(BaseSettings):
     header_timeout_s: float = Field(
         10.0, gt=0, le=600, description="how long a client may take to send a request's line and headers"
     )
-    body_timeout_s: float = Field(
-        30.0, gt=0, le=600, description="how long a client may take to send a body or to read a response"
-    )
+    body_timeout_s: float = Field(30.0, gt=0, le=600, description="how long a client may take to send a body or to read a response")
     workers: int = Field(
         2,
         ge=0,
         le=256,
         description="build worker processes of the service, and estimate worker processes; 0: only others build",
     )
-    queue_length: int = Field(
-        256, ge=1, le=100_000, description="queued and running builds; a further one is rejected with 503"
-    )
+    queue_length: int = Field(256, ge=1, le=100_000, description="queued and running builds; a further one is rejected with 503")
     queue_length_per_client: int | None = Field(
         None,
         ge=1,
@@ -89,9 +79,7 @@ class Settings(BaseSettings):
         description="queued and running builds of one client; a further one is rejected with 429; default: half of "
         "the queue if there are several API keys",
     )
-    lease_s: float = Field(
-        15.0, ge=1, le=600, description="time after its last heartbeat at which a worker is taken for dead"
-    )
+    lease_s: float = Field(15.0, ge=1, le=600, description="time after its last heartbeat at which a worker is taken for dead")
     no_worker_timeout_s: float = Field(
         600.0, ge=1, description="how long an operation waits for a queue that no worker takes from before it fails"
     )
@@ -111,9 +99,7 @@ class Settings(BaseSettings):
     )
     build_timeout_s: float = Field(300.0, gt=0, le=3600, description="time limit of one build")
     model_timeout_s: float = Field(1800.0, gt=0, le=86_400, description="time limit of the build of one model")
-    check_timeout_s: float = Field(
-        5.0, gt=0, le=600, description="time limit for validating one program, or for one estimate"
-    )
+    check_timeout_s: float = Field(5.0, gt=0, le=600, description="time limit for validating one program, or for one estimate")
     confine_workers: bool = Field(
         default=True, description="restrict build workers to the system's files and their own, without network"
     )
@@ -149,9 +135,7 @@ class Settings(BaseSettings):
     local_spec: Path | None = Field(
         None, description="spec of the target `local`, written by `roller calibrate`; default: the detected CPU"
     )
-    calibrate: bool = Field(
-        default=True, description="measure the host CPU at the first use of `local`; false: use assumed rates"
-    )
+    calibrate: bool = Field(default=True, description="measure the host CPU at the first use of `local`; false: use assumed rates")
     cache: Path | None = Field(
         None,
         description="directory of compiled kernels and calibrations; default: roller-svc in the user's cache directory",

@@ -100,9 +100,12 @@ def reset() -> None:
 
 
 def compile_graph(
-    module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, object] | None = None,
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, object] | None = None,
     mode: str | None = None,
-) -> Callable[..., Any]:  # fmt: skip
+) -> Callable[..., Any]:
     """Compile a graph that torch.compile captured: the backend itself.
 
     Args:
@@ -119,9 +122,12 @@ def compile_graph(
     reject_unknown(SearchOptions, options or {}, "torch.compile")
     checked = SearchOptions(**read_options(SearchOptions, options or {}))
     compiled: Callable[..., Any] = aot_module_simplified(
-        module, list(inputs), fw_compiler=partial(_compile, options=checked, freeze=False),
-        inference_compiler=partial(_compile, options=checked, freeze=True), bw_compiler=_keep_backward,
-    )  # fmt: skip
+        module,
+        list(inputs),
+        fw_compiler=partial(_compile, options=checked, freeze=False),
+        inference_compiler=partial(_compile, options=checked, freeze=True),
+        bw_compiler=_keep_backward,
+    )
     return compiled
 
 

@@ -22,12 +22,8 @@ os.environ.pop("ROLLER_LOCAL_SPEC", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--max-cases", type=int, default=None, help="run at most so many cases of each test, evenly spread"
-    )
-    parser.addoption(
-        "--strict-skips", action="store_true", help="fail if a test is skipped for a reason that CI does not allow"
-    )
+    parser.addoption("--max-cases", type=int, default=None, help="run at most so many cases of each test, evenly spread")
+    parser.addoption("--strict-skips", action="store_true", help="fail if a test is skipped for a reason that CI does not allow")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -198,16 +198,23 @@ def erf_segments() -> list[list[float]]:
     for number in range(SEGMENTS):
         middle = number * Decimal(SEGMENT_WIDTH)
         if number < NEAR_SEGMENTS:
-            near = Fit("", lambda r: erf(r) / r - 1, str(max(middle - half, Decimal("0.0001"))), str(middle + half),
-                       SEGMENT_COUNT, lambda r: r / erf(r))  # fmt: skip
+            near = Fit(
+                "",
+                lambda r: erf(r) / r - 1,
+                str(max(middle - half, Decimal("0.0001"))),
+                str(middle + half),
+                SEGMENT_COUNT,
+                lambda r: r / erf(r),
+            )
             rows.append([0.0, 0.0, *fitted(near)[0]])
             continue
         is_last = number == SEGMENTS - 1
         centre, value = (rounded(Decimal(SEGMENTS_END), double=False), 1.0) if is_last else centre_of_segment(number)
         at = Decimal(centre)
         low, high = middle - half - at, Decimal("-0.0001") if is_last else middle + half - at
-        fit = Fit("", lambda r, at=at: (erf(at + r) - erf(at)) / r, str(low), str(high), SEGMENT_COUNT,
-                  lambda r, at=at: r / erf(at + r))  # fmt: skip
+        fit = Fit(
+            "", lambda r, at=at: (erf(at + r) - erf(at)) / r, str(low), str(high), SEGMENT_COUNT, lambda r, at=at: r / erf(at + r)
+        )
         rows.append([centre, value, *fitted(fit)[0]])
     return [list(column) for column in zip(*rows, strict=True)]
 

@@ -56,9 +56,10 @@ def onnx_table() -> str:
     known = NODES.keys() | EXPANSIONS.keys() | SUBGRAPHS.keys()
     refused = {name for names in REFUSED.values() for name in names}
     bodies = {
-        name for name, schema in schemas.items()
+        name
+        for name, schema in schemas.items()
         if (schema.has_function or schema.has_context_dependent_function) and name not in known | refused
-    }  # fmt: skip
+    }
     rows = [
         ("one call of a named operator", NODES.keys() - EXPANSIONS.keys()),
         ("several calls, several results, or a constant", EXPANSIONS.keys()),
@@ -82,9 +83,7 @@ def aten_list() -> str:
     for name in sorted(ATEN):
         operator, _, overload = name.removeprefix("aten.").rpartition(".")
         overloads.setdefault(operator, []).append(overload)
-    parts = [
-        f"`{name}`" if names == ["default"] else f"`{name}.{'/'.join(names)}`" for name, names in overloads.items()
-    ]
+    parts = [f"`{name}`" if names == ["default"] else f"`{name}.{'/'.join(names)}`" for name, names in overloads.items()]
     return " ".join(parts) + "\n"
 
 

@@ -82,12 +82,8 @@ def cases(widths: Sequence[int]) -> Iterator[Case]:
         program = parse(f"o = attention(q, k, v{mask})", types)
         (group,) = partition(program, HOPPER)
         operands = f"{features} features{mask}"
-        for keys, consumers in product(
-            range(INSTRUCTION_GRANULE, 257, INSTRUCTION_GRANULE), range(1, MAX_CONSUMERS + 1)
-        ):
-            yield from _warpgroup_case(
-                f"{operands}, {keys} keys, {consumers} consumers", program, group, consumers, keys
-            )
+        for keys, consumers in product(range(INSTRUCTION_GRANULE, 257, INSTRUCTION_GRANULE), range(1, MAX_CONSUMERS + 1)):
+            yield from _warpgroup_case(f"{operands}, {keys} keys, {consumers} consumers", program, group, consumers, keys)
         for rows, keys, warps in product(WARP_ROWS, WARP_KEYS, (4, 8)):
             yield from _warp_case(f"{operands}, {rows} x {keys}, {warps} warps", program, group, (rows, keys, warps))
 
@@ -111,9 +107,7 @@ def _warp_case(name: str, program: TensorProgram, group: KernelGroup, warp: tupl
         yield Case(f"mma: {name}", program, group, tiles, thread_registers(tile, operands), limit)
 
 
-def _tiled(
-    group: KernelGroup, kind: UnitKind, block: tuple[int, int], part: tuple[int, int], reduce_threads: int
-) -> RProgram:
+def _tiled(group: KernelGroup, kind: UnitKind, block: tuple[int, int], part: tuple[int, int], reduce_threads: int) -> RProgram:
     """Return an rProgram with these (rows, keys) of a block and of one warp or warpgroup."""
     unit = next(u for u in HOPPER.units if u.kind is kind and u.in_dtype is DType.FLOAT16)
 
@@ -136,9 +130,13 @@ def row(case: Case) -> Json:
     source = emit_plan(Plan((Candidate(case.tiles, UNKNOWN),)), case.program, (case.group,), HOPPER)
     (resources,) = compile_source(source).resources
     return {
-        "id": case.id, "kind": case.kind.value, "counted": case.counted, "limit": case.limit,
-        "registers": resources.registers_per_thread, "spill_bytes": resources.spill_bytes,
-    }  # fmt: skip
+        "id": case.id,
+        "kind": case.kind.value,
+        "counted": case.counted,
+        "limit": case.limit,
+        "registers": resources.registers_per_thread,
+        "spill_bytes": resources.spill_bytes,
+    }
 
 
 def summary(rows: Sequence[Json]) -> Json:
@@ -173,9 +171,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="output file (default: stdout)")
     options = parser.parse_args()
     near = [
-        case for case in cases(options.features)
+        case
+        for case in cases(options.features)
         if abs(case.counted - case.limit) <= options.near and options.kind in (None, case.kind.value)
-    ]  # fmt: skip
+    ]
     rows = []
     for number, case in enumerate(near, 1):
         rows.append(row(case))

@@ -101,9 +101,13 @@ class Choice:
 
     def as_json(self) -> Json:
         return {
-            "tile": list(self.tile), "warp": list(self.warp), "stages": self.stages, "split_k": self.split_k,
-            "cluster": list(self.cluster), "seconds": self.seconds,
-        }  # fmt: skip
+            "tile": list(self.tile),
+            "warp": list(self.warp),
+            "stages": self.stages,
+            "split_k": self.split_k,
+            "cluster": list(self.cluster),
+            "seconds": self.seconds,
+        }
 
 
 class Heuristics:
@@ -130,8 +134,11 @@ def _choice(row: Json) -> Choice:
     return Choice(
         (kernel.cta_tile_m, kernel.cta_tile_n, kernel.cta_tile_k),
         (kernel.warp_tile_m, kernel.warp_tile_n, kernel.warp_tile_k),
-        kernel.stages, kernel.split_k, (kernel.cluster_m, kernel.cluster_n), row["runtime"],
-    )  # fmt: skip
+        kernel.stages,
+        kernel.split_k,
+        (kernel.cluster_m, kernel.cluster_n),
+        row["runtime"],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +175,7 @@ class Pricing:
             base.reduce_threads,
             choice.split_k,
         )
-        programs = [
-            replace(plain, pipeline=options)
-            for options in self.rules.pipeline_choices(block, base, choice.split_k)
-        ]  # fmt: skip
+        programs = [replace(plain, pipeline=options) for options in self.rules.pipeline_choices(block, base, choice.split_k)]
         return min(self.model.timed(program).seconds for program in programs)
 
     def _tile(self, m: int, n: int, k: int) -> Tile:
@@ -286,17 +290,20 @@ def row(product: Product, roller: RollerModel, choices: Sequence[Choice]) -> Jso
     their_tile, our_tiles = choices[0].tile[:2], [tile_of(c.program) for c in roller.candidates]
     cost = priced[0][1]
     return {
-        "id": product.id, "cls": product.case.cls,
-        "size": [product.batch, product.m, product.n, product.k], "dtype": product.dtype.value,
+        "id": product.id,
+        "cls": product.case.cls,
+        "size": [product.batch, product.m, product.n, product.k],
+        "dtype": product.dtype.value,
         "layout": product.layout,
         "theirs": choices[0].as_json(),
         "ours": candidate_json(best) | {"seconds": best.estimate.seconds, "bound": best.estimate.bound},
         "registers_suffice": roller.own_seconds(choices[0]) is not None,
-        "tile_first": their_tile == our_tiles[0], "tile_in_ten": their_tile in our_tiles,
+        "tile_first": their_tile == our_tiles[0],
+        "tile_in_ten": their_tile in our_tiles,
         "ours_in_their_ten": our_tiles[0] in [choice.tile[:2] for choice in choices],
         "their_tile_over_ours": None if cost is None else cost / best.estimate.seconds,
         "spearman_of_choices": spearman(both),
-    }  # fmt: skip
+    }
 
 
 def candidate_json(candidate: Candidate) -> Json:
@@ -304,9 +311,13 @@ def candidate_json(candidate: Candidate) -> Json:
     (k,) = program.space.role(AxisRole.K)
     warp = [program.thread[axis.name] for role in (AxisRole.M, AxisRole.N) for axis in program.space.role(role)]
     return {
-        "tile": [*tile_of(program), program.block[k.name]], "warp": warp, "stages": program.pipeline.stages,
-        "split_k": program.split_k, "stream_k": program.pipeline.stream_k_blocks, "unit": program.unit.name,
-    }  # fmt: skip
+        "tile": [*tile_of(program), program.block[k.name]],
+        "warp": warp,
+        "stages": program.pipeline.stages,
+        "split_k": program.split_k,
+        "stream_k": program.pipeline.stream_k_blocks,
+        "unit": program.unit.name,
+    }
 
 
 def summary(rows: Sequence[Json]) -> Json:
@@ -317,19 +328,23 @@ def summary(rows: Sequence[Json]) -> Json:
     return {
         "products": len(rows),
         "registers_suffice": _share(rows, "registers_suffice"),
-        "tile_first": _share(rows, "tile_first"), "tile_in_ten": _share(rows, "tile_in_ten"),
+        "tile_first": _share(rows, "tile_first"),
+        "tile_in_ten": _share(rows, "tile_in_ten"),
         "ours_in_their_ten": _share(rows, "ours_in_their_ten"),
         "cannot_have_their_tile": (len(rows) - len(costs)) / len(rows),
         "their_tile_over_ours": {
-            "median": statistics.median(costs), "p90": costs[min(len(costs) - 1, int(0.9 * len(costs)))],
+            "median": statistics.median(costs),
+            "p90": costs[min(len(costs) - 1, int(0.9 * len(costs)))],
             "within_5_percent": sum(cost <= 1.05 for cost in costs) / len(costs),
             "under_98_percent": sum(cost < 0.98 for cost in costs) / len(costs),
-        } if costs else None,
+        }
+        if costs
+        else None,
         "spearman_of_choices_median": statistics.median(ranked) if ranked else None,
         "spearman_of_seconds": spearman(times),
         "median_abs_log_ratio": median_abs_log_ratio(times),
         "ours_over_theirs_median": statistics.median(roller_s / their_s for roller_s, their_s in times),
-    }  # fmt: skip
+    }
 
 
 def _share(rows: Sequence[Json], field: str) -> float:
@@ -349,9 +364,7 @@ def compared(products: Sequence[Product], target: str, *, with_rows: bool = True
             continue
         for backend, heuristics in queried.items():
             rows[backend].append(row(product, roller, heuristics.choices(product)))
-    return {
-        backend: _backend(found, left_out) | ({"cases": found} if with_rows else {}) for backend, found in rows.items()
-    }
+    return {backend: _backend(found, left_out) | ({"cases": found} if with_rows else {}) for backend, found in rows.items()}
 
 
 def _backend(rows: list[Json], left_out: list[str]) -> Json:

@@ -118,24 +118,20 @@ def summary(rows: Sequence[tuple[Task, Row]], min_count: int, seconds: float) ->
         "short": sorted(word for word in NEEDED if counts[word] < min_count),
         "kernels": count_features(kernel for kernel in right if kernel["family"] == "mma"),
         "not_ok": [
-            {"id": row.id, "target": task.run.target, "tiles": dict(task.run.tiles), "status": row.status,
-             "detail": row.detail}
-            for task, row in rows if row.status != "ok"
+            {"id": row.id, "target": task.run.target, "tiles": dict(task.run.tiles), "status": row.status, "detail": row.detail}
+            for task, row in rows
+            if row.status != "ok"
         ],
         "seconds": seconds,
-    }  # fmt: skip
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, default=DATA / "tensorcore.json")
-    parser.add_argument(
-        "--least", type=int, default=10, help="required occurrences of each feature (default: %(default)s)"
-    )
+    parser.add_argument("--least", type=int, default=10, help="required occurrences of each feature (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes (default: %(default)s)")
-    parser.add_argument(
-        "--timeout", type=float, default=300.0, help="timeout per program, seconds (default: %(default)s)"
-    )
+    parser.add_argument("--timeout", type=float, default=300.0, help="timeout per program, seconds (default: %(default)s)")
     options = parser.parse_args()
     began = time.monotonic()
     cases = corpus.parse_cases(json.loads(options.cases.read_text(encoding="utf-8")), small=True)

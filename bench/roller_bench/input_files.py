@@ -42,9 +42,7 @@ class CaseModel(Read):
 class TimesModel(Read):
     """Times on a device by system; `roller_top10_ms` is the best of ROLLER's ten candidates."""
 
-    library_ms: Annotated[Milliseconds | None, Field(validation_alias=AliasChoices("cudalib_tf_ms", "lib_tf_ms"))] = (
-        None
-    )
+    library_ms: Annotated[Milliseconds | None, Field(validation_alias=AliasChoices("cudalib_tf_ms", "lib_tf_ms"))] = None
     tvm_autotvm_ms: Milliseconds | None = None
     ansor_ms: Milliseconds | None = None
     roller_top10_ms: Milliseconds

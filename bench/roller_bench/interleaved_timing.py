@@ -45,9 +45,7 @@ class InterleavedSamples:
         return self.repeated >= MAX_REPEATED
 
 
-def time_interleaved(
-    count: int, take: Callable[[int], Sample], pause: Callable[[float], None] = time.sleep
-) -> InterleavedSamples:
+def time_interleaved(count: int, take: Callable[[int], Sample], pause: Callable[[float], None] = time.sleep) -> InterleavedSamples:
     """Take rounds of one sample of each candidate that is not slow, repeating disturbed samples."""
     samples: list[list[tuple[float, ...]]] = [[] for _ in range(count)]
     repeated, start = 0, time.perf_counter()
@@ -102,6 +100,4 @@ def _halves_agree(candidates: Sequence[Rounds]) -> bool:
     """Return whether the halves of the samples agree in each candidate's time and in their order."""
     halves = [half for rounds in candidates if (half := split_half_s(rounds)) is not None]
     order = spearman(halves)
-    return all(max(pair) <= MAX_HALF_RATIO * min(pair) for pair in halves) and (
-        order is None or order >= MIN_HALF_SPEARMAN
-    )
+    return all(max(pair) <= MAX_HALF_RATIO * min(pair) for pair in halves) and (order is None or order >= MIN_HALF_SPEARMAN)

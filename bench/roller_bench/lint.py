@@ -39,18 +39,17 @@ def lint_cases(task: LintTask) -> list[Json]:
     reports: list[BuildReport | RollerError] = []
     for case in task.cases:
         try:
-            request = build_request(
-                case.expression, case.inputs, outputs=case.outputs, target=task.target, top_k=1, select="model"
-            )
+            request = build_request(case.expression, case.inputs, outputs=case.outputs, target=task.target, top_k=1, select="model")
             reports.append(build_kernel(request))
         except RollerError as failure:
             reports.append(failure)
     result = iter(lint_reports([report for report in reports if isinstance(report, BuildReport)]))
     return [
-        failed_row(case, report) if isinstance(report, RollerError)
+        failed_row(case, report)
+        if isinstance(report, RollerError)
         else {"id": case.id, "cls": case.cls, **lint_json(report, next(result)), "error": None}
         for case, report in zip(task.cases, reports, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def failed_row(case: BenchCase, error: RollerError) -> Json:

@@ -59,10 +59,12 @@ def services(folder: Path, count: int) -> Iterator[list[int]]:
         started = [
             subprocess.Popen(
                 [sys.executable, "-m", "roller_svc", "serve", "--port", str(port), "--workers", "1"],
-                env=environment, stdout=log, stderr=log,
+                env=environment,
+                stdout=log,
+                stderr=log,
             )
             for port in ports
-        ]  # fmt: skip
+        ]
         try:
             for port in ports:
                 _wait_until_ready(port)

@@ -34,9 +34,7 @@ class Sample:
     @property
     def is_disturbed(self) -> bool:
         wall_s = self.seconds * self.calls
-        ticks = max(
-            wall_s * MAX_STOLEN_FRACTION, CLOCK_TICK_S
-        )  # steal is counted in ticks: a single tick is within its resolution
+        ticks = max(wall_s * MAX_STOLEN_FRACTION, CLOCK_TICK_S)  # steal is counted in ticks: a single tick is within its resolution
         return self.waited_s > MAX_WAITED_FRACTION * wall_s or self.stolen_s > ticks
 
 

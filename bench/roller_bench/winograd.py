@@ -129,9 +129,7 @@ def compile_layer(layer: Layer, hw: HardwareSpec, plans: int) -> Iterator[tuple[
     program = layer.program()
     for mode in (WinogradMode.NEVER, WinogradMode.ALWAYS):
         partitions = rank_partitions(PartitionCache(program), hw, RANKED_PLANS, ScheduleConstraints(winograd=mode))
-        ranked = [
-            GroupedPlan(plan, each.groups) for each in partitions for plan in best_plans(each.candidates, RANKED_PLANS)
-        ]
+        ranked = [GroupedPlan(plan, each.groups) for each in partitions for plan in best_plans(each.candidates, RANKED_PLANS)]
         for tile in sorted({_tile(plan) for plan in ranked}):
             first = [plan for plan in ranked if _tile(plan) == tile][:plans]
             for result in build_candidates(tuple(first), program, hw):

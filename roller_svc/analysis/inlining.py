@@ -59,9 +59,10 @@ def inline_producers(statement: TensorExpr, producers: Mapping[str, TensorExpr])
     total_nodes = sum(sizes[x.tensor] * max([1, *map(_nodes, x.index)]) for x in statement.reads if x.tensor in sizes)
     if total_nodes > MAX_NODES:
         raise ScheduleError(
-            f"inlining {statement.output} would exceed {MAX_NODES} operations", code="schedule-inline",
+            f"inlining {statement.output} would exceed {MAX_NODES} operations",
+            code="schedule-inline",
             hint="compute one of the functions it reads at root",
-        )  # fmt: skip
+        )
     return inline_loads(statement, producers)
 
 

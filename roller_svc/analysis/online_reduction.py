@@ -83,9 +83,7 @@ def _match_softmax(first: TensorExpr, second: TensorExpr) -> OnlineReduction | N
         case _:
             return None
     match below:
-        case Op(kind=OpKind.SUB, args=(value, row)) if _is_row(row, first) and strip_casts(value) == strip_casts(
-            first.body
-        ):
+        case Op(kind=OpKind.SUB, args=(value, row)) if _is_row(row, first) and strip_casts(value) == strip_casts(first.body):
             return OnlineReduction(OnlineReductionKind.SOFTMAX, first, second, first.body)
         case _:
             return None
@@ -129,9 +127,7 @@ def _match_arg(first: TensorExpr, second: TensorExpr) -> OnlineReduction | None:
                 return None
             for cast in reversed(casts):
                 index, neutral = Cast(index, cast.dtype, cast.implicit), Cast(neutral, cast.dtype, cast.implicit)
-            return OnlineReduction(
-                OnlineReductionKind.ARG, first, second, first.body, index=index, neutral_index=neutral
-            )
+            return OnlineReduction(OnlineReductionKind.ARG, first, second, first.body, index=index, neutral_index=neutral)
         case _:
             return None
 

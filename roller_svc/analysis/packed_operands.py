@@ -73,9 +73,7 @@ def unpacking_of(expr: Expr, dtype: DType, shared: frozenset[Load] = frozenset()
 
 def has_pair_conversions(expr: Expr, arch: Arch) -> bool:
     """Return whether an architecture has the conversions of a packed operand."""
-    return arch >= FLOAT8_ARCH or all(
-        load.dtype is not DType.FLOAT8_E4M3FN or not _is_row(load) for load in loads_of(expr)
-    )
+    return arch >= FLOAT8_ARCH or all(load.dtype is not DType.FLOAT8_E4M3FN or not _is_row(load) for load in loads_of(expr))
 
 
 @dataclass(frozen=True, slots=True)

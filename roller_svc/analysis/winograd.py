@@ -80,8 +80,7 @@ def error_amplification(m: int) -> float:
     """
     matrices = transforms(m)
     energy = [
-        _sum_of_squares(taps) * _sum_of_squares(inputs)
-        for taps, inputs in zip(matrices.filters, matrices.inputs, strict=True)
+        _sum_of_squares(taps) * _sum_of_squares(inputs) for taps, inputs in zip(matrices.filters, matrices.inputs, strict=True)
     ]
     rows = (sum(a * a * e for a, e in zip(row, energy, strict=True)) for row in matrices.outputs)
     return float(max(rows)) / TAPS  # the square root of its square, for two dimensions

@@ -40,6 +40,4 @@ def _check_cpu(hw: HardwareSpec) -> None:
     if missing := sorted(set(hw.isa) - set(here.isa)):
         raise LaunchError(f"{hw.id} has {', '.join(missing)}, which {here.name} does not have", code="wrong-device")
     if hw.num_cores > here.num_cores:
-        raise LaunchError(
-            f"{hw.id} has {hw.num_cores} cores, this process may use {here.num_cores}", code="wrong-device"
-        )
+        raise LaunchError(f"{hw.id} has {hw.num_cores} cores, this process may use {here.num_cores}", code="wrong-device")

@@ -22,9 +22,7 @@ COLUMNS = ("value", "unit", "taken", "min", "median", "max")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--target", default=hardware.LOCAL, metavar="ID", help="device to measure; default: local, the host CPU"
-    )
+    parser.add_argument("--target", default=hardware.LOCAL, metavar="ID", help="device to measure; default: local, the host CPU")
     parser.add_argument("--output", metavar="FILE", help="write the spec to FILE as YAML, and print the measurements")
     parser.add_argument(
         "--seconds",

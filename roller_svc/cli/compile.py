@@ -95,9 +95,16 @@ def candidates_table(attempts: list[dict[str, Any]]) -> str:
         plan, measured, error = attempt["plan"], attempt["measurement"], attempt["error"]
         result = show.format_seconds(measured["min_s"]) if measured else error["code"] if error else "-"
         rows.append(
-            (number, show.format_seconds(plan["seconds"]), result, plan["bound"], plan["unit"],
-             *([kernels] if kernels_differ else []), show.format_plan_tiles(plan))
-        )  # fmt: skip
+            (
+                number,
+                show.format_seconds(plan["seconds"]),
+                result,
+                plan["bound"],
+                plan["unit"],
+                *([kernels] if kernels_differ else []),
+                show.format_plan_tiles(plan),
+            )
+        )
     return show.format_table(
         ("", "estimated", "measured", "bound", "unit", *(["kernels"] if kernels_differ else []), "tiles"), rows
     )

@@ -83,9 +83,12 @@ def _run_tasks(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple
 
 def _run(options: argparse.Namespace) -> Run:
     return Run(
-        options.target, options.emulate, options.seeds, options.races,
+        options.target,
+        options.emulate,
+        options.seeds,
+        options.races,
         **read_options(KernelOptions, {"family": options.family, "tiles": common.parse_tiles(options.tiles)}),
-    )  # fmt: skip
+    )
 
 
 def _run_id(options: argparse.Namespace, run: Run, text: str) -> str:

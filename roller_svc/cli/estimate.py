@@ -24,12 +24,8 @@ ROOFLINE_COLUMNS = ("target", "level", "seconds", "operations", "bytes")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_program(parser)
     parser.add_argument("--target", action="append", default=[], metavar="ID", help="device; may be repeated")
-    parser.add_argument(
-        "--hardware", action="append", default=[], metavar="FILE", help="YAML spec of a device; may be repeated"
-    )
-    parser.add_argument(
-        "--top-k", type=int, default=1, metavar="K", help="plans for each device (default: %(default)s)"
-    )
+    parser.add_argument("--hardware", action="append", default=[], metavar="FILE", help="YAML spec of a device; may be repeated")
+    parser.add_argument("--top-k", type=int, default=1, metavar="K", help="plans for each device (default: %(default)s)")
     sensitivity = "print the sensitivity of the estimate to each resource (+10 %%)"
     parser.add_argument("--sensitivity", "--what-if", action="store_true", dest="sensitivity", help=sensitivity)
     common.add_options(parser, EstimateOptions)
@@ -43,11 +39,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         show.print_json({"estimates": estimates})
     else:
-        print(
-            show.format_table(
-                ("target", "", "estimated", "bound", "occupancy", "waves", "unit", "tiles"), _rows(estimates)
-            )
-        )
+        print(show.format_table(("target", "", "estimated", "bound", "occupancy", "waves", "unit", "tiles"), _rows(estimates)))
         print(f"\nRoofline (lower bounds)\n{show.format_table(ROOFLINE_COLUMNS, _roofline_rows(estimates))}")
         if options.sensitivity:
             table = show.format_table(SENSITIVITY_COLUMNS, _sensitivity_rows(estimates))
@@ -58,9 +50,11 @@ def execute(options: argparse.Namespace) -> int:
 def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Estimate in this process. Raises InputError for an invalid program or device id."""
     item = Item(
-        common.read_expression(options), common.parse_inputs(options), options.output or None,
+        common.read_expression(options),
+        common.parse_inputs(options),
+        options.output or None,
         common.option_values(options, EstimateOptions),
-    )  # fmt: skip
+    )
     count = read_top_k(options.top_k)
     specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
     targets = [*options.target, *specs] or [hardware.LOCAL]
@@ -92,11 +86,10 @@ def _estimate_remotely(options: argparse.Namespace, server: str) -> list[dict[st
 
 def _roofline_rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     return [
-        (estimate["target"], roof["level"], show.format_seconds(roof["seconds"]), roof.get("operations", ""),
-         roof.get("bytes", ""))
+        (estimate["target"], roof["level"], show.format_seconds(roof["seconds"]), roof.get("operations", ""), roof.get("bytes", ""))
         for estimate in estimates
         for roof in estimate["roofline"]
-    ]  # fmt: skip
+    ]
 
 
 def _sensitivity_rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
@@ -112,7 +105,15 @@ def _rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     for estimate in estimates:
         for number, plan in enumerate(estimate["candidates"], 1):
             rows.append(
-                (estimate["target"], number, show.format_seconds(plan["seconds"]), plan["bound"],
-                 f"{plan['occupancy']:.2f}", plan["waves"], plan["unit"], show.format_plan_tiles(plan))
-            )  # fmt: skip
+                (
+                    estimate["target"],
+                    number,
+                    show.format_seconds(plan["seconds"]),
+                    plan["bound"],
+                    f"{plan['occupancy']:.2f}",
+                    plan["waves"],
+                    plan["unit"],
+                    show.format_plan_tiles(plan),
+                )
+            )
     return rows

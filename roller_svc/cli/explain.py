@@ -73,9 +73,7 @@ def format_report(facts: Mapping[str, Any], steps: int) -> str:
         *(f"  {line}" for line in facts["expression"].splitlines()),
         f"Device: {facts['target']} ({facts['arch']})",
     ]
-    for number, (group, construction) in enumerate(
-        zip(facts["groups"], _constructions_by_group(facts), strict=True), 1
-    ):
+    for number, (group, construction) in enumerate(zip(facts["groups"], _constructions_by_group(facts), strict=True), 1):
         lines += [
             "",
             f"Kernel {number}: {group['name']}, a {group['kind']} of {group['flops']:,} operations",
@@ -95,20 +93,22 @@ def format_report(facts: Mapping[str, Any], steps: int) -> str:
         lines.append(revised)
     lines += [f"note: {note}" for note in facts["notes"]]
     if facts["stage_seconds"]:
-        lines.append(
-            "time spent: " + ", ".join(f"{k} {show.format_seconds(v)}" for k, v in facts["stage_seconds"].items())
-        )
+        lines.append("time spent: " + ", ".join(f"{k} {show.format_seconds(v)}" for k, v in facts["stage_seconds"].items()))
     return "\n".join(lines)
 
 
 def format_steps(steps: Sequence[Mapping[str, Any]]) -> str:
     """Format construction steps: level, tile, footprint, data-reuse score (null in JSON: free) and decision."""
     rows = [
-        (step["level"], " ".join(f"{a}={n}" for a, n in step["tile"].items()),
-         show.format_bytes(step["footprint_bytes"]), "free" if step["reuse"] is None else f"{step['reuse']:.3g}",
-         step["outcome"])
+        (
+            step["level"],
+            " ".join(f"{a}={n}" for a, n in step["tile"].items()),
+            show.format_bytes(step["footprint_bytes"]),
+            "free" if step["reuse"] is None else f"{step['reuse']:.3g}",
+            step["outcome"],
+        )
         for step in steps
-    ]  # fmt: skip
+    ]
     return show.format_table(("level", "tile", "footprint", "reuse", "outcome"), rows)
 
 
@@ -119,9 +119,7 @@ def _construction(construction: Mapping[str, Any], steps: int) -> list[str]:
     if rest > 0:
         lines.append(f"  ... and {rest} steps more (--steps)")
     if construction["rejections"]:
-        lines.append(
-            "  rejected: " + ", ".join(f"{rule} {count}×" for rule, count in construction["rejections"].items())
-        )
+        lines.append("  rejected: " + ", ".join(f"{rule} {count}×" for rule, count in construction["rejections"].items()))
     lines += [f"  unsupported unit: {reason}" for reason in construction["refusals"]]
     return lines
 

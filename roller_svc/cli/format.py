@@ -44,9 +44,7 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str
     """Format rows as aligned columns."""
     lines = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
 def format_tiles(levels: Mapping[str, Mapping[str, int]]) -> str:
@@ -81,10 +79,7 @@ def format_launches(facts: Mapping[str, Any]) -> str:
     for launch, used in zip(facts["launches"], facts["resources"], strict=True):
         line = f"  {launch['name']}: grid {_format_extents(launch['grid'])}, block {_format_extents(launch['block'])}"
         if facts["language"] != "c":
-            line += (
-                f", {used['registers_per_thread']} registers, {used['spill_bytes']} B spilled,"
-                f" {used['shared_bytes']} B shared"
-            )
+            line += f", {used['registers_per_thread']} registers, {used['spill_bytes']} B spilled, {used['shared_bytes']} B shared"
         lines.append(line)
     return "\n".join(lines)
 

@@ -24,9 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     added = actions.add_parser("add", help="make a key and print it, once", allow_abbrev=False)
     added.add_argument("name", help="whose key it is")
     added.add_argument(
-        "--scope", action="append", default=[], choices=[scope.value for scope in Scope],
+        "--scope",
+        action="append",
+        default=[],
+        choices=[scope.value for scope in Scope],
         help="read, compile, measure or admin; each includes the ones before it (default: compile)",
-    )  # fmt: skip
+    )
     added.add_argument("--quota", type=int, metavar="N", help="queued and running builds (default: the service's)")
     added.add_argument("--days", type=float, metavar="N", help="time until it expires (default: never)")
     listed = actions.add_parser("list", help="list all keys, without their secrets", allow_abbrev=False)
@@ -84,10 +87,15 @@ def _list(keys: ApiKeys, options: argparse.Namespace) -> int:
 
 def _facts(key: ApiKey) -> dict[str, Any]:
     return {
-        "id": key.id, "name": key.name, "scopes": [scope.value for scope in Scope if scope in key.scopes],
-        "quota": key.quota, "create_time": key.create_time, "expire_time": key.expire_time,
-        "revoke_time": key.revoke_time, "state": _state(key),
-    }  # fmt: skip
+        "id": key.id,
+        "name": key.name,
+        "scopes": [scope.value for scope in Scope if scope in key.scopes],
+        "quota": key.quota,
+        "create_time": key.create_time,
+        "expire_time": key.expire_time,
+        "revoke_time": key.revoke_time,
+        "state": _state(key),
+    }
 
 
 def _row(key: ApiKey) -> tuple[object, ...]:

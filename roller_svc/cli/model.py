@@ -66,19 +66,30 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     common.add_calibration(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the model (default: the device's cores)")
     parser.add_argument(
-        "--dim", action="append", default=[], metavar="batch=4[,8]",
+        "--dim",
+        action="append",
+        default=[],
+        metavar="batch=4[,8]",
         help="extent of a symbolic dimension; several make a bucket for each",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--shape", action="append", default=[], dest="input_types", metavar="x=float32[1,3,224,224]",
+        "--shape",
+        action="append",
+        default=[],
+        dest="input_types",
+        metavar="x=float32[1,3,224,224]",
         help="type of an input that the file leaves open",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--constant", action="append", default=[], metavar="sr=16000",
+        "--constant",
+        action="append",
+        default=[],
+        metavar="sr=16000",
         help="value of an input: a number, true, false, [1,2], or @FILE.npy; the model no longer has the input",
-    )  # fmt: skip
-    parser.add_argument("--plan", default="auto", metavar="KIND",
-                        help="auto, serial, parallel, rammer or eager (default: %(default)s)")  # fmt: skip
+    )
+    parser.add_argument(
+        "--plan", default="auto", metavar="KIND", help="auto, serial, parallel, rammer or eager (default: %(default)s)"
+    )
     common.add_options(parser, NamedOptions)
     common.add_server(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
@@ -146,16 +157,22 @@ def _model(options: argparse.Namespace) -> Model:
     common.calibrate_local(options, options.target)
     with _progress() as progress:
         return compile_model(
-            path, options.target, options.threads, _types(options) or None, plan=options.plan, dims=_dims(options),
-            constants=_constants(options) or None, progress=progress, **common.option_values(options, NamedOptions),
-        )  # fmt: skip
+            path,
+            options.target,
+            options.threads,
+            _types(options) or None,
+            plan=options.plan,
+            dims=_dims(options),
+            constants=_constants(options) or None,
+            progress=progress,
+            **common.option_values(options, NamedOptions),
+        )
 
 
 def _graph_options(options: argparse.Namespace) -> GraphOptions:
     """Return the options of the request to a service. Raises ArgumentError."""
     types = {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in _types(options).items()}
-    constants = {name: value.tolist() if isinstance(value, np.ndarray) else value
-                 for name, value in _constants(options).items()}  # fmt: skip
+    constants = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in _constants(options).items()}
     fields = {
         "threads": options.threads, "plan": options.plan, "dims": _dims(options) or {}, "inputs": types,
         "constants": constants, **common.option_values(options, NamedOptions),
@@ -209,8 +226,9 @@ def _constants(options: argparse.Namespace) -> dict[str, Any]:
         try:
             constants[name] = json.loads(value)
         except (ValueError, RecursionError) as failure:
-            raise ArgumentError(f"--constant {text[:80]}: expected NAME=NUMBER, NAME=[NUMBER,...] or NAME=@FILE.npy",
-                                code="invalid-option") from failure  # fmt: skip
+            raise ArgumentError(
+                f"--constant {text[:80]}: expected NAME=NUMBER, NAME=[NUMBER,...] or NAME=@FILE.npy", code="invalid-option"
+            ) from failure
     return constants
 
 
@@ -253,9 +271,7 @@ def _facts(model: Model) -> dict[str, Any]:
         "target": model.target,
         "inputs": [each._asdict() for each in model.inputs],
         "outputs": [each._asdict() for each in model.outputs],
-        "kernels": [
-            {"digest": each.digest, "uses": each.uses, "expression": each.expression} for each in model.kernels
-        ],
+        "kernels": [{"digest": each.digest, "uses": each.uses, "expression": each.expression} for each in model.kernels],
         "estimate": {"seconds": model.estimate.seconds},
         "arena": arena,
         "report": model.report,
@@ -278,8 +294,9 @@ def _summary(model: Model) -> str:
     ]
     if "arena" in model.plan:
         arena = model.plan["arena"]
-        lines.append(f"memory: {show.format_bytes(arena['bytes'])} of workspace for "
-                     f"{show.format_bytes(arena['tensor_bytes'])} of tensors")  # fmt: skip
+        lines.append(
+            f"memory: {show.format_bytes(arena['bytes'])} of workspace for {show.format_bytes(arena['tensor_bytes'])} of tensors"
+        )
     return "\n".join(lines)
 
 
@@ -336,8 +353,9 @@ def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argpa
         difference = _largest(outputs[name].astype(np.float64) - want.astype(np.float64))
         worst = max(worst, difference)
         if not difference <= TOLERANCE * scale:
-            raise WrongAnswerError(f"output {name} differs from the interpreter's by {difference:.3g}, with values up "
-                                   f"to {scale:.3g}")  # fmt: skip
+            raise WrongAnswerError(
+                f"output {name} differs from the interpreter's by {difference:.3g}, with values up to {scale:.3g}"
+            )
     return worst
 
 

@@ -97,5 +97,11 @@ def _row(operation: AnyOperation) -> tuple[object, ...]:
     result = operation.response.digest[:19] if operation.response else operation.error.code if operation.error else "-"
     name = operation.name.removeprefix("operations/")
     return (
-        name, metadata.stage, metadata.cache, metadata.create_time, metadata.attempt, metadata.queue or "-", result,
-    )  # fmt: skip
+        name,
+        metadata.stage,
+        metadata.cache,
+        metadata.create_time,
+        metadata.attempt,
+        metadata.queue or "-",
+        result,
+    )

@@ -50,9 +50,10 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--no-calibrate", action="store_true",
+        "--no-calibrate",
+        action="store_true",
         help="do not measure this CPU at its first use; use assumed rates (default: once, a few seconds)",
-    )  # fmt: skip
+    )
 
 
 def add_options(parser: argparse.ArgumentParser, record: type[EstimateOptions], **defaults: str) -> None:
@@ -155,9 +156,12 @@ def parse_request(options: argparse.Namespace) -> BuildRequest:
     device = parse_device(options)
     calibrate_local(options, device.get("target"))
     return build_request(
-        read_expression(options), parse_inputs(options), outputs=options.output or None,
-        **option_values(options, KernelOptions), **device,
-    )  # fmt: skip
+        read_expression(options),
+        parse_inputs(options),
+        outputs=options.output or None,
+        **option_values(options, KernelOptions),
+        **device,
+    )
 
 
 def parse_tiles(text: str) -> dict[str, int]:

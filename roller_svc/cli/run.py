@@ -70,11 +70,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _accumulation(kernel: Kernel) -> AccumulatorPrecision | None:
     """Return the accumulator precision of the main kernel; None if unknown, as for a service's kernel."""
-    return (
-        None
-        if kernel.program is None
-        else accumulator_precision(kernel.program.unit, kernel.parts.compiled.source.arch)
-    )
+    return None if kernel.program is None else accumulator_precision(kernel.program.unit, kernel.parts.compiled.source.arch)
 
 
 def _check(
@@ -88,9 +84,7 @@ def _check(
 ) -> Agreement | None:
     """Compare the results with the reference; return None if the program is too large. Raises WrongAnswerError."""
     try:
-        agreement = verify_results(
-            program, arrays, results, allow_tf32=allow_tf32, accumulation=accumulation, main=main
-        )
+        agreement = verify_results(program, arrays, results, allow_tf32=allow_tf32, accumulation=accumulation, main=main)
     except ArgumentError as failure:
         if failure.code != "reference-too-large":
             raise

@@ -18,9 +18,7 @@ from roller_svc.farm.store_archive import export_results, import_results
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     collected = actions.add_parser("gc", help="remove what nothing refers to, and the least used", allow_abbrev=False)
-    collected.add_argument(
-        "--quota", type=int, metavar="BYTES", help="size to which to reduce the store (default: the settings')"
-    )
+    collected.add_argument("--quota", type=int, metavar="BYTES", help="size to which to reduce the store (default: the settings')")
     verified = actions.add_parser("verify", help="check the hashes of everything", allow_abbrev=False)
     verified.add_argument("--remove", action="store_true", help="remove what is damaged; it is built again when needed")
     pinned = actions.add_parser("pin", help="keep a kernel or model; without a digest, list those", allow_abbrev=False)

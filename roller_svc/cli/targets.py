@@ -24,9 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", nargs="?", metavar="ID", help="device to check (default: local)")
     parser.add_argument("--hardware", metavar="FILE", help="YAML spec, instead of ID")
     parser.add_argument(
-        "--seconds", type=float, default=calibration.SECONDS, metavar="S",
+        "--seconds",
+        type=float,
+        default=calibration.SECONDS,
+        metavar="S",
         help="approximate duration of the measurement (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
     common.add_server(parser)
 
@@ -61,9 +64,7 @@ def _check(options: argparse.Namespace) -> int:
     comparisons = calibration.compare_spec(spec, options.seconds)
     agrees = all(comparison.agrees for comparison in comparisons)
     if options.json:
-        show.print_json(
-            {"target": spec.id, "name": spec.name, "agrees": agrees, "figures": [_json(f) for f in comparisons]}
-        )
+        show.print_json({"target": spec.id, "name": spec.name, "agrees": agrees, "figures": [_json(f) for f in comparisons]})
     else:
         print(show.format_table(COLUMNS, [_row(comparison) for comparison in comparisons]))
         print(_format_verdict(spec, comparisons))
@@ -80,10 +81,15 @@ def _spec(options: argparse.Namespace) -> HardwareSpec:
 
 def _json(comparison: calibration.Comparison) -> Json:
     return {
-        "figure": comparison.field, "unit": comparison.unit, "spec": comparison.spec, "min": comparison.min,
-        "median": comparison.median, "max": comparison.max,
-        "ratio": comparison.ratio, "agrees": comparison.agrees,
-    }  # fmt: skip
+        "figure": comparison.field,
+        "unit": comparison.unit,
+        "spec": comparison.spec,
+        "min": comparison.min,
+        "median": comparison.median,
+        "max": comparison.max,
+        "ratio": comparison.ratio,
+        "agrees": comparison.agrees,
+    }
 
 
 def _row(comparison: calibration.Comparison) -> tuple[str, ...]:
@@ -101,6 +107,4 @@ def _format_verdict(spec: HardwareSpec, comparisons: Sequence[calibration.Compar
     differs = sum(not comparison.agrees for comparison in comparisons)
     if not differs:
         return f"{spec.id} agrees with this device"
-    return (
-        f"{differs} of {len(comparisons)} values of {spec.id} differ; `roller calibrate` writes a spec of this device"
-    )
+    return f"{differs} of {len(comparisons)} values of {spec.id} differ; `roller calibrate` writes a spec of this device"

@@ -13,9 +13,7 @@ CHECK_QUEUES, MACHINE_QUEUES = "roller_svc.farm.machine:check_queues", "roller_s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--queues", metavar="NAMES", help="queues, separated by commas; default: all that this machine serves"
-    )
+    parser.add_argument("--queues", metavar="NAMES", help="queues, separated by commas; default: all that this machine serves")
     parser.add_argument("--jobs", type=int, metavar="N", help="builds at once; default: ROLLER_WORKERS")
     parser.add_argument("--store", metavar="DIR", help="directory of the store, the same as the services'")
 

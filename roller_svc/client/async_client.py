@@ -95,9 +95,7 @@ class AsyncClient:
         """Compile an ONNX file (path or bytes) or a JSON graph (dict), and wait. Raises the error of a failed build."""
         return await self._run(self._calls.compile_model(source, target, options, timeout_s))
 
-    async def estimate_model(
-        self, source: ModelFile, target: str, options: GraphOptions | None = None
-    ) -> GraphEstimateResponse:
+    async def estimate_model(self, source: ModelFile, target: str, options: GraphOptions | None = None) -> GraphEstimateResponse:
         """Estimate a model, as `compile_model` takes it, without a build."""
         return await self._run(self._calls.estimate_model(source, target, options))
 
@@ -184,9 +182,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
     async def _run(self, call: Call[T]) -> T:

@@ -171,9 +171,7 @@ class Calls:
         body = yield from self._graph_request(source, target, options)
         return (yield from self._build("/v1/graphs:compile", body, ModelOperationResponse, timeout_s))
 
-    def estimate_model(
-        self, source: ModelFile, target: str, options: GraphOptions | None
-    ) -> Call[GraphEstimateResponse]:
+    def estimate_model(self, source: ModelFile, target: str, options: GraphOptions | None) -> Call[GraphEstimateResponse]:
         """Estimate a model without a build."""
         body = yield from self._graph_request(source, target, options)
         document = yield from self._json(Send("POST", "/v1/graphs:estimate", body))
@@ -271,9 +269,7 @@ class Calls:
                 yield Sleep(POLL_PAUSE_S)
         return current
 
-    def _finished_or_error(
-        self, operation: OperationResponse, deadline: Deadline
-    ) -> Call[OperationResponse | RollerError]:
+    def _finished_or_error(self, operation: OperationResponse, deadline: Deadline) -> Call[OperationResponse | RollerError]:
         """Wait until an operation is done; return its error if it has one."""
         try:
             return _without_error((yield from self._finished(operation, deadline)))

@@ -92,9 +92,7 @@ class Client:
         """Compile an ONNX file (path or bytes) or a JSON graph (dict), and wait. Raises the error of a failed build."""
         return self._run(self._calls.compile_model(source, target, options, timeout_s))
 
-    def estimate_model(
-        self, source: ModelFile, target: str, options: GraphOptions | None = None
-    ) -> GraphEstimateResponse:
+    def estimate_model(self, source: ModelFile, target: str, options: GraphOptions | None = None) -> GraphEstimateResponse:
         """Estimate a model, as `compile_model` takes it, without a build."""
         return self._run(self._calls.estimate_model(source, target, options))
 
@@ -180,9 +178,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _run(self, call: Call[T]) -> T:
@@ -213,9 +209,13 @@ def request_arguments(send: Send) -> dict[str, Any]:
     """Return a request as arguments of httpx."""
     timeout = httpx.Timeout(send.timeout_s, connect=min(CONNECT_TIMEOUT_S, send.timeout_s))
     return {
-        "method": send.method, "url": send.path, "json": send.json, "headers": dict(send.headers),
-        "content": send.content, "timeout": timeout,
-    }  # fmt: skip
+        "method": send.method,
+        "url": send.path,
+        "json": send.json,
+        "headers": dict(send.headers),
+        "content": send.content,
+        "timeout": timeout,
+    }
 
 
 def decode_events(response: httpx.Response) -> Iterator[OperationEvent]:

@@ -42,15 +42,11 @@ def error_of_response(response: httpx.Response) -> RollerError:
     return error_from_problem(known, _error_class(response.status_code), response.status_code)
 
 
-def error_from_problem(
-    problem: Mapping[str, Any], kind: type[RollerError] = RollerError, status: int = 0
-) -> RollerError:
+def error_from_problem(problem: Mapping[str, Any], kind: type[RollerError] = RollerError, status: int = 0) -> RollerError:
     """Create the error of a problem: of the class with its code if there is one, else by its status or of `kind`."""
     code = str(problem.get("code", HTTP_ERROR_CODE))
     message = str(problem.get("detail", f"HTTP status {status}"))
-    error_class = _error_class_for_code(code) or (
-        _error_class(problem["status"]) if problem.get("status", 500) != 500 else kind
-    )
+    error_class = _error_class_for_code(code) or (_error_class(problem["status"]) if problem.get("status", 500) != 500 else kind)
     if not issubclass(error_class, InputError):
         return error_class(message, code=code)
     if issubclass(error_class, UnsupportedModelError):
@@ -72,11 +68,6 @@ def _error_class(status: int) -> type[RollerError]:
 def _error_class_for_code(code: str) -> type[RollerError] | None:
     """Return the error class with a given default code."""
     for cls in vars(errors).values():
-        if (
-            isinstance(cls, type)
-            and issubclass(cls, RollerError)
-            and cls.default_code == code
-            and cls is not RollerError
-        ):
+        if isinstance(cls, type) and issubclass(cls, RollerError) and cls.default_code == code and cls is not RollerError:
             return cls
     return None

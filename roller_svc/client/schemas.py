@@ -97,9 +97,10 @@ _DEFAULTS: dict[Any, Any] = {InputNames: [], Tiles: {}}
 def _options_model(record: type[EstimateOptions], *, checked: bool) -> Any:
     """Return the base of a model with the options of a record. `checked`: the model checks values, not only types."""
     return create_model(
-        record.__name__, __base__=RequestModel,
+        record.__name__,
+        __base__=RequestModel,
         **{name: _option_field(option, checked=checked) for name, option in options_of(record).items()},
-    )  # type: ignore[call-overload]  # fmt: skip
+    )  # type: ignore[call-overload]
 
 
 def _option_field(option: Option, *, checked: bool) -> tuple[Any, Any]:
@@ -120,9 +121,7 @@ def _limit_spec(value: object) -> object:
     count, level = 0, [value]
     while level and count <= MAX_SPEC_VALUES:
         count += len(level)
-        children = [
-            node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)
-        ]
+        children = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
         level = [child for node in children for child in node]
     if count + len(level) > MAX_SPEC_VALUES:
         message = "too many values in the spec: the limit is {most}"
@@ -133,9 +132,7 @@ def _limit_spec(value: object) -> object:
 class BuildTerms(RequestModel):
     """Treatment of a build. It has no effect on the result."""
 
-    priority: int = Field(
-        0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="among the builds of this client; the highest is first"
-    )
+    priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="among the builds of this client; the highest is first")
     timeout_s: float | None = Field(
         None, gt=0, le=MAX_TIMEOUT_S, description="fail with deadline-exceeded if it is not done in this time"
     )
@@ -166,9 +163,9 @@ class CancelRequest(RequestModel):
 
 
 class ValidateHardwareRequest(RequestModel):
-    hardware: (
-        Annotated[dict[str, Any], BeforeValidator(_limit_spec)] | Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
-    ) = Field(description="a spec as JSON, or the text of a YAML file")
+    hardware: Annotated[dict[str, Any], BeforeValidator(_limit_spec)] | Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)] = (
+        Field(description="a spec as JSON, or the text of a YAML file")
+    )
 
 
 class EstimateRequest(_options_model(EstimateOptions, checked=False)):  # type: ignore[misc]

@@ -57,20 +57,30 @@ class Dialect:
 
 
 C = Dialect(
-    language=Language.C, function="static inline", index="long", wide_index="long",
-    inf_f32="__builtin_inff()", inf_f64="__builtin_inf()", half="_Float16", wraps=True,
-)  # fmt: skip
+    language=Language.C,
+    function="static inline",
+    index="long",
+    wide_index="long",
+    inf_f32="__builtin_inff()",
+    inf_f64="__builtin_inf()",
+    half="_Float16",
+    wraps=True,
+)
 CUDA = Dialect(
-    language=Language.CUDA, function="__device__ __forceinline__", index="int", wide_index="long long",
-    inf_f32="__int_as_float(0x7f800000)", inf_f64="__longlong_as_double(0x7ff0000000000000LL)",
-    half="unsigned short", wraps=False, static_shared_bytes=48 << 10,  # CUDA programming guide
+    language=Language.CUDA,
+    function="__device__ __forceinline__",
+    index="int",
+    wide_index="long long",
+    inf_f32="__int_as_float(0x7f800000)",
+    inf_f64="__longlong_as_double(0x7ff0000000000000LL)",
+    half="unsigned short",
+    wraps=False,
+    static_shared_bytes=48 << 10,  # CUDA programming guide
     shuffle_xor="__shfl_xor_sync(0xffffffffu, {a}, {across})",
-)  # fmt: skip
+)
 # Lanes of a wave run in lockstep and need no mask. All of a core's 64 KiB can be static (AMD ISA documents, "LDS"). The
 # second argument of __launch_bounds__ is waves per SIMD, of which a core has four (HIP programming guide).
-HIP = replace(
-    CUDA, language=Language.HIP, static_shared_bytes=64 << 10, shuffle_xor="__shfl_xor({a}, {across})", bounded_simds=4
-)
+HIP = replace(CUDA, language=Language.HIP, static_shared_bytes=64 << 10, shuffle_xor="__shfl_xor({a}, {across})", bounded_simds=4)
 
 
 # functions with one name in C's math library and in CUDA, with the suffix f for float

@@ -46,9 +46,7 @@ _APPROXIMATE: dict[str, Helper] = {
         "{F} float sigmoid_approx_f32(float a) {{ return rcp_approx(1.0f + exp2_approx(a * -1.44269504f)); }}",
         ("exp2_approx", "rcp_approx"),
     ),
-    "silu": Helper(
-        "{F} float silu_approx_f32(float a) {{ return a * sigmoid_approx_f32(a); }}", ("sigmoid_approx_f32",)
-    ),
+    "silu": Helper("{F} float silu_approx_f32(float a) {{ return a * sigmoid_approx_f32(a); }}", ("sigmoid_approx_f32",)),
     "tanh": Helper(
         "{F} float tanh_approx_f32(float a) {{  // near 0 the difference would cancel\n"
         "  float s = a * a, far = 1.0f - 2.0f * rcp_approx(1.0f + exp2_approx(a * 2.88539008f));\n"
@@ -134,9 +132,7 @@ _INTEGER = {
         "  return ({T})(r < 0 ? ({W})r + size : ({W})r - size);\n}}"
     ),
     "shl": ("{F} {T} shl_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})0 : ({T})(({W})a << (b < 0 ? 0 : b)); }}"),
-    "shr": (
-        "{F} {T} shr_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})(a < 0 ? -1 : 0) : ({T})(a >> (b < 0 ? 0 : b)); }}"
-    ),
+    "shr": ("{F} {T} shr_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})(a < 0 ? -1 : 0) : ({T})(a >> (b < 0 ? 0 : b)); }}"),
     "pow": (
         "{F} {T} pow_{t}({T} a, {T} b) {{  // by squaring; a negative power is truncated\n"
         "  if (b < 0) return a == 1 ? ({T})1 : a == ({T})-1 ? ({T})(b & 1 ? -1 : 1) : ({T})0;\n"
@@ -352,12 +348,15 @@ def _cuda_helper(name: str, dialect: Dialect) -> Helper | None:
 
 def _words(dtype: DType, dialect: Dialect) -> dict[str, str]:
     return {
-        "F": dialect.function, "T": dialect.value_type(dtype), "t": SHORT[dtype],
-        "s": "" if dtype is DType.FLOAT64 else "f", "w": str(dtype.bits),
+        "F": dialect.function,
+        "T": dialect.value_type(dtype),
+        "t": SHORT[dtype],
+        "s": "" if dtype is DType.FLOAT64 else "f",
+        "w": str(dtype.bits),
         # arithmetic in a type at least as wide that wraps
         "W": "unsigned long long" if dtype.bits == 64 else "unsigned int",
         "inf": dialect.inf_f64 if dtype is DType.FLOAT64 else dialect.inf_f32,
-    }  # fmt: skip
+    }
 
 
 def _gather(dims: int, dtype: DType, dialect: Dialect) -> Helper:
@@ -454,6 +453,5 @@ def _truncating_cuda(dtype: DType, dialect: Dialect) -> Helper:
     if dtype.bits == CVT_BITS:
         return Helper(f"{head} {{ return __float2{'' if dtype.is_signed else 'u'}int_rz(a); }}")
     return Helper(
-        f"{head} {{\n  const int i = __float2int_rz(a);\n"
-        f"  return i < {least} ? {least} : i > {greatest} ? {greatest} : i;\n}}"
+        f"{head} {{\n  const int i = __float2int_rz(a);\n  return i < {least} ? {least} : i > {greatest} ? {greatest} : i;\n}}"
     )

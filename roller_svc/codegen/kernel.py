@@ -96,16 +96,12 @@ def with_program_indices(source: KernelSource, program: TensorProgram) -> Kernel
     return replace(source, checks=tuple(described(c) for c in source.checks))
 
 
-def emit(
-    name: str, parts: tuple[GroupLaunches, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
-) -> KernelSource:
+def emit(name: str, parts: tuple[GroupLaunches, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str) -> KernelSource:
     """Emit the source of one program in the device's language."""
     return emit_together((Program(name, parts),), buffers, hw, comment)
 
 
-def emit_together(
-    programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
-) -> KernelSource:
+def emit_together(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str) -> KernelSource:
     """Emit one translation unit of several programs over the same buffers."""
     parts = tuple(part for program in programs for part in program.groups)
     for tree in (tree for program in programs for tree in (*program.prepack_trees, *program.trees)):
@@ -126,18 +122,14 @@ def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: Hardw
     alone = {each[0].name for each in together if len(each) == 1}
     functions, calls = _c_functions(trees, buffers, context, joined=frozenset(trees) - alone)
     prepack_trees = {tree.name: (tree, part) for part in parts for tree in part.prepack_trees}
-    prepack_functions, prepack_calls = _c_functions(
-        prepack_trees, buffers, replace(context, in_parallel_region=False), functions
-    )
+    prepack_functions, prepack_calls = _c_functions(prepack_trees, buffers, replace(context, in_parallel_region=False), functions)
     regions, launches = _emit_launches(programs, calls, buffers, hw.num_cores)
     texts = [*(f.text for f in (*prepack_functions, *functions)), *regions]
     launches = [*(replace(call.launch, is_prepack=True) for call in prepack_calls.values()), *launches]
     functions += prepack_functions
     scratch = scratch_definition(functions)
     linkage = SHARED_SCRATCH_LINKAGE if len(programs) > 1 else "static"
-    text = f"{quote_comment(comment)}{preamble(tuple(functions), scratch and f'{linkage} {scratch}')}" + "\n".join(
-        texts
-    )
+    text = f"{quote_comment(comment)}{preamble(tuple(functions), scratch and f'{linkage} {scratch}')}" + "\n".join(texts)
     used = _used_buffers(buffers, launches)
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
@@ -171,9 +163,12 @@ def _has_registers(tree: ScheduleTree) -> bool:
 
 
 def _c_functions(
-    trees: Mapping[str, tuple[ScheduleTree, GroupLaunches]], buffers: dict[str, Buffer], context: FunctionContext,
-    before: Iterable[Function] = (), joined: frozenset[str] = frozenset(),
-) -> tuple[list[Function], dict[str, threads.Call]]:  # fmt: skip
+    trees: Mapping[str, tuple[ScheduleTree, GroupLaunches]],
+    buffers: dict[str, Buffer],
+    context: FunctionContext,
+    before: Iterable[Function] = (),
+    joined: frozenset[str] = frozenset(),
+) -> tuple[list[Function], dict[str, threads.Call]]:
     """Emit a function for each tree, and return the calls by the tree's name.
 
     Functions are called in a parallel region if the context has one and all work of the tree is in parallel loops.
@@ -188,9 +183,11 @@ def _c_functions(
         above = _emitted_so_far((*before, *functions))
         shared = context.in_parallel_region and threads.is_single_threaded(tree) is False
         own_context = replace(
-            context, in_parallel_region=shared, per_task=shared and threads.has_one_loop(tree),
+            context,
+            in_parallel_region=shared,
+            per_task=shared and threads.has_one_loop(tree),
             is_launch=name not in joined,
-        )  # fmt: skip
+        )
         function = c.emit_function(tree, _views(part, buffers), args, own_context, above)
         functions.append(function)
         called = threads.region_function(name) if own_context.in_parallel_region else name
@@ -253,14 +250,20 @@ def _emit_gpu(
             functions.append(function)
             checks += function.checks
             launches.append(
-                LaunchSpec(tree.name, tuple(a.symbol for a in args), (function.grid, 1, 1), (function.block, 1, 1),
-                           function.shared_bytes, tree.zeroed, tensor_maps=function.tensor_maps, cluster=tree.cluster)
-            )  # fmt: skip
+                LaunchSpec(
+                    tree.name,
+                    tuple(a.symbol for a in args),
+                    (function.grid, 1, 1),
+                    (function.block, 1, 1),
+                    function.shared_bytes,
+                    tree.zeroed,
+                    tensor_maps=function.tensor_maps,
+                    cluster=tree.cluster,
+                )
+            )
     text = f"{quote_comment(comment)}{cuda.preamble(tuple(functions), hw.arch)}" + "\n".join(f.text for f in functions)
     used = _used_buffers(buffers, launches)
-    return KernelSource(
-        name, dialect.language, hw.arch, text, used, tuple(launches), _with_caller_names(checks, buffers)
-    )
+    return KernelSource(name, dialect.language, hw.arch, text, used, tuple(launches), _with_caller_names(checks, buffers))
 
 
 def _with_caller_names(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -> tuple[RuntimeCheck, ...]:
@@ -272,8 +275,9 @@ def _with_caller_names(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -
 def _views(part: GroupLaunches, buffers: dict[str, Buffer]) -> dict[str, BufferRef]:
     return {
         tensor: BufferRef(buffers[tensor].symbol, buffers[tensor].dtype, type_.shape)
-        for tensor, type_ in part.views if tensor in buffers
-    }  # fmt: skip
+        for tensor, type_ in part.views
+        if tensor in buffers
+    }
 
 
 def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:

@@ -75,9 +75,7 @@ class Scalar:
                 return f"({self.index_type})({self.value(expr)})"
             case Op(kind=OpKind.ADD | OpKind.SUB | OpKind.MUL, args=(x, y)):
                 return f"({self.index(x)} {expr.kind.value} {self.index(y)})"
-            case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(x, Const(value=by))) if by > 0 and self._is_non_negative(
-                x
-            ):
+            case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(x, Const(value=by))) if by > 0 and self._is_non_negative(x):
                 return f"({self.index(x)} {'/' if expr.kind is OpKind.FLOORDIV else '%'} {by})"
             case Op(kind=OpKind.FLOORDIV | OpKind.MOD | OpKind.MIN | OpKind.MAX, args=(x, y)):
                 return f"{self._index_helper(expr.kind)}({self.index(x)}, {self.index(y)})"
@@ -183,9 +181,7 @@ class Scalar:
     def load(self, load: Load) -> str:
         buffer = self.buffers[load.tensor]
         if not buffer.shape:
-            return self.to_value(
-                buffer.identifier if self._is_scalar(load.tensor) else f"{buffer.identifier}[0]", buffer
-            )
+            return self.to_value(buffer.identifier if self._is_scalar(load.tensor) else f"{buffer.identifier}[0]", buffer)
         if buffer.in_words and buffer.dtype is DType.BFLOAT16 and self.dialect.language is Language.CUDA:
             # the upper half of a word takes one instruction, the lower half another
             return f"{self.helper('bf16_of_word')}({buffer.identifier}, {self.address(buffer, load.index)})"
@@ -409,9 +405,7 @@ class Scalar:
             case kind if kind in LIBRARY:
                 return f"{self.library_function(LIBRARY[kind], operand)}({', '.join(args)})"
             case _:
-                raise InvariantError(
-                    f"the {self.dialect.language.value} dialect has no float operation {op.kind.value}"
-                )
+                raise InvariantError(f"the {self.dialect.language.value} dialect has no float operation {op.kind.value}")
 
     def _constant_divisor(self, op: Op, operand: DType) -> float | None:
         """Return the constant of at least 1, not a power of two, by which CUDA code divides a float32."""
@@ -449,9 +443,7 @@ class Scalar:
             case kind if kind in HELPER_FUNCTIONS:
                 return f"{self.typed_helper(HELPER_FUNCTIONS[kind], op.dtype)}({', '.join(args)})"
             case _:
-                raise InvariantError(
-                    f"the {self.dialect.language.value} dialect has no integer operation {op.kind.value}"
-                )
+                raise InvariantError(f"the {self.dialect.language.value} dialect has no integer operation {op.kind.value}")
 
     def _clip(self, args: list[str], dtype: DType) -> str:
         value, low, high = args

@@ -227,9 +227,7 @@ class CodeGenVisitor:
     # compute --------------------------------------------------------------------------------------------------------
     def visit_compute(self, node: Compute) -> None:
         buffer = self.scalar.buffers[node.tensor]
-        guards = [
-            (i, buffer.shape[d], d) for d, (i, c) in enumerate(zip(node.index, node.bounds_checked, strict=False)) if c
-        ]
+        guards = [(i, buffer.shape[d], d) for d, (i, c) in enumerate(zip(node.index, node.bounds_checked, strict=False)) if c]
         if not guards:
             self.emit_line(self.assignment(node, buffer))
             return

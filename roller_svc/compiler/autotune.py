@@ -65,9 +65,7 @@ def build_first_without_spills(
     return tuple(results)
 
 
-def build_candidates(
-    plans: tuple[GroupedPlan, ...], program: TensorProgram, hw: HardwareSpec
-) -> tuple[CandidateResult, ...]:
+def build_candidates(plans: tuple[GroupedPlan, ...], program: TensorProgram, hw: HardwareSpec) -> tuple[CandidateResult, ...]:
     """Build all plans on all cores.
 
     CPU plans are compiled in batches, one translation unit each, that share micro-kernels and the compiler's start-up.
@@ -176,8 +174,7 @@ def measure_candidates(
         calls = {j: tied for j, tied in calls.items() if times[j].min_s <= tie_s}  # frees the others' memory
     _measure_interleaved(_finalists(times), calls, times)
     return tuple(
-        replace(result, measurement=times.get(i), error=result.error or failures.get(i))
-        for i, result in enumerate(results)
+        replace(result, measurement=times.get(i), error=result.error or failures.get(i)) for i, result in enumerate(results)
     )
 
 
@@ -216,9 +213,7 @@ def _merge_measurements(a: Measurement, b: Measurement) -> Measurement:
     return replace(a, median_s=min(a.median_s, b.median_s), min_s=min(a.min_s, b.min_s), samples=a.samples + b.samples)
 
 
-def select_best(
-    results: tuple[CandidateResult, ...], program: TensorProgram, hw: HardwareSpec
-) -> tuple[CandidateResult, ...]:
+def select_best(results: tuple[CandidateResult, ...], program: TensorProgram, hw: HardwareSpec) -> tuple[CandidateResult, ...]:
     """Sort the results best first and give the winner a source and binary without other plans."""
     linked: set[int] = set()
     while True:
@@ -248,9 +243,7 @@ def _link_single(result: CandidateResult, source: KernelSource) -> CandidateResu
     return replace(_compiled(GroupedPlan(result.plan, result.groups), source), measurement=result.measurement)
 
 
-def sort_best_first(
-    results: tuple[CandidateResult, ...], plans: tuple[GroupedPlan, ...] = ()
-) -> tuple[CandidateResult, ...]:
+def sort_best_first(results: tuple[CandidateResult, ...], plans: tuple[GroupedPlan, ...] = ()) -> tuple[CandidateResult, ...]:
     """Sort by measured or else predicted time; spilling, unbuilt and failed ones last, in this order."""
 
     def order(result: CandidateResult) -> tuple[bool, bool, bool, float]:
@@ -261,8 +254,6 @@ def sort_best_first(
 
     seen = {id(result.plan) for result in results}
     rest = (
-        CandidateResult(grouped.plan, grouped.groups, None, None, None, None)
-        for grouped in plans
-        if id(grouped.plan) not in seen
+        CandidateResult(grouped.plan, grouped.groups, None, None, None, None) for grouped in plans if id(grouped.plan) not in seen
     )
     return tuple(sorted((*results, *rest), key=order))

@@ -73,8 +73,9 @@ def _force_constraints(
     """Set each field to the nearest possible value, and return the reasons for those that differ."""
     reasons = [
         f"{field} is {tile_value(program, field)} here"
-        for field, value in tiles.items() if field not in _SETTERS and tile_value(program, field) != value
-    ]  # fmt: skip
+        for field, value in tiles.items()
+        if field not in _SETTERS and tile_value(program, field) != value
+    ]
     # reset fields that exclude a constrained one
     if tiles.get("stream_k"):
         program = replace(program, split_k=1, pipeline=PipelineOptions(program.pipeline.stages))

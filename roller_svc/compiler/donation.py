@@ -14,9 +14,10 @@ def donate_targets(program: TensorProgram, names: Iterable[str]) -> TensorProgra
     for name in names:
         if reason := _refusal(program, name):
             raise ArgumentError(
-                f"donate: {name} {reason}", code="invalid-option",
+                f"donate: {name} {reason}",
+                code="invalid-option",
                 hint="donate an input that one scatter updates, that no statement reads, and that is an output",
-            )  # fmt: skip
+            )
     donated = tuple(names)
     statements = tuple(replace(s, in_place=True) if s.target in donated else s for s in program.statements)
     return replace(program, statements=statements, donated=donated)

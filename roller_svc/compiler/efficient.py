@@ -41,9 +41,12 @@ def find_efficient(compiled: CompiledCandidates, report: BuildReport) -> Candida
 
 
 def _measured(
-    fastest: CandidateResult, results: Sequence[CandidateResult], program: TensorProgram, hw: HardwareSpec,
+    fastest: CandidateResult,
+    results: Sequence[CandidateResult],
+    program: TensorProgram,
+    hw: HardwareSpec,
     backend: Backend,
-) -> CandidateResult | None:  # fmt: skip
+) -> CandidateResult | None:
     others = [result for result in results if result.measurement is not None and _may_replace(result, fastest)]
     if not others:
         return None

@@ -126,6 +126,8 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _is_cost(value: object) -> bool:
     """Return whether a value is [kernels, seconds]."""
-    return isinstance(value, list) and len(value) == 2 and all(
-        isinstance(each, int | float) and 0 <= each < MAX_COST for each in value
-    )  # fmt: skip
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(each, int | float) and 0 <= each < MAX_COST for each in value)
+    )

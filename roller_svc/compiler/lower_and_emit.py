@@ -53,9 +53,7 @@ def emit_plan(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSp
     return source
 
 
-def emit_plans(
-    plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
-) -> tuple[KernelSource, ...]:
+def emit_plans(plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec) -> tuple[KernelSource, ...]:
     """Emit several plans as one translation unit.
 
     Each source has the whole text and the launches of its own plan. Kernels that plans share are emitted once. Only the
@@ -136,9 +134,7 @@ def _select_launches(source: KernelSource, program: Program) -> KernelSource:
     return replace(source, launches=launches, buffers=buffers)
 
 
-def _launches(
-    group: KernelGroup, program: RProgram, hw: HardwareSpec
-) -> Iterable[tuple[KernelGroup, RProgram, Workspaces]]:
+def _launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[tuple[KernelGroup, RProgram, Workspaces]]:
     """Return the launches that compute a group, each with tiles: its own, or the best of a group of its own."""
     for launch in family_of(group, program, hw).launches(group, program, hw):
         yield launch.group, launch.program or _best(launch.group, hw), launch.workspace

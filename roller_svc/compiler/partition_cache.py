@@ -108,9 +108,7 @@ class PartitionCache:
                 return
             wanted |= missing
 
-    def partition_of_plan(
-        self, plan: Plan, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS
-    ) -> Partition:
+    def partition_of_plan(self, plan: Plan, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS) -> Partition:
         """Return the kernel groups of a plan; on a CPU, whose tile spaces may be views, by their number."""
         spaces = [transpose_space(s) if s.transposed else s for s in (choice.program.space for choice in plan.choices)]
         plain = self.partitions(hw)
@@ -148,9 +146,7 @@ def _may_have_dual_gemm(groups: Partition) -> bool:
 
 def traits(hw: HardwareSpec) -> FusionOptions:
     attends_in = frozenset(u.in_dtype for u in hw.units if supports_attention(u, hw))
-    return FusionOptions(
-        hw.family is TargetKind.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in
-    )
+    return FusionOptions(hw.family is TargetKind.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in)
 
 
 def partition(program: TensorProgram, hw: HardwareSpec) -> Partition:

@@ -104,9 +104,7 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
     else:
         results = build_first_without_spills(plans, program, hw)
     clock.record("compile")
-    return CompiledCandidates(
-        request, program, hw, partitions, shortlist, results, backend if can_measure else None, notes, clock
-    )
+    return CompiledCandidates(request, program, hw, partitions, shortlist, results, backend if can_measure else None, notes, clock)
 
 
 def rank_request(request: BuildRequest, program: TensorProgram, hw: HardwareSpec) -> RankedPartitions:
@@ -131,9 +129,7 @@ def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> B
         raise results[0].error
     winner = next(ranked for ranked in compiled.partitions if ranked.groups is results[0].groups)
     notes = (*compiled.notes, *_unit_notes(winner.groups, winner.constructions))
-    report = BuildReport(
-        compiled.request, program, hw, winner.groups, winner.constructions, results, notes, clock.stages
-    )
+    report = BuildReport(compiled.request, program, hw, winner.groups, winner.constructions, results, notes, clock.stages)
     trace("report", report)
     return report
 

@@ -120,8 +120,7 @@ def _rank(
     constrained = [g for g in groups if g.kind in (GroupKind.CONTRACTION, GroupKind.ATTENTION)] or groups
     unconstrained = replace(constraints, op_class=None, tiles=())
     results = [
-        rank_units(group, hw, top_k, constraints if group in constrained else unconstrained, cache.footprints)
-        for group in groups
+        rank_units(group, hw, top_k, constraints if group in constrained else unconstrained, cache.footprints) for group in groups
     ]
     return RankedPartition(
         groups, tuple(candidates for candidates, _ in results), tuple(construction for _, construction in results)
@@ -155,9 +154,7 @@ def merge_ranked_plans(partitions: RankedPartitions, count: int) -> tuple[Groupe
     return tuple(heapq.nsmallest(count, plans, key=_ranking_seconds))
 
 
-def select_for_measurement(
-    plans: tuple[GroupedPlan, ...], partitions: RankedPartitions, count: int
-) -> tuple[GroupedPlan, ...]:
+def select_for_measurement(plans: tuple[GroupedPlan, ...], partitions: RankedPartitions, count: int) -> tuple[GroupedPlan, ...]:
     """Select `count` of the merged plans to measure, with some diversity.
 
     Low-ranked plans that differ only in tile sizes give way to the best plan of every missing partition that may be the

@@ -14,9 +14,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.occupancy import BlockResources
 
 
-def reestimate_plan(
-    plan: Plan, groups: Sequence[KernelGroup], compiled: CompiledKernel | None, hw: HardwareSpec
-) -> Plan | None:
+def reestimate_plan(plan: Plan, groups: Sequence[KernelGroup], compiled: CompiledKernel | None, hw: HardwareSpec) -> Plan | None:
     """Estimate the same choices with compiled resources. Returns None without a binary, and on a CPU."""
     if compiled is None or not compiled.binary or hw.family is TargetKind.CPU:
         return None

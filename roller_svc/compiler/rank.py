@@ -33,9 +33,7 @@ def construct(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, limit: in
     return family.construct(group, workload, limit)
 
 
-def rank(
-    group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, top_k: int
-) -> tuple[tuple[Candidate, ...], Construction]:
+def rank(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, top_k: int) -> tuple[tuple[Candidate, ...], Construction]:
     """Return the `top_k` rPrograms that the model ranks first, best first, and their construction."""
     family, p = prepare(group, hw, unit)
     construction = family.construct(group, p, default_limit(p))
@@ -46,9 +44,12 @@ def rank(
 
 
 def rank_units(
-    group: KernelGroup, hw: HardwareSpec, top_k: int, constraints: ScheduleConstraints = NO_CONSTRAINTS,
+    group: KernelGroup,
+    hw: HardwareSpec,
+    top_k: int,
+    constraints: ScheduleConstraints = NO_CONSTRAINTS,
     footprints: Footprints | None = None,
-) -> tuple[tuple[Candidate, ...], Construction]:  # fmt: skip
+) -> tuple[tuple[Candidate, ...], Construction]:
     """Rank the rPrograms of all units that may compute the group, and merge their constructions.
 
     With several units or views, more than `top_k` candidates may be returned: the best of each unit and algorithm that
@@ -125,9 +126,7 @@ def _best_of_absent_views(heads: list[Timed], best: list[Timed], tie_breaks: Tie
     return tie_breaks.fastest(len(heads), [t for t in heads if id(t) not in known]) if len(best) > 1 else []
 
 
-def _with_another_unit(
-    failure: NoCandidateError, group: KernelGroup, hw: HardwareSpec, units: Units
-) -> NoCandidateError:
+def _with_another_unit(failure: NoCandidateError, group: KernelGroup, hw: HardwareSpec, units: Units) -> NoCandidateError:
     """Return the failure with a hint: what the device's FMA or vector unit could compute."""
     plain = hw.unit_for(group.space.compute_dtype)
     if plain in units.units or group.attention is not None:
@@ -145,13 +144,15 @@ def _fastest_roofline(rooflines: list[tuple[RooflineBound, ...]]) -> tuple[Roofl
     return min(rooflines, key=lambda roofs: roofs[0].seconds)
 
 
-def _merge_constructions(
-    found: list[Construction], refusals: tuple[str, ...], roofline: tuple[RooflineBound, ...]
-) -> Construction:
+def _merge_constructions(found: list[Construction], refusals: tuple[str, ...], roofline: tuple[RooflineBound, ...]) -> Construction:
     rejections: Counter[str] = Counter()
     for construction in found:
         rejections.update(dict(construction.rejections))
     return Construction(
-        tuple(p for c in found for p in c.programs), tuple(step for c in found for step in c.trace),
-        sum(c.tiles_visited for c in found), tuple(sorted(rejections.items())), refusals, roofline,
-    )  # fmt: skip
+        tuple(p for c in found for p in c.programs),
+        tuple(step for c in found for step in c.trace),
+        sum(c.tiles_visited for c in found),
+        tuple(sorted(rejections.items())),
+        refusals,
+        roofline,
+    )

@@ -33,15 +33,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def build_request(
-    expression: object, inputs: object, *, target: object = "local", outputs: object = None, hardware: object = None,
+    expression: object,
+    inputs: object,
+    *,
+    target: object = "local",
+    outputs: object = None,
+    hardware: object = None,
     **options: object,
-) -> BuildRequest:  # fmt: skip
+) -> BuildRequest:
     """Validate a request. Raises InputError that names the invalid option, TypeError for one that does not exist."""
     text, types = validate_expression(expression), tensor_types(inputs)
     request = BuildRequest(
-        text, types, validate_target(target), validate_outputs(outputs), validate_hardware(hardware),
+        text,
+        types,
+        validate_target(target),
+        validate_outputs(outputs),
+        validate_hardware(hardware),
         **read_options(KernelOptions, options, types),
-    )  # fmt: skip
+    )
     if request.runtime is RuntimeChoice.EMULATOR:
         _check_emulable(resolve_spec(request))
         return replace(request, select=SelectionMode.MODEL)  # emulator times say nothing about a GPU
@@ -87,11 +96,13 @@ def shows_options(record: type[EstimateOptions]) -> Callable[[F], F]:
         signature = inspect.signature(function)
         listed = [
             inspect.Parameter(
-                option.name, inspect.Parameter.KEYWORD_ONLY, default=option.argument_default,
+                option.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=option.argument_default,
                 annotation=option.argument_type,
             )
             for option in options_of(record).values()
-        ]  # fmt: skip
+        ]
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
         texts = "\n".join(f"    {name}: {option.help}" for name, option in options_of(record).items())
@@ -142,9 +153,7 @@ def _read_number(option: Option, value: object) -> int:
     number, least, most = whole_number(value), option.least, option.most
     if number is None or number < least or (most is not None and number > most):
         bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
-        raise ArgumentError(
-            f"{option.name} must be a whole number {bounds}, got {short_repr(value)}", code="invalid-option"
-        )
+        raise ArgumentError(f"{option.name} must be a whole number {bounds}, got {short_repr(value)}", code="invalid-option")
     return number
 
 
@@ -162,9 +171,10 @@ def validate_name(value: object) -> str | None:
         raise ArgumentError(f"name must be text, got {kind_of(value)}", code="invalid-option")
     if fault := symbol_fault(value):
         raise ArgumentError(
-            f"name must be a C identifier, got {short_repr(value)}: {fault}", code="invalid-option",
+            f"name must be a C identifier, got {short_repr(value)}: {fault}",
+            code="invalid-option",
             hint=f"the functions of the saved code begin with it; write a name such as {suggest_symbol(value)!r}",
-        )  # fmt: skip
+        )
     return value
 
 
@@ -196,9 +206,7 @@ def validate_tiles(value: object) -> tuple[tuple[str, int], ...]:
     numbers = {field: whole_number(number) for field, number in value.items()}
     for field, number in numbers.items():
         if number is None or number < 0:
-            raise ArgumentError(
-                f"tiles: {field} must be a whole number, got {short_repr(value[field])}", code="invalid-option"
-            )
+            raise ArgumentError(f"tiles: {field} must be a whole number, got {short_repr(value[field])}", code="invalid-option")
     return tuple(sorted((field, number) for field, number in numbers.items() if number is not None))
 
 
@@ -241,4 +249,4 @@ def _check_emulable(spec: HardwareSpec) -> None:
         raise ArgumentError(
             f"runtime='emulator' runs CUDA and HIP kernels only: {spec.id} is not a GPU target",
             code="emulator-unavailable",
-        )  # fmt: skip
+        )

@@ -22,11 +22,7 @@ def analyze_sensitivity(plan: Plan, groups: Sequence[KernelGroup], hw: HardwareS
     """
     now_s = _seconds(plan, groups, hw)
     results = [Sensitivity(name, 1.0 - _seconds(plan, groups, better) / now_s) for name, better in _improved_specs(hw)]
-    return tuple(
-        sorted(
-            (s for s in results if s.time_saved_fraction >= MIN_SAVED_FRACTION), key=lambda s: -s.time_saved_fraction
-        )
-    )
+    return tuple(sorted((s for s in results if s.time_saved_fraction >= MIN_SAVED_FRACTION), key=lambda s: -s.time_saved_fraction))
 
 
 def _seconds(plan: Plan, groups: Sequence[KernelGroup], hw: HardwareSpec) -> float:

@@ -59,10 +59,7 @@ def sensitivity_json(results: Iterable[Sensitivity]) -> list[Json]:
 
 def roofline_json(roofs: Iterable[RooflineBound]) -> list[Json]:
     """Return the lower bound of the time at each level, with its bytes or operations."""
-    return [
-        {"level": r.level, "seconds": r.seconds, "operations" if r.level == COMPUTE else "bytes": r.amount}
-        for r in roofs
-    ]
+    return [{"level": r.level, "seconds": r.seconds, "operations" if r.level == COMPUTE else "bytes": r.amount} for r in roofs]
 
 
 def tiles_json(program: RProgram, levels: tuple[str, str]) -> dict[str, dict[str, int]]:
@@ -105,9 +102,7 @@ def error_json(error: RollerError) -> Json:
             if isinstance(error, NoCandidateError):
                 facts["rejections"] = dict(error.rejections)
             if isinstance(error, UnsupportedModelError):
-                facts["nodes"] = [
-                    {"operator": node.operator, "name": node.name, "reason": node.reason} for node in error.nodes
-                ]
+                facts["nodes"] = [{"operator": node.operator, "name": node.name, "reason": node.reason} for node in error.nodes]
         case CompileError():
             facts["log"] = error.log[:LOG_CHARACTERS]
         case BuildError():
@@ -159,10 +154,14 @@ def result_json(result: CandidateResult, report: BuildReport) -> Json:
 def partition_json(result: CandidateResult) -> list[Json]:
     """Return, for each kernel, the tensors it computes, its kind and its interpretation."""
     return [
-        {"name": group.name, "kind": group.kind.value, "as": interpretation(group, choice.program),
-         "computes": [statement.output for statement in group.statements]}
+        {
+            "name": group.name,
+            "kind": group.kind.value,
+            "as": interpretation(group, choice.program),
+            "computes": [statement.output for statement in group.statements],
+        }
         for group, choice in zip(result.groups, result.plan.choices, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def interpretation(group: KernelGroup, program: RProgram) -> str:
@@ -234,9 +233,7 @@ def _report(report: BuildReport) -> Json:
             {
                 "name": group.name,
                 "kind": group.kind.value,
-                "axes": [
-                    {"name": axis.name, "role": axis.role.value, "extent": axis.extent} for axis in group.space.axes
-                ],
+                "axes": [{"name": axis.name, "role": axis.role.value, "extent": axis.extent} for axis in group.space.axes],
                 "flops": group.space.flops,
                 "stored": [name for name, _ in group.stored],
             }

@@ -17,9 +17,7 @@ from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.rprogram import RProgram
 
 
-def limit_workspace(
-    partitions: RankedPartitions, program: TensorProgram, hw: HardwareSpec, most_bytes: int
-) -> RankedPartitions:
+def limit_workspace(partitions: RankedPartitions, program: TensorProgram, hw: HardwareSpec, most_bytes: int) -> RankedPartitions:
     """Return the partitions with the candidates of which any combination fits, the best predicted plan first.
 
     Raises NoCandidateError if no plan fits.
@@ -80,16 +78,10 @@ def _at_most(candidates: tuple[Candidate, ...], own_bytes: tuple[int, ...], allo
     return tuple(each for each, size in zip(candidates, own_bytes, strict=True) if size <= allowed)
 
 
-def _workspaces(
-    group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: HardwareSpec
-) -> Mapping[str, TensorType]:
+def _workspaces(group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: HardwareSpec) -> Mapping[str, TensorType]:
     """Return the tensors that the launches of a group write and read in memory."""
     if hw.family is TargetKind.CPU and group.constants:  # lowering finds what is prepacked
-        return {
-            name: type_
-            for part, more in lower_launches(group, tiles, program, hw)
-            for name, type_ in (*part.views, *more)
-        }
+        return {name: type_ for part, more in lower_launches(group, tiles, program, hw) for name, type_ in (*part.views, *more)}
     launches = family_of(group, tiles, hw).launches(group, tiles, hw)
     return {name: type_ for each in launches for name, type_ in (*each.group.stored, *each.workspace)}
 

@@ -69,11 +69,7 @@ def construct_rprograms(
         shapes = prefiltered.prefilter([*shapes, *split], limit // 2)
     elif split:
         shapes = [*subsample(shapes, limit - limit // 2), *subsample(split, limit // 2)]
-    shapes = [
-        Shape(s.block, s.base, s.split_k, way)
-        for s in shapes
-        for way in rules.pipeline_choices(s.block, s.base, s.split_k)
-    ]
+    shapes = [Shape(s.block, s.base, s.split_k, way) for s in shapes for way in rules.pipeline_choices(s.block, s.base, s.split_k)]
     if group.forbids_split_k:
         shapes = [s for s in shapes if not s.pipeline.stream_k_blocks and s.pipeline.cluster_k == 1]
     chosen = shapes[:limit] if prefiltered is not None else subsample(shapes, limit)
@@ -86,9 +82,7 @@ def enumerate_rprograms(rules: Enumerated, limit: int, *, family: str) -> Constr
     shapes = rules.shapes(log, VISITS_PER_STAGE, limit)
     if not shapes:
         hw, rejections = rules.workload.machine.hw, dict(log.rejections)
-        raise NoCandidateError(
-            f"no tile of {family} fits {hw.id}: {', '.join(sorted(rejections))}", rejections=rejections
-        )
+        raise NoCandidateError(f"no tile of {family} fits {hw.id}: {', '.join(sorted(rejections))}", rejections=rejections)
     return _construction(rules.workload, shapes, log, family)
 
 
@@ -155,9 +149,7 @@ def _fallback(rules: Rules, log: SearchTrace) -> list[Shape]:
     return shapes
 
 
-def _no_tile_error(
-    group: KernelGroup, rules: Rules, needs: PredictResources, log: SearchTrace, family: str
-) -> NoCandidateError:
+def _no_tile_error(group: KernelGroup, rules: Rules, needs: PredictResources, log: SearchTrace, family: str) -> NoCandidateError:
     """Return the error with the limits that the smallest tile exceeds, and by how much."""
     p = rules.workload
     said = ", ".join(sorted(log.rejections))
@@ -168,9 +160,10 @@ def _no_tile_error(
         if over := exceeded_limits(taken, p.machine.hw) if taken is not None else ():
             said = f"{smallest.tile_text} on {p.machine.unit.name} takes {' and '.join(over)}"
     return NoCandidateError(
-        f"no tile of {group.name} fits {p.machine.hw.id}: {said}", rejections=dict(log.rejections),
+        f"no tile of {group.name} fits {p.machine.hw.id}: {said}",
+        rejections=dict(log.rejections),
         hint="the device's limits are too small for one warp or vector of work",
-    )  # fmt: skip
+    )
 
 
 def rprogram_of(p: Workload[Any], shape: Shape, family: str) -> RProgram:

@@ -92,9 +92,7 @@ class _Search:
         self.visited: set[Tile] = set()
         self.accepted: list[Tile] = []
         self.following = [
-            (axis, dict(pairwise(steps)), stage.axis_rank[axis])
-            for axis, steps in enumerate(stage.steps)
-            if len(steps) > 1
+            (axis, dict(pairwise(steps)), stage.axis_rank[axis]) for axis, steps in enumerate(stage.steps) if len(steps) > 1
         ]
 
     def visit(self, tile: Tile, look: TileMetrics) -> None:

@@ -55,9 +55,12 @@ FAMILIES: tuple[Family[Any], ...] = (
 
 
 def prepare(
-    group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, footprints: Footprints | None = None,
+    group: KernelGroup,
+    hw: HardwareSpec,
+    unit: ComputeUnit,
+    footprints: Footprints | None = None,
     program: RProgram | None = None,
-) -> tuple[Family[Any], Workload[Any]]:  # fmt: skip
+) -> tuple[Family[Any], Workload[Any]]:
     """Find the family that computes a group on a unit, and prepare its workload.
 
     Args:

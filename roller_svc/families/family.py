@@ -123,9 +123,7 @@ class Family(Generic[F]):
         if isinstance(rules, Enumerated):
             return enumerate_rprograms(rules, limit, family=self.name)
         needs = self.model(workload).resources
-        return construct_rprograms(
-            group, rules, needs, limit, family=self.name, can_split=self.can_split, varied=varied
-        )
+        return construct_rprograms(group, rules, needs, limit, family=self.name, can_split=self.can_split, varied=varied)
 
     def predict_resources(self, group: KernelGroup, program: RProgram, hw: HardwareSpec) -> BlockResources | None:
         """Return what the model assumes that a block of the main launch takes; None where there are no blocks."""

@@ -109,21 +109,15 @@ def supports_attention(unit: ComputeUnit, hw: HardwareSpec) -> bool:
 
 def _attention_units(group: KernelGroup, dtype: DType, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
     kinds = () if constraints.op_class is OpClass.SIMT else _KINDS[constraints.op_class]
-    found = [
-        unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and supports_attention(unit, hw)
-    ]
+    found = [unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and supports_attention(unit, hw)]
     if not found:
         wanted = constraints.op_class if constraints.op_class is OpClass.WGMMA else OpClass.MMA
-        raise NoCandidateError(
-            f"{group.name}: attention is one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1}
-        )
+        raise NoCandidateError(f"{group.name}: attention is one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1})
     return Units(tuple(sorted(found, key=lambda unit: kinds.index(unit.kind))))
 
 
 def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:
-    return (
-        f"{hw.id} has one family of kernels" if hw.family is TargetKind.CPU else f"a {group.kind.value} has one family"
-    )
+    return f"{hw.id} has one family of kernels" if hw.family is TargetKind.CPU else f"a {group.kind.value} has one family"
 
 
 def _matrix_units(
@@ -135,14 +129,10 @@ def _matrix_units(
     unsupported = []
     factors = operands(group)
     for unit in hw.units:
-        if not unit.is_matrix or (
-            constraints.op_class is not None and unit.kind in STAGED_KINDS and unit.kind not in wanted
-        ):
+        if not unit.is_matrix or (constraints.op_class is not None and unit.kind in STAGED_KINDS and unit.kind not in wanted):
             continue
         reason = _unsupported_kind(unit, wanted) or _unsupported_group(unit, group) or _unsupported_shape(unit)
-        reason = reason or operands_unsupported_reason(
-            unit, group.space.compute_dtype, factors, allow_tf32=constraints.allow_tf32
-        )
+        reason = reason or operands_unsupported_reason(unit, group.space.compute_dtype, factors, allow_tf32=constraints.allow_tf32)
         reason = reason or _unsupported_precision(unit, hw, constraints)
         if reason:
             unsupported.append(f"{unit.name}: {reason}")
@@ -204,9 +194,7 @@ MIN_RECOMPUTED_OPERATIONS = 4  # and look-ups of an element, from which a CPU ma
 MIN_ROW_BYTES = SWIZZLE_ATOMS[-1]  # of an operand copy: shorter rows are not swizzled, and not worth a launch
 
 
-def unloadable_operands(
-    group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstraints
-) -> frozenset[OperandCopy]:
+def unloadable_operands(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstraints) -> frozenset[OperandCopy]:
     """Return the copies of a contraction's operands that its preferred unit cannot load without registers of threads.
 
     The copies are what TMA or cp.async can load. Rows that neither could load are not copied.
@@ -270,10 +258,7 @@ def _operand_loads(unit: ComputeUnit, group: KernelGroup, hw: HardwareSpec) -> t
     if unit.kind is UnitKind.WGMMA:
         loads = plan_wgmma_loads(group.space, unit, all_operands(group), hw.arch)
         orders = [loads.k_order(atom // loads.a.dtype.bytes) for atom in SWIZZLE_ATOMS]
-        return tuple(
-            (feed.by_threads, feed.tma is not None and any(map(feed.tma.supports, orders)))
-            for feed in (loads.a, loads.b)
-        )
+        return tuple((feed.by_threads, feed.tma is not None and any(map(feed.tma.supports, orders))) for feed in (loads.a, loads.b))
     has_async = hw.family is TargetKind.CUDA and hw.arch >= MIN_ASYNC_ARCH
     return tuple(
         (load, load.is_async or (not has_async and load.load.kind is LoadKind.VECTOR and _is_unconverted(load)))
@@ -349,14 +334,15 @@ def transpose_space(space: TileSpace) -> TileSpace:
     other = {"a": "b", "b": "a"}
     accesses = tuple(replace(access, operand=other.get(access.operand, "")) for access in space.accesses)
     return replace(
-        space, axes=tuple(axes.get(axis.name, axis) for axis in space.axes), accesses=accesses, vector_axis=m.name,
+        space,
+        axes=tuple(axes.get(axis.name, axis) for axis in space.axes),
+        accesses=accesses,
+        vector_axis=m.name,
         transposed=not space.transposed,
-    )  # fmt: skip
+    )
 
 
-def group_views(
-    group: KernelGroup, hw: HardwareSpec, winograd: WinogradMode = WinogradMode.AUTO
-) -> tuple[KernelGroup, ...]:
+def group_views(group: KernelGroup, hw: HardwareSpec, winograd: WinogradMode = WinogradMode.AUTO) -> tuple[KernelGroup, ...]:
     """Return the group, and on a CPU its views as a convolution, those of Winograd's algorithm last."""
     if hw.family is not TargetKind.CPU:
         return (group,)

@@ -112,9 +112,7 @@ class ActionLog:
         result = self._result(key.digest)
         if result is not None:
             return Explanation(key.digest, result, key.parts, None)
-        return Explanation(
-            key.digest, None, key.parts, self._nearest(key, contents), self._remembered_error(key.digest)
-        )
+        return Explanation(key.digest, None, key.parts, self._nearest(key, contents), self._remembered_error(key.digest))
 
     def explain_known(self, action: str) -> Explanation | None:
         """Explain an action by its digest; None if it is neither recorded nor stored."""
@@ -151,9 +149,7 @@ class ActionLog:
 
     def _candidates(self, key: ActionKey) -> list[Row[Any]]:
         """Return built actions, the nearest first: the same expression before all else, then the most equal parts."""
-        built = select(actions).where(
-            actions.c.kind == key.kind, actions.c.build_time.is_not(None), actions.c.action != key.digest
-        )
+        built = select(actions).where(actions.c.kind == key.kind, actions.c.build_time.is_not(None), actions.c.action != key.digest)
         latest = actions.c.build_time.desc()
         alike = built.where(actions.c.expression == key.parts["expression"]).order_by(latest).limit(MAX_CANDIDATES)
         others = built.where(actions.c.spec == key.parts["spec"]).order_by(latest).limit(MAX_CANDIDATES)
@@ -182,25 +178,29 @@ def explanation_json(explanation: Explanation) -> Json:
     return {
         "action": explanation.action,
         "result": explanation.result,
-        "remembered_error": None if remembered is None else {
-            "code": remembered.code, "message": remembered.message, "until": remembered.until,
+        "remembered_error": None
+        if remembered is None
+        else {
+            "code": remembered.code,
+            "message": remembered.message,
+            "until": remembered.until,
         },
         "parts": dict(explanation.parts),
-        "nearest": None if nearest is None else {
+        "nearest": None
+        if nearest is None
+        else {
             "action": nearest.action,
             "result": nearest.result,
             "create_time": nearest.create_time,
             "differences": [
                 {
                     "part": part.part,
-                    "fields": [
-                        {"field": each.field, "this": each.this, "nearest": each.nearest} for each in part.fields
-                    ],
+                    "fields": [{"field": each.field, "this": each.this, "nearest": each.nearest} for each in part.fields],
                 }
                 for part in nearest.differences
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def _delete_unused_parts(connection: Connection) -> None:

@@ -140,11 +140,17 @@ class ApiKeys:
 def _to_key(row: Row[Any]) -> ApiKey:
     is_expired = row.expires_in_s is not None and row.expires_in_s <= 0
     return ApiKey(
-        id=row.id, name=row.name, key_hash=row.key_hash, scopes=parse_scopes(row.scopes), quota=row.quota,
-        create_time=format_time(row.create_time), expire_time=_format(row.expire_time),
-        revoke_time=_format(row.revoke_time), is_valid=row.revoke_time is None and not is_expired,
+        id=row.id,
+        name=row.name,
+        key_hash=row.key_hash,
+        scopes=parse_scopes(row.scopes),
+        quota=row.quota,
+        create_time=format_time(row.create_time),
+        expire_time=_format(row.expire_time),
+        revoke_time=_format(row.revoke_time),
+        is_valid=row.revoke_time is None and not is_expired,
         expires_in_s=row.expires_in_s,
-    )  # fmt: skip
+    )
 
 
 def _format(seconds: float | None) -> str | None:

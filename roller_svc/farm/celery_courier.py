@@ -117,10 +117,18 @@ class CeleryCourier:
                 continue
             # No declaration: a queue that no worker has declared has no worker either.
             self._app.send_task(
-                TASK, (queued.id,), task_id=queued.id, producer=producer, retry=False, ignore_result=True,
-                queue=_broker_queue(queued.queue, self._environment), declare=[], expiration=MESSAGE_TTL_S,
-                confirm_timeout=CONFIRM_TIMEOUT_S, origin="roller",
-            )  # fmt: skip
+                TASK,
+                (queued.id,),
+                task_id=queued.id,
+                producer=producer,
+                retry=False,
+                ignore_result=True,
+                queue=_broker_queue(queued.queue, self._environment),
+                declare=[],
+                expiration=MESSAGE_TTL_S,
+                confirm_timeout=CONFIRM_TIMEOUT_S,
+                origin="roller",
+            )
 
     def _empty_outbox(self) -> None:
         """Drop what waits: the sweeper announces it again."""
@@ -166,9 +174,14 @@ class CeleryReceiver:
         """Receive, and begin again when the Celery worker gave up, which logs why."""
         while not self._closing.is_set():
             controller = WorkController(
-                app=self._app, pool_cls="threads", concurrency=1, consumer_cls=_AnnouncementConsumer,
-                without_mingle=True, without_gossip=True, without_heartbeat=True,
-            )  # fmt: skip
+                app=self._app,
+                pool_cls="threads",
+                concurrency=1,
+                consumer_cls=_AnnouncementConsumer,
+                without_mingle=True,
+                without_gossip=True,
+                without_heartbeat=True,
+            )
             controller.start()
             self._closing.wait(RECONNECT_PAUSE_S)
 
@@ -190,8 +203,9 @@ def check_broker_url(url: str) -> None:
     if parts.scheme not in SCHEMES or not parts.hostname:
         raise ArgumentError(
             f"ROLLER_BROKER: expected the URL of a RabbitMQ, got the scheme {parts.scheme[:20]!r}",
-            code="invalid-setting", hint="amqp://USER:PASSWORD@HOST:PORT/VHOST, or amqps://",
-        )  # fmt: skip
+            code="invalid-setting",
+            hint="amqp://USER:PASSWORD@HOST:PORT/VHOST, or amqps://",
+        )
 
 
 def _celery_app(url: str) -> Celery:

@@ -117,9 +117,7 @@ class Surveyor:
         blobs = {info.name.rpartition("/")[2]: info for info in self._objects.list(f"{BLOBS}/")}
         return Survey(items, blobs, dangling, store_time_s(self._objects))
 
-    def _follow(
-        self, items: dict[str, Item], info: ObjectInfo, name: str, blobs: set[str], dangling: list[ObjectInfo]
-    ) -> None:
+    def _follow(self, items: dict[str, Item], info: ObjectInfo, name: str, blobs: set[str], dangling: list[ObjectInfo]) -> None:
         """Add a name to the item that it refers to."""
         item = items.get(name)
         if item is None:

@@ -114,15 +114,24 @@ class BuildFarm:
         is_served = self._is_served(queue)
         if queue.startswith(MACHINE_PREFIX) and not is_served:
             raise ArgumentError(
-                "no worker builds for the service's own CPU, the target `local`", code="local-not-served",
+                "no worker builds for the service's own CPU, the target `local`",
+                code="local-not-served",
                 hint="name the target: `roller targets` lists devices; `cpu-x86-avx2` runs on CPUs with AVX2",
-            )  # fmt: skip
+            )
         self._actions.record(*self._digests.explained_key(request))
         submission = Submission(
-            action, record, queue, terms.client, terms.priority, terms.deadline_s, terms.max_alive,
-            measured_on(request), is_served=is_served, request_id=terms.request_id,
+            action,
+            record,
+            queue,
+            terms.client,
+            terms.priority,
+            terms.deadline_s,
+            terms.max_alive,
+            measured_on(request),
+            is_served=is_served,
+            request_id=terms.request_id,
             traceparent=terms.traceparent,
-        )  # fmt: skip
+        )
         operation = self.queue.submit(submission)
         if not operation.done:
             self._send(QueuedId(operation.id, operation.queue))

@@ -53,9 +53,10 @@ class IdempotencyKeys:
             return None
         if row.request_hash != request.request_hash:
             raise ConflictError(
-                "the Idempotency-Key belongs to another request", code="idempotency-key-reused",
+                "the Idempotency-Key belongs to another request",
+                code="idempotency-key-reused",
                 hint="send a new key with each request that is not a repetition",
-            )  # fmt: skip
+            )
         return str(row.operation)
 
     def record(self, request: KeyedRequest, operation_id: str) -> None:

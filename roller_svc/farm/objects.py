@@ -243,9 +243,7 @@ def open_objects(location: str, options: Mapping[str, str]) -> Objects:
             retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRIES_S)},
         )
     except (BaseError, UnknownConfigurationKeyError) as failure:
-        raise ArgumentError(
-            f"the store {location} cannot be opened: {_first_line(failure)}", code="invalid-setting"
-        ) from failure
+        raise ArgumentError(f"the store {location} cannot be opened: {_first_line(failure)}", code="invalid-setting") from failure
     return Objects(bucket)
 
 

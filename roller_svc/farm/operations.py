@@ -53,9 +53,14 @@ class Operation:
 def cached_operation(action: str, facts: Json, request: Json) -> Operation:
     """Return a finished operation without a row: its id contains the action's digest."""
     return Operation(
-        id=HIT_PREFIX + action.removeprefix("sha256:"), action=action, state=OperationState.DONE, cache=CacheStatus.HIT,
-        create_time=format_time(datetime.now(UTC).timestamp()), request=request, facts=facts,
-    )  # fmt: skip
+        id=HIT_PREFIX + action.removeprefix("sha256:"),
+        action=action,
+        state=OperationState.DONE,
+        cache=CacheStatus.HIT,
+        create_time=format_time(datetime.now(UTC).timestamp()),
+        request=request,
+        facts=facts,
+    )
 
 
 def action_of_hit(operation_id: str) -> str | None:

@@ -40,9 +40,7 @@ RETRY_DELAYS_S = (0.5, 2.0, 8.0)  # before each retry; after the last one the op
 RESEND_S = 10.0  # after which the id of an operation that is still queued is sent again
 EVERY_QUEUE = "*"  # but queues of single machines
 MACHINE_PREFIX = "local."  # of the queue of a single machine
-_QUEUED, _BUILDING, _DONE = (
-    state.value for state in (OperationState.QUEUED, OperationState.BUILDING, OperationState.DONE)
-)
+_QUEUED, _BUILDING, _DONE = (state.value for state in (OperationState.QUEUED, OperationState.BUILDING, OperationState.DONE))
 _IS_ALIVE = operations.c.state != literal_column("'done'")  # a literal, as only that can use the partial index
 _MAX_SUBMITS = 8  # tries of a submission that others overtake
 
@@ -218,9 +216,7 @@ class OperationQueue:
         query = select(events).where(events.c.operation == operation_id, events.c.number > after)
         with self.database.read() as connection:
             rows = connection.execute(query.order_by(events.c.number)).all()
-        return [
-            {"number": row.number, "time": format_time(row.time), "type": row.type, "data": row.data} for row in rows
-        ]
+        return [{"number": row.number, "time": format_time(row.time), "type": row.type, "data": row.data} for row in rows]
 
     # ---------------------------------------------------------------- workers
 
@@ -278,9 +274,7 @@ class OperationQueue:
                     .returning(operations.c.is_cancelled, (operations.c.deadline < now_s()).label("is_overdue"))
                 ).one_or_none()
                 if row is not None:
-                    leases[claim.id] = (
-                        Lease.CANCELLED if row.is_cancelled else Lease.OVERDUE if row.is_overdue else Lease.CURRENT
-                    )
+                    leases[claim.id] = Lease.CANCELLED if row.is_cancelled else Lease.OVERDUE if row.is_overdue else Lease.CURRENT
         return leases
 
     def finish(self, claim: Claim, facts: Json) -> bool:
@@ -324,9 +318,7 @@ class OperationQueue:
         """Give back a claim that its worker could not finish because it stops: no failure of the operation."""
         with self.database.write() as connection:
             released = connection.execute(
-                update(operations)
-                .where(*_fence(claim))
-                .values(state=_QUEUED, worker=None, lease_until=None, send_time=None)
+                update(operations).where(*_fence(claim)).values(state=_QUEUED, worker=None, lease_until=None, send_time=None)
             )
             if released.rowcount:
                 _add_event(connection, claim.id, "queued", {"reason": "the worker was stopped"})
@@ -475,15 +467,11 @@ class OperationQueue:
             .where(same, _IS_ALIVE)
             .values(
                 is_cancelled=False,
-                priority=case(
-                    (operations.c.priority < submission.priority, submission.priority), else_=operations.c.priority
-                ),
-                deadline=None if latest is None else case(
-                    (operations.c.deadline < latest, latest), else_=operations.c.deadline
-                ),
+                priority=case((operations.c.priority < submission.priority, submission.priority), else_=operations.c.priority),
+                deadline=None if latest is None else case((operations.c.deadline < latest, latest), else_=operations.c.deadline),
             )
             .returning(*operations.c)
-        ).one_or_none()  # fmt: skip
+        ).one_or_none()
         if row is not None:
             _add_interest(connection, self.database, row.id, submission.client)
             return _to_operation(row, CacheStatus.JOINED)
@@ -519,9 +507,7 @@ class OperationQueue:
             return
         own = alive.where(operations.c.client == submission.client)
         if (connection.scalar(own) or 0) >= submission.max_alive:
-            raise QuotaExceededError(
-                f"{submission.max_alive} builds of this client are waiting already; try again later"
-            )
+            raise QuotaExceededError(f"{submission.max_alive} builds of this client are waiting already; try again later")
 
     def _next(self, connection: Connection, queues: Sequence[str], measured_on: Collection[str] | None) -> str | None:
         """Return the id of the operation to build next."""
@@ -577,16 +563,12 @@ class OperationQueue:
             _add_event(connection, operation_id, "done", {"code": error.code})
         return ids
 
-    def _requeue(
-        self, connection: Connection, which: Sequence[ColumnElement[bool]], error: BuildServiceError
-    ) -> list[str]:
+    def _requeue(self, connection: Connection, which: Sequence[ColumnElement[bool]], error: BuildServiceError) -> list[str]:
         """Queue operations again after a transient error; end those that had too many. Return the ids of both."""
         attempts = len(RETRY_DELAYS_S) + 1
         poisoned = BuildServiceError(f"{error.message} ({attempts} attempts; try again later)", code="build-poisoned")
         ended = self._end(connection, [*which, operations.c.failures >= len(RETRY_DELAYS_S)], poisoned)
-        delay_s = case(
-            *((operations.c.failures == count, delay) for count, delay in enumerate(RETRY_DELAYS_S)), else_=0.0
-        )
+        delay_s = case(*((operations.c.failures == count, delay) for count, delay in enumerate(RETRY_DELAYS_S)), else_=0.0)
         rows = connection.execute(
             update(operations)
             .where(*which)
@@ -649,9 +631,7 @@ def _add_interest(connection: Connection, database: Database, operation_id: str,
 def _add_event(connection: Connection, operation_id: str, kind: str, data: Mapping[str, object]) -> None:
     last = select(func.coalesce(func.max(events.c.number), 0) + 1).where(events.c.operation == operation_id)
     connection.execute(
-        insert(events).values(
-            operation=operation_id, number=last.scalar_subquery(), time=now_s(), type=kind, data=dict(data)
-        )
+        insert(events).values(operation=operation_id, number=last.scalar_subquery(), time=now_s(), type=kind, data=dict(data))
     )
 
 
@@ -664,11 +644,19 @@ def _record_claim(connection: Connection, database: Database, client: str) -> No
 
 def _to_operation(row: Row[Any], cache: CacheStatus = CacheStatus.MISS) -> Operation:
     return Operation(
-        id=row.id, action=row.action, state=OperationState(row.state), cache=cache,
-        create_time=format_time(row.create_time), request=row.request, facts=row.facts, error=row.error,
-        attempt=row.attempt, queue=row.queue, worker=row.worker,
+        id=row.id,
+        action=row.action,
+        state=OperationState(row.state),
+        cache=cache,
+        create_time=format_time(row.create_time),
+        request=row.request,
+        facts=row.facts,
+        error=row.error,
+        attempt=row.attempt,
+        queue=row.queue,
+        worker=row.worker,
         is_unserved=row.state == _QUEUED and row.unserved_since is not None,
-    )  # fmt: skip
+    )
 
 
 def _in_parts(values: Sequence[str], size: int = 500) -> Iterable[Sequence[str]]:

@@ -37,10 +37,15 @@ class WorkerRegistry:
             connection.execute(delete(workers).where(workers.c.heartbeat < now_s() - 10 * ALIVE_S))
             connection.execute(
                 insert(workers).values(
-                    id=worker.id, queues=list(worker.queues), generator=worker.generator, facts=worker.facts,
-                    start_time=now_s(), heartbeat=now_s(), is_draining=worker.is_draining,
+                    id=worker.id,
+                    queues=list(worker.queues),
+                    generator=worker.generator,
+                    facts=worker.facts,
+                    start_time=now_s(),
+                    heartbeat=now_s(),
+                    is_draining=worker.is_draining,
                 )
-            )  # fmt: skip
+            )
 
     def beat(self, worker: Worker) -> None:
         """Say that a worker is alive; add it again if it was taken for dead."""
@@ -72,6 +77,4 @@ def generators(alive: Sequence[Worker]) -> frozenset[str]:
 
 
 def _to_worker(row: Row[Any]) -> Worker:
-    return Worker(
-        row.id, tuple(row.queues), row.generator, row.facts, format_time(row.start_time), is_draining=row.is_draining
-    )
+    return Worker(row.id, tuple(row.queues), row.generator, row.facts, format_time(row.start_time), is_draining=row.is_draining)

@@ -69,9 +69,10 @@ def check_measurable(alive: Iterable[Worker], generator: str, request: BuildRequ
     if not any(can_measure(worker, queue) for worker in workers):
         queues = sorted({name for worker in workers for name in worker.queues})
         raise ArgumentError(
-            f"no worker measures on {request.target}: its queue {queue} has none", code="no-measuring-worker",
+            f"no worker measures on {request.target}: its queue {queue} has none",
+            code="no-measuring-worker",
             hint=f"kernels:compile builds without a device; workers serve {', '.join(queues)[:200] or 'nothing'}",
-        )  # fmt: skip
+        )
 
 
 def can_measure(worker: Worker, queue: str) -> bool:

@@ -296,9 +296,7 @@ class InProcessBuilders:
 
     POLL_S = 1.0
 
-    def __init__(
-        self, runner: BuildRunner, wait: Callable[[float], None], *, count: int, poll_s: float = POLL_S
-    ) -> None:
+    def __init__(self, runner: BuildRunner, wait: Callable[[float], None], *, count: int, poll_s: float = POLL_S) -> None:
         self._runner = runner
         self._wait = wait
         self._poll_s = poll_s

@@ -43,18 +43,16 @@ class Figures:
 def read_figures(database: Database, registry: WorkerRegistry) -> Figures:
     """Read the figures. Raises StoreError if the database is away."""
     alive = select(
-        operations.c.queue, operations.c.state, func.count().label("number"),
+        operations.c.queue,
+        operations.c.state,
+        func.count().label("number"),
         (now_s() - func.min(operations.c.create_time)).label("oldest_s"),
-    ).where(operations.c.state != OperationState.DONE.value)  # fmt: skip
+    ).where(operations.c.state != OperationState.DONE.value)
     recent = (
         select(
             operations.c.error,
-            case((operations.c.claim_time.is_not(None), operations.c.claim_time - operations.c.create_time)).label(
-                "wait"
-            ),
-            case((operations.c.claim_time.is_not(None), operations.c.end_time - operations.c.claim_time)).label(
-                "build"
-            ),
+            case((operations.c.claim_time.is_not(None), operations.c.claim_time - operations.c.create_time)).label("wait"),
+            case((operations.c.claim_time.is_not(None), operations.c.end_time - operations.c.claim_time)).label("build"),
         )
         .where(operations.c.end_time > now_s() - WINDOW_S)
         .order_by(operations.c.end_time.desc())

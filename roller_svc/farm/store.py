@@ -81,9 +81,7 @@ class BlobWriter:
         """Move the content to its place; it is durable when this returns. Raises ArgumentError for another hash."""
         given = self._hash.hexdigest()
         if given != self._digest:
-            raise ArgumentError(
-                f"the content has the digest sha256:{given}, not sha256:{self._digest}", code="wrong-digest"
-            )
+            raise ArgumentError(f"the content has the digest sha256:{given}, not sha256:{self._digest}", code="wrong-digest")
         with _as_store_error():
             self._file.flush()
         self._place()
@@ -352,12 +350,7 @@ def _as_store_error() -> Iterator[None]:
 def _is_manifest(document: Json) -> bool:
     """Whether a document has the fields and types of this version's manifests."""
     facts, files, digest = (document.get(field) for field in ("facts", "files", "digest"))
-    return (
-        document.get("schema") == SCHEMA
-        and isinstance(digest, str)
-        and isinstance(facts, dict)
-        and isinstance(files, dict)
-    )
+    return document.get("schema") == SCHEMA and isinstance(digest, str) and isinstance(facts, dict) and isinstance(files, dict)
 
 
 def parse_json(content: bytes | None) -> Json | None:

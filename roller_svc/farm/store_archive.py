@@ -111,6 +111,7 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def _invalid(path: Path, reason: str) -> ArgumentError:
     return ArgumentError(
-        f"{path} is not a file of `roller store export`: {reason}", code="invalid-archive",
+        f"{path} is not a file of `roller store export`: {reason}",
+        code="invalid-archive",
         hint="export it again; what was read before the fault is in the store",
-    )  # fmt: skip
+    )

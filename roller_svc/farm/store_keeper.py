@@ -55,8 +55,11 @@ class StoreKeeper:
         if report.removed_blobs or report.removed_items:
             log.info(
                 "%d results and %d blobs (%d bytes) are removed from the store, which has %d bytes",
-                report.removed_items, report.removed_blobs, report.removed_bytes, report.size_bytes,
-            )  # fmt: skip
+                report.removed_items,
+                report.removed_blobs,
+                report.removed_bytes,
+                report.size_bytes,
+            )
         self._on_removed(report.removed_actions)
 
     def _run(self) -> None:

@@ -140,9 +140,7 @@ class WorkerProcess(Generic[T, R]):
             response = connection.recv_bytes(MAX_RESPONSE_BYTES)
         except (EOFError, OSError) as failure:
             code = self._exit_code()
-            raise BuildServiceError(
-                f"worker process exited unexpectedly ({_describe_exit(code)})", code="worker-lost"
-            ) from failure
+            raise BuildServiceError(f"worker process exited unexpectedly ({_describe_exit(code)})", code="worker-lost") from failure
         finally:
             watchdog.cancel()
         if self._taints is not None and self._taints(task):
@@ -300,9 +298,7 @@ class WorkerPool(Generic[T, R]):
             worker.close(kill=kill)
 
 
-def map_unordered(
-    work: Callable[[T], R], tasks: Iterable[T], jobs: int, timeout_s: float
-) -> Iterator[tuple[T, R | RollerError]]:
+def map_unordered(work: Callable[[T], R], tasks: Iterable[T], jobs: int, timeout_s: float) -> Iterator[tuple[T, R | RollerError]]:
     """Run tasks in `jobs` worker processes; yield each with its result or error, in order of completion."""
     workers: WorkerPool[T, R] = WorkerPool(work, timeout_s)
 
@@ -330,9 +326,7 @@ class _CrashReporter:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None and isinstance(error, Exception):
             frame = traceback.extract_tb(trace)[-1]
             words = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
@@ -401,8 +395,9 @@ def _check_temporary_directory() -> None:
     if len(given) > longest:
         raise ArgumentError(
             f"the path of the temporary directory is too long for a socket: at most {longest} bytes, got {len(given)}",
-            code="invalid-setting", hint="set TMPDIR to a directory with a shorter path",
-        )  # fmt: skip
+            code="invalid-setting",
+            hint="set TMPDIR to a directory with a shorter path",
+        )
 
 
 def _confine(limits: WorkerLimits, temp_dir: str | None) -> None:
@@ -418,9 +413,7 @@ def _confine(limits: WorkerLimits, temp_dir: str | None) -> None:
 
 
 # Conditions of the machine that may have passed at the next attempt.
-_TRANSIENT_ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO}
-)
+_TRANSIENT_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})
 
 
 def _json_bytes(value: object) -> bytes:

@@ -41,9 +41,7 @@ Evaluate = Callable[[TensorProgram, Mapping[str, Array]], Mapping[str, Array]]
 
 
 @lru_cache(MAX_CACHED_PROGRAMS)
-def program_of_call(
-    operator: str, types: tuple[TensorType, ...], parameters: tuple[tuple[str, Value], ...] = ()
-) -> TensorProgram:
+def program_of_call(operator: str, types: tuple[TensorType, ...], parameters: tuple[tuple[str, Value], ...] = ()) -> TensorProgram:
     """Return the program of an operator over x0, x1, ... with the result y. Raises an InputError of the operator."""
     inputs = {f"x{i}": type_ for i, type_ in enumerate(types)}
     if operator == EINSUM:
@@ -135,15 +133,26 @@ class GraphBuilder:
         return operand if operand.dtype is dtype else self.call("cast", [operand], dtype=dtype.value)
 
     def add_loop(
-        self, body: Graph, steps: int, carried: int, scanned: Sequence[bool], stacked: Sequence[bool],
+        self,
+        body: Graph,
+        steps: int,
+        carried: int,
+        scanned: Sequence[bool],
+        stacked: Sequence[bool],
         operands: Sequence[Operand],
-    ) -> tuple[Operand, ...]:  # fmt: skip
+    ) -> tuple[Operand, ...]:
         """Add a loop and return the last states and the stacked outputs."""
         outputs = tuple(self._name("loop") for _ in body.outputs)
         node = LoopNode(
-            self._node_name("loop"), body, steps, carried, tuple(scanned), tuple(stacked),
-            tuple(operand.name for operand in operands), outputs,
-        )  # fmt: skip
+            self._node_name("loop"),
+            body,
+            steps,
+            carried,
+            tuple(scanned),
+            tuple(stacked),
+            tuple(operand.name for operand in operands),
+            outputs,
+        )
         self.nodes.append(node)
         self.types |= zip(outputs, node.output_types, strict=True)
         return tuple(Operand(name, self.types[name]) for name in outputs)
@@ -156,15 +165,20 @@ class GraphBuilder:
         """Return the graph. Constants that nothing reads, as those that were folded, are left out."""
         read = {name for node in self.nodes for name in node.inputs} | {operand.name for _, operand in outputs}
         return Graph(
-            self.name, tuple(self.inputs.items()), {n: c for n, c in self.constants.items() if n in read},
+            self.name,
+            tuple(self.inputs.items()),
+            {n: c for n, c in self.constants.items() if n in read},
             tuple(self.nodes),
             tuple((name, operand.name) for name, operand in outputs),
-        )  # fmt: skip
+        )
 
     def _add_program(
-        self, operator: str, program: TensorProgram, operands: Sequence[Operand],
+        self,
+        operator: str,
+        program: TensorProgram,
+        operands: Sequence[Operand],
         parameters: tuple[tuple[str, Value], ...],
-    ) -> Operand:  # fmt: skip
+    ) -> Operand:
         (output,) = program.outputs
         type_ = program.types[output.tensor]
         values = [self.value(operand) for operand in operands]
@@ -204,8 +218,9 @@ class GraphBuilder:
 
 def _check_elements(elements: int) -> None:
     if elements > MAX_GENERATED_ELEMENTS:
-        raise ArgumentError(f"a constant of {elements} elements is needed; at most {MAX_GENERATED_ELEMENTS} are made",
-                            code="invalid-graph")  # fmt: skip
+        raise ArgumentError(
+            f"a constant of {elements} elements is needed; at most {MAX_GENERATED_ELEMENTS} are made", code="invalid-graph"
+        )
 
 
 def _hashable(value: object) -> Value:

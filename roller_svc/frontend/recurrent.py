@@ -67,9 +67,16 @@ class CellWeights:
 
 
 def add_direction(
-    builder: GraphBuilder, cell: Cell, x: Operand, weights: CellWeights, states: Sequence[Operand | None], *,
-    reverse: bool = False, lengths: Operand | None = None, stacked: bool = True,
-) -> tuple[Operand | None, tuple[Operand, ...]]:  # fmt: skip
+    builder: GraphBuilder,
+    cell: Cell,
+    x: Operand,
+    weights: CellWeights,
+    states: Sequence[Operand | None],
+    *,
+    reverse: bool = False,
+    lengths: Operand | None = None,
+    stacked: bool = True,
+) -> tuple[Operand | None, tuple[Operand, ...]]:
     """Add one direction of a layer. Return the hidden states of all steps and the last states.
 
     Args:
@@ -99,9 +106,13 @@ def add_direction(
     outputs = [*after, output] if stacked else after
     graph = inner.finish([(f"result_{i}", result) for i, result in enumerate(outputs)])
     results = builder.add_loop(
-        graph, steps, len(carried), [reverse] * len(scanned), [reverse] * stacked,
+        graph,
+        steps,
+        len(carried),
+        [reverse] * len(scanned),
+        [reverse] * stacked,
         [*initial, *scanned, *body.captured],
-    )  # fmt: skip
+    )
     return (results[-1] if stacked else None), results[: len(carried)]
 
 
@@ -129,8 +140,11 @@ def _check(cell: Cell, x: Operand, weights: CellWeights, states: Sequence[Operan
     """Return the number of hidden units. Raises ShapeError if shapes do not fit."""
     count, kind = len(cell.kind.value), cell.kind.name
     if x.rank != 3 or weights.hidden.rank != 2:
-        raise ShapeError(f"{kind}: inputs must be [steps, batch, inputs] and hidden weights a matrix, got "
-                         f"{list(x.shape)} and {list(weights.hidden.shape)}", code="operand-shape")  # fmt: skip
+        raise ShapeError(
+            f"{kind}: inputs must be [steps, batch, inputs] and hidden weights a matrix, got "
+            f"{list(x.shape)} and {list(weights.hidden.shape)}",
+            code="operand-shape",
+        )
     hidden = weights.hidden.shape[1]
     expected: list[tuple[str, Operand | None, tuple[int, ...]]] = [
         ("input weights", weights.input, (count * hidden, x.shape[2])),
@@ -142,21 +156,23 @@ def _check(cell: Cell, x: Operand, weights: CellWeights, states: Sequence[Operan
     ]
     for what, operand, shape in expected:
         if operand is not None and (operand.shape != shape or operand.dtype is not x.dtype):
-            raise ShapeError(f"{kind}: {what} must be {x.dtype.value}{list(shape)}, got "
-                             f"{operand.dtype.value}{list(operand.shape)}", code="operand-shape")  # fmt: skip
+            raise ShapeError(
+                f"{kind}: {what} must be {x.dtype.value}{list(shape)}, got {operand.dtype.value}{list(operand.shape)}",
+                code="operand-shape",
+            )
     return hidden
 
 
-def _products(
-    builder: GraphBuilder, cell: Cell, x: Operand, weights: CellWeights, hidden: int
-) -> tuple[Operand, Operand | None]:
+def _products(builder: GraphBuilder, cell: Cell, x: Operand, weights: CellWeights, hidden: int) -> tuple[Operand, Operand | None]:
     """Return the products of all inputs, with biases, and the bias that a step adds to its own product."""
     first, second = weights.input_bias, weights.hidden_bias
     step_bias = None
     if cell.kind is CellKind.GRU and cell.linear_before_reset and second is not None:
         step_bias = _gate(builder, cell, second, "h", hidden)
-        pieces = [builder.fill(0, x.dtype, (hidden,)) if gate == "h" else _gate(builder, cell, second, gate, hidden)
-                  for gate in cell.gates]  # fmt: skip
+        pieces = [
+            builder.fill(0, x.dtype, (hidden,)) if gate == "h" else _gate(builder, cell, second, gate, hidden)
+            for gate in cell.gates
+        ]
         second = builder.call("concat", pieces, axis=0)
     biases = [bias for bias in (first, second) if bias is not None]
     if len(biases) == 2:
@@ -212,8 +228,7 @@ def _step_gru(
 
     if cell.linear_before_reset:
         recurrent = builder.call("linear", [state, body.read(weights.hidden)])
-        update, reset = (_activate(builder, cell, 0, builder.call("add", [part(product, g), part(recurrent, g)]))
-                         for g in "zr")  # fmt: skip
+        update, reset = (_activate(builder, cell, 0, builder.call("add", [part(product, g), part(recurrent, g)])) for g in "zr")
         inner = part(recurrent, "h")
         inner = inner if bias is None else builder.call("add", [inner, body.read(bias)])
         inner = builder.call("mul", [reset, inner])

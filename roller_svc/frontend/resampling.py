@@ -34,14 +34,17 @@ def add_selection(builder: GraphBuilder, x: Operand, indices: Mapping[int, tuple
         return x
     numerators, offsets, denominators = (tuple(formula[i] for formula in formulas.values()) for i in range(3))
     return builder.call(
-        "resample_nearest", [x], axes=list(formulas), extents=[len(indices[axis][0]) for axis in formulas],
-        numerators=numerators, offsets=offsets, denominators=denominators,
-    )  # fmt: skip
+        "resample_nearest",
+        [x],
+        axes=list(formulas),
+        extents=[len(indices[axis][0]) for axis in formulas],
+        numerators=numerators,
+        offsets=offsets,
+        denominators=denominators,
+    )
 
 
-def add_interpolation(
-    builder: GraphBuilder, x: Operand, axis: int, starts: Array, weights: Array, scale: float
-) -> Operand:
+def add_interpolation(builder: GraphBuilder, x: Operand, axis: int, starts: Array, weights: Array, scale: float) -> Operand:
     """Return weighted sums of neighbours along a dimension.
 
     Args:

@@ -224,9 +224,7 @@ class _Chain:
         return self.row_max.reduced[0]
 
 
-def _chain(
-    dots: TensorExpr, scores: SumOfProducts, statements: Sequence[TensorExpr], wanted: Collection[str]
-) -> _Chain | None:
+def _chain(dots: TensorExpr, scores: SumOfProducts, statements: Sequence[TensorExpr], wanted: Collection[str]) -> _Chain | None:
     maps: dict[str, TensorExpr] = {}
     readers: list[TensorExpr] = []
     for statement in statements:
@@ -274,9 +272,11 @@ def _aligned(statement: TensorExpr, dots: TensorExpr) -> TensorExpr | None:
             used.add(names[axis.name])
     refs: dict[str, Expr] = {old: AxisRef(new) for old, new in names.items()}
     return replace(
-        statement, axes=tuple(replace(a, name=names[a.name]) for a in statement.axes),
-        index=tuple(substitute(i, refs) for i in statement.index), body=substitute(statement.body, refs),
-    )  # fmt: skip
+        statement,
+        axes=tuple(replace(a, name=names[a.name]) for a in statement.axes),
+        index=tuple(substitute(i, refs) for i in statement.index),
+        body=substitute(statement.body, refs),
+    )
 
 
 def _unused_name(name: str, used: Collection[str]) -> str:
@@ -302,8 +302,9 @@ def _renaming(dots: TensorExpr, load: Load, reader: TensorExpr) -> dict[str, str
 
 def _shares_rows(chain: _Chain) -> bool:
     """Return whether all three reduce the same axis and keep the others; only the last has axes of its own."""
-    if any(len(s.reduced) != 1 or s.reduced[0].name != chain.row_max.reduced[0].name
-           for s in (chain.row_max, chain.row_sum, chain.pv)):  # fmt: skip
+    if any(
+        len(s.reduced) != 1 or s.reduced[0].name != chain.row_max.reduced[0].name for s in (chain.row_max, chain.row_sum, chain.pv)
+    ):
         return False
     rows = {a.name for a in chain.qk.spatial} - {chain.key.name}
     of_high, of_total, of_mixed = ({a.name for a in s.spatial} for s in (chain.row_max, chain.row_sum, chain.pv))
@@ -374,9 +375,7 @@ def _make_match(
     before = (chain.qk, chain.row_max, chain.row_sum)
     attention = Attention(q, k, v, product, exponent.score, exponent.scale, dtype, before)
     weights, _ = _weights(chain)
-    contraction = Contraction(
-        batch, queries, values, (key,), require_expr(weights, "weight, which was found before"), v
-    )
+    contraction = Contraction(batch, queries, values, (key,), require_expr(weights, "weight, which was found before"), v)
     # a contraction that is divided later is divided at once, and its readers are rewritten
     taken = frozenset(_output_names((chain.qk, chain.row_max, chain.row_sum)) | chain.maps)
     return AttentionMatch(chain.pv, contraction, attention, taken if divided else taken | {chain.pv.output})

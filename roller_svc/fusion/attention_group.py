@@ -18,9 +18,12 @@ AttentionParts = tuple[Contraction, Attention]
 
 
 def attention_group(
-    name: str, statements: tuple[TensorExpr, ...], parts: AttentionParts, types: Mapping[str, TensorType],
+    name: str,
+    statements: tuple[TensorExpr, ...],
+    parts: AttentionParts,
+    types: Mapping[str, TensorType],
     locals_: frozenset[str],
-) -> KernelGroup:  # fmt: skip
+) -> KernelGroup:
     """Return the kernel group of the second contraction and maps of its points. `types` are those in memory."""
     parts = (parts[0], replace(parts[1], unsplit=(parts[1].row_sum, *statements)))
     for axis in parts[0].batch:
@@ -31,9 +34,16 @@ def attention_group(
     inputs = tuple((t, types[t]) for t in sorted(read))
     space = attention_space(statements, contraction, attention, dict((*inputs, *stored)))
     return KernelGroup(
-        name, GroupKind.ATTENTION, statements, statements[0].spatial, locals_, stored, inputs, space,
+        name,
+        GroupKind.ATTENTION,
+        statements,
+        statements[0].spatial,
+        locals_,
+        stored,
+        inputs,
+        space,
         attention=attention,
-    )  # fmt: skip
+    )
 
 
 def _split_heads(
@@ -57,14 +67,16 @@ def _split_heads(
     dots, high, total = (_rewrite_statement(s, axis, (outer, inner), change) for s in attention.softmax_statements)
     statements = tuple(_rewrite_statement(s, axis, (outer, inner), change) for s in statements)
     attention = replace(
-        attention, q=change(attention.q), k=change(attention.k), v=change(attention.v), score=change(attention.score),
+        attention,
+        q=change(attention.q),
+        k=change(attention.k),
+        v=change(attention.v),
+        score=change(attention.score),
         scores_load=_rewrite_load(attention.scores_load, change),
         softmax_statements=(dots, high, total),
-    )  # fmt: skip
-    batch = tuple(outer if a == axis else a for a in contraction.batch)
-    contraction = replace(
-        contraction, batch=batch, m=(*contraction.m, inner), a=change(contraction.a), b=change(contraction.b)
     )
+    batch = tuple(outer if a == axis else a for a in contraction.batch)
+    contraction = replace(contraction, batch=batch, m=(*contraction.m, inner), a=change(contraction.a), b=change(contraction.b))
     return statements, (contraction, attention)
 
 
@@ -81,9 +93,7 @@ def _common_divisor(attention: Attention, axis: Axis) -> int | None:
     return divisors.pop() if len(divisors) == 1 else None
 
 
-def _rewrite_statement(
-    statement: TensorExpr, axis: Axis, parts: tuple[Axis, Axis], change: Callable[[Expr], Expr]
-) -> TensorExpr:
+def _rewrite_statement(statement: TensorExpr, axis: Axis, parts: tuple[Axis, Axis], change: Callable[[Expr], Expr]) -> TensorExpr:
     axes = tuple(p for a in statement.axes for p in (parts if a.name == axis.name else (a,)))
     index = tuple(change(i) for i in statement.index)
     return replace(statement, axes=axes, index=index, body=change(statement.body))

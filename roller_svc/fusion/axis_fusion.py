@@ -83,15 +83,11 @@ def _fuse_pair(state: FusedAxes, outer: Axis, inner: Axis) -> FusedAxes | None:
         name += "_"
     axis = Axis(name, outer.extent * inner.extent, outer.kind)
     statements = tuple(_rewrite_statement(s, outer, inner, axis, dims) for s in state.statements)
-    types = {
-        tensor: _merged_type(type_, dims[tensor]) if tensor in dims else type_ for tensor, type_ in state.types.items()
-    }
+    types = {tensor: _merged_type(type_, dims[tensor]) if tensor in dims else type_ for tensor, type_ in state.types.items()}
     return FusedAxes(statements, types)
 
 
-def _agrees(
-    statement: TensorExpr, types: dict[str, TensorType], outer: Axis, inner: Axis, dims: dict[str, int]
-) -> bool:
+def _agrees(statement: TensorExpr, types: dict[str, TensorType], outer: Axis, inner: Axis, dims: dict[str, int]) -> bool:
     """Return whether both axes occur only as adjacent plain indices, at one dimension of each tensor (kept in dims)."""
     kinds = {a.name: a.kind for a in statement.axes}
     if kinds[outer.name] is not kinds[inner.name]:
@@ -110,10 +106,7 @@ def _agrees(
         bare += 2
     nodes = [statement.body, *statement.index]
     mentions = sum(
-        1
-        for part in nodes
-        for n in iter_subexpressions(part)
-        if isinstance(n, AxisRef) and n.name in (outer.name, inner.name)
+        1 for part in nodes for n in iter_subexpressions(part) if isinstance(n, AxisRef) and n.name in (outer.name, inner.name)
     )
     return mentions == bare
 
@@ -153,9 +146,12 @@ def _rewrite_statement(statement: TensorExpr, outer: Axis, inner: Axis, axis: Ax
     if statement.output in dims:
         type_ = _merged_type(type_, dims[statement.output])
     return replace(
-        statement, axes=tuple(axes), type=type_, index=merged(statement.output, statement.index),
+        statement,
+        axes=tuple(axes),
+        type=type_,
+        index=merged(statement.output, statement.index),
         body=rewrite(statement.body, change),
-    )  # fmt: skip
+    )
 
 
 def _flat(first: Expr, second: Expr, outer: Axis, inner: Axis, axis: Axis) -> Expr:
@@ -226,9 +222,7 @@ def _uses(statement: TensorExpr) -> list[tuple[str, tuple[Expr, ...], tuple[bool
     return [(statement.output, statement.index, ()), *reads]
 
 
-def _pair_dimension(
-    index: tuple[Expr, ...], checked: tuple[bool, ...], type_: TensorType, pair: tuple[Axis, Axis]
-) -> int | None:
+def _pair_dimension(index: tuple[Expr, ...], checked: tuple[bool, ...], type_: TensorType, pair: tuple[Axis, Axis]) -> int | None:
     """Return the dimension indexed by the outer axis if the row indexes the next one, else None."""
     outer, row = pair
     for d in range(len(index) - 1):
@@ -238,9 +232,12 @@ def _pair_dimension(
 
 
 def _flatten_statement(
-    statement: TensorExpr, axes: tuple[Axis, Axis, Axis], flat_dims: Mapping[str, int], values: Mapping[str, Expr],
+    statement: TensorExpr,
+    axes: tuple[Axis, Axis, Axis],
+    flat_dims: Mapping[str, int],
+    values: Mapping[str, Expr],
     types: Mapping[str, TensorType],
-) -> TensorExpr:  # fmt: skip
+) -> TensorExpr:
     outer, row, flat = axes
 
     def changed(expr: Expr) -> Expr:
@@ -261,6 +258,9 @@ def _flatten_statement(
 
     flat_axes = tuple(flat if a.name == outer.name else a for a in statement.axes if a.name != row.name)
     return replace(
-        statement, axes=flat_axes, type=types[statement.output], index=merged(statement.output, statement.index),
+        statement,
+        axes=flat_axes,
+        type=types[statement.output],
+        index=merged(statement.output, statement.index),
         body=changed(statement.body),
-    )  # fmt: skip
+    )

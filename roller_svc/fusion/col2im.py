@@ -35,9 +35,7 @@ from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, Tensor
 MIN_EXPANSION = 2.0  # results for each point of the data, below which few of the tests fail
 
 
-def insert_col2im(
-    statements: Sequence[TensorExpr], types: Mapping[str, TensorType], *, in_phases: bool
-) -> tuple[TensorExpr, ...]:
+def insert_col2im(statements: Sequence[TensorExpr], types: Mapping[str, TensorType], *, in_phases: bool) -> tuple[TensorExpr, ...]:
     """Return the statements with each transposed convolution as a GEMM and col2im.
 
     `in_phases`: where rows of the result are contiguous along the window, results of one remainder modulo the stride
@@ -55,9 +53,7 @@ def is_transposed_convolution(statement: TensorExpr, types: Mapping[str, TensorT
     return _guarded_windows(statement, types) is not None
 
 
-def _guarded_windows(
-    statement: TensorExpr, types: Mapping[str, TensorType]
-) -> tuple[Select, tuple[_Window, ...]] | None:
+def _guarded_windows(statement: TensorExpr, types: Mapping[str, TensorType]) -> tuple[Select, tuple[_Window, ...]] | None:
     """Return the one factor with a guard and windows, where it is 0 outside of them, and these windows."""
     form = sum_of_products(statement)
     if form is None or len(form.selects) != 1:
@@ -149,9 +145,7 @@ class _TransposedConvolution:
         index = tuple(ref(a.name) for a in axes)
         name = f"{statement.output}.products"
         type_ = TensorType(dtype, tuple(a.extent for a in axes))
-        gemm = TensorExpr(
-            name, name, StatementKind.REDUCE, type_, (*axes, *self._other_reduced), index, self.product, Combine.SUM
-        )
+        gemm = TensorExpr(name, name, StatementKind.REDUCE, type_, (*axes, *self._other_reduced), index, self.product, Combine.SUM)
         return (gemm,), Load(name, index, dtype), ()
 
     def _spatial_with(self, taps: Sequence[Axis]) -> tuple[Axis, ...]:
@@ -195,10 +189,14 @@ class _TransposedConvolution:
         axes = (*phases, *inner)
         name, dtype = f"{self.statement.output}.phases", self.statement.type.dtype
         sums = replace(
-            self.statement, output=name, name=name, type=TensorType(dtype, tuple(a.extent for a in axes)),
-            axes=(*axes, *reduced, *(w.short_tap for w in self.windows)), index=tuple(ref(a.name) for a in axes),
+            self.statement,
+            output=name,
+            name=name,
+            type=TensorType(dtype, tuple(a.extent for a in axes)),
+            axes=(*axes, *reduced, *(w.short_tap for w in self.windows)),
+            index=tuple(ref(a.name) for a in axes),
             body=self._guarded(product, guard, values),
-        )  # fmt: skip
+        )
         shifted = {w.out.name: add(ref(w.out.name), num(w.padding)) for w in self.windows}
         stride = {w.out.name: w.stride for w in self.windows}
         index = (
@@ -206,9 +204,12 @@ class _TransposedConvolution:
             *(div(shifted.get(a.name, ref(a.name)), stride.get(a.name, 1)) for a in self.statement.spatial),
         )
         interleave = replace(
-            self.statement, kind=StatementKind.MAP, combine=None, axes=self.statement.spatial,
+            self.statement,
+            kind=StatementKind.MAP,
+            combine=None,
+            axes=self.statement.spatial,
             body=Load(name, index, dtype),
-        )  # fmt: skip
+        )
         return sums, interleave
 
     def _place(self, w: _Window, values: dict[str, Expr], guard: Expr | None, at: tuple[Expr, Expr]) -> Expr | None:

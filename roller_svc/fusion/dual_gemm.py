@@ -63,9 +63,11 @@ def _align_axes(first: TensorExpr, contraction: Contraction, other: TensorExpr) 
         names |= {old.name: new.name for old, new in zip(its, mine, strict=True)}
     refs: dict[str, Expr] = {old: AxisRef(new) for old, new in names.items()}
     second = replace(
-        other, axes=first.axes, index=tuple(substitute(i, refs) for i in other.index),
+        other,
+        axes=first.axes,
+        index=tuple(substitute(i, refs) for i in other.index),
         body=substitute(other.body, refs),
-    )  # fmt: skip
+    )
     again = as_contraction(second)
     alike = again is not None and again.a == contraction.a and again.roles == contraction.roles
     return second if alike and second.index == first.index else None

@@ -60,9 +60,11 @@ def drop_unit_axes(statement: TensorExpr) -> TensorExpr:
         return statement
     zero: dict[str, Expr] = {name: Const(0, DType.INT32) for name in unit}
     return replace(
-        statement, axes=tuple(a for a in statement.axes if a.name not in unit),
-        index=tuple(substitute(i, zero) for i in statement.index), body=substitute(statement.body, zero),
-    )  # fmt: skip
+        statement,
+        axes=tuple(a for a in statement.axes if a.name not in unit),
+        index=tuple(substitute(i, zero) for i in statement.index),
+        body=substitute(statement.body, zero),
+    )
 
 
 def _readers(program: TensorProgram) -> dict[str, tuple[tuple[TensorExpr, Load | None], ...]]:

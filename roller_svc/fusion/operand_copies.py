@@ -54,9 +54,11 @@ class OperandCopy:
 
 
 def insert_operand_copies(
-    statements: Sequence[TensorExpr], wanted: Collection[OperandCopy], types: Mapping[str, TensorType],
+    statements: Sequence[TensorExpr],
+    wanted: Collection[OperandCopy],
+    types: Mapping[str, TensorType],
     contraction_of: ContractionOf,
-) -> tuple[TensorExpr, ...]:  # fmt: skip
+) -> tuple[TensorExpr, ...]:
     """Insert the wanted copies before the contractions that read them. Operands that cannot be copied stay.
 
     `contraction_of` returns the contraction of a statement that gets tiles of its own.
@@ -158,9 +160,7 @@ def _memory_value(expr: Expr, guard: Expr | None) -> tuple[Expr | None, Expr]:
             return guard, expr
 
 
-def _windows(
-    value: Expr, guard: Expr | None, types: Mapping[str, TensorType], reduced: frozenset[str]
-) -> list[_Coordinate] | None:
+def _windows(value: Expr, guard: Expr | None, types: Mapping[str, TensorType], reduced: frozenset[str]) -> list[_Coordinate] | None:
     """Return the indices that become dimensions of the copy in place of their axes; None if one cannot.
 
     These are indices of reduced and other axes, unless they are data. With a guard they are all indices but plain axes,
@@ -237,9 +237,7 @@ def _with_new_name(copy: TensorExpr, copies: Mapping[str, TensorExpr]) -> Tensor
     return replace(copy, output=name, name=name)
 
 
-def _read_copy(
-    statement: TensorExpr, contraction: Contraction, side: int, planned: _PlannedCopy, name: str
-) -> TensorExpr:
+def _read_copy(statement: TensorExpr, contraction: Contraction, side: int, planned: _PlannedCopy, name: str) -> TensorExpr:
     """Return the contraction with the copy in place of the operand."""
     old = (contraction.a, contraction.b)[side]
     new: Expr = Load(name, planned.index, planned.statement.type.dtype)

@@ -45,9 +45,16 @@ def _order(statement: TensorExpr) -> tuple[TensorExpr, ...]:
     index = tuple(num(0) if d in shared else i for d, i in enumerate(statement.index)) or (num(0),)
     shape = tuple(1 if d in shared else extent for d, extent in enumerate(statement.type.shape)) or (1,)
     last = replace(
-        statement, output=name, type=TensorType(dtype, shape), axes=axes, index=index, body=position,
-        combine=Combine.MAX, target=None, in_place=False,
-    )  # fmt: skip
+        statement,
+        output=name,
+        type=TensorType(dtype, shape),
+        axes=axes,
+        index=index,
+        body=position,
+        combine=Combine.MAX,
+        target=None,
+        in_place=False,
+    )
     is_last: Expr = Op(OpKind.EQ, (Load(name, index, dtype, statement.bounds_checked), position), DType.INT8)
     if statement.predicate is not None:
         is_last = Op(OpKind.LAND, (statement.predicate, is_last), DType.INT8)

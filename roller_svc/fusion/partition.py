@@ -78,9 +78,14 @@ class FusionOptions:
     def without_fusion(self) -> FusionOptions:
         """Return the options of a single statement, which nothing is fused with."""
         return FusionOptions(
-            self.is_cpu, has_matrix_unit=False, num_cores=1, operand_copies=self.operand_copies,
-            inline_outputs=self.inline_outputs, col2im=self.col2im, packed_constants=self.packed_constants,
-        )  # fmt: skip
+            self.is_cpu,
+            has_matrix_unit=False,
+            num_cores=1,
+            operand_copies=self.operand_copies,
+            inline_outputs=self.inline_outputs,
+            col2im=self.col2im,
+            packed_constants=self.packed_constants,
+        )
 
     @property
     def without_attention(self) -> FusionOptions:
@@ -126,23 +131,17 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
         )
     if not hw.is_cpu:
         return order_scatters(statements)
-    return hoist_row_divisions(
-        tuple(delinearize_reduced_axes(s) for s in statements), {o.tensor for o in program.outputs}
-    )
+    return hoist_row_divisions(tuple(delinearize_reduced_axes(s) for s in statements), {o.tensor for o in program.outputs})
 
 
-def partition_statements(
-    program: TensorProgram, statements: tuple[TensorExpr, ...], hw: FusionOptions
-) -> tuple[KernelGroup, ...]:
+def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, ...], hw: FusionOptions) -> tuple[KernelGroup, ...]:
     """Partition normalized statements into kernel groups."""
     outputs = {o.tensor for o in program.outputs}
     types = _all_types(program, statements)
     if hw.is_cpu:
         grouped = split_grouped_axes(statements, types)
         statements, types = grouped.statements, grouped.types
-    statements, attention = (
-        match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
-    )
+    statements, attention = match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
     other_statements = tuple(s for s in statements if s.output not in attention)
     pairs = match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm else {}
     drafts = _fuse(statements, attention, pairs, hw)
@@ -166,8 +165,7 @@ def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> It
 def _all_types(program: TensorProgram, statements: Sequence[TensorExpr]) -> dict[str, TensorType]:
     """Return the type in memory of each tensor, with those that normalization adds: sums, and copies in their type."""
     added = {
-        s.output: TensorType(s.type.dtype.compute, s.type.shape) if s.kind is StatementKind.REDUCE else s.type
-        for s in statements
+        s.output: TensorType(s.type.dtype.compute, s.type.shape) if s.kind is StatementKind.REDUCE else s.type for s in statements
     }
     return added | stored_types(program)
 
@@ -175,10 +173,7 @@ def _all_types(program: TensorProgram, statements: Sequence[TensorExpr]) -> dict
 def stored_types(program: TensorProgram) -> dict[str, TensorType]:
     """Return the type of each tensor in memory. Intermediates of narrow floats are float32."""
     exact = {name for name, _ in program.inputs} | {o.tensor for o in program.outputs}
-    return {
-        name: type_ if name in exact else TensorType(type_.dtype.compute, type_.shape)
-        for name, type_ in program.types.items()
-    }
+    return {name: type_ if name in exact else TensorType(type_.dtype.compute, type_.shape) for name, type_ in program.types.items()}
 
 
 def _fuse(
@@ -197,9 +192,7 @@ def _fuse(
         if found is not None:
             draft = _FusionGroup((first,), found.contraction, found.attention)
         else:
-            draft = _with_second_gemm(
-                _FusionGroup((first,), _contraction(first, hw)), pairs.get(first.output), written - done
-            )
+            draft = _with_second_gemm(_FusionGroup((first,), _contraction(first, hw)), pairs.get(first.output), written - done)
         remaining: list[tuple[TensorExpr, frozenset[str]]] = []
         for statement, reads in pending[1:]:
             if statement.output in draft.written:
@@ -268,9 +261,7 @@ def _readers(drafts: list[_FusionGroup]) -> list[set[str]]:
     return [{t for other in drafts if other is not draft for t in other.reads} & draft.written for draft in drafts]
 
 
-def _try_fuse(
-    draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, read_later: set[str]
-) -> _FusionGroup | None:
+def _try_fuse(draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, read_later: set[str]) -> _FusionGroup | None:
     """Return the group with the statement, or None if they cannot share a loop nest or it does not pay.
 
     `read_later` are tensors that later statements read.
@@ -482,14 +473,14 @@ def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _FusionGrou
     axes = [Axis(new_names[a.name], a.extent, a.kind) for a in statement.axes]
     axes.sort(key=lambda a: (a.kind is AxisKind.REDUCE, order.get(a.name, len(order))))
     return replace(
-        statement, axes=tuple(axes), index=tuple(substitute(i, refs) for i in statement.index),
+        statement,
+        axes=tuple(axes),
+        index=tuple(substitute(i, refs) for i in statement.index),
         body=substitute(statement.body, refs),
-    )  # fmt: skip
+    )
 
 
-def _group(
-    draft: _FusionGroup, name: str, types: Mapping[str, TensorType], needed: set[str], hw: FusionOptions
-) -> KernelGroup:
+def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], needed: set[str], hw: FusionOptions) -> KernelGroup:
     locals_ = frozenset(draft.written - needed)
     if draft.attention is not None and draft.contraction is not None:
         return attention_group(name, draft.statements, (draft.contraction, draft.attention), types, locals_)

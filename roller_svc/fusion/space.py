@@ -21,9 +21,11 @@ SHORT_ROW = 32  # shorter reduced axes (windows) are poor vector axes
 
 
 def contraction_space(
-    statements: tuple[TensorExpr, ...], c: Contraction, types: Mapping[str, TensorType],
+    statements: tuple[TensorExpr, ...],
+    c: Contraction,
+    types: Mapping[str, TensorType],
     second: Contraction | None = None,
-) -> TileSpace:  # fmt: skip
+) -> TileSpace:
     """Return the tile space of a contraction: batch axes one by one; m, n and k each fused.
 
     `types` are those in memory. `second` is the second contraction of a dual GEMM.
@@ -39,12 +41,15 @@ def contraction_space(
     accesses += _writes(statements, types)
     products = statements[: len(b_operands)]
     return TileSpace(
-        axes=tuple(axes), accesses=_distinct(accesses), flops=sum(s.flops for s in statements),
+        axes=tuple(axes),
+        accesses=_distinct(accesses),
+        flops=sum(s.flops for s in statements),
         instructions=sum(2 * s.points for s in products) + count_instructions(statements[len(products) :]),
-        compute_dtype=statements[0].accumulator, vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
+        compute_dtype=statements[0].accumulator,
+        vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
         num_accumulators=len(b_operands),
         operand_flops=sum(max(0, s.flops - 2 * s.points) for s in products),
-    )  # fmt: skip
+    )
 
 
 def attention_space(
@@ -61,16 +66,16 @@ def attention_space(
         accesses += _reads(expr, types)
     accesses += _writes(statements, types)
     return TileSpace(
-        axes=tuple(axes), accesses=_distinct(accesses),
+        axes=tuple(axes),
+        accesses=_distinct(accesses),
         flops=attention.softmax_flops + sum(s.flops for s in statements),
         instructions=count_instructions((*attention.softmax_statements, *statements)),
-        compute_dtype=statements[0].accumulator, vector_axis=axes[-3].name,
-    )  # fmt: skip
+        compute_dtype=statements[0].accumulator,
+        vector_axis=axes[-3].name,
+    )
 
 
-def nest_space(
-    statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], types: Mapping[str, TensorType]
-) -> TileSpace:
+def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], types: Mapping[str, TensorType]) -> TileSpace:
     """Return the tile space of a nest: outer axes one by one; inner axes of the largest statement fused."""
     names = {a.name for a in outer}
     anchor = max(statements, key=lambda s: s.points)
@@ -92,12 +97,15 @@ def nest_space(
     )
     targets = [s.target for s in statements if s.target is not None and not s.in_place]
     return TileSpace(
-        axes=tuple(axes), accesses=distinct, flops=sum(s.flops for s in statements),
+        axes=tuple(axes),
+        accesses=distinct,
+        flops=sum(s.flops for s in statements),
         instructions=count_instructions(statements),
-        compute_dtype=anchor.accumulator, vector_axis=_vector_axis(axes, distinct),
+        compute_dtype=anchor.accumulator,
+        vector_axis=_vector_axis(axes, distinct),
         copied_bytes=sum(types[t].bytes for t in targets),
         operand_flops=sum(max(0, s.flops - 2 * s.points) for s in statements if sums_products(s)),
-    )  # fmt: skip
+    )
 
 
 def _reads(expr: Expr, types: Mapping[str, TensorType], operand: str = "") -> Iterator[TileAccess]:
@@ -117,9 +125,7 @@ def _writes(statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType])
 def _read_dims(load: Load, type_: TensorType) -> tuple[Dim, ...]:
     checked = load.bounds_checked or (False,) * len(load.index)
     dims = zip(_dims(load.index, type_), load.index, checked, strict=True)
-    return tuple(
-        _looked_up(dim, index) if not is_checked and loads_of(index) else dim for dim, index, is_checked in dims
-    )
+    return tuple(_looked_up(dim, index) if not is_checked and loads_of(index) else dim for dim, index, is_checked in dims)
 
 
 def _looked_up(dim: Dim, index: Expr) -> Dim:

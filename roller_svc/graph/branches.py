@@ -160,6 +160,7 @@ def resized_program(program: TensorProgram, dims: Mapping[str, int], extent: int
         return replace(statement, axes=axes, type=resized_type(statement.output, statement.type))
 
     return replace(
-        program, inputs=tuple((name, resized_type(name, type_)) for name, type_ in program.inputs),
+        program,
+        inputs=tuple((name, resized_type(name, type_)) for name, type_ in program.inputs),
         statements=tuple(resized_statement(statement) for statement in program.statements),
-    )  # fmt: skip
+    )

@@ -48,9 +48,16 @@ class ChosenPlan:
 
 
 def choose_plan(
-    kind: str | Mapping[str, Any], make_plan: MakePlan, link: Link, weights: Weights, hw: HardwareSpec,
-    cache: KernelCache, *, measure: bool, generator: str,
-) -> ChosenPlan:  # fmt: skip
+    kind: str | Mapping[str, Any],
+    make_plan: MakePlan,
+    link: Link,
+    weights: Weights,
+    hw: HardwareSpec,
+    cache: KernelCache,
+    *,
+    measure: bool,
+    generator: str,
+) -> ChosenPlan:
     """Return the plan of a kind; for "auto" the fastest.
 
     Args:
@@ -102,9 +109,14 @@ def _choose_modelled(
 
 
 def _choose_measured(
-    kind: str, serial: ModelPlan, steps: tuple[PlannedStep, ...], make_plan: MakePlan, link: Link, weights: Weights,
+    kind: str,
+    serial: ModelPlan,
+    steps: tuple[PlannedStep, ...],
+    make_plan: MakePlan,
+    link: Link,
+    weights: Weights,
     hw: HardwareSpec,
-) -> ChosenPlan:  # fmt: skip
+) -> ChosenPlan:
     loaded = _load(serial, link, weights)
     inputs = random_arrays((name, t.dtype.value, t.shape) for name, t in serial.inputs)
     try:
@@ -136,9 +148,13 @@ def measure_steps(model: CpuModel, inputs: Mapping[str, Array], threads: int) ->
 
 
 def _measure_efficient(
-    steps: Sequence[PlannedStep], times: StepTimes, inputs: Mapping[str, Array], make_plan: MakePlan, link: Link,
+    steps: Sequence[PlannedStep],
+    times: StepTimes,
+    inputs: Mapping[str, Array],
+    make_plan: MakePlan,
+    link: Link,
     weights: Weights,
-) -> tuple[float | None, ...]:  # fmt: skip
+) -> tuple[float | None, ...]:
     """Return the least time of each step on one worker by its most efficient rKernel, in a serial plan of these.
 
     None for a step without another rKernel, or where its fastest one does not take longer by the margin of plans.

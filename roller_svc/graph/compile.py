@@ -102,17 +102,29 @@ def build_model(
 
     def make_plan(schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
         return plan_model(
-            graph, kernels, kernel_of, graph.name, hw.id, share_memory=options.share_memory, schedule=schedule,
+            graph,
+            kernels,
+            kernel_of,
+            graph.name,
+            hw.id,
+            share_memory=options.share_memory,
+            schedule=schedule,
             efficient=efficient,
-        )  # fmt: skip
+        )
 
     def link(plan: ModelPlan, name: str) -> bytes:
         return _link(plan, name, cache, hw)
 
     chosen = choose_plan(
-        options.plan, make_plan, link, weights, hw, cache,
-        measure=options.select is SelectionMode.MEASURE, generator=estimate_digest(hw, options.winograd),
-    )  # fmt: skip
+        options.plan,
+        make_plan,
+        link,
+        weights,
+        hw,
+        cache,
+        measure=options.select is SelectionMode.MEASURE,
+        generator=estimate_digest(hw, options.winograd),
+    )
     clock.record("plan")
     others = {each.efficient.compiled.source.key: each.efficient for each in built if each.efficient is not None}
     bundles = (
@@ -129,9 +141,14 @@ def _model_kernel(bundle: KernelBundle, uses: int) -> ModelKernel:
 def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
     search = {name: getattr(options, name) for name in options_of(SearchOptions)}
     return BuildRequest(
-        each.expression, each.inputs, options.hardware.id, each.outputs, options.hardware, constants=each.constants,
+        each.expression,
+        each.inputs,
+        options.hardware.id,
+        each.outputs,
+        options.hardware,
+        constants=each.constants,
         **search,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,11 @@ def place_pieces(graph: Graph) -> dict[str, Piece]:
     Later concatenations come first. One whose inputs lie side by side in another one's result is a piece of that.
     """
     written = {
-        tensor for node in graph.nodes for position, tensor in enumerate(node.outputs)
+        tensor
+        for node in graph.nodes
+        for position, tensor in enumerate(node.outputs)
         if view_offset_elements(node) is None and not (isinstance(node, LoopNode) and position < node.carried)
-    }  # fmt: skip
+    }
     outputs = {tensor for _, tensor in graph.outputs}
     pieces: dict[str, Piece] = {}
     for node in reversed(graph.nodes):

@@ -48,8 +48,7 @@ def _read(path: Path, offset_bytes: int, length_bytes: int | None, limit_bytes: 
     with os.fdopen(descriptor, "rb") as file:
         length = status.st_size if length_bytes is None else length_bytes
         if status.st_size > limit_bytes:
-            raise ArgumentError(f"{path} has {status.st_size} bytes, at most {limit_bytes} are read",
-                                code="unreadable-file")  # fmt: skip
+            raise ArgumentError(f"{path} has {status.st_size} bytes, at most {limit_bytes} are read", code="unreadable-file")
         if offset_bytes + length > status.st_size:
             raise _external(f"{path} has {status.st_size} bytes; a tensor is said to end at {offset_bytes + length}")
         file.seek(offset_bytes)

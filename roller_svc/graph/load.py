@@ -29,9 +29,12 @@ _SOURCES = (
 
 
 def load_graph(
-    source: object, weights: Weights, inputs: Mapping[str, TensorType] | None = None,
-    dims: Mapping[str, int] | None = None, constants: Mapping[str, object] | None = None,
-) -> Graph:  # fmt: skip
+    source: object,
+    weights: Weights,
+    inputs: Mapping[str, TensorType] | None = None,
+    dims: Mapping[str, int] | None = None,
+    constants: Mapping[str, object] | None = None,
+) -> Graph:
     """Return the graph of a model, and add its constants to the weights.
 
     Args:
@@ -77,8 +80,9 @@ class _Given:
 
     def check_none(self, what: str) -> None:
         if self.inputs or self.dims or self.constants:
-            raise ArgumentError(f"inputs, dims and constants are for ONNX models; {what} has its own shapes and values",
-                                code="invalid-option")  # fmt: skip
+            raise ArgumentError(
+                f"inputs, dims and constants are for ONNX models; {what} has its own shapes and values", code="invalid-option"
+            )
 
 
 def _is_kind(value: object, package: str, name: str) -> bool:
@@ -91,8 +95,9 @@ def _import_onnx(source: Any, folder: Path | None, weights: Weights, given: _Giv
     try:
         from roller_svc.frontend.onnx import model, read  # noqa: PLC0415 - loads the onnx package
     except ModuleNotFoundError as error:
-        raise ArgumentError("reading ONNX files takes the onnx package", code="missing-package",
-                            hint="pip install 'roller-svc[onnx]'") from error  # fmt: skip
+        raise ArgumentError(
+            "reading ONNX files takes the onnx package", code="missing-package", hint="pip install 'roller-svc[onnx]'"
+        ) from error
     try:
         if isinstance(source, bytes):
             proto = read.parse_model(source)
@@ -104,9 +109,7 @@ def _import_onnx(source: Any, folder: Path | None, weights: Weights, given: _Giv
             return read_part(folder or Path(), where.location, where.offset_bytes, where.length_bytes)
 
         def import_proto(proto: Any) -> Graph:
-            return model.import_model(
-                proto, weights, reference, inputs=given.inputs, dims=given.dims, constants=given.constants
-            )
+            return model.import_model(proto, weights, reference, inputs=given.inputs, dims=given.dims, constants=given.constants)
 
         read.load_external_data(proto, None if folder is None else read_external)
         try:
@@ -117,20 +120,19 @@ def _import_onnx(source: Any, folder: Path | None, weights: Weights, given: _Giv
                 raise
             return import_proto(upgraded)
     except UnicodeDecodeError as error:  # protobuf decodes a string when it is read
-        raise ArgumentError(f"the model is damaged: a string is no UTF-8 ({error.reason})",
-                            code="invalid-model") from error  # fmt: skip
+        raise ArgumentError(f"the model is damaged: a string is no UTF-8 ({error.reason})", code="invalid-model") from error
 
 
 def _import_torch(source: object, weights: Weights) -> Graph:
     """Import an ExportedProgram, or a module with example inputs: a tuple of tensors, or a mapping for keywords."""
     if isinstance(source, tuple) and not _is_kind(source[0], "torch", "Module"):
-        raise ArgumentError(f"a model is {_SOURCES}, got a tuple that begins with {kind_of(source[0])}",
-                            code="invalid-model")  # fmt: skip
+        raise ArgumentError(f"a model is {_SOURCES}, got a tuple that begins with {kind_of(source[0])}", code="invalid-model")
     try:
         from roller_svc.frontend.torch import export  # noqa: PLC0415 - loads the torch package
     except ModuleNotFoundError as error:
-        raise ArgumentError("reading torch programs takes the torch package", code="missing-package",
-                            hint="pip install torch") from error  # fmt: skip
+        raise ArgumentError(
+            "reading torch programs takes the torch package", code="missing-package", hint="pip install torch"
+        ) from error
     program: Any = source
     if isinstance(source, tuple):
         module, examples = source

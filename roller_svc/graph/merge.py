@@ -51,9 +51,10 @@ def merge_nodes(nodes: Sequence[OpNode], visible: Collection[str]) -> OpNode:
             local[statement.output] = name
             statements.append(_renamed(statement, name, local))
     program = TensorProgram(
-        tuple((names[tensor], types[tensor]) for tensor in outside), tuple(statements),
+        tuple((names[tensor], types[tensor]) for tensor in outside),
+        tuple(statements),
         tuple(Output(names[tensor], names[tensor]) for tensor in results),
-    )  # fmt: skip
+    )
     return OpNode("+".join(node.name for node in nodes), FUSED, program, tuple(outside), tuple(results))
 
 
@@ -69,6 +70,10 @@ def _renamed(statement: TensorExpr, name: str, local: Mapping[str, str]) -> Tens
 
     renamed = tuple(Axis(axes.get(a.name, a.name), a.extent, a.kind) for a in statement.axes)
     return replace(
-        statement, output=name, name=name, axes=renamed,
-        index=tuple(rewrite(i, rename) for i in statement.index), body=rewrite(statement.body, rename),
-    )  # fmt: skip
+        statement,
+        output=name,
+        name=name,
+        axes=renamed,
+        index=tuple(rewrite(i, rename) for i in statement.index),
+        body=rewrite(statement.body, rename),
+    )

@@ -37,9 +37,16 @@ WHOLE_BYTES = 1 << 46  # of a caller's array, more than any has
 
 
 def plan_model(
-    graph: Graph, kernels: Sequence[ModelKernel], kernel_of: Mapping[str, int], name: str, target: str, *,
-    share_memory: bool = True, schedule: Schedule | None = None, efficient: Mapping[int, ModelKernel] | None = None,
-) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:  # fmt: skip
+    graph: Graph,
+    kernels: Sequence[ModelKernel],
+    kernel_of: Mapping[str, int],
+    name: str,
+    target: str,
+    *,
+    share_memory: bool = True,
+    schedule: Schedule | None = None,
+    efficient: Mapping[int, ModelKernel] | None = None,
+) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
     """Return the plan of a graph, and the steps that a schedule gets.
 
     Args:
@@ -61,11 +68,21 @@ def plan_model(
     types = graph.types
     weights, weights_bytes = planner.parameters()
     plan = ModelPlan(
-        name, target, graph.inputs, tuple((name, types[tensor]) for name, tensor in graph.outputs),
+        name,
+        target,
+        graph.inputs,
+        tuple((name, types[tensor]) for name, tensor in graph.outputs),
         planner.used_kernels(),
-        tuple(planner.prepack), steps, weights, weights_bytes, weights_bytes, planner.packed_bytes,
-        arena_bytes, planner.tensor_bytes, planner.num_slots,
-    )  # fmt: skip
+        tuple(planner.prepack),
+        steps,
+        weights,
+        weights_bytes,
+        weights_bytes,
+        planner.packed_bytes,
+        arena_bytes,
+        planner.tensor_bytes,
+        planner.num_slots,
+    )
     return order_parameters(plan), planner.steps
 
 
@@ -389,8 +406,7 @@ class _Level:
         kernel = self.planner.kernel_of[kernel_key(self.path, node)]
         source = self.planner.kernels[kernel].source
         tensors = {
-            (Role.INPUT, name): self._place(tensor)
-            for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True)
+            (Role.INPUT, name): self._place(tensor) for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True)
         }
         for output, tensor, type_ in zip(node.program.outputs, node.outputs, node.output_types, strict=True):
             tensors[Role.OUTPUT, output.name] = self._result(tensor, type_, direct)
@@ -511,9 +527,7 @@ def _planned_steps(
             first = offset + access.place.offset_bytes
             end = first + access.bytes
             earlier = seen.setdefault(memory, [])
-            predecessors |= {
-                other for other, a, b, writes in earlier if (writes or access.is_write) and a < end and first < b
-            }
+            predecessors |= {other for other, a, b, writes in earlier if (writes or access.is_write) and a < end and first < b}
             earlier.append((number, first, end, access.is_write))
         before = tuple(sorted(predecessors - {number}))
         if isinstance(step, _PendingKernel):
@@ -531,9 +545,7 @@ def _in_order(steps: Sequence[PlannedStep]) -> list[Launch]:
     return [Launch((number,)) for number in range(len(steps))]
 
 
-def _lifetimes(
-    buffers: Sequence[_Buffer], accesses: Sequence[Sequence[_Access]], launches: Sequence[Launch]
-) -> list[Lifetime]:
+def _lifetimes(buffers: Sequence[_Buffer], accesses: Sequence[Sequence[_Access]], launches: Sequence[Launch]) -> list[Lifetime]:
     """Return the lifetime of each buffer: all uses, in the happens-before order of the launches."""
     spans: dict[int, tuple[int, Clock, Clock]] = {}  # by step: launch, what finished before it, what ends it
     at = 0
@@ -562,14 +574,14 @@ def _lifetime(uses: Sequence[tuple[int, Clock, Clock]], size_bytes: int) -> Life
     last = max((at for at, _, _ in uses), default=0)
     starts = [start for at, start, _ in uses if at == first]
     ends = [end for at, _, end in uses if at == last]
-    start, end = (tuple(map(choose, *clocks)) if len(clocks) > 1 else clocks[0] if clocks else ()
-                  for choose, clocks in ((min, starts), (max, ends)))  # fmt: skip
+    start, end = (
+        tuple(map(choose, *clocks)) if len(clocks) > 1 else clocks[0] if clocks else ()
+        for choose, clocks in ((min, starts), (max, ends))
+    )
     return Lifetime(first, last, size_bytes, start, end)
 
 
-def _kernel_step(
-    node: str, kernel: int, number: int, source: KernelSource, places: Mapping[str, Address]
-) -> KernelStep:
+def _kernel_step(node: str, kernel: int, number: int, source: KernelSource, places: Mapping[str, Address]) -> KernelStep:
     launch: LaunchSpec = source.launches[number]
     buffers: dict[str, Buffer] = {b.symbol: b for b in source.buffers}
     arguments = tuple(None if buffers[s].role is Role.STATUS else places[s] for s in launch.args)

@@ -85,12 +85,8 @@ class _Reader:
         if depth > MAX_DEPTH:
             raise _malformed(f"loops are nested more than {MAX_DEPTH} deep")
         _check_fields(fields, "the graph", {"format", "inputs", "nodes", "outputs"}, {"name", "constants"})
-        inputs = tuple(
-            (_name(n), tensor_type(n, value, least=0)) for n, value in _mapping(fields["inputs"], "inputs").items()
-        )
-        constants = {
-            _name(n): self.constant(n, value) for n, value in _mapping(fields.get("constants", {}), "constants").items()
-        }
+        inputs = tuple((_name(n), tensor_type(n, value, least=0)) for n, value in _mapping(fields["inputs"], "inputs").items())
+        constants = {_name(n): self.constant(n, value) for n, value in _mapping(fields.get("constants", {}), "constants").items()}
         types: dict[str, TensorType | None] = dict(inputs)  # None: of a node that failed
         if clash := sorted(types.keys() & constants.keys()):
             raise _malformed(f"an input and a constant are called {clash[0]!r}")
@@ -136,9 +132,7 @@ class _Reader:
                 types[result] = kind
             yield node
 
-    def node(
-        self, name: str, fields: Mapping[str, Any], types: Mapping[str, TensorType | None], depth: int
-    ) -> Node | None:
+    def node(self, name: str, fields: Mapping[str, Any], types: Mapping[str, TensorType | None], depth: int) -> Node | None:
         kinds = sorted({"operator", "expression", "loop"} & fields.keys())
         where = f"node {name!r}"
         if len(kinds) != 1:
@@ -176,9 +170,13 @@ class _Reader:
             return None
 
     def loop(
-        self, name: str, value: object, ends: tuple[tuple[str, ...], tuple[str, ...]], types: Sequence[TensorType],
+        self,
+        name: str,
+        value: object,
+        ends: tuple[tuple[str, ...], tuple[str, ...]],
+        types: Sequence[TensorType],
         depth: int,
-    ) -> LoopNode | None:  # fmt: skip
+    ) -> LoopNode | None:
         where = f"loop {name!r}"
         fields = _mapping(value, where)
         _check_fields(fields, where, {"steps", "carried", "scanned", "stacked", "body"}, set())
@@ -190,11 +188,14 @@ class _Reader:
         flags = [_list(fields[key], where) for key in ("scanned", "stacked")]
         inputs, outputs = ends
         if (
-            steps is None or carried is None or not 1 <= steps < 1 << 31
+            steps is None
+            or carried is None
+            or not 1 <= steps < 1 << 31
             or not all(isinstance(flag, bool) for listed in flags for flag in listed)
-            or not 0 <= carried <= len(inputs) - len(flags[0]) or carried + len(flags[1]) != len(outputs)
+            or not 0 <= carried <= len(inputs) - len(flags[0])
+            or carried + len(flags[1]) != len(outputs)
             or (len(inputs), len(outputs)) != (len(body.inputs), len(body.outputs))
-        ):  # fmt: skip
+        ):
             raise _malformed(f"{where}: steps, carried, scanned and stacked do not fit its inputs and outputs")
         node = LoopNode(name, body, steps, carried, tuple(flags[0]), tuple(flags[1]), inputs, outputs)
         if tuple(types) != node.input_types:
@@ -226,9 +227,12 @@ def _expression(
 
 
 def _op_node(
-    name: str, operator: str, program: TensorProgram, ends: tuple[tuple[str, ...], tuple[str, ...]],
+    name: str,
+    operator: str,
+    program: TensorProgram,
+    ends: tuple[tuple[str, ...], tuple[str, ...]],
     parameters: tuple[tuple[str, Any], ...],
-) -> OpNode:  # fmt: skip
+) -> OpNode:
     inputs, outputs = ends
     if len(outputs) != len(program.outputs):
         raise _malformed(f"node {name!r} has {len(program.outputs)} results, {len(outputs)} are named")

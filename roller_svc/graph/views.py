@@ -47,8 +47,6 @@ def _offset(node: OpNode, source: tuple[int, ...], result: tuple[int, ...]) -> i
         for name, factor in form.coeffs:
             strides[name] = strides.get(name, 0) + factor * step
     for d, index in enumerate(statement.index):
-        if result[d] > 1 and (
-            not isinstance(index, AxisRef) or strides.get(index.name, 0) != math.prod(result[d + 1 :])
-        ):
+        if result[d] > 1 and (not isinstance(index, AxisRef) or strides.get(index.name, 0) != math.prod(result[d + 1 :])):
             return None
     return offset

@@ -104,9 +104,10 @@ def _load_calibrated(file: Path, detected: HardwareSpec) -> HardwareSpec:
         stated, detected_value = getattr(spec, field), getattr(detected, field)
         if stated != detected_value and not (field == "num_cores" and stated > detected_value):
             raise ArgumentError(
-                f"{where}: {field} is {stated}, here it is {detected_value}", code="invalid-setting",
+                f"{where}: {field} is {stated}, here it is {detected_value}",
+                code="invalid-setting",
                 hint=f"roller calibrate --output {file}",
-            )  # fmt: skip
+            )
     return replace(restrict_cores(spec, detected.num_cores), id=LOCAL)
 
 
@@ -162,6 +163,4 @@ def _unknown_hardware(hardware_id: str) -> UnknownHardwareError:
     completions = [known for known in ids() if hardware_id and known.startswith(hardware_id)]
     suggestions = completions or get_close_matches(hardware_id[:100], ids(), n=1, cutoff=0.4)
     guess = f"; did you mean {suggestions[0]}?" if suggestions else ""
-    return UnknownHardwareError(
-        f"unknown hardware {hardware_id[:100]!r}{guess}", hint=f"targets are {', '.join(ids())}"
-    )
+    return UnknownHardwareError(f"unknown hardware {hardware_id[:100]!r}{guess}", hint=f"targets are {', '.join(ids())}")

@@ -138,9 +138,12 @@ def _level(level: MemoryLevel, base: HardwareSpec, machine: Machine, clock_hz: f
     if level.name == "dram":
         if machine.vendor != base.vendor:
             level = replace(
-                level, streamed_write_gain=_NONTEMPORAL_WRITE_RATIO, streamed_copy_gain=_NONTEMPORAL_COPY_RATIO,
-                write_gain=1.0, copy_gain=1.0,
-            )  # fmt: skip
+                level,
+                streamed_write_gain=_NONTEMPORAL_WRITE_RATIO,
+                streamed_copy_gain=_NONTEMPORAL_COPY_RATIO,
+                write_gain=1.0,
+                copy_gain=1.0,
+            )
         rate = _CORE_DRAM_BYTES_PER_S * machine.cores
         rate = rate if machine.is_mesh else max(level.bandwidth_bytes_per_s, rate)
         return replace(
@@ -214,19 +217,32 @@ def _fma_ports(base: HardwareSpec, machine: Machine) -> int:
 
 def _sources(base: HardwareSpec, ports: int) -> tuple[Source, ...]:
     return (
-        Source(("num_cores", "levels.*.capacity_bytes", "limits.shared_bytes_*"),
-               "This machine: sched_getaffinity, the cgroup's CPU quota, /sys/devices/system/cpu, sysconf; a task keeps"
-               " to three quarters of L2."),
+        Source(
+            ("num_cores", "levels.*.capacity_bytes", "limits.shared_bytes_*"),
+            "This machine: sched_getaffinity, the cgroup's CPU quota, /sys/devices/system/cpu, sysconf; a task keeps"
+            " to three quarters of L2.",
+        ),
         Source(("vector_bytes", "units.*.shape"), "This machine: feature flags in /proc/cpuinfo."),
-        Source(("clock_hz",), "This machine: cpufreq's maximum or /proc/cpuinfo's MHz, which a virtual machine may"
-               " report lower than the cores run.", assumed=True),
-        Source(("units.*",), f"Cores x clock x lanes x 2 x {ports} FMA ports, and {base.id}'s share of that peak; on a"
-               " shared machine a neighbour on the same physical core takes up to half. Dot products: as many"
-               " instructions a clock.", assumed=True),
-        Source(("levels", "limits"), f"{base.id}, per core and clock: a bandwidth scaled by cores and clock, a latency"
-               " by clock; DRAM 12 GB/s a core, L3 of Intel servers 15; on other vendors' CPUs non-temporal"
-               " stores and prefetch as on Skylake-SP.", assumed=True),
-    )  # fmt: skip
+        Source(
+            ("clock_hz",),
+            "This machine: cpufreq's maximum or /proc/cpuinfo's MHz, which a virtual machine may report lower than the cores run.",
+            assumed=True,
+        ),
+        Source(
+            ("units.*",),
+            f"Cores x clock x lanes x 2 x {ports} FMA ports, and {base.id}'s share of that peak; on a"
+            " shared machine a neighbour on the same physical core takes up to half. Dot products: as many"
+            " instructions a clock.",
+            assumed=True,
+        ),
+        Source(
+            ("levels", "limits"),
+            f"{base.id}, per core and clock: a bandwidth scaled by cores and clock, a latency"
+            " by clock; DRAM 12 GB/s a core, L3 of Intel servers 15; on other vendors' CPUs non-temporal"
+            " stores and prefetch as on Skylake-SP.",
+            assumed=True,
+        ),
+    )
 
 
 def _cpuinfo(proc: Path) -> dict[str, str]:

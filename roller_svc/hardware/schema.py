@@ -209,9 +209,7 @@ def _levels(spec: SpecModel) -> list[Problem]:
     names = tuple(level.name for level in spec.levels)
     if names != LEVELS_OF[TargetKind(spec.family)]:
         expected = ", ".join(LEVELS_OF[TargetKind(spec.family)])
-        problems.append(
-            ("levels", f"must be {expected} in this order for family {spec.family}, are {', '.join(names)}")
-        )
+        problems.append(("levels", f"must be {expected} in this order for family {spec.family}, are {', '.join(names)}"))
     for index, level in enumerate(spec.levels):
         path = f"levels.{index}"
         scope = Scope(level.scope)

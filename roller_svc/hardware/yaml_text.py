@@ -35,9 +35,7 @@ class _Loader(_BaseLoader):  # type: ignore[misc]  # the base is chosen at impor
 
 
 # YAML 1.1 reads 80e9 and 5e-07 as text. Read them as numbers, so that JSON is valid YAML here.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789")
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789"))
 
 
 def load_yaml(text: str, where: str = "request") -> HardwareSpec:

@@ -235,9 +235,7 @@ class _Record:
     def fields(self) -> tuple[_Field, ...]:
         hints = typing.get_type_hints(self.cls, include_extras=True)
         return tuple(
-            _Field(
-                each.name, hints[each.name], each.default if OMIT_DEFAULT in _unwrap(hints[each.name])[1] else MISSING
-            )
+            _Field(each.name, hints[each.name], each.default if OMIT_DEFAULT in _unwrap(hints[each.name])[1] else MISSING)
             for each in fields(self.cls)
             if each.init and each.compare
         )

@@ -202,9 +202,7 @@ class HardwareSpec:
         for level in self.levels:
             if level.name == name:
                 return level
-        raise InvariantError(
-            f"{self.id} has no memory level {name}; levels are {', '.join(level.name for level in self.levels)}"
-        )
+        raise InvariantError(f"{self.id} has no memory level {name}; levels are {', '.join(level.name for level in self.levels)}")
 
     def is_assumed(self, field: str) -> bool:
         """Return whether a field is neither measured nor published. The first source that matches decides."""

@@ -207,9 +207,20 @@ def _launch_key(launch: LaunchSpec) -> tuple[object, ...]:
 
 def _map_key(view: TensorMap) -> tuple[object, ...]:
     return (
-        view.symbol, view.buffer, view.dtype.value, view.mode.value, view.extents, view.strides_bytes, view.box,
-        view.element_strides, view.lower, view.upper, view.swizzle.value, view.offset_bytes, view.tf32,
-    )  # fmt: skip
+        view.symbol,
+        view.buffer,
+        view.dtype.value,
+        view.mode.value,
+        view.extents,
+        view.strides_bytes,
+        view.box,
+        view.element_strides,
+        view.lower,
+        view.upper,
+        view.swizzle.value,
+        view.offset_bytes,
+        view.tf32,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,7 @@ class EstimateOptions:
 class SearchOptions(EstimateOptions):
     """Options of the search for a kernel, or for each kernel of a model."""
 
-    top_k: int = field(
-        default=10, metadata={"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"}
-    )
+    top_k: int = field(default=10, metadata={"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"})
     select: SelectionMode = field(
         default=SelectionMode.MEASURE,
         metadata={
@@ -222,9 +220,7 @@ def _encode_json(option: Option, value: Any) -> object:
 def _describe_all(record: type[EstimateOptions]) -> dict[str, Option]:
     hints = get_type_hints(record)
     return {
-        each.name: _describe(each.name, hints[each.name], each.default, each.metadata)
-        for each in fields(record)
-        if each.metadata
+        each.name: _describe(each.name, hints[each.name], each.default, each.metadata) for each in fields(record) if each.metadata
     }
 
 

@@ -133,11 +133,7 @@ class RProgram:
     @property
     def grid(self) -> int:
         """Return the number of rTasks."""
-        return (
-            self.split_k
-            * self.pipeline.cluster_k
-            * math.prod(-(-a.extent // self.block[a.name]) for a in self.space.spatial)
-        )
+        return self.split_k * self.pipeline.cluster_k * math.prod(-(-a.extent // self.block[a.name]) for a in self.space.spatial)
 
     @property
     def threads(self) -> int:

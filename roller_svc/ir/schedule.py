@@ -292,10 +292,29 @@ class Mma:
 
 
 Node = (
-    Loop | Let | Storage | Compute | Branch | Routine | Barrier | WarpReduce | HorizontalReduce | Prefetch | Transpose
-    | CpAsync | CpAsyncCommitGroup | CpAsyncWaitGroup | LoadMatrix | RoundFragment | Mma | PackFragment | Exp2
-    | AnyThread | RemoteShared | HopperNode
-)  # fmt: skip
+    Loop
+    | Let
+    | Storage
+    | Compute
+    | Branch
+    | Routine
+    | Barrier
+    | WarpReduce
+    | HorizontalReduce
+    | Prefetch
+    | Transpose
+    | CpAsync
+    | CpAsyncCommitGroup
+    | CpAsyncWaitGroup
+    | LoadMatrix
+    | RoundFragment
+    | Mma
+    | PackFragment
+    | Exp2
+    | AnyThread
+    | RemoteShared
+    | HopperNode
+)
 
 
 @dataclass(frozen=True, slots=True)

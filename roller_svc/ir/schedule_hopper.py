@@ -199,10 +199,25 @@ class StoreMatrix:
 
 
 HopperNode = (
-    MbarrierInit | FenceMbarrierInit | MbarrierArrive | MbarrierWait | TmaLoad | TmaStore | TmaStoreCommitGroup
-    | TmaStoreWaitGroup | FenceProxyAsync | WarpgroupMma | WgmmaFence | WgmmaCommitGroup | WgmmaWaitGroup | SetMaxNReg
-    | WarpBarrier | NamedBarrier | ClusterBarrier | StoreMatrix
-)  # fmt: skip
+    MbarrierInit
+    | FenceMbarrierInit
+    | MbarrierArrive
+    | MbarrierWait
+    | TmaLoad
+    | TmaStore
+    | TmaStoreCommitGroup
+    | TmaStoreWaitGroup
+    | FenceProxyAsync
+    | WarpgroupMma
+    | WgmmaFence
+    | WgmmaCommitGroup
+    | WgmmaWaitGroup
+    | SetMaxNReg
+    | WarpBarrier
+    | NamedBarrier
+    | ClusterBarrier
+    | StoreMatrix
+)
 
 
 def hopper_expressions(node: HopperNode) -> tuple[Expr, ...]:

@@ -171,8 +171,7 @@ class MemoryCosts:
                 1.0,
                 max(
                     0.0,
-                    (self.llc_zero_hit_ratio - working_set_bytes / cache_bytes)
-                    / (self.llc_zero_hit_ratio - LLC_FULL_HIT_RATIO),
+                    (self.llc_zero_hit_ratio - working_set_bytes / cache_bytes) / (self.llc_zero_hit_ratio - LLC_FULL_HIT_RATIO),
                 ),
             )
         return min(1.0, max(0.0, 2 * self.private_hit_fraction * cache_bytes / max(1.0, working_set_bytes) - 1))

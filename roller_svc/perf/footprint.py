@@ -226,9 +226,7 @@ def footprint(space: TileSpace, lines: Lines) -> SpaceFootprint:
     compiled = [_compile(access, tables, lines) for access in space.accesses]
     reads = tuple(c for c in compiled if not c.access.is_output)
     writes = tuple(c for c in compiled if c.access.is_output)
-    return SpaceFootprint(
-        space, tuple(a.name for a in space.axes), tuple(t.extent for t in tables), reads + writes, reads, writes
-    )
+    return SpaceFootprint(space, tuple(a.name for a in space.axes), tuple(t.extent for t in tables), reads + writes, reads, writes)
 
 
 def extent_selector(axes: Tile) -> Callable[[Tile], Tile]:

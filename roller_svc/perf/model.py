@@ -106,9 +106,15 @@ def read_launch(p: Workload[F], program: RProgram) -> Launch:
         threads *= block[i] // thread[i]
     points = program.split_k * p.outer_points if program.split_k > 1 else 0
     return Launch(
-        block, thread, program.reduce_threads, program.split_k, grid, threads, points * p.elem_bytes,
+        block,
+        thread,
+        program.reduce_threads,
+        program.split_k,
+        grid,
+        threads,
+        points * p.elem_bytes,
         program.pipeline,
-    )  # fmt: skip
+    )
 
 
 def _overlap_stages(costs: Costs) -> float:

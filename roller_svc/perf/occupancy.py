@@ -61,5 +61,6 @@ def exceeded_limits(needs: BlockResources, hw: HardwareSpec) -> tuple[str, ...]:
     )
     return tuple(
         f"{needed:,} {name} where {hw.id} has {most:,}, {needed - most:,} too many"
-        for name, needed, most in bounds if needed > most
-    )  # fmt: skip
+        for name, needed, most in bounds
+        if needed > most
+    )

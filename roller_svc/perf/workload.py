@@ -120,9 +120,7 @@ class Workload(Generic[F]):
         return 1 if position is None else self.footprint.extents[position]
 
 
-def prepare_workload(
-    space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, footprints: Footprints | None = None
-) -> Workload[None]:
+def prepare_workload(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, footprints: Footprints | None = None) -> Workload[None]:
     """Prepare a space for many estimates, without the facts of a family.
 
     Args:

@@ -148,8 +148,9 @@ def _check_donated(library: ArrayLibrary[A], name: str, views: Mapping[str, A], 
         others = ", ".join(shared) or "a constant"
         raise ArgumentError(
             f"argument {name!r} is donated and may be overwritten, but shares memory with {others}",
-            code="donated-alias", hint=f"pass a copy as {name}",
-        )  # fmt: skip
+            code="donated-alias",
+            hint=f"pass a copy as {name}",
+        )
 
 
 def check_names(what: str, expected: list[str], provided: Mapping[str, object], *, complete: bool) -> None:
@@ -160,8 +161,7 @@ def check_names(what: str, expected: list[str], provided: Mapping[str, object], 
             raise ArgumentError(f"unknown {what} {name!r}; expected: {known}", code=f"unknown-{what}")
     missing = [name for name in expected if name not in provided]
     if complete and missing:
-        raise ArgumentError(f"missing {what}{'s' if len(missing) > 1 else ''}: {', '.join(missing)}",
-                            code=f"missing-{what}")  # fmt: skip
+        raise ArgumentError(f"missing {what}{'s' if len(missing) > 1 else ''}: {', '.join(missing)}", code=f"missing-{what}")
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
@@ -203,19 +203,18 @@ class NumpyArrays:
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
             raise ArgumentError(f"{what} {buffer.name!r} must be a numpy array, got {kind}", code="not-an-array")
         if what == "output" and isinstance(value, np.generic):
-            raise ArgumentError(f"output {buffer.name!r} is a numpy scalar, which cannot be written; pass an array",
-                                code="out-not-writeable")  # fmt: skip
+            raise ArgumentError(
+                f"output {buffer.name!r} is a numpy scalar, which cannot be written; pass an array", code="out-not-writeable"
+            )
         array: Array = np.asarray(value)
         expected = numpy_dtype(buffer.dtype)
         if array.dtype != expected:
             # Byte order shows only in the string form: '>f4' prints as float32 too.
             shown = array.dtype.name if array.dtype.name != expected.name else array.dtype.str
-            raise ArgumentError(f"{what} {buffer.name!r} has dtype {shown}, expected {expected.name}",
-                                code="dtype-mismatch")  # fmt: skip
+            raise ArgumentError(f"{what} {buffer.name!r} has dtype {shown}, expected {expected.name}", code="dtype-mismatch")
         # numpy often turns scalars into arrays of one element (ascontiguousarray): a scalar accepts both
         if array.shape != buffer.shape and not (buffer.shape == () and array.shape == (1,)):
-            raise ArgumentError(f"{what} {buffer.name!r} has shape {array.shape}, expected {buffer.shape}",
-                                code="shape-mismatch")  # fmt: skip
+            raise ArgumentError(f"{what} {buffer.name!r} has shape {array.shape}, expected {buffer.shape}", code="shape-mismatch")
         if what == "output" and not array.flags.writeable:
             raise ArgumentError(f"output {buffer.name!r} is read-only", code="out-not-writeable")
         return array

@@ -76,9 +76,7 @@ class CpuModule:
     def workspace(self) -> _Block:
         """Return this thread's workspace, reused by its next call."""
         prepared = self.source.prepacked_buffers
-        return self._thread_block(
-            "workspace", tuple(b for b in self.source.buffers_of(Role.WORKSPACE) if b not in prepared)
-        )
+        return self._thread_block("workspace", tuple(b for b in self.source.buffers_of(Role.WORKSPACE) if b not in prepared))
 
     def _thread_block(self, name: str, buffers: tuple[Buffer, ...]) -> _Block:
         """Return this thread's block of that name."""
@@ -98,9 +96,7 @@ class PreparedCpu:
     def __init__(self, module: CpuModule, constants: Mapping[str, object]) -> None:
         self._module = module
         buffers = module.source.buffers
-        self._remaining_buffers = tuple(
-            b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants
-        )
+        self._remaining_buffers = tuple(b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants)
         binding = bind((b for b in buffers if b not in self._remaining_buffers), constants, None, module.library)
         self._constants = binding.memory
         self._block = _Block(module.source.prepacked_buffers)
@@ -134,9 +130,12 @@ class CpuCall:
     """Arrays bound to launches. Results are valid after a call. Not thread-safe."""
 
     def __init__(
-        self, module: CpuModule, binding: Binding[Array], workspace: tuple[_Block, ...],
+        self,
+        module: CpuModule,
+        binding: Binding[Array],
+        workspace: tuple[_Block, ...],
         launches: tuple[tuple[_Entry, LaunchSpec], ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._module = module  # keeps the library loaded
         self._binding = binding
         self._workspace = workspace

@@ -132,9 +132,10 @@ class AsyncVerifier:
             raise ScheduleError(f"{tensor} is read before wgmma.wait_group", code="schedule-order")
         if self.copies.get(tensor, _CopyState.VISIBLE) is not _CopyState.VISIBLE:
             raise ScheduleError(
-                f"{tensor} is read while asynchronous copies to it are in flight", code="schedule-order",
+                f"{tensor} is read while asynchronous copies to it are in flight",
+                code="schedule-order",
                 hint="wait for the copies, then synchronize the block",
-            )  # fmt: skip
+            )
 
     def check_register_write(self, registers: str) -> None:
         """Check that no wgmma may still read or write the registers."""
@@ -153,9 +154,10 @@ class AsyncVerifier:
     def _barrier(self, node: HopperNode, barrier: str) -> None:
         if self.barriers.get(barrier, _BarrierState.UNKNOWN) is not _BarrierState.READY:
             raise ScheduleError(
-                f"mbarrier {barrier} is used before fence.mbarrier_init and a block barrier", code="schedule-order",
+                f"mbarrier {barrier} is used before fence.mbarrier_init and a block barrier",
+                code="schedule-order",
                 hint="initialise it, fence it, then synchronize the block",
-            )  # fmt: skip
+            )
         if isinstance(node, TmaLoad):
             self.copies.setdefault(node.tensor, _CopyState.WAITED)
         elif isinstance(node, MbarrierWait):

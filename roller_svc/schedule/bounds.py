@@ -140,22 +140,19 @@ def _path(nests: Nests, site: Site, name: str) -> tuple[NestLoop, ...]:
     if nest is None:
         nests.schedule.stage(site.stage)
         raise ScheduleError(
-            f"{name} cannot be computed in {site.stage}, which has no loops after it", code="schedule-scope",
+            f"{name} cannot be computed in {site.stage}, which has no loops after it",
+            code="schedule-scope",
             hint="compute a function inside one that reads it",
-        )  # fmt: skip
+        )
     return (*nest.outer, *nest.loops[: nest.stage.position(site.loop) + 1])
 
 
-def _check_site(
-    nests: Nests, function: Function, path: tuple[NestLoop, ...], stored_path: tuple[NestLoop, ...]
-) -> None:
+def _check_site(nests: Nests, function: Function, path: tuple[NestLoop, ...], stored_path: tuple[NestLoop, ...]) -> None:
     name = function.name
     if path and name in nests.schedule.outputs:
         raise ScheduleError(f"output {name} must be computed at root", code="schedule-scope")
     if path and function.statement.kind is StatementKind.SCATTER:
-        raise ScheduleError(
-            f"scatter {name} must be computed at root: any part of it may need all of it", code="schedule-scope"
-        )
+        raise ScheduleError(f"scatter {name} must be computed at root: any part of it may need all of it", code="schedule-scope")
     for nest in nests.nests.values():
         reads = any(load.tensor == name for load in stage_reads(nest.stage, nests.bodies[_owner(nests, nest)]))
         if reads and nest.scope[: len(path)] != path:
@@ -168,8 +165,9 @@ def _check_site(
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
             raise ScheduleError(
                 f"iterations of {loop.name}, which is {loop.kind.value}, would share the storage of {name}",
-                code="schedule-dependence", hint=f"store {name} inside of {loop.name}",
-            )  # fmt: skip
+                code="schedule-dependence",
+                hint=f"store {name} inside of {loop.name}",
+            )
 
 
 def _owner(nests: Nests, nest: Nest) -> str:
@@ -264,9 +262,7 @@ def _axis_ranges(statement: TensorExpr, region: tuple[Range, ...]) -> dict[str, 
     return {index.name: part for index, part in zip(statement.index, region, strict=True) if isinstance(index, AxisRef)}
 
 
-def _values(
-    stage: Stage, whole: Mapping[str, int], loops: Mapping[str, Expr]
-) -> tuple[dict[str, Expr], list[tuple[Expr, int]]]:
+def _values(stage: Stage, whole: Mapping[str, int], loops: Mapping[str, Expr]) -> tuple[dict[str, Expr], list[tuple[Expr, int]]]:
     """Return every axis over the loop variables, and the values that the last round of a ragged split may exceed."""
     values = dict(loops)
     ragged: list[tuple[Expr, int]] = []
@@ -311,6 +307,7 @@ def _check_loops(nest: Nest, function: Function) -> None:
         scattered = function.statement.kind is StatementKind.SCATTER and nest.stage.part is StagePart.UPDATE
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR) and (carries or scattered):
             raise ScheduleError(
-                f"iterations of {loop.name} all write the same elements of {function.name}", code="schedule-dependence",
+                f"iterations of {loop.name} all write the same elements of {function.name}",
+                code="schedule-dependence",
                 hint="loops of a reduction must be serial unless each iteration has an accumulator of its own",
-            )  # fmt: skip
+            )

@@ -89,9 +89,7 @@ class _TreeBuilder:
             return expr
         return with_children(expr, tuple(self._substitute(x, nest, names) for x in operands))
 
-    def _element(
-        self, tensor: str, index: tuple[Expr, ...], nest: Nest, names: Mapping[str, Expr]
-    ) -> tuple[str, tuple[Expr, ...]]:
+    def _element(self, tensor: str, index: tuple[Expr, ...], nest: Nest, names: Mapping[str, Expr]) -> tuple[str, tuple[Expr, ...]]:
         """Return the buffer or storage node of a tensor, and the index of an element in it."""
         if tensor not in self.nests.buffers or tensor in self.outputs:
             return tensor, tuple(self._substitute(i, nest, names) for i in index)

@@ -35,9 +35,7 @@ def unswitch_guards(loop: Loop) -> Node:
     def without_guard(expr: Expr) -> Expr:
         return expr.then if isinstance(expr, Select) and expr.cond in guards else expr
 
-    unguarded = tuple(
-        replace(n, value=rewrite(n.value, without_guard)) if isinstance(n, Compute) else n for n in loop.body
-    )
+    unguarded = tuple(replace(n, value=rewrite(n.value, without_guard)) if isinstance(n, Compute) else n for n in loop.body)
     return loop if inside is None else Branch(inside, (replace(loop, body=unguarded),), (loop,))
 
 

@@ -323,7 +323,7 @@ class _Verifier:
                 raise ScheduleError(
                     f"routine {routine.name} contains a loop over threads or another routine",
                     code="schedule-routine",
-                )  # fmt: skip
+                )
         self.nodes(routine.body)
 
     def _barrier(self) -> None:
@@ -402,12 +402,8 @@ class _Verifier:
     def _copy(self, node: CpAsync) -> None:
         """Check a cp.async from memory to shared memory and record it as in flight."""
         self.scopes.check_in_scope(node.tensor)
-        if (
-            self.scopes.storage_site(node.tensor)[1] is not Scope.SHARED
-            or node.source.tensor in self.scopes.storages_in_scope
-        ):
-            raise ScheduleError(f"cp.async to {node.tensor} must copy from memory to shared memory",
-                                code="schedule-scope")  # fmt: skip
+        if self.scopes.storage_site(node.tensor)[1] is not Scope.SHARED or node.source.tensor in self.scopes.storages_in_scope:
+            raise ScheduleError(f"cp.async to {node.tensor} must copy from memory to shared memory", code="schedule-scope")
         for expr in (*node.index, *node.source.index, *((node.guard,) if node.guard is not None else ())):
             self.scopes.check_expr(expr)
         self.scopes.check_load(node.source)
@@ -481,11 +477,7 @@ class _Verifier:
         self.scopes.check_in_scope(node.tensor)
         for expr in (*node.index, node.value):
             self.scopes.check_expr(expr)
-        if (
-            node.combine is not None
-            and node.tensor in self.scopes.storages_in_scope
-            and node.tensor not in self.scopes.written
-        ):
+        if node.combine is not None and node.tensor in self.scopes.storages_in_scope and node.tensor not in self.scopes.written:
             raise ScheduleError(f"{node.tensor} is accumulated before it has a value", code="schedule-order")
         self.scopes.written.add(node.tensor)
         if self.scopes.storage_site(node.tensor)[1] is Scope.SHARED:

@@ -22,9 +22,7 @@ def split(schedule: Schedule, stage: str, loop: str, factor: int) -> Schedule:
     here = _unmarked(schedule, stage, loop)
     extent = _extent(schedule, here, loop)
     if not 1 <= factor <= extent:
-        raise ScheduleError(
-            f"invalid split factor of {loop}: expected 1 to {extent}, got {factor}", code="schedule-extent"
-        )
+        raise ScheduleError(f"invalid split factor of {loop}: expected 1 to {extent}, got {factor}", code="schedule-extent")
     cut = Split(loop, f"{loop}.outer", f"{loop}.inner", factor)
     at = here.position(loop)
     loops = (*here.loops[:at], StageLoop(cut.outer), StageLoop(cut.inner), *here.loops[at + 1 :])
@@ -58,9 +56,7 @@ def fuse(schedule: Schedule, stage: str, outer: str, inner: str) -> Schedule:
     if here.position(inner) != at + 1:
         raise ScheduleError(f"{inner} is not directly inside of {outer}", code="schedule-fuse", hint="reorder first")
     if between := _sites(schedule, At(stage, outer)):
-        raise ScheduleError(
-            f"{between[0].name} is computed or stored between {outer} and {inner}", code="schedule-fuse"
-        )
+        raise ScheduleError(f"{between[0].name} is computed or stored between {outer} and {inner}", code="schedule-fuse")
     cut = Fuse(outer, inner, f"{outer}.{inner}.fused")
     loops = (*here.loops[:at], StageLoop(cut.fused), *here.loops[at + 2 :])
     new = schedule.with_stage(replace(here, loops=loops, cuts=(*here.cuts, cut)))
@@ -116,9 +112,10 @@ def inline(schedule: Schedule, producer: str) -> Schedule:
         raise ScheduleError(f"output {producer} cannot be inlined", code="schedule-inline")
     if not is_inlinable(function.statement, (f.statement for f in schedule.functions)):
         raise ScheduleError(
-            f"{producer} cannot be inlined: it is not a map, or its readers need the tensor", code="schedule-inline",
+            f"{producer} cannot be inlined: it is not a map, or its readers need the tensor",
+            code="schedule-inline",
             hint="compute it at root, or in a loop of its consumer",
-        )  # fmt: skip
+        )
     return _legal(schedule.with_function(replace(function, computed=Fixed.INLINE, stored=Fixed.INLINE)))
 
 

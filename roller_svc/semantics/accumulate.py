@@ -34,9 +34,14 @@ class Accumulator:
     """Values of a map (`combine` None) or a reduction over a box of spatial dimensions, filled block by block."""
 
     def __init__(
-        self, combine: Combine | None, dtype: DType, shape: tuple[int, ...], *, track: bool,
+        self,
+        combine: Combine | None,
+        dtype: DType,
+        shape: tuple[int, ...],
+        *,
+        track: bool,
         accumulation: AccumulatorPrecision | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.combine = combine
         self.dtype = dtype
         self.track = track
@@ -97,8 +102,9 @@ class Accumulator:
             moved = np.asarray(value if error is None else value + sign * error, dtype=np.float64)
             end[region] = self._combine(end[region], np.broadcast_to(moved, value.shape), axes)
 
-    def _add_error(self, region: tuple[slice, ...], full: tuple[int, ...], axes: tuple[int, ...], value: Array,
-                   error: Array | None) -> None:  # fmt: skip
+    def _add_error(
+        self, region: tuple[slice, ...], full: tuple[int, ...], axes: tuple[int, ...], value: Array, error: Array | None
+    ) -> None:
         count = math.prod(full[len(region) :])
         self.terms = max(self.terms, count) if self.combine is None else self.terms + count
         bound = None if error is None else np.broadcast_to(error, full)

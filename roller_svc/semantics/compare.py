@@ -44,14 +44,13 @@ def agrees(program: TensorProgram, got: Mapping[str, Array], want: Mapping[str, 
         if array.dtype != storage_dtype(type_.dtype) or array.shape != type_.shape:
             expected = f"{type_.dtype.value}{list(type_.shape)}"
             detail = f"{out.name} is {array.dtype}{list(array.shape)}, expected {expected}"
-            verdicts.append(
-                Agreement(ok=False, max_abs_error=np.inf, max_rel_error=np.inf, output=out.name, detail=detail)
-            )
+            verdicts.append(Agreement(ok=False, max_abs_error=np.inf, max_rel_error=np.inf, output=out.name, detail=detail))
         else:
             verdicts.append(compare(out.name, array, want[out.name]))
     worst = min(verdicts, key=lambda v: (v.ok, -v.max_abs_error))
-    return Agreement(worst.ok, worst.max_abs_error, worst.max_rel_error, worst.output, worst.detail,
-                     sum(v.unchecked for v in verdicts))  # fmt: skip
+    return Agreement(
+        worst.ok, worst.max_abs_error, worst.max_rel_error, worst.output, worst.detail, sum(v.unchecked for v in verdicts)
+    )
 
 
 def compare(name: str, got: Array, want: Value) -> Agreement:

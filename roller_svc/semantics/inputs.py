@@ -33,9 +33,11 @@ class _InputConstraints:
 
 
 def random_inputs(
-    program: TensorProgram, seed: int, hints: Mapping[str, Mapping[str, Any]] | None = None,
+    program: TensorProgram,
+    seed: int,
+    hints: Mapping[str, Mapping[str, Any]] | None = None,
     distinct: int | None = None,
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """Draw an array for every input.
 
     Floats are uniform in [-1, 1], positive under logarithms and roots, above 1 under acosh. Integers are small,
@@ -51,9 +53,11 @@ def random_inputs(
 
 
 def draw_patterns(
-    program: TensorProgram, seed: int, hints: Mapping[str, Mapping[str, Any]] | None = None,
+    program: TensorProgram,
+    seed: int,
+    hints: Mapping[str, Mapping[str, Any]] | None = None,
     distinct: int | None = None,
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """Draw the values of `random_inputs` before they are repeated: flat arrays of at most `distinct` values."""
     rng = np.random.default_rng(seed)
     constraints = _infer_constraints(program)
@@ -83,9 +87,7 @@ def _repeat(values: Array, total: int) -> Array:
     return result
 
 
-def _draw_from_hint(
-    rng: np.random.Generator, hint: Mapping[str, Any], dtype: DType, shape: tuple[int, ...]
-) -> Array | None:
+def _draw_from_hint(rng: np.random.Generator, hint: Mapping[str, Any], dtype: DType, shape: tuple[int, ...]) -> Array | None:
     total = math.prod(shape)
     values = hint.get("values")
     if values is not None and np.size(values) == total:
@@ -102,9 +104,7 @@ def _draw_distinct(rng: np.random.Generator, size: int, shape: tuple[int, ...]) 
     return rng.permutation(size)[: math.prod(shape)].reshape(shape)
 
 
-def _draw(
-    rng: np.random.Generator, name: str, dtype: DType, shape: tuple[int, ...], constraints: _InputConstraints
-) -> Array:
+def _draw(rng: np.random.Generator, name: str, dtype: DType, shape: tuple[int, ...], constraints: _InputConstraints) -> Array:
     if dtype.is_float:
         low, high = -1.0, 1.0
         if name in constraints.positive:
@@ -146,9 +146,7 @@ def _infer_constraints(program: TensorProgram) -> _InputConstraints:
     return constraints
 
 
-def _constrain_index(
-    index: Sequence[Expr], shape: tuple[int, ...], tracer: _Tracer, constraints: _InputConstraints
-) -> None:
+def _constrain_index(index: Sequence[Expr], shape: tuple[int, ...], tracer: _Tracer, constraints: _InputConstraints) -> None:
     for expr, size in zip(index, shape, strict=True):
         for name in tracer.integer_sources(expr):
             constraints.index_sizes[name] = min(size, constraints.index_sizes.get(name, size))

@@ -67,8 +67,13 @@ def reference(program: TensorProgram, arrays: Mapping[str, Array]) -> dict[str, 
     return {out.name: interpreter.value(out.tensor).rounded for out in program.outputs}
 
 
-def evaluate(program: TensorProgram, arrays: Mapping[str, Array], *, allow_tf32: bool = False,
-             accumulation: AccumulatorPrecision | None = None) -> dict[str, Value]:  # fmt: skip
+def evaluate(
+    program: TensorProgram,
+    arrays: Mapping[str, Array],
+    *,
+    allow_tf32: bool = False,
+    accumulation: AccumulatorPrecision | None = None,
+) -> dict[str, Value]:
     """Return every output by name, wide, with its bound.
 
     Args:
@@ -83,9 +88,16 @@ def evaluate(program: TensorProgram, arrays: Mapping[str, Array], *, allow_tf32:
     return {out.name: interpreter.value(out.tensor) for out in program.outputs}
 
 
-def evaluate_sample(program: TensorProgram, arrays: Mapping[str, Array], elements: int = 1024, *, seed: int = 0,
-            allow_tf32: bool = False, accumulation: AccumulatorPrecision | None = None,
-            limit_points: int = LIMIT_POINTS) -> dict[str, Value]:  # fmt: skip
+def evaluate_sample(
+    program: TensorProgram,
+    arrays: Mapping[str, Array],
+    elements: int = 1024,
+    *,
+    seed: int = 0,
+    allow_tf32: bool = False,
+    accumulation: AccumulatorPrecision | None = None,
+    limit_points: int = LIMIT_POINTS,
+) -> dict[str, Value]:
     """Evaluate at least `elements` elements of every output (all, if it has fewer), including its corners.
 
     Only the points that these elements need are evaluated. Scatters and statements of at most WHOLE_POINTS points are
@@ -119,9 +131,7 @@ def _check_inputs(program: TensorProgram, arrays: Mapping[str, Array]) -> dict[s
             raise ArgumentError(f"input {name} is missing")
         array = np.asarray(arrays[name])
         if array.dtype != storage_dtype(type_.dtype) or array.shape != type_.shape:
-            raise ArgumentError(
-                f"{name} is {array.dtype}{list(array.shape)}, expected {type_.dtype.value}{list(type_.shape)}"
-            )
+            raise ArgumentError(f"{name} is {array.dtype}{list(array.shape)}, expected {type_.dtype.value}{list(type_.shape)}")
         result[name] = array
     return result
 
@@ -173,8 +183,15 @@ def _align_to_dim(values: Array, dim: int, dims: int) -> Array:
 class _Interpreter:
     """One run of a program: the values of its tensors, evaluated on demand."""
 
-    def __init__(self, program: TensorProgram, arrays: dict[str, Array], *, track: bool,
-                 allow_tf32: bool = False, accumulation: AccumulatorPrecision | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        program: TensorProgram,
+        arrays: dict[str, Array],
+        *,
+        track: bool,
+        allow_tf32: bool = False,
+        accumulation: AccumulatorPrecision | None = None,
+    ) -> None:
         self.types = program.types
         self.statements = {s.output: s for s in program.statements}
         self.inputs = arrays
@@ -250,11 +267,7 @@ class _Interpreter:
 
     def _evaluate_whole(self, statement: TensorExpr) -> None:
         dtype = statement.type.dtype
-        term = (
-            self._evaluate_scatter(statement)
-            if statement.kind is StatementKind.SCATTER
-            else self._evaluate_dense(statement)
-        )
+        term = self._evaluate_scatter(statement) if statement.kind is StatementKind.SCATTER else self._evaluate_dense(statement)
         error = rounding.store_error(term.value, term.error, dtype) if self.track else None
         if error is not None:
             error = error.reshape(statement.type.shape)
@@ -284,23 +297,20 @@ class _Interpreter:
 
         extents = (len(flat), *(a.extent for a in statement.reduced))
         term = self._sweep(statement, extents, 1, axes)
-        return Term(
-            term.value, rounding.store_error(term.value, term.error, statement.type.dtype) if self.track else None
-        )
+        return Term(term.value, rounding.store_error(term.value, term.error, statement.type.dtype) if self.track else None)
 
     def _coordinates(self, statement: TensorExpr, block: Block) -> dict[str, Array]:
         axes = (*statement.spatial, *statement.reduced)
-        return {
-            axis.name: _align_to_dim(np.arange(*block[d], dtype=np.int64), d, len(axes)) for d, axis in enumerate(axes)
-        }
+        return {axis.name: _align_to_dim(np.arange(*block[d], dtype=np.int64), d, len(axes)) for d, axis in enumerate(axes)}
 
     def _evaluator(self, statement: TensorExpr, axes: dict[str, Array]) -> Evaluator:
         is_sum = statement.combine is Combine.SUM
         rounded = computed_factors(statement.body) if is_sum and self.track else ()
         return Evaluator(self.tensors, axes, self.track, self.allow_tf32 and is_sum, rounded=rounded)
 
-    def _sweep(self, statement: TensorExpr, extents: tuple[int, ...], spatial_dims: int,
-               axes: Callable[[Block], dict[str, Array]]) -> Term:  # fmt: skip
+    def _sweep(
+        self, statement: TensorExpr, extents: tuple[int, ...], spatial_dims: int, axes: Callable[[Block], dict[str, Array]]
+    ) -> Term:
         """Evaluate the body over the box `extents` and reduce all dimensions after the first `spatial_dims`."""
         if self.points_left is not None:
             self.points_left -= math.prod(extents)
@@ -340,8 +350,11 @@ class _Interpreter:
                 error = np.where(other > 0, np.inf, np.zeros(()) if error is None else error)
             flat = np.ravel_multi_index(tuple(np.broadcast_to(t.value, full) for t in index), shape) if shape else 0
             written = np.ones(full, dtype=bool) if live is None else np.broadcast_to(live, full)
-            result.write(np.broadcast_to(flat, full)[written], np.broadcast_to(term.value, full)[written],
-                         None if error is None else np.broadcast_to(error, full)[written])  # fmt: skip
+            result.write(
+                np.broadcast_to(flat, full)[written],
+                np.broadcast_to(term.value, full)[written],
+                None if error is None else np.broadcast_to(error, full)[written],
+            )
         return result.term()
 
 

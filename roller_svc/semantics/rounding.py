@@ -46,8 +46,9 @@ def _or_zero(error: Error) -> Array:
     return np.zeros(()) if error is None else error
 
 
-def propagate(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], errors: Sequence[Error],
-              value: Array) -> Error:  # fmt: skip
+def propagate(
+    kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], errors: Sequence[Error], value: Array
+) -> Error:
     """Return the bound on an operator's value, from its operands and their bounds."""
     exact = all(error is None for error in errors)
     if exact and (not result.is_float or kind in _EXACT):
@@ -102,8 +103,9 @@ def _rounding_error(kind: OpKind, compute: DType, values: tuple[Array, ...], val
     return _FUNCTION_UNITS * unit * np.abs(value) + tiny
 
 
-def _propagated_error(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], errors: Sequence[Error],
-             value: Array) -> Array:  # fmt: skip
+def _propagated_error(
+    kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], errors: Sequence[Error], value: Array
+) -> Array:
     """Return the bound on the error that the operands' errors cause."""
     e = [_or_zero(error) for error in errors]
     if kind in (OpKind.ADD, OpKind.SUB):
@@ -155,8 +157,7 @@ def _remainder_error(values: tuple[Array, ...], e: list[Array]) -> Array:
     return np.where(near, y, drift)
 
 
-def _function_error(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], e: list[Array],
-            value: Array) -> Array:  # fmt: skip
+def _function_error(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], e: list[Array], value: Array) -> Array:
     """Return how far the function moves when its operands move by their errors; `inf` outside its domain."""
     bound: Array = np.zeros(())
     centre = value.astype(np.float64)
@@ -167,9 +168,7 @@ def _function_error(kind: OpKind, operand: DType, result: DType, values: tuple[A
     return np.asarray(bound)
 
 
-def _bound_special_values(
-    bound: Array, values: tuple[Array, ...], errors: Sequence[Error], value: Array, compute: DType
-) -> Array:
+def _bound_special_values(bound: Array, values: tuple[Array, ...], errors: Sequence[Error], value: Array, compute: DType) -> Array:
     """Return the bound where values are infinite or NaN.
 
     The result of infinite or NaN operands is as certain as they are. If this operator itself produced the infinity or

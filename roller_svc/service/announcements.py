@@ -67,6 +67,4 @@ def _load(name: str) -> Any:
     """Import a class that needs Celery."""
     with contextlib.suppress(ModuleNotFoundError):
         return pkgutil.resolve_name(name)
-    raise ArgumentError(
-        "ROLLER_BROKER: Celery is not installed", code="invalid-setting", hint="pip install 'roller-svc[farm]'"
-    )
+    raise ArgumentError("ROLLER_BROKER: Celery is not installed", code="invalid-setting", hint="pip install 'roller-svc[farm]'")

@@ -117,17 +117,28 @@ def create_app(
         import_records(store.folder, queue)
     digests = RequestDigests(validator.key if digest is None else key_function(digest), models)
     farm = BuildFarm(
-        queue, store, announcements.courier, registry, digests, retention_s=settings.retention_s,
+        queue,
+        store,
+        announcements.courier,
+        registry,
+        digests,
+        retention_s=settings.retention_s,
         no_worker_timeout_s=settings.no_worker_timeout_s,
-    )  # fmt: skip
+    )
     keeper = StoreKeeper(store, settings.store_quota_bytes, queue.live_uploads, farm.forget_actions)
     # A service without other machines answers every request, be it by the error that a compiler is missing.
     queues = machine_queues() if settings.is_distributed else (EVERY_QUEUE, machine_queue())
     runner = BuildRunner(
-        queue, store, builds, registry, describe_worker(queues, settings.workers),
-        remember_errors_s=settings.remember_errors_s, devices=machine_locks(), on_end=farm.notify_end,
+        queue,
+        store,
+        builds,
+        registry,
+        describe_worker(queues, settings.workers),
+        remember_errors_s=settings.remember_errors_s,
+        devices=machine_locks(),
+        on_end=farm.notify_end,
         on_attempt=(lambda _: None) if tracing is None else tracing.record,
-    )  # fmt: skip
+    )
     builders = announcements.create_builders(runner, settings.workers)
 
     def start() -> None:

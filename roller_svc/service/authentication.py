@@ -43,9 +43,10 @@ class Authenticator:
         """Raise ArgumentError if the service would listen beyond loopback without a key."""
         if self.is_open and not is_loopback(self._settings.host):
             raise ArgumentError(
-                f"refusing to listen on {self._settings.host} without an API key", code="no-api-key",
+                f"refusing to listen on {self._settings.host} without an API key",
+                code="no-api-key",
                 hint="roller keys add NAME, or set ROLLER_API_KEYS, or listen on 127.0.0.1",
-            )  # fmt: skip
+            )
 
     async def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
         """Return the principal of a request, or None if its credentials are missing or wrong. Raises StoreError."""
@@ -100,16 +101,15 @@ def _token_verifier(settings: Settings) -> TokenVerifier | None:
     if not any(given):
         return None
     if not all(given):
-        raise ArgumentError(
-            "OIDC needs ROLLER_OIDC_ISSUER, ROLLER_OIDC_AUDIENCE and ROLLER_OIDC_JWKS", code="invalid-setting"
-        )
+        raise ArgumentError("OIDC needs ROLLER_OIDC_ISSUER, ROLLER_OIDC_AUDIENCE and ROLLER_OIDC_JWKS", code="invalid-setting")
     try:
         oidc = import_module("roller_svc.service.oidc")
     except ModuleNotFoundError as failure:
         raise ArgumentError(
-            f"OIDC needs a package that is not installed: {failure.name}", code="invalid-setting",
+            f"OIDC needs a package that is not installed: {failure.name}",
+            code="invalid-setting",
             hint="pip install 'roller-svc[oidc]'",
-        ) from failure  # fmt: skip
+        ) from failure
     verifier: TokenVerifier = oidc.OidcVerifier(
         settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks, settings.oidc_scopes_claim
     )

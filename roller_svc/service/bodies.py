@@ -24,9 +24,7 @@ def check_json(body: bytes) -> None:
         raise BodyError("the body must be UTF-8 without a byte order mark")
     try:
         text = body.decode("utf-8")
-        value = json.loads(
-            text, object_pairs_hook=_unique_fields, parse_constant=_reject_constant, parse_float=_parse_finite
-        )
+        value = json.loads(text, object_pairs_hook=_unique_fields, parse_constant=_reject_constant, parse_float=_parse_finite)
     except BodyError:
         raise
     except UnicodeDecodeError as error:

@@ -78,9 +78,7 @@ class ListingCache:
             raise UnknownKernelError(f"no kernel {digest[:80]}")
         language = facts["language"]
         if language != Language.CUDA.value:
-            raise UnknownKernelError(
-                f"kernel {digest} is {language}; only CUDA has {kind.upper()}", code="unknown-artifact"
-            )
+            raise UnknownKernelError(f"kernel {digest} is {language}; only CUDA has {kind.upper()}", code="unknown-artifact")
         return self._store.derived(digest, kind, self._makers[kind].tool())
 
     def request(self, digest: str, kind: str) -> Future[bytes]:

@@ -60,9 +60,7 @@ class LogFormatter(structlog.stdlib.ProcessorFormatter):
     def __init__(self, log_format: LogFormat, redactor: Redactor, *, has_colors: bool = False) -> None:
         renderer: Processor = structlog.processors.JSONRenderer(default=str)
         if log_format == "console":
-            renderer = structlog.dev.ConsoleRenderer(
-                colors=has_colors, exception_formatter=structlog.dev.plain_traceback
-            )
+            renderer = structlog.dev.ConsoleRenderer(colors=has_colors, exception_formatter=structlog.dev.plain_traceback)
         super().__init__(
             foreign_pre_chain=[
                 structlog.contextvars.merge_contextvars,

@@ -20,9 +20,7 @@ LANGUAGE = "language"  # a field of kernels' facts, which models lack
 
 def build_request_from_body(body: CompileRequest) -> BuildRequest:
     device: dict[str, Any] = {"target": body.target} if body.hardware is None else {"hardware": body.hardware}
-    return build_request(
-        body.expression, inputs_from_body(body), outputs=body.outputs, **body.options.model_dump(), **device
-    )
+    return build_request(body.expression, inputs_from_body(body), outputs=body.outputs, **body.options.model_dump(), **device)
 
 
 def item_from_body(body: ProgramModel, options: Mapping[str, object]) -> Item:

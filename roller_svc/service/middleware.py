@@ -41,9 +41,7 @@ class _Exchange:
 class RequestLimitsMiddleware:
     """Rejects, as problem+json, requests that no route should see."""
 
-    def __init__(
-        self, app: ASGIApp, *, settings: Settings, authenticator: Authenticator, routes: Iterable[APIRoute]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Settings, authenticator: Authenticator, routes: Iterable[APIRoute]) -> None:
         self._app = app
         self._max_body_bytes = settings.max_body_bytes
         self._max_blob_bytes = settings.max_blob_bytes
@@ -212,9 +210,7 @@ def _framing_problem(scope: Scope, headers: Headers) -> dict[str, object] | None
     if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
         return problem(400, "malformed-request", "Transfer-Encoding with Content-Length, or in HTTP/1.0")
     if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_TARGET_BYTES:
-        return problem(
-            414, "target-too-long", f"the request's target is too long: the limit is {MAX_TARGET_BYTES} bytes"
-        )
+        return problem(414, "target-too-long", f"the request's target is too long: the limit is {MAX_TARGET_BYTES} bytes")
     return None
 
 

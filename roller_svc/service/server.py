@@ -43,9 +43,7 @@ def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> Service
     allowed_hosts(settings)  # reports an invalid host now, not at the first request
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     backlog, max_connections = fit_connections(soft, settings.max_connections)
-    limits = ConnectionLimits(
-        max_connections, settings.header_timeout_s, settings.body_timeout_s, settings.body_timeout_s
-    )
+    limits = ConnectionLimits(max_connections, settings.header_timeout_s, settings.body_timeout_s, settings.body_timeout_s)
     options: dict[str, Any] = {
         "host": settings.host,
         "port": settings.port,

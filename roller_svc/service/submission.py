@@ -26,10 +26,11 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d{1,3})?)\"?\s*(?:$
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        max_length=200, pattern=r"^[\x21-\x7e]+$",
+        max_length=200,
+        pattern=r"^[\x21-\x7e]+$",
         description="marks repetitions of a request for a day: they get the operation of the first one",
     ),
-]  # fmt: skip
+]
 Prefer = Annotated[str | None, Header(max_length=200, description="wait=SECONDS: respond when it is done")]
 
 
@@ -37,9 +38,13 @@ def terms_of(body: BuildTerms, request: Request) -> Terms:
     principal = principal_of(request)
     tracing = state_of(request).tracing
     return Terms(
-        principal.client, principal.max_alive, body.priority, body.timeout_s, request_id=request_id_of(request),
+        principal.client,
+        principal.max_alive,
+        body.priority,
+        body.timeout_s,
+        request_id=request_id_of(request),
         traceparent=None if tracing is None else tracing.current(),
-    )  # fmt: skip
+    )
 
 
 async def submit_and_wait(

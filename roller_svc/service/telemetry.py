@@ -21,13 +21,15 @@ def open_tracing(settings: Settings) -> Tracing | None:
         return None
     if not settings.otlp_endpoint.startswith(("http://", "https://")):
         raise ArgumentError(
-            "ROLLER_OTLP_ENDPOINT: expected the URL of a collector", code="invalid-setting",
+            "ROLLER_OTLP_ENDPOINT: expected the URL of a collector",
+            code="invalid-setting",
             hint="http://collector:4318",
-        )  # fmt: skip
+        )
     with contextlib.suppress(ModuleNotFoundError):
         tracing: Tracing = pkgutil.resolve_name(EXPORT_TO)(settings.otlp_endpoint)
         return tracing
     raise ArgumentError(
-        "ROLLER_OTLP_ENDPOINT: OpenTelemetry is not installed", code="invalid-setting",
+        "ROLLER_OTLP_ENDPOINT: OpenTelemetry is not installed",
+        code="invalid-setting",
         hint="pip install 'roller-svc[otel]'",
-    )  # fmt: skip
+    )

@@ -59,9 +59,12 @@ class Tracing:
         queue = self.tracer.start_span("queue", parent, attributes=common, start_time=_ns(queued_s))
         queue.end(_ns(attempt.start_s))
         build = self.tracer.start_span(
-            "build", parent, SpanKind.CONSUMER, start_time=_ns(attempt.start_s),
+            "build",
+            parent,
+            SpanKind.CONSUMER,
+            start_time=_ns(attempt.start_s),
             attributes=common | {"roller.worker": attempt.worker, "roller.code": attempt.code},
-        )  # fmt: skip
+        )
         inside = trace.set_span_in_context(build, Context())
         for stage in attempt.stages:
             span = self.tracer.start_span(stage.name, inside, start_time=_ns(stage.start_s))

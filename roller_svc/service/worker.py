@@ -74,9 +74,7 @@ class FarmWorker:
             self._open(settings, queues, work, resources)
             self._resources = resources.pop_all()
 
-    def _open(
-        self, settings: Settings, queues: Sequence[str], work: BuildWork, resources: contextlib.ExitStack
-    ) -> None:
+    def _open(self, settings: Settings, queues: Sequence[str], work: BuildWork, resources: contextlib.ExitStack) -> None:
         database = Database(settings.database_url)
         resources.callback(database.close)
         upgrade(database)
@@ -94,10 +92,15 @@ class FarmWorker:
         environment = environment_digest()
         queue = OperationQueue(database, environment, max_alive=settings.queue_length, lease_s=settings.lease_s)
         self.runner = BuildRunner(
-            queue, store, builds, WorkerRegistry(database), describe_worker(queues, settings.workers),
-            remember_errors_s=settings.remember_errors_s, devices=machine_locks(),
+            queue,
+            store,
+            builds,
+            WorkerRegistry(database),
+            describe_worker(queues, settings.workers),
+            remember_errors_s=settings.remember_errors_s,
+            devices=machine_locks(),
             on_attempt=self._on_attempt,
-        )  # fmt: skip
+        )
         self._announcements = Announcements(settings, environment)
         resources.callback(self._announcements.close)
         self._builders = self._announcements.create_builders(self.runner, settings.workers)

@@ -61,9 +61,7 @@ def availability(spec: HardwareSpec) -> Availability:
         case TargetKind.AMD:
             return _hip_availability(spec.arch)
         case TargetKind.IPU:
-            return Availability(
-                ok=False, reason=f"{spec.arch} needs {_IPU_NEEDS}", install="the Poplar SDK, from Graphcore"
-            )
+            return Availability(ok=False, reason=f"{spec.arch} needs {_IPU_NEEDS}", install="the Poplar SDK, from Graphcore")
         case _ as never:
             assert_never(never)
 

@@ -65,16 +65,21 @@ def run_sandboxed(
         # The compiler gets the reading end. The writing end closes when this process ends, for whatever reason.
         reader, _ = (files.enter_context(os.fdopen(end, mode)) for end, mode in zip(os.pipe(), "rw", strict=True))
         stdout = subprocess.PIPE if output is None else files.enter_context(output.open("wb"))
-        process = files.enter_context(subprocess.Popen(
-            [*_launch_command(command[0], directory, limits, reader.fileno()), *command], cwd=directory, env=variables,
-            start_new_session=True, pass_fds=(reader.fileno(),), stdin=subprocess.DEVNULL, stdout=stdout,
-            stderr=subprocess.STDOUT if output is None else subprocess.PIPE,
-        ))  # fmt: skip
+        process = files.enter_context(
+            subprocess.Popen(
+                [*_launch_command(command[0], directory, limits, reader.fileno()), *command],
+                cwd=directory,
+                env=variables,
+                start_new_session=True,
+                pass_fds=(reader.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=subprocess.STDOUT if output is None else subprocess.PIPE,
+            )
+        )
         log_bytes, timed_out = _collect_log(process, limits.timeout_s)
     if timed_out:
-        raise KernelTimeoutError(
-            f"{Path(command[0]).name} ran longer than {limits.timeout_s:g} s", code="compile-timeout"
-        )
+        raise KernelTimeoutError(f"{Path(command[0]).name} ran longer than {limits.timeout_s:g} s", code="compile-timeout")
     return process.returncode, truncate_log(log_bytes.decode(errors="replace"))
 
 
@@ -122,9 +127,7 @@ def _check_dependencies(what: str, program: str, directory: Path) -> None:
     for file in files.split():
         path = (directory / file).resolve()
         if not any(path.is_relative_to(root) for root in allowed):
-            raise CompileError(
-                f"{what} read {file}, expected files of its own directory or of the compiler", code="refused-source"
-            )
+            raise CompileError(f"{what} read {file}, expected files of its own directory or of the compiler", code="refused-source")
 
 
 def _summary(what: str, code: int, log: str) -> str:

@@ -33,9 +33,7 @@ def cxx_compiler() -> str:
     raise ToolchainMissingError(f"no C++ compiler found (looked for {', '.join(CXX_PROGRAMS)}): {INSTALL}")
 
 
-def compile_cxx(
-    name: str, files: Mapping[str, bytes], arguments: Sequence[str], limits: CompileLimits = DEFAULT_LIMITS
-) -> bytes:
+def compile_cxx(name: str, files: Mapping[str, bytes], arguments: Sequence[str], limits: CompileLimits = DEFAULT_LIMITS) -> bytes:
     """Run the compiler with `arguments` in a directory of `files`. Returns the contents of its file "output".
 
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
@@ -111,9 +109,7 @@ def c_command(source: KernelSource, cc: str | None = None, *, parallel: bool | N
     return [*compiler, *COMMON_FLAGS, *gcc_flags, *_arch_flags(source.arch), *source.options, *pool_flags]
 
 
-def pool_arguments(
-    source: KernelSource, directory: Path, cc: str | None = None, *, parallel: bool | None = None
-) -> list[str]:
+def pool_arguments(source: KernelSource, directory: Path, cc: str | None = None, *, parallel: bool | None = None) -> list[str]:
     """Return what links the source's library with its thread pool, which is written to `directory`; [] without regions.
 
     `parallel`: whether objects have regions; by default, whether the source has any.

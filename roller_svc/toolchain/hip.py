@@ -63,8 +63,7 @@ def compiler_for(arch: Arch) -> str:
         raise ToolchainMissingError(f"{arch}: {path} is installed without {missing}: {INSTALL}")
     if f"oclc_isa_version_{arch.number:x}.bc" not in libraries:
         raise ToolchainMissingError(
-            f"{arch} is too new for the hipcc at {path}, whose device libraries lack it: install {NEWER}; "
-            "estimates work without it"
+            f"{arch} is too new for the hipcc at {path}, whose device libraries lack it: install {NEWER}; estimates work without it"
         )
     return path
 
@@ -94,11 +93,7 @@ def _resources(source: KernelSource, binary: bytes, log: str) -> tuple[Resources
     resources = []
     for launch in source.launches:
         if launch.name not in kernels:
-            raise CompileError(
-                f'{source.name}: the source has no extern "C" __global__ function {launch.name}', log=log
-            )
+            raise CompileError(f'{source.name}: the source has no extern "C" __global__ function {launch.name}', log=log)
         usage = kernels[launch.name]
-        resources.append(
-            Resources(usage.registers_per_thread, usage.shared_bytes + launch.shared_bytes, usage.spill_bytes)
-        )
+        resources.append(Resources(usage.registers_per_thread, usage.shared_bytes + launch.shared_bytes, usage.spill_bytes))
     return tuple(resources)

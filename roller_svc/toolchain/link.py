@@ -62,10 +62,7 @@ def link_single(combined: CompiledKernel, source: KernelSource) -> CompiledKerne
         return None
     check_source(source)
     source = replace(source, options=combined.source.options)
-    names = {
-        own.name: combined_name.name
-        for own, combined_name in zip(source.launches, combined.source.launches, strict=True)
-    }
+    names = {own.name: combined_name.name for own, combined_name in zip(source.launches, combined.source.launches, strict=True)}
     renamed = [f"-Wl,--defsym={own}={there}" for own, there in names.items() if own != there]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
@@ -140,7 +137,4 @@ def _signatures(source: KernelSource) -> list[object]:
         b = buffers[symbol]
         return b.role, b.dtype, b.shape, b.name if b.role in (Role.INPUT, Role.OUTPUT) else None
 
-    return [
-        (tuple(map(kind, launch.args)), tuple(map(kind, launch.zeroed)), launch.is_prepack)
-        for launch in source.launches
-    ]
+    return [(tuple(map(kind, launch.args)), tuple(map(kind, launch.zeroed)), launch.is_prepack) for launch in source.launches]

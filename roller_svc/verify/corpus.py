@@ -114,17 +114,22 @@ def verify_task(task: Task) -> tuple[Row, ...]:
         return tuple(Row(case.id, case.cls, "error", detail) for case in task.cases)
     kernel_stats = summarize_kernels(report.groups, report.winner.plan, report.hardware)
     accumulation = accumulation_of(report.winner.plan, report.hardware)
-    return tuple(
-        replace(_run_case(case, request, kernel, task.run, accumulation), kernels=kernel_stats) for case in task.cases
-    )
+    return tuple(replace(_run_case(case, request, kernel, task.run, accumulation), kernels=kernel_stats) for case in task.cases)
 
 
 def case_request(case: Case, run: Run) -> BuildRequest:
     return build_request(
-        case.expression, case.inputs, outputs=case.outputs, target=run.target, top_k=1, select="model",
-        runtime="emulator" if run.emulate else "auto", allow_tf32=case.options.get("allow_tf32", False),
-        family=run.family, tiles=dict(run.tiles),
-    )  # fmt: skip
+        case.expression,
+        case.inputs,
+        outputs=case.outputs,
+        target=run.target,
+        top_k=1,
+        select="model",
+        runtime="emulator" if run.emulate else "auto",
+        allow_tf32=case.options.get("allow_tf32", False),
+        family=run.family,
+        tiles=dict(run.tiles),
+    )
 
 
 def failed_rows(task: Task, error: RollerError) -> tuple[Row, ...]:
@@ -186,9 +191,7 @@ def _run_case(
         try:
             arrays = random_inputs(program, seed=seed, hints=case.hints)
             results = load_kernel(kernel, arrays, request.runtime, races=run.races).results()
-            agreement = verify_results(
-                program, arrays, results, allow_tf32=request.allow_tf32, accumulation=accumulation
-            )
+            agreement = verify_results(program, arrays, results, allow_tf32=request.allow_tf32, accumulation=accumulation)
         except RollerError as failure:
             detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
             return replace(row, status="error", detail=_with_seed(detail, seed))

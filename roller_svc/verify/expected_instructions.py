@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.kernel import KernelSource
 
-_ENTRY = re.compile(
-    r'extern "C" __global__ void\s+(?:__(?:cluster_dims|launch_bounds)__\([^)]*\)\s*)*(\w+)\s*\([^)]*\)\s*\{'
-)
+_ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__(?:cluster_dims|launch_bounds)__\([^)]*\)\s*)*(\w+)\s*\([^)]*\)\s*\{')
 # Wrapper functions of PTX instructions and the SASS opcodes they become. mma.sync of float8 is QMMA on sm_89 and
 # sm_120; NVRTC 13.0 converts to float16 on sm_90 and sm_100.
 _WRAPPERS = (

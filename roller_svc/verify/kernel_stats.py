@@ -58,9 +58,7 @@ def epilogue(group: KernelGroup) -> tuple[str, ...]:
     group_outputs = {statement.output for statement in group.statements}
     for statement in group.statements[group.space.num_accumulators :]:
         nodes = list(iter_subexpressions(statement.body))
-        reads = [
-            axes_of(node) & output_axes for node in nodes if isinstance(node, Load) and node.tensor not in group_outputs
-        ]
+        reads = [axes_of(node) & output_axes for node in nodes if isinstance(node, Load) and node.tensor not in group_outputs]
         features |= {"residual" if axes == output_axes else "bias" for axes in reads}
         if any(isinstance(node, Op) and node.kind not in _ARITHMETIC for node in nodes):
             features.add("activation")

@@ -85,9 +85,7 @@ def lint(kernels: Sequence[PlannedKernel], hw: HardwareSpec) -> list[LintResult]
 def _lint_kernel(kernel: PlannedKernel, code: Mapping[str, SassFunction], hw: HardwareSpec) -> LintResult:
     compiled = kernel.compiled
     planned = {
-        compiled.source.main_launch(group.name): PlannedLaunch(
-            choice.program.unit, predict_resources(group, choice.program, hw)
-        )
+        compiled.source.main_launch(group.name): PlannedLaunch(choice.program.unit, predict_resources(group, choice.program, hw))
         for group, choice in zip(kernel.groups, kernel.plan.choices, strict=True)
     }
     launches = tuple(
@@ -123,9 +121,7 @@ def _findings(linted: LintedLaunch, expected: Sequence[ExpectedInstruction], hw:
         yield Finding(FindingKind.LOCAL_ARRAY, name, f"{local} accesses of an array that is not in registers")
     for instruction in expected:
         if not code.count(*instruction.opcodes):
-            yield Finding(
-                FindingKind.INSTRUCTION, name, f"{instruction.description}, but no {' or '.join(instruction.opcodes)}"
-            )
+            yield Finding(FindingKind.INSTRUCTION, name, f"{instruction.description}, but no {' or '.join(instruction.opcodes)}")
     if linted.planned is not None:
         yield from _compare_with_plan(linted, linted.planned, hw)
 
@@ -140,10 +136,12 @@ def _compare_with_plan(linted: LintedLaunch, planned: PlannedLaunch, hw: Hardwar
     assumed = blocks_per_core(needs, hw)
     registers, shared = used.registers_per_thread, used.shared_bytes
     for kind, change, real in (
-        (FindingKind.REGISTERS, f"{registers} registers per thread, planned {needs.registers_per_thread}",
-         needs._replace(registers_per_thread=registers)),
-        (FindingKind.SHARED, f"{shared} bytes of shared memory, planned {needs.shared_bytes}",
-         needs._replace(shared_bytes=shared)),
-    ):  # fmt: skip
+        (
+            FindingKind.REGISTERS,
+            f"{registers} registers per thread, planned {needs.registers_per_thread}",
+            needs._replace(registers_per_thread=registers),
+        ),
+        (FindingKind.SHARED, f"{shared} bytes of shared memory, planned {needs.shared_bytes}", needs._replace(shared_bytes=shared)),
+    ):
         if (fit := blocks_per_core(real, hw)) < assumed:
             yield Finding(kind, name, f"{change}: {fit} blocks per core, planned {assumed}")

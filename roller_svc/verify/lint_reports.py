@@ -40,9 +40,10 @@ def check_target(hw: HardwareSpec) -> None:
     """Raise ArgumentError if the device's kernels are not CUDA."""
     if hw.family is not TargetKind.CUDA:
         raise ArgumentError(
-            f"lint reads the machine code of CUDA kernels; {hw.id} has none", code="invalid-option",
+            f"lint reads the machine code of CUDA kernels; {hw.id} has none",
+            code="invalid-option",
             hint="--target nvidia-...: roller targets lists the devices",
-        )  # fmt: skip
+        )
 
 
 def lint_json(report: BuildReport, result: LintResult) -> Json:
@@ -72,12 +73,16 @@ def lint_json(report: BuildReport, result: LintResult) -> Json:
 def half_contractions(groups: Sequence[KernelGroup]) -> tuple[KernelGroup, ...]:
     """Return the contractions of float16 or bfloat16 operands that are large enough for tensor cores."""
     return tuple(
-        group for group in groups
-        if group.kind is GroupKind.CONTRACTION and group.operands is not None
-        and _given(group.operands.a).dtype in HALVES and _given(group.operands.b).dtype in HALVES
-        and _extent(group, AxisRole.M) >= MIN_M and _extent(group, AxisRole.N) >= MIN_N
+        group
+        for group in groups
+        if group.kind is GroupKind.CONTRACTION
+        and group.operands is not None
+        and _given(group.operands.a).dtype in HALVES
+        and _given(group.operands.b).dtype in HALVES
+        and _extent(group, AxisRole.M) >= MIN_M
+        and _extent(group, AxisRole.N) >= MIN_N
         and _extent(group, AxisRole.K) >= MIN_K
-    )  # fmt: skip
+    )
 
 
 def _launch_json(launch: LintedLaunch) -> Json:

@@ -106,12 +106,9 @@ class _Expansion:
             inside = logical_and(inside, lt(position, num(slide.pixel.extent + 2)))
         if inside is None:
             return source
-        return Select(inside, Cast(source, DType.FLOAT32, implicit=True), identity(Combine.SUM, DType.FLOAT32),
-                      DType.FLOAT32)  # fmt: skip
+        return Select(inside, Cast(source, DType.FLOAT32, implicit=True), identity(Combine.SUM, DType.FLOAT32), DType.FLOAT32)
 
-    def _transformed(
-        self, name: str, value: Expr, taps: tuple[Axis, Axis], matrix: str, moved: dict[str, Expr]
-    ) -> TensorExpr:
+    def _transformed(self, name: str, value: Expr, taps: tuple[Axis, Axis], matrix: str, moved: dict[str, Expr]) -> TensorExpr:
         """Return name[a, b, ...] = sum over taps of M[a, i] * M[b, j] * value."""
         dtype = DType.FLOAT64 if matrix == FILTERS else DType.FLOAT32
         rows, columns = self._positions
@@ -153,6 +150,12 @@ class _Expansion:
         output = f"winograd.{name}.{self.statement.output}"
         type_ = TensorType(DType.FLOAT32, tuple(axis.extent for axis in spatial))
         return TensorExpr(
-            output, output, StatementKind.REDUCE, type_, (*spatial, *reduced), tuple(ref(a.name) for a in spatial),
-            body, Combine.SUM,
-        )  # fmt: skip
+            output,
+            output,
+            StatementKind.REDUCE,
+            type_,
+            (*spatial, *reduced),
+            tuple(ref(a.name) for a in spatial),
+            body,
+            Combine.SUM,
+        )

@@ -57,11 +57,34 @@ def service(engine: Engine, product: str) -> Iterator[str]:
     """A container of the image as compose.yaml runs it; its name."""
     name = "roller-test-service"
     engine.podman(
-        "run", "--detach", "--rm", "--name", name, "--publish", "127.0.0.1:8000:8000", "--read-only",
-        "--cap-drop", "all", "--security-opt", "no-new-privileges", "--pids-limit", "512", "--memory", "8g",
-        "--tmpfs", "/tmp:exec,nosuid,nodev,size=2g", "--volume", f"{name}:/var/lib/roller",
-        "--env", f"ROLLER_API_KEYS={KEY}", "--no-healthcheck", product, "serve", "--workers", "2",
-    )  # fmt: skip
+        "run",
+        "--detach",
+        "--rm",
+        "--name",
+        name,
+        "--publish",
+        "127.0.0.1:8000:8000",
+        "--read-only",
+        "--cap-drop",
+        "all",
+        "--security-opt",
+        "no-new-privileges",
+        "--pids-limit",
+        "512",
+        "--memory",
+        "8g",
+        "--tmpfs",
+        "/tmp:exec,nosuid,nodev,size=2g",
+        "--volume",
+        f"{name}:/var/lib/roller",
+        "--env",
+        f"ROLLER_API_KEYS={KEY}",
+        "--no-healthcheck",
+        product,
+        "serve",
+        "--workers",
+        "2",
+    )
     yield name
     engine.podman("rm", "--force", "--time", "20", name)
     engine.podman("volume", "rm", "--force", name)

@@ -39,9 +39,11 @@ class Stack:
         values = {"PORT": 0, "STORE": self.folder / "store", "WORKERS": 2, "LEASE_S": LEASE_S, "CONFINE_WORKERS": 0}
         environment = {f"ROLLER_{name}": str(value) for name, value in (values | settings).items()}
         environment |= {
-            "SLEEPY_BUILD_S": str(build_s), "SLEEPY_PUBLISH_S": str(publish_s), "SLEEPY_LOG": str(self.build_log),
+            "SLEEPY_BUILD_S": str(build_s),
+            "SLEEPY_PUBLISH_S": str(publish_s),
+            "SLEEPY_LOG": str(self.build_log),
             "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1])]),
-        }  # fmt: skip
+        }
         own = self.folder / f"service{len(self.services)}"
         own.mkdir()
         command = [sys.executable, "-c", "import sleepy_service as s; s.main()"]
@@ -86,9 +88,8 @@ def body(number: int, **options: object) -> dict[str, Any]:
 
 def compiled(stack: Stack, service: ServiceProcess, number: int, wait_s: float = 0.0) -> dict[str, Any]:
     response = stack.http.post(
-        f"http://127.0.0.1:{service.port}/v1/kernels:compile", json=body(number),
-        headers={"Prefer": f"wait={wait_s:g}"}
-    )  # fmt: skip
+        f"http://127.0.0.1:{service.port}/v1/kernels:compile", json=body(number), headers={"Prefer": f"wait={wait_s:g}"}
+    )
     assert response.status_code in (200, 202), response.text
     document: dict[str, Any] = response.json()
     return document
@@ -229,9 +230,7 @@ def test_sigterm_under_load_loses_nothing(stack: Stack) -> None:
 
 @pytest.mark.slow
 def test_one_client_with_thousands_of_builds_holds_up_nobody(stack: Stack) -> None:
-    service = stack.serve(
-        build_s=0.2, WORKERS=1, API_KEYS="greedy,modest", QUEUE_LENGTH=5000, QUEUE_LENGTH_PER_CLIENT=3000
-    )
+    service = stack.serve(build_s=0.2, WORKERS=1, API_KEYS="greedy,modest", QUEUE_LENGTH=5000, QUEUE_LENGTH_PER_CLIENT=3000)
     url = f"http://127.0.0.1:{service.port}/v1/kernels:compile"
     with httpx.Client(headers={"Authorization": "Bearer greedy"}, timeout=60.0) as greedy:
         for number in range(2000):

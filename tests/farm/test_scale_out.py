@@ -82,9 +82,7 @@ def has_more_lines(farm: Stack, kind: str, known: int) -> bool:
 
 
 @pytest.mark.parametrize("part", ["api", "worker", "build process", "broker", "database"])
-def test_a_killed_part_loses_nothing(
-    farm: Stack, requests: Requests, broker: Broker, postgresql: PostgreSql, part: str
-) -> None:
+def test_a_killed_part_loses_nothing(farm: Stack, requests: Requests, broker: Broker, postgresql: PostgreSql, part: str) -> None:
     """kill -9 while operations are queued, while they are built and while a result is published."""
     service = farm.serve()
     workers = farm.work_many(2, build_s=0.7, publish_s=0.7)

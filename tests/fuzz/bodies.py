@@ -95,8 +95,7 @@ def seed_programs() -> tuple[tuple[str, Body], ...]:
     for line in SEEDS.read_text(encoding="utf-8").splitlines():
         inputs, _, expression = line.partition(" | ")
         named = {
-            name: _tensor(*(int(n) for n in shape.split(",") if n), dtype=dtype)
-            for name, dtype, shape in _INPUT.findall(inputs)
+            name: _tensor(*(int(n) for n in shape.split(",") if n), dtype=dtype) for name, dtype, shape in _INPUT.findall(inputs)
         }
         found.append((expression, named))
     return tuple(found)
@@ -144,9 +143,16 @@ class _Maker:
             self._renamed_only = False
             headers |= {name: self._marked(text) for name, text in self._rng.choice(HEADERS).items()}
         return Request(
-            self._seed, method, path, headers, content, tuple(self._texts), tuple(self._names), self._renamed_only,
+            self._seed,
+            method,
+            path,
+            headers,
+            content,
+            tuple(self._texts),
+            tuple(self._names),
+            self._renamed_only,
             self._shipped or '"hardware"' not in content,
-        )  # fmt: skip
+        )
 
     # bodies
 
@@ -199,8 +205,18 @@ class _Maker:
         return (self._text, self._text, self._expression, self._expression, self._comment, self._many, *self._any())
 
     def _any(self) -> Sequence[Callable[[Any], None]]:
-        return (self._number, self._number, self._wrong, self._key, self._unknown, self._removed, self._raw,
-                self._twice, self._deep, self._long)  # fmt: skip
+        return (
+            self._number,
+            self._number,
+            self._wrong,
+            self._key,
+            self._unknown,
+            self._removed,
+            self._raw,
+            self._twice,
+            self._deep,
+            self._long,
+        )
 
     def _written(self, body: Any) -> str:
         return (_dumped(body) + self._tail)[:CHARACTERS_MOST]

@@ -16,9 +16,7 @@ def polyhedral(rng: random.Random, conditions: int, statements: int) -> str:
             modulus = rng.choice((7, 11, 12, 13, 14, 17, 31))
             guards.append(f"((i*{a}+j*{b}+{c})//{rng.randrange(2, 7)}+k)%{modulus} == {n % modulus}")
         index = f"(i+j+k)//{rng.choice((40, 47, 50))}"
-        lines.append(
-            f"y{statement}[i,j,k]=x[{index}].when([{', '.join(guards)}], 0.0) where i in 1000, j in 1000, k in 1000"
-        )
+        lines.append(f"y{statement}[i,j,k]=x[{index}].when([{', '.join(guards)}], 0.0) where i in 1000, j in 1000, k in 1000")
     return "; ".join(lines)
 
 

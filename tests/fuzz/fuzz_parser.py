@@ -27,9 +27,7 @@ SEEDS = Path(__file__).parents[1] / "data" / "fuzz_seeds.txt"
 LIMIT_S = 2.0
 
 _INPUT = re.compile(r"(\w+)=(\w+)\[([\d,]*)\]")
-_TOKEN = re.compile(
-    r"\s+|[A-Za-z_]\w*|\d+\.?\d*(?:[eE][-+]?\d+)?|`[^`]*`|//|<<|>>|[<>=!+*&|]=[!.]?|=[!.]|\*\*|.", re.DOTALL
-)
+_TOKEN = re.compile(r"\s+|[A-Za-z_]\w*|\d+\.?\d*(?:[eE][-+]?\d+)?|`[^`]*`|//|<<|>>|[<>=!+*&|]=[!.]?|=[!.]|\*\*|.", re.DOTALL)
 _POOL = (
     *"""+ - * / // % ** << >> & | ^ ~ < <= > >= == != = += +=! *=! >=! <=! &=! |=! =. +=. >=. <=. ( ) [ ] , ; : . #
     where in n m k N M K N0 x y x0 x1 input0 output0 0 1 2 3 7 -1 0.0 .5 1e-5 1e38 255 256 65536 2147483648 1e400
@@ -171,10 +169,7 @@ def _guard(rng: random.Random, tokens: list[str], _seeds: tuple[Seed, ...]) -> l
     """Guard or offset the value of the last statement by an expression of its indices."""
     text = "".join(tokens)
     indices = re.findall(r"\[([^\[\]]+)\]", text) or ["n"]
-    conditions = [
-        f"{rng.choice(indices).split(',')[0]} {rng.choice(('<', '>=', '==', '!='))} {rng.randrange(9)}"
-        for _ in range(2)
-    ]
+    conditions = [f"{rng.choice(indices).split(',')[0]} {rng.choice(('<', '>=', '==', '!='))} {rng.randrange(9)}" for _ in range(2)]
     head, where, tail = text.rpartition(" where ")
     body = head if where else tail
     left, sign, value = body.rpartition("= ")

@@ -100,9 +100,14 @@ def judge(task: Task) -> Row:
     drawn = program_of(task)
     try:
         request = build_request(
-            drawn.expression, drawn.inputs, outputs=drawn.outputs, target=task.target, top_k=1, select="model",
+            drawn.expression,
+            drawn.inputs,
+            outputs=drawn.outputs,
+            target=task.target,
+            top_k=1,
+            select="model",
             runtime="emulator" if task.emulate else "auto",
-        )  # fmt: skip
+        )
         program = parse(request.expression, dict(request.inputs), request.outputs)
     except InputError as error:
         return Row(task.seed, "invalid", f"{error.code}: {error.message}", drawn.patterns)
@@ -117,9 +122,7 @@ def judge(task: Task) -> Row:
             arrays = random_inputs(program, seed=number, hints=hints_of(drawn))
             kernel = load_kernel(compiled_plan(plan, program, hw, task), arrays, request.runtime)
             results = kernel.results()
-            verdict = verify_results(
-                program, arrays, results, allow_tf32=False, accumulation=accumulation_of(plan.plan, hw)
-            )
+            verdict = verify_results(program, arrays, results, allow_tf32=False, accumulation=accumulation_of(plan.plan, hw))
             if not verdict.ok:
                 return Row(task.seed, "wrong", f"plan {number}: {verdict.output}: {verdict.detail}", drawn.patterns)
     except RollerError as error:

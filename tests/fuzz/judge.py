@@ -48,8 +48,10 @@ class Summary:
         plain = {key: value for key, value in vars(self).items() if key not in ("statuses", "codes", "slowest")}
         slowest = sorted(self.slowest, reverse=True)[:10]
         return plain | {
-            "statuses": dict(self.statuses.most_common()), "codes": dict(self.codes.most_common()), "slowest": slowest,
-        }  # fmt: skip
+            "statuses": dict(self.statuses.most_common()),
+            "codes": dict(self.codes.most_common()),
+            "slowest": slowest,
+        }
 
 
 @dataclass(frozen=True)
@@ -195,9 +197,7 @@ class Judge:
             return Answer(answer.status, {key.lower(): value for key, value in answer.headers.items()}, answer.read())
 
 
-def run(
-    service: ServiceProcess, seed: int, *, first: int = 0, count: int | None = None, seconds: float | None = None
-) -> Summary:
+def run(service: ServiceProcess, seed: int, *, first: int = 0, count: int | None = None, seconds: float | None = None) -> Summary:
     """So many requests from the first on, or as many as there is time for."""
     judge = Judge(service)
     judge.warm()

@@ -38,9 +38,14 @@ class Answer:
 
 
 def asked(
-    port: int, method: str, path: str, body: Json | bytes | None = None, *,
-    timeout_s: float = ANSWER_S, headers: dict[str, str] | None = None,
-) -> Answer:  # fmt: skip
+    port: int,
+    method: str,
+    path: str,
+    body: Json | bytes | None = None,
+    *,
+    timeout_s: float = ANSWER_S,
+    headers: dict[str, str] | None = None,
+) -> Answer:
     """Send one request on a new connection."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     content = json.dumps(body).encode() if isinstance(body, dict) else body

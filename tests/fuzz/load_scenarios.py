@@ -36,9 +36,7 @@ from load_clients import (
 from service_process import ServiceProcess, command_line, process_name, running
 
 X64 = {"x": {"dtype": "float32", "shape": [64]}}
-SLOW_GUARDS = (
-    "((i*3+j*5+0)//2+k)%11 == 0, ((i*4+j*6+0)//3+k)%12 == 1, ((i*5+j*7+0)//4+k)%13 == 2, ((i*6+j*8+0)//5+k)%14 == 3"
-)
+SLOW_GUARDS = "((i*3+j*5+0)//2+k)%11 == 0, ((i*4+j*6+0)//3+k)%12 == 1, ((i*5+j*7+0)//4+k)%13 == 2, ((i*6+j*8+0)//5+k)%14 == 3"
 SLOW = f"y[i,j,k]=x[(i+j+k)//40].when([{SLOW_GUARDS}], 0.0) where i in 1000, j in 1000, k in 1000"
 SAMPLE_S = 10.0
 SOAK_THREADS = 64
@@ -126,20 +124,29 @@ def soak(options: argparse.Namespace) -> Json:
         samples.append(_sample(service, time.monotonic() - begin))
         settled = [one for one in samples if one["at_s"] >= min(120.0, options.seconds / 2)]
         return {
-            "seconds": options.seconds, "rate": options.rate, "requests": count, "late_worst_s": round(crowd.late_s, 3),
+            "seconds": options.seconds,
+            "rate": options.rate,
+            "requests": count,
+            "late_worst_s": round(crowd.late_s, 3),
             "latencies": {kind: quantiles(seconds) for kind, seconds in crowd.seconds.items()},
             "all": quantiles([one for kind, seconds in crowd.seconds.items() if kind != "hang-up" for one in seconds]),
-            "statuses": dict(crowd.statuses.most_common()), "rss_peak_bytes": service.rss_peak_bytes(),
-            "settled_from_s": settled[0]["at_s"], "settled_rss_bytes_per_minute": round(_slope(settled) * 60),
+            "statuses": dict(crowd.statuses.most_common()),
+            "rss_peak_bytes": service.rss_peak_bytes(),
+            "settled_from_s": settled[0]["at_s"],
+            "settled_rss_bytes_per_minute": round(_slope(settled) * 60),
             "samples": samples,
-        }  # fmt: skip
+        }
 
 
 def _sample(service: ServiceProcess, at_s: float) -> Json:
     return {
-        "at_s": round(at_s, 1), "rss_bytes": service.rss_bytes(), "children_rss_bytes": service.children_rss_bytes(),
-        "processes": len(service.tree()), "descriptors": service.descriptors(), "cpu_s": round(service.cpu_s(), 1),
-    }  # fmt: skip
+        "at_s": round(at_s, 1),
+        "rss_bytes": service.rss_bytes(),
+        "children_rss_bytes": service.children_rss_bytes(),
+        "processes": len(service.tree()),
+        "descriptors": service.descriptors(),
+        "cpu_s": round(service.cpu_s(), 1),
+    }
 
 
 def _slope(samples: list[Json]) -> float:
@@ -181,9 +188,10 @@ def _fared(service: ServiceProcess, seconds: float, numbers: Iterator[int]) -> J
             statuses[str(status)] += 1
             time.sleep(0.5)
     return {
-        "cached_compile": cached.found, "cached_compile_beside_new": beside.found,
+        "cached_compile": cached.found,
+        "cached_compile_beside_new": beside.found,
         "new_compile_start": quantiles(starts) | {"statuses": dict(statuses)},
-    }  # fmt: skip
+    }
 
 
 def _started(port: int, body: Json) -> tuple[float, int]:
@@ -234,9 +242,7 @@ def _beside_silent(service: ServiceProcess, kind: str, options: argparse.Namespa
     seconds: dict[str, list[float]] = {name: [] for name in asking}
     statuses: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
-        former = stack.enter_context(
-            contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SILENT_S))
-        )
+        former = stack.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SILENT_S)))
         statuses[f"operation, on a former connection {_again(former, paths['operation'])}"] += 1
         opened = [stack.enter_context(_opened(port, texts[n % len(texts)])) for n in range(options.connections)]
         until = time.monotonic() + options.seconds
@@ -250,10 +256,12 @@ def _beside_silent(service: ServiceProcess, kind: str, options: argparse.Namespa
             time.sleep(0.2)
         closed, descriptors = sum(_is_closed(one) for one in opened), service.descriptors()
     return {
-        "statuses": dict(sorted(statuses.items())), "closed_by_service": closed, "descriptors": descriptors,
+        "statuses": dict(sorted(statuses.items())),
+        "closed_by_service": closed,
+        "descriptors": descriptors,
         "log_bytes": service.log.stat().st_size - log_bytes,
         "latencies": {name: quantiles(found) for name, found in seconds.items()},
-    }  # fmt: skip
+    }
 
 
 def _again(former: http.client.HTTPConnection, path: str) -> int:
@@ -316,11 +324,16 @@ def kill(options: argparse.Namespace) -> Json:
         left = [command_line(pid)[:100] for pid in service.tree() if "cc1" in command_line(pid)]
         folders = sum(1 for path in (service.folder / "tmp").iterdir() if path.is_dir())
         return {
-            "compiles": options.count, "wall_s": round(time.monotonic() - start, 1),
-            "kills": len(killed), "killed": dict(Counter(killed)), "outcomes": dict(outcomes),
-            "attempts": dict(Counter(str(attempt) for _, attempt in ends)), "compilers_left": left,
-            "folders_left": folders, "alive": service.alive(),
-        }  # fmt: skip
+            "compiles": options.count,
+            "wall_s": round(time.monotonic() - start, 1),
+            "kills": len(killed),
+            "killed": dict(Counter(killed)),
+            "outcomes": dict(outcomes),
+            "attempts": dict(Counter(str(attempt) for _, attempt in ends)),
+            "compilers_left": left,
+            "folders_left": folders,
+            "alive": service.alive(),
+        }
 
 
 def _kill_workers(service: ServiceProcess, match: str, seed: int, stop: threading.Event, killed: list[str]) -> None:

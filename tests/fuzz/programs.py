@@ -137,9 +137,7 @@ class _Maker:
 
     def input(self, dtype: str, shape: Sequence[int]) -> Tensor:
         """Return an input of this type and shape; sometimes one that exists."""
-        same = [
-            t for t in self.inputs.values() if t.dtype == dtype and t.shape == tuple(shape) and t not in self.places
-        ]
+        same = [t for t in self.inputs.values() if t.dtype == dtype and t.shape == tuple(shape) and t not in self.places]
         if same and self.chance(0.3):
             return self.rng.choice(same)
         tensor = self.new_input(dtype, shape)
@@ -155,10 +153,12 @@ class _Maker:
     def tensor(self, ranks: Sequence[int], *, is_float: bool | None = None, points: int | None = None) -> Tensor:
         """Return an earlier result of such a rank, or an input."""
         fitting = [
-            t for t in self.results
-            if len(t.shape) in ranks and (is_float is None or t.is_float is is_float)
+            t
+            for t in self.results
+            if len(t.shape) in ranks
+            and (is_float is None or t.is_float is is_float)
             and math.prod(t.shape) <= (points or self.limit)
-        ]  # fmt: skip
+        ]
         if fitting and self.chance(0.65):
             return self.rng.choice(fitting[-3:])
         integer = is_float is False or (is_float is None and self.chance(0.2))
@@ -193,11 +193,16 @@ class _Maker:
         at = self.rng.randrange(len(axes))
         axis, extent = axes[at], shape[at]
         other = self.rng.choice(list(axes))
-        return self.rng.choice((
-            f"{axis} {self.rng.choice(COMPARISONS)} {self.rng.randint(0, extent)}", f"{axis} <= {other} + 1",
-            f"{axis} % 3 == {self.rng.randint(0, 2)}", f"{axis} * 3 + {other} == {self.rng.randint(0, 4)}",
-            f"{axis} // 2 < {other}", f"bitwise_xor({axis}, {other}) > 2",
-        ))  # fmt: skip
+        return self.rng.choice(
+            (
+                f"{axis} {self.rng.choice(COMPARISONS)} {self.rng.randint(0, extent)}",
+                f"{axis} <= {other} + 1",
+                f"{axis} % 3 == {self.rng.randint(0, 2)}",
+                f"{axis} * 3 + {other} == {self.rng.randint(0, 4)}",
+                f"{axis} // 2 < {other}",
+                f"bitwise_xor({axis}, {other}) > 2",
+            )
+        )
 
     # -- patterns ----------------------------------------------------------------------------------------------------
     def contraction(self) -> None:
@@ -326,9 +331,8 @@ class _Maker:
             out = [(s - 1) * st + w for s, st, w in zip(size, stride, taps, strict=True)]
             at = [f"({o[d]} - {r[d]}) // {stride[d]}" for d in range(dims)]
         guards = [
-            text for d in range(dims) if padding[d] or kind == "transposed"
-            for text in (f"{at[d]} >= 0", f"{at[d]} < {size[d]}")
-        ]  # fmt: skip
+            text for d in range(dims) if padding[d] or kind == "transposed" for text in (f"{at[d]} >= 0", f"{at[d]} < {size[d]}")
+        ]
         if kind == "transposed":
             guards += [f"({o[d]} - {r[d]}) % {stride[d]} == 0" for d in range(dims) if stride[d] > 1]
         channels_last = self.chance(0.3)
@@ -419,9 +423,7 @@ class _Maker:
                 form = self.rng.choice(BINARY if base.is_float else INTEGER_BINARY)
                 return f"({form.format(tree(depth - 1), tree(self.rng.randrange(depth)))})"
             if drawn < 0.9 and self.chance(0.5):
-                return (
-                    f"({tree(depth - 1)}).when([{self.condition(axes, base.shape)}], {tree(self.rng.randrange(depth))})"
-                )
+                return f"({tree(depth - 1)}).when([{self.condition(axes, base.shape)}], {tree(self.rng.randrange(depth))})"
             comparison = f"{tree(0)} {self.rng.choice(COMPARISONS)} {leaf()}"
             return f"where({comparison}, {tree(depth - 1)}, {tree(self.rng.randrange(depth))})"
 
@@ -555,14 +557,17 @@ class _Maker:
         for _ in range(rng.choice((1, 2, 3))):
             index, guards = [], []
             for size in base.shape:
-                terms = [
-                    f"{a} * {rng.choice((1, 2, 3, -1, -4, 7, 77, 1000003, -1000003))}" for a in axes if self.chance(0.7)
-                ]
+                terms = [f"{a} * {rng.choice((1, 2, 3, -1, -4, 7, 77, 1000003, -1000003))}" for a in axes if self.chance(0.7)]
                 value = " + ".join((*terms, str(rng.randint(-5, 9))))
-                form = rng.choice((
-                    f"({value}) % {size}", f"({value}) // 3 % {size}", f"min(max({value}, 0), {size - 1})",
-                    f"abs({value}) % {size}", "guard",
-                ))  # fmt: skip
+                form = rng.choice(
+                    (
+                        f"({value}) % {size}",
+                        f"({value}) // 3 % {size}",
+                        f"min(max({value}, 0), {size - 1})",
+                        f"abs({value}) % {size}",
+                        "guard",
+                    )
+                )
                 if form == "guard":
                     guards += [f"{value} >= 0", f"{value} < {size}"]
                     form = value
@@ -581,9 +586,13 @@ class _Maker:
         text = self.unary(base[axes], base.dtype) if self.chance(0.5) else base[axes]
         operator = "=" if len(order) == rank else self.rng.choice(("+=!", ">=!", "<=!"))
         self.result(
-            base.dtype, [axes[i] for i in order], [shape[i] for i in order], text + self.where(axes, shape), operator,
             base.dtype,
-        )  # fmt: skip
+            [axes[i] for i in order],
+            [shape[i] for i in order],
+            text + self.where(axes, shape),
+            operator,
+            base.dtype,
+        )
 
     def movement(self) -> None:
         """Transposes, slices, pads, flips, reshapes, concatenations."""

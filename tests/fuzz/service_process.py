@@ -103,9 +103,12 @@ def start(command: Sequence[str], folder: Path, environment: dict[str, str]) -> 
     variables = {key: value for key, value in os.environ.items() if not key.startswith("ROLLER_")}
     with (folder / "log").open("wb") as log:
         popen = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
             env=variables | {"TMPDIR": str(folder / "tmp"), "ROLLER_CALIBRATE": "0"} | environment,
-        )  # fmt: skip
+        )
     return ServiceProcess(popen.pid, _port(popen, folder / "log"), folder, popen)
 
 

@@ -36,9 +36,7 @@ def test_the_pure_core_is_named_whole() -> None:
 
 
 def test_the_client_sees_nothing_but_the_wire_and_errors() -> None:
-    names = {
-        path.stem for path in (ROOT / "roller_svc").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
+    names = {path.stem for path in (ROOT / "roller_svc").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     seen = {"client", "errors", "version", "__init__", "__main__"}
     assert {f"roller_svc.{name}" for name in names - seen} == set(contracts()["client"]["forbidden_modules"])
 

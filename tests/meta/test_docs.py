@@ -79,9 +79,7 @@ def test_every_function_and_type_is_described() -> None:
     assert {dtype.value for dtype in DType} <= words
 
 
-@pytest.mark.parametrize(
-    "example", re.findall(r"^```tensor\n(.*?)^```$", DOCS["language.md"], re.MULTILINE | re.DOTALL)
-)
+@pytest.mark.parametrize("example", re.findall(r"^```tensor\n(.*?)^```$", DOCS["language.md"], re.MULTILINE | re.DOTALL))
 def test_the_language_page_has_programs_that_parse(example: str) -> None:
     inputs = {}
     for name, dtype, shape in re.findall(r"^# (\w+): (\w+)\[([\d, ]+)\]$", example, re.MULTILINE):

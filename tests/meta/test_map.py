@@ -85,9 +85,11 @@ def test_a_compile_takes_the_steps_in_this_order() -> None:
 
     def compile_product() -> None:
         roller_svc.compile(
-            "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)", operands,
-            target="nvidia-h200-sxm", select="model",
-        )  # fmt: skip
+            "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)",
+            operands,
+            target="nvidia-h200-sxm",
+            select="model",
+        )
 
     assert calls_of(STEPS[:-1], compile_product) == STEPS[:-1]
 

@@ -28,9 +28,7 @@ def run_pytest(folder: Path, *options: str, **files: str) -> tuple[int, str]:
         (folder / f"test_{name}.py").write_text(text)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", *options, folder]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment | {"PYTEST_ADDOPTS": ""}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environment | {"PYTEST_ADDOPTS": ""}, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
 
 

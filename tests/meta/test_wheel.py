@@ -56,9 +56,7 @@ def test_the_benchmarks_have_a_wheel_with_their_command(tmp_path: Path) -> None:
 def test_it_works_outside_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     env = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     devices = len(list((ROOT / "hwspecs").glob("*.yaml"))) + 1
     assert done.stdout.startswith(f"[1.0, 1.0, 1.0, 1.0] {devices} ")
     assert str(tmp_path) in done.stdout

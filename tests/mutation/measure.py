@@ -43,8 +43,14 @@ def _tried(mutation: Mutation) -> Json:
     if not findings:
         return _row(mutation, "survived", detail=SURVIVORS.get(mutation.id, "not known why"))
     first = findings[0]
-    return _row(mutation, "killed", killed_by=first.cause.value, seeds=[f.seed for f in findings],
-                races_watched=first.races, detail=first.detail)  # fmt: skip
+    return _row(
+        mutation,
+        "killed",
+        killed_by=first.cause.value,
+        seeds=[f.seed for f in findings],
+        races_watched=first.races,
+        detail=first.detail,
+    )
 
 
 def _row(mutation: Mutation, status: str, **more: object) -> Json:
@@ -57,14 +63,19 @@ def report(rows: list[Json], seconds: float) -> Json:
     """The rows, counted by what became of them, by family and by kind."""
     killed = [row for row in rows if row["status"] == "killed"]
     return {
-        "mutations": len(rows), "killed": len(killed), "share": round(len(killed) / len(rows), 4),
+        "mutations": len(rows),
+        "killed": len(killed),
+        "share": round(len(killed) / len(rows), 4),
         "errors": sum(row["status"] == "error" for row in rows),
         "killed_by": dict(collections.Counter(row["killed_by"] for row in killed)),
         "only_with_races_watched": sum(row["races_watched"] for row in killed),
         "not_with_every_seed": sum(len(row["seeds"]) < 3 for row in killed),
-        "families": _shares(rows, "family"), "kinds": _shares(rows, "kind"), "seconds": round(seconds, 1),
-        "equivalent": EQUIVALENT, "rows": rows,
-    }  # fmt: skip
+        "families": _shares(rows, "family"),
+        "kinds": _shares(rows, "kind"),
+        "seconds": round(seconds, 1),
+        "equivalent": EQUIVALENT,
+        "rows": rows,
+    }
 
 
 def _shares(rows: list[Json], field: str) -> Json:

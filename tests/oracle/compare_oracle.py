@@ -104,8 +104,9 @@ def judge(oracle: ModuleType, case: dict[str, Any], *, full: bool, seed: int) ->
     return status, detail
 
 
-def check_ourselves(program: TensorProgram, expression: str, got: dict[str, Value], arrays: dict[str, Any],
-                    case: dict[str, Any], seed: int) -> str:  # fmt: skip
+def check_ourselves(
+    program: TensorProgram, expression: str, got: dict[str, Value], arrays: dict[str, Any], case: dict[str, Any], seed: int
+) -> str:
     """Check the printer's round trip, random inputs, and the interpreter against its own error bounds."""
     again = parse(text(program), dict(program.inputs), [out.name for out in program.outputs])
     if again != program:

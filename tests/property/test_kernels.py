@@ -56,16 +56,23 @@ def convolutions(draw: st.DrawFn) -> Case:
 def rows(draw: st.DrawFn) -> Case:
     a, b, c = draw(small), draw(odd), draw(odd)
     dtype = draw(floats)
-    expression = draw(st.sampled_from([
-        "m[a, b] >=! x[a, b, c]; s[a, b] +=! exp(x[a, b, c] - m[a, b]);"
-        " y[a, b, c] = exp(x[a, b, c] - m[a, b]) / s[a, b]",
-        "s[b] +=! x[a, b, c]; q[b] +=! (x[a, b, c] - s[b] / 7.0) * (x[a, b, c] - s[b] / 7.0);"
-        " y[a, b, c] = (x[a, b, c] - s[b] / 7.0) * rsqrt(q[b] + 0.001)",
-        "y[a, c] +=! x[a, b, c]", "y[b] >=! x[a, b, c]", "y[] +=! x[a, b, c]", "y[c, a] <=! x[a, b, c]",
-        "y[c, b, a] = x[a, b, c] * 2.0", "y[a, b] +=! x[a, b, c] * x[a, b, c]; z[a, b] = sqrt(y[a, b])",
-        "y[a, b, c] = gelu(x[a, b, c]) + x[a, 0, c]",
-        f"m[a, b] >=! x[a, b, c]; y[a, b] <=! c.when([x[a, b, c] == m[a, b]], {c})",
-    ]))  # fmt: skip
+    expression = draw(
+        st.sampled_from(
+            [
+                "m[a, b] >=! x[a, b, c]; s[a, b] +=! exp(x[a, b, c] - m[a, b]); y[a, b, c] = exp(x[a, b, c] - m[a, b]) / s[a, b]",
+                "s[b] +=! x[a, b, c]; q[b] +=! (x[a, b, c] - s[b] / 7.0) * (x[a, b, c] - s[b] / 7.0);"
+                " y[a, b, c] = (x[a, b, c] - s[b] / 7.0) * rsqrt(q[b] + 0.001)",
+                "y[a, c] +=! x[a, b, c]",
+                "y[b] >=! x[a, b, c]",
+                "y[] +=! x[a, b, c]",
+                "y[c, a] <=! x[a, b, c]",
+                "y[c, b, a] = x[a, b, c] * 2.0",
+                "y[a, b] +=! x[a, b, c] * x[a, b, c]; z[a, b] = sqrt(y[a, b])",
+                "y[a, b, c] = gelu(x[a, b, c]) + x[a, 0, c]",
+                f"m[a, b] >=! x[a, b, c]; y[a, b] <=! c.when([x[a, b, c] == m[a, b]], {c})",
+            ]
+        )
+    )
     return expression, {"x": (dtype, (a, b, c))}
 
 

@@ -16,8 +16,7 @@ def test_onnx_models_are_right(name: str) -> None:
     compiled = roller_svc.compile_model(case.model.SerializeToString(), select="model", top_k=1)
     results = compiled(**case.inputs)
     assert set(results) == set(case.expected)
-    said = {name: describe_difference(results[name], np.asarray(right), case.tolerance)
-            for name, right in case.expected.items()}  # fmt: skip
+    said = {name: describe_difference(results[name], np.asarray(right), case.tolerance) for name, right in case.expected.items()}
     assert not any(said.values()), said
 
 

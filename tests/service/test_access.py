@@ -273,9 +273,7 @@ def test_keys_on_the_command_line(capsys: pytest.CaptureFixture[str], store: Pat
         ((), "ACTION"),
     ],
 )
-def test_errors_of_the_command_line(
-    capsys: pytest.CaptureFixture[str], store: Path, words: tuple[str, ...], says: str
-) -> None:
+def test_errors_of_the_command_line(capsys: pytest.CaptureFixture[str], store: Path, words: tuple[str, ...], says: str) -> None:
     code, _, err = ran(capsys, *words)
     assert code == 2
     assert says in err

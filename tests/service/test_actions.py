@@ -74,9 +74,7 @@ def test_a_request_is_explained_without_a_build(client: httpx.Client) -> None:
     assert refused.status_code == 422
 
 
-def test_the_command_line_explains_requests(
-    client: httpx.Client, settings: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_explains_requests(client: httpx.Client, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     compiled(client, top_k=10)
     current.use(settings)
     for place in (["--server", str(client.base_url)], ["--store", settings.store]):

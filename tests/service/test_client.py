@@ -195,9 +195,7 @@ def test_operations_on_the_command_line(capsys: pytest.CaptureFixture[str], serv
         (("list", "--count", "0"), "--count"),
     ],
 )
-def test_errors_of_operations(
-    capsys: pytest.CaptureFixture[str], server: str, words: tuple[str, ...], says: str
-) -> None:
+def test_errors_of_operations(capsys: pytest.CaptureFixture[str], server: str, words: tuple[str, ...], says: str) -> None:
     code, _, err = ran(capsys, "operations", *words, "--server", server)
     assert code == 2
     assert says in err
@@ -209,9 +207,7 @@ def test_operations_need_a_service(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--server" in err
 
 
-@pytest.mark.parametrize(
-    "name", ["../x", "/etc/x", "a/../b", "a//b", ".hidden", "a/.b", "a/b/c/d/e", "a\\b", "a/", "x\n", ""]
-)
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../b", "a//b", ".hidden", "a/.b", "a/b/c/d/e", "a\\b", "a/", "x\n", ""])
 def test_a_bundle_with_other_paths_is_refused(tmp_path: Path, name: str) -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as bundle:

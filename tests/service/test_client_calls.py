@@ -119,12 +119,17 @@ def test_the_clients_have_the_same_methods() -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        problem(503, "queue-full"), problem(502, "http-error"), problem(504, "http-error"),
-        problem(429, "quota-exceeded"), httpx.ConnectError("refused"), httpx.ReadError("reset"),
-        httpx.RemoteProtocolError("cut"), httpx.ReadTimeout("late"),
+        problem(503, "queue-full"),
+        problem(502, "http-error"),
+        problem(504, "http-error"),
+        problem(429, "quota-exceeded"),
+        httpx.ConnectError("refused"),
+        httpx.ReadError("reset"),
+        httpx.RemoteProtocolError("cut"),
+        httpx.ReadTimeout("late"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_transient_failures_are_tried_again(run: Run, step: Step) -> None:
     service = Service(step, step, answer(operation()))
     assert run(service, lambda client: client.compile(REQUEST)).response.digest == "sha256:0"
@@ -181,9 +186,18 @@ def test_retry_after_is_respected(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("3", 3.0), ("", 0.0), ("-3", 0.0), ("x", 0.0), ("Thu, 01 Jan 2026 00:00:09 GMT", 9.0), ("²", 0.0),
-     ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("Thu, 01 Jan 2026 00:00:09", 9.0), ("9" * 5000, 999_999_999.0)],
-)  # fmt: skip
+    [
+        ("3", 3.0),
+        ("", 0.0),
+        ("-3", 0.0),
+        ("x", 0.0),
+        ("Thu, 01 Jan 2026 00:00:09 GMT", 9.0),
+        ("²", 0.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("Thu, 01 Jan 2026 00:00:09", 9.0),
+        ("9" * 5000, 999_999_999.0),
+    ],
+)
 def test_retry_after_is_seconds_or_a_date(value: str, seconds: float) -> None:
     assert parse_retry_after(value, lambda: datetime(2026, 1, 1, tzinfo=UTC)) == seconds
 
@@ -199,13 +213,19 @@ def test_pauses_are_random_below_a_growing_limit() -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda client: client.hardware(), lambda client: client.file("/v1/blobs/x"), lambda client: client.version(),
-        lambda client: client.put_blob(b"x"), lambda client: client.operation("operations/1"),
-        lambda client: client.estimates(ESTIMATE), lambda client: client.cancel("operations/1"),
-        lambda client: client.submit(REQUEST), lambda client: client.measure(REQUEST),
-        lambda client: client.validate_hardware({}), lambda client: client.wait("operations/1"),
+        lambda client: client.hardware(),
+        lambda client: client.file("/v1/blobs/x"),
+        lambda client: client.version(),
+        lambda client: client.put_blob(b"x"),
+        lambda client: client.operation("operations/1"),
+        lambda client: client.estimates(ESTIMATE),
+        lambda client: client.cancel("operations/1"),
+        lambda client: client.submit(REQUEST),
+        lambda client: client.measure(REQUEST),
+        lambda client: client.validate_hardware({}),
+        lambda client: client.wait("operations/1"),
     ],
-)  # fmt: skip
+)
 def test_every_call_is_tried_again(run: Run, use: Callable[[Any], Any]) -> None:
     document = operation() | {"hardware": [], "estimates": []}
     service = Service(problem(503, "queue-full"), answer(document if "validate" not in inspect.getsource(use) else {}))
@@ -226,9 +246,11 @@ def test_nothing_is_sent_again_after_the_deadline(run: Run) -> None:
 
 def test_an_operation_is_waited_for(run: Run) -> None:
     service = Service(
-        answer(operation(done=False), 202), answer(operation(done=False)), problem(503, "shutting-down"),
+        answer(operation(done=False), 202),
+        answer(operation(done=False)),
+        problem(503, "shutting-down"),
         answer(operation()),
-    )  # fmt: skip
+    )
     assert run(service, lambda client: client.compile(REQUEST)).done
     assert service.requests[0].headers["Prefer"] == "wait=30"
     assert service.requests[1].url.path == "/v1/operations/1"
@@ -291,8 +313,11 @@ def test_a_batch_sends_rejected_items_again_and_waits(run: Run) -> None:
     )
     results = run(service, lambda client: client.batch_compile([REQUEST] * 4))
     assert [getattr(each, "name", getattr(each, "code", None)) for each in results] == [
-        "operations/1", "operations/2", "wrong-rank", "operations/4",
-    ]  # fmt: skip
+        "operations/1",
+        "operations/2",
+        "wrong-rank",
+        "operations/4",
+    ]
     assert all(each.done for each in results if not isinstance(each, RollerError))
     assert [len(body["requests"]) for body in service.bodies] == [4, 2, 1]
     assert service.pauses == [1.0, 2.0]
@@ -326,9 +351,14 @@ def stream(*events: tuple[int, str]) -> httpx.Response:
 
 def test_events_resume_after_a_lost_connection(run: Run) -> None:
     service = Service(
-        stream((1, "queued"), (2, "building")), answer(operation(done=False)), httpx.ReadError("cut"),
-        answer(operation(done=False)), problem(503, "queue-full"), answer(operation(done=False)), stream((3, "done")),
-    )  # fmt: skip
+        stream((1, "queued"), (2, "building")),
+        answer(operation(done=False)),
+        httpx.ReadError("cut"),
+        answer(operation(done=False)),
+        problem(503, "queue-full"),
+        answer(operation(done=False)),
+        stream((3, "done")),
+    )
     events = run(service, lambda client: client.events("operations/1"))
     assert [(event.number, event.type) for event in events] == [(1, "queued"), (2, "building"), (3, "done")]
     streams = [request for request in service.requests if request.url.path.endswith("/events")]

@@ -86,10 +86,9 @@ def healthy(port: int) -> None:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", POST + b"Content-Length: 100\r\n\r\n{", CHUNKED + b"\r\n5\r\n{",
-     HEALTH],
+    [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", POST + b"Content-Length: 100\r\n\r\n{", CHUNKED + b"\r\n5\r\n{", HEALTH],
     ids=["nothing", "headers", "a body", "a chunk", "idle"],
-)  # fmt: skip
+)
 def test_150_silent_connections_keep_nobody_out(tmp_path: Path, gate: Gate, sent: bytes) -> None:
     with service(tmp_path, gate, max_connections=20) as (server, port), ExitStack() as silent:
         for _ in range(150):
@@ -248,9 +247,7 @@ def test_a_body_in_small_chunks_is_taken(tmp_path: Path, gate: Gate) -> None:
                 assert parsed(received(connection))[0] == 422
 
 
-@pytest.mark.parametrize(
-    "framing", [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nf4240\r\n"]
-)
+@pytest.mark.parametrize("framing", [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nf4240\r\n"])
 def test_an_answer_before_the_body_is_read_by_who_still_sends(tmp_path: Path, gate: Gate, framing: bytes) -> None:
     """No reset overtakes the answer, the body is not waited for, and nothing behind it is served."""
     with service(tmp_path, gate, api_keys="wanted") as (server, port), connected(port) as connection:

@@ -17,9 +17,12 @@ from roller_svc.service.metrics import Metrics
 
 DASHBOARD = json.loads((Path(__file__).resolve().parents[2] / "docker" / "grafana" / "roller.json").read_text())
 FIGURES = Figures(
-    queues=(QueueFigures("build.cuda", "queued", 3, 1.5),), ended={"ok": 2, "no-worker": 1}, wait_s={0.5: 1.0},
-    build_s={0.5: 2.0}, workers={"active": 1},
-)  # fmt: skip
+    queues=(QueueFigures("build.cuda", "queued", 3, 1.5),),
+    ended={"ok": 2, "no-worker": 1},
+    wait_s={0.5: 1.0},
+    build_s={0.5: 2.0},
+    workers={"active": 1},
+)
 OWN_LABELS = {"job"}  # that Prometheus adds to what it scrapes
 
 

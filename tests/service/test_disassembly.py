@@ -165,9 +165,7 @@ def links(client: Client) -> dict[str, str]:
     return found
 
 
-def test_a_service_makes_each_text_once_and_mends_it(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_makes_each_text_once_and_mends_it(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = links(client)
     runs = count_runs(monkeypatch)
     for kind, word in (("ptx", ".target sm_80"), ("sass", "STG.E")):

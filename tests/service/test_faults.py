@@ -32,9 +32,8 @@ def build(request: BuildRequest) -> Artifact:
 
 def compile_request(number: int) -> CompileRequest:
     return CompileRequest.model_validate(
-        {"expression": f"y[i] = x[i] * {number}.5", "inputs": TYPES, "target": "cpu-x86-avx2",
-         "options": {"select": "model"}}
-    )  # fmt: skip
+        {"expression": f"y[i] = x[i] * {number}.5", "inputs": TYPES, "target": "cpu-x86-avx2", "options": {"select": "model"}}
+    )
 
 
 @pytest.fixture(scope="module")

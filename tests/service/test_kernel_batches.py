@@ -23,9 +23,7 @@ MAX_ITEMS = 12
 
 @pytest.fixture
 def app(tmp_path: Path, builder: Builder) -> Any:
-    settings = Settings(
-        store=tmp_path / "store", workers=1, queue_length=8, queue_length_per_client=4, max_items=MAX_ITEMS
-    )
+    settings = Settings(store=tmp_path / "store", workers=1, queue_length=8, queue_length_per_client=4, max_items=MAX_ITEMS)
     return create_app(settings, builder, digest_of)
 
 
@@ -64,8 +62,11 @@ def test_failures_are_those_of_their_items(client: Client) -> None:
     entries = results(client, item(1), item(2, expression="bad"), wrong_option, item(3, target="nvidia-nothing"))
     assert "operation" in entries[0]
     assert [entry.get("error", {}).get("code") for entry in entries] == [
-        None, "syntax-error", "invalid-option", "unknown-hardware",
-    ]  # fmt: skip
+        None,
+        "syntax-error",
+        "invalid-option",
+        "unknown-hardware",
+    ]
     assert entries[1]["error"]["errors"][0]["pointer"] == "/requests/1/expression"
     assert [entry["error"]["status"] for entry in entries[1:]] == [422, 422, 404]
 
@@ -148,8 +149,10 @@ def test_every_fault_of_a_spec_has_a_pointer(client: Client) -> None:
     assert (response.status_code, response.json()["code"]) == (422, "invalid-spec")
     pointers = {each["pointer"] for each in response.json()["errors"]}
     assert pointers == {
-        "/hardware/levels/1/capacity_bytes", "/hardware/units/0/a~1b.c~0", "/hardware/clock_hz",
-    }  # fmt: skip
+        "/hardware/levels/1/capacity_bytes",
+        "/hardware/units/0/a~1b.c~0",
+        "/hardware/clock_hz",
+    }
 
 
 def test_faults_of_yaml_have_lines(client: Client) -> None:

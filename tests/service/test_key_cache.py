@@ -123,9 +123,7 @@ def test_the_service_does_not_become_open_with_the_last_key(cache: KeyCache, tab
     assert found(cache, "a") is None
 
 
-def test_requests_wait_little_for_a_slow_database(
-    cache: KeyCache, table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_wait_little_for_a_slow_database(cache: KeyCache, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_cache, "LOAD_WAIT_S", 0.05)
     table.rows = [key("a")]
     cache.load()

@@ -49,9 +49,13 @@ def test_a_record_of_any_library_has_the_context_and_its_own_fields() -> None:
     document = json.loads(line)
     assert document.pop("timestamp").endswith("Z")
     assert document == {
-        "event": "attempt 3", "level": "warning", "logger": "library", "request_id": "r1", "operation": "o1",
+        "event": "attempt 3",
+        "level": "warning",
+        "logger": "library",
+        "request_id": "r1",
+        "operation": "o1",
         "seconds": 0.5,
-    }  # fmt: skip
+    }
     assert line.count("\n") == 1
 
 

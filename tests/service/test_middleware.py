@@ -38,9 +38,7 @@ def unused(_: BuildRequest) -> Artifact:
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    settings = Settings(
-        store=tmp_path_factory.mktemp("store"), allowed_hosts="kernels.example, Proxy.Example:8443", max_items=16
-    )
+    settings = Settings(store=tmp_path_factory.mktemp("store"), allowed_hosts="kernels.example, Proxy.Example:8443", max_items=16)
     with running(create_app(settings, unused)) as (_, port):
         yield port
 
@@ -51,29 +49,58 @@ def client(port: int) -> Iterator[Client]:
         yield client
 
 
-def asked(
-    port: int, *lines: str, target: str = "/healthz", method: str = "GET", version: str = "1.1"
-) -> tuple[int, Any]:
+def asked(port: int, *lines: str, target: str = "/healthz", method: str = "GET", version: str = "1.1") -> tuple[int, Any]:
     head = [f"{method} {target} HTTP/{version}", *(line.replace("PORT", str(port)) for line in lines)]
     return exchanged(port, "\r\n".join([*head, "Connection: close", "", ""]).encode("latin-1"))
 
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1:PORT", "localhost:PORT", "LocalHost:PORT", "[::1]:PORT", "127.8.9.1:PORT", "127.0.0.1", "localhost",
-     "[::ffff:127.0.0.1]:PORT", "kernels.example", "kernels.example:1", "proxy.example:8443"],
-)  # fmt: skip
+    [
+        "127.0.0.1:PORT",
+        "localhost:PORT",
+        "LocalHost:PORT",
+        "[::1]:PORT",
+        "127.8.9.1:PORT",
+        "127.0.0.1",
+        "localhost",
+        "[::ffff:127.0.0.1]:PORT",
+        "kernels.example",
+        "kernels.example:1",
+        "proxy.example:8443",
+    ],
+)
 def test_names_of_the_service_are_served(port: int, host: str) -> None:
     assert asked(port, f"Host: {host}")[0] == 200
 
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:PORT", "127.0.0.1.evil.example:PORT", "localhost.evil.example", "localhost:1", "",
-     "127.0.0.1:1", "127.1:PORT", "0x7f.0.0.1:PORT", "2130706433:PORT", "[::2]:PORT", "10.0.0.1:PORT", "proxy.example",
-     "user@localhost:PORT", "localhost:PORT:PORT", "localhost:99999", "localhost, evil.example", "[::1%lo]:PORT",
-     "\xe9vil:PORT", "localhost/x", "sub.kernels.example", "0.0.0.0:PORT"],
-)  # fmt: skip
+    [
+        "evil.example",
+        "evil.example:PORT",
+        "127.0.0.1.evil.example:PORT",
+        "localhost.evil.example",
+        "localhost:1",
+        "",
+        "127.0.0.1:1",
+        "127.1:PORT",
+        "0x7f.0.0.1:PORT",
+        "2130706433:PORT",
+        "[::2]:PORT",
+        "10.0.0.1:PORT",
+        "proxy.example",
+        "user@localhost:PORT",
+        "localhost:PORT:PORT",
+        "localhost:99999",
+        "localhost, evil.example",
+        "[::1%lo]:PORT",
+        "\xe9vil:PORT",
+        "localhost/x",
+        "sub.kernels.example",
+        "0.0.0.0:PORT",
+    ],
+)
 @pytest.mark.parametrize("target", ["/healthz", "/healthz/", "/v1/kernels:compile", "/nothing"])
 def test_other_hosts_are_misdirected(port: int, host: str, target: str) -> None:
     status, body = asked(port, f"Host: {host}", target=target)
@@ -104,10 +131,20 @@ def test_no_redirect_repeats_a_host(client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("origin", "status"),
-    [("http://127.0.0.1:PORT", 200), ("http://evil.example:PORT", 403), ("null", 403), ("http://127.0.0.1:1", 403),
-     ("http://127.0.0.1", 403), ("http://localhost:PORT", 403), ("file://", 403), ("", 403), ("http://[", 403),
-     ("http://127.0.0.1:PORT, http://evil.example", 403), ("http://evil@127.0.0.1:PORT", 403)],
-)  # fmt: skip
+    [
+        ("http://127.0.0.1:PORT", 200),
+        ("http://evil.example:PORT", 403),
+        ("null", 403),
+        ("http://127.0.0.1:1", 403),
+        ("http://127.0.0.1", 403),
+        ("http://localhost:PORT", 403),
+        ("file://", 403),
+        ("", 403),
+        ("http://[", 403),
+        ("http://127.0.0.1:PORT, http://evil.example", 403),
+        ("http://evil@127.0.0.1:PORT", 403),
+    ],
+)
 def test_pages_of_other_sites_post_nothing(client: Client, port: int, origin: str, status: int) -> None:
     sent = JSON | {"Origin": origin.replace("PORT", str(port))}
     answer = client.post("/v1/estimates", json=VALID, headers=sent)
@@ -151,12 +188,27 @@ def test_a_wrong_allowed_host_is_refused_at_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b'{"items": [], "items": []}', b'{"items": [{"expression": "a", "expression": "b"}], "targets": []}',
-     json.dumps(VALID).encode("utf-16"), json.dumps(VALID).encode("utf-32"), json.dumps(VALID).encode("utf-16-le"),
-     b"\xef\xbb\xbf" + json.dumps(VALID).encode(), b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}',
-     b'{"a": 1e999}', b"[" * 5000, b'{"a":' * 5000, b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", b'{"a": "\xff"}',
-     b'{"a": ' + b"9" * 5000 + b"}", b"", b"{} {}", b"'a'"],
-)  # fmt: skip
+    [
+        b'{"items": [], "items": []}',
+        b'{"items": [{"expression": "a", "expression": "b"}], "targets": []}',
+        json.dumps(VALID).encode("utf-16"),
+        json.dumps(VALID).encode("utf-32"),
+        json.dumps(VALID).encode("utf-16-le"),
+        b"\xef\xbb\xbf" + json.dumps(VALID).encode(),
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b"[" * 5000,
+        b'{"a":' * 5000,
+        b'{"a":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"a": "\xff"}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b"",
+        b"{} {}",
+        b"'a'",
+    ],
+)
 @pytest.mark.parametrize("path", ["/v1/estimates", "/v1/kernels:compile"])
 def test_what_two_readers_may_read_differently_is_no_json(client: Client, path: str, content: bytes) -> None:
     answer = client.post(path, content=content, headers=JSON)
@@ -215,9 +267,7 @@ def test_a_body_of_very_many_faults_has_a_short_answer(client: Client, path: str
 
 def test_faults_that_are_not_listed_are_counted(client: Client) -> None:
     inputs = {f"f{i}": 1 for i in range(200)}
-    answer = client.post(
-        "/v1/estimates", json={"targets": ["a"], "items": [{"expression": "x", "inputs": inputs}]}
-    ).json()
+    answer = client.post("/v1/estimates", json={"targets": ["a"], "items": [{"expression": "x", "inputs": inputs}]}).json()
     assert len(answer["errors"]) == MAX_REPORTED_ERRORS + 1
     assert answer["errors"][-1]["message"] == f"… {200 - MAX_REPORTED_ERRORS} more"
 
@@ -261,9 +311,7 @@ def test_a_path_is_answered_as_it_was_sent(client: Client, path: str) -> None:
     assert detail.isprintable()
 
 
-def test_a_bug_is_logged_with_the_requests_id_and_nothing_of_its_body(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bug_is_logged_with_the_requests_id_and_nothing_of_its_body(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def broken(_: BuildRequest) -> str:
         raise ZeroDivisionError("a bug")
 

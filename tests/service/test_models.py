@@ -308,9 +308,7 @@ def test_a_file_is_read_by_its_path(client: Client, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_is_compiled_on_the_command_line(
-    http: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_compiled_on_the_command_line(http: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = tmp_path / "graph.json"
     graph.write_text(json.dumps(GRAPH))
     server = ("--server", str(http.base_url), "--select", "model", "--top-k", "1", "--json")

@@ -233,9 +233,13 @@ def test_a_service_with_a_provider(tmp_path: Path) -> None:
     file = tmp_path / "jwks.json"
     file.write_bytes(jwks())
     settings = Settings(
-        store=tmp_path / "store", oidc_issuer=ISSUER, oidc_audience=AUDIENCE, oidc_jwks=str(file),
-        oidc_scopes_claim="permissions", queue_length=3,
-    )  # fmt: skip
+        store=tmp_path / "store",
+        oidc_issuer=ISSUER,
+        oidc_audience=AUDIENCE,
+        oidc_jwks=str(file),
+        oidc_scopes_claim="permissions",
+        queue_length=3,
+    )
     app = create_app(settings, Builder(), digest_of)
     with running(app) as (_, port), Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
         assert client.get("/v1/version").status_code == 401

@@ -135,5 +135,8 @@ def test_schemathesis_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert statuses[path, status], f"{path} {status}: {sorted(statuses.items())}"
     summary = result.stdout.split("Test Phases:")[1].split("Test cases:")[0]
     assert [line.split()[1] for line in summary.splitlines() if "✅" in line] == [
-        "Examples", "Coverage", "Fuzzing", "Stateful",
-    ], report  # fmt: skip
+        "Examples",
+        "Coverage",
+        "Fuzzing",
+        "Stateful",
+    ], report

@@ -21,9 +21,7 @@ def test_calls_over_http(tmp_path: Path) -> None:
         found: list[dict[str, Any]] = answer["estimates"]
         assert [bool(one.get("candidates")) for one in found] == [True, True, False, False]
         assert [one["error"]["code"] for one in found[2:]] == ["unknown-op", "wrong-arguments"]
-        refused = client.post(
-            "/v1/kernels:compile", json={"expression": texts[2], "inputs": INPUTS, "target": "nvidia-h200-sxm"}
-        )
+        refused = client.post("/v1/kernels:compile", json={"expression": texts[2], "inputs": INPUTS, "target": "nvidia-h200-sxm"})
     problem = refused.json()
     assert (refused.status_code, problem["code"]) == (404, "unknown-op")
     assert (problem["errors"][0]["line"], problem["errors"][0]["column"]) == (1, 5)

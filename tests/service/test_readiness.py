@@ -74,9 +74,7 @@ def test_a_service_without_its_broker_is_ready_and_says_so(tmp_path: Path) -> No
     assert (response.status_code, response.json()["parts"]["broker"]) == (200, "failed")
 
 
-def test_a_part_that_hangs_is_a_timeout_and_is_not_asked_twice(
-    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
-) -> None:
+def test_a_part_that_hangs_is_a_timeout_and_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
     monkeypatch.setattr(readiness, "TIMEOUT_S", 0.05)
     calls: list[int] = []
 

@@ -48,9 +48,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def printed(example: str, folder: Path) -> list[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=folder, env=env, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", example], cwd=folder, env=env, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 

@@ -60,9 +60,7 @@ def request(head: str, *lines: str, body: bytes = b"") -> bytes:
     return "\r\n".join([head, *lines, "", ""]).encode("latin-1") + body
 
 
-@pytest.mark.parametrize(
-    "media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None]
-)
+@pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None])
 def test_a_form_of_another_page_is_no_request(client: Client, media: str | None) -> None:
     """What browsers send without asking first."""
     headers = {} if media is None else {"Content-Type": media}
@@ -78,9 +76,25 @@ def test_a_form_of_another_page_is_no_request(client: Client, media: str | None)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "TRACE", "DELETE", "PUT"])
 @pytest.mark.parametrize(
     "path",
-    ["/", "/v1/version", "//healthz", "/healthz/", "/healthz;x", "/%2fhealthz", "/./healthz", "/v1/../healthz",
-     "/readyz/", "/HEALTHZ", "/openapi.json", "/nothing", COMPILE, ESTIMATES, "/v1/operations/x", "/v1/hardware"],
-)  # fmt: skip
+    [
+        "/",
+        "/v1/version",
+        "//healthz",
+        "/healthz/",
+        "/healthz;x",
+        "/%2fhealthz",
+        "/./healthz",
+        "/v1/../healthz",
+        "/readyz/",
+        "/HEALTHZ",
+        "/openapi.json",
+        "/nothing",
+        COMPILE,
+        ESTIMATES,
+        "/v1/operations/x",
+        "/v1/hardware",
+    ],
+)
 def test_without_a_key_there_is_nothing_to_see(locked_port: int, method: str, path: str) -> None:
     sent = request(f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close")
     with connected(locked_port) as connection:
@@ -123,13 +137,30 @@ def test_a_public_address_wants_a_key(host: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "lines",
-    [("Content-Length: 2", "Content-Length: 3"), ("Content-Length: 2, 3",), ("Content-Length: +2",),
-     ("Content-Length: -2",), ("Content-Length: 0x2",), ("Content-Length: 2 2",), ("Content-Length: \xb2",),
-     ("Transfer-Encoding: gzip",), ("Transfer-Encoding: gzip, chunked",), ("Transfer-Encoding: identity",),
-     ("Transfer-Encoding: chunked, chunked",), ("Transfer-Encoding : chunked",), ("Transfer-Encoding: \x0bchunked",),
-     ("Transfer-Encoding: chunked", "Content-Length: 2"), ("Content-Length: 2", "Transfer-Encoding: chunked"),
-     ("Host: localhost",), (" folded: first",), ("Bad Header: x",), ("No colon",), (": x",), ("X: a\0b",)],
-)  # fmt: skip
+    [
+        ("Content-Length: 2", "Content-Length: 3"),
+        ("Content-Length: 2, 3",),
+        ("Content-Length: +2",),
+        ("Content-Length: -2",),
+        ("Content-Length: 0x2",),
+        ("Content-Length: 2 2",),
+        ("Content-Length: \xb2",),
+        ("Transfer-Encoding: gzip",),
+        ("Transfer-Encoding: gzip, chunked",),
+        ("Transfer-Encoding: identity",),
+        ("Transfer-Encoding: chunked, chunked",),
+        ("Transfer-Encoding : chunked",),
+        ("Transfer-Encoding: \x0bchunked",),
+        ("Transfer-Encoding: chunked", "Content-Length: 2"),
+        ("Content-Length: 2", "Transfer-Encoding: chunked"),
+        ("Host: localhost",),
+        (" folded: first",),
+        ("Bad Header: x",),
+        ("No colon",),
+        (": x",),
+        ("X: a\0b",),
+    ],
+)
 def test_framing_that_two_readers_may_read_differently_ends_the_connection(port: int, lines: tuple[str, ...]) -> None:
     """Nothing behind such a request is taken for another one."""
     first = () if lines[0].startswith(" ") else ("Host: localhost",)
@@ -156,9 +187,7 @@ def test_a_large_body_is_not_kept(port: int, size: int, is_announced: bool) -> N
     part = b" " * 65_536 if is_announced else b"10000\r\n" + b" " * 65_536 + b"\r\n"
     with connected(port) as connection:
         with contextlib.suppress(OSError):  # the answer may come, and the connection close, before all is sent
-            connection.sendall(
-                request(f"POST {ESTIMATES} HTTP/1.1", "Host: localhost", "Content-Type: application/json", framing)
-            )
+            connection.sendall(request(f"POST {ESTIMATES} HTTP/1.1", "Host: localhost", "Content-Type: application/json", framing))
             for _ in range(0, size, 65_536):
                 connection.sendall(part)
         status, body = parsed(received(connection))
@@ -167,10 +196,22 @@ def test_a_large_body_is_not_kept(port: int, size: int, is_announced: bool) -> N
 
 @pytest.mark.parametrize(
     "content",
-    [b"[" * 500_000, b'{"a":' * 3000 + b"1" + b"}" * 3000, b'{"items":' + b"9" * 5000 + b"}", b"\xff\xfe",
-     b'{"a": NaN}', b'{"targets": Infinity}', b"", b"null", b"1", b'"text"', b"[]", b"{}",
-     b'{"items": {}, "targets": {}}'],
-)  # fmt: skip
+    [
+        b"[" * 500_000,
+        b'{"a":' * 3000 + b"1" + b"}" * 3000,
+        b'{"items":' + b"9" * 5000 + b"}",
+        b"\xff\xfe",
+        b'{"a": NaN}',
+        b'{"targets": Infinity}',
+        b"",
+        b"null",
+        b"1",
+        b'"text"',
+        b"[]",
+        b"{}",
+        b'{"items": {}, "targets": {}}',
+    ],
+)
 @pytest.mark.parametrize("path", [COMPILE, ESTIMATES])
 def test_bodies_that_are_no_request(client: Client, path: str, content: bytes) -> None:
     answer = client.post(path, content=content, headers=JSON)
@@ -182,15 +223,30 @@ def test_bodies_that_are_no_request(client: Client, path: str, content: bytes) -
 
 @pytest.mark.parametrize(
     "changes",
-    [{"expression": "\ud800"}, {"inputs": {"\ud800": {"dtype": "float32", "shape": [8]}}}, {"target": "\udfff"},
-     {"outputs": ["\ud800"]}, {"options": {"family": "\ud800"}}, {"options": {"tiles": {"\ud800": 1}}},
-     {"options": {"top_k": True}}, {"options": {"top_k": "80"}}, {"options": {"top_k": 1.0}}, {"options": {"top_k": 0}},
-     {"options": {"top_k": 101}}, {"options": {"allow_tf32": 1}},
-     {"options": {"tiles": {"lanes": -1}}}, {"options": {"family": "x" * 201}}, {"unknown": 1},
-     {"options": {"unknown": 1}}, {"outputs": ["y", "y"]}, {"outputs": ["x"]}, {"inputs": []},
-     {"inputs": {"x": {"dtype": "float32", "shape": [True]}}},
-     {"inputs": {"x": {"dtype": "float32", "shape": [10**400]}}}],
-)  # fmt: skip
+    [
+        {"expression": "\ud800"},
+        {"inputs": {"\ud800": {"dtype": "float32", "shape": [8]}}},
+        {"target": "\udfff"},
+        {"outputs": ["\ud800"]},
+        {"options": {"family": "\ud800"}},
+        {"options": {"tiles": {"\ud800": 1}}},
+        {"options": {"top_k": True}},
+        {"options": {"top_k": "80"}},
+        {"options": {"top_k": 1.0}},
+        {"options": {"top_k": 0}},
+        {"options": {"top_k": 101}},
+        {"options": {"allow_tf32": 1}},
+        {"options": {"tiles": {"lanes": -1}}},
+        {"options": {"family": "x" * 201}},
+        {"unknown": 1},
+        {"options": {"unknown": 1}},
+        {"outputs": ["y", "y"]},
+        {"outputs": ["x"]},
+        {"inputs": []},
+        {"inputs": {"x": {"dtype": "float32", "shape": [True]}}},
+        {"inputs": {"x": {"dtype": "float32", "shape": [10**400]}}},
+    ],
+)
 def test_fields_that_do_not_fit(client: Client, changes: dict[str, Any]) -> None:
     answer = client.post(COMPILE, content=json.dumps(VALID | changes).encode(), headers=JSON)
     assert answer.status_code in (400, 404, 422), answer.text
@@ -213,10 +269,26 @@ def test_preferences_that_make_no_sense_are_ignored(client: Client, prefer: str)
 
 @pytest.mark.parametrize(
     "name",
-    ["..%2f..%2fetc%2fpasswd", "%2e%2e", "..", "%00", "hit-%00", "%0a", "x" * 5000, "hit-..%2f..%2fx", "hit-",
-     "hit-sha256:zz", "sha256:" + "g" * 64, "sha256:" + "0" * 63, "SHA256:" + "0" * 64, "%ff", "%f0%9f%92%a9", "~",
-     "*"],
-)  # fmt: skip
+    [
+        "..%2f..%2fetc%2fpasswd",
+        "%2e%2e",
+        "..",
+        "%00",
+        "hit-%00",
+        "%0a",
+        "x" * 5000,
+        "hit-..%2f..%2fx",
+        "hit-",
+        "hit-sha256:zz",
+        "sha256:" + "g" * 64,
+        "sha256:" + "0" * 63,
+        "SHA256:" + "0" * 64,
+        "%ff",
+        "%f0%9f%92%a9",
+        "~",
+        "*",
+    ],
+)
 @pytest.mark.parametrize("place", ["/v1/operations/{}", "/v1/kernels/{}", "/v1/kernels/{}/source", "/v1/hardware/{}"])
 def test_names_that_are_none(client: Client, place: str, name: str) -> None:
     answer = client.get(place.format(name))
@@ -232,18 +304,23 @@ def test_kinds_that_are_none(client: Client, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"GET /healthz HTTP/1.1\nHost: localhost\n\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /healthz\r\n\r\n",
-     b"GET /healthz HTTP/9.9\r\nHost: localhost\r\n\r\n", b"\r\n\r\n\r\n", b"\0" * 100, b"GET\r\n\r\n",
-     b"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example:443\r\n\r\n",
-     b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
-     b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
-     b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: a\r\n b\r\n\r\n",
-     b"POST /v1/estimates HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-     b"Transfer-Encoding: chunked\r\n\r\n2;" + b"x" * 20_000 + b"\r\n{}\r\n0\r\n\r\n"],
-)  # fmt: skip
-def test_odd_requests_are_answered_or_refused_and_the_next_one_is_served(
-    client: Client, port: int, sent: bytes
-) -> None:
+    [
+        b"GET /healthz HTTP/1.1\nHost: localhost\n\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /healthz\r\n\r\n",
+        b"GET /healthz HTTP/9.9\r\nHost: localhost\r\n\r\n",
+        b"\r\n\r\n\r\n",
+        b"\0" * 100,
+        b"GET\r\n\r\n",
+        b"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example:443\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: a\r\n b\r\n\r\n",
+        b"POST /v1/estimates HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n2;" + b"x" * 20_000 + b"\r\n{}\r\n0\r\n\r\n",
+    ],
+)
+def test_odd_requests_are_answered_or_refused_and_the_next_one_is_served(client: Client, port: int, sent: bytes) -> None:
     with connected(port) as connection:
         connection.sendall(sent)
         connection.settimeout(10)

@@ -65,8 +65,16 @@ def test_compile_answers_with_an_operation(client: Client, builder: Builder) -> 
     assert body["metadata"]["cache"] == "miss"
     answer = body["response"]
     assert set(answer) >= {
-        "digest", "target", "expression", "language", "launches", "resources", "estimate", "measurement", "links",
-    }  # fmt: skip
+        "digest",
+        "target",
+        "expression",
+        "language",
+        "launches",
+        "resources",
+        "estimate",
+        "measurement",
+        "links",
+    }
     assert answer["links"]["source"] == f"/v1/kernels/{answer['digest']}/source"
     again = compiled(client).json()
     assert again["metadata"]["cache"] == "hit"

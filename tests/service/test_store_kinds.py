@@ -66,9 +66,7 @@ def test_a_blob_is_stored_and_read(settings: Settings) -> None:
         assert client.get(path).content == content
 
 
-def test_credentials_are_known_after_they_left_the_environment(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_are_known_after_they_left_the_environment(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(current, "_forgotten_credentials", {})
     current.forget_secrets()
     with served(create_app(settings, Builder(), digest_of)) as client:

@@ -31,9 +31,7 @@ def operands_of(text: str, **inputs: str) -> tuple[Operand, Operand]:
     return operands(contraction(text, **inputs))
 
 
-def tiles(
-    group: KernelGroup, unit: ComputeUnit, block: tuple[int, int, int], warp: tuple[int, int], **more: int
-) -> RProgram:
+def tiles(group: KernelGroup, unit: ComputeUnit, block: tuple[int, int, int], warp: tuple[int, int], **more: int) -> RProgram:
     """An rProgram by hand: a block's tile along m, n, k and a warp's along m, n; `more`: stages, split_k, ..."""
     names = {role: group.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K)}
     one = {axis.name: 1 for axis in group.space.axes}
@@ -41,9 +39,7 @@ def tiles(
     part = one | dict(zip((names[AxisRole.M], names[AxisRole.N]), warp, strict=True))
     lanes, split_k = more.pop("reduce_threads", 32), more.pop("split_k", 1)
     pipeline = PipelineOptions(**({"stages": 2} | more))
-    return RProgram(
-        group.space, unit, RTile(tuple(whole.items())), RTile(tuple(part.items())), lanes, split_k, pipeline
-    )
+    return RProgram(group.space, unit, RTile(tuple(whole.items())), RTile(tuple(part.items())), lanes, split_k, pipeline)
 
 
 def chosen(program: RProgram) -> Candidate:

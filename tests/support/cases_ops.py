@@ -50,8 +50,7 @@ def convolved(
         channels = slice(f // outer * inner, f // outer * inner + inner)
         for place in itertools.product(*map(range, out)):
             window = tuple(
-                slice(p * s, p * s + (k - 1) * d + 1, d)
-                for p, s, k, d in zip(place, stride, w.shape[2:], dilation, strict=True)
+                slice(p * s, p * s + (k - 1) * d + 1, d) for p, s, k, d in zip(place, stride, w.shape[2:], dilation, strict=True)
             )
             y[(slice(None), f, *place)] = (x[(slice(None), channels, *window)] * w[f]).reshape(x.shape[0], -1).sum(1)
     return y
@@ -71,9 +70,16 @@ def spread(x: Array, w: Array, stride: int, pad: int, more: int, groups: int = 1
 
 
 def pooled(
-    x: Array, kernel: Sequence[int], stride: Sequence[int], pad: int, out: Sequence[int], *, mean: bool = False,
-    include_pad: bool = True, dilation: int = 1,
-) -> Array:  # fmt: skip
+    x: Array,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pad: int,
+    out: Sequence[int],
+    *,
+    mean: bool = False,
+    include_pad: bool = True,
+    dilation: int = 1,
+) -> Array:
     """Two dimensions; only what is inside counts, unless include_pad says otherwise."""
     y = np.zeros((*x.shape[:2], *out))
     for i, j in itertools.product(*map(range, out)):
@@ -130,9 +136,13 @@ def put(x: Array, index: tuple[Array, ...], updates: Array, combine: Callable[[A
 
 
 def overlapped(
-    x: Array, image: Sequence[int], kernel: Sequence[int], stride: Sequence[int], pads: Sequence[int],
+    x: Array,
+    image: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pads: Sequence[int],
     dilation: Sequence[int],
-) -> Array:  # fmt: skip
+) -> Array:
     """Windows added at their places in an image of two dimensions."""
     taps = math.prod(kernel)
     y = np.zeros((x.shape[0], x.shape[1] // taps, image[0] + 2 * pads[0], image[1] + 2 * pads[1]))

@@ -27,8 +27,9 @@ def sampled(x: Any, index: Any, weights: Any) -> Any:
     return sum(x[..., np.clip(index + t, 0, x.shape[-1] - 1)] * row for t, row in enumerate(weights))
 
 
-def by_onnx(operator: str, op_type: str, tensors: tuple[Any, ...], parameters: dict[str, Any],
-            attributes: dict[str, Any], opset: int = 22) -> Case:  # fmt: skip
+def by_onnx(
+    operator: str, op_type: str, tensors: tuple[Any, ...], parameters: dict[str, Any], attributes: dict[str, Any], opset: int = 22
+) -> Case:
     """Return a case whose result is that of the ONNX library's reference evaluator."""
     return Case(operator, tensors, lambda *_: node_result(op_type, attributes, *tensors, opset=opset), parameters)
 

@@ -69,11 +69,23 @@ class Engine:
         certificates = os.environ.get("SSL_CERT_FILE")  # of a proxy that this machine's downloads pass
         trusted = "/etc/ssl/certs/ca-certificates.crt"
         run(
-            "buildah", "bud", "--layers", "--isolation", "chroot", "--build-arg", f"BASE={BASE}", "--tag", tag,
+            "buildah",
+            "bud",
+            "--layers",
+            "--isolation",
+            "chroot",
+            "--build-arg",
+            f"BASE={BASE}",
+            "--tag",
+            tag,
             *(("--volume", f"{certificates}:{trusted}:ro") if certificates else ()),
             *(("--target", target) if target else ()),
-            "--file", str(dockerfile), str(context), timeout_s=BUILD_TIMEOUT_S, env=self.env,
-        )  # fmt: skip
+            "--file",
+            str(dockerfile),
+            str(context),
+            timeout_s=BUILD_TIMEOUT_S,
+            env=self.env,
+        )
 
 
 class Compose:

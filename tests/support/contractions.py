@@ -21,9 +21,7 @@ def group(expression: str, hw: HardwareSpec = A100, **inputs: tuple[str, tuple[i
     return found
 
 
-def matmul(
-    m: int, n: int, k: int, dtype: str = "float16", *, layout: str = "nn", hw: HardwareSpec = A100
-) -> KernelGroup:
+def matmul(m: int, n: int, k: int, dtype: str = "float16", *, layout: str = "nn", hw: HardwareSpec = A100) -> KernelGroup:
     """C = A B, with A and B stored along k or not."""
     extents = {"m": m, "n": n, "k": k}
     a, b = LAYOUTS[layout]
@@ -32,19 +30,18 @@ def matmul(
 
 
 def batched(batch: int, m: int, n: int, k: int) -> KernelGroup:
-    return group(
-        "C[b,m,n] +=! A[b,m,k] * B[b,k,n]", A=("float16", (batch, m, k)), B=("float16", (batch, k, n))
-    )  # fmt: skip
+    return group("C[b,m,n] +=! A[b,m,k] * B[b,k,n]", A=("float16", (batch, m, k)), B=("float16", (batch, k, n)))
 
 
 def conv(n: int, c: int, size: int, f: int, kernel: int, hw: HardwareSpec = A100) -> KernelGroup:
     """A convolution without padding, channels innermost."""
     out = size - kernel + 1
     return group(
-        "Y[n,y,x,f] +=! X[n,y+r,x+s,c] * W[r,s,c,f] "
-        f"where r in {kernel}, s in {kernel}, y in {out}, x in {out}",
-        hw, X=("float16", (n, size, size, c)), W=("float16", (kernel, kernel, c, f)),
-    )  # fmt: skip
+        f"Y[n,y,x,f] +=! X[n,y+r,x+s,c] * W[r,s,c,f] where r in {kernel}, s in {kernel}, y in {out}, x in {out}",
+        hw,
+        X=("float16", (n, size, size, c)),
+        W=("float16", (kernel, kernel, c, f)),
+    )
 
 
 def unit(hw: HardwareSpec, name: str) -> ComputeUnit:

@@ -90,9 +90,12 @@ class FakeCupy:
             funcSetAttribute=lambda *args: self.calls.append(("attribute", *args)),
         )
         runtime = types.SimpleNamespace(
-            CUDARuntimeError=FakeDriverError, memsetAsync=self._memset, streamSynchronize=lambda _: None,
-            memset=ctypes.memset, deviceSynchronize=lambda: None,
-        )  # fmt: skip
+            CUDARuntimeError=FakeDriverError,
+            memsetAsync=self._memset,
+            streamSynchronize=lambda _: None,
+            memset=ctypes.memset,
+            deviceSynchronize=lambda: None,
+        )
         self.cuda = types.SimpleNamespace(
             Device=self._device,
             Module=lambda: types.SimpleNamespace(load=lambda _: None, get_function=self._function),

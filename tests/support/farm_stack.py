@@ -79,9 +79,11 @@ class Broker:
             "ERL_EPMD_ADDRESS": "127.0.0.1",
         }
         self._epmd = subprocess.Popen(
-            ["epmd", "-address", "127.0.0.1", "-port", str(epmd_port)], env=self._environment,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            ["epmd", "-address", "127.0.0.1", "-port", str(epmd_port)],
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         self._server: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -97,9 +99,13 @@ class Broker:
     def start(self) -> None:
         log = (self._folder / "console").open("ab")
         self._server = subprocess.Popen(
-            [str(RABBITMQ)], env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            [str(RABBITMQ)],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
-        )  # fmt: skip
+        )
         log.close()
         wait_until(self._listens, START_S)
 
@@ -246,9 +252,12 @@ class Stack:
         variables = {key: value for key, value in os.environ.items() if not key.startswith("ROLLER_")}
         with (folder / "log").open("wb") as log:
             popen = subprocess.Popen(
-                [*_python("work"), *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                [*_python("work"), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 env=variables | environment,
-            )  # fmt: skip
+            )
         worker = Worker(popen, folder / "log")
         self.workers.append(worker)
         if wait:
@@ -296,14 +305,14 @@ class Stack:
         folder.mkdir()
         return folder
 
-    def _environment(
-        self, settings: dict[str, object], build_s: float, publish_s: float, package: Path | None
-    ) -> dict[str, str]:
+    def _environment(self, settings: dict[str, object], build_s: float, publish_s: float, package: Path | None) -> dict[str, str]:
         variables = {f"ROLLER_{name}": str(value) for name, value in (self._settings | settings).items()}
         return variables | {
-            "SLEEPY_BUILD_S": str(build_s), "SLEEPY_PUBLISH_S": str(publish_s), "SLEEPY_LOG": str(self.build_log),
+            "SLEEPY_BUILD_S": str(build_s),
+            "SLEEPY_PUBLISH_S": str(publish_s),
+            "SLEEPY_LOG": str(self.build_log),
             "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(package or SUPPORT.parents[1])]),
-        }  # fmt: skip
+        }
 
 
 class Requests:
@@ -315,9 +324,8 @@ class Requests:
     def compile(self, service: ServiceProcess, number: int, wait_s: float = 0.0, **more: Any) -> dict[str, Any]:
         """An operation: the compilation of one of as many programs as there are numbers."""
         response = self._clients.post(
-            f"{base_url(service)}/v1/kernels:compile", json=body(number, **more),
-            headers={"Prefer": f"wait={wait_s:g}"}
-        )  # fmt: skip
+            f"{base_url(service)}/v1/kernels:compile", json=body(number, **more), headers={"Prefer": f"wait={wait_s:g}"}
+        )
         assert response.status_code in (200, 202), response.text
         document: dict[str, Any] = response.json()
         return document
@@ -337,9 +345,7 @@ class Requests:
             assert time.monotonic() < until, document
             time.sleep(0.05)
 
-    def check_done_once(
-        self, stack: Stack, service: ServiceProcess, names: Sequence[str], within_s: float = RETURN_S
-    ) -> None:
+    def check_done_once(self, stack: Stack, service: ServiceProcess, names: Sequence[str], within_s: float = RETURN_S) -> None:
         """Every operation has a kernel of its own, that its links give, ended once and was published once."""
         until = time.monotonic() + within_s
         digests = []

@@ -40,9 +40,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         "format": FORMAT,
         "name": graph.name,
         "inputs": {name: _type_json(type_) for name, type_ in graph.inputs},
-        "constants": {
-            name: _type_json(constant.type) | {"digest": constant.digest} for name, constant in graph.constants.items()
-        },
+        "constants": {name: _type_json(constant.type) | {"digest": constant.digest} for name, constant in graph.constants.items()},
         "nodes": [_node_json(node) for node in graph.nodes],
         "outputs": dict(graph.outputs),
     }

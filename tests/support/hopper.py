@@ -36,8 +36,9 @@ def tiled(symbol: str, buffer: Buffer, box: tuple[int, ...], swizzle: Swizzle = 
     strides: list[int] = []
     for extent in extents[:-1]:
         strides.append(extent * (strides[-1] if strides else buffer.dtype.bytes))
-    return TensorMap(symbol, buffer.symbol, buffer.dtype, MapMode.TILED, extents, tuple(strides), box,
-                     (1,) * len(extents), swizzle=swizzle)  # fmt: skip
+    return TensorMap(
+        symbol, buffer.symbol, buffer.dtype, MapMode.TILED, extents, tuple(strides), box, (1,) * len(extents), swizzle=swizzle
+    )
 
 
 def vector(name: str, role: Role, count: int, dtype: DType = DType.FLOAT32) -> Buffer:

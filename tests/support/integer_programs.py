@@ -94,9 +94,13 @@ def _unary(rng: random.Random, sign: str, a: Term) -> Term:
     if sign == "~":
         return Term(f"(~{a.text})", "int8", tuple(int(x == 0) for x in a.values))
     function = {
-        "-": lambda x: -x, "abs": abs, "sign": lambda x: (x > 0) - (x < 0), "square": lambda x: x * x,
-        "relu": lambda x: max(x, 0), "bitwise_not": lambda x: ~x,
-    }[sign]  # fmt: skip
+        "-": lambda x: -x,
+        "abs": abs,
+        "sign": lambda x: (x > 0) - (x < 0),
+        "square": lambda x: x * x,
+        "relu": lambda x: max(x, 0),
+        "bitwise_not": lambda x: ~x,
+    }[sign]
     shown = f"(-{a.text})" if sign == "-" else f"{sign}({a.text})"
     return Term(shown, a.dtype, tuple(wrap(function(x), a.dtype) for x in a.values))
 
@@ -110,15 +114,23 @@ def _several(kind: str, terms: list[Term]) -> Term:
     typed = terms[1:] if kind == "where" else terms
     dtype = functools.reduce(common, (term.dtype for term in typed))
     function = {
-        "where": lambda x, y, z: y if x else z, "max": max, "min": min, "fma": lambda x, y, z: x * y + z,
+        "where": lambda x, y, z: y if x else z,
+        "max": max,
+        "min": min,
+        "fma": lambda x, y, z: x * y + z,
         "clip": lambda x, y, z: min(max(x, y), z),
-    }[kind]  # fmt: skip
+    }[kind]
     values = tuple(wrap(function(*each), dtype) for each in zip(a.values, b.values, c.values, strict=True))
     return Term(f"{kind}({a.text}, {b.text}, {c.text})", dtype, values)
 
 
 def _reduce(sign: str, term: Term) -> int:
     function = {
-        "+=!": sum, "*=!": math.prod, ">=!": max, "<=!": min, "&=!": all, "|=!": any,
-    }[sign]  # fmt: skip
+        "+=!": sum,
+        "*=!": math.prod,
+        ">=!": max,
+        "<=!": min,
+        "&=!": all,
+        "|=!": any,
+    }[sign]
     return wrap(int(function(term.values)), term.dtype)

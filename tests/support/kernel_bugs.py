@@ -184,12 +184,16 @@ def _conv2d(x: np.ndarray, w: np.ndarray, stride: Any = 1, padding: Any = 0, dil
     return y
 
 
-def _conv_transpose2d(
-    x: np.ndarray, w: np.ndarray, stride: int = 1, padding: int = 0, output_padding: int = 0, dilation: int = 1
-):
+def _conv_transpose2d(x: np.ndarray, w: np.ndarray, stride: int = 1, padding: int = 0, output_padding: int = 0, dilation: int = 1):
     (n, _, height, width), (_, filters, kh, kw) = x.shape, w.shape
-    full = np.zeros((n, filters, (height - 1) * stride + dilation * (kh - 1) + 1 + output_padding + padding,
-                     (width - 1) * stride + dilation * (kw - 1) + 1 + output_padding + padding))  # fmt: skip
+    full = np.zeros(
+        (
+            n,
+            filters,
+            (height - 1) * stride + dilation * (kh - 1) + 1 + output_padding + padding,
+            (width - 1) * stride + dilation * (kw - 1) + 1 + output_padding + padding,
+        )
+    )
     for i in range(kh):
         for j in range(kw):
             rows = slice(i * dilation, i * dilation + (height - 1) * stride + 1, stride)

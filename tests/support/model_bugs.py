@@ -48,9 +48,13 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def onnx_case(
-    inputs: Arrays, expected: Arrays, nodes: Sequence[Any], constants: Arrays | None = None, opset: int = 21,
+    inputs: Arrays,
+    expected: Arrays,
+    nodes: Sequence[Any],
+    constants: Arrays | None = None,
+    opset: int = 21,
     tol: float = 1e-5,
-) -> OnnxCase:  # fmt: skip
+) -> OnnxCase:
     """Return a case of one graph; see `_node` for the nodes."""
     graph = helper.make_graph(
         [_node(*node) for node in nodes],
@@ -101,9 +105,7 @@ def describe_difference(result: np.ndarray, expected: np.ndarray, tolerance: flo
 
 
 # https://github.com/microsoft/onnxruntime/issues/11927 https://github.com/apache/tvm/pull/19450
-@case(
-    "convt-same-upper", "ConvTranspose, auto_pad SAME_UPPER: the output is input times stride, the odd pad at the end"
-)
+@case("convt-same-upper", "ConvTranspose, auto_pad SAME_UPPER: the output is input times stride, the odd pad at the end")
 def convt_same_upper():
     x, w = rng().normal(size=(1, 1, 4, 5)).astype(f32), rng(1).normal(size=(1, 2, 3, 3)).astype(f32)
     full = np.zeros((1, 2, 9, 11), f64)
@@ -216,9 +218,7 @@ def scatter_reduce():
             for c in range(5):
                 w[r, ind[r, c]] = f(w[r, ind[r, c]], u[r, c])
         want[name] = w.astype(f32)
-    return onnx_case(
-        {"x": x, "i": ind, "u": u}, want, [("ScatterElements", "x,i,u", n, {"axis": 1, "reduction": n}) for n in want]
-    )
+    return onnx_case({"x": x, "i": ind, "u": u}, want, [("ScatterElements", "x,i,u", n, {"axis": 1, "reduction": n}) for n in want])
 
 
 # https://github.com/iree-org/iree/issues/20803
@@ -253,11 +253,7 @@ def gru_large():
             s = 1 / (1 + np.exp(-np.clip(a[:, H : 2 * H] + h @ R[0, H : 2 * H].T + bias[0, 4 * H : 5 * H], -700, 700)))
             g = np.tanh(
                 a[:, 2 * H :]
-                + (
-                    s * (h @ R[0, 2 * H :].T + bias[0, 5 * H :])
-                    if lbr
-                    else (s * h) @ R[0, 2 * H :].T + bias[0, 5 * H :]
-                )
+                + (s * (h @ R[0, 2 * H :].T + bias[0, 5 * H :]) if lbr else (s * h) @ R[0, 2 * H :].T + bias[0, 5 * H :])
             )
             h = (1 - z) * g + z * h
             Y.append(h)
@@ -377,9 +373,7 @@ def scan_more_outputs():
 
 
 # https://github.com/tinygrad/tinygrad/issues/11705 https://github.com/microsoft/onnxruntime/pull/29043
-@case(
-    "half-sums", "float16: the mean of 4,096 values of 100 and a layer norm of values near 600 do not overflow inside"
-)
+@case("half-sums", "float16: the mean of 4,096 values of 100 and a layer norm of values near 600 do not overflow inside")
 def half_sums():
     x = f16(np.full((2, 4096), 100))
     x[1, ::2] = 60

@@ -29,16 +29,22 @@ def mlp(batch: int | str = 2, *, sizes: tuple[int, ...] = (8, 16, 4), opset: int
 
 
 def model(
-    nodes: list[Any], inputs: dict[str, tuple[Any, ...]], outputs: dict[str, Any], initializers: list[Any] = [],  # noqa: B006
-    *, dtype: int = TensorProto.FLOAT, opset: int = 18,
-) -> onnx.ModelProto:  # fmt: skip
+    nodes: list[Any],
+    inputs: dict[str, tuple[Any, ...]],
+    outputs: dict[str, Any],
+    initializers: list[Any] = [],  # noqa: B006
+    *,
+    dtype: int = TensorProto.FLOAT,
+    opset: int = 18,
+) -> onnx.ModelProto:
     """Return a model of nodes; shapes may have names in place of extents."""
     graph = helper.make_graph(
-        nodes, "model",
+        nodes,
+        "model",
         [helper.make_tensor_value_info(name, dtype, shape) for name, shape in inputs.items()],
         [helper.make_tensor_value_info(name, dtype, shape) for name, shape in outputs.items()],
         initializers,
-    )  # fmt: skip
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
@@ -48,13 +54,14 @@ def branching() -> onnx.ModelProto:
     high = helper.make_graph([helper.make_node("Add", ["x", "x"], ["h"])], "high", [], [info("h", float_, [4])])
     low = helper.make_graph(
         [helper.make_node("Cast", ["rate"], ["r"], to=float_), helper.make_node("Add", ["x", "r"], ["l"])],
-        "low", [], [info("l", float_, [4])],
-    )  # fmt: skip
+        "low",
+        [],
+        [info("l", float_, [4])],
+    )
     nodes = [
         helper.make_node("Equal", ["rate", "high"], ["is_high"]),
         helper.make_node("If", ["is_high"], ["y"], "choose", then_branch=high, else_branch=low),
     ]
     kept = [numpy_helper.from_array(np.int64(16000), "high")]
-    graph = helper.make_graph(nodes, "branching", [info("x", float_, [4]), info("rate", whole, [])],
-                              [info("y", float_, [4])], kept)  # fmt: skip
+    graph = helper.make_graph(nodes, "branching", [info("x", float_, [4]), info("rate", whole, [])], [info("y", float_, [4])], kept)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)

@@ -19,9 +19,15 @@ Array = np.ndarray[Any, Any]
 
 
 def model_of(
-    op_type: str, attributes: Mapping[str, Any], tensors: Sequence[Array | None], *, constants: Sequence[int] = (),
-    results: int = 1, opset: int = 21, omitted: Sequence[int] = (),
-) -> ModelProto:  # fmt: skip
+    op_type: str,
+    attributes: Mapping[str, Any],
+    tensors: Sequence[Array | None],
+    *,
+    constants: Sequence[int] = (),
+    results: int = 1,
+    opset: int = 21,
+    omitted: Sequence[int] = (),
+) -> ModelProto:
     """Return a model of one node. Inputs `t0`, `t1`, ..., of which some are constants; results `y0`, `y1`, ..."""
     names = ["" if tensor is None else f"t{i}" for i, tensor in enumerate(tensors)]
     outputs = ["" if i in omitted else f"y{i}" for i in range(results)]
@@ -60,9 +66,7 @@ def node_result(op_type: str, attributes: Mapping[str, Any], *tensors: Array | N
     return np.asarray(told(model_of(op_type, attributes, tensors, opset=opset), tensors)[0])
 
 
-def check_node(
-    op_type: str, attributes: Mapping[str, Any], tensors: Sequence[Array | None], **options: Any
-) -> list[Array]:
+def check_node(op_type: str, attributes: Mapping[str, Any], tensors: Sequence[Array | None], **options: Any) -> list[Array]:
     """Compare the results of a node with those of the reference evaluator, in value and type."""
     model = model_of(op_type, attributes, tensors, **options)
     found, expected = run_node(model, tensors), told(model, tensors)

@@ -118,9 +118,7 @@ def run_tree(
     nodes: tuple[Node, ...], inputs: Mapping[str, np.ndarray[Any, Any]], outputs: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, np.ndarray[Any, Any]], TreeRun]:
     """The outputs, every element of which must have been written, and what was done for them."""
-    rooms = {
-        name: Room(name, array.shape, {i: v.item() for i, v in np.ndenumerate(array)}) for name, array in inputs.items()
-    }
+    rooms = {name: Room(name, array.shape, {i: v.item() for i, v in np.ndenumerate(array)}) for name, array in inputs.items()}
     rooms |= {name: Room(name, shape) for name, shape in outputs.items()}
     run = TreeRun(rooms)
     run.run(nodes)

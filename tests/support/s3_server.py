@@ -25,9 +25,12 @@ class S3Server:
     def options(self) -> Mapping[str, str]:
         """Options of a store."""
         return {
-            "endpoint": self.endpoint, "aws_region": "us-east-1", "aws_access_key_id": "id",
-            "aws_secret_access_key": "secret", "allow_http": "true",
-        }  # fmt: skip
+            "endpoint": self.endpoint,
+            "aws_region": "us-east-1",
+            "aws_access_key_id": "id",
+            "aws_secret_access_key": "secret",
+            "allow_http": "true",
+        }
 
     def location(self) -> str:
         """A new location of a store."""

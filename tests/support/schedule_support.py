@@ -49,18 +49,21 @@ PADDED_BLUR = program(
     "B[y, x] = bx[y - 1, x].when(y >= 1, 0.0) + bx[y, x] + bx[y + 1, x].when(y < 4, 0.0)",
     A="float32 5 7",
 )
-SOFTMAX = program(
-    "mx[r] >=! A[r, c]; e[r, c] = exp(A[r, c] - mx[r]); s[r] +=! e[r, c]; o[r, c] = e[r, c] / s[r]", A="float32 4 9"
-)
+SOFTMAX = program("mx[r] >=! A[r, c]; e[r, c] = exp(A[r, c] - mx[r]); s[r] +=! e[r, c]; o[r, c] = e[r, c] / s[r]", A="float32 4 9")
 WINDOWED = program(
     "Y[f, o] +=! X[c, o * 2 + k] * W[f, c, k] where o in 7; Z[f, o] = relu(Y[f, o] + b[f]);"
     "P[f, i] >=! Z[f, i * 2 + r] where i in 3, r in 3",
-    X="float32 2 15", W="float32 3 2 3", b="float32 3",
-)  # fmt: skip
+    X="float32 2 15",
+    W="float32 3 2 3",
+    b="float32 3",
+)
 NARROW = program(
-    "C[m, n] +=! A[m, k] * B[k, n]; D[m, n] = max(C[m, n] + v[n], 0)", ["C", "D"],
-    A="float16 3 5", B="float16 5 4", v="float16 4",
-)  # fmt: skip
+    "C[m, n] +=! A[m, k] * B[k, n]; D[m, n] = max(C[m, n] + v[n], 0)",
+    ["C", "D"],
+    A="float16 3 5",
+    B="float16 5 4",
+    v="float16 4",
+)
 MIRROR = program(
     "P[i] = A[i] * 2.0; Q[i] = P[i] + P[11 - i]; R[i, j] = Q[i * 4 + j] - P[(i + j) % 3] where i in 3, j in 4",
     A="float32 12",
@@ -68,8 +71,10 @@ MIRROR = program(
 GATHER = program("t[i, c] = T[i, c] + 1.0; o[n, c] = t[ids[n], c] * 2.0", T="float32 4 3", ids="int32 5")
 SCATTER = program(
     "y[n, c] = x[n, c] * 2.0; d[pos[n], c] +=. y[n, c]; z[i, c] = d[i, c] + 1.0",
-    d="float32 6 3", x="float32 4 3", pos="int32 4",
-)  # fmt: skip
+    d="float32 6 3",
+    x="float32 4 3",
+    pos="int32 4",
+)
 SCALAR = program("s[] +=! A[i, j]; t[] = s[] * 0.5; o[i] = A[i, 0] - t[]", A="float32 3 4")
 PROGRAMS = {
     "matmul": MATMUL, "blur": BLUR, "padded_blur": PADDED_BLUR, "softmax": SOFTMAX, "windowed": WINDOWED,
@@ -97,9 +102,7 @@ def compiled(schedules: Sequence[Schedule]) -> list[CpuModule]:
     hw = hardware.load("local")
     source = emit("kernels", (GroupLaunches(trees, views),), tensors_in_memory(program, program.types, ()), hw, "")
     binary = compile_source(source).binary
-    return [
-        CpuModule(CompiledKernel(replace(source, launches=(launch,)), binary, "", ())) for launch in source.launches
-    ]
+    return [CpuModule(CompiledKernel(replace(source, launches=(launch,)), binary, "", ())) for launch in source.launches]
 
 
 def inputs_of(program: TensorProgram) -> Arrays:

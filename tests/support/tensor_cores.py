@@ -30,9 +30,7 @@ def _added(a: Floats, b: Floats, total: Floats, sums: AccumulatorPrecision, leas
     return np.ldexp(kept, exponent - sums.result_bits - 1)
 
 
-def product(
-    a: Floats, b: Floats, sums: AccumulatorPrecision, *, least: int = -14, start: Floats | None = None
-) -> Floats:
+def product(a: Floats, b: Floats, sums: AccumulatorPrecision, *, least: int = -14, start: Floats | None = None) -> Floats:
     """start[m, n] + a[m, k] b[n, k], chain after chain, chains added in float32. `least`: of the operands' type."""
     chain, total = sums.promotion_interval or a.shape[1], np.zeros((a.shape[0], b.shape[0])) if start is None else start
     whole = np.zeros_like(total, dtype=np.float32)

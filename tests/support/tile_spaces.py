@@ -32,9 +32,7 @@ def reduced(name: str, extent: int) -> Axis:
 
 def walk(tensor: str, *dims: tuple[int, dict[str, int]], operand: str = "", is_output: bool = False) -> TileAccess:
     """An access from (size, {axis: coefficient}) for each dimension."""
-    return TileAccess(
-        tensor, F32, tuple(Dim(size, tuple(sorted(coeffs.items()))) for size, coeffs in dims), is_output, operand
-    )
+    return TileAccess(tensor, F32, tuple(Dim(size, tuple(sorted(coeffs.items()))) for size, coeffs in dims), is_output, operand)
 
 
 def group_of(kind: GroupKind, space: TileSpace) -> KernelGroup:
@@ -44,9 +42,15 @@ def group_of(kind: GroupKind, space: TileSpace) -> KernelGroup:
     type_ = TensorType(out.dtype, tuple(d.size for d in out.dims))
     reduces = any(a.kind is AxisKind.REDUCE for a in axes)
     statement = TensorExpr(
-        output=out.tensor, name=out.tensor, type=type_, axes=axes, index=(), body=Const(1.0, F32),
-        kind=StatementKind.REDUCE if reduces else StatementKind.MAP, combine=Combine.SUM if reduces else None,
-    )  # fmt: skip
+        output=out.tensor,
+        name=out.tensor,
+        type=type_,
+        axes=axes,
+        index=(),
+        body=Const(1.0, F32),
+        kind=StatementKind.REDUCE if reduces else StatementKind.MAP,
+        combine=Combine.SUM if reduces else None,
+    )
     outer = tuple(a for a in axes if a.kind is AxisKind.SPATIAL)
     return KernelGroup(out.tensor, kind, (statement,), outer, frozenset(), ((out.tensor, statement.type),), (), space)
 

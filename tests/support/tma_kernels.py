@@ -21,9 +21,7 @@ def unsigned(view: TensorMap) -> DType:
     return UNSIGNED[view.dtype.bytes]
 
 
-def bringing(
-    view: TensorMap, elements: int, coordinates: tuple[int, ...], offsets: tuple[int, ...] = ()
-) -> KernelSource:
+def bringing(view: TensorMap, elements: int, coordinates: tuple[int, ...], offsets: tuple[int, ...] = ()) -> KernelSource:
     """Return the kernel that copies one box from X, flat, to Y, with the bits of the map's elements."""
     return box_copy(HOPPER, view, elements, unsigned(view), coordinates=coordinates, offsets=offsets)
 

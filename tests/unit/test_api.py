@@ -170,8 +170,11 @@ def test_errors_point_into_the_text() -> None:
         roller_svc.compile("C[m, n] +=! A[m, k] * Q[k, n]", TYPES)
     assert isinstance(refused.value, InputError)
     assert (refused.value.code, refused.value.line, refused.value.column, refused.value.end_column) == (
-        "unknown-name", 1, 23, 24,
-    )  # fmt: skip
+        "unknown-name",
+        1,
+        23,
+        24,
+    )
     assert refused.value.hint
 
 

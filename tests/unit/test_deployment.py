@@ -23,9 +23,7 @@ DOCUMENTS = [
 ]
 DEPLOYMENTS = [document for _, document in DOCUMENTS if document["kind"] == "Deployment"]
 SCALED = [document for _, document in DOCUMENTS if document["kind"] == "ScaledObject"]
-COMPOSE = {
-    name: yaml.safe_load((DOCKER / name).read_text(encoding="utf-8")) for name in ("compose.yaml", "compose.farm.yaml")
-}
+COMPOSE = {name: yaml.safe_load((DOCKER / name).read_text(encoding="utf-8")) for name in ("compose.yaml", "compose.farm.yaml")}
 ROLES = ("serve", "worker")
 
 

@@ -184,9 +184,7 @@ def test_each_header_compiles_alone_and_beside_the_others(saved: Saved, compiler
 @pytest.mark.parametrize("pools", ["own", pytest.param("shared", marks=pytest.mark.two_cores)])
 @pytest.mark.parametrize("compiler", ["gcc", "g++"])
 @pytest.mark.parametrize("order", [1, -1], ids=["forward", "backward"])
-def test_a_program_of_all_computes_what_each_computes(
-    saved: Saved, tmp_path: Path, compiler: str, order: int, pools: str
-) -> None:
+def test_a_program_of_all_computes_what_each_computes(saved: Saved, tmp_path: Path, compiler: str, order: int, pools: str) -> None:
     saved.run([build(saved, tmp_path, compiler, saved.libraries()[::order], shared=pools == "shared")])
 
 

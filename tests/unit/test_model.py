@@ -62,9 +62,7 @@ def test_a_model_computes_what_the_interpreter_does(built: Model) -> None:
     np.testing.assert_array_equal(out, built(x=X)["y"])
 
 
-def test_arrays_with_the_alignment_of_their_elements_are_used_in_place(
-    built: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arrays_with_the_alignment_of_their_elements_are_used_in_place(built: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = np.zeros(64 + 16 + 8, np.float32)
     first = next(i for i in range(1, 16) if memory[i:].ctypes.data % 64)
     x, out = memory[first : first + 16].reshape(2, 8), memory[40 + first : 48 + first].reshape(2, 4)
@@ -175,10 +173,11 @@ def test_a_profile_has_every_step_in_order(built: Model, tmp_path: Path) -> None
 
 def test_a_profile_counts_the_steps_of_loops(tmp_path: Path) -> None:
     body = helper.make_graph(
-        [helper.make_node("Mul", ["s", "x"], ["t"]), helper.make_node("Identity", ["t"], ["z"])], "body",
+        [helper.make_node("Mul", ["s", "x"], ["t"]), helper.make_node("Identity", ["t"], ["z"])],
+        "body",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, (3,)) for name in ("s", "x")],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, (3,)) for name in ("t", "z")],
-    )  # fmt: skip
+    )
     node = helper.make_node("Scan", ["s0", "xs"], ["last", "y"], body=body, num_scan_inputs=1)
     source = model([node], {"s0": (3,), "xs": (5, 3)}, {"last": (3,), "y": (5, 3)})
     arrays = {"s0": np.array([1, 2, 3], np.float32), "xs": np.full((5, 3), 2, np.float32)}
@@ -264,9 +263,7 @@ def test_calls_from_several_threads_overlap(built: Model) -> None:
         (("report",), []),
     ],
 )
-def test_metadata_that_no_save_writes_is_refused(
-    built: Model, tmp_path: Path, path: tuple[Any, ...], value: object
-) -> None:
+def test_metadata_that_no_save_writes_is_refused(built: Model, tmp_path: Path, path: tuple[Any, ...], value: object) -> None:
     folder = built.save(tmp_path / "saved")
     document = json.loads((folder / "metadata.json").read_text())
     at = document
@@ -360,8 +357,13 @@ def test_a_model_without_kernels_runs(tmp_path: Path) -> None:
 
 
 def test_an_index_out_of_range_names_its_node() -> None:
-    source = model([helper.make_node("Gather", ["w", "i"], ["y"], "pick")], {"i": (2,)}, {"y": (2,)},
-                   [numpy_helper.from_array(np.arange(4, dtype=np.int64), "w")], dtype=TensorProto.INT64)  # fmt: skip
+    source = model(
+        [helper.make_node("Gather", ["w", "i"], ["y"], "pick")],
+        {"i": (2,)},
+        {"y": (2,)},
+        [numpy_helper.from_array(np.arange(4, dtype=np.int64), "w")],
+        dtype=TensorProto.INT64,
+    )
     gather = compiled(source)
     assert gather(i=np.array([3, -1], np.int64))["y"].tolist() == [3, 3]
     with pytest.raises(InputError, match="pick"):

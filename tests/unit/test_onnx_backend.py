@@ -33,8 +33,13 @@ def relu(shape: tuple[object, ...]) -> onnx.ModelProto:
 
 def test_only_cpus_are_supported() -> None:
     assert [onnx_backend.supports_device(name) for name in ("CPU", "CPU:0", "CUDA", "CUDA:1", "TPU", "")] == [
-        True, True, False, False, False, False,
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     with pytest.raises(InputError, match="CUDA"):
         onnx_backend.prepare(relu((2, 3)), "CUDA")
     assert issubclass(RollerBackend, onnx.backend.base.Backend)
@@ -61,11 +66,14 @@ def test_open_extents_come_from_the_arrays() -> None:
 def test_values_that_determine_shapes_are_specialized() -> None:
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
     graph = helper.make_graph(
-        nodes, "reshape",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3)),
-         helper.make_tensor_value_info("shape", TensorProto.INT64, (2,))],
+        nodes,
+        "reshape",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3)),
+            helper.make_tensor_value_info("shape", TensorProto.INT64, (2,)),
+        ],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("a", "b"))],
-    )  # fmt: skip
+    )
     prepared = onnx_backend.prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
     for shape in ((3, 2), (1, 6), (3, 2)):
         np.testing.assert_array_equal(prepared.run([X, np.array(shape)])[0], X.reshape(shape))
@@ -74,9 +82,7 @@ def test_values_that_determine_shapes_are_specialized() -> None:
 
 @pytest.mark.parametrize("extent", [0, "n"])
 def test_inputs_without_elements_are_left_out(extent: object) -> None:
-    source = model(
-        [helper.make_node("CastLike", ["x", "like"], ["y"])], {"x": (2, 3), "like": (extent,)}, {"y": (2, 3)}
-    )
+    source = model([helper.make_node("CastLike", ["x", "like"], ["y"])], {"x": (2, 3), "like": (extent,)}, {"y": (2, 3)})
     (result,) = onnx_backend.run_model(source, [X, np.zeros(0, np.float32)])
     np.testing.assert_array_equal(result, X)
 

@@ -27,9 +27,7 @@ def test_variables_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "key-1" not in repr(chosen)
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"), [("ROLLER_PORT", "70000"), ("ROLLER_WORKERS", "-1"), ("ROLLER_PORT", "x")]
-)
+@pytest.mark.parametrize(("variable", "value"), [("ROLLER_PORT", "70000"), ("ROLLER_WORKERS", "-1"), ("ROLLER_PORT", "x")])
 def test_a_bad_one_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(ArgumentError, match=variable) as refused:

@@ -39,8 +39,7 @@ def check(module, *inputs):
     with torch.no_grad():
         expected = module(*inputs)
         results = compiled(module)(*inputs)
-    for result, tensor in zip(torch.utils._pytree.tree_leaves(results), torch.utils._pytree.tree_leaves(expected),
-                              strict=True):  # fmt: skip
+    for result, tensor in zip(torch.utils._pytree.tree_leaves(results), torch.utils._pytree.tree_leaves(expected), strict=True):
         assert (result.shape, result.dtype, result.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
         torch.testing.assert_close(result, tensor, rtol=1e-5, atol=1e-5)
     return torch_backend.report()

@@ -80,9 +80,7 @@ def baseline_of(
     return fastest([Baseline(way.trace.run, tuple(way.trace.names), way) for way in translations])
 
 
-def _find(
-    calls: Calls, program: TensorProgram, arrays: Mapping[str, NDArray[Any]], expected: Mapping[str, Value]
-) -> Baseline:
+def _find(calls: Calls, program: TensorProgram, arrays: Mapping[str, NDArray[Any]], expected: Mapping[str, Value]) -> Baseline:
     """Find the baseline of a program; the Finder of numpy and torch."""
     return baseline_of(program, arrays, calls, expected)
 

@@ -31,9 +31,7 @@ class Baseline:
     state: object
 
 
-def check(
-    calls: Sequence[str], program: TensorProgram, results: Mapping[str, NDArray[Any]], expected: Mapping[str, Value]
-) -> None:
+def check(calls: Sequence[str], program: TensorProgram, results: Mapping[str, NDArray[Any]], expected: Mapping[str, Value]) -> None:
     """Raise WrongAnswerError if the results differ from the reference."""
     verdict = agrees(program, results, expected)
     if not verdict.ok:

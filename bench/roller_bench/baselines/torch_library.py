@@ -166,9 +166,7 @@ def row_call(context: Context, pattern: Pattern, out: Slot, *, swapped: bool) ->
             context.into("softmax", partial(torch.softmax, dim=dims[0]), x, out=y)
             return out
         case ArgMost(data=data, dim=dim, combine=combine):
-            context.into(
-                f"arg{combine.name.lower()}", partial(context.library.argmost(combine), dim=dim), tensors[data], out=out
-            )
+            context.into(f"arg{combine.name.lower()}", partial(context.library.argmost(combine), dim=dim), tensors[data], out=out)
             return out
         case Norm():
             return _norm(context, pattern, swapped=swapped)

@@ -33,9 +33,7 @@ LINT_COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
-    construct = kinds.add_parser(
-        "construct", help="time construction: from a program to its ranked candidates", allow_abbrev=False
-    )
+    construct = kinds.add_parser("construct", help="time construction: from a program to its ranked candidates", allow_abbrev=False)
     _add_cases(construct)
 
     machine_code = kinds.add_parser(
@@ -46,9 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_cases(machine_code)
     machine_code.add_argument("--every", type=int, default=1, metavar="N", help="run every Nth case")
     machine_code.add_argument(
-        "--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
+        "--jobs",
+        type=int,
+        default=min(2, len(os.sched_getaffinity(0))),
+        metavar="N",
         help="worker processes; use 1 for undisturbed compile times (default: %(default)s)",
-    )  # fmt: skip
+    )
     machine_code.add_argument("--timeout", type=float, default=120.0, metavar="S", help="timeout per program, seconds")
     machine_code.add_argument("--resume", action="store_true", help="resume an interrupted run of the same command")
 
@@ -119,9 +120,7 @@ def _rows(cases: list[BenchCase], target: str, options: argparse.Namespace) -> I
             alone += task.cases
         else:
             yield from answer
-    for task, answer in map_unordered(
-        lint.lint_cases, lint.batch_tasks(alone, target, 1), options.jobs, options.timeout
-    ):
+    for task, answer in map_unordered(lint.lint_cases, lint.batch_tasks(alone, target, 1), options.jobs, options.timeout):
         (case,) = task.cases
         yield from [lint.failed_row(case, answer)] if isinstance(answer, RollerError) else answer
 
@@ -136,11 +135,16 @@ def _construct_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
 def _lint_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
     return [
         (
-            target, one["kernels"], show.percent(one["zero_spill_share"]), one["c75xx"],
+            target,
+            one["kernels"],
+            show.percent(one["zero_spill_share"]),
+            one["c75xx"],
             f"{show.percent(one['tensor_core_share'])} of {one['half_contractions']}",
             show.percent(one["warpgroup_share"]),
-            show.format_seconds(one["compile_median_s"]), show.format_seconds(one["compile_p95_s"]),
-            ", ".join(f"{kind} {count}" for kind, count in one["findings"].items()) or "none", one["errors"],
+            show.format_seconds(one["compile_median_s"]),
+            show.format_seconds(one["compile_p95_s"]),
+            ", ".join(f"{kind} {count}" for kind, count in one["findings"].items()) or "none",
+            one["errors"],
         )
         for target, one in results["targets"].items()
-    ]  # fmt: skip
+    ]

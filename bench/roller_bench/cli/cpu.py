@@ -33,9 +33,7 @@ Json = dict[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cases(parser)
-    parser.add_argument(
-        "--target", default="local", metavar="ID", help="CPU target; its ISA must be a subset of this machine's"
-    )
+    parser.add_argument("--target", default="local", metavar="ID", help="CPU target; its ISA must be a subset of this machine's")
     common.add_calibration(parser)
     parser.add_argument(
         "--threads",
@@ -46,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cores to use; may be repeated (default: 1)",
     )
     parser.add_argument("--select", default="measure", metavar="HOW", help="select our kernel by: measure or model")
+    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to measure (default: %(default)s)")
     parser.add_argument(
-        "--top-k", type=int, default=10, metavar="K", help="candidates to measure (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--peers", default=",".join(DEFAULT_BASELINES), metavar="NAMES",
+        "--peers",
+        default=",".join(DEFAULT_BASELINES),
+        metavar="NAMES",
         help=f"baselines: some of {','.join(BASELINES)} (default: %(default)s); '' for none",
-    )  # fmt: skip
+    )
     add_run(parser)
 
 
@@ -60,16 +58,17 @@ def add_cases(parser: argparse.ArgumentParser) -> None:
     """Add the options that select cases."""
     add_case_file(parser, "cpu_bench.json")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="run every Nth case")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="TEXT", help="class or prefix of ids; may be repeated"
-    )
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="class or prefix of ids; may be repeated")
 
 
 def add_case_file(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
-        "--cases", type=Path, default=DATA / default, metavar="FILE",
+        "--cases",
+        type=Path,
+        default=DATA / default,
+        metavar="FILE",
         help=f"case file (default: bench/data/{default} of the checkout)",
-    )  # fmt: skip
+    )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -137,9 +136,12 @@ def _measured(cases: Sequence[BenchCase], threads: int, chosen: Settings, lock: 
         lock.leave()
         workers.close()
     return {
-        **summary(rows), "limits": limits_json(limits), "versions": workers.versions, "notes": workers.notes,
+        **summary(rows),
+        "limits": limits_json(limits),
+        "versions": workers.versions,
+        "notes": workers.notes,
         "cases": rows,
-    }  # fmt: skip
+    }
 
 
 def _journal(options: argparse.Namespace, cases: Sequence[BenchCase], document: Json, threads: int) -> Journal:
@@ -163,10 +165,11 @@ def chosen_cases(options: argparse.Namespace) -> list[BenchCase]:
             f"--only {unknown[0]}: expected a prefix of an id or one of the classes {classes}", code="invalid-option"
         )
     return [
-        case for case in cases
+        case
+        for case in cases
         if zlib.crc32(case.id.encode()) % options.every == 0
         and (not options.only or any(_matches(case, text) for text in options.only))
-    ]  # fmt: skip
+    ]
 
 
 def _matches(case: BenchCase, text: str) -> bool:
@@ -177,9 +180,7 @@ def _matches(case: BenchCase, text: str) -> bool:
 def _parse_baselines(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if unknown := [name for name in names if name not in BASELINES]:
-        raise ArgumentError(
-            f"--peers: expected some of {', '.join(BASELINES)}, got {unknown[0]}", code="invalid-option"
-        )
+        raise ArgumentError(f"--peers: expected some of {', '.join(BASELINES)}, got {unknown[0]}", code="invalid-option")
     return names
 
 
@@ -216,19 +217,30 @@ def _cells(row: Mapping[str, Any], baselines: Sequence[str]) -> tuple[object, ..
     if row["error"]:
         return (row["id"], row["cls"], row["error"], *[""] * (len(baselines) + len(COLUMNS)))
     return (
-        row["id"], row["cls"], show.format_seconds(row["ours_s"]),
+        row["id"],
+        row["cls"],
+        show.format_seconds(row["ours_s"]),
         *(show.format_seconds(row["peers"].get(p)) for p in baselines),
-        _ratio(row["ratio"]), _ratio(row["median_ratio"]),
-        f"{row['gflops']:.4g}", f"{row['gb_per_s']:.4g}", f"{show.percent(row['share_of_peak'])} of {row['bound']}",
+        _ratio(row["ratio"]),
+        _ratio(row["median_ratio"]),
+        f"{row['gflops']:.4g}",
+        f"{row['gb_per_s']:.4g}",
+        f"{show.percent(row['share_of_peak'])} of {row['bound']}",
         show.format_seconds(row["build_s"]),
-    )  # fmt: skip
+    )
 
 
 def _class_cells(name: str, one: Mapping[str, Any]) -> tuple[object, ...]:
     return (
-        name, one["cases"], _ratio(one["geomean_ratio"]), _ratio(one["geomean_median_ratio"]), _ratio(one["min_ratio"]),
-        _ratio(one["median_ratio"]), show.format_seconds(one["build_p95_s"]), one["errors"],
-    )  # fmt: skip
+        name,
+        one["cases"],
+        _ratio(one["geomean_ratio"]),
+        _ratio(one["geomean_median_ratio"]),
+        _ratio(one["min_ratio"]),
+        _ratio(one["median_ratio"]),
+        show.format_seconds(one["build_p95_s"]),
+        one["errors"],
+    )
 
 
 def _ratio(value: float | None) -> str:

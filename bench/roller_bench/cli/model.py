@@ -52,40 +52,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = Settings()
     parser.add_argument("--published", metavar="FILE", help="file of operators with published times")
     parser.add_argument(
-        "--target", metavar="ID",
+        "--target",
+        metavar="ID",
         help=f"CPU target (default: {default.target}); with --published the device (default: {TARGET}), for nvidia-k80"
         " and amd-mi50 the published tiles are estimated",
-    )  # fmt: skip
+    )
     cpu_bench.add_cases(parser)
+    parser.add_argument("--threads", type=int, default=default.threads, metavar="N", help="cores to use (default: %(default)s)")
     parser.add_argument(
-        "--threads", type=int, default=default.threads, metavar="N", help="cores to use (default: %(default)s)"
+        "--top",
+        type=int,
+        default=default.top,
+        metavar="K",
+        help="model's first plans to time (default: %(default)s)",
     )
     parser.add_argument(
-        "--top", type=int, default=default.top, metavar="K",
-        help="model's first plans to time (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--sample", type=int, default=default.sample, metavar="N",
+        "--sample",
+        type=int,
+        default=default.sample,
+        metavar="N",
         help="random plans to time for each case, at least (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--class-sample", type=int, default=default.class_sample, metavar="N",
+        "--class-sample",
+        type=int,
+        default=default.class_sample,
+        metavar="N",
         help="random plans to time for each class, at least (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--seed", type=int, default=default.seed, metavar="N", help="seed of the random plans (default: %(default)s)"
     )
     parser.add_argument(
-        "--passes", type=int, default=default.passes, metavar="N",
+        "--passes",
+        type=int,
+        default=default.passes,
+        metavar="N",
         help="times that all cases are measured (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument("--uncalibrated", action="store_true", help="use the shipped spec without calibration")
-    parser.add_argument(
-        "--measurements", metavar="FILE", help="evaluate the JSON document of an earlier run; measure nothing"
-    )
-    parser.add_argument(
-        "--hardware", metavar="FILE", help="with --measurements: evaluate with this spec, not with that of the run"
-    )
+    parser.add_argument("--measurements", metavar="FILE", help="evaluate the JSON document of an earlier run; measure nothing")
+    parser.add_argument("--hardware", metavar="FILE", help="with --measurements: evaluate with this spec, not with that of the run")
     cpu_bench.add_run(parser)
 
 
@@ -151,9 +158,15 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
     """Measure the cases; return the document and the journal, to which each row is added at once."""
     target = options.target or Settings().target
     chosen = Settings(
-        target, options.threads, options.top, options.sample, options.class_sample, options.seed,
-        options.passes, calibrate=not options.uncalibrated,
-    )  # fmt: skip
+        target,
+        options.threads,
+        options.top,
+        options.sample,
+        options.class_sample,
+        options.seed,
+        options.passes,
+        calibrate=not options.uncalibrated,
+    )
     shipped = cpu_bench.cpu_target(chosen.target)
     document: Json = {"machine": machine(shipped), "settings": asdict(chosen)}
     journal = cpu_bench.journal_of("model", options, cases, [document["settings"], document["machine"]["cpu"]])
@@ -245,9 +258,12 @@ def _measured_row(name: str, metrics: Json) -> tuple[object, ...]:
              "random_top3_regret_mean")  # fmt: skip
     ranks = (metrics["spearman"], metrics["spearman_within"], metrics["spearman_halves"])
     return (
-        name, metrics["cases"], metrics["plans"], *map(_three_places, (*logs, *ranks)),
+        name,
+        metrics["cases"],
+        metrics["plans"],
+        *map(_three_places, (*logs, *ranks)),
         *(show.percent(metrics[name]) for name in names),
-    )  # fmt: skip
+    )
 
 
 def _published(published: Path, target: str) -> tuple[Json, str]:
@@ -259,8 +275,9 @@ def _published(published: Path, target: str) -> tuple[Json, str]:
         results = bench_published(published)
         shown = show.format_table(PUBLISHED_COLUMNS, [_published_row(*named) for named in _by_class(results)])
     else:
-        raise ArgumentError(f"no times are published for {target}", code="invalid-option",
-                            hint=f"--target: {', '.join((TARGET, *COLUMNS))}")  # fmt: skip
+        raise ArgumentError(
+            f"no times are published for {target}", code="invalid-option", hint=f"--target: {', '.join((TARGET, *COLUMNS))}"
+        )
     return results, "\n".join([shown, *_errors(results)])
 
 

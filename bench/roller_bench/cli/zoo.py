@@ -20,21 +20,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="threads (default: %(default)s)"
     )
     parser.add_argument(
-        "--peers", default="onnxruntime", dest="baselines", metavar="NAME,...",
+        "--peers",
+        default="onnxruntime",
+        dest="baselines",
+        metavar="NAME,...",
         help=f"engines to compare with, of {', '.join(BASELINES)} (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--select", default="measure", metavar="HOW",
+        "--select",
+        default="measure",
+        metavar="HOW",
         help="measure: time the candidates of each kernel; model: trust the ranking (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--rounds", type=int, default=1, metavar="N",
+        "--rounds",
+        type=int,
+        default=1,
+        metavar="N",
         help="times that each engine runs, in turns; least times count (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--modules", metavar="FILE.py",
+        "--modules",
+        metavar="FILE.py",
         help="torch modules for inductor: build(name) returns module, inputs, names of inputs and of outputs",
-    )  # fmt: skip
+    )
     common.add_calibration(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON document to stdout")
 
@@ -59,11 +68,7 @@ def execute(options: argparse.Namespace) -> int:
             }
         )
     else:
-        print(
-            show.format_table(
-                ("model", "ours", *baselines, "ratio", "compile", "warm"), [_shown(r, baselines) for r in listed]
-            )
-        )
+        print(show.format_table(("model", "ours", *baselines, "ratio", "compile", "warm"), [_shown(r, baselines) for r in listed]))
     return 0 if all("error" not in row["ours_ms"] for row in listed) else 1
 
 

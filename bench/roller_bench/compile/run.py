@@ -46,9 +46,14 @@ class BaselineCompiler:
         # Triton's default; it warns if the variable is not set
         environment = os.environ | {"PYTHONPATH": str(BENCH), "TRITON_DEFAULT_FP_FUSION": "1"}
         self._process = subprocess.Popen(
-            [python, "-m", "roller_bench.compile.worker", name, str(arch)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1, env=environment,
-        )  # fmt: skip
+            [python, "-m", "roller_bench.compile.worker", name, str(arch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            bufsize=1,
+            env=environment,
+        )
         greeting = self._answer()
         if "missing" in greeting:
             self.close()
@@ -137,17 +142,17 @@ def summary(rows: list[Json], names: list[str]) -> Json:
 
 def machine() -> Json:
     return {
-        "cpu": host_name(), "cores": len(os.sched_getaffinity(0)),
+        "cpu": host_name(),
+        "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],  # 1: nothing else is running
-        "python": platform.python_version(), **versions(),
-    }  # fmt: skip
+        "python": platform.python_version(),
+        **versions(),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--python", default=sys.executable, help="Python with the baselines installed (default: this one)"
-    )
+    parser.add_argument("--python", default=sys.executable, help="Python with the baselines installed (default: this one)")
     parser.add_argument("--peer", action="append", choices=BASELINES, help="baseline; may be repeated (default: both)")
     parser.add_argument("--target", default="nvidia-a100-sxm-80gb", metavar="ID")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")

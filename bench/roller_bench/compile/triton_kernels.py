@@ -17,8 +17,19 @@ EPILOGUES = {epilogue: number for number, epilogue in enumerate(Epilogue)}
 
 
 @triton.jit
-def gemm(a, b, c, extra, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EPILOGUE: tl.constexpr,
-         BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+def gemm(
+    a,
+    b,
+    c,
+    extra,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     tiles_n = tl.cdiv(N, BN)
     batch = tl.program_id(1).to(tl.int64)
     rows = (tl.program_id(0) // tiles_n) * BM + tl.arange(0, BM)
@@ -45,8 +56,20 @@ def gemm(a, b, c, extra, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EPIL
 
 
 @triton.jit
-def conv(x, w, y, IMAGES: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, F: tl.constexpr,
-         R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+def conv(
+    x,
+    w,
+    y,
+    IMAGES: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    F: tl.constexpr,
+    R: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     tiles_n = tl.cdiv(F, BN)
     points = (tl.program_id(0) // tiles_n) * BM + tl.arange(0, BM)
     filters = (tl.program_id(0) % tiles_n) * BN + tl.arange(0, BN)

@@ -26,9 +26,7 @@ def main(baseline: str, arch: int) -> None:
     os.dup2(2, 1)  # compilers may print to stdout
     start = time.perf_counter()
     try:
-        compiled: Callable[[Case, int], bytes] = importlib.import_module(
-            f"roller_bench.compile.{baseline}_kernels"
-        ).compiled
+        compiled: Callable[[Case, int], bytes] = importlib.import_module(f"roller_bench.compile.{baseline}_kernels").compiled
     except ImportError as missing:
         print(json.dumps({"missing": str(missing)}), file=answers)
         return

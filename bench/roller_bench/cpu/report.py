@@ -104,8 +104,14 @@ def case_row(case: BenchCase, samples: Samples, bound: Bound) -> Json:
 
 def failed_row(case: BenchCase, failure: RollerError) -> Json:
     """Return the row of a case without a correct kernel."""
-    return {"id": case.id, "cls": case.cls, "ours_s": None, "peers": {}, "ratio": None,
-            "error": f"{failure.code}: {failure.message}"}  # fmt: skip
+    return {
+        "id": case.id,
+        "cls": case.cls,
+        "ours_s": None,
+        "peers": {},
+        "ratio": None,
+        "error": f"{failure.code}: {failure.message}",
+    }
 
 
 def metrics(rows: Sequence[Json]) -> Json:
@@ -148,11 +154,17 @@ def limits_json(limits: Limits) -> Json:
 def machine(hw: HardwareSpec) -> Json:
     """Describe the machine, the compiler, the commit and the date."""
     return {
-        "cpu": host_name(), "target": hw.id, "arch": str(hw.arch), "isa": list(hw.isa),
-        "vector_bytes": hw.vector_bytes, "cores": hw.num_cores, "roller": __version__, "commit": _commit(),
+        "cpu": host_name(),
+        "target": hw.id,
+        "arch": str(hw.arch),
+        "isa": list(hw.isa),
+        "vector_bytes": hw.vector_bytes,
+        "cores": hw.num_cores,
+        "roller": __version__,
+        "commit": _commit(),
         "compiler": toolchain.versions().get("cc"),
         "date": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+    }
 
 
 def p95(ordered: Sequence[float]) -> float | None:

@@ -26,7 +26,7 @@ from roller_bench.cpu.worker import (
     TakeSample,
     Task,
     work,
-)  # fmt: skip
+)
 from roller_bench.timing_worker import Sample
 from roller_svc.calibration.cpu.limits import Limits
 from roller_svc.errors import (
@@ -187,10 +187,13 @@ def bench_case(case: BenchCase, workers: Workers, limits: Limits) -> Json:
     except RollerError as failure:
         return failed_row(case, failure)
     return case_row(case, samples, bound) | {
-        "build_s": built.build_s, "model_build_s": built.model_build_s, "candidates": built.candidates,
-        "proven": built.checked_by_reference, "peer_errors": failures,
+        "build_s": built.build_s,
+        "model_build_s": built.model_build_s,
+        "candidates": built.candidates,
+        "proven": built.checked_by_reference,
+        "peer_errors": failures,
         "peer_calls": {name: list(baseline.calls) for name, baseline in found.items()},
-    }  # fmt: skip
+    }
 
 
 def _find_baselines(case: BenchCase, workers: Workers, built: Built) -> tuple[dict[str, BaselineCalls], dict[str, str]]:

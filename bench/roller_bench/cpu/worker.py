@@ -148,8 +148,9 @@ def _build(task: BuildRoller) -> Built:
     arrays = make_inputs(program, case)
 
     def build(select: str) -> tuple[float, Any]:
-        request = build_request(case.expression, case.inputs, outputs=case.outputs, target=task.target,
-                                top_k=task.top_k, select=select)  # fmt: skip
+        request = build_request(
+            case.expression, case.inputs, outputs=case.outputs, target=task.target, top_k=task.top_k, select=select
+        )
         start = time.perf_counter()
         report = build_kernel(request)
         return time.perf_counter() - start, report
@@ -168,9 +169,7 @@ def _build(task: BuildRoller) -> Built:
     try:
         expected = interpreter.evaluate_sample(program, arrays, CHECKED_ELEMENTS, limit_points=_CHECKED_POINTS)
     except ArgumentError:
-        expected = {
-            out.name: approximate_values(results[out.name], program.types[out.tensor].dtype) for out in program.outputs
-        }
+        expected = {out.name: approximate_values(results[out.name], program.types[out.tensor].dtype) for out in program.outputs}
         checked_by_reference = False
     else:
         checked_by_reference = True

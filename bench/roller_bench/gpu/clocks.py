@@ -28,10 +28,11 @@ class Nvml:
         """Read all values; a value that the device does not report is left out."""
         values_by_name: Json = {}
         for name, function, extra, scale in (
-            ("sm_mhz", "nvmlDeviceGetClockInfo", (_SM_CLOCK,), 1), ("memory_mhz", "nvmlDeviceGetClockInfo",
-            (_MEMORY_CLOCK,), 1), ("power_w", "nvmlDeviceGetPowerUsage", (), 1000),
+            ("sm_mhz", "nvmlDeviceGetClockInfo", (_SM_CLOCK,), 1),
+            ("memory_mhz", "nvmlDeviceGetClockInfo", (_MEMORY_CLOCK,), 1),
+            ("power_w", "nvmlDeviceGetPowerUsage", (), 1000),
             ("temperature_c", "nvmlDeviceGetTemperature", (_GPU_SENSOR,), 1),
-        ):  # fmt: skip
+        ):
             value = ctypes.c_uint()
             if self._try(function, self._device, *extra, ctypes.byref(value)) == 0:
                 values_by_name[name] = value.value / scale if scale > 1 else value.value
@@ -75,8 +76,12 @@ class Watch:
         names = [name for name in self.samples[0] if name != "slowed_by"]
         during = {
             name: [pick(values) for pick in (min, max)]
-            for name in names if (values := [reading[name] for reading in self.samples if name in reading])
-        }  # fmt: skip
+            for name in names
+            if (values := [reading[name] for reading in self.samples if name in reading])
+        }
         slowed = sorted({reason for reading in self.samples for reason in reading.get("slowed_by", [])})
-        return {"before": self.samples[0], "during": {**during, "slowed_by": slowed, "samples": len(self.samples)},
-                "after": self.samples[-1]}  # fmt: skip
+        return {
+            "before": self.samples[0],
+            "during": {**during, "slowed_by": slowed, "samples": len(self.samples)},
+            "after": self.samples[-1],
+        }

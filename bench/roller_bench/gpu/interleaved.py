@@ -67,5 +67,4 @@ def time_interleaved(works: Mapping[str, TimedWork], device: Nvml | None) -> tup
 
 
 def sample_statistics(samples: Sequence[float]) -> Json:
-    return {"min_s": min(samples), "median_s": statistics.median(samples), "max_s": max(samples),
-            "samples": len(samples)}  # fmt: skip
+    return {"min_s": min(samples), "median_s": statistics.median(samples), "max_s": max(samples), "samples": len(samples)}

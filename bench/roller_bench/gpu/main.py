@@ -117,10 +117,12 @@ def plan(options: Options, checks: int, cases: int) -> Json:
     """Return the number of tasks and a rough time with these jobs; the device times one case at a time."""
     check_s = CHECK_S if options.sets <= DRY_SETS else 2 * CHECK_S
     return {
-        "checks": checks, "cases": cases, "seconds": stage_seconds(options.stages, options.minutes),
+        "checks": checks,
+        "cases": cases,
+        "seconds": stage_seconds(options.stages, options.minutes),
         "verify_s": checks * check_s / options.jobs,
         "measure_s": max(cases * BUILD_S / max(1, options.jobs - 1), 0.0 if options.dry else cases * TIMING_S),
-    }  # fmt: skip
+    }
 
 
 def _abort(record: Record) -> None:
@@ -138,26 +140,22 @@ def _target(options: Options, device: Json | None) -> str | None:
 
 
 def parse_options(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench/gpu", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(prog="bench/gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     out_dir = os.environ.get("OUT")
     default = Path(out_dir) / "gpu.jsonl" if out_dir else RESULTS / f"gpu-{time.strftime('%Y-%m-%d')}.jsonl"
     parser.add_argument("--out", type=Path, help=f"file of JSON lines (default: {default}; none for a rehearsal)")
     parser.add_argument("--target", default="", help="device spec (default: that of the local device)")
-    parser.add_argument(
-        "--wheels", type=Path, help="directory of wheels for packages that this Python lacks (wheels.py)"
-    )
-    parser.add_argument(
-        "--minutes", type=float, help=f"minutes for all stages (default: {MINUTES:g}; dry: {DRY_MINUTES:g})"
-    )
+    parser.add_argument("--wheels", type=Path, help="directory of wheels for packages that this Python lacks (wheels.py)")
+    parser.add_argument("--minutes", type=float, help=f"minutes for all stages (default: {MINUTES:g}; dry: {DRY_MINUTES:g})")
     parser.add_argument("--dry", action="store_true", help="no device: compile everything, emulate small kernels")
     parser.add_argument("--rehearse", action="store_true", help="simulate a device: times from the model")
     parser.add_argument("--fault", choices=FAULTS, help="fault to inject in a rehearsal")
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="print the report of these files")
     parser.add_argument("--verdicts", type=Path, help="file of a dry run with the emulator's verdicts")
     parser.add_argument("--only", type=re.compile, default=re.compile(""), help="run ids that match this pattern")
-    parser.add_argument("--stages", type=lambda text: tuple(text.split(",")),
-                        help=f"comma-separated: {','.join(STAGE_MINUTES)} (default: all)")  # fmt: skip
+    parser.add_argument(
+        "--stages", type=lambda text: tuple(text.split(",")), help=f"comma-separated: {','.join(STAGE_MINUTES)} (default: all)"
+    )
     parser.add_argument(
         "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="worker processes (default: number of cores)"
     )
@@ -165,16 +163,16 @@ def parse_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     each = f"cases per class and type (default: {CASES_PER_CLASS}; dry: {DRY_CASES_PER_CLASS})"
     parser.add_argument("--each", type=int, help=each)
     parser.add_argument("--top-k", type=int, help=f"candidates timed for a case (default: {TOP_K}; dry: {DRY_TOP_K})")
-    parser.add_argument(
-        "--timeout", type=float, help=f"time limit for one check or case, seconds (default: {TIMEOUT_S:g})"
-    )
+    parser.add_argument("--timeout", type=float, help=f"time limit for one check or case, seconds (default: {TIMEOUT_S:g})")
     arguments = parser.parse_args(words)
     arguments.out = arguments.out or (None if arguments.rehearse else default)
     arguments.stages = arguments.stages or (DRY_STAGES if arguments.dry else tuple(STAGE_MINUTES))
     unknown = set(arguments.stages) - set(DRY_STAGES if arguments.dry else STAGE_MINUTES)
     if unknown:
-        parser.error(f"--stages: expected some of {', '.join(DRY_STAGES if arguments.dry else STAGE_MINUTES)}, "
-                     f"got {', '.join(sorted(unknown))}")  # fmt: skip
+        parser.error(
+            f"--stages: expected some of {', '.join(DRY_STAGES if arguments.dry else STAGE_MINUTES)}, "
+            f"got {', '.join(sorted(unknown))}"
+        )
     if arguments.fault and not arguments.rehearse:
         parser.error("--fault requires --rehearse")
     return arguments
@@ -188,14 +186,20 @@ def make_options(arguments: argparse.Namespace, out: Path) -> Options:
         minutes = REHEARSED_WITH_FAULT if arguments.fault else REHEARSED_MINUTES
     stages = tuple(stage for stage in STAGE_MINUTES if stage in arguments.stages)
     return Options(
-        out=out, target=arguments.target, minutes=_or_default(arguments.minutes, minutes), dry=arguments.dry,
-        only=arguments.only, stages=stages, jobs=arguments.jobs,
+        out=out,
+        target=arguments.target,
+        minutes=_or_default(arguments.minutes, minutes),
+        dry=arguments.dry,
+        only=arguments.only,
+        stages=stages,
+        jobs=arguments.jobs,
         sets=_or_default(arguments.sets, DRY_SETS if small else SETS),
         cases_per_class=_or_default(arguments.each, DRY_CASES_PER_CLASS if small else CASES_PER_CLASS),
         top_k=_or_default(arguments.top_k, DRY_TOP_K if arguments.dry else TOP_K),
         timeout_s=_or_default(arguments.timeout, REHEARSED_TIMEOUT_S if arguments.rehearse else TIMEOUT_S),
-        rehearse=arguments.rehearse, verdicts=arguments.verdicts,
-    )  # fmt: skip
+        rehearse=arguments.rehearse,
+        verdicts=arguments.verdicts,
+    )
 
 
 def _or_default(value: Any, default: Any) -> Any:

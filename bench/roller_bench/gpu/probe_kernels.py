@@ -61,9 +61,14 @@ def atomic_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
 
 
 def box_copy(
-    arch: Arch, view: TensorMap, elements: int, dtype: DType = DType.UINT32, *,
-    coordinates: tuple[int, ...] = (), offsets: tuple[int, ...] = (),
-) -> KernelSource:  # fmt: skip
+    arch: Arch,
+    view: TensorMap,
+    elements: int,
+    dtype: DType = DType.UINT32,
+    *,
+    coordinates: tuple[int, ...] = (),
+    offsets: tuple[int, ...] = (),
+) -> KernelSource:
     """Load one box by TMA from X to shared memory and write it to Y, both of this unsigned type.
 
     The map's buffer is `x`. `coordinates` default to the origin; `offsets` are those of im2col maps.
@@ -107,8 +112,7 @@ def rounded_box() -> TensorMap:
 
 def small_box(rows: int) -> TensorMap:
     """Return a map of 64 columns of 16 bits with a box that may exceed the last row."""
-    return TensorMap("view", "x", DType.FLOAT16, MapMode.TILED, (64, rows), (128,), (64, 64), (1, 1),
-                     swizzle=Swizzle.NONE)  # fmt: skip
+    return TensorMap("view", "x", DType.FLOAT16, MapMode.TILED, (64, rows), (128,), (64, 64), (1, 1), swizzle=Swizzle.NONE)
 
 
 def wrappers(*names: str) -> str:
@@ -143,8 +147,18 @@ __launch_bounds__({2 * WARP_THREADS}) round_trip() {{
 }}
 """
     )
-    return _kernel(hw, "mbarrier_round_trip", SECONDS, sizes.rounds, "an arrival, a wait, an arrival back, a wait",
-                   "round_trip", text, (), 1, 2 * WARP_THREADS)  # fmt: skip
+    return _kernel(
+        hw,
+        "mbarrier_round_trip",
+        SECONDS,
+        sizes.rounds,
+        "an arrival, a wait, an arrival back, a wait",
+        "round_trip",
+        text,
+        (),
+        1,
+        2 * WARP_THREADS,
+    )
 
 
 def _empty_grid(hw: HardwareSpec, sizes: ProbeSizes, cluster: int) -> Kernel:
@@ -166,8 +180,7 @@ __launch_bounds__({BLOCK_THREADS}) meet() {{
 """
     )
     how = f"a barrier of two blocks of {BLOCK_THREADS} threads, with release and acquire"
-    return _kernel(hw, "cluster_sync", SECONDS, sizes.rounds, how, "meet", text, (), sizes.cores // 2 * 2,
-                   BLOCK_THREADS, cluster=2)  # fmt: skip
+    return _kernel(hw, "cluster_sync", SECONDS, sizes.rounds, how, "meet", text, (), sizes.cores // 2 * 2, BLOCK_THREADS, cluster=2)
 
 
 def _tma_copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int) -> Kernel:
@@ -176,8 +189,17 @@ def _tma_copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int
     box_rows = min(256, BOX_BYTES // row_bytes)
     box_bytes = box_rows * row_bytes
     rows = sizes.rows * 128 // row_bytes
-    view = TensorMap("view", "source", DType.FLOAT16, MapMode.TILED, (row_bytes // ELEMENT_BYTES, rows), (row_bytes,),
-                     (row_bytes // ELEMENT_BYTES, box_rows), (1, 1), swizzle=Swizzle(row_bytes))  # fmt: skip
+    view = TensorMap(
+        "view",
+        "source",
+        DType.FLOAT16,
+        MapMode.TILED,
+        (row_bytes // ELEMENT_BYTES, rows),
+        (row_bytes,),
+        (row_bytes // ELEMENT_BYTES, box_rows),
+        (1, 1),
+        swizzle=Swizzle(row_bytes),
+    )
     chosen = "(int)threadIdx.x == 0" if leader == "thread" else "elect_one()"
     text = (
         wrappers("barrier_init", "fence_barrier_init", "barrier_expect", "barrier_wait", "tma_load_2d")
@@ -210,8 +232,9 @@ def _tma_copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int
     source = Buffer("source", "source", Role.INPUT, DType.UINT32, (sizes.rows * 32,))
     how = f"boxes of rows of {row_bytes} bytes from L2, issued by "
     how += "lane 0" if leader == "thread" else "the lane that elect.sync chooses"
-    return _kernel(hw, name, BYTES, float(box_bytes) * sizes.rounds * blocks, how, name, text, (source,), blocks,
-                   WARP_THREADS, maps=(view,))  # fmt: skip
+    return _kernel(
+        hw, name, BYTES, float(box_bytes) * sizes.rounds * blocks, how, name, text, (source,), blocks, WARP_THREADS, maps=(view,)
+    )
 
 
 def _atomic_additions(hw: HardwareSpec, sizes: ProbeSizes, name: str) -> Kernel:
@@ -240,14 +263,24 @@ add_{name}(const float *values, float *results) {{
     )
     amount = float(max(1, sizes.rounds // 64)) * blocks * BLOCK_THREADS
     how = f"additions of float32 to {sizes.bins} elements by " + ("red" if name == "red" else "compare-and-swap")
-    return _kernel(hw, f"atomic_{name}_{sizes.bins}", OPERATIONS, amount, how, f"add_{name}", text, buffers, blocks,
-                   BLOCK_THREADS)  # fmt: skip
+    return _kernel(hw, f"atomic_{name}_{sizes.bins}", OPERATIONS, amount, how, f"add_{name}", text, buffers, blocks, BLOCK_THREADS)
 
 
 def _kernel(
-    hw: HardwareSpec, name: str, unit: str, amount: float, how: str, function: str, text: str,
-    buffers: tuple[Buffer, ...], blocks: int, threads: int, *, maps: tuple[TensorMap, ...] = (), cluster: int = 1,
-) -> Kernel:  # fmt: skip
+    hw: HardwareSpec,
+    name: str,
+    unit: str,
+    amount: float,
+    how: str,
+    function: str,
+    text: str,
+    buffers: tuple[Buffer, ...],
+    blocks: int,
+    threads: int,
+    *,
+    maps: tuple[TensorMap, ...] = (),
+    cluster: int = 1,
+) -> Kernel:
     args = tuple(b.symbol for b in buffers)
     launch = LaunchSpec(function, args, (blocks, 1, 1), (threads, 1, 1), tensor_maps=maps, cluster=cluster)
     return Kernel(name, unit, amount, how, KernelSource(name, Language.CUDA, hw.arch, text, buffers, (launch,)))

@@ -79,14 +79,28 @@ def run_probe(task: ProbeTask) -> list[Json]:
 
 
 def row(
-    name: str, value: float | str, unit: str, how: str, hw: HardwareSpec, *, samples: int, field: str | None = None,
+    name: str,
+    value: float | str,
+    unit: str,
+    how: str,
+    hw: HardwareSpec,
+    *,
+    samples: int,
+    field: str | None = None,
     **more: Any,
-) -> Json:  # fmt: skip
+) -> Json:
     """Return a row; `field` names the spec field that the value would replace."""
     return {
-        "name": name, "status": "ok", "value": value, "unit": unit, "samples": samples, "how": how,
-        "field": field, "spec_value": None if field is None else spec_value(hw, field), **more,
-    }  # fmt: skip
+        "name": name,
+        "status": "ok",
+        "value": value,
+        "unit": unit,
+        "samples": samples,
+        "how": how,
+        "field": field,
+        "spec_value": None if field is None else spec_value(hw, field),
+        **more,
+    }
 
 
 def spec_value(hw: HardwareSpec, field: str) -> float:
@@ -114,8 +128,9 @@ def _measure_kernels(kernels_to_run: tuple[Kernel, ...], device: ProbeDevice) ->
 def _measured_row(one: Measured, hw: HardwareSpec) -> Json:
     """Return a row with the entry for the list `measured` of a spec."""
     entry = {key: value for key, value in dataclasses.asdict(one).items() if value is not None}
-    return row(one.name, one.quiet, one.unit, one.how, hw, samples=one.samples, field=one.figure, least=one.min,
-               most=one.max, entry=entry)  # fmt: skip
+    return row(
+        one.name, one.quiet, one.unit, one.how, hw, samples=one.samples, field=one.figure, least=one.min, most=one.max, entry=entry
+    )
 
 
 def constants(device: ProbeDevice) -> list[Json]:
@@ -184,16 +199,21 @@ def small_maps(device: ProbeDevice) -> list[Json]:
         expected = expected_small_box(inputs, rows)
         for mend in wrong:
             wrong[mend] += sum(
-                int((outputs != expected).sum())
-                for outputs in _load_boxes(cupy, compiled, cupy.asarray(inputs), mend=mend)
+                int((outputs != expected).sum()) for outputs in _load_boxes(cupy, compiled, cupy.asarray(inputs), mend=mend)
             )
     how = "wrong words in out-of-bounds boxes of tensors below 128 KiB, tensor maps "
     descriptions = {False: f"{how}as the driver encodes them", True: f"{how}with bit 85 cleared"}
     return [
-        row(f"small_maps_{'mended' if mend else 'as_encoded'}", count, "words", descriptions[mend], device.hw,
-            samples=SMALL_RUNS * len(SMALL_ROWS))
+        row(
+            f"small_maps_{'mended' if mend else 'as_encoded'}",
+            count,
+            "words",
+            descriptions[mend],
+            device.hw,
+            samples=SMALL_RUNS * len(SMALL_ROWS),
+        )
         for mend, count in wrong.items()
-    ]  # fmt: skip
+    ]
 
 
 def expected_small_box(inputs: Array, rows: int) -> Array:
@@ -222,8 +242,10 @@ def gelu_epilogue(device: ProbeDevice) -> list[Json]:
     """Time a function in the epilogue, which the model counts as one instruction."""
     types = (("A", ("float16", (8192, 512))), ("B", ("float16", (8192, 512))))
     text = "S[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`); C[m,n] = {}.cast(`float16`)"
-    checks = {name: Check(name, "probe", text.format(body), types) for name, body in (
-        ("epilogue_plain", "S[m,n]"), ("epilogue_gelu", "gelu(S[m,n])"))}  # fmt: skip
+    checks = {
+        name: Check(name, "probe", text.format(body), types)
+        for name, body in (("epilogue_plain", "S[m,n]"), ("epilogue_gelu", "gelu(S[m,n])"))
+    }
     return _time_programs(device, checks, "8192 x 8192 x 512, float16")
 
 
@@ -232,10 +254,11 @@ def decode_attention(device: ProbeDevice) -> list[Json]:
     halves = {"Q": (8, 32, 1, 128), "K": (8, 8, 8192, 128), "V": (8, 8, 8192, 128)}
     types = tuple((name, ("bfloat16", shape)) for name, shape in halves.items())
     checks = {
-        f"decode_split_{split}": Check(f"decode_split_{split}", "probe", "O = attention(Q, K, V)", types,
-                                       tiles=(("split_k", split),) if split > 1 else ())
+        f"decode_split_{split}": Check(
+            f"decode_split_{split}", "probe", "O = attention(Q, K, V)", types, tiles=(("split_k", split),) if split > 1 else ()
+        )
         for split in (1, 2, 4)
-    }  # fmt: skip
+    }
     return _time_programs(device, checks, "one query of 32 heads over 8192 keys of 8, batch 8, bfloat16")
 
 
@@ -254,10 +277,19 @@ def _time_programs(device: ProbeDevice, checks: dict[str, Check], how: str) -> l
         works[name] = RollerWork(cupy, [CudaModule(compiled[name]).bind(arrays)])
     times, _ = time_interleaved(works, None)
     return [
-        row(name, one["median_s"], "s", how, device.hw, samples=one["samples"], least=one["min_s"], most=one["max_s"],
-            predicted_s=predicted[name])
+        row(
+            name,
+            one["median_s"],
+            "s",
+            how,
+            device.hw,
+            samples=one["samples"],
+            least=one["min_s"],
+            most=one["max_s"],
+            predicted_s=predicted[name],
+        )
         for name, one in times.items()
-    ]  # fmt: skip
+    ]
 
 
 PROBES: dict[str, Callable[[ProbeDevice], list[Json]]] = {

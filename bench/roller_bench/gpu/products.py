@@ -33,9 +33,7 @@ class FullProductCheck:
         return f"{self.wrong} of {self.elements} elements are wrong, by up to {self.worst:.3g} times the allowed error"
 
 
-def check_full_product(
-    equation: str, arrays: Mapping[str, Array], results: Mapping[str, Array]
-) -> FullProductCheck | None:
+def check_full_product(equation: str, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> FullProductCheck | None:
     """Compare the result of an einsum; return None if there is no PyTorch with a device."""
     if importlib.util.find_spec("torch") is None:
         return None

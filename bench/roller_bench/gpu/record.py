@@ -138,9 +138,7 @@ def _key(section: str, row: Json, count: int) -> str:
     return str(row["id"])
 
 
-def _merge_comparisons(
-    measurements: Iterable[Json], comparisons: Iterable[Json], checked: Iterable[Json]
-) -> list[Json]:
+def _merge_comparisons(measurements: Iterable[Json], comparisons: Iterable[Json], checked: Iterable[Json]) -> list[Json]:
     rows = {row["id"]: {**row, "peers": dict(row.get("peers", {}))} for row in measurements}
     for row in comparisons:
         if row["id"] not in rows:  # of a run with the stage `compare` only

@@ -70,8 +70,7 @@ def table(document: Json) -> str:
     lines += [] if document["complete"] else ["a file was cut off: the tables show its complete lines"]
     lines += [f"{'stage':<18}{'seconds':>8}{'done':>6}{'left':>6}  ended"]
     lines += [
-        f"{row['stage']:<18}{row['seconds']:>8.1f}{row['done']:>6}{row['left']:>6}  {row['ended']}"
-        for row in document["stages"]
+        f"{row['stage']:<18}{row['seconds']:>8.1f}{row['done']:>6}{row['left']:>6}  {row['ended']}" for row in document["stages"]
     ]
     if document["missing"]:
         lines += ["", f"{'missing':<18}{'rows':>8}{'of':>6}  first of them"]
@@ -85,16 +84,12 @@ def table(document: Json) -> str:
     lines += [f"{tool:<18}{status}" for tool, status in total["sanitizer"].items()]
     if document["probes"]:
         lines += ["", f"{'probe':<32}{'value':>12}  unit"]
-        lines += [
-            f"{row['name']:<32}{_number(row.get('value')):>12}  {row.get('unit', '')}" for row in document["probes"]
-        ]
+        lines += [f"{row['name']:<32}{_number(row.get('value')):>12}  {row.get('unit', '')}" for row in document["probes"]]
     if total["classes"]:
         lines += ["", f"{'class':<24}{'cases':>6}{'predicted/measured':>20}{'first/best':>12}{'library/ours':>14}"]
     for cls, one in total["classes"].items():
         ratio = "-" if one["peer_to_ours"] is None else f"{one['peer_to_ours']:.2f}"
-        lines.append(
-            f"{cls:<24}{one['cases']:>6}{one['predicted_to_measured']:>20.2f}{one['first_to_best']:>12.2f}{ratio:>14}"
-        )
+        lines.append(f"{cls:<24}{one['cases']:>6}{one['predicted_to_measured']:>20.2f}{one['first_to_best']:>12.2f}{ratio:>14}")
     if total["classes"]:
         lines += ["", *target_lines(total["targets"])]
     lines += ["", f"not right: {', '.join(total['wrong']) or 'nothing'}"]

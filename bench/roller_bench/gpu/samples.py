@@ -67,10 +67,18 @@ class TimedCase:
 def references() -> list[TimedCase]:
     """Return square products, for which the vendor's library is known to be close to peak."""
     return [
-        TimedCase(f"square-{size}-{dtype}", REFERENCE, "C[m,n] +=! A[m,k] * B[k,n]",
-                  {name: {"dtype": dtype, "shape": [size, size]} for name in "AB"}, None, {}, 2.0 * size**3)
-        for size in _REFERENCE_SIZES for dtype in ("bfloat16", "float16")
-    ]  # fmt: skip
+        TimedCase(
+            f"square-{size}-{dtype}",
+            REFERENCE,
+            "C[m,n] +=! A[m,k] * B[k,n]",
+            {name: {"dtype": dtype, "shape": [size, size]} for name in "AB"},
+            None,
+            {},
+            2.0 * size**3,
+        )
+        for size in _REFERENCE_SIZES
+        for dtype in ("bfloat16", "float16")
+    ]
 
 
 def finding_cases(path: Path) -> list[TimedCase]:
@@ -126,8 +134,16 @@ def _cases(path: Path) -> Iterator[TimedCase]:
         raise ArgumentError(f"{path}: not a case file: {problem}", code="unreadable-file") from problem
     rows_to_time = (row for row in rows if "performance" in row["use"] and row["bytes"] <= _max_bytes(row))
     for row in sorted(rows_to_time, key=lambda row: (row["flops"], row["id"])):
-        yield TimedCase(row["id"], row["cls"], row["expr"], row["inputs"], tuple(row["out_meta"]),
-                        row.get("hints") or {}, float(row["flops"]), _attention(row))  # fmt: skip
+        yield TimedCase(
+            row["id"],
+            row["cls"],
+            row["expr"],
+            row["inputs"],
+            tuple(row["out_meta"]),
+            row.get("hints") or {},
+            float(row["flops"]),
+            _attention(row),
+        )
 
 
 def _attention(row: Json) -> Attention | None:

@@ -55,11 +55,15 @@ def sanitize(chosen: list[Check], target: str, timeout_s: float) -> list[Json]:
     running = [
         subprocess.Popen(
             [program, "--tool", tool, "--error-exitcode", str(_FOUND), "--print-limit", "20", *words],
-            text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         for tool in TOOLS
-    ]  # fmt: skip
+    ]
     until = time.monotonic() + timeout_s
     return confirm_racecheck([_finish(tool, one, until) for tool, one in zip(TOOLS, running, strict=True)])
 
@@ -71,10 +75,9 @@ def confirm_racecheck(rows: list[Json]) -> list[Json]:
     """
     confirmed = any(row["status"] == "wrong" for row in rows if row["tool"] in ("memcheck", "synccheck"))
     return [
-        {**row, "status": "unconfirmed"}
-        if row["tool"] == "racecheck" and row["status"] == "wrong" and not confirmed else row
+        {**row, "status": "unconfirmed"} if row["tool"] == "racecheck" and row["status"] == "wrong" and not confirmed else row
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _finish(tool: str, process: subprocess.Popen[str], until: float) -> Json:

@@ -98,9 +98,7 @@ def stage_seconds(stages: Sequence[str], minutes: float) -> dict[str, float]:
 class Session:
     """One run. `device` wraps functions that run on the device; `bus_id` is for reading its clocks."""
 
-    def __init__(
-        self, options: Options, record: Record, work: Tasks, device: Device[Any, Any], bus_id: str | None
-    ) -> None:
+    def __init__(self, options: Options, record: Record, work: Tasks, device: Device[Any, Any], bus_id: str | None) -> None:
         self.options = options
         self.record = record
         self.work = work
@@ -137,8 +135,17 @@ class Session:
         except DeviceLostError as lost:
             ended = f"device lost: {lost}"
         end_processes(self._other_workers)
-        self.record.add("stages", {"stage": stage, "seconds": time.monotonic() - began, "allowed_s": end - began,
-                                   "done": self._done, "left": self._left, "ended": ended})  # fmt: skip
+        self.record.add(
+            "stages",
+            {
+                "stage": stage,
+                "seconds": time.monotonic() - began,
+                "allowed_s": end - began,
+                "done": self._done,
+                "left": self._left,
+                "ended": ended,
+            },
+        )
         if self._left:
             self.record.add("skipped", {"stage": stage, "tasks": self._left, "why": ended})
         return ended if ended.startswith("device lost") else ""
@@ -236,9 +243,7 @@ class Session:
         checkers: BoundedPool[CheckTask, str] = BoundedPool(check_result, max(1, options.jobs // 4), options.timeout_s)
         tasks = [BuildTask(case, options.target, options.top_k) for case in cases]
         try:
-            for task, answer in map_unordered(
-                build_candidates, tasks, max(1, options.jobs - 1), options.timeout_s, self._until
-            ):
+            for task, answer in map_unordered(build_candidates, tasks, max(1, options.jobs - 1), options.timeout_s, self._until):
                 row = _case_columns(task.case)
                 if isinstance(answer, RollerError):
                     row |= {"error": error_text(answer)}
@@ -292,9 +297,7 @@ class Session:
             if verdict.startswith("wrong"):
                 print(f"{'wrong':>9}  {task.case.id}  {verdict[:160]}", flush=True)
 
-    def _built_candidates(
-        self, ids: Sequence[str]
-    ) -> Iterator[tuple[TimedCase, tuple[BuiltCandidate, ...] | RollerError]]:
+    def _built_candidates(self, ids: Sequence[str]) -> Iterator[tuple[TimedCase, tuple[BuiltCandidate, ...] | RollerError]]:
         """Yield the fastest kernel of measured cases, and newly built candidates of the other cases."""
         for case, best in [self._best[name] for name in ids if name in self._best]:
             yield case, (best,)

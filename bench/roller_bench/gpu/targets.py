@@ -29,19 +29,17 @@ def targets(measured: Sequence[Json], copy_bytes_per_s: float | None) -> Json:
     return {
         SQUARE: _goal_row(LIBRARY_GOAL, speed_ratios(squares, "library")),
         "contractions": _goal_row(LIBRARY_GOAL, speed_ratios(products, "library")),
-        "contractions, the model's first": _goal_row(
-            LIBRARY_GOAL, speed_ratios(products, "library", roller_field="first_s")
-        ),
+        "contractions, the model's first": _goal_row(LIBRARY_GOAL, speed_ratios(products, "library", roller_field="first_s")),
         "fused, to torch.compile": _goal_row(FUSED_GOAL, speed_ratios(fused, "torch.compile")),
-        "attention, to the best of torch": _goal_row(
-            ATTENTION_GOAL, speed_ratios(attention, "library", "torch.compile")
-        ),
+        "attention, to the best of torch": _goal_row(ATTENTION_GOAL, speed_ratios(attention, "library", "torch.compile")),
         "written for Triton": _goal_row(FUSED_GOAL, speed_ratios(measured, "triton")),
         "memory_bound": {
             cls: _goal_row(COPY_GOAL, [_copy_ratio(row, copy_bytes_per_s) for row in streaming if row["cls"] == cls])
             for cls in sorted({row["cls"] for row in streaming})
-        } if copy_bytes_per_s else {},
-    }  # fmt: skip
+        }
+        if copy_bytes_per_s
+        else {},
+    }
 
 
 def target_lines(goals: Json) -> list[str]:
@@ -64,11 +62,7 @@ def speed_ratios(rows: Sequence[Json], *baselines: str, roller_field: str = "our
     for row in rows:
         timed = [row.get("peers", {}).get(name, {}) for name in baselines]
         ratios.append(
-            [
-                baseline_row["median_s"] / baseline_row[roller_field]
-                for baseline_row in timed
-                if "median_s" in baseline_row
-            ]
+            [baseline_row["median_s"] / baseline_row[roller_field] for baseline_row in timed if "median_s" in baseline_row]
         )
     return [min(of_row) for of_row in ratios if of_row]
 

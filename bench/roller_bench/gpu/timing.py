@@ -136,9 +136,7 @@ def _time_case(cupy: Any, task: TimingTask) -> tuple[Json, CheckTask | None]:
     times, clocks = time_interleaved(contenders, device)
     row = _measurement_row(program, task, rows, best, times) | {"clocks": clocks}
     row["peers"] = {
-        name: baseline.row | times.get(name, {}) | _roller_times(times)
-        for name, baseline in baselines.items()
-        if baseline.row
+        name: baseline.row | times.get(name, {}) | _roller_times(times) for name, baseline in baselines.items() if baseline.row
     }
     if task.cold:
         both = {one.rank: one for one in (best, first)}

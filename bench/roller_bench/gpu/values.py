@@ -52,9 +52,7 @@ def inputs(program: TensorProgram, number: int, check: Check) -> dict[str, Array
     return arrays
 
 
-def _replace_values(
-    values: Values, flat: NDArray[np.float64], dtype: DType, rng: np.random.Generator
-) -> NDArray[np.float64]:
+def _replace_values(values: Values, flat: NDArray[np.float64], dtype: DType, rng: np.random.Generator) -> NDArray[np.float64]:
     match values:
         case Values.CANCELLING if flat.min() < 0:  # else positive, because a function's domain is
             large = np.repeat(rng.uniform(1.0, _CANCELLING, -(-flat.size // 2)), 2)[: flat.size]

@@ -49,10 +49,19 @@ class Verification:
 
 def build_check(check: Check, target: str) -> BuildReport:
     """Build the kernel that the model ranks first. Raises RollerError."""
-    return build_kernel(build_request(
-        check.expression, check.types, target=target, top_k=1, select="model", allow_tf32=check.allow_tf32,
-        family=check.unit, tiles=dict(check.tiles), donate=list(check.donate),
-    ))  # fmt: skip
+    return build_kernel(
+        build_request(
+            check.expression,
+            check.types,
+            target=target,
+            top_k=1,
+            select="model",
+            allow_tf32=check.allow_tf32,
+            family=check.unit,
+            tiles=dict(check.tiles),
+            donate=list(check.donate),
+        )
+    )
 
 
 def verify(task: Verification) -> Json:
@@ -102,9 +111,7 @@ class ResultVerifier:
         A check with `product` also compares all elements with a float32 product, if PyTorch has a device.
         """
         check = self.check
-        agreement = verify_results(
-            self.program, arrays, results, allow_tf32=check.allow_tf32, accumulation=self.accumulation
-        )
+        agreement = verify_results(self.program, arrays, results, allow_tf32=check.allow_tf32, accumulation=self.accumulation)
         verdict: Json = {
             "status": "ok" if agreement.ok else "wrong", "detail": agreement.detail,
             "max_abs_error": agreement.max_abs_error,
@@ -131,17 +138,20 @@ def kernel_columns(report: BuildReport, compiled: CompiledKernel) -> Json:
     return {
         "kernels": list(summarize_kernels(report.groups, report.winner.plan, report.hardware)),
         "launches": [
-            {"name": launch.name, "grid": launch.grid[0], "threads": launch.block[0], "zeroed": list(launch.zeroed),
-             **dataclasses.asdict(resources)}
+            {
+                "name": launch.name,
+                "grid": launch.grid[0],
+                "threads": launch.block[0],
+                "zeroed": list(launch.zeroed),
+                **dataclasses.asdict(resources),
+            }
             for launch, resources in zip(compiled.source.launches, compiled.resources, strict=True)
         ],
         "workspace_bytes": compiled.source.workspace_bytes,
-    }  # fmt: skip
+    }
 
 
-def emulate(
-    verifier: ResultVerifier, compiled: CompiledKernel, arrays: Mapping[str, Array], device_run: DeviceRun | None
-) -> Json:
+def emulate(verifier: ResultVerifier, compiled: CompiledKernel, arrays: Mapping[str, Array], device_run: DeviceRun | None) -> Json:
     """Run the kernel in the emulator; return its verdict and the largest difference from the device's results."""
     try:
         donated = {name: arrays[name].copy() for name in verifier.check.donate}

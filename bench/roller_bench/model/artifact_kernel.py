@@ -60,9 +60,7 @@ class Box:
         """Return the byte offset in the box of the first element that a point reads."""
         byte_offset = 0
         for dim, extent in zip(self.access.dims, self.shape, strict=True):
-            byte_offset = byte_offset * extent + min(
-                extent - 1, sum(abs(c) * point.get(name, 0) for name, c in dim.coeffs)
-            )
+            byte_offset = byte_offset * extent + min(extent - 1, sum(abs(c) * point.get(name, 0) for name, c in dim.coeffs))
         return byte_offset * self.access.dtype.bytes
 
 

@@ -51,9 +51,7 @@ def trial_plans(program: TensorProgram, hw: HardwareSpec, top: int, sample: int,
     first = best_plans(ranked, top)
     rng = random.Random(seed)
     pools = [random_rprograms(group, hw, top + sample, rng) for group in groups]
-    programs_by_group = [
-        _cycle(pool or (choice.program,), rng) for pool, choice in zip(pools, first[0].choices, strict=True)
-    ]
+    programs_by_group = [_cycle(pool or (choice.program,), rng) for pool, choice in zip(pools, first[0].choices, strict=True)]
     seen = {tuple(c.program for c in plan.choices) for plan in first}
     drawn: list[Plan] = []
     for programs in itertools.islice(zip(*programs_by_group, strict=True), TRIES * (top + sample)):

@@ -39,8 +39,11 @@ def plan_of(tiles: list[Json], groups: Groups, hw: HardwareSpec) -> Plan:
     try:
         programs = [_program_of(kernel, group, hw) for kernel, group in zip(tiles, groups, strict=True)]
     except (KeyError, IndexError, StopIteration, TypeError, ValueError, InvariantError) as problem:
-        raise ArgumentError(f"measured tiles do not fit the program: {problem}", code="stale-measurements",
-                            hint="the generator has changed: measure again") from problem  # fmt: skip
+        raise ArgumentError(
+            f"measured tiles do not fit the program: {problem}",
+            code="stale-measurements",
+            hint="the generator has changed: measure again",
+        ) from problem
     return Plan(tuple(candidate_of(p, group, hw) for p, group in zip(programs, groups, strict=True)))
 
 

@@ -55,9 +55,7 @@ def times(document: Json) -> Figure:
         _scatter(axes, points(document, cls))
         found = document["classes"][cls]
         spearman = "-" if found["spearman"] is None else f"{found['spearman']:.2f}"
-        axes.set_title(
-            f"{cls} ({found['cases']})\nρ {spearman}, |ln| {found['median_abs_log_ratio']:.2f}", fontsize=8, color=INK
-        )
+        axes.set_title(f"{cls} ({found['cases']})\nρ {spearman}, |ln| {found['median_abs_log_ratio']:.2f}", fontsize=8, color=INK)
     for axes in list(grid.flat)[len(classes) :]:
         axes.axis("off")
     kinds = [
@@ -87,9 +85,7 @@ def _scatter(axes: Axes, found: list[tuple[float, float, bool]]) -> None:
     high = max(max(measured, predicted) for measured, predicted, _ in found)
     margin = max(1.5, math.sqrt(MIN_SPAN * low / high))
     ends = (low / margin, high * margin)
-    axes.fill_between(
-        ends, [end * math.exp(-NEAR) for end in ends], [end * math.exp(NEAR) for end in ends], color=GRID, lw=0
-    )
+    axes.fill_between(ends, [end * math.exp(-NEAR) for end in ends], [end * math.exp(NEAR) for end in ends], color=GRID, lw=0)
     axes.plot(ends, ends, color=MUTED, lw=0.8)
     for drawn, colour in ((True, DRAWN), (False, RANKED)):
         some = [(measured, predicted) for measured, predicted, random in found if random is drawn]

@@ -164,9 +164,7 @@ def bench_tiles(path: Path, target: str) -> Json:
     Operators with an `error` do not count.
     """
     if target not in COLUMNS:
-        raise ArgumentError(
-            f"no tiles are published for {target}", code="invalid-option", hint=f"--target: {' or '.join(COLUMNS)}"
-        )
+        raise ArgumentError(f"no tiles are published for {target}", code="invalid-option", hint=f"--target: {' or '.join(COLUMNS)}")
     hw = hardware.load(target)
     rows = [operator_row(op, hw, _tile_row) for op in operators(path)]
     evaluated = [row for row in rows if row["error"] is None]
@@ -181,17 +179,17 @@ def published_program(text: str, space: TileSpace, unit: ComputeUnit) -> RProgra
     """
     levels = {int(level): (_numbers(tile), _numbers(step)) for level, tile, step in _LEVEL.findall(text)}
     if not {0, 1} <= levels.keys() or any(len(levels[level][0]) != len(space.spatial) for level in (0, 1)):
-        raise ArgumentError(
-            f"expected a tile of {[a.name for a in space.spatial]}, got {text!r}", code="unreadable-file"
-        )
+        raise ArgumentError(f"expected a tile of {[a.name for a in space.spatial]}, got {text!r}", code="unreadable-file")
     step = math.prod(levels[0][1])
     block = {a.name: n for a, n in zip(space.spatial, levels[0][0], strict=True)}
     thread = {a.name: n for a, n in zip(space.spatial, levels[1][0], strict=True)}
     block |= {a.name: min(a.extent, step) for a in space.reduced}
     return RProgram(
-        space, unit, RTile(tuple((a.name, block[a.name]) for a in space.axes)),
+        space,
+        unit,
+        RTile(tuple((a.name, block[a.name]) for a in space.axes)),
         RTile(tuple((a.name, thread.get(a.name, 1)) for a in space.axes)),
-    )  # fmt: skip
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

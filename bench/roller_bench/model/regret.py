@@ -136,9 +136,7 @@ def regret_curve(cases: Sequence[EvaluatedCase]) -> list[Json]:
     for first in range(1, CURVE + 1) if cases else ():
         regrets = [case.regret(first) for case in cases]
         random_mean = statistics.fmean(case.random_regret(first) for case in cases)
-        curve.append(
-            {"first": first, "mean": statistics.fmean(regrets), "p90": percentile(regrets, 0.9), "random": random_mean}
-        )
+        curve.append({"first": first, "mean": statistics.fmean(regrets), "p90": percentile(regrets, 0.9), "random": random_mean})
     return curve
 
 

@@ -97,13 +97,12 @@ def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
 
     Each timed candidate of a row gets `predicted_s`. Raises ArgumentError if no row belongs to one of the cases.
     """
-    hw = recompute_derived(
-        from_mapping(document["hardware"])
-    )  # values derived from the micro-benchmarks, by today's rules
+    hw = recompute_derived(from_mapping(document["hardware"]))  # values derived from the micro-benchmarks, by today's rules
     rows = [row for row in document["cases"] if row["id"] in cases]
     if not rows:
-        raise ArgumentError("no measured program is among the cases", code="stale-measurements",
-                            hint="--cases FILE: the measured cases")  # fmt: skip
+        raise ArgumentError(
+            "no measured program is among the cases", code="stale-measurements", hint="--cases FILE: the measured cases"
+        )
     results = {row["id"]: _evaluate(row, cases[row["id"]], hw) for row in rows}
     return {
         **{key: document[key] for key in ("machine", "settings")},

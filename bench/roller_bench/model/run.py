@@ -121,14 +121,16 @@ def measure_pass(built: BuiltCase, hw: HardwareSpec, worker: Worker) -> Json:
     """Time the candidates of a case in one pass; return its row. Raises RollerError if the worker is lost."""
     case, trial, samples = built.case, built.trial, _time_case(built, worker)
     rows = [
-        _candidate(plan, error, rounds) | {"drawn": number >= len(trial.ranked)}
-        | {"kernels": tiles_of(plan, trial.groups, hw)}
+        _candidate(plan, error, rounds) | {"drawn": number >= len(trial.ranked)} | {"kernels": tiles_of(plan, trial.groups, hw)}
         for number, (plan, error, rounds) in enumerate(zip(trial.plans, built.errors, samples.samples, strict=True))
-    ]  # fmt: skip
+    ]
     return _row_of(case) | {
-        "error": None, "build_s": built.build_s, "repeated": samples.repeated, "disturbed": samples.is_disturbed,
+        "error": None,
+        "build_s": built.build_s,
+        "repeated": samples.repeated,
+        "disturbed": samples.is_disturbed,
         "candidates": rows,
-    }  # fmt: skip
+    }
 
 
 def failed_case(case: BenchCase, failure: RollerError) -> Json:
@@ -148,9 +150,7 @@ def evaluate_case(row: Json, case: BenchCase, hw: HardwareSpec) -> EvaluatedCase
     groups = PartitionCache(case.program()).groups(hw)
     timed = [c for c in row["candidates"] if c["error"] is None]
     pairs = tuple((plan_of(c["kernels"], groups, hw).estimate.seconds, measured_s(c)) for c in timed)
-    return EvaluatedCase(
-        case.id, case.cls, pairs, tuple((c["half_s"][0], c["half_s"][1]) for c in timed if c.get("half_s"))
-    )
+    return EvaluatedCase(case.id, case.cls, pairs, tuple((c["half_s"][0], c["half_s"][1]) for c in timed if c.get("half_s")))
 
 
 def measured_s(candidate: Json) -> float:

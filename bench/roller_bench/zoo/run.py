@@ -39,9 +39,10 @@ def bench_models(
         raise ArgumentError(f"--peers {unknown[0]}: expected some of {', '.join(BASELINES)}", code="invalid-option")
     if INDUCTOR in baselines and modules is None:
         raise ArgumentError(
-            "--peers inductor: compiles torch modules, and ONNX files have none", code="invalid-option",
+            "--peers inductor: compiles torch modules, and ONNX files have none",
+            code="invalid-option",
             hint="name a Python file with build(name) by --modules",
-        )  # fmt: skip
+        )
     for file in files:
         own: list[dict[str, Any]] = []
         timed: dict[str, list[dict[str, Any]]] = {name: [] for name in baselines}

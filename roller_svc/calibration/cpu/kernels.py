@@ -267,9 +267,7 @@ def _multiply(dtype: DType, vector_bytes: int) -> str:
         body = {"name": name + suffix, "body": _repeat(_CHAIN, chains)} | _declare_chains(chains)
         texts.append(_fill_template(_fill_template(_MULTIPLY, body), words))
     if dtype in DIVIDED:
-        body = {"name": divide_name(dtype), "body": _repeat(_DIVISIONS, CHAINS, first=1)} | _declare_chains(
-            CHAINS, first=1
-        )
+        body = {"name": divide_name(dtype), "body": _repeat(_DIVISIONS, CHAINS, first=1)} | _declare_chains(CHAINS, first=1)
         texts.append(_fill_template(_fill_template(_MULTIPLY, body), words))
     return "\n".join(texts)
 

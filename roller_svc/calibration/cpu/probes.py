@@ -193,9 +193,7 @@ class CpuKernels:
         self._chase_starts = dict(zip(_chase_sizes(hw), (chase, *starts), strict=False))
         self.memory = _memory(sum(parts))
         _fill(self.memory[:chase])
-        self._modules = {
-            name: CpuModule(_select_function(compiled, name, self.memory.size)) for name in kernels.function_names()
-        }
+        self._modules = {name: CpuModule(_select_function(compiled, name, self.memory.size)) for name in kernels.function_names()}
 
     def timer(self, name: str, work: Work) -> Timer:
         return _timer(self._modules[name], self.memory, work)
@@ -203,9 +201,7 @@ class CpuKernels:
     def stream_timer(self, name: str, threads: int, level: str, extra_shape: tuple[int, int]) -> Timer:
         """Return a timer over the level's working set; DRAM is accessed in consecutive pieces."""
         if level != DRAM:
-            return self.timer(
-                name, Work(threads, extra_shape, self._cache_start, warm=1 if level in OWN_CACHES else _PASSES)
-            )
+            return self.timer(name, Work(threads, extra_shape, self._cache_start, warm=1 if level in OWN_CACHES else _PASSES))
         return self.timer(name, Work(threads, extra_shape, pieces=self._pieces, eviction_pieces=self._eviction_pieces))
 
     def rate(self, way: str, threads: int, level: str, size: int) -> Rate:

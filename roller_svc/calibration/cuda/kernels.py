@@ -104,9 +104,7 @@ class _Grid:
 
 def _source(hw: HardwareSpec, name: str, buffers: tuple[Buffer, ...], body: str, grid: _Grid) -> KernelSource:
     """Return a kernel. `body` uses the buffers by name, and `thread`, the index in the grid."""
-    parameters = ", ".join(
-        f"{'const ' if b.role is Role.INPUT else ''}{_c_type(b)} *{b.symbol}" for b in buffers
-    )  # fmt: skip
+    parameters = ", ".join(f"{'const ' if b.role is Role.INPUT else ''}{_c_type(b)} *{b.symbol}" for b in buffers)
     text = (
         f'extern "C" __global__ void __launch_bounds__({grid.threads}) {name}({parameters}) {{\n'
         f"  const int thread = blockIdx.x * {grid.threads} + threadIdx.x;\n{body}}}\n"
@@ -140,9 +138,7 @@ def _vectors(name: str, role: Role, count: int) -> Buffer:
 
 def _empty(hw: HardwareSpec) -> Kernel:
     source = _source(hw, "empty", (), "  (void)thread;\n", _Grid(1, WARP_THREADS))
-    return Kernel(
-        "launch", SECONDS, 1, "an empty kernel between two others", source, "limits.launch_overhead_s"
-    )  # fmt: skip
+    return Kernel("launch", SECONDS, 1, "an empty kernel between two others", source, "limits.launch_overhead_s")
 
 
 def _clock(hw: HardwareSpec, sizes: Sizes) -> Kernel:
@@ -178,9 +174,13 @@ def _multiply(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
     source = _with_functions(_FMA_F16X2 if half else "", _source(hw, f"multiply_{unit.name}", buffers, body, grid))
     each = 4 if half else 2
     return Kernel(
-        f"multiply_{unit.name}", OPERATIONS, each * CHAINS * sizes.rounds * grid.all,
-        f"multiply-adds of {unit.in_dtype.value}, {CHAINS} chains a thread", source, f"units.{unit.name}.flops_per_s",
-    )  # fmt: skip
+        f"multiply_{unit.name}",
+        OPERATIONS,
+        each * CHAINS * sizes.rounds * grid.all,
+        f"multiply-adds of {unit.in_dtype.value}, {CHAINS} chains a thread",
+        source,
+        f"units.{unit.name}.flops_per_s",
+    )
 
 
 def _dependent(hw: HardwareSpec, sizes: Sizes) -> Kernel:
@@ -192,9 +192,13 @@ def _dependent(hw: HardwareSpec, sizes: Sizes) -> Kernel:
     )
     source = _source(hw, "dependent", (_values(DType.FLOAT32, 8), _results(DType.FLOAT32, WARP_THREADS)), body, grid)
     return Kernel(
-        "multiply_dependent", SECONDS, 16 * sizes.rounds, "a multiply-add that needs the one before", source,
+        "multiply_dependent",
+        SECONDS,
+        16 * sizes.rounds,
+        "a multiply-add that needs the one before",
+        source,
         "levels.register.latency_s",
-    )  # fmt: skip
+    )
 
 
 def _matrix(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
@@ -217,9 +221,13 @@ def _matrix(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
     source = _with_functions(_wrapper(name), _source(hw, f"matrix_{unit.name}", buffers, body, grid))
     flops = 2 * 16 * 8 * (32 // unit.in_dtype.bytes) * CHAINS * sizes.rounds * grid.all // WARP_THREADS
     return Kernel(
-        f"matrix_{unit.name}", OPERATIONS, flops, f"{name}, {CHAINS} chains a warp", source,
+        f"matrix_{unit.name}",
+        OPERATIONS,
+        flops,
+        f"{name}, {CHAINS} chains a warp",
+        source,
         f"units.{unit.name}.flops_per_s",
-    )  # fmt: skip
+    )
 
 
 def _wrapper(name: str) -> str:
@@ -246,22 +254,21 @@ def _read(hw: HardwareSpec, sizes: Sizes, level: str, blocks: int) -> Kernel:
     buffers = (_vectors("source", Role.INPUT, count), _results(DType.UINT32, grid.all))
     figure = "levels.l2.bandwidth_bytes_per_s" if level == "l2" else ""
     return Kernel(
-        f"read_{level}_{blocks}", BYTES, float(count) * VECTOR_BYTES * passes,
-        f"reads of {level}, {blocks} blocks a core", _source(hw, f"read_{level}", buffers, body, grid), figure,
-    )  # fmt: skip
+        f"read_{level}_{blocks}",
+        BYTES,
+        float(count) * VECTOR_BYTES * passes,
+        f"reads of {level}, {blocks} blocks a core",
+        _source(hw, f"read_{level}", buffers, body, grid),
+        figure,
+    )
 
 
 def _write(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
     grid = _Grid(sizes.cores * blocks)
     count, _ = _access_plan(sizes, "dram", grid)
-    body = (
-        f"  for (int i = thread; i < {count}; i += {grid.all})\n"
-        "    target[i] = make_uint4(thread, thread, thread, thread);\n"
-    )
+    body = f"  for (int i = thread; i < {count}; i += {grid.all})\n    target[i] = make_uint4(thread, thread, thread, thread);\n"
     source = _source(hw, "write_dram", (_vectors("target", Role.OUTPUT, count),), body, grid)
-    return Kernel(
-        f"write_dram_{blocks}", BYTES, float(count) * VECTOR_BYTES, f"writes of dram, {blocks} blocks a core", source
-    )  # fmt: skip
+    return Kernel(f"write_dram_{blocks}", BYTES, float(count) * VECTOR_BYTES, f"writes of dram, {blocks} blocks a core", source)
 
 
 def _copy(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
@@ -275,9 +282,13 @@ def _copy(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
     )
     buffers = (_vectors("source", Role.INPUT, count), _vectors("target", Role.OUTPUT, count))
     return Kernel(
-        f"copy_dram_{blocks}", BYTES, 2.0 * count * VECTOR_BYTES, f"a copy, both ways counted, {blocks} blocks a core",
-        _source(hw, "copy_dram", buffers, body, grid), "levels.dram.bandwidth_bytes_per_s",
-    )  # fmt: skip
+        f"copy_dram_{blocks}",
+        BYTES,
+        2.0 * count * VECTOR_BYTES,
+        f"a copy, both ways counted, {blocks} blocks a core",
+        _source(hw, "copy_dram", buffers, body, grid),
+        "levels.dram.bandwidth_bytes_per_s",
+    )
 
 
 def _access_plan(sizes: Sizes, level: str, grid: _Grid) -> tuple[int, int]:
@@ -304,10 +315,13 @@ def _read_shared(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
     )
     buffers = (_values(DType.UINT32, 8), _results(DType.UINT32, grid.all))
     return Kernel(
-        f"read_shared_{blocks}", BYTES, float(reads) * VECTOR_BYTES * sizes.rounds * grid.all,
-        f"reads of shared memory, {blocks} blocks a core", _source(hw, "read_shared", buffers, body, grid),
+        f"read_shared_{blocks}",
+        BYTES,
+        float(reads) * VECTOR_BYTES * sizes.rounds * grid.all,
+        f"reads of shared memory, {blocks} blocks a core",
+        _source(hw, "read_shared", buffers, body, grid),
         "levels.shared.bandwidth_bytes_per_s",
-    )  # fmt: skip
+    )
 
 
 def _chase_buffers(count: int) -> tuple[Buffer, Buffer]:
@@ -322,15 +336,15 @@ def _chase(hw: HardwareSpec, sizes: Sizes, level: str, figure: str) -> Kernel:
     """Return a pointer chase that continues where the last run ended, because lines just read are cached."""
     nbytes = sizes.dram_bytes if level == "dram" else sizes.last_cache_bytes
     count = max(2, nbytes // LINE_BYTES) * (LINE_BYTES // WORD_BYTES)
-    body = (
-        "  unsigned int at = place[0];\n"
-        f"  for (int i = 0; i < {sizes.steps}; ++i) at = __ldcg(next + at);\n"
-        "  place[0] = at;\n"
-    )
+    body = f"  unsigned int at = place[0];\n  for (int i = 0; i < {sizes.steps}; ++i) at = __ldcg(next + at);\n  place[0] = at;\n"
     return Kernel(
-        f"latency_{level}", SECONDS, sizes.steps, f"a load of {level} that needs the one before, nothing else running",
-        _source(hw, f"chase_{level}", _chase_buffers(count), body, _Grid(1, 1)), figure,
-    )  # fmt: skip
+        f"latency_{level}",
+        SECONDS,
+        sizes.steps,
+        f"a load of {level} that needs the one before, nothing else running",
+        _source(hw, f"chase_{level}", _chase_buffers(count), body, _Grid(1, 1)),
+        figure,
+    )
 
 
 def _chase_shared(hw: HardwareSpec, sizes: Sizes) -> Kernel:
@@ -343,9 +357,13 @@ def _chase_shared(hw: HardwareSpec, sizes: Sizes) -> Kernel:
         "  place[0] = at;\n"
     )
     return Kernel(
-        "latency_shared", SECONDS, 16 * sizes.steps, "a load of shared memory that needs the one before",
-        _source(hw, "chase_shared", _chase_buffers(count), body, _Grid(1, 1)), "levels.shared.latency_s",
-    )  # fmt: skip
+        "latency_shared",
+        SECONDS,
+        16 * sizes.steps,
+        "a load of shared memory that needs the one before",
+        _source(hw, "chase_shared", _chase_buffers(count), body, _Grid(1, 1)),
+        "levels.shared.latency_s",
+    )
 
 
 def _barrier(hw: HardwareSpec, sizes: Sizes) -> Kernel:

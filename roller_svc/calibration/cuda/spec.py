@@ -65,9 +65,7 @@ def find_spec(device: Device) -> HardwareSpec:
 def check_spec(hw: HardwareSpec, device: Device) -> None:
     """Raise LaunchError (wrong-device) if the device has a different spec."""
     if (device_id := find_spec(device).id) != hw.id:
-        raise LaunchError(
-            f"the device here is a {device.name}, whose spec is {device_id}, not {hw.id}", code="wrong-device"
-        )
+        raise LaunchError(f"the device here is a {device.name}, whose spec is {device_id}, not {hw.id}", code="wrong-device")
 
 
 def find_shipped_spec(name: str, capability: tuple[int, int]) -> HardwareSpec | None:

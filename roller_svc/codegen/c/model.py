@@ -30,8 +30,7 @@ def kernel_unit(source: KernelSource) -> str:
     for number, launch in enumerate(source.launches):
         pointers = ", ".join(f"({pointer_type(buffers[symbol])})p[{i}]" for i, symbol in enumerate(launch.args))
         adapters.append(
-            f'__attribute__((visibility("hidden"))) void {prefix}_call{number}(char *const *p) '
-            f"{{ {launch.name}({pointers}); }}\n"
+            f'__attribute__((visibility("hidden"))) void {prefix}_call{number}(char *const *p) {{ {launch.name}({pointers}); }}\n'
         )
         for phase_number, phase in enumerate(launch.phases):
             adapters.append(_phase_adapter(f"{prefix}_tasks{number}_{phase_number}", launch, phase, buffers))

@@ -53,9 +53,7 @@ class Pointer:
     tensor: str
     offset: Expr  # elements
     written: bool
-    is_unaliased: (
-        bool  # `restrict`: no other parameter accesses what is written through this one, or writes what it reads
-    )
+    is_unaliased: bool  # `restrict`: no other parameter accesses what is written through this one, or writes what it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +255,7 @@ class _Outliner:
                 others, other = self._split_invariant(y)
                 _add_terms(terms, others, 1 if kind is OpKind.ADD else -1)
                 return terms, add(inside, other) if kind is OpKind.ADD else sub(inside, other)
-            case (
-                Op(kind=OpKind.MUL, args=(x, Const(value=int(by))))
-                | Op(kind=OpKind.MUL, args=(Const(value=int(by)), x))
-            ):
+            case Op(kind=OpKind.MUL, args=(x, Const(value=int(by)))) | Op(kind=OpKind.MUL, args=(Const(value=int(by)), x)):
                 terms, inside = self._split_invariant(x)
                 return {term: c * by for term, c in terms.items()}, mul(inside, num(by))
             case Cast(arg=arg) if index.is_exact:

@@ -64,8 +64,7 @@ class CScalar(Scalar):
         offsets = [self._element_offset(x) for x in elements]
         first = offsets[0]
         return first is not None and all(
-            other is not None
-            and (other[0], other[1].coeffs, other[1].offset) == (first[0], first[1].coeffs, first[1].offset + i)
+            other is not None and (other[0], other[1].coeffs, other[1].offset) == (first[0], first[1].coeffs, first[1].offset + i)
             for i, other in enumerate(offsets)
         )
 

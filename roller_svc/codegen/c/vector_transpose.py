@@ -204,9 +204,11 @@ class _ShuffleNetwork:
     def _unpack(self, a: str, b: str, end: int) -> str:
         """Interleave the low or high halves of each chunk of a and b."""
         picks = [
-            x for start in range(end, self.lanes, self.chunk) for i in range(start, start + self.chunk // 2)
+            x
+            for start in range(end, self.lanes, self.chunk)
+            for i in range(start, start + self.chunk // 2)
             for x in (i, self.lanes + i)
-        ]  # fmt: skip
+        ]
         return self._shuffle(a, b, picks)
 
     def _concatenate_chunks(self, parts: list[str]) -> list[str]:
@@ -216,9 +218,7 @@ class _ShuffleNetwork:
             return parts
         if len(parts) == 2:
             halves = (range(chunks // 2), range(chunks // 2, chunks))
-            return [
-                self._select_chunks((parts[0], parts[1]), [x for k in half for x in (k, chunks + k)]) for half in halves
-            ]
+            return [self._select_chunks((parts[0], parts[1]), [x for k in half for x in (k, chunks + k)]) for half in halves]
         pairs = ((parts[0], parts[1]), (parts[2], parts[3]))
         low, high = ([self._select_chunks(pair, range(odd, 8, 2)) for odd in (0, 1)] for pair in pairs)
         return [self._select_chunks((low[odd], high[odd]), range(late, 8, 2)) for late in (0, 1) for odd in (0, 1)]

@@ -195,9 +195,7 @@ class CodeGenC(CodeGenVisitor):
 
     def _strip_mine(self, loop: Loop) -> tuple[Loop, ...] | None:
         """Strip-mine a long vector loop; None for short loops and for loops that cannot be vectorized."""
-        if loop.extent <= MAX_UNROLLED_VECTORS or any(
-            accessed_tensors(node) & self.registers.keys() for node in loop.body
-        ):
+        if loop.extent <= MAX_UNROLLED_VECTORS or any(accessed_tensors(node) & self.registers.keys() for node in loop.body):
             return None
         _, lanes = self._vector_lanes(loop)
         if loop.extent <= MAX_UNROLLED_VECTORS * lanes:
@@ -213,9 +211,7 @@ class CodeGenC(CodeGenVisitor):
             return None
         computes = [n for n in loop.body if isinstance(n, Compute)]
         widest, lanes = self._vector_lanes(loop)
-        cover = vector_cover(
-            loop.extent, lanes, max(2, SCALAR_BYTES // widest), overlapping=self._is_idempotent(computes)
-        )
+        cover = vector_cover(loop.extent, lanes, max(2, SCALAR_BYTES // widest), overlapping=self._is_idempotent(computes))
         if not computes or cover[0][1] == 1:
             return None
         scalar, lines = self.scalar, list[str]()
@@ -323,9 +319,7 @@ class CodeGenC(CodeGenVisitor):
         # ends in a type, like the names of helpers, so that no tensor of a program has the name
         result = next(self.scalar.buffers[p.tensor].dtype for p in outlined.pointers if p.written)
         name = self.routines.setdefault(printed.text, f"{node.name}{len(self.routines)}_{dialects.SHORT[result]}")
-        places = [
-            f"{self.scalar.buffers[p.tensor].identifier} + {self.scalar.index(p.offset)}" for p in outlined.pointers
-        ]
+        places = [f"{self.scalar.buffers[p.tensor].identifier} + {self.scalar.index(p.offset)}" for p in outlined.pointers]
         self.emit_line(f"{name}({', '.join([*places, *(self.scalar.index(n.value) for n in outlined.numbers)])});")
 
     def _emit_outlined(self, outlined: Outline) -> EmittedRoutine | None:
@@ -446,9 +440,12 @@ class EmittedSoFar:
 
 
 def emit_function(
-    tree: ScheduleTree, views: dict[str, BufferRef], args: tuple[Buffer, ...], context: FunctionContext,
+    tree: ScheduleTree,
+    views: dict[str, BufferRef],
+    args: tuple[Buffer, ...],
+    context: FunctionContext,
     emitted: EmittedSoFar,
-) -> Function:  # fmt: skip
+) -> Function:
     """Emit one launch as a C function over its buffers, in the order of `args`."""
     arrays: frozenset[str] = frozenset()
     while True:
@@ -459,9 +456,13 @@ def emit_function(
 
 
 def _emit(
-    tree: ScheduleTree, views: dict[str, BufferRef], args: tuple[Buffer, ...], context: FunctionContext,
-    emitted: EmittedSoFar, arrays: frozenset[str],
-) -> Function:  # fmt: skip
+    tree: ScheduleTree,
+    views: dict[str, BufferRef],
+    args: tuple[Buffer, ...],
+    context: FunctionContext,
+    emitted: EmittedSoFar,
+    arrays: frozenset[str],
+) -> Function:
     names = Names()
     scalar = CScalar(dialects.C, names, INDEX, guard_reads=False, buffers=dict(views))
     names.reserve(*(p.identifier for p in views.values()))
@@ -477,6 +478,11 @@ def _emit(
     text = f"{head}({parameters}) {{\n" + "\n".join(visitor.lines) + "\n}\n"
     routines = tuple((name, text) for text, name in visitor.routines.items() if text not in emitted.routines)
     return Function(
-        text, tuple(scalar.helpers), tuple(scalar.library), tuple(visitor.scratch_buffers), visitor.tasks,
-        tuple(scalar.checks[emitted.checks :]), routines,
-    )  # fmt: skip
+        text,
+        tuple(scalar.helpers),
+        tuple(scalar.library),
+        tuple(visitor.scratch_buffers),
+        visitor.tasks,
+        tuple(scalar.checks[emitted.checks :]),
+        routines,
+    )

@@ -200,9 +200,7 @@ class CodeGenCuda(CodeGenVisitor):
 
     def declare(self, storage: Storage) -> None:
         identifier = self.names.of(storage.tensor)
-        self.scalar.buffers[storage.tensor] = BufferRef(
-            identifier, storage.dtype, storage.shape, storage.pad, storage.swizzled
-        )
+        self.scalar.buffers[storage.tensor] = BufferRef(identifier, storage.dtype, storage.shape, storage.pad, storage.swizzled)
         type_ = self.dialect.storage_type(storage.dtype)
         if storage.scope is Scope.SHARED:
             count = math.prod(storage.shape[:-1]) * (storage.shape[-1] + storage.pad)
@@ -215,9 +213,14 @@ class CodeGenCuda(CodeGenVisitor):
             if storage.overlays and start + count * storage.dtype.bytes > end:
                 raise InvariantError(f"{storage.tensor} is larger than {', '.join(storage.overlays)}")
             self.shared_buffers[storage.tensor] = SharedBuffer(
-                type_, identifier, count, count * storage.dtype.bytes, start, bool(reused),
+                type_,
+                identifier,
+                count,
+                count * storage.dtype.bytes,
+                start,
+                bool(reused),
                 storage.alignment_bytes,
-            )  # fmt: skip
+            )
             return
         self.register_buffers.add(storage.tensor)
         if storage.shape:
@@ -281,8 +284,7 @@ def emit_function(
         + "\n".join(visitor.lines)
         + "\n}\n"
     )
-    return Function(text, (*scalar.helpers, *visitor.atomics), blocks, threads, dynamic,
-                    tuple(scalar.checks[first_check:]), maps)  # fmt: skip
+    return Function(text, (*scalar.helpers, *visitor.atomics), blocks, threads, dynamic, tuple(scalar.checks[first_check:]), maps)
 
 
 def dialect_of(arch: Arch) -> dialects.Dialect:
@@ -348,16 +350,14 @@ def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tupl
     total = max((buffer.end for buffer in buffers), default=0)
     if total <= static_bytes and not any(buffer.reuses_memory for buffer in buffers):
         return [
-            f"__shared__ __align__({buffer.alignment}) {buffer.type_} {buffer.identifier}[{buffer.elements}];"
-            for buffer in buffers
+            f"__shared__ __align__({buffer.alignment}) {buffer.type_} {buffer.identifier}[{buffer.elements}];" for buffer in buffers
         ], 0
     static = total <= static_bytes
     size = str(total) if static else ""
     alignment = max(buffer.alignment for buffer in buffers)
     lines = [f"{'' if static else 'extern '}__shared__ __align__({alignment}) unsigned char shared_memory[{size}];"]
     lines += [
-        f"{buffer.type_} *const {buffer.identifier} = ({buffer.type_} *)(shared_memory + {buffer.offset});"
-        for buffer in buffers
+        f"{buffer.type_} *const {buffer.identifier} = ({buffer.type_} *)(shared_memory + {buffer.offset});" for buffer in buffers
     ]
     return lines, 0 if static else total
 

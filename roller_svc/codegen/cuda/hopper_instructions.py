@@ -164,8 +164,7 @@ def hopper_instruction(name: str) -> Helper | None:
     if text := _BARRIERS.get(name):
         return Helper(text, _NEEDS)
     if name == "prefetch_map":
-        return Helper(_plain("void prefetch_map(const TensorMap *map)", "prefetch.tensormap [%0];", '"l"(map) '),
-                      ("TensorMap",))  # fmt: skip
+        return Helper(_plain("void prefetch_map(const TensorMap *map)", "prefetch.tensormap [%0];", '"l"(map) '), ("TensorMap",))
     if found := re.fullmatch(r"tma_load_([1-5])d(_multicast)?", name):
         return Helper(_load(name, int(found[1]), 0, multicast=found[2] is not None), _MAP_NEEDS)
     if found := re.fullmatch(r"tma_load_im2col_([3-5])d(_multicast)?", name):

@@ -181,9 +181,7 @@ def instruction(name: str) -> Helper | None:
 def _pair(name: str, operation: str, short: str) -> Helper:
     head = f"{_F} unsigned int {name}(unsigned int a, unsigned int b) {{\n"
     order, constant = _FMA_OPERANDS[operation]
-    asm, more = (f"{operation}.f16x2 %0, %1, %2", "") if short == "f16" else (
-        f"fma.rn.bf16x2 %0, {order}", f', "r"({constant})'
-    )  # fmt: skip
+    asm, more = (f"{operation}.f16x2 %0, %1, %2", "") if short == "f16" else (f"fma.rn.bf16x2 %0, {order}", f', "r"({constant})')
     body = f'  unsigned int word;\n  asm("{asm};" : "=r"(word) : "r"(a), "r"(b){more});\n  return word;\n'
     if short == "f16":
         return Helper(f"{head}{body}}}")

@@ -103,8 +103,9 @@ def _gather(node: CpAsync, scalar: Scalar, call: str) -> str:
     tests = [] if node.guard is None else [scalar.value(node.guard)]
     tests += [
         scalar.in_range(load.tensor, d, source.shape[d], load.index[d])
-        for d, is_checked in enumerate(load.bounds_checked) if is_checked
-    ]  # fmt: skip
+        for d, is_checked in enumerate(load.bounds_checked)
+        if is_checked
+    ]
     inside = scalar.names.of(".inside")
     address = scalar.address(source, load.index)
     copy = f"{call}{source.identifier} + ({inside} ? {address} : 0), {inside});"

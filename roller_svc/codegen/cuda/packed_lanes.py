@@ -448,9 +448,7 @@ class PackedLanes:
         each = WORD_BITS // buffer.dtype.bits
         if self.lanes.count % each:
             return None
-        return tuple(
-            f"*(const unsigned int *)&{buffer.identifier}[{lane}]" for lane in range(0, self.lanes.count, each)
-        )
+        return tuple(f"*(const unsigned int *)&{buffer.identifier}[{lane}]" for lane in range(0, self.lanes.count, each))
 
     # print ----------------------------------------------------------------------------------------------------------
     def _print(self, pairs: _Pairs, order: LanePairs, guard: str = "") -> tuple[str, ...]:
@@ -557,10 +555,7 @@ class PackedLanes:
             words = [f"{convert}((unsigned short)({w}))" for word in named for w in (word, f"{word} >> {_HALF_BITS}")]
         named = [self._variable(word) for word in words]
         pairs = list(zip(named[::2], named[1::2], strict=True))
-        return [
-            tuple(self._variable(f"__byte_perm({a}, {b}, {selector})") for a, b in pairs)
-            for selector in ("0x6420", "0x7531")
-        ]
+        return [tuple(self._variable(f"__byte_perm({a}, {b}, {selector})") for a, b in pairs) for selector in ("0x6420", "0x7531")]
 
     def _bits(self, value: Expr, buffer: BufferRef | None) -> str:
         """Print the bits of a 16-bit float in memory."""

@@ -221,9 +221,7 @@ class _WideLoop:
 
     def _is_zero_unless(self, guard: Guard, value: Expr) -> bool:
         """Return whether it is a local array that was loaded under exactly this guard, with zeros elsewhere."""
-        return isinstance(value, Load) and any(
-            local == value.tensor and key[1] == guard for key, local in self.read.items()
-        )
+        return isinstance(value, Load) and any(local == value.tensor and key[1] == guard for key, local in self.read.items())
 
     def _load_wide(self, load: Load, guard: Guard) -> str | None:
         """Load the elements of all lanes into a local array, or a uniform element into a variable; None for neither."""
@@ -236,12 +234,7 @@ class _WideLoop:
         checked = [i for i, is_checked in zip(load.index, load.bounds_checked, strict=False) if is_checked]
         if any(not self.lanes.is_uniform(i) or any(any(x.bounds_checked) for x in loads_of(i)) for i in checked):
             return None
-        if (
-            not guard
-            and not checked
-            and load.tensor not in self.lanes.written
-            and all(map(self._is_uniform, load.index))
-        ):
+        if not guard and not checked and load.tensor not in self.lanes.written and all(map(self._is_uniform, load.index)):
             return self._load_uniform(load, buffer)
         chunks = self._chunks(buffer, load.index)
         if chunks is None:
@@ -271,8 +264,9 @@ class _WideLoop:
         """Return the range tests of indices from data."""
         return tuple(
             self.visitor.scalar.in_range(load.tensor, d, buffer.shape[d], self.lanes.first_value(load.index[d]))
-            for d, is_checked in enumerate(load.bounds_checked) if is_checked
-        )  # fmt: skip
+            for d, is_checked in enumerate(load.bounds_checked)
+            if is_checked
+        )
 
     # memory ---------------------------------------------------------------------------------------------------------
     def _chunks(self, buffer: BufferRef, index: tuple[Expr, ...]) -> _Chunks | None:

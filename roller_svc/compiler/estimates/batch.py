@@ -129,9 +129,7 @@ class EstimateCache:
             for index, program in enumerate(programs)
             for target, device in zip(targets, devices, strict=True)
         ]
-        results = self._look_up_or_compute(
-            [query for _, _, query in queries if isinstance(query, _Query)], count, deadline
-        )
+        results = self._look_up_or_compute([query for _, _, query in queries if isinstance(query, _Query)], count, deadline)
         return [
             ItemResult(index, target, results[query.key] if isinstance(query, _Query) else query)
             for index, target, query in queries

@@ -71,8 +71,12 @@ def _cpu_copy(statement: TensorExpr, axes: tuple[Axis, ...]) -> tuple[Node, ...]
     if tail := row.extent % width:
         nodes = vectors(num(row.extent - tail), tail)
     kind = LoopKind.PARALLEL if statement.type.bytes > MIN_PARALLEL_BYTES else LoopKind.SERIAL
-    chunks = Loop(f"{row.name}.piece", row.extent // width, LoopKind.SERIAL if outer else kind,
-                  vectors(mul(ref(f"{row.name}.piece"), num(width)), width))  # fmt: skip
+    chunks = Loop(
+        f"{row.name}.piece",
+        row.extent // width,
+        LoopKind.SERIAL if outer else kind,
+        vectors(mul(ref(f"{row.name}.piece"), num(width)), width),
+    )
     nodes = (chunks, *nodes)
     for d, axis in reversed(tuple(enumerate(outer))):
         tasks = math.prod(a.extent for a in outer[:d])
@@ -96,9 +100,7 @@ def write_update(statement: TensorExpr, *, atomic: bool, tensor: str = "") -> tu
     """Write one point's value, to `tensor` in place of the result if it is given."""
     value = convert_to_type(statement.body, statement)
     target = tensor or statement.output
-    nodes: tuple[Node, ...] = (
-        Compute(target, statement.index, value, statement.combine, atomic, statement.bounds_checked),
-    )
+    nodes: tuple[Node, ...] = (Compute(target, statement.index, value, statement.combine, atomic, statement.bounds_checked),)
     return nodes if statement.predicate is None else (Branch(statement.predicate, nodes),)
 
 

@@ -78,9 +78,7 @@ class GemmView:
         buffered = {storage.tensor for storage in storages}
         return storages, tuple(node for node in nodes if isinstance(node, Compute) and node.tensor in buffered)
 
-    def _epilogue(
-        self, accumulator: Load, at: dict[str, Expr], lanes: tuple[Loop, ...]
-    ) -> tuple[list[Storage], tuple[Node, ...]]:
+    def _epilogue(self, accumulator: Load, at: dict[str, Expr], lanes: tuple[Loop, ...]) -> tuple[list[Storage], tuple[Node, ...]]:
         """Return buffers for values that are read again, one element for each lane, and the nodes that write."""
         rows = row_tensors(self.group)
         index = tuple(AxisRef(loop.var) for loop in lanes)

@@ -73,9 +73,7 @@ def _check_statement(statement: Statement, program: _Program, scope: Scope) -> N
     checked = make(statement, axes, expressions, program)
     program.statements.append(checked)
     if checked.kind is StatementKind.MAP and not checked.type.dtype.is_float:
-        program.bounds[checked.output] = cast_bounds(
-            bounds(checked.body, axes.extents, program.bounds), checked.type.dtype
-        )  # fmt: skip
+        program.bounds[checked.output] = cast_bounds(bounds(checked.body, axes.extents, program.bounds), checked.type.dtype)
     program.tensors[statement.name] = Tensor(checked.output, checked.type)
     program.written[statement.name] = Span(statement.start, statement.end)
 

@@ -50,9 +50,7 @@ def einsum(equation: str, inputs: Mapping[str, TensorType]) -> str:
     return einsum_statement(equation, list(inputs.items()), output_name(inputs), frozenset(inputs))
 
 
-def einsum_statement(
-    equation: str, operands: Sequence[tuple[str, TensorType]], output: str, tensors: frozenset[str]
-) -> str:
+def einsum_statement(equation: str, operands: Sequence[tuple[str, TensorType]], output: str, tensors: frozenset[str]) -> str:
     """Return the statement of an einsum over these operands. Names of axes avoid `tensors`."""
     try:
         return _statement(equation, operands, output, tensors)
@@ -101,9 +99,7 @@ def _statement(equation: str, operands: Sequence[tuple[str, TensorType]], output
     reads: list[str] = []
     names = _axis_names(extents, tensors | {output})
     for (name, _), (axes, shape) in zip(operands, operand_axes, strict=True):
-        index = [
-            "0" if size == 1 and extents[axis] != 1 else names[axis] for axis, size in zip(axes, shape, strict=True)
-        ]
+        index = ["0" if size == 1 and extents[axis] != 1 else names[axis] for axis, size in zip(axes, shape, strict=True)]
         reads.append(f"{name}[{', '.join(index)}]")
     sign = "=" if set(extents) <= set(out) else "+=!"
     return f"{output}[{', '.join(names[axis] for axis in out)}] {sign} {' * '.join(reads)}"
@@ -121,9 +117,7 @@ def _terms(equation: str) -> tuple[list[_Term], _Term | None]:
     if result is not None:
         for i, label in enumerate(result.labels):
             if label in result.labels[:i]:
-                raise _EquationError(
-                    ExprSyntaxError, "duplicate-axis", f"`{label}` is twice in the result", result.span
-                )
+                raise _EquationError(ExprSyntaxError, "duplicate-axis", f"`{label}` is twice in the result", result.span)
             if not any(label in term.labels for term in terms):
                 message = f"`{label}` of the result is in no operand"
                 raise _EquationError(ExprSyntaxError, "free-axis", message, result.span)
@@ -178,9 +172,7 @@ def _output_axes(result: _Term | None, terms: Sequence[_Term], dots: int, equati
     if result.after is None:
         return [*result.before]
     if not any(term.after is not None for term in terms):
-        raise _EquationError(
-            ExprSyntaxError, "bad-einsum", "`...` in the result, but in no operand", Span(0, len(equation))
-        )
+        raise _EquationError(ExprSyntaxError, "bad-einsum", "`...` in the result, but in no operand", Span(0, len(equation)))
     return [*result.before, *ellipsis, *result.after]
 
 

@@ -44,9 +44,7 @@ class Conversions(Protocol):
 
     def shift(self, kind: OpKind, values: Sequence[Typed], nodes: Sequence[Node], node: Spanned) -> Expr: ...
 
-    def refuse(
-        self, kind: type[InputError], code: str, message: str, node: Spanned, hint: str | None = None
-    ) -> NoReturn: ...
+    def refuse(self, kind: type[InputError], code: str, message: str, node: Spanned, hint: str | None = None) -> NoReturn: ...
 
 
 def apply_function(node: Apply, values: Sequence[Typed], checker: Conversions) -> Expr:
@@ -195,9 +193,7 @@ class Expressions:
             self.refuse(ExprTypeError, "literal-out-of-range", message, node, hint)
         return constant(value.value, dtype)
 
-    def refuse(
-        self, kind: type[InputError], code: str, message: str, node: Spanned, hint: str | None = None
-    ) -> NoReturn:
+    def refuse(self, kind: type[InputError], code: str, message: str, node: Spanned, hint: str | None = None) -> NoReturn:
         raise self.scope.source.error(kind, code, message, node, hint)
 
     def index(self, nodes: tuple[syntax.Node, ...], get: syntax.Get) -> tuple[tuple[Expr, ...], tuple[bool, ...]]:
@@ -233,9 +229,7 @@ class Expressions:
             case Leaves():
                 self._refuse_index(node, size, tensor, dim, verdict)
             case Undecided(reason=reason):
-                message = (
-                    f"cannot tell whether `{self._quote(node)}` stays inside dimension {dim} of `{tensor}`: {reason}"
-                )
+                message = f"cannot tell whether `{self._quote(node)}` stays inside dimension {dim} of `{tensor}`: {reason}"
                 hint = f"clip it: `max(min({self._quote(node)}, {size - 1}), 0)`"
                 self.refuse(IndexRangeError, "index-undecided", message, node, hint)
 

@@ -114,9 +114,7 @@ def _brackets_open(before: list[Tok]) -> bool:
     return sum(kind in ("LPAR", "LSQB") for kind in kinds) > sum(kind in ("RPAR", "RSQB") for kind in kinds)
 
 
-def _known_mistake(
-    token: Token, before: list[Tok], expected: set[str], source: Source, span: Span
-) -> ExprSyntaxError | None:
+def _known_mistake(token: Token, before: list[Tok], expected: set[str], source: Source, span: Span) -> ExprSyntaxError | None:
     """Return the error for a common mistake, or None."""
     if "ASSIGN" in expected and token.type == "NAME":
         hint = "the reductions are +=! *=! >=! (maximum) <=! (minimum) &=! |=!"

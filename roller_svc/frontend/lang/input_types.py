@@ -35,9 +35,7 @@ def tensor_type(name: str, value: object, *, least: int = 1) -> TensorType:
         return value
     if isinstance(value, Mapping):
         if set(value) != {"dtype", "shape"}:
-            raise ArgumentError(
-                f"input {name!r} must have dtype and shape, has {sorted(map(str, value))}", code="invalid-inputs"
-            )
+            raise ArgumentError(f"input {name!r} must have dtype and shape, has {sorted(map(str, value))}", code="invalid-inputs")
         dtype, shape = value["dtype"], value["shape"]
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
         dtype, shape = value
@@ -62,27 +60,20 @@ def _dtype(name: str, value: object) -> DType:
         near = get_close_matches(text[:40], [d.value for d in DType], n=1)
         guess = f"; did you mean {near[0]}?" if near else ""
         known = ", ".join(d.value for d in DType)
-        raise ArgumentError(
-            f"input {name!r}: unknown dtype {text[:40]!r}{guess}", code="unknown-dtype", hint=f"dtypes are {known}"
-        )
+        raise ArgumentError(f"input {name!r}: unknown dtype {text[:40]!r}{guess}", code="unknown-dtype", hint=f"dtypes are {known}")
     return dtype
 
 
 def _shape(name: str, value: object, least: int) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ShapeError(
-            f"input {name!r}: shape must be a list of extents, got {short_repr(value)}", code="invalid-shape"
-        )
+        raise ShapeError(f"input {name!r}: shape must be a list of extents, got {short_repr(value)}", code="invalid-shape")
     extents = tuple(whole_number(extent) for extent in value)
     if len(extents) > MAX_DIMENSIONS:
-        raise ShapeError(
-            f"input {name!r} has {len(extents)} dimensions; {MAX_DIMENSIONS} are the most", code="invalid-shape"
-        )
+        raise ShapeError(f"input {name!r} has {len(extents)} dimensions; {MAX_DIMENSIONS} are the most", code="invalid-shape")
     good = tuple(extent for extent in extents if extent is not None and extent >= least)
     if len(good) < len(extents):
         raise ShapeError(
-            f"input {name!r}: every extent must be a {'positive ' if least else ''}whole number, "
-            f"got {short_repr(value)}",
+            f"input {name!r}: every extent must be a {'positive ' if least else ''}whole number, got {short_repr(value)}",
             code="invalid-shape",
         )
     return good

@@ -166,9 +166,7 @@ class TypeOf:
     depth: int
 
 
-Node = (
-    Num | Text | Ref | Get | Unary | Binary | Apply | CastTo | When | Extent | DimSize | Like | UpCast | Group | TypeOf
-)
+Node = Num | Text | Ref | Get | Unary | Binary | Apply | CastTo | When | Extent | DimSize | Like | UpCast | Group | TypeOf
 TypeArg = Text | TypeOf
 
 

@@ -41,9 +41,7 @@ class Polyhedra:
         self.universe = isl.Set.universe(space)
         # Whether isl cannot describe some condition of axes alone.
         self.is_loose = False
-        self._axes = {
-            name: isl.PwAff.var_on_domain(self._local, isl.dim_type.set, i) for i, name in enumerate(self._names)
-        }
+        self._axes = {name: isl.PwAff.var_on_domain(self._local, isl.dim_type.set, i) for i, name in enumerate(self._names)}
         self.box = self.universe
         for name, extent in extents.items():
             axis = self._axes[name]

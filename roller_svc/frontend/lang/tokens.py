@@ -190,7 +190,5 @@ def _match_brackets(tokens: list[Tok], source: Source) -> dict[int, int]:
         elif token.kind == "SEMI" and opened:
             break
     if opened:
-        raise source.syntax_error(
-            "unbalanced-bracket", f"`{tokens[opened[-1]].text}` is never closed", tokens[opened[-1]]
-        )
+        raise source.syntax_error("unbalanced-bracket", f"`{tokens[opened[-1]].text}` is never closed", tokens[opened[-1]])
     return partner

@@ -142,14 +142,10 @@ class TreeBuilder:
             raise SyntaxFault("syntax-error", f"`{text}`: expected `=` or a reduction such as `+=!`", span)
         sign, _, mode = text.partition("=")
         if sign not in _COMBINES:
-            raise SyntaxFault(
-                "unknown-reduction", f"`{text}` is not a reduction", span, "they are +=! *=! >=! <=! &=! |=!"
-            )
+            raise SyntaxFault("unknown-reduction", f"`{text}` is not a reduction", span, "they are +=! *=! >=! <=! &=! |=!")
         if mode == ".":
             if sign not in _SCATTERS:
-                raise SyntaxFault(
-                    "unknown-reduction", f"`{text}` is not a scatter", span, "scatters are =. +=. *=. >=. <=."
-                )
+                raise SyntaxFault("unknown-reduction", f"`{text}` is not a scatter", span, "scatters are =. +=. *=. >=. <=.")
             return Assign.SCATTER, sign, span
         return (Assign.REDUCE if sign else Assign.PLAIN), sign, span
 
@@ -175,9 +171,7 @@ class TreeBuilder:
             end -= 2
         index = parts[2] if isinstance(parts[2], tuple) else ()
         stop = _span(parts[end]).end
-        return Statement(
-            str(parts[0]), index, type_, assigned[0], assigned[1], value, where, name.start, stop, name.end
-        )
+        return Statement(str(parts[0]), index, type_, assigned[0], assigned[1], value, where, name.start, stop, name.end)
 
 
 # Python's precedence, loosest first.

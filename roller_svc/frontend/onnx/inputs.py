@@ -23,9 +23,11 @@ _TAKEN_BY = {"b": "b", "i": "iufV", "u": "iufV", "f": "fV"}
 
 
 def declared_types(
-    declared: Sequence[ValueInfoProto], given: Mapping[str, TensorType], dims: Mapping[str, int],
+    declared: Sequence[ValueInfoProto],
+    given: Mapping[str, TensorType],
+    dims: Mapping[str, int],
     bound: Mapping[str, object],
-) -> dict[str, TensorType]:  # fmt: skip
+) -> dict[str, TensorType]:
     """Return the type of each input that is not bound. Raises ArgumentError that lists every open dimension.
 
     Args:
@@ -53,23 +55,32 @@ def declared_types(
 
 
 def _check_names(
-    declared: Sequence[ValueInfoProto], given: Mapping[str, TensorType], dims: Mapping[str, int],
+    declared: Sequence[ValueInfoProto],
+    given: Mapping[str, TensorType],
+    dims: Mapping[str, int],
     bound: Mapping[str, object],
-) -> None:  # fmt: skip
+) -> None:
     """Raise ArgumentError if an option names what the model does not have, or two name one input."""
     names = [info.name for info in declared]
     for option, mapping in (("inputs", given), ("constants", bound)):
         if unknown := [name for name in mapping if name not in names]:
-            raise ArgumentError(f"{option}: the model has no input {unknown[0]!r}; its inputs are {', '.join(names)}",
-                                code="unknown-argument", hint=did_you_mean(unknown[0][:60], names))  # fmt: skip
+            raise ArgumentError(
+                f"{option}: the model has no input {unknown[0]!r}; its inputs are {', '.join(names)}",
+                code="unknown-argument",
+                hint=did_you_mean(unknown[0][:60], names),
+            )
     if both := [name for name in given if name in bound]:
-        raise ArgumentError(f"{both[0]!r} is in inputs and in constants: a constant is not an input of the model",
-                            code="invalid-option", hint="leave it out of one of them")  # fmt: skip
+        raise ArgumentError(
+            f"{both[0]!r} is in inputs and in constants: a constant is not an input of the model",
+            code="invalid-option",
+            hint="leave it out of one of them",
+        )
     symbols = {dim.dim_param for info in declared for dim in info.type.tensor_type.shape.dim if dim.dim_param}
     if unknown := [name for name in dims if name not in symbols]:
         listed = ", ".join(sorted(symbols)) or "none"
-        raise ArgumentError(f"the model has no dimension {unknown[0]!r}; its symbolic dimensions are {listed}",
-                            code="unknown-argument")  # fmt: skip
+        raise ArgumentError(
+            f"the model has no dimension {unknown[0]!r}; its symbolic dimensions are {listed}", code="unknown-argument"
+        )
 
 
 def _complete_type(info: ValueInfoProto, dims: Mapping[str, int]) -> TensorType | None:
@@ -80,8 +91,7 @@ def _complete_type(info: ValueInfoProto, dims: Mapping[str, int]) -> TensorType 
         return None
     shape = tuple(extent or 0 for extent in extents)
     if math.prod(extent for extent in shape if extent) > MAX_ELEMENTS:
-        raise ArgumentError(f"input {info.name[:80]!r} has the shape {list(shape)}, which no array has",
-                            code="invalid-shape")  # fmt: skip
+        raise ArgumentError(f"input {info.name[:80]!r} has the shape {list(shape)}, which no array has", code="invalid-shape")
     return TensorType(dtype_of(tensor.elem_type, info.name), shape)
 
 
@@ -94,25 +104,35 @@ def bound_value(info: ValueInfoProto, value: object, dims: Mapping[str, int]) ->
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:  # lists with gaps, tensors of another library
         raise ArgumentError(
-            f"{what} must be a number or an array, got {short_repr(value)}: {str(error)[:120]}", code="invalid-option",
+            f"{what} must be a number or an array, got {short_repr(value)}: {str(error)[:120]}",
+            code="invalid-option",
             hint='constants={"x": 1}, or an array of numpy',
-        ) from error  # fmt: skip
+        ) from error
     extents = _extents(tensor, dims)
     if array.ndim == 0 and extents is not None and all(extent == 1 for extent in extents):
         array = array.reshape([1] * len(extents))
     if not array.size and not hasattr(value, "dtype"):
         array = _typed_nothing(array.shape, extents, dtype)
     if extents is not None and not _fits(array.shape, extents):
-        raise ArgumentError(f"{what} has the shape {list(array.shape)}, the model declares {_shown(tensor, dims)}",
-                            code="shape-mismatch", hint="give an array of the declared shape")  # fmt: skip
+        raise ArgumentError(
+            f"{what} has the shape {list(array.shape)}, the model declares {_shown(tensor, dims)}",
+            code="shape-mismatch",
+            hint="give an array of the declared shape",
+        )
     target = np.dtype(dtype.value)
     if hasattr(value, "dtype"):
         if array.dtype != target:
-            raise ArgumentError(f"{what} has elements of type {array.dtype}, the model declares {dtype.value}",
-                                code="dtype-mismatch", hint=f"convert it to {dtype.value}")  # fmt: skip
+            raise ArgumentError(
+                f"{what} has elements of type {array.dtype}, the model declares {dtype.value}",
+                code="dtype-mismatch",
+                hint=f"convert it to {dtype.value}",
+            )
     elif array.size and (target.kind not in _TAKEN_BY.get(array.dtype.kind, "") or not _holds(dtype, array)):
-        raise ArgumentError(f"{what} is {short_repr(value)}, the model declares {dtype.value}", code="dtype-mismatch",
-                            hint=f"give a value that {dtype.value} holds")  # fmt: skip
+        raise ArgumentError(
+            f"{what} is {short_repr(value)}, the model declares {dtype.value}",
+            code="dtype-mismatch",
+            hint=f"give a value that {dtype.value} holds",
+        )
     return array.astype(target), dtype
 
 
@@ -174,8 +194,9 @@ def _open_shape(infos: Sequence[ValueInfoProto], dims: Mapping[str, int]) -> Arg
         ways.append("dims={" + ", ".join(f'"{name}": 1' for name in symbols) + "}")
     if unnamed:
         ways.append("inputs={" + ", ".join(unnamed) + "}")
-    return ArgumentError(f"the model leaves extents open: {', '.join(parts)}", code="open-shape",
-                         hint=f"give them, as {' and '.join(ways)}")  # fmt: skip
+    return ArgumentError(
+        f"the model leaves extents open: {', '.join(parts)}", code="open-shape", hint=f"give them, as {' and '.join(ways)}"
+    )
 
 
 def _symbol(dim: Any) -> str | None:
@@ -194,15 +215,14 @@ def _extents(tensor: Any, dims: Mapping[str, int]) -> tuple[int | None, ...] | N
 
 
 def _fits(shape: Sequence[int], extents: Sequence[int | None]) -> bool:
-    return len(shape) == len(extents) and all(
-        extent is None or extent == size for extent, size in zip(extents, shape, strict=True)
-    )
+    return len(shape) == len(extents) and all(extent is None or extent == size for extent, size in zip(extents, shape, strict=True))
 
 
 def _shown(tensor: Any, dims: Mapping[str, int]) -> str:
     extents = _extents(tensor, dims) or ()
-    listed = (dim.dim_param or "?" if extent is None else str(extent)
-              for extent, dim in zip(extents, tensor.shape.dim, strict=True))  # fmt: skip
+    listed = (
+        dim.dim_param or "?" if extent is None else str(extent) for extent, dim in zip(extents, tensor.shape.dim, strict=True)
+    )
     return f"[{', '.join(listed)}]"
 
 
@@ -212,15 +232,17 @@ def _check_given(info: ValueInfoProto, given: TensorType, dims: Mapping[str, int
     if tensor.elem_type and (declared := dtype_of(tensor.elem_type, info.name)) is not given.dtype:
         raise ArgumentError(
             f"inputs: {info.name!r} is given as {given.dtype.value}, the model declares {declared.value}",
-            code="dtype-mismatch", hint=f"give {declared.value}, or convert the model",
-        )  # fmt: skip
+            code="dtype-mismatch",
+            hint=f"give {declared.value}, or convert the model",
+        )
     # Some exporters write 0 for an extent that is open.
     extents = _extents(tensor, dims)
     if extents is not None and not _fits(given.shape, [extent or None for extent in extents]):
         raise ArgumentError(
             f"inputs: {info.name!r} is given with shape {list(given.shape)}, the model declares {_shown(tensor, dims)}",
-            code="shape-mismatch", hint="`inputs` sets only extents that the model and `dims` leave open",
-        )  # fmt: skip
+            code="shape-mismatch",
+            hint="`inputs` sets only extents that the model and `dims` leave open",
+        )
 
 
 def _tensor_type(info: ValueInfoProto) -> Any:

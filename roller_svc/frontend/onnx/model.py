@@ -35,10 +35,14 @@ MAX_DEPTH = 32  # functions and subgraphs within each other
 
 
 def import_model(
-    model: ModelProto, weights: WeightStore, evaluate: Evaluate, *,
-    inputs: Mapping[str, TensorType] | None = None, dims: Mapping[str, int] | None = None,
+    model: ModelProto,
+    weights: WeightStore,
+    evaluate: Evaluate,
+    *,
+    inputs: Mapping[str, TensorType] | None = None,
+    dims: Mapping[str, int] | None = None,
     constants: Mapping[str, object] | None = None,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """Return the graph of a model.
 
     Args:
@@ -93,8 +97,9 @@ class Importer:
         for tensor in graph.initializer:
             scope.define(tensor.name, self._constant(tensor, scope))
         for sparse in graph.sparse_initializer:
-            raise ArgumentError(f"initializer {sparse.values.name!r} is sparse; only dense tensors are supported",
-                                code="unsupported-type")  # fmt: skip
+            raise ArgumentError(
+                f"initializer {sparse.values.name!r} is sparse; only dense tensors are supported", code="unsupported-type"
+            )
 
     def convert_nodes(self, nodes: Iterable[NodeProto], scope: Scope) -> None:
         """Convert nodes in order. Nodes that fail are recorded; what depends on them is skipped."""
@@ -114,8 +119,9 @@ class Importer:
         for name in node.input:
             tensor = scope.find(name) if name else Tensor()
             if tensor is None:
-                raise ArgumentError(f"node {_label(node)!r} reads {name[:80]!r}, which nothing before it writes",
-                                    code="invalid-graph")  # fmt: skip
+                raise ArgumentError(
+                    f"node {_label(node)!r} reads {name[:80]!r}, which nothing before it writes", code="invalid-graph"
+                )
             tensors.append(tensor)
         if any(tensor.failed for tensor in tensors):
             self._note_unknown(node)
@@ -141,8 +147,7 @@ class Importer:
 
     def is_standard(self, node: NodeProto, op_type: str) -> bool:
         """Return whether a node is an operator of ONNX, which no function of the model replaces."""
-        return (node.op_type == op_type and node.domain in DOMAINS
-                and (node.domain, node.op_type) not in self.functions)  # fmt: skip
+        return node.op_type == op_type and node.domain in DOMAINS and (node.domain, node.op_type) not in self.functions
 
     def _convert(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
         function = self.functions.get((node.domain, node.op_type))
@@ -182,10 +187,14 @@ class Importer:
         """Return a node as its converter reads it."""
         builder = scope.builder
         return Node(
-            node.op_type, self.opset, attributes_of(node), tuple(tensor.operand for tensor in tensors),
-            tuple(tensor.known(builder) for tensor in tensors), tuple(bool(name) for name in node.output),
+            node.op_type,
+            self.opset,
+            attributes_of(node),
+            tuple(tensor.operand for tensor in tensors),
+            tuple(tensor.known(builder) for tensor in tensors),
+            tuple(bool(name) for name in node.output),
             scope.inputs_of,
-        )  # fmt: skip
+        )
 
     def _convert_by_table(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
         builder, read = scope.builder, self._read(node, tensors, scope)
@@ -209,9 +218,7 @@ class Importer:
         result = builder.call(use.operator, operands, **use.parameters)
         return [Tensor(builder.cast(result, dtype or result.dtype))]
 
-    def _expand(
-        self, function: FunctionProto, node: NodeProto, tensors: Sequence[Tensor], scope: Scope
-    ) -> Sequence[Tensor]:
+    def _expand(self, function: FunctionProto, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
         """Convert the nodes of a function's body in its place."""
         if self.depth >= MAX_DEPTH:
             raise ArgumentError(f"functions are nested more than {MAX_DEPTH} deep", code="invalid-graph")
@@ -232,8 +239,9 @@ class Importer:
         if len(self.unsupported) > failures:
             reasons = [f"{each.operator}: {each.reason}" for each in self.unsupported[failures:]]
             del self.unsupported[failures:]
-            raise ArgumentError(f"its function body has nodes that are not supported: {'; '.join(reasons[:3])}",
-                                code="unsupported-attribute")  # fmt: skip
+            raise ArgumentError(
+                f"its function body has nodes that are not supported: {'; '.join(reasons[:3])}", code="unsupported-attribute"
+            )
         return [inner.tensors.get(name, Tensor(failed=True)) for name in function.output]
 
     def convert_subgraph(self, graph: GraphProto, inputs: Sequence[Tensor], scope: Scope) -> list[Tensor]:
@@ -289,8 +297,9 @@ def _check_inputs(node: NodeProto, opset: int) -> None:
     except onnx.defs.SchemaError:
         return
     if len(node.input) < schema.min_input:
-        raise ArgumentError(f"{node.op_type}: {len(node.input)} inputs; at least {schema.min_input} are expected",
-                            code="invalid-node")  # fmt: skip
+        raise ArgumentError(
+            f"{node.op_type}: {len(node.input)} inputs; at least {schema.min_input} are expected", code="invalid-node"
+        )
 
 
 class SubgraphError(InputError):
@@ -339,9 +348,11 @@ def _schema_function(node: NodeProto, tensors: Sequence[Tensor], opset: int) -> 
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
         types = [_type_proto(tensor).SerializeToString() for tensor in tensors]
         try:
-            text = schema.get_context_dependent_function_with_opset_version(
-                max(versions), node.SerializeToString(), types
-            ) if versions else b""  # fmt: skip
+            text = (
+                schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), types)
+                if versions
+                else b""
+            )
         except (ValueError, RuntimeError):  # the library's checks of the node's types
             return None
     elif schema.has_function:

@@ -62,8 +62,9 @@ def parse_model(content: bytes) -> ModelProto:
     try:
         model: ModelProto = ModelProto.FromString(content)
     except DecodeError as error:
-        raise ArgumentError("the file is not an ONNX model, or is damaged: its protobuf cannot be parsed",
-                            code="invalid-model") from error  # fmt: skip
+        raise ArgumentError(
+            "the file is not an ONNX model, or is damaged: its protobuf cannot be parsed", code="invalid-model"
+        ) from error
     if not model.HasField("graph"):
         raise ArgumentError("the file is not an ONNX model: it has no graph", code="invalid-model")
     check_text(model)
@@ -119,9 +120,12 @@ def load_external_data(model: ModelProto, read: ReadExternal | None) -> None:
         where = _external_data(tensor)
         total += where.length_bytes
         if read is None:
-            raise ArgumentError(f"tensor {where.tensor!r} is in another file, {where.location!r}; only models that "
-                                "are read from a path have external data", code="external-data",
-                                hint="give the path of the .onnx file")  # fmt: skip
+            raise ArgumentError(
+                f"tensor {where.tensor!r} is in another file, {where.location!r}; only models that "
+                "are read from a path have external data",
+                code="external-data",
+                hint="give the path of the .onnx file",
+            )
         if total > MAX_EXTERNAL_BYTES:
             raise ArgumentError(f"external data has more than {MAX_EXTERNAL_BYTES} bytes", code="external-data")
         tensor.raw_data = read(where)
@@ -135,14 +139,12 @@ def _external_data(tensor: TensorProto) -> ExternalData:
     fields = {entry.key: entry.value for entry in tensor.external_data}
     dtype = DATA_TYPES.get(tensor.data_type)
     if dtype is None or any(extent < 0 for extent in tensor.dims):
-        raise ArgumentError(f"tensor {name!r} has external data of a type or shape that is not supported",
-                            code="external-data")  # fmt: skip
+        raise ArgumentError(f"tensor {name!r} has external data of a type or shape that is not supported", code="external-data")
     size = math.prod(tensor.dims) * dtype.bytes
     offset = _number(name, "offset", fields.get("offset", "0"))
     length = _number(name, "length", fields["length"]) if "length" in fields else size
     if length != size:
-        raise ArgumentError(f"tensor {name!r}: its external data has {length} bytes, expected {size}",
-                            code="external-data")  # fmt: skip
+        raise ArgumentError(f"tensor {name!r}: its external data has {length} bytes, expected {size}", code="external-data")
     if not fields.get("location"):
         raise ArgumentError(f"tensor {name!r}: its external data has no location", code="external-data")
     return ExternalData(name, fields["location"], offset, length)
@@ -150,8 +152,9 @@ def _external_data(tensor: TensorProto) -> ExternalData:
 
 def _number(tensor: str, key: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_OFFSET_DIGITS:
-        raise ArgumentError(f"tensor {tensor!r}: {key} of its external data is no whole number: {text[:40]!r}",
-                            code="external-data")  # fmt: skip
+        raise ArgumentError(
+            f"tensor {tensor!r}: {key} of its external data is no whole number: {text[:40]!r}", code="external-data"
+        )
     return int(text)
 
 

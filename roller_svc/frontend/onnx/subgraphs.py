@@ -48,8 +48,10 @@ def _loop(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope:
     body = _graph(node, "body")
     count = len(tensors) - 2
     if count < 0 or len(body.input) != len(tensors) or len(body.output) <= count:
-        raise ArgumentError(f"the body has {len(body.input)} inputs and {len(body.output)} outputs; the loop has "
-                            f"{len(tensors)} inputs", code="invalid-node")  # fmt: skip
+        raise ArgumentError(
+            f"the body has {len(body.input)} inputs and {len(body.output)} outputs; the loop has {len(tensors)} inputs",
+            code="invalid-node",
+        )
     most = _most_steps(tensors, scope)
     fixed = _fixed_states(body, importer)
     changing = [i for i in range(count) if i not in fixed]
@@ -70,8 +72,9 @@ def _loop(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope:
     if steps:
         counts = scope.builder.add_constant(np.arange(steps, dtype=np.int64), DType.INT64)
         # The language's loop takes states before slices: the counter is a slice.
-        found = _add_loop(scope, inner, steps, states, carried, [(counts, counter, False)], [*after, *stacked],
-                          [False] * len(stacked))  # fmt: skip
+        found = _add_loop(
+            scope, inner, steps, states, carried, [(counts, counter, False)], [*after, *stacked], [False] * len(stacked)
+        )
     else:
         found = [*map(Tensor, states), *map(_no_slices, stacked)]
     last = dict(zip(changing, found, strict=False))
@@ -96,8 +99,9 @@ def _most_steps(tensors: Sequence[Tensor], scope: Scope) -> int | None:
 
 def _fixed_states(body: GraphProto, importer: Importer) -> set[int]:
     """Return the positions of states that every step returns as it gets them."""
-    copies = {node.output[0]: node.input[0] for node in body.node
-              if importer.is_standard(node, "Identity") and node.input and node.output}  # fmt: skip
+    copies = {
+        node.output[0]: node.input[0] for node in body.node if importer.is_standard(node, "Identity") and node.input and node.output
+    }
     fixed = set()
     for position, (before, after) in enumerate(zip(body.input[2:], body.output[1:], strict=False)):
         name = after.name
@@ -109,9 +113,14 @@ def _fixed_states(body: GraphProto, importer: Importer) -> set[int]:
 
 
 def _count_steps(
-    scope: Scope, inner: Scope, condition: Operand, counter: str, after: Mapping[str, Operand],
-    first: Mapping[str, Operand], most: int | None,
-) -> int:  # fmt: skip
+    scope: Scope,
+    inner: Scope,
+    condition: Operand,
+    counter: str,
+    after: Mapping[str, Operand],
+    first: Mapping[str, Operand],
+    most: int | None,
+) -> int:
     """Return the number of steps. Raises ArgumentError that names the inputs of the model that decide it, if any do."""
     deciding = find_deciding_inputs(inner.builder, condition, after)
     values = {name: scope.builder.value(first[name]) for name in deciding if name in first}
@@ -161,21 +170,30 @@ def _scan(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope:
 
 
 def _add_loop(
-    scope: Scope, inner: Scope, steps: int, states: Sequence[Operand], carried: Sequence[Operand],
-    scanned: Sequence[tuple[Operand, Operand, bool]], results: Sequence[Tensor], stacked: Sequence[bool],
-) -> Sequence[Tensor]:  # fmt: skip
+    scope: Scope,
+    inner: Scope,
+    steps: int,
+    states: Sequence[Operand],
+    carried: Sequence[Operand],
+    scanned: Sequence[tuple[Operand, Operand, bool]],
+    results: Sequence[Tensor],
+    stacked: Sequence[bool],
+) -> Sequence[Tensor]:
     """Add a loop node. `scanned`: whole tensor, slice in the body, whether it is reversed."""
     outputs = [_operand(tensor) for tensor in results]
     for state, output in zip(states, outputs, strict=False):
         if state.type != output.type:
-            raise ArgumentError(f"a state of the loop changes from {_shown(state)} to {_shown(output)}; "
-                                "states of a constant type are supported", code="unsupported-attribute")  # fmt: skip
+            raise ArgumentError(
+                f"a state of the loop changes from {_shown(state)} to {_shown(output)}; states of a constant type are supported",
+                code="unsupported-attribute",
+            )
     body = inner.builder.finish([(f"result_{i}", output) for i, output in enumerate(outputs)])
     captured = list(inner.captured.values())
     order = [*(x.name for x in carried), *(piece.name for _, piece, _ in scanned)]
     fixed = [name for name in inner.builder.inputs if name not in order]
-    body = type(body)(body.name, tuple((n, inner.builder.inputs[n]) for n in (*order, *fixed)), body.constants,
-                      body.nodes, body.outputs)  # fmt: skip
+    body = type(body)(
+        body.name, tuple((n, inner.builder.inputs[n]) for n in (*order, *fixed)), body.constants, body.nodes, body.outputs
+    )
     operands = [*states, *(whole for whole, _, _ in scanned), *captured]
     backward = [back for _, _, back in scanned]
     found = scope.builder.add_loop(body, steps, len(states), backward, list(stacked), operands)

@@ -154,9 +154,7 @@ def _conv_transpose(node: Node) -> Use:
     more = node.integers("output_padding") or 0
     shape = node.integers("output_shape")
     if shape is None and isinstance(window["padding"], str) and window["padding"] != "valid":
-        shape = tuple(
-            size * s for size, s in zip(node.operand(0).shape[2:], _per_dimension(node, window["stride"]), strict=True)
-        )
+        shape = tuple(size * s for size, s in zip(node.operand(0).shape[2:], _per_dimension(node, window["stride"]), strict=True))
     if shape is not None:
         window["padding"], more = _padding_for(node, window, shape, node.integers("output_padding"))
     elif window["padding"] == "valid":
@@ -371,9 +369,7 @@ def _dropout(node: Node) -> Use:
             ratio = node.scalar(1, "ratio") if node.has(1) else ratio
             if ratio != 0:
                 hint = "export the network for inference, or with ratio 0"
-                raise node.unsupported(
-                    f"training_mode=true (input 2), which drops elements at random (ratio {ratio}),", hint
-                )
+                raise node.unsupported(f"training_mode=true (input 2), which drops elements at random (ratio {ratio}),", hint)
     return Use("identity", node.leading(1))
 
 
@@ -598,10 +594,7 @@ _REDUCTIONS = {
 
 NODES: dict[str, Reader] = {
     **{name: partial(_plain, operator=operator) for name, operator in _SAME_OPERATORS.items()},
-    **{
-        name: partial(_with_numbers, operator=operator, numbers=numbers)
-        for name, (operator, numbers) in _NUMBERED.items()
-    },
+    **{name: partial(_with_numbers, operator=operator, numbers=numbers) for name, (operator, numbers) in _NUMBERED.items()},
     **{f"Reduce{name}": partial(_reduce, operator=f"reduce_{kind}") for name, kind in _REDUCTIONS.items()},
     "ArgMax": partial(_arg, operator="argmax"),
     "ArgMin": partial(_arg, operator="argmin"),

@@ -29,9 +29,13 @@ def find_deciding_inputs(body: GraphBuilder, condition: Operand, after: Mapping[
 
 
 def count_steps(
-    body: GraphBuilder, condition: Operand, counter: str, after: Mapping[str, Operand], first: Mapping[str, Array],
+    body: GraphBuilder,
+    condition: Operand,
+    counter: str,
+    after: Mapping[str, Operand],
+    first: Mapping[str, Array],
     most: int | None,
-) -> int:  # fmt: skip
+) -> int:
     """Return the number of steps of a loop that has at least one.
 
     Args:
@@ -57,15 +61,17 @@ def count_steps(
             operands = [_value(body, values, name) for name in node.inputs]
             arrays = {name: value for (name, _), value in zip(node.program.inputs, operands, strict=True)}
             results = body.evaluate(node.program, arrays)
-            values |= {tensor: results[output.name]
-                       for tensor, output in zip(node.outputs, node.program.outputs, strict=True)}  # fmt: skip
+            values |= {tensor: results[output.name] for tensor, output in zip(node.outputs, node.program.outputs, strict=True)}
         if not _value(body, values, condition.name).all():
             return step + 1
         values |= {name: _value(body, values, after[name].name) for name in first}
     if most is not None and most <= MAX_COUNTED_STEPS:
         return most
-    raise ArgumentError(f"the loop does not end within {MAX_COUNTED_STEPS} steps", code="unsupported-attribute",
-                        hint="give it a trip count, and a condition that stays true")  # fmt: skip
+    raise ArgumentError(
+        f"the loop does not end within {MAX_COUNTED_STEPS} steps",
+        code="unsupported-attribute",
+        hint="give it a trip count, and a condition that stays true",
+    )
 
 
 def _nodes_before(body: GraphBuilder, results: list[Operand]) -> list[OpNode]:
@@ -76,8 +82,9 @@ def _nodes_before(body: GraphBuilder, results: list[Operand]) -> list[OpNode]:
         if needed.isdisjoint(node.outputs):
             continue
         if isinstance(node, LoopNode):
-            raise ArgumentError("a loop inside of the loop decides its condition", code="unsupported-attribute",
-                                hint="give the loop a trip count")  # fmt: skip
+            raise ArgumentError(
+                "a loop inside of the loop decides its condition", code="unsupported-attribute", hint="give the loop a trip count"
+            )
         needed |= set(node.inputs)
         nodes.append(node)
     return nodes[::-1]

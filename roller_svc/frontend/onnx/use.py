@@ -29,15 +29,19 @@ _LEGACY, _LEGACY_OPSETS = "consumed_inputs", range(1, 6)
 def not_constant(what: str, inputs: Sequence[str]) -> ArgumentError:
     """Return the error for a value that has to be known. It names the inputs of the model that decide it."""
     if not inputs:
-        return ArgumentError(f"{what} must be a constant, and depends on data", code="needs-constant",
-                             hint="shapes, steps and branches are static; export them as constants")  # fmt: skip
+        return ArgumentError(
+            f"{what} must be a constant, and depends on data",
+            code="needs-constant",
+            hint="shapes, steps and branches are static; export them as constants",
+        )
     shown = inputs[:MAX_SHOWN_INPUTS]
     example = ", ".join(f'"{name}": ...' for name in shown)
     return ArgumentError(
         f"{what} must be a constant, and depends on the input{'s' if len(inputs) > 1 else ''} {', '.join(shown)}"
         + (f" and {len(inputs) - len(shown)} more" if len(inputs) > len(shown) else ""),
-        code="needs-constant", hint=f"give its value with constants={{{example}}}",
-    )  # fmt: skip
+        code="needs-constant",
+        hint=f"give its value with constants={{{example}}}",
+    )
 
 
 def no_inputs(_: Operand) -> Sequence[str]:
@@ -76,8 +80,9 @@ class Node:
             value = self.constants[position] if position < len(self.constants) else None
             if getattr(value, "size", None) == 0:
                 shape = list(getattr(value, "shape", ()))
-                raise self.unsupported(f"input {position} without elements (shape {shape})",
-                                       "declare extents of 1 or more, or leave the node out")  # fmt: skip
+                raise self.unsupported(
+                    f"input {position} without elements (shape {shape})", "declare extents of 1 or more, or leave the node out"
+                )
             raise self.invalid(f"input {position} is missing")
         ranks = (rank,) if isinstance(rank, int) else rank
         if ranks is not None and operand.rank not in ranks:
@@ -221,8 +226,7 @@ class Node:
 
     def _not_constant(self, position: int, what: str) -> ArgumentError:
         operand = self.operands[position]
-        return not_constant(f"{self.op_type}: {what} (input {position})",
-                            () if operand is None else self.depends_on(operand))  # fmt: skip
+        return not_constant(f"{self.op_type}: {what} (input {position})", () if operand is None else self.depends_on(operand))
 
     def _integers_of(self, name: str, value: object) -> tuple[int, ...]:
         values = tuple(_flat(value))

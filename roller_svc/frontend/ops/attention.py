@@ -50,8 +50,7 @@ def _check(call: Call, q: Operand, k: Operand, v: Operand) -> None:
         raise call.wrong_shape(f"k {list(k.shape)} and v {list(v.shape)} must differ in their features alone")
     if q.shape[:-3] != k.shape[:-3] or (q.rank > 2 and q.shape[-3] % k.shape[-3]):
         raise call.wrong_shape(
-            f"q {list(q.shape)} and k {list(k.shape)}: leading dimensions must be equal, but for heads of k that "
-            f"several of q share"
+            f"q {list(q.shape)} and k {list(k.shape)}: leading dimensions must be equal, but for heads of k that several of q share"
         )
 
 
@@ -76,9 +75,7 @@ def _causal(call: Call, i: str, j: str, queries: int, keys: int) -> list[str]:
     if not call.flag("causal"):
         return []
     if queries > keys:
-        raise call.wrong_shape(
-            f"causal attention must have at least one key for each query, got {keys} keys and {queries} queries"
-        )
+        raise call.wrong_shape(f"causal attention must have at least one key for each query, got {keys} keys and {queries} queries")
     return [f"{j} <= {i}" + (f" + {keys - queries}" if keys > queries else "")]
 
 

@@ -39,8 +39,7 @@ def _depth_to_space(call: Call) -> str:
     else:
         channel = f"({c} * {block} + {h} % {block}) * {block} + {w} % {block}"
     value = call.x.at(n, channel, f"{h} // {block}", f"{w} // {block}")
-    return statement(call.output, (n, c, h, w), "=", value,
-                     where=[(c, count), (h, height * block), (w, width * block)])  # fmt: skip
+    return statement(call.output, (n, c, h, w), "=", value, where=[(c, count), (h, height * block), (w, width * block)])
 
 
 def _space_to_depth(call: Call) -> str:
@@ -49,9 +48,7 @@ def _space_to_depth(call: Call) -> str:
     if height % block or width % block:
         raise call.wrong_shape(f"{height} by {width} elements do not divide into blocks of {block} by {block}")
     place = f"{c} // {channels}"
-    value = call.x.at(
-        n, f"{c} % {channels}", f"{h} * {block} + {place} // {block}", f"{w} * {block} + {place} % {block}"
-    )
+    value = call.x.at(n, f"{c} % {channels}", f"{h} * {block} + {place} // {block}", f"{w} * {block} + {place} % {block}")
     where = [(c, channels * block * block), (h, height // block), (w, width // block)]
     return statement(call.output, (n, c, h, w), "=", value, where=where)
 

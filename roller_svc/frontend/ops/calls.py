@@ -110,9 +110,12 @@ class _Reader:
         self._check_end(end)
         first = name if output is None else output
         return OperatorCall(
-            None if output is None else output.text, name.text, Span(name.start, name.end), tuple(arguments),
+            None if output is None else output.text,
+            name.text,
+            Span(name.start, name.end),
+            tuple(arguments),
             Span(first.start, end.end),
-        )  # fmt: skip
+        )
 
     def _check_end(self, end: Tok) -> None:
         """Check that the call is a whole statement, followed by `;` or a newline."""

@@ -62,8 +62,7 @@ def _dimension(call: Call, d: int, size: int, kernel: int, axes: tuple[str, str,
 OPERATORS = tuple(
     Operator(
         f"conv_transpose{spatial}d",
-        "Transposed convolution, which spreads each element over a window; `weight` is [channels, filters of a group, "
-        "window].",
+        "Transposed convolution, which spreads each element over a window; `weight` is [channels, filters of a group, window].",
         ("x", "weight", "bias"),
         partial(_transposed, spatial=spatial),
         (

@@ -44,9 +44,7 @@ def _convolution(call: Call, spatial: int, *, depthwise: bool = False) -> str:
 
 def _check_channels(call: Call, channels: int, filters: int, inner: int, groups: int) -> None:
     if channels % groups or filters % groups:
-        raise call.wrong_shape(
-            f"channels and filters must be multiples of groups={groups}, got {channels} and {filters}"
-        )
+        raise call.wrong_shape(f"channels and filters must be multiples of groups={groups}, got {channels} and {filters}")
     if inner * groups != channels:
         raise call.wrong_shape(
             f"the weight's channels times groups must be the tensor's {channels} channels, got {inner} times {groups}"
@@ -67,15 +65,16 @@ def _parameters(spatial: int, *, grouped: bool = True) -> tuple[Parameter, ...]:
     about = f"zeros around: one number, {spatial}, or {spatial} before and {spatial} after"
     return (
         integers("stride", 1, "steps of the window", minimum=1),
-        integers("padding", 0, about if spatial > 1 else "zeros around: one number, or before and after", minimum=0,
-                 names=PADDINGS),
+        integers(
+            "padding", 0, about if spatial > 1 else "zeros around: one number, or before and after", minimum=0, names=PADDINGS
+        ),
         integers("dilation", 1, "steps inside of the window", minimum=1),
         *([integer("groups", 1, "number of groups, each convolved separately", minimum=1)] if grouped else []),
         choice("layout", layouts(spatial)[0], layouts(spatial), "order of the dimensions of data and result"),
         choice("weight_layout", weight_layouts(spatial)[0], weight_layouts(spatial), "order of those of the weight"),
         choice("activation", "none", tuple(ACTIVATIONS), "what is applied to the result"),
         dtype("dtype", None, "type of the result, in which it is summed"),
-    )  # fmt: skip
+    )
 
 
 OPERATORS = (

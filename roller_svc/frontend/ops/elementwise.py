@@ -152,9 +152,7 @@ def cast_element(call: Call, value: str, source: DType, target: DType, *, satura
         return value
     if not saturate:
         if becomes_infinite(source, target):
-            raise call.wrong_parameter(
-                f"saturate=false makes infinities of {source.value}, which no cast to {target.value} does"
-            )
+            raise call.wrong_parameter(f"saturate=false makes infinities of {source.value}, which no cast to {target.value} does")
         if target is DType.FLOAT8_E4M3FN and _max_magnitude(source) > _E4M3_MAX:
             x = value if source.is_float else f"{value}.cast(`float32`)"
             value = f"where(abs({x}) <= {_E4M3_MAX!r}, {x}, sqrt(const(-1.0, `float32`)))"

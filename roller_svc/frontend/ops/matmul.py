@@ -79,8 +79,7 @@ def _gemm(call: Call) -> str:
     right = (n, k) if call.flag("transpose_b") else (k, n)
     if _extent(a, left, k) != _extent(b, right, k):
         raise call.wrong_shape(
-            f"inner dimensions differ: {list(a.shape)} has K={_extent(a, left, k)}, "
-            f"{list(b.shape)} has K={_extent(b, right, k)}"
+            f"inner dimensions differ: {list(a.shape)} has K={_extent(a, left, k)}, {list(b.shape)} has K={_extent(b, right, k)}"
         )
     c = call.operand(2)
     alpha, beta, activation = call.number("alpha"), call.number("beta"), call.text("activation")
@@ -183,7 +182,5 @@ OPERATORS = (
         _grouped_matmul,
         (_ACTIVATION, _DTYPE),
     ),
-    Operator(
-        "determinant", f"Determinants of square matrices of at most {MAX_DETERMINANT} rows.", ("x",), _determinant
-    ),
+    Operator("determinant", f"Determinants of square matrices of at most {MAX_DETERMINANT} rows.", ("x",), _determinant),
 )

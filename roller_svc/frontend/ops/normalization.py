@@ -96,10 +96,7 @@ def _batch_norm(call: Call) -> str:
     for operand in call.operands[1:]:
         call.check_shape(operand, (x.shape[axis],))
     c = axes[axis]
-    value = (
-        f"({x.at(*axes)} - {mean.at(c)}) * rsqrt({variance.at(c)} + {call.number('epsilon')!r}) "
-        f"* {scale.at(c)} + {bias.at(c)}"
-    )
+    value = f"({x.at(*axes)} - {mean.at(c)}) * rsqrt({variance.at(c)} + {call.number('epsilon')!r}) * {scale.at(c)} + {bias.at(c)}"
     return statement(call.output, axes, "=", value)
 
 
@@ -115,10 +112,7 @@ def _group_norm(call: Call) -> str:
     inside = x.at(n, _of_group(g, c, size), *rest)
     where = () if size == 1 else ((g, groups), (c, size))
     group = c if size == 1 else f"{c} // {size}"
-    value = (
-        f"({x.at(n, c, *rest)} - {mean}[{n}, {group}]) "
-        f"* rsqrt({squares}[{n}, {group}] / {count} + {call.number('epsilon')!r})"
-    )
+    value = f"({x.at(n, c, *rest)} - {mean}[{n}, {group}]) * rsqrt({squares}[{n}, {group}] / {count} + {call.number('epsilon')!r})"
     return join_statements(
         statement(total, (n, g), "+=!", inside, where=where),
         statement(mean, (n, g), "=", f"{total}[{n}, {g}] / {count}"),

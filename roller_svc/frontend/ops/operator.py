@@ -133,9 +133,7 @@ class Call:
 
     def dimension(self, value: int, rank: int, parameter: str) -> int:
         if not -rank <= value < rank:
-            raise ShapeError(
-                f"{self.operator}: {parameter} is {value}, the tensor has {rank} dimensions", code="operand-shape"
-            )
+            raise ShapeError(f"{self.operator}: {parameter} is {value}, the tensor has {rank} dimensions", code="operand-shape")
         return value % rank
 
     def wrong_shape(self, message: str) -> ShapeError:

@@ -35,10 +35,14 @@ def _top_k_indices(call: Call) -> str:
     return join_statements(
         statement(rank, axes, "+=!", _is_before(call, a, b, f"{other} < {here}"), dtype=DType.INT32),
         statement(
-            call.output, (*axes[:axis], place, *axes[axis + 1 :]), "+=!", guard(here, [chosen], "0"),
-            where=[(place, count)], dtype=call.dtype(),
+            call.output,
+            (*axes[:axis], place, *axes[axis + 1 :]),
+            "+=!",
+            guard(here, [chosen], "0"),
+            where=[(place, count)],
+            dtype=call.dtype(),
         ),
-    )  # fmt: skip
+    )
 
 
 def _is_before(call: Call, a: str, b: str, is_earlier: str) -> str:
@@ -83,14 +87,25 @@ def _cumulate_blocks(call: Call, axis: int, size: int, sign: str, is_joined: str
     rest = f"{before}[{', '.join((*lead, f'{here} // {size}', *tail))}]"
     own = f"{inside}[{', '.join((*lead, f'{here} // {size}', f'{here} % {size}', *tail))}]"
     return join_statements(
-        statement(inside, (*lead, block, here, *tail), f"{sign}=!", guard(read, [is_joined, *ends], neutral),
-                  where=[*blocks, (here, size)], dtype=stated),
+        statement(
+            inside,
+            (*lead, block, here, *tail),
+            f"{sign}=!",
+            guard(read, [is_joined, *ends], neutral),
+            where=[*blocks, (here, size)],
+            dtype=stated,
+        ),
         statement(total, (*lead, block, *tail), f"{sign}=!", guard(read, ends, neutral), where=blocks, dtype=stated),
-        statement(before, (*lead, block, *tail), f"{sign}=!",
-                  guard(f"{total}[{', '.join((*lead, last, *tail))}]", [is_outside], number(float(neutral), stated)),
-                  where=[(block, count)], dtype=stated),
+        statement(
+            before,
+            (*lead, block, *tail),
+            f"{sign}=!",
+            guard(f"{total}[{', '.join((*lead, last, *tail))}]", [is_outside], number(float(neutral), stated)),
+            where=[(block, count)],
+            dtype=stated,
+        ),
         statement(call.output, axes, "=", f"{own} {sign} {rest}", where=[(here, extent)]),
-    )  # fmt: skip
+    )
 
 
 _CUMULATED = (

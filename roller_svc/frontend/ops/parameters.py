@@ -50,9 +50,7 @@ class Parameter:
             return None
         checked = _READERS[self.kind](self, value)
         if checked is None:
-            raise ArgumentError(
-                f"{self.name} must be {self.expected}, got {short_repr(value)}", code="invalid-parameter"
-            )
+            raise ArgumentError(f"{self.name} must be {self.expected}, got {short_repr(value)}", code="invalid-parameter")
         return checked
 
     @property
@@ -91,17 +89,13 @@ def dtype(name: str, default: str | None, about: str) -> Parameter:
     return Parameter(name, Kind.DTYPE, default, about, optional=default is None)
 
 
-def integers(
-    name: str, default: Value, about: str, *, minimum: int | None = None, names: Sequence[str] = ()
-) -> Parameter:
+def integers(name: str, default: Value, about: str, *, minimum: int | None = None, names: Sequence[str] = ()) -> Parameter:
     return Parameter(name, Kind.INTEGERS, default, about, minimum, tuple(names), optional=default is None)
 
 
 def required(parameter: Parameter) -> Parameter:
     """Return the parameter as one without a default."""
-    return Parameter(
-        parameter.name, parameter.kind, None, parameter.about, parameter.minimum, parameter.names, required=True
-    )
+    return Parameter(parameter.name, parameter.kind, None, parameter.about, parameter.minimum, parameter.names, required=True)
 
 
 def _integer(parameter: Parameter, value: object) -> int | None:

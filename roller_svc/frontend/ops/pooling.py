@@ -224,8 +224,7 @@ OPERATORS = (
     *(
         Operator(
             f"global_lp_pool{spatial}d",
-            "Root `p` of the sum of the powers `p` of each channel's magnitudes; the spatial dimensions stay, with "
-            "extent 1.",
+            "Root `p` of the sum of the powers `p` of each channel's magnitudes; the spatial dimensions stay, with extent 1.",
             ("x",),
             partial(_global_norm, spatial=spatial),
             (_layout(spatial), _P),

@@ -46,8 +46,10 @@ def _grid_sample(call: Call) -> str:
     x, grid = call.operands
     spatial = x.rank - 2
     if spatial < 1 or grid.rank != x.rank or grid.shape[0] != x.shape[0] or grid.shape[-1] != spatial:
-        raise call.wrong_shape(f"`{grid.name}` {list(grid.shape)} must be [batch, ..., {max(spatial, 1)}] with "
-                               f"{x.rank} dimensions, for `{x.name}` {list(x.shape)}")  # fmt: skip
+        raise call.wrong_shape(
+            f"`{grid.name}` {list(grid.shape)} must be [batch, ..., {max(spatial, 1)}] with "
+            f"{x.rank} dimensions, for `{x.name}` {list(x.shape)}"
+        )
     if not grid.dtype.is_float:
         raise ExprTypeError(f"{call.operator}: `{grid.name}` is {grid.dtype.value}; positions are floats")
     n, c, mode = call.axis("n"), call.axis("c"), call.text("mode")
@@ -163,8 +165,9 @@ def _roi_align(call: Call) -> str:
     total = call.intermediate("sum")
     lines.append(statement(total, (r, c, *out), "+=!", value, where=where))
     mean = f"{total}[{r}, {c}, {', '.join(out)}] / {float(samples * samples)!r}"
-    lines.append(statement(call.output, (r, c, *out), "=", mean if x.dtype.compute is x.dtype else
-                           f"({mean}).cast(`{x.dtype.value}`)"))  # fmt: skip
+    lines.append(
+        statement(call.output, (r, c, *out), "=", mean if x.dtype.compute is x.dtype else f"({mean}).cast(`{x.dtype.value}`)")
+    )
     return join_statements(*lines)
 
 
@@ -176,8 +179,10 @@ def _deform_conv(call: Call) -> str:
     groups, parts = call.integer("groups"), call.integer("offset_groups")
     kernel, channels, filters = weight.shape[2:], x.shape[1], weight.shape[0]
     if channels != weight.shape[1] * groups or filters % groups or channels % parts:
-        raise call.wrong_shape(f"{channels} channels, {filters} filters of {weight.shape[1]} channels, {groups} groups "
-                               f"and {parts} groups of offsets do not fit")  # fmt: skip
+        raise call.wrong_shape(
+            f"{channels} channels, {filters} filters of {weight.shape[1]} channels, {groups} groups "
+            f"and {parts} groups of offsets do not fit"
+        )
     strides, dilations = (per_dimension(call, name, 2) for name in ("stride", "dilation"))
     pads = [explicit_padding(call, d, 2) for d in range(2)]
     extents = tuple(

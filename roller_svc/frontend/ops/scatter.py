@@ -28,8 +28,7 @@ def _scatter_nd(call: Call) -> str:
     x, ids, updates = call.operands
     if not ids.rank or not 1 <= ids.shape[-1] <= x.rank:
         raise call.wrong_shape(
-            f"the last dimension of `{ids.name}` {list(ids.shape)} is the number of indexed dimensions of "
-            f"`{x.name}`: 1 to {x.rank}"
+            f"the last dimension of `{ids.name}` {list(ids.shape)} is the number of indexed dimensions of `{x.name}`: 1 to {x.rank}"
         )
     depth = ids.shape[-1]
     call.check_shape(updates, (*ids.shape[:-1], *x.shape[depth:]))
@@ -39,9 +38,7 @@ def _scatter_nd(call: Call) -> str:
     return _scatter(call, call.axes(x.rank), [*index, *rest], updates.at(*places, *rest))
 
 
-def _scatter(
-    call: Call, axes: tuple[str, ...], index: list[str], value: str, where: list[tuple[str, int]] | None = None
-) -> str:
+def _scatter(call: Call, axes: tuple[str, ...], index: list[str], value: str, where: list[tuple[str, int]] | None = None) -> str:
     """Return the statements of a copy of the first operand, and of the updates of it."""
     return join_statements(
         statement(call.output, axes, "=", call.x.at(*axes)),
@@ -59,8 +56,7 @@ OPERATORS = (
     ),
     Operator(
         "scatter_nd",
-        "`x` with elements or slices replaced by `updates`; the last dimension of `indices` holds their leading "
-        "indices.",
+        "`x` with elements or slices replaced by `updates`; the last dimension of `indices` holds their leading indices.",
         ("x", "indices", "updates"),
         _scatter_nd,
         (_REDUCTION, NEGATIVE),

@@ -31,9 +31,7 @@ ACTIVATIONS = {
 }
 
 
-def statement(
-    output: str, index: Sequence[str], sign: str, body: str, *, where: Where = (), dtype: DType | None = None
-) -> str:
+def statement(output: str, index: Sequence[str], sign: str, body: str, *, where: Where = (), dtype: DType | None = None) -> str:
     """Return `output[index]: dtype sign body where axis in extent`."""
     stated = "" if dtype is None else f": {dtype.value}"
     clause = " where " + ", ".join(f"{axis} in {extent}" for axis, extent in where) if where else ""

@@ -18,9 +18,7 @@ from roller_svc.frontend.torch.tensors import Empty, dtype_of, type_of
 from roller_svc.ir.program import TensorType
 
 # Checks of the exporter. Types and shapes are static, so the first kind always holds; the other ones are of data.
-ASSERTIONS = frozenset(
-    {"aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_scalar.default"}
-)
+ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_scalar.default"})
 
 
 _TRAINING = "it is for training: call .eval() on the module first"

@@ -31,9 +31,7 @@ from roller_svc.ir.graph import Graph
 _STATE = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
 
-def export_module(
-    module: torch.nn.Module, inputs: Sequence[object], named: Mapping[str, object] | None = None
-) -> ExportedProgram:
+def export_module(module: torch.nn.Module, inputs: Sequence[object], named: Mapping[str, object] | None = None) -> ExportedProgram:
     """Return the program of a module for inputs like these. Shapes are theirs."""
     check_module(module)
     with torch.no_grad(), translated_failures():
@@ -92,8 +90,11 @@ def _bind_inputs(program: ExportedProgram, converter: GraphConverter) -> None:
             value = FAILED
         else:
             shown = spec.kind.name.lower().replace("_", " ")
-            raise ArgumentError(f"input {node.name!r} is a {shown} of type {type(node.meta.get('val')).__name__}; "
-                                "only tensors and constants are supported", code="unsupported-type")  # fmt: skip
+            raise ArgumentError(
+                f"input {node.name!r} is a {shown} of type {type(node.meta.get('val')).__name__}; "
+                "only tensors and constants are supported",
+                code="unsupported-type",
+            )
         converter.bind(node, value)
 
 
@@ -110,8 +111,7 @@ def _outputs(program: ExportedProgram, converter: GraphConverter) -> list[tuple[
     """Return the outputs with their names. In-place writes to buffers and inputs are recorded as unsupported."""
     specs = program.graph_signature.output_specs
     (output,) = (node for node in program.graph.nodes if node.op == "output")
-    user = [(spec, node) for spec, node in zip(specs, output.args[0], strict=True)
-            if spec.kind is OutputKind.USER_OUTPUT]  # fmt: skip
+    user = [(spec, node) for spec, node in zip(specs, output.args[0], strict=True) if spec.kind is OutputKind.USER_OUTPUT]
     for spec in specs:
         if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.TOKEN):
             converter.unsupported.append(_effect(spec))

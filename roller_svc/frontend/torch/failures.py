@@ -34,23 +34,28 @@ def translated_failures() -> Iterator[None]:
     except GuardOnDataDependentSymNode as error:
         raise ArgumentError(
             f"the module decides by a value of its inputs{_place(error)}; shapes and branches are static",
-            code="data-dependent", hint="use torch.where in place of the branch, or give the value as an example input "
+            code="data-dependent",
+            hint="use torch.where in place of the branch, or give the value as an example input "
             "that is a Python number, which is a constant",
-        ) from error  # fmt: skip
+        ) from error
     except _FAILURES as error:
         text = " ".join(str(error).split("\n\n")[0].split())[:MAX_SHOWN]
         raise ArgumentError(
             f"torch.export cannot export the module{_place(error)}: {type(error).__name__}: {text}",
-            code="not-exportable", hint="call module(*inputs) to see whether the example inputs fit; "
+            code="not-exportable",
+            hint="call module(*inputs) to see whether the example inputs fit; "
             "torch.export.export(module, inputs) shows all of the message",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def check_module(module: torch.nn.Module) -> None:
     """Raise an InputError for modules that torch.export refuses: scripted and quantized ones."""
     if isinstance(module, torch.jit.ScriptModule):
-        raise ArgumentError("a scripted or traced module cannot be exported", code="not-exportable",
-                            hint="pass the torch.nn.Module that it was made of, or export it to ONNX")  # fmt: skip
+        raise ArgumentError(
+            "a scripted or traced module cannot be exported",
+            code="not-exportable",
+            hint="pass the torch.nn.Module that it was made of, or export it to ONNX",
+        )
     listed = {name: part for name, part in module.named_modules() if _is_quantized(type(part).__module__)}
     quantized = [
         UnsupportedNode(type(part).__name__, name or "the module", "it is quantized for torch's own kernels")
@@ -59,9 +64,10 @@ def check_module(module: torch.nn.Module) -> None:
     ]
     if quantized:
         raise UnsupportedModelError(
-            tuple(quantized), hint="pass the module before its quantization, or an ONNX file with QuantizeLinear and "
+            tuple(quantized),
+            hint="pass the module before its quantization, or an ONNX file with QuantizeLinear and "
             "DequantizeLinear nodes, as torch.onnx.export writes it for a module quantized by torchao",
-        )  # fmt: skip
+        )
 
 
 def _is_quantized(module: str) -> bool:
@@ -71,8 +77,11 @@ def _is_quantized(module: str) -> bool:
 
 def _place(error: BaseException) -> str:
     """Return where the module's code is, by the last frame outside of _OTHERS."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if not any(Path(frame.filename).is_relative_to(folder) for folder in _OTHERS)]  # fmt: skip
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(Path(frame.filename).is_relative_to(folder) for folder in _OTHERS)
+    ]
     own = [frame for frame in frames if Path(frame.filename).exists() and "site-packages" not in frame.filename]
     if not own or own[-1].name == "<module>":
         return ""

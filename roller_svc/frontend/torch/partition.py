@@ -65,8 +65,7 @@ def _trial_value(node: fx.Node, builder: GraphBuilder) -> object:
 
 def _check_device(tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
-        raise ArgumentError(f"a tensor on {tensor.device} is not supported; models run on CPUs",
-                            code="unsupported-type")  # fmt: skip
+        raise ArgumentError(f"a tensor on {tensor.device} is not supported; models run on CPUs", code="unsupported-type")
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -50,12 +50,16 @@ def dtype_of(theirs: torch.dtype) -> DType:
 def type_of(tensor: torch.Tensor) -> TensorType | Empty:
     """Return the type of a tensor. Raises ArgumentError for a symbolic extent, a sparse tensor, or a complex one."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        raise ArgumentError("a sparse, nested or quantized tensor is not supported; only dense tensors are",
-                            code="unsupported-type")  # fmt: skip
+        raise ArgumentError(
+            "a sparse, nested or quantized tensor is not supported; only dense tensors are", code="unsupported-type"
+        )
     for position, extent in enumerate(tensor.shape):
         if not isinstance(extent, int):
-            raise ArgumentError(f"dimension {position} is symbolic ({extent}); shapes must be static",
-                                code="open-shape", hint="export the model without dynamic_shapes")  # fmt: skip
+            raise ArgumentError(
+                f"dimension {position} is symbolic ({extent}); shapes must be static",
+                code="open-shape",
+                hint="export the model without dynamic_shapes",
+            )
     shape = tuple(tensor.shape)
     if len(shape) > MAX_DIMENSIONS:
         message = f"a tensor has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are supported"

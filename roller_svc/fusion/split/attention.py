@@ -30,9 +30,7 @@ def split_attention(group: KernelGroup, program: RProgram, workspaces: Workspace
     locals_ = frozenset(written - {t for t, _ in group.stored})
     outer = statements[0].spatial
     space = nest_space(statements, outer, {t: type_ for t, type_ in types.items() if t not in locals_})
-    combining = KernelGroup(
-        f"{group.name}_combine", GroupKind.NEST, statements, outer, locals_, group.stored, inputs, space
-    )
+    combining = KernelGroup(f"{group.name}_combine", GroupKind.NEST, statements, outer, locals_, group.stored, inputs, space)
     return SplitGroups(partial, program, combining, workspaces)
 
 

@@ -71,18 +71,21 @@ def combine_partials(
         for name, s in zip(names, (pair.first, pair.second), strict=True)
     ]
     bodies = {pair.first.output: loads[0], pair.second.output: _correct(pair, loads[0], loads[1], points)}
-    return tuple(
-        replace(s, axes=(*s.spatial, axis), body=bodies[s.output]) if s.output in bodies else s for s in statements
-    )
+    return tuple(replace(s, axes=(*s.spatial, axis), body=bodies[s.output]) if s.output in bodies else s for s in statements)
 
 
 def _over_split(statement: TensorExpr, name: str, cut: Axis, piece: Axis, body: Expr) -> TensorExpr:
     axes = (piece, *(cut if a.name == cut.name else a for a in statement.axes))
     type_ = TensorType(statement.accumulator, (piece.extent, *statement.type.shape))
     return replace(
-        statement, output=name, name=name, type=type_, axes=axes, index=(AxisRef(piece.name), *statement.index),
+        statement,
+        output=name,
+        name=name,
+        type=type_,
+        axes=axes,
+        index=(AxisRef(piece.name), *statement.index),
         body=body,
-    )  # fmt: skip
+    )
 
 
 def _correct(pair: OnlineReduction, first: Load, second: Load, points: int) -> Expr:
@@ -92,9 +95,7 @@ def _correct(pair: OnlineReduction, first: Load, second: Load, points: int) -> E
     dtype = second.dtype
     match pair.kind:
         case OnlineReductionKind.ARG:
-            return Select(
-                same, second, require_expr(pair.neutral_index, "neutral index of the online reduction"), dtype
-            )
+            return Select(same, second, require_expr(pair.neutral_index, "neutral index of the online reduction"), dtype)
         case OnlineReductionKind.SOFTMAX:
             empty = Op(OpKind.EQ, (first, Const(-math.inf, first.dtype)), DType.INT8)
             shrunk = Op(OpKind.EXP, (Op(OpKind.SUB, (first, whole), dtype),), dtype)

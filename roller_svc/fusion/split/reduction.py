@@ -169,9 +169,14 @@ def _partial(
         body = body if guard is None else _select_identity(body, guard, first.combine or Combine.SUM)
     axes = [piece, *(replace(a, extent=length) if a == longest else a for a in first.axes)]
     return replace(
-        first, output=tensor, name=tensor, type=type_, axes=tuple(axes), index=(AxisRef(piece.name), *first.index),
+        first,
+        output=tensor,
+        name=tensor,
+        type=type_,
+        axes=tuple(axes),
+        index=(AxisRef(piece.name), *first.index),
         body=body,
-    )  # fmt: skip
+    )
 
 
 def _widen_product(body: Expr, accumulator: DType) -> Expr:
@@ -198,9 +203,12 @@ def _guard_product(body: Expr, guard: Expr) -> Expr:
 
 
 def _regrouped(
-    group: KernelGroup, statements: tuple[TensorExpr, ...], types: dict[str, TensorType],
-    stored: tuple[tuple[str, TensorType], ...], contraction: Contraction | None,
-) -> KernelGroup:  # fmt: skip
+    group: KernelGroup,
+    statements: tuple[TensorExpr, ...],
+    types: dict[str, TensorType],
+    stored: tuple[tuple[str, TensorType], ...],
+    contraction: Contraction | None,
+) -> KernelGroup:
     outer = statements[0].spatial
     if contraction is not None:
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, types)

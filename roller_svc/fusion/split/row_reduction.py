@@ -41,17 +41,13 @@ def store_then_reduce_groups(group: KernelGroup, program: RProgram) -> RowReduct
     statements = tuple(s for s in group.statements if s is not reduction)
     written = {s.output: s for s in statements}
     stored_types = dict(group.stored)
-    types = {
-        name: stored_types.get(name, TensorType(s.type.dtype.compute, s.type.shape)) for name, s in written.items()
-    }
+    types = {name: stored_types.get(name, TensorType(s.type.dtype.compute, s.type.shape)) for name, s in written.items()}
     read = {t for t in reduction.reads_tensors if t in written}
     stored = tuple((t, ty) for t, ty in types.items() if t in stored_types or t in read)
     contraction = _contraction(group, statements, stored)
     inputs = tuple((t, ty) for t, ty in (*group.inputs, *types.items()) if t in reduction.reads_tensors)
     result = (reduction.output, stored_types[reduction.output])
-    return RowReductionLaunches(
-        contraction, replace(program, space=contraction.space), _nest(group, reduction, inputs, result)
-    )
+    return RowReductionLaunches(contraction, replace(program, space=contraction.space), _nest(group, reduction, inputs, result))
 
 
 def reduce_then_combine_groups(group: KernelGroup, program: RProgram, parts: int) -> RowReductionLaunches:
@@ -90,14 +86,15 @@ def _contraction(group: KernelGroup, statements: tuple[TensorExpr, ...], stored:
     read = {t for s in statements for t in s.reads_tensors}
     stored_names = {t for t, _ in stored}
     return replace(
-        group, statements=statements, stored=stored, space=space,
+        group,
+        statements=statements,
+        stored=stored,
+        space=space,
         register_tensors=frozenset(group.register_tensors - stored_names),
         inputs=tuple((t, ty) for t, ty in group.inputs if t in read),
-    )  # fmt: skip
+    )
 
 
 def _nest(group: KernelGroup, statement: TensorExpr, inputs: Workspace, result: tuple[str, TensorType]) -> KernelGroup:
     space = nest_space((statement,), statement.spatial, dict((*inputs, result)))
-    return KernelGroup(
-        f"{group.name}_rows", GroupKind.NEST, (statement,), statement.spatial, frozenset(), (result,), inputs, space
-    )
+    return KernelGroup(f"{group.name}_rows", GroupKind.NEST, (statement,), statement.spatial, frozenset(), (result,), inputs, space)

@@ -27,9 +27,7 @@ class PassReport:
     nodes_after: int
 
 
-def run_passes(
-    graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool = True
-) -> tuple[Graph, tuple[PassReport, ...]]:
+def run_passes(graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool = True) -> tuple[Graph, tuple[PassReport, ...]]:
     """Return the graph after all passes, and what each did. The graph is verified after each."""
     passes: list[tuple[str, Callable[[Graph], Graph]]] = [
         ("fold_constants", lambda g: fold_constants(g, weights)),

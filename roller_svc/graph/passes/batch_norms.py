@@ -28,12 +28,16 @@ def fold_batch_norms(graph: Graph, weights: Weights) -> Graph:
     for norm in graph.nodes:
         convolution = producers.get(norm.inputs[0]) if norm.inputs else None
         if (
-            not isinstance(norm, OpNode) or norm.operator != "batch_norm" or dict(norm.parameters).get("axis", 1) != 1
-            or not isinstance(convolution, OpNode) or convolution.operator not in _CONVOLUTIONS
-            or convolution.outputs[0] in outputs or readers[convolution.outputs[0]] != [norm]
+            not isinstance(norm, OpNode)
+            or norm.operator != "batch_norm"
+            or dict(norm.parameters).get("axis", 1) != 1
+            or not isinstance(convolution, OpNode)
+            or convolution.operator not in _CONVOLUTIONS
+            or convolution.outputs[0] in outputs
+            or readers[convolution.outputs[0]] != [norm]
             or dict(convolution.parameters).get("activation", "none") != "none"
             or not all(tensor in constants for tensor in (*norm.inputs[1:], *convolution.inputs[1:]))
-        ):  # fmt: skip
+        ):
             continue
         folded = _folded(convolution, norm, constants, weights)
         replaced[norm.name] = folded
@@ -64,6 +68,4 @@ def _folded(convolution: OpNode, norm: OpNode, constants: dict[str, Constant], w
         names.append(name)
     types = (convolution.input_types[0], *(constants[name].type for name in names))
     program = program_of_call(convolution.operator, types, convolution.parameters)
-    return OpNode(
-        norm.name, convolution.operator, program, (convolution.inputs[0], *names), norm.outputs, convolution.parameters
-    )
+    return OpNode(norm.name, convolution.operator, program, (convolution.inputs[0], *names), norm.outputs, convolution.parameters)

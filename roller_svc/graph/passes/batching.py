@@ -26,8 +26,7 @@ def batch_operators(graph: Graph, costs: CostTable) -> Graph:
     Run it before `fuse_operators`, which then merges readers with slices of the result.
     """
     nodes: Sequence[Node] = [
-        replace(node, body=batch_operators(node.body, costs)) if isinstance(node, LoopNode) else node
-        for node in graph.nodes
+        replace(node, body=batch_operators(node.body, costs)) if isinstance(node, LoopNode) else node for node in graph.nodes
     ]
     for group in _groups(nodes, graph.constants):
         batches = [batch for batch in _independent(group, nodes) if _is_faster(batch, graph.constants, costs)]
@@ -42,9 +41,11 @@ def _groups(nodes: Sequence[Node], constants: Mapping[str, Constant]) -> list[li
     for node in nodes:
         if isinstance(node, OpNode) and _reads_mostly_weights(node, constants):
             branch = as_branch(node, lambda tensor: tensor not in constants)
-            if branch is not None and branch.is_contiguous and all(
-                math.prod(node.input_types[position].shape[:dim]) == 1 for position, dim in branch.merged_inputs()
-            ):  # fmt: skip
+            if (
+                branch is not None
+                and branch.is_contiguous
+                and all(math.prod(node.input_types[position].shape[:dim]) == 1 for position, dim in branch.merged_inputs())
+            ):
                 found.setdefault(branch.key, []).append(branch)
     return [branches for branches in found.values() if len(branches) > 1]
 
@@ -110,10 +111,14 @@ def _merge(nodes: Sequence[Node], batches: Sequence[Sequence[Branch]]) -> tuple[
             inputs[position] = f"{merged.outputs[0]}.{merged.program.inputs[position][0]}"
             concatenations.append(
                 OpNode(
-                    f"{batch[0].node.name}/concat.{position}", "concat", program_of_call("concat", types, parameters),
-                    tuple(branch.node.inputs[position] for branch in batch), (inputs[position],), parameters,
+                    f"{batch[0].node.name}/concat.{position}",
+                    "concat",
+                    program_of_call("concat", types, parameters),
+                    tuple(branch.node.inputs[position] for branch in batch),
+                    (inputs[position],),
+                    parameters,
                 )
-            )  # fmt: skip
+            )
         placed |= {branch.node.name: [] for branch in batch}
         merged = replace(merged, inputs=tuple(inputs))
         placed[batch[0].node.name] = [*concatenations, merged, *slice_result(batch, merged.outputs[0])]

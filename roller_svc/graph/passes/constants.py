@@ -24,10 +24,7 @@ def fold_constants(graph: Graph, weights: Weights) -> Graph:
 
 
 def _values(node: OpNode, constants: dict[str, Constant], weights: Weights) -> dict[str, Constant]:
-    arrays = {
-        name: weights.array(constants[tensor])
-        for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True)
-    }
+    arrays = {name: weights.array(constants[tensor]) for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True)}
     results = reference(node.program, arrays)
     listed = zip(node.outputs, node.program.outputs, node.output_types, strict=True)
     return {tensor: weights.add_typed(results[output.name], type_) for tensor, output, type_ in listed}

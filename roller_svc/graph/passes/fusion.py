@@ -133,9 +133,11 @@ class _Fusion:
         """
         inside = {node.name for node in nodes}
         visible = {
-            tensor for node in nodes for tensor in node.outputs
+            tensor
+            for node in nodes
+            for tensor in node.outputs
             if tensor in self.outputs or any(reader.name not in inside for reader in self.readers.get(tensor, ()))
-        }  # fmt: skip
+        }
         for node in reversed(nodes):
             if node.name in self.views and not visible.isdisjoint(node.outputs):
                 visible.difference_update(node.outputs)

@@ -51,8 +51,7 @@ def _groups(graph: Graph) -> list[list[Branch]]:
     for node in graph.nodes:
         # a result that the caller or a concatenation receives without a copy stays so
         if not isinstance(node, OpNode) or any(
-            tensor in outputs or any(is_contiguous_concat(reader) for reader in readers.get(tensor, ()))
-            for tensor in node.outputs
+            tensor in outputs or any(is_contiguous_concat(reader) for reader in readers.get(tensor, ())) for tensor in node.outputs
         ):
             continue
         branch = as_branch(node, graph.constants.__contains__)

@@ -41,9 +41,7 @@ def store_channels_last(graph: Graph, tensors: frozenset[str]) -> Graph:
         graph: any graph.
         tensors: results of operators, of rank 3 or more, that only operators read.
     """
-    nodes: list[Node] = [
-        _store_channels_last(node, tensors) if isinstance(node, OpNode) else node for node in graph.nodes
-    ]
+    nodes: list[Node] = [_store_channels_last(node, tensors) if isinstance(node, OpNode) else node for node in graph.nodes]
     return replace(graph, nodes=tuple(nodes))
 
 

@@ -100,5 +100,7 @@ def _check_launch(launch: Launch, steps: Sequence[PlannedStep]) -> None:
         if each.phase is not None and each.phase not in range(len(step.phases(launch.rkernels[each.step]))):
             raise ArgumentError(f"{step.node!r} has no phase {each.phase!r}", code="invalid-plan")
     if launch.plan is not None and len(launch.plan.num_tasks) != len(launch.operators):
-        raise ArgumentError(f"a launch lists {len(launch.operators)} rOperators, and its plan has the rTasks of "
-                            f"{len(launch.plan.num_tasks)}", code="invalid-plan")  # fmt: skip
+        raise ArgumentError(
+            f"a launch lists {len(launch.operators)} rOperators, and its plan has the rTasks of {len(launch.plan.num_tasks)}",
+            code="invalid-plan",
+        )

@@ -54,8 +54,7 @@ class VDevice:
             raise ArgumentError(f"rTask {task} is appended already: call wait before append", code="invalid-plan")
         for operator in operators:
             if None in self._positions[operator]:
-                raise ArgumentError(f"rTask {task} waits for rOperator {operator}, which is not appended",
-                                    code="invalid-plan")  # fmt: skip
+                raise ArgumentError(f"rTask {task} waits for rOperator {operator}, which is not appended", code="invalid-plan")
             self._waits.setdefault(task, []).extend(self._ends[operator].items())
 
     def append(self, task: Task, veu: int) -> None:

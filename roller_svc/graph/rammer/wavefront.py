@@ -162,8 +162,7 @@ def _segments(operators: Sequence[Operator], schedule: _Schedule | None) -> tupl
 def schedule_side_by_side(operators: Sequence[Operator], num_veus: int, overheads: Overheads) -> tuple[Segment, ...]:
     """Return plans in which each operator runs on one vEU, by waves. It takes its most efficient rKernel."""
     one_task = [
-        replace(each, roperators=tuple(tuple(map(_as_one_task, rkernels)) for rkernels in each.roperators))
-        for each in operators
+        replace(each, roperators=tuple(tuple(map(_as_one_task, rkernels)) for rkernels in each.roperators)) for each in operators
     ]
     segments: list[Segment] = []
     empty = _Partial([overheads.launch_s] * num_veus)
@@ -189,9 +188,7 @@ def _as_one_task(rkernel: RKernel) -> RKernel:
     return RKernel(1, rkernel.alone_s)
 
 
-def _schedule_wave(
-    operators: Sequence[Operator], wave: Sequence[int], current: _Partial, overheads: Overheads
-) -> _Partial:
+def _schedule_wave(operators: Sequence[Operator], wave: Sequence[int], current: _Partial, overheads: Overheads) -> _Partial:
     """Return the plan with a wave appended, by the fastest rKernels or by the most efficient ones.
 
     The fastest are taken if they do not fill all vEUs: the most efficient ones have no more rTasks.
@@ -280,8 +277,7 @@ def _cut(operators: Sequence[Operator], partial: _Partial) -> list[Segment]:
         return []
     roperators = tuple(partial.parts)
     position = {each: i for i, each in enumerate(roperators)}
-    tasks = [operators[operator].roperators[number][partial.rkernels[operator, number]].tasks
-             for operator, number in roperators]  # fmt: skip
+    tasks = [operators[operator].roperators[number][partial.rkernels[operator, number]].tasks for operator, number in roperators]
     device = VDevice(tasks, len(partial.available_s))
     for (operator, number), parts in partial.parts.items():
         before = [position[each] for each in _predecessors(operators, operator, number) if each in position]

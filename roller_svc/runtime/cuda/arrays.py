@@ -48,9 +48,7 @@ class DeviceArray:
     def span(self) -> tuple[int, int]:
         """Return the address of the first byte and the one after the last."""
         offsets = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
-        return self.address + sum(r for r in offsets if r < 0), self.address + sum(
-            r for r in offsets if r > 0
-        ) + self.item_bytes
+        return self.address + sum(r for r in offsets if r < 0), self.address + sum(r for r in offsets if r > 0) + self.item_bytes
 
 
 class ArrayLibrary(Protocol):
@@ -105,8 +103,9 @@ class CupyArrays:
             try:
                 return self._cupy.empty(shape, numpy_dtype(dtype))
             except (TypeError, ValueError) as error:
-                raise ArgumentError(f"CuPy has no arrays of {dtype.value}: call with PyTorch tensors",
-                                    code="dtype-mismatch") from error  # fmt: skip
+                raise ArgumentError(
+                    f"CuPy has no arrays of {dtype.value}: call with PyTorch tensors", code="dtype-mismatch"
+                ) from error
             except self._cupy.cuda.memory.OutOfMemoryError as error:
                 raise LaunchError(
                     f"out of device memory: cannot allocate {dtype.value}{list(shape)}", code="out-of-memory"
@@ -194,9 +193,7 @@ class ByteArrays(CupyArrays):
             strides.insert(0, step)
             step *= extent
         raw = array.raw
-        return DeviceArray(
-            array, int(raw.data.ptr), array.dtype.value, array.shape, tuple(strides), int(raw.device.id)
-        )  # fmt: skip
+        return DeviceArray(array, int(raw.data.ptr), array.dtype.value, array.shape, tuple(strides), int(raw.device.id))
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray:
         raw = self._allocate((math.prod(shape) * dtype.bytes,), DType.UINT8, device)

@@ -70,9 +70,7 @@ class Driver:
     def launch(self, function: int, launch: LaunchSpec, parameters: Parameters, stream: int) -> None:
         """Call cuLaunchKernel. The cluster size is an attribute in the kernel's source."""
         sizes = (ctypes.c_uint(n) for n in (*launch.grid, *launch.block, launch.shared_bytes))
-        status = self.library.cuLaunchKernel(
-            ctypes.c_void_p(function), *sizes, ctypes.c_void_p(stream), parameters.addresses, None
-        )
+        status = self.library.cuLaunchKernel(ctypes.c_void_p(function), *sizes, ctypes.c_void_p(stream), parameters.addresses, None)
         self._check(status, f"launch of {launch.name} failed")
 
     def _encode(self, view: TensorMap, address: int) -> Any:

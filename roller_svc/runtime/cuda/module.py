@@ -253,9 +253,7 @@ class DeviceArrays:
         """Return the common library of a call's arrays, or the default one for a call without arrays."""
         by_role = {Role.INPUT: arrays, Role.OUTPUT: out or {}}
         libraries = [
-            library_of(each.name, by_role[each.role][each.name])
-            for each in buffers
-            if each.name in by_role.get(each.role, ())
+            library_of(each.name, by_role[each.role][each.name]) for each in buffers if each.name in by_role.get(each.role, ())
         ]
         names = sorted({library.name for library in libraries})
         if len(names) > 1:
@@ -267,11 +265,11 @@ class DeviceArrays:
         if view is None:
             raise ArgumentError(f"{what} {buffer.name!r} is not on a GPU; move it there first", code="not-an-array")
         if view.dtype != buffer.dtype.value:
-            raise ArgumentError(f"{what} {buffer.name!r} has dtype {view.dtype}, expected {buffer.dtype.value}",
-                                code="dtype-mismatch")  # fmt: skip
+            raise ArgumentError(
+                f"{what} {buffer.name!r} has dtype {view.dtype}, expected {buffer.dtype.value}", code="dtype-mismatch"
+            )
         if view.shape != buffer.shape:
-            raise ArgumentError(f"{what} {buffer.name!r} has shape {view.shape}, expected {buffer.shape}",
-                                code="shape-mismatch")  # fmt: skip
+            raise ArgumentError(f"{what} {buffer.name!r} has shape {view.shape}, expected {buffer.shape}", code="shape-mismatch")
         if what == "output" and not self.library.writeable(value):
             raise ArgumentError(f"output {buffer.name!r} cannot be written in place", code="out-not-writeable")
         self._devices[buffer.name] = self.device = view.device

@@ -146,9 +146,7 @@ class EmulatorCall:
         """Return the results by output name."""
         return self._binding.copy_back()
 
-    def _copy(
-        self, arena: mmap.mmap, offsets: Mapping[str, int], buffers: tuple[Buffer, ...], *, to_arena: bool
-    ) -> None:
+    def _copy(self, arena: mmap.mmap, offsets: Mapping[str, int], buffers: tuple[Buffer, ...], *, to_arena: bool) -> None:
         """Copy buffers into the arena or out of it."""
         for buffer in buffers:
             array = self._binding.memory[buffer.symbol].reshape(-1).view(np.uint8)
@@ -241,10 +239,17 @@ def _start(program: bytes, arguments: list[str], arena: int) -> subprocess.Popen
         for _ in range(_BUSY_TRIES):
             try:
                 return subprocess.Popen(
-                    [path, *arguments], cwd="/", env={"LC_ALL": "C"}, pass_fds=(arena, file), start_new_session=True,
-                    text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    [path, *arguments],
+                    cwd="/",
+                    env={"LC_ALL": "C"},
+                    pass_fds=(arena, file),
+                    start_new_session=True,
+                    text=True,
+                    errors="replace",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
-                )  # fmt: skip
+                )
             except OSError as failure:
                 if failure.errno != errno.ETXTBSY:
                     raise LaunchError(f"the emulator cannot be started: {failure}") from failure

@@ -94,9 +94,7 @@ def _check_bounds(source: KernelSource) -> None:
     for launch in source.launches:
         threads = math.prod(launch.block)
         if threads > max_threads.get(launch.name, threads):
-            raise LaunchError(
-                f"{launch.name} is for blocks of {max_threads[launch.name]} threads and launched with {threads}"
-            )
+            raise LaunchError(f"{launch.name} is for blocks of {max_threads[launch.name]} threads and launched with {threads}")
 
 
 def comment_out_wrappers(text: str) -> str:

@@ -53,9 +53,7 @@ class _ThreadMemory(NamedTuple):
 class CpuModel:
     """A loaded model. Calls from several threads may overlap: each thread has a workspace of its own."""
 
-    def __init__(
-        self, plan: ModelPlan, name: str, binary: bytes, weights: Array, packed: Array | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, plan: ModelPlan, name: str, binary: bytes, weights: Array, packed: Array | None = None) -> None:
         """Load the shared object.
 
         Args:
@@ -77,8 +75,9 @@ class CpuModel:
             *(Buffer(name, f"input{i}", Role.INPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.inputs)),
             *(Buffer(name, f"output{i}", Role.OUTPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.outputs)),
         )
-        self._inputs, self._outputs = ([(name, numpy_dtype(t.dtype), t.shape) for name, t in tensors]
-                                       for tensors in (plan.inputs, plan.outputs))  # fmt: skip
+        self._inputs, self._outputs = (
+            [(name, numpy_dtype(t.dtype), t.shape) for name, t in tensors] for tensors in (plan.inputs, plan.outputs)
+        )
         self._input_pointers, self._output_pointers = (
             ctypes.c_void_p * max(1, len(tensors)) for tensors in (plan.inputs, plan.outputs)
         )
@@ -152,9 +151,14 @@ class CpuModel:
     def _call(self, function: ctypes._NamedFuncPointer, inputs: _Pointers, outputs: _Pointers, *more: Array) -> None:
         memory = self._thread_memory()
         failed = function(
-            inputs, outputs, memory.workspace_address, self._weights_address, self._packed_address,
-            memory.status_address, *map(_address, more),
-        )  # fmt: skip
+            inputs,
+            outputs,
+            memory.workspace_address,
+            self._weights_address,
+            self._packed_address,
+            memory.status_address,
+            *map(_address, more),
+        )
         if failed >= 0:
             raise self._range_error(int(failed), memory.status)
 

@@ -56,9 +56,7 @@ _Option = Annotated[
 _Items = Limit(0, _MAX_ITEMS)
 _Elements = Annotated[int, Limit(0, _MAX_ELEMENTS)]
 _Grid = tuple[Annotated[int, Limit(1, 2**31 - 1)], Annotated[int, Limit(1, 65535)], Annotated[int, Limit(1, 65535)]]
-_Block = tuple[
-    Annotated[int, Limit(1, _MAX_THREADS)], Annotated[int, Limit(1, _MAX_THREADS)], Annotated[int, Limit(1, 64)]
-]
+_Block = tuple[Annotated[int, Limit(1, _MAX_THREADS)], Annotated[int, Limit(1, _MAX_THREADS)], Annotated[int, Limit(1, 64)]]
 _Cluster = tuple[Annotated[int, Limit(1, _MAX_CLUSTER)], Annotated[int, Limit(1, 1)], Annotated[int, Limit(1, 1)]]
 _Small = Annotated[tuple[Annotated[int, Limit(1, 1 << 16)], ...], Limit(0, MAX_RANK)]  # boxes and steps of maps
 _Corner = Annotated[tuple[Annotated[int, Limit(-(1 << 16), 1 << 16)], ...], Limit(0, MAX_RANK)]
@@ -127,18 +125,42 @@ class MapParameter:
     @classmethod
     def of(cls, view: TensorMap) -> MapParameter:
         return cls(
-            "tensor_map", view.symbol, MAP_BYTES, MAP_ALIGNMENT_BYTES, view.mode, view.buffer, view.offset_bytes,
-            view.dtype, data_type(view), view.extents, view.strides_bytes, view.box, view.element_strides, view.lower,
-            view.upper, view.swizzle, L2_PROMOTION_BYTES,
-        )  # fmt: skip
+            "tensor_map",
+            view.symbol,
+            MAP_BYTES,
+            MAP_ALIGNMENT_BYTES,
+            view.mode,
+            view.buffer,
+            view.offset_bytes,
+            view.dtype,
+            data_type(view),
+            view.extents,
+            view.strides_bytes,
+            view.box,
+            view.element_strides,
+            view.lower,
+            view.upper,
+            view.swizzle,
+            L2_PROMOTION_BYTES,
+        )
 
     def view(self) -> TensorMap:
         """Return the tensor map, which fulfils the driver's rules."""
         view = TensorMap(
-            self.symbol, self.buffer, self.dtype, self.mode, self.extents, self.strides_bytes, self.box,
-            self.element_strides, self.lower_corner, self.upper_corner, self.swizzle_bytes, self.offset_bytes,
+            self.symbol,
+            self.buffer,
+            self.dtype,
+            self.mode,
+            self.extents,
+            self.strides_bytes,
+            self.box,
+            self.element_strides,
+            self.lower_corner,
+            self.upper_corner,
+            self.swizzle_bytes,
+            self.offset_bytes,
             tf32=self.data_type == _TF32,
-        )  # fmt: skip
+        )
         if self.data_type != data_type(view):
             raise CorruptKernelError(f"{self.symbol}: {self.dtype.value} elements are not {self.data_type}")
         return view
@@ -174,9 +196,15 @@ class LaunchEntry:
                 *(BufferParameter("buffer", BufferEntry.of(buffers[symbol])) for symbol in launch.args),
                 *map(MapParameter.of, launch.tensor_maps),
             ),
-            launch.grid, launch.block, (launch.cluster, 1, 1), launch.shared_bytes, launch.zeroed, launch.is_prepack,
-            tuple(PhaseEntry(each.name, each.args, each.tasks) for each in launch.phases), used,
-        )  # fmt: skip
+            launch.grid,
+            launch.block,
+            (launch.cluster, 1, 1),
+            launch.shared_bytes,
+            launch.zeroed,
+            launch.is_prepack,
+            tuple(PhaseEntry(each.name, each.args, each.tasks) for each in launch.phases),
+            used,
+        )
 
     def launch(self) -> LaunchSpec:
         maps = tuple(each.view() for each in self.parameters if isinstance(each, MapParameter))
@@ -185,9 +213,17 @@ class LaunchEntry:
             raise CorruptKernelError("a buffer follows a tensor map")
         phases = tuple(Phase(each.name, each.parameters, each.tasks) for each in self.phases)
         return LaunchSpec(
-            self.entry, args, self.grid, self.block, self.dynamic_shared_bytes, self.zeroed, self.prepares, maps,
-            self.cluster[0], phases,
-        )  # fmt: skip
+            self.entry,
+            args,
+            self.grid,
+            self.block,
+            self.dynamic_shared_bytes,
+            self.zeroed,
+            self.prepares,
+            maps,
+            self.cluster[0],
+            phases,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +262,16 @@ class Metadata:
         if arch is None:
             raise CorruptKernelError(f"unknown arch {self.arch!r}")
         source = KernelSource(
-            self.name, self.language, arch, text, tuple(each.buffer() for each in self.buffers),
-            tuple(each.launch() for each in self.launches), self.checks, self.options, self.constants,
-        )  # fmt: skip
+            self.name,
+            self.language,
+            arch,
+            text,
+            tuple(each.buffer() for each in self.buffers),
+            tuple(each.launch() for each in self.launches),
+            self.checks,
+            self.options,
+            self.constants,
+        )
         _check_references(source)
         if source.key != self.source_key:
             raise CorruptKernelError("source_key does not fit the rest of the metadata")

@@ -184,9 +184,16 @@ def _write(model: ModelBundle, folder: Path, make_header: MakeHeader) -> None:
     for number, bundle in enumerate(model.kernels):
         save(bundle, folder / KERNELS / str(number))
     metadata = ModelMetadata(
-        FORMAT, model.name, model.digest, model.target, tuple(bundle.digest for bundle in model.kernels), uses,
-        tuple(variants), files, model.report,
-    )  # fmt: skip
+        FORMAT,
+        model.name,
+        model.digest,
+        model.target,
+        tuple(bundle.digest for bundle in model.kernels),
+        uses,
+        tuple(variants),
+        files,
+        model.report,
+    )
     content = (json.dumps(to_json(metadata), allow_nan=False) + "\n").encode()
     (folder / METADATA).write_bytes(content)
 
@@ -223,14 +230,24 @@ def _read(path: Path) -> ModelBundle:
         for number, each in enumerate(metadata.variants)
     )
     return ModelBundle(
-        metadata.digest, metadata.name, metadata.target, tuple(bundles), variants, metadata.report,
-    )  # fmt: skip
+        metadata.digest,
+        metadata.name,
+        metadata.target,
+        tuple(bundles),
+        variants,
+        metadata.report,
+    )
 
 
 def _variant(
-    path: Path, metadata: ModelMetadata, name: str, entry: VariantEntry, bundles: Sequence[KernelBundle],
-    uses: Iterator[Uses], contents: dict[str, Array],
-) -> VariantBundle:  # fmt: skip
+    path: Path,
+    metadata: ModelMetadata,
+    name: str,
+    entry: VariantEntry,
+    bundles: Sequence[KernelBundle],
+    uses: Iterator[Uses],
+    contents: dict[str, Array],
+) -> VariantBundle:
     kernels = []
     for position in entry.kernels:
         used = next(uses, None)
@@ -241,15 +258,24 @@ def _variant(
     sizes = {"binary": None, "weights": plan.read_weights_bytes, "packed": plan.packed_bytes}
     parts = {kind: _content(path, metadata, entry, kind, size, contents) for kind, size in sizes.items()}
     return VariantBundle(
-        tuple(entry.dims.items()), name, plan, entry.kernels, parts["binary"].tobytes(), parts["weights"],
+        tuple(entry.dims.items()),
+        name,
+        plan,
+        entry.kernels,
+        parts["binary"].tobytes(),
+        parts["weights"],
         parts["packed"],
-    )  # fmt: skip
+    )
 
 
 def _content(
-    path: Path, metadata: ModelMetadata, entry: VariantEntry, kind: str, size_bytes: int | None,
+    path: Path,
+    metadata: ModelMetadata,
+    entry: VariantEntry,
+    kind: str,
+    size_bytes: int | None,
     contents: dict[str, Array],
-) -> Array:  # fmt: skip
+) -> Array:
     """Return a file's bytes at an aligned address. They have the digest and the size that they should have."""
     name = entry.files.get(kind, "")
     if name not in [_file_name(kind, number) for number in range(_MAX_VARIANTS)]:  # names in the metadata are untrusted

@@ -94,9 +94,7 @@ def load(directory: str | os.PathLike[str]) -> KernelBundle:
         compiled = metadata.compiled(text.decode(), binary)
     except DAMAGE as error:
         raise damaged(path, "kernel", error) from error
-    return KernelBundle(
-        compiled, metadata.expression, metadata.target, metadata.digest, metadata.estimate, metadata.extra
-    )  # fmt: skip
+    return KernelBundle(compiled, metadata.expression, metadata.target, metadata.digest, metadata.estimate, metadata.extra)
 
 
 def c_header(compiled: CompiledKernel) -> str:
@@ -202,12 +200,26 @@ def _metadata(kernel: KernelBundle, files: Mapping[str, FileEntry]) -> Metadata:
     buffers = {b.symbol: b for b in source.buffers}
     launches = zip(source.launches, compiled.resources, strict=True)
     return Metadata(
-        FORMAT, source.name, kernel.expression, kernel.target, kernel.digest, source.language, str(source.arch),
-        source.options, source.constants, source.key, kernel.estimate, source.workspace_bytes,
+        FORMAT,
+        source.name,
+        kernel.expression,
+        kernel.target,
+        kernel.digest,
+        source.language,
+        str(source.arch),
+        source.options,
+        source.constants,
+        source.key,
+        kernel.estimate,
+        source.workspace_bytes,
         tuple(map(BufferEntry.of, source.buffers)),
-        tuple(LaunchEntry.of(launch, buffers, used) for launch, used in launches), source.checks,
-        compiled.compile_seconds, compiled.log, kernel.extra, files,
-    )  # fmt: skip
+        tuple(LaunchEntry.of(launch, buffers, used) for launch, used in launches),
+        source.checks,
+        compiled.compile_seconds,
+        compiled.log,
+        kernel.extra,
+        files,
+    )
 
 
 def read_metadata(directory: Path, cls: type[T], limit_bytes: int, format_: str) -> T:

@@ -31,22 +31,20 @@ async def estimates(body: EstimateRequest, request: Request) -> Response:
     state = state_of(request)
     count = len(body.items) * len(body.targets)
     if count > state.settings.max_items:
-        raise ArgumentError(
-            f"too many estimates: the limit is {state.settings.max_items}, got {count}", code="too-many-items"
-        )
+        raise ArgumentError(f"too many estimates: the limit is {state.settings.max_items}, got {count}", code="too-many-items")
     top_k = read_top_k(body.top_k)
     max_plans = PLANS_PER_ITEM * state.settings.max_items
     if count * top_k > max_plans:
-        raise ArgumentError(
-            f"too many plans: the limit is {max_plans}, got {count} estimates of {top_k}", code="too-many-items"
-        )
+        raise ArgumentError(f"too many plans: the limit is {max_plans}, got {count} estimates of {top_k}", code="too-many-items")
     options = body.model_dump(include=set(options_of(EstimateOptions)))
     items = [item_from_body(item, options) for item in body.items]
     deadline = Deadline(state.settings.estimates_timeout_s)
     content = await state.estimate(
         lambda: _content(state.estimate_cache.encoded_estimates(items, body.targets, top_k, deadline)),
-        count * top_k, deadline, request,
-    )  # fmt: skip
+        count * top_k,
+        deadline,
+        request,
+    )
     if content is None:
         return Response(status_code=CLIENT_GONE)
     return Response(content, media_type="application/json")

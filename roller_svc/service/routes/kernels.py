@@ -90,9 +90,7 @@ async def kernel(digest: str, request: Request) -> Response:
     responses={200: {"content": {media: {} for media in _MEDIA_TYPES.values()}}, 304: NOT_MODIFIED},
     dependencies=[requires(Scope.READ)],
 )
-async def kernel_file(
-    digest: str, kind: str, request: Request, if_none_match: Annotated[str | None, Header()] = None
-) -> Response:
+async def kernel_file(digest: str, kind: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Return a kernel's source, binary, ptx, sass, metadata, header or bundle (a zip that roller_svc.load reads)."""
     state = state_of(request)
     await state.run(lambda: _facts(state.store, digest))
@@ -113,9 +111,10 @@ def _measured_request(body: CompileRequest) -> BuildRequest:
     for name, value in excluding.items():
         if name in options.model_fields_set and getattr(options, name) == value:
             raise ArgumentError(
-                f"options.{name} is {value!r}: kernels:measure runs kernels on a device", code="invalid-option",
+                f"options.{name} is {value!r}: kernels:measure runs kernels on a device",
+                code="invalid-option",
                 hint="leave it out, or use kernels:compile",
-            )  # fmt: skip
+            )
     measured = options.model_copy(update={"select": SelectionMode.MEASURE.value})
     return build_request_from_body(body.model_copy(update={"options": measured}))
 

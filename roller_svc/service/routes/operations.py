@@ -54,9 +54,7 @@ async def list_operations(
     response_model=OperationResponse | ModelOperationResponse,
     dependencies=[requires(Scope.READ)],
 )
-async def operation(
-    operation_id: str, request: Request, wait: Annotated[float, Query(ge=0, le=86_400)] = 0.0
-) -> Response:
+async def operation(operation_id: str, request: Request, wait: Annotated[float, Query(ge=0, le=86_400)] = 0.0) -> Response:
     """Return an operation; wait up to `wait` seconds for it to be done."""
     state = state_of(request)
     result = await _known(state, operation_id)

@@ -38,8 +38,7 @@ def _kernels(binary: bytes) -> Iterator[tuple[str, Resources]]:
         for kernel in kernels if isinstance(kernels, list) else ():
             if isinstance(kernel, dict):
                 registers, shared, private = (
-                    _count(kernel[key])
-                    for key in (".vgpr_count", ".group_segment_fixed_size", ".private_segment_fixed_size")
+                    _count(kernel[key]) for key in (".vgpr_count", ".group_segment_fixed_size", ".private_segment_fixed_size")
                 )
                 yield str(kernel[".name"]), Resources(registers, shared, private)
 

@@ -73,8 +73,7 @@ def sass_functions(binaries: Sequence[bytes], arch: Arch) -> list[dict[str, Sass
     output = _disassemble(raw, ("-b", f"SM{arch.number}{arch.suffix}", "-json"), DEFAULT_LIMITS)
     instructions = iter(_instructions(output))
     return [
-        {name: _function(name, islice(instructions, len(code) // INSTRUCTION_BYTES)) for name, code in one.items()}
-        for one in codes
+        {name: _function(name, islice(instructions, len(code) // INSTRUCTION_BYTES)) for name, code in one.items()} for one in codes
     ]
 
 
@@ -128,9 +127,7 @@ def _version_of(tool: Path) -> str:
 
 
 def _function(name: str, instructions: Iterable[Mapping[str, Any]]) -> SassFunction:
-    opcodes = [
-        one["opcode"] for one in instructions if one.get("predicate") != _FALSE_PREDICATE and one["opcode"] != "NOP"
-    ]
+    opcodes = [one["opcode"] for one in instructions if one.get("predicate") != _FALSE_PREDICATE and one["opcode"] != "NOP"]
     counts = Counter(family for opcode in opcodes if (family := family_of(opcode)) is not None)
     return SassFunction(name, len(opcodes), tuple(sorted(counts.items())))
 

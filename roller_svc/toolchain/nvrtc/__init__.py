@@ -66,13 +66,10 @@ def compile_cuda(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS) -
     for launch in source.launches:
         entry = entries.get(launch.name)
         if entry is None:
-            raise CompileError(f"{source.name}: the source has no extern \"C\" __global__ function {launch.name}",
-                               log=response.log)  # fmt: skip
+            raise CompileError(f'{source.name}: the source has no extern "C" __global__ function {launch.name}', log=response.log)
         shared_bytes = entry.shared_bytes + launch.shared_bytes
         resources.append(Resources(entry.registers_per_thread, shared_bytes, entry.spill_bytes))
-    return CompiledKernel(
-        source, response.data, truncate_log(response.log), tuple(resources), time.perf_counter() - start
-    )
+    return CompiledKernel(source, response.data, truncate_log(response.log), tuple(resources), time.perf_counter() - start)
 
 
 def ptx(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS) -> str:
@@ -91,8 +88,7 @@ def library_for(arch: Arch) -> NvrtcLibrary:
         raise ToolchainMissingError(f"NVRTC is not installed: {install_hint(arch)}; estimates work without it")
     installed = ", ".join(f"NVRTC {library.major}" for library in libraries)
     raise ToolchainMissingError(
-        f"{arch} cannot be compiled here: {installed} does not support it; needed: "
-        f"{install_hint(arch)}; estimates work without it"
+        f"{arch} cannot be compiled here: {installed} does not support it; needed: {install_hint(arch)}; estimates work without it"
     )
 
 

@@ -56,9 +56,15 @@ class _Worker:
         with os.fdopen(reader, "rb"):
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_WORKER), str(library), str(memory_bytes), str(reader)],
-                start_new_session=True, cwd="/", env=environment, pass_fds=(reader,), stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0,
-            )  # fmt: skip
+                start_new_session=True,
+                cwd="/",
+                env=environment,
+                pass_fds=(reader,),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                bufsize=0,
+            )
         try:
             hello, _ = self._receive(time.monotonic() + _START_TIMEOUT_S)
         except (_WorkerDiedError, TimeoutError) as failure:
@@ -104,9 +110,7 @@ class _Worker:
     def check_not_killed(self, failure: Exception) -> None:
         """Raise BuildServiceError if the worker died of a SIGKILL that was not ours."""
         if isinstance(failure, _WorkerDiedError) and self._process.returncode == -signal.SIGKILL:
-            raise BuildServiceError(
-                "NVRTC was killed, by a user or for lack of memory", code="compiler-killed"
-            ) from None
+            raise BuildServiceError("NVRTC was killed, by a user or for lack of memory", code="compiler-killed") from None
 
     def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -158,8 +162,7 @@ class WorkerPool:
             try:
                 return worker.request(request, timeout_s)
             except TimeoutError:
-                raise KernelTimeoutError(f"{name}: NVRTC ran longer than {timeout_s:g} s",
-                                         code="compile-timeout") from None  # fmt: skip
+                raise KernelTimeoutError(f"{name}: NVRTC ran longer than {timeout_s:g} s", code="compile-timeout") from None
             except _WorkerDiedError as failure:
                 limit = f"its memory limit is {self._memory_bytes >> 20} MiB"
                 words = worker.end(_CRASH_GRACE_S)

@@ -11,15 +11,21 @@ _SOFTMAX = (
     "y[h, i, d] +=! e[h, i, j] * v[0, j, d]; o[h, i, d] = y[h, i, d] / z[h, i]"
 )
 CAUSAL = Case(
-    "attention causal", "attention", _SOFTMAX,
+    "attention causal",
+    "attention",
+    _SOFTMAX,
     (("q", "float16", (2, 40, 32)), ("k", "float16", (1, 72, 32)), ("v", "float16", (1, 72, 32))),
-    Tiles((32, 32, 32, 32), (16, 32, 32, 32), lanes=32, stages=3), unit=OpClass.MMA,
-)  # fmt: skip
+    Tiles((32, 32, 32, 32), (16, 32, 32, 32), lanes=32, stages=3),
+    unit=OpClass.MMA,
+)
 DECODE = Case(
-    "attention decode", "attention", _SOFTMAX.replace(".when([j <= i + 32], -60000.0)", "").replace("0.125", "0.25"),
+    "attention decode",
+    "attention",
+    _SOFTMAX.replace(".when([j <= i + 32], -60000.0)", "").replace("0.125", "0.25"),
     (("q", "bfloat16", (6, 1, 40)), ("k", "bfloat16", (1, 200, 40)), ("v", "bfloat16", (1, 200, 40))),
-    Tiles((16, 48, 64, 48), (16, 48, 32, 48), lanes=64, split_k=2, stages=2), unit=OpClass.MMA,
-)  # fmt: skip
+    Tiles((16, 48, 64, 48), (16, 48, 32, 48), lanes=64, split_k=2, stages=2),
+    unit=OpClass.MMA,
+)
 
 MUTATIONS: tuple[Mutation, ...] = (
     mutant(CAUSAL, "no barrier in the loop", Kind.BARRIER,

@@ -86,9 +86,13 @@ def _tiled(program: RProgram, case: Case) -> RProgram:
     tiles, names = case.tiles, [axis.name for axis in program.space.axes]
     block, thread = (RTile(tuple(zip(names, e, strict=True))) for e in (tiles.block, tiles.thread))
     pipeline = PipelineOptions(
-        tiles.stages, stream_k_blocks=tiles.stream_k, persistent_blocks=tiles.blocks, cluster=tiles.cluster,
-        pingpong=tiles.pingpong, cluster_k=tiles.cluster_k,
-    )  # fmt: skip
+        tiles.stages,
+        stream_k_blocks=tiles.stream_k,
+        persistent_blocks=tiles.blocks,
+        cluster=tiles.cluster,
+        pingpong=tiles.pingpong,
+        cluster_k=tiles.cluster_k,
+    )
     return dataclasses.replace(
         program, block=block, thread=thread, reduce_threads=tiles.lanes, split_k=tiles.split_k, pipeline=pipeline
     )

@@ -19,33 +19,54 @@ def _types(queries: int, keys: int) -> Types:
 
 
 STEPS = Case(  # rows that see no key of a block's later steps
-    "attention steps", "attention", _SOFTMAX.format("j <= i"), _types(60, 75),
-    Tiles((1, 64, 32, 16, 32), (1, 16, 32, 16, 32), lanes=32, stages=3), unit=MMA,
-)  # fmt: skip
+    "attention steps",
+    "attention",
+    _SOFTMAX.format("j <= i"),
+    _types(60, 75),
+    Tiles((1, 64, 32, 16, 32), (1, 16, 32, 16, 32), lanes=32, stages=3),
+    unit=MMA,
+)
 FADING = Case(  # rows that see no key at all: what the mask left out counts for them
-    "attention fading", "attention", _SOFTMAX.format("j <= 27 - i"), _types(40, 60),
-    Tiles((1, 32, 32, 16, 32), (1, 16, 32, 16, 32), lanes=32, stages=2), unit=MMA,
-)  # fmt: skip
+    "attention fading",
+    "attention",
+    _SOFTMAX.format("j <= 27 - i"),
+    _types(40, 60),
+    Tiles((1, 32, 32, 16, 32), (1, 16, 32, 16, 32), lanes=32, stages=2),
+    unit=MMA,
+)
 PADDED = Case(  # keys of the first steps vanish: maxima of -1e30, which no exponential of the base holds
-    "attention padding", "attention",
+    "attention padding",
+    "attention",
     "s[h, i, j] +=! q[h, i, d] * k[h // 2, j, d];"
     "p[h, i, j] = (s[h, i, j].cast(`float32`) * 0.2).when([j > i + 19], -1e30);"
     "high[h, i] >=! p[h, i, j]; e[h, i, j] = exp(p[h, i, j] - high[h, i]); z[h, i] +=! e[h, i, j];"
     "o[h, i, d] +=! (e[h, i, j] / z[h, i]).cast(`float16`) * v[h // 2, j, d]",
-    _types(40, 75), Tiles((1, 32, 32, 16, 32), (1, 16, 32, 16, 32), lanes=32, stages=2), unit=MMA,
-)  # fmt: skip
+    _types(40, 75),
+    Tiles((1, 32, 32, 16, 32), (1, 16, 32, 16, 32), lanes=32, stages=2),
+    unit=MMA,
+)
 MASKED = Case(
-    "attention mask", "attention", "o = attention(q, k, v, m, causal=1)",
-    (("q", "float16", (1, 2, 37, 40)), ("k", "float16", (1, 1, 53, 40)), ("v", "float16", (1, 1, 53, 24)),
-     ("m", "float16", (37, 53))),
-    Tiles((32, 32, 32, 48), (16, 32, 32, 48), lanes=32, stages=2), unit=MMA,
-)  # fmt: skip
+    "attention mask",
+    "attention",
+    "o = attention(q, k, v, m, causal=1)",
+    (
+        ("q", "float16", (1, 2, 37, 40)),
+        ("k", "float16", (1, 1, 53, 40)),
+        ("v", "float16", (1, 1, 53, 24)),
+        ("m", "float16", (37, 53)),
+    ),
+    Tiles((32, 32, 32, 48), (16, 32, 32, 48), lanes=32, stages=2),
+    unit=MMA,
+)
 KEYS = Case(  # a warp without any; scores below 0, of which keys that are not there would be the highest
-    "attention keys", "attention", "o = attention(q, k, v)",
+    "attention keys",
+    "attention",
+    "o = attention(q, k, v)",
     (("q", "float16", (1, 8, 1, 32)), ("k", "float16", (1, 2, 150, 32)), ("v", "float16", (1, 2, 150, 40))),
-    Tiles((1, 16, 48, 64, 32), (1, 16, 48, 32, 32), lanes=64, stages=2, split_k=2), unit=MMA,
+    Tiles((1, 16, 48, 64, 32), (1, 16, 48, 32, 32), lanes=64, stages=2, split_k=2),
+    unit=MMA,
     ranges=(("q", 0, 2), ("k", -2, 0)),
-)  # fmt: skip
+)
 
 SOFTMAX: tuple[Mutation, ...] = (
     mutant(STEPS, "the maximum of a step alone", Kind.SOFTMAX,

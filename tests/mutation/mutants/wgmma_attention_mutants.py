@@ -13,16 +13,24 @@ _SOFTMAX = (
 )
 # two consumers, a mask, rows that see no key
 BULK = Case(
-    "attention groups", "attention", _SOFTMAX,
+    "attention groups",
+    "attention",
+    _SOFTMAX,
     (("q", "float16", (2, 100, 32)), ("k", "float16", (1, 144, 32)), ("v", "float16", (1, 144, 32))),
-    Tiles((128, 32, 32, 32), (64, 32, 32, 32), lanes=128, stages=2), H200, OpClass.WGMMA,
-)  # fmt: skip
+    Tiles((128, 32, 32, 32), (64, 32, 32, 32), lanes=128, stages=2),
+    H200,
+    OpClass.WGMMA,
+)
 # blocks that stay, keys and values by cp.async
 COPIED = Case(
-    "attention groups, copied", "attention", _SOFTMAX.replace(".when([j <= i - 6], -60000.0)", ""),
+    "attention groups, copied",
+    "attention",
+    _SOFTMAX.replace(".when([j <= i - 6], -60000.0)", ""),
     (("q", "bfloat16", (3, 70, 36)), ("k", "bfloat16", (1, 150, 36)), ("v", "bfloat16", (1, 150, 36))),
-    Tiles((64, 48, 48, 48), (64, 48, 48, 48), lanes=128, stages=3, blocks=2), H200, OpClass.WGMMA,
-)  # fmt: skip
+    Tiles((64, 48, 48, 48), (64, 48, 48, 48), lanes=128, stages=3, blocks=2),
+    H200,
+    OpClass.WGMMA,
+)
 
 _LEFT = r"( +if \(lane_id == 0\) \{\n) +barrier_arrive\(\(%s_shared_empty \+ (slot|0)\)\);\n"
 

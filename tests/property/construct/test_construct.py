@@ -38,15 +38,13 @@ QUIET = settings(derandomize=True, deadline=None, max_examples=50)
 extents = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 97, 128, 256, 1000, 1024, 4099]))
 groups: st.SearchStrategy[KernelGroup] = st.one_of(
     st.builds(matmul, extents, extents, extents, st.integers(1, 4), st.sampled_from([DType.FLOAT32, DType.FLOAT64])),
-    st.builds(
-        conv, st.integers(1, 9), st.integers(1, 70), st.integers(7, 40), extents, st.integers(1, 7), st.integers(1, 2)
-    ),
+    st.builds(conv, st.integers(1, 9), st.integers(1, 70), st.integers(7, 40), extents, st.integers(1, 7), st.integers(1, 2)),
     st.builds(relu, extents, extents, extents),
     st.builds(row_sum, extents, st.one_of(extents, st.just(1 << 20))),
     st.builds(column_sum, extents, extents),
     st.builds(depthwise, st.integers(1, 9), extents, st.integers(7, 40), st.integers(1, 7), st.integers(1, 2)),
     st.builds(scatter, extents, extents),
-)  # fmt: skip
+)
 
 
 def built(group: KernelGroup, hw: HardwareSpec, limit: int = 64) -> Construction:
@@ -315,8 +313,9 @@ def test_scale_up_grows_one_axis_at_a_time_until_capacity(m: int, n: int, k: int
 
 dims = st.lists(
     st.lists(st.tuples(st.sampled_from("ijk"), st.integers(1, 4)), max_size=3, unique_by=lambda t: t[0]),
-    min_size=1, max_size=3,
-)  # fmt: skip
+    min_size=1,
+    max_size=3,
+)
 reaches = st.fixed_dictionaries({name: st.integers(1, 6) for name in "ijk"})
 
 

@@ -100,8 +100,11 @@ def convolutions(draw: st.DrawFn) -> Product:
     g, g_shape = (["g"], (2,)) if grouped else ([], ())
     x = ["n", *g, *places, "c"] if last else ["n", *g, "c", *places]
     x_shape = (n, *g_shape, *(size,) * rank_, c) if last else (n, *g_shape, c, *(size,) * rank_)
-    w, w_shape = ([*g, *taps, "c", "f"], (*g_shape, *(window,) * rank_, c, f)) if last else (
-        [*g, "f", "c", *taps], (*g_shape, f, c, *(window,) * rank_))  # fmt: skip
+    w, w_shape = (
+        ([*g, *taps, "c", "f"], (*g_shape, *(window,) * rank_, c, f))
+        if last
+        else ([*g, "f", "c", *taps], (*g_shape, f, c, *(window,) * rank_))
+    )
     out = ["n", *g, *outs, "f"] if last else ["n", *g, "f", *outs]
     extents = (n, *g_shape, *(o,) * rank_, f) if last else (n, *g_shape, f, *(o,) * rank_)
     inside = ", ".join(f"{place} >= 0, {place} < {size}" for place in places)
@@ -117,8 +120,7 @@ def programs(draw: st.DrawFn, types: tuple[str, str]) -> TensorProgram:
     product = draw(st.one_of(matmuls(), convolutions()))
     of_integers = all(dtype in INTEGERS for dtype in types)
     sums = "int32" if of_integers else "float32"
-    inputs = {name: " ".join(map(str, (dtype, *shape)))
-              for name, dtype, shape in zip("AB", types, product.shapes, strict=True)}  # fmt: skip
+    inputs = {name: " ".join(map(str, (dtype, *shape))) for name, dtype, shape in zip("AB", types, product.shapes, strict=True)}
     left = product.left.replace("ZERO", f"`{types[0]}`")
     # without casts the sums are of the operands' type in memory
     plain = types[0] == types[1] and types[0] in ("float16", "bfloat16", "float32") and draw(st.booleans())
@@ -193,9 +195,7 @@ class Case:
 
     def __repr__(self) -> str:
         found = (c.program for c in self.plan.choices)
-        kept = [
-            (p.unit.name, p.block.extents, p.thread.extents, *(tile_value(p, f) for f in TILE_FIELDS)) for p in found
-        ]
+        kept = [(p.unit.name, p.block.extents, p.thread.extents, *(tile_value(p, f) for f in TILE_FIELDS)) for p in found]
         types = ", ".join(f"{name}: {type_}" for name, type_ in self.program.inputs)
         return f"{text(self.program)}\n{types}\n{self.hw.id}, seed {self.seed}\n{kept} {tuple(TILE_FIELDS)}"
 

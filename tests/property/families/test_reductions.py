@@ -103,9 +103,9 @@ def source_of(program: TensorProgram, group: KernelGroup, tile: RProgram) -> Ker
 
 def judge(program: TensorProgram, source: KernelSource) -> None:
     arrays = random_inputs(program, seed=1)
-    call = load_runner(
-        CompiledKernel(source, b"", "", tuple(Resources() for _ in source.launches)), RuntimeChoice.EMULATOR
-    ).bind(arrays)
+    call = load_runner(CompiledKernel(source, b"", "", tuple(Resources() for _ in source.launches)), RuntimeChoice.EMULATOR).bind(
+        arrays
+    )
     call()
     verdict = agrees(program, call.results(), evaluate(program, arrays))
     assert verdict.ok, f"{verdict}\n{source.text}"

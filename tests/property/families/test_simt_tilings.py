@@ -44,12 +44,13 @@ class Tiling:
 
 threads = st.sampled_from([(4, 8), (8, 4), (2, 16), (1, 32), (8, 8), (4, 16)])
 tilings = st.builds(
-    lambda count, thread, k, stages, raster: Tiling(
-        (count[0] * thread[0], count[1] * thread[1], k), thread, stages, raster
-    ),
-    threads, st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 6, 8])), st.sampled_from([8, 16]),
-    st.integers(1, 4), st.integers(1, 3),
-)  # fmt: skip
+    lambda count, thread, k, stages, raster: Tiling((count[0] * thread[0], count[1] * thread[1], k), thread, stages, raster),
+    threads,
+    st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 6, 8])),
+    st.sampled_from([8, 16]),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
 extent = st.one_of(st.integers(4, 40), st.sampled_from([16, 32, 48, 64]))
 dtypes = st.sampled_from(["float32", "float64", "int32", "int64", "float16", "bfloat16", "int8", "uint8"])
 
@@ -102,9 +103,12 @@ def tiled(group: KernelGroup, hw: HardwareSpec, tiling: Tiling) -> RProgram:
         return RTile(tuple((axis.name, known.get(axis.role, 1)) for axis in group.space.axes))
 
     return replace(
-        found, block=tile(tiling.block), thread=tile((*tiling.thread, 1)), split_k=1,
+        found,
+        block=tile(tiling.block),
+        thread=tile((*tiling.thread, 1)),
+        split_k=1,
         pipeline=PipelineOptions(tiling.stages, tiling.raster),
-    )  # fmt: skip
+    )
 
 
 def generated(program: TensorProgram, hw: HardwareSpec, tiling: Tiling) -> KernelSource | None:

@@ -71,9 +71,7 @@ def accesses(draw: st.DrawFn) -> Access:
     return Access(operand, tuple(shape), *roles, tuple(TileAxis(b.name, AxisRole.BATCH, (b,)) for b in batch))
 
 
-def _placed(
-    draw: st.DrawFn, axes: list[Axis], steps: list[int], guard: Expr | None
-) -> tuple[Expr, int, int, Expr | None]:
+def _placed(draw: st.DrawFn, axes: list[Axis], steps: list[int], guard: Expr | None) -> tuple[Expr, int, int, Expr | None]:
     """An index that stays within [0, high) where the guard holds; some start before 0, some end behind `high`."""
     before, behind = (draw(st.sampled_from([0, 0, 1, 2])) for _ in range(2))
     place: Expr = num(-before)

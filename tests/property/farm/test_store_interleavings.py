@@ -152,13 +152,16 @@ ACTORS = st.sampled_from(
 
 
 @settings(
-    max_examples=150, deadline=None,
+    max_examples=150,
+    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)  # fmt: skip
+)
 @example(  # the writers and the collector wait for each other if they take turns
-    before=set(), garbage={0}, schedule=[(0, 14)],
+    before=set(),
+    garbage={0},
+    schedule=[(0, 14)],
     actors=[("publish 0", lambda store: publish(store, 0)), ("publish 0", lambda store: publish(store, 0))],
-)  # fmt: skip
+)
 @given(
     before=st.sets(st.integers(0, 2)),
     garbage=st.sets(st.integers(0, 2)),

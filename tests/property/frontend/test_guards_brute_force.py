@@ -57,9 +57,7 @@ def is_refused(program: str, size: int) -> bool:
 
 @settings(derandomize=True, deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(index, conditions, extent, extent, extent, st.sampled_from(["all", "any", "else"]))
-def test_refused_exactly_when_a_point_is_outside(
-    text: str, guards: list[str], ea: int, eb: int, size: int, branch: str
-) -> None:
+def test_refused_exactly_when_a_point_is_outside(text: str, guards: list[str], ea: int, eb: int, size: int, branch: str) -> None:
     joined = ", ".join(guards)
     if branch == "else":
         value = f"const(0.0).when([{joined}], x[{text}])"
@@ -76,9 +74,7 @@ def test_refused_exactly_when_a_point_is_outside(
 
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.floats(0.05, 4.0), st.floats(-3.0, 3.0), extent, st.integers(1, 12), st.sampled_from(["floor", "ceil"]))
-def test_floating_indices_are_decided_by_enumeration(
-    scale: float, shift: float, n: int, size: int, function: str
-) -> None:
+def test_floating_indices_are_decided_by_enumeration(scale: float, shift: float, n: int, size: int, function: str) -> None:
     axis = np.arange(n, dtype=np.float32)
     reached = getattr(np, function)(axis * np.float32(scale) + np.float32(shift))
     outside = bool(((reached < 0) | (reached >= size)).any())

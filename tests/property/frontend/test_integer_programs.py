@@ -22,9 +22,7 @@ def run(program: IntegerProgram, target: str | None) -> dict[str, np.ndarray]:
     if target is None:
         return roller_svc.reference(program.expression, types, program.arrays)
     runtime = "auto" if target == "local" else "emulator"
-    kernel = roller_svc.compile(
-        program.expression, types, target=target, top_k=1, select="model", runtime=runtime
-    )  # fmt: skip
+    kernel = roller_svc.compile(program.expression, types, target=target, top_k=1, select="model", runtime=runtime)
     return kernel(**program.arrays)
 
 

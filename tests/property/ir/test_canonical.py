@@ -68,10 +68,19 @@ expressions = st.recursive(leaves, _grown, max_leaves=8)
 types = st.builds(TensorType, dtypes, st.lists(counts, max_size=4).map(tuple))
 axes = st.builds(Axis, names, counts, st.sampled_from(AxisKind))
 statements = st.builds(
-    TensorExpr, names, names, st.sampled_from(StatementKind), types, st.lists(axes, max_size=3).map(tuple),
-    st.lists(expressions, max_size=2).map(tuple), expressions, st.none() | st.sampled_from(Combine),
-    st.none() | names, st.none() | expressions, st.lists(st.booleans(), max_size=2).map(tuple),
-)  # fmt: skip
+    TensorExpr,
+    names,
+    names,
+    st.sampled_from(StatementKind),
+    types,
+    st.lists(axes, max_size=3).map(tuple),
+    st.lists(expressions, max_size=2).map(tuple),
+    expressions,
+    st.none() | st.sampled_from(Combine),
+    st.none() | names,
+    st.none() | expressions,
+    st.lists(st.booleans(), max_size=2).map(tuple),
+)
 programs = st.builds(
     TensorProgram,
     st.lists(st.tuples(names, types), max_size=3).map(tuple),
@@ -79,25 +88,33 @@ programs = st.builds(
     st.lists(st.builds(Output, names, names), max_size=2).map(tuple),
 )
 levels = st.builds(MemoryLevel, names, st.sampled_from(Scope), counts, seconds, seconds, counts, counts, counts)
-units = st.builds(
-    ComputeUnit, names, st.sampled_from(UnitKind), st.lists(counts, max_size=3).map(tuple), dtypes, dtypes, seconds
-)
+units = st.builds(ComputeUnit, names, st.sampled_from(UnitKind), st.lists(counts, max_size=3).map(tuple), dtypes, dtypes, seconds)
 estimates = st.builds(
     Estimate, seconds, st.lists(st.builds(StageCost, names, seconds), max_size=3).map(tuple), seconds, counts, seconds
 )
 tiles = st.lists(st.tuples(names, counts), max_size=3).map(tuple)
 sources = st.builds(
-    KernelSource, names, st.sampled_from(Language), st.builds(Arch, names, counts, names), st.text(),
-    st.lists(st.builds(Buffer, names, names, st.sampled_from(Role), dtypes, st.lists(counts, max_size=3).map(tuple)),
-             max_size=2).map(tuple),
+    KernelSource,
+    names,
+    st.sampled_from(Language),
+    st.builds(Arch, names, counts, names),
+    st.text(),
+    st.lists(
+        st.builds(Buffer, names, names, st.sampled_from(Role), dtypes, st.lists(counts, max_size=3).map(tuple)), max_size=2
+    ).map(tuple),
     st.lists(st.builds(LaunchSpec, names, st.lists(names, max_size=2).map(tuple)), max_size=2).map(tuple),
     st.lists(st.builds(RuntimeCheck, names, st.integers(0, 16), counts, names), max_size=2).map(tuple),
     st.lists(names, max_size=2).map(tuple),
-)  # fmt: skip
+)
 nouns = st.one_of(
-    programs, levels, units, estimates, sources, st.builds(RTile, tiles),
+    programs,
+    levels,
+    units,
+    estimates,
+    sources,
+    st.builds(RTile, tiles),
     st.builds(Measurement, seconds, seconds, counts, names, st.none() | seconds),
-)  # fmt: skip
+)
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)

@@ -110,10 +110,49 @@ def test_the_tokenizer_sees_what_compilers_see() -> None:
 # -- the three contexts ----------------------------------------------------------------------------------------------
 
 _HOSTILE_PIECES = st.sampled_from(
-    ["*/", "/*", "*", "/", "\\", "\n", "\r", "\v", "\f", "\x85", "\u2028", "\u2029", "\0", "??/", "??", "?", "\\\n",
-     "*\\", "\\*", "*\\\n/", "*??/\n/", "//", '"', "'", 'R"(', ')"', "#", "%:", "%", ":", "<:", "\ud800",
-     "\N{BLACK HEART SUIT}", "asm(", "u0041", "\\u002f", "x", " ", "_Pragma(", *PAYLOADS]
-)  # fmt: skip
+    [
+        "*/",
+        "/*",
+        "*",
+        "/",
+        "\\",
+        "\n",
+        "\r",
+        "\v",
+        "\f",
+        "\x85",
+        "\u2028",
+        "\u2029",
+        "\0",
+        "??/",
+        "??",
+        "?",
+        "\\\n",
+        "*\\",
+        "\\*",
+        "*\\\n/",
+        "*??/\n/",
+        "//",
+        '"',
+        "'",
+        'R"(',
+        ')"',
+        "#",
+        "%:",
+        "%",
+        ":",
+        "<:",
+        "\ud800",
+        "\N{BLACK HEART SUIT}",
+        "asm(",
+        "u0041",
+        "\\u002f",
+        "x",
+        " ",
+        "_Pragma(",
+        *PAYLOADS,
+    ]
+)
 _HOSTILE = st.one_of(st.lists(_HOSTILE_PIECES, max_size=12).map("".join), st.text(max_size=40))
 
 
@@ -211,11 +250,14 @@ def as_python_gives_it(text: str, target: str) -> HardwareSpec:
     spec = hardware.load(target)
     return dataclasses.replace(
         spec,
-        id=text, name=text, vendor=text, isa=(text,),
+        id=text,
+        name=text,
+        vendor=text,
+        isa=(text,),
         sources=tuple(dataclasses.replace(s, text=text, fields=(text,)) for s in spec.sources),
         units=tuple(dataclasses.replace(u, name=text) for u in spec.units),
         measured=tuple(dataclasses.replace(m, name=text, how=text) for m in spec.measured),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -392,10 +434,20 @@ def namings(words: list[str]) -> Iterator[dict[str, str]]:
         yield dict(zip(HARMLESS, [*part[4:], *part[:4]], strict=True))
 
 
-@pytest.mark.parametrize(("target", "expression"), every(2, [
-    (TARGETS[0], MATMUL), (TARGETS[0], SOFTMAX), (TARGETS[1], SOFTMAX), (TARGETS[1], MATMUL), (TARGETS[2], MATMUL),
-    (TARGETS[2], SOFTMAX),
-]))  # fmt: skip
+@pytest.mark.parametrize(
+    ("target", "expression"),
+    every(
+        2,
+        [
+            (TARGETS[0], MATMUL),
+            (TARGETS[0], SOFTMAX),
+            (TARGETS[1], SOFTMAX),
+            (TARGETS[1], MATMUL),
+            (TARGETS[2], MATMUL),
+            (TARGETS[2], SOFTMAX),
+        ],
+    ),
+)
 def test_names_change_nothing_but_names(expression: str, target: str) -> None:
     for names in namings([*RESERVED, *MORE, *words_printed(expression, target)]):
         check_names(expression, names, target)

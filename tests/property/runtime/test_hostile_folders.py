@@ -19,10 +19,37 @@ EXAMPLES = settings(derandomize=True, deadline=None, max_examples=150)
 MANY = settings(derandomize=True, deadline=None, max_examples=3_000)
 
 _LEAVES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20),
-    st.sampled_from([0, -1, 1 << 31, 1 << 63, 1 << 200, "", "a b", "../../etc/passwd", "system", "\0", "c", "cuda",
-                     "hip", "float64", "int64", "workspace", "status", "input", "output", "tensor_map", "sm_90a"]),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from(
+        [
+            0,
+            -1,
+            1 << 31,
+            1 << 63,
+            1 << 200,
+            "",
+            "a b",
+            "../../etc/passwd",
+            "system",
+            "\0",
+            "c",
+            "cuda",
+            "hip",
+            "float64",
+            "int64",
+            "workspace",
+            "status",
+            "input",
+            "output",
+            "tensor_map",
+            "sm_90a",
+        ]
+    ),
+)
 _VALUES = st.recursive(
     _LEAVES,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -36,8 +63,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kernel = roller_svc.compile(
         "s[m] +=! t[i[m], k] * x[k]; y[m] = s[m] / 2.0",
         {"t": ("float32", (16, 64)), "i": ("int32", (8,)), "x": ("float32", (64,))},
-        target=target, select="model", top_k=2,
-    )  # fmt: skip
+        target=target,
+        select="model",
+        top_k=2,
+    )
     return Path(kernel.save(tmp_path_factory.mktemp("saved") / "kernel"))
 
 

@@ -64,9 +64,7 @@ def moves_as_one(
     return True
 
 
-def longest_run(
-    load: Load, guard: Expr | None, lead: TileAxis, others: tuple[Axis, ...], shape: tuple[int, ...]
-) -> int:
+def longest_run(load: Load, guard: Expr | None, lead: TileAxis, others: tuple[Axis, ...], shape: tuple[int, ...]) -> int:
     runs = (1 << e for e in range(MAX_VECTOR_WIDTH.bit_length() - 1, -1, -1))
     return next(r for r in runs if moves_as_one(load, guard, lead, others, shape, r))
 
@@ -267,13 +265,18 @@ def reason(hw: HardwareSpec, name: str, a: str, b: str, cast: str = "float32", *
 @pytest.mark.parametrize(
     ("name", "a", "b", "cast"),
     [
-        ("mma_f16", "float16", "float16", "float32"), ("mma_bf16", "bfloat16", "bfloat16", "float32"),
-        ("mma_f16", "float8_e4m3fn", "float16", "float32"), ("mma_f16", "int8", "float8_e5m2", "float32"),
-        ("mma_bf16", "int8", "bfloat16", "float32"), ("mma_e4m3", "float8_e4m3fn", "float8_e5m2", "float32"),
-        ("mma_e5m2", "float8_e4m3fn", "float8_e4m3fn", "float32"), ("mma_s8", "int8", "uint8", "int32"),
-        ("mma_u8", "int8", "int8", "int32"), ("mma_s8", "bool", "int8", "int32"),
+        ("mma_f16", "float16", "float16", "float32"),
+        ("mma_bf16", "bfloat16", "bfloat16", "float32"),
+        ("mma_f16", "float8_e4m3fn", "float16", "float32"),
+        ("mma_f16", "int8", "float8_e5m2", "float32"),
+        ("mma_bf16", "int8", "bfloat16", "float32"),
+        ("mma_e4m3", "float8_e4m3fn", "float8_e5m2", "float32"),
+        ("mma_e5m2", "float8_e4m3fn", "float8_e4m3fn", "float32"),
+        ("mma_s8", "int8", "uint8", "int32"),
+        ("mma_u8", "int8", "int8", "int32"),
+        ("mma_s8", "bool", "int8", "int32"),
     ],
-)  # fmt: skip
+)
 def test_a_unit_takes_what_its_type_holds(name: str, a: str, b: str, cast: str) -> None:
     assert reason(ADA, name, a, b, cast) == ""
 
@@ -291,7 +294,7 @@ def test_a_unit_takes_what_its_type_holds(name: str, a: str, b: str, cast: str) 
         ("mma_tf32", "float16", "float32", "float32", "operand b is float32, and tf32 is not allowed"),
         ("fma_f32", "float32", "float32", "float32", "no rules for units of kind fma"),
     ],
-)  # fmt: skip
+)
 def test_a_unit_says_why_it_does_not_take_a_product(name: str, a: str, b: str, cast: str, expected: str) -> None:
     assert reason(ADA, name, a, b, cast) == expected
 
@@ -313,8 +316,9 @@ def test_bytes_are_staged_as_they_are_and_the_rest_as_the_unit_takes_it() -> Non
     assert [staged_dtype(unit(AMPERE, "mma_s8"), o) for o in (a, b)] == [DType.UINT8, DType.INT8]
     a, b = operands_of("C[m, n] +=! A[m, k] * B[k, n]", A="float8_e5m2 32 32", B="float16 32 32")
     assert [staged_dtype(unit(TURING, "mma_f16"), o) for o in (a, b)] == [DType.FLOAT16, DType.FLOAT16]
-    a, b = operands_of("C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)",
-                       A="float8_e5m2 32 32", B="float8_e4m3fn 32 32")  # fmt: skip
+    a, b = operands_of(
+        "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)", A="float8_e5m2 32 32", B="float8_e4m3fn 32 32"
+    )
     assert [staged_dtype(unit(ADA, "mma_e4m3"), o) for o in (a, b)] == [DType.FLOAT8_E5M2, DType.FLOAT8_E4M3FN]
 
 

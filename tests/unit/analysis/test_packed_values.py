@@ -51,9 +51,7 @@ def value_of(value: str) -> PackedValue | None:
         (f"T[{FIELD}.cast(`int8`)].cast(`float32`)", Packing.LOOKUP, 4, None, 0),
     ],
 )
-def test_packed_values_are_recognised(
-    text: str, packing: Packing, bits: int, bounds: tuple[int, int] | None, zeros: int
-) -> None:
+def test_packed_values_are_recognised(text: str, packing: Packing, bits: int, bounds: tuple[int, int] | None, zeros: int) -> None:
     value = value_of(text)
     assert value is not None
     assert (value.packing, value.bits, value.bounds, len(value.zeros)) == (packing, bits, bounds, zeros)
@@ -82,10 +80,15 @@ def test_integers_that_may_wrap_or_have_no_known_range_are_not_exact(text: str) 
     assert value is None or not value.is_exact_in(DType.FLOAT16)
 
 
-@pytest.mark.parametrize(("value", "is_packed"), [
-    (f"({FIELD} - 8).cast(`float16`)", True), (f"({FIELD} + 3000).cast(`float16`)", False),
-    (f"({FIELD} - X[n]).cast(`float16`)", False), (f"T[{FIELD}]", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "is_packed"),
+    [
+        (f"({FIELD} - 8).cast(`float16`)", True),
+        (f"({FIELD} + 3000).cast(`float16`)", False),
+        (f"({FIELD} - X[n]).cast(`float16`)", False),
+        (f"T[{FIELD}]", True),
+    ],
+)
 def test_operands_and_sums_agree_which_values_are_unpacked_in_pairs(value: str, is_packed: bool) -> None:
     """An operand that no pair holds is unpacked element by element, which takes more instructions."""
     used = {name: shape for name, shape in INPUTS.items() if f"{name}[" in value}

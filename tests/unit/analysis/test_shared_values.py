@@ -27,9 +27,7 @@ def test_a_sum_of_operands_is_shared_by_a_norm_and_its_squares() -> None:
     values = shared_values(bodies(text), may_share)
     assert tensors(values) == [["x", "w"]]
     (value,) = values
-    left = [
-        load.tensor for body in bodies(text) for load in loads_of(replace_all(body, {value: Const(0.0, value.dtype)}))
-    ]
+    left = [load.tensor for body in bodies(text) for load in loads_of(replace_all(body, {value: Const(0.0, value.dtype)}))]
     assert left == ["q", "g"]
 
 

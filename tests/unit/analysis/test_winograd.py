@@ -50,8 +50,9 @@ def test_bound_covers_measured_errors_within_a_factor_of_eight(m: int, channels:
     size, count = matrices.size, 200
     inputs = rng.standard_normal((count, channels, size, size)).astype(np.float32)
     taps = rng.standard_normal((channels, TAPS, TAPS)).astype(np.float32)
-    g, b, a = (np.array([[float(x) for x in row] for row in matrix])
-               for matrix in (matrices.filters, matrices.inputs, matrices.outputs))  # fmt: skip
+    g, b, a = (
+        np.array([[float(x) for x in row] for row in matrix]) for matrix in (matrices.filters, matrices.inputs, matrices.outputs)
+    )
     b32, a32 = b.astype(np.float32), a.astype(np.float32)
     u = np.einsum("pi,cij,qj->cpq", g, taps.astype(np.float64), g).astype(np.float32)
     v = np.einsum("qj,tcpj->tcpq", b32, np.einsum("pi,tcij->tcpj", b32, inputs))
@@ -61,9 +62,8 @@ def test_bound_covers_measured_errors_within_a_factor_of_eight(m: int, channels:
     got = np.einsum("qb,tpb->tpq", a32, np.einsum("pa,tab->tpb", a32, products))
     wide, wide_taps = inputs.astype(np.float64), taps.astype(np.float64)
     want = sum(
-        np.einsum("tcyx,c->tyx", wide[:, :, i : i + m, j : j + m], wide_taps[:, i, j])
-        for i in range(TAPS) for j in range(TAPS)
-    )  # fmt: skip
+        np.einsum("tcyx,c->tyx", wide[:, :, i : i + m, j : j + m], wide_taps[:, i, j]) for i in range(TAPS) for j in range(TAPS)
+    )
     error = np.abs(got - want).max() / np.std(want)
     bound = relative_error_bound(m, channels)
     assert bound / 8 < error < bound

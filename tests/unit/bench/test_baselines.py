@@ -218,8 +218,9 @@ def test_axes_under_divisions_are_split_until_indices_are_affine() -> None:
     """b // 12 % 5 * 2 and b % 12 of an axis of 60 times 2."""
     program = parse(
         "Y[b] = X[b // 60, b // 12 % 5, b % 12] where b in 120",
-        {"X": TensorType(DType.FLOAT32, (2, 5, 12))}, None,
-    )  # fmt: skip
+        {"X": TensorType(DType.FLOAT32, (2, 5, 12))},
+        None,
+    )
     nest = nest_of(program.statements[0])
     assert [axis.extent for axis in nest.axes] == [2, 5, 12]
     assert all(type(part).__name__ == "AxisRef" for part in nest.body.index)

@@ -131,10 +131,9 @@ def test_rooflines_are_what_they_were_worked_out_to_be(published: dict[str, Any]
     assert published["overall"]["rooflines"]["peaks"] == pytest.approx(0.259, abs=2e-3)
     rooflines = {name: row["rooflines"]["artifact"] for name, row in published["classes"].items()}
     assert rooflines == pytest.approx(
-        {"conv": 0.100, "depthwiseconv": 0.263, "elementwise": 0.091, "matmul": 0.095, "pooling": 0.076,
-         "reduce": 0.110},
+        {"conv": 0.100, "depthwiseconv": 0.263, "elementwise": 0.091, "matmul": 0.095, "pooling": 0.076, "reduce": 0.110},
         abs=6e-4,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("target", ["nvidia-k80", "amd-mi50"])

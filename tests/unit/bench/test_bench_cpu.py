@@ -57,9 +57,7 @@ def test_the_share_of_the_fma_peak_is_that_of_the_peak_beside_each_sample() -> N
     peaks = (flops / 1e-3, 4 * flops / 1e-3, 2 * flops / 1e-3)
     row = case_row(PRODUCT, Samples({ROLLER: [2e-3, 1e-3, 1e-3]}, 0, peaks), bound)
     assert row["share_of_peak"] == pytest.approx(0.5)
-    assert case_row(PRODUCT, Samples({ROLLER: [2e-3]}, 0), bound)["share_of_peak"] == pytest.approx(
-        flops / 2e-3 / 100e9
-    )
+    assert case_row(PRODUCT, Samples({ROLLER: [2e-3]}, 0), bound)["share_of_peak"] == pytest.approx(flops / 2e-3 / 100e9)
 
 
 def test_a_row_without_peers_has_no_ratio() -> None:
@@ -73,9 +71,7 @@ def test_the_bound_is_what_takes_longer() -> None:
     assert product.name == "fma"
     assert product.seconds == pytest.approx(2 * 64 * 32 * 16 / 100e9)
     shape = {"dtype": "float32", "shape": [1 << 20]}
-    copy = roofline_bound(
-        BenchCase("copy", "relu", "Y[i] = X[i].call(`max`, [0.0])", {"X": shape}, None).program(), LIMITS
-    )
+    copy = roofline_bound(BenchCase("copy", "relu", "Y[i] = X[i].call(`max`, [0.0])", {"X": shape}, None).program(), LIMITS)
     assert copy.name == "copy bandwidth"
     assert copy.seconds == pytest.approx(8 * (1 << 20) / 10e9)
 
@@ -180,9 +176,7 @@ def test_waiting_and_stolen_time_are_read(tmp_path: Path) -> None:
     assert runqueue_wait_s(tmp_path / "nowhere") == 0
     stat = tmp_path / "stat"
     core = min(os.sched_getaffinity(0))
-    stat.write_text(
-        f"cpu 1 1 1 1 1 1 1 900\ncpu{core} 1 1 1 1 1 1 1 50 0\ncpu999999 1 1 1 1 1 1 1 70\n", encoding="ascii"
-    )
+    stat.write_text(f"cpu 1 1 1 1 1 1 1 900\ncpu{core} 1 1 1 1 1 1 1 50 0\ncpu999999 1 1 1 1 1 1 1 70\n", encoding="ascii")
     assert steal_s(stat) == pytest.approx(50 / os.sysconf("SC_CLK_TCK"))
     assert steal_s(tmp_path / "nothing") == 0
 

@@ -67,10 +67,15 @@ def test_tasks_have_all_cases_in_order() -> None:
 
 def built(spills: tuple[int, ...], halves: int, on_tensor_cores: int, seconds: float) -> dict[str, Any]:
     return {
-        "launches": [{"spill_bytes": spill} for spill in spills], "c75xx": 1, "half_contractions": halves,
-        "tensor_core_contractions": on_tensor_cores, "warpgroup_contractions": on_tensor_cores // 2,
-        "compile_seconds": seconds, "findings": [{"kind": "spill"}], "error": None,
-    }  # fmt: skip
+        "launches": [{"spill_bytes": spill} for spill in spills],
+        "c75xx": 1,
+        "half_contractions": halves,
+        "tensor_core_contractions": on_tensor_cores,
+        "warpgroup_contractions": on_tensor_cores // 2,
+        "compile_seconds": seconds,
+        "findings": [{"kind": "spill"}],
+        "error": None,
+    }
 
 
 def test_figures_of_a_target() -> None:
@@ -109,9 +114,15 @@ def test_bench_lint(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     assert main(words) == 0
     first = json.loads(capsys.readouterr().out)["targets"][TARGET]
     assert set(first) >= {
-        "kernels", "zero_spill_share", "c75xx", "tensor_core_share", "warpgroup_share", "compile_median_s",
-        "compile_p95_s", "cases",
-    }  # fmt: skip
+        "kernels",
+        "zero_spill_share",
+        "c75xx",
+        "tensor_core_share",
+        "warpgroup_share",
+        "compile_median_s",
+        "compile_p95_s",
+        "cases",
+    }
     assert [row["id"] for row in first["cases"]] == ["good", "bad"]
     assert first["half_contractions"] == first["cases"][0]["half_contractions"] == 1
     assert first["errors"] == 1

@@ -78,9 +78,7 @@ def test_on_hopper_a_tile_is_priced_on_warpgroups_too() -> None:
     best = roller.candidates[0]
     best_json = comparison.candidate_json(best)
     assert best_json["unit"].startswith("wgmma")
-    choice = comparison.Choice(
-        tuple(best_json["tile"]), (64, 64, 64), 4, best_json["split_k"], (1, 1), best.estimate.seconds
-    )
+    choice = comparison.Choice(tuple(best_json["tile"]), (64, 64, 64), 4, best_json["split_k"], (1, 1), best.estimate.seconds)
     assert roller.seconds(choice) == pytest.approx(best.estimate.seconds)
     assert roller.own_seconds(choice) > 1.1 * best.estimate.seconds
 
@@ -88,18 +86,21 @@ def test_on_hopper_a_tile_is_priced_on_warpgroups_too() -> None:
 def test_shares_and_medians_are_over_the_products() -> None:
     def row(first: bool, roller: float, theirs: float, cost: float | None) -> dict[str, Any]:
         return {
-            "ours": {"seconds": roller}, "theirs": {"seconds": theirs}, "tile_first": first, "tile_in_ten": True,
-            "ours_in_their_ten": False, "registers_suffice": first, "their_tile_over_ours": cost,
+            "ours": {"seconds": roller},
+            "theirs": {"seconds": theirs},
+            "tile_first": first,
+            "tile_in_ten": True,
+            "ours_in_their_ten": False,
+            "registers_suffice": first,
+            "their_tile_over_ours": cost,
             "spearman_of_choices": None,
-        }  # fmt: skip
+        }
 
     found = comparison.summary([row(True, 1.0, 1.0, 1.0), row(False, 2.0, 1.5, 1.5), row(False, 3.0, 9.0, None)])
     assert found["tile_first"] == pytest.approx(1 / 3)
     assert found["tile_in_ten"] == 1.0
     assert found["cannot_have_their_tile"] == pytest.approx(1 / 3)
-    assert found["their_tile_over_ours"] == {
-        "median": 1.25, "p90": 1.5, "within_5_percent": 0.5, "under_98_percent": 0.0
-    }  # fmt: skip
+    assert found["their_tile_over_ours"] == {"median": 1.25, "p90": 1.5, "within_5_percent": 0.5, "under_98_percent": 0.0}
     assert found["spearman_of_seconds"] == pytest.approx(1.0)
     assert found["spearman_of_choices_median"] is None
 

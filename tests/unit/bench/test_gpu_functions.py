@@ -31,9 +31,7 @@ def test_instructions_per_element_stay(rows: dict[str, dict[str, Any]], case: st
     """Straight-line kernels: a thread's instructions over the elements that it stores."""
     (launch,) = rows[case]["launches"]
     assert rows[case]["spill_bytes"] == 0
-    stored = sum(
-        count * int(name.removeprefix("STG.")) for name, count in launch["counts"].items() if name.startswith("STG.")
-    )
+    stored = sum(count * int(name.removeprefix("STG.")) for name, count in launch["counts"].items() if name.startswith("STG."))
     assert launch["instructions"] * ELEMENT_BITS / stored <= MOST_PER_ELEMENT[case]
 
 
@@ -62,12 +60,8 @@ def test_decoding_unpacks_weights_in_pairs(rows: dict[str, dict[str, Any]], case
     assert launch["instructions"] <= MOST_OF_DECODING[case]
 
 
-@pytest.mark.parametrize(
-    ("case", "lanes", "columns"), [("softmax-vocabulary", 512, 50257), ("layernorm-odd", 64, 4097)]
-)
-def test_long_row_is_loaded_once_in_vectors(
-    rows: dict[str, dict[str, Any]], case: str, lanes: int, columns: int
-) -> None:
+@pytest.mark.parametrize(("case", "lanes", "columns"), [("softmax-vocabulary", 512, 50257), ("layernorm-odd", 64, 4097)])
+def test_long_row_is_loaded_once_in_vectors(rows: dict[str, dict[str, Any]], case: str, lanes: int, columns: int) -> None:
     """A row that begins at any alignment has aligned vectors, and one element of a lane before and after them."""
     (launch,) = rows[case]["launches"]
     vectors = -(-(columns // 8) // lanes)

@@ -35,24 +35,33 @@ from roller_svc.settings import Settings
 
 F32 = "float32"
 PRODUCT = BenchCase(
-    "product", "gemm", "C[m, n] +=! A[m, k] * B[k, n]",
-    {"A": {"dtype": F32, "shape": [96, 40]}, "B": {"dtype": F32, "shape": [40, 80]}}, None,
-)  # fmt: skip
+    "product",
+    "gemm",
+    "C[m, n] +=! A[m, k] * B[k, n]",
+    {"A": {"dtype": F32, "shape": [96, 40]}, "B": {"dtype": F32, "shape": [40, 80]}},
+    None,
+)
 CONVOLUTION = BenchCase(
-    "convolution", "conv",
+    "convolution",
+    "conv",
     "Y[n, f, h, w] +=! X[n, c, h + r, w + s] * W[f, c, r, s] where r in 3, s in 3, h in 12, w in 12",
-    {"X": {"dtype": F32, "shape": [1, 8, 14, 14]}, "W": {"dtype": F32, "shape": [16, 8, 3, 3]}}, None,
-)  # fmt: skip
+    {"X": {"dtype": F32, "shape": [1, 8, 14, 14]}, "W": {"dtype": F32, "shape": [16, 8, 3, 3]}},
+    None,
+)
 SOFTMAX = BenchCase(
-    "softmax", "softmax",
+    "softmax",
+    "softmax",
     "M[a] >=! X[a, c]; E[a, c] = (X[a, c] - M[a]).call(`exp`); S[a] +=! E[a, c]; Y[a, c] = E[a, c] / S[a]",
-    {"X": {"dtype": F32, "shape": [512, 96]}}, ("Y",),
-)  # fmt: skip
+    {"X": {"dtype": F32, "shape": [512, 96]}},
+    ("Y",),
+)
 TWO = BenchCase(
-    "two", "fused", "H[m, n] +=! A[m, k] * B[k, n]; C[m, j] +=! H[m, n] * D[n, j]",
-    {"A": {"dtype": F32, "shape": [64, 32]}, "B": {"dtype": F32, "shape": [32, 64]},
-     "D": {"dtype": F32, "shape": [64, 48]}}, ("C",),
-)  # fmt: skip
+    "two",
+    "fused",
+    "H[m, n] +=! A[m, k] * B[k, n]; C[m, j] +=! H[m, n] * D[n, j]",
+    {"A": {"dtype": F32, "shape": [64, 32]}, "B": {"dtype": F32, "shape": [32, 64]}, "D": {"dtype": F32, "shape": [64, 48]}},
+    ("C",),
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +82,9 @@ def test_drawn_plans_are_new_and_the_same_for_the_same_seed(case: BenchCase, hw:
 
 def test_each_kernel_of_a_plan_is_drawn(hw: Any) -> None:
     first, *_ = (trial := trial_plans(TWO.program(), hw, 4, 6, "7")).ranked
-    changed = {tuple(mine.program != its.program for mine, its in zip(plan.choices, first.choices, strict=True))
-               for plan in trial.drawn}  # fmt: skip
+    changed = {
+        tuple(mine.program != its.program for mine, its in zip(plan.choices, first.choices, strict=True)) for plan in trial.drawn
+    }
     assert (True, True) in changed
 
 
@@ -152,8 +162,7 @@ def corpus(tmp_path: Path, longer: str = "") -> Path:
     """Three cases; the one that is to be `longer` has another program."""
     file = tmp_path / f"cases{longer}.json"
     cases = [
-        {"id": c.id, "cls": c.cls, "inputs": c.inputs, "outputs": c.outputs}
-        | {"expr": c.expression + ";" * (c.id == longer)}
+        {"id": c.id, "cls": c.cls, "inputs": c.inputs, "outputs": c.outputs} | {"expr": c.expression + ";" * (c.id == longer)}
         for c in (PRODUCT, SOFTMAX, BenchCase("broken", "gemm", "C[m] = D[m]", PRODUCT.inputs, None))
     ]
     file.write_text(json.dumps({"cases": cases}), encoding="utf-8")
@@ -234,15 +243,15 @@ ROW: dict[str, Any] = {"id": "product", "cls": "gemm", "error": None, "candidate
         ({"cases": [ROW, ROW]}, "duplicate case id"),
         ({"cases": [ROW | {"candidates": [CANDIDATE | {"min_s": None}]}]}, "cases.0.candidates.0"),
         ({"cases": [ROW | {"candidates": [CANDIDATE | {"min_s": 0.0}]}]}, "cases.0.candidates.0.min_s"),
-        ({"cases": [ROW | {"candidates": [CANDIDATE | {"kernels": [KERNEL | {"reading": -1}]}]}]},
-         "cases.0.candidates.0.kernels.0.reading"),
+        (
+            {"cases": [ROW | {"candidates": [CANDIDATE | {"kernels": [KERNEL | {"reading": -1}]}]}]},
+            "cases.0.candidates.0.kernels.0.reading",
+        ),
         ({"hardware": {"id": "x"}}, "hardware: "),
     ],
     ids=lambda value: str(value)[:40],
-)  # fmt: skip
-def test_it_is_said_where_measurements_are_wrong(
-    change: dict[str, Any], where: str | None, tmp_path: Path, hw: Any
-) -> None:
+)
+def test_it_is_said_where_measurements_are_wrong(change: dict[str, Any], where: str | None, tmp_path: Path, hw: Any) -> None:
     right = {"machine": {"cpu": "a", "date": "2026"}, "settings": {"threads": 1}, "cases": [ROW],
              "hardware": hardware.to_mapping(hw)}  # fmt: skip
     file = tmp_path / "measured.json"

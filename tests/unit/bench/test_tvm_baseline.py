@@ -89,12 +89,20 @@ def test_a_function_that_tvm_has_not_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "Y[i] = X[i] // Z[i]", "Y[i] = X[i] % Z[i]", "Y[i] = X[i].call(`trunc_div`, [Z[i]])",
-        "Y[i] = X[i].call(`bitwise_and`, [Z[i]]) << 2", "Y[i] = X[i] * 1.5", "Y[i] = X[i].when([X[i] > Z[i]], -Z[i])",
-        "Y[i] = ((X[i] > 0) & (Z[i] != 3)).cast(`float32`)", "Y[0] +=! X[i]", "Y[0] *=! X[i] % 3", "Y[0] <=! X[i]",
-        "Y[i] = X[i // 4 * 4 + 3 - i % 4] where i in 32", "Y[i] = X[i].cast(`int64`) * Z[i]",
+        "Y[i] = X[i] // Z[i]",
+        "Y[i] = X[i] % Z[i]",
+        "Y[i] = X[i].call(`trunc_div`, [Z[i]])",
+        "Y[i] = X[i].call(`bitwise_and`, [Z[i]]) << 2",
+        "Y[i] = X[i] * 1.5",
+        "Y[i] = X[i].when([X[i] > Z[i]], -Z[i])",
+        "Y[i] = ((X[i] > 0) & (Z[i] != 3)).cast(`float32`)",
+        "Y[0] +=! X[i]",
+        "Y[0] *=! X[i] % 3",
+        "Y[0] <=! X[i]",
+        "Y[i] = X[i // 4 * 4 + 3 - i % 4] where i in 32",
+        "Y[i] = X[i].cast(`int64`) * Z[i]",
     ],
-)  # fmt: skip
+)
 def test_integers(text: str) -> None:
     _results(text, {name: TensorType(DType.INT32, (32,)) for name in ("X", "Z")})
 

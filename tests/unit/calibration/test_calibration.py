@@ -174,10 +174,13 @@ def test_measurements_do_not_make_another_device() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"figure": "levels.l9.latency_s"}, "is not a field"), ({"quiet": 9e99}, "measured.0.quiet"),
-        ({"min": 2e11}, "in this order"), ({"unit": "furlongs"}, "measured.0.unit"), ({"cores": 0}, "measured.0.cores"),
+        ({"figure": "levels.l9.latency_s"}, "is not a field"),
+        ({"quiet": 9e99}, "measured.0.quiet"),
+        ({"min": 2e11}, "in this order"),
+        ({"unit": "furlongs"}, "measured.0.unit"),
+        ({"cores": 0}, "measured.0.cores"),
     ],
-)  # fmt: skip
+)
 def test_inconsistent_measurements_are_rejected(changes: dict[str, object], complaint: str) -> None:
     data = hardware.to_mapping(calibrated_as(every_figure()))
     data["measured"][0] |= changes

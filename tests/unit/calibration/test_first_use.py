@@ -194,9 +194,7 @@ def test_second_process_waits_for_the_first_and_reads_its_spec(calibrations: Cal
     assert hardware.load("local").clock_hz == 5e9
 
 
-def test_lock_that_is_never_released_keeps_assumed_rates(
-    calibrations: Calibrations, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_that_is_never_released_keeps_assumed_rates(calibrations: Calibrations, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration_cache, "LOCK_TIMEOUT_S", 0.0)
     with calibration_cache.lock_calibration(DETECTED):
         (line,) = use_local()
@@ -204,9 +202,7 @@ def test_lock_that_is_never_released_keeps_assumed_rates(
     assert (calibrations.count, hardware.load("local")) == (0, DETECTED)
 
 
-def test_stored_spec_is_one_device_to_the_kernel_cache(
-    calibrations: Calibrations, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_spec_is_one_device_to_the_kernel_cache(calibrations: Calibrations, monkeypatch: pytest.MonkeyPatch) -> None:
     request = build_request(*SUM)
     assumed = action_digest(request)
     use_local()
@@ -233,9 +229,7 @@ def test_command_line_measures_at_first_use_unless_told_not_to(
 
 
 @pytest.mark.parametrize("call", [roller_svc.compile, lambda *program: roller_svc.estimate(*program, ["local"])])
-def test_python_api_measures_at_first_use(
-    calibrations: Calibrations, caplog: pytest.LogCaptureFixture, call: object
-) -> None:
+def test_python_api_measures_at_first_use(calibrations: Calibrations, caplog: pytest.LogCaptureFixture, call: object) -> None:
     assert callable(call)
     with caplog.at_level(logging.WARNING):
         call(*SUM)
@@ -268,8 +262,9 @@ def test_service_without_calibration_keeps_its_children_from_one(
 
 
 def test_brief_calibration_determines_the_same_fields() -> None:
-    small = replace(DETECTED, levels=tuple(replace(level, capacity_bytes=min(level.capacity_bytes, 1 << 20))
-                                           for level in DETECTED.levels))  # fmt: skip
+    small = replace(
+        DETECTED, levels=tuple(replace(level, capacity_bytes=min(level.capacity_bytes, 1 << 20)) for level in DETECTED.levels)
+    )
     binary = compile_kernels(small)
 
     def fields(*, for_spec: bool) -> tuple[set[str | None], set[str]]:

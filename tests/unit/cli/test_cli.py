@@ -52,9 +52,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert Ran(capsys, "compile", "--help").code == 0
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("frobnicate",), ("compile",), ("targets", "--frobnicate"), ("run", "x", "--top-k", "y")]
-)
+@pytest.mark.parametrize("words", [(), ("frobnicate",), ("compile",), ("targets", "--frobnicate"), ("run", "x", "--top-k", "y")])
 def test_a_wrong_command_line_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     ran = Ran(capsys, *words)
     assert ran.code == 2
@@ -290,9 +288,7 @@ def test_bench_construct(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert Ran(capsys, "bench", "nothing").code == 2
 
 
-def test_bench_names_the_distribution_that_brings_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_names_the_distribution_that_brings_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     ran = Ran(capsys, "bench", "construct")
     assert ran.code == 2

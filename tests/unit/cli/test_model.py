@@ -102,9 +102,7 @@ def test_mappings_without_entries_stay_in_messages() -> None:
     assert show_as_options('give inputs={} or dims={"n": 2}') == "give inputs={} or --dim n=2"
 
 
-def test_a_type_that_is_open_is_asked_for_in_words_of_the_command(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_type_that_is_open_is_asked_for_in_words_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     onnx.save(model(nodes, {"x": ("batch", None, 3)}, {"y": None}), tmp_path / "open.onnx")
     code, _, err = run(capsys, "compile", str(tmp_path / "open.onnx"), *QUICK)

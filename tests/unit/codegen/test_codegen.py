@@ -81,8 +81,9 @@ def test_indices_are_wide_exactly_where_a_tensor_needs_them() -> None:
     assert "const long long n" in wide
     assert "long long" not in narrow
     # 2^40 multiply-adds over small tensors need no wide index
-    big = text_for("C[m,n] +=! A[m,k]*B[k,n]", "nvidia-h200-sxm",
-                   A=("float32", (1 << 14, 1 << 13)), B=("float32", (1 << 13, 1 << 14)))  # fmt: skip
+    big = text_for(
+        "C[m,n] +=! A[m,k]*B[k,n]", "nvidia-h200-sxm", A=("float32", (1 << 14, 1 << 13)), B=("float32", (1 << 13, 1 << 14))
+    )
     assert "long long" not in big
 
 

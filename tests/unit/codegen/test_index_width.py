@@ -210,9 +210,7 @@ def test_a_program_with_cuts_is_printed_as_it_was_read() -> None:
     types = {"x": TensorType(DType.FLOAT32, (10000,))}
     program = parse("y[i] = x[i].when([i * 1000003 + i < i * 5], 0.0)", types)
     assert parse(printer.text(program), types) == program
-    assert [part.dtype for part in iter_subexpressions(program.statements[0].body) if isinstance(part, Cast)] == [
-        DType.INT32
-    ] * 2
+    assert [part.dtype for part in iter_subexpressions(program.statements[0].body) if isinstance(part, Cast)] == [DType.INT32] * 2
 
 
 def test_tma_coordinates_have_32_bits() -> None:

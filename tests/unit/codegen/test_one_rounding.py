@@ -93,9 +93,7 @@ def test_integers_to_float32_in_the_interpreter(source: str) -> None:
 def test_literals(target: str) -> None:
     expression = f"y[i] = x[i] + const({1 + 2.0**-11 + 2.0**-30!r}, `float16`)"
     runtime = "auto" if target == "local" else "emulator"
-    kernel = roller_svc.compile(
-        expression, {"x": ("float16", (64,))}, target=target, select="model", top_k=1, runtime=runtime
-    )
+    kernel = roller_svc.compile(expression, {"x": ("float16", (64,))}, target=target, select="model", top_k=1, runtime=runtime)
     assert (kernel.run({"x": np.zeros(64, np.float16)})["y"] == np.float16(1 + 2.0**-10)).all()
 
 
@@ -106,9 +104,13 @@ def test_kernels(target: str) -> None:
     more = [".cast(`float32`) + 0.0" if how == "computed" else "" for how, _ in RESULTS]
     statements = [f"{result}[i] = {cast}{rest}" for result, cast, rest in zip(results, casts, more, strict=True)]
     kernel = roller_svc.compile(
-        "; ".join(statements), {f"x_{source}": (source, x.shape) for source, x in INPUTS.items()}, target=target,
-        select="model", top_k=1, runtime="auto" if target == "local" else "emulator",
-    )  # fmt: skip
+        "; ".join(statements),
+        {f"x_{source}": (source, x.shape) for source, x in INPUTS.items()},
+        target=target,
+        select="model",
+        top_k=1,
+        runtime="auto" if target == "local" else "emulator",
+    )
     got = kernel.run({f"x_{source}": x for source, x in INPUTS.items()})
     for result, (_, (source, narrow)) in zip(results, RESULTS, strict=True):
         np.testing.assert_array_equal(got[result].astype(np.float32), round_exactly(INPUTS[source], narrow), result)
@@ -117,17 +119,19 @@ def test_kernels(target: str) -> None:
 @pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm", "amd-mi250x"])
 def test_a_cast_to_the_type_of_arithmetic_rounds(target: str) -> None:
     rng = np.random.default_rng(5)
-    given = {
-        f"{name}_{narrow}": rng.uniform(1, 2, 64).astype(dtype) for narrow, dtype in NARROW.items() for name in "ab"
-    }
+    given = {f"{name}_{narrow}": rng.uniform(1, 2, 64).astype(dtype) for narrow, dtype in NARROW.items() for name in "ab"}
     kernel = roller_svc.compile(
         "; ".join(
             f"{n}[i]: float32 = (a_{n}[i] * b_{n}[i]).cast(`{n}`) - 1.0; {n}_twice[i]: float32 = (a_{n}[i] *"
-            f" b_{n}[i]).cast(`{n}`).cast(`{n}`) * 3.0" for n in NARROW
+            f" b_{n}[i]).cast(`{n}`).cast(`{n}`) * 3.0"
+            for n in NARROW
         ),
-        {name: (name.split("_", 1)[1], (64,)) for name in given}, target=target,
-        select="model", top_k=1, runtime="auto" if target == "local" else "emulator",
-    )  # fmt: skip
+        {name: (name.split("_", 1)[1], (64,)) for name in given},
+        target=target,
+        select="model",
+        top_k=1,
+        runtime="auto" if target == "local" else "emulator",
+    )
     got = kernel.run(given)
     for narrow, dtype in NARROW.items():
         product = given[f"a_{narrow}"].astype(np.float32) * given[f"b_{narrow}"].astype(np.float32)

@@ -227,6 +227,7 @@ def test_rows_beyond_a_partial_tile_are_not_read(name: str) -> None:
     assert unpacks_pairs(source)
     assert "__cluster_dims__" in source.text, "expected tiles of warpgroups, of which the last is partial"
     arrays = random_inputs(compute, 1)
-    agreement = agrees(compute, load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays),
-                       evaluate(compute, arrays))  # fmt: skip
+    agreement = agrees(
+        compute, load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays), evaluate(compute, arrays)
+    )
     assert agreement.ok, agreement.detail

@@ -90,9 +90,13 @@ KNOWN = [
 
 @pytest.mark.parametrize(("expression", "inputs", "options", "digest", "options_hash"), KNOWN)
 def test_the_digests_of_stores_stay(
-    expression: str, inputs: dict[str, Any], options: dict[str, Any], digest: str, options_hash: str,
+    expression: str,
+    inputs: dict[str, Any],
+    options: dict[str, Any],
+    digest: str,
+    options_hash: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(action, "generator_digest", lambda: "g")
     monkeypatch.setattr(action, "toolchain_versions", lambda _: {"cc": "1"})
     monkeypatch.setattr(action, "library_versions", lambda: {"numpy": "1"})

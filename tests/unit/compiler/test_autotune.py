@@ -71,18 +71,12 @@ class MadeUpBackend:
         return self.loaded[-1]
 
 
-def chosen(
-    *seconds: tuple[float, float], failing: int | None = None, one_text: bool = False
-) -> tuple[int, MadeUpBackend]:
+def chosen(*seconds: tuple[float, float], failing: int | None = None, one_text: bool = False) -> tuple[int, MadeUpBackend]:
     """Which of kernels that take those seconds, cold and warm, is chosen; `failing`: whose results do not come."""
     plans = trial_plans(PROGRAM, HW, len(seconds), 0, "").plans
     assert len(plans) == len(seconds)
-    binaries: list[Any] = [
-        SimpleNamespace(resources=(), binary=bytes([0 if one_text else i])) for i, _ in enumerate(plans)
-    ]
-    attempts = tuple(
-        CandidateResult(plan, (), None, compiled, None, None) for plan, compiled in zip(plans, binaries, strict=True)
-    )
+    binaries: list[Any] = [SimpleNamespace(resources=(), binary=bytes([0 if one_text else i])) for i, _ in enumerate(plans)]
+    attempts = tuple(CandidateResult(plan, (), None, compiled, None, None) for plan, compiled in zip(plans, binaries, strict=True))
     backend: Any = MadeUpBackend(seconds, failing)
     best = sort_best_first(measure_candidates(attempts, PROGRAM, backend))[0]
     return [id(plan) for plan in plans].index(id(best.plan)), backend

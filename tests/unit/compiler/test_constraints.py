@@ -25,23 +25,28 @@ def limited(**limits: int) -> HardwareSpec:
     return replace(AMPERE, limits=replace(AMPERE.limits, **limits))
 
 
-def best(group: KernelGroup, hw: HardwareSpec = AMPERE, family: OpClass | None = OpClass.MMA,
-         **tiles: int) -> RProgram:  # fmt: skip
+def best(group: KernelGroup, hw: HardwareSpec = AMPERE, family: OpClass | None = OpClass.MMA, **tiles: int) -> RProgram:
     candidates, _ = rank_units(group, hw, 1, ScheduleConstraints(op_class=family, tiles=tuple(tiles.items())))
     return candidates[0].program
 
 
-def refused(group: KernelGroup, hw: HardwareSpec = AMPERE, family: OpClass | None = OpClass.MMA,
-            **tiles: int) -> NoCandidateError:  # fmt: skip
+def refused(group: KernelGroup, hw: HardwareSpec = AMPERE, family: OpClass | None = OpClass.MMA, **tiles: int) -> NoCandidateError:
     with pytest.raises(NoCandidateError) as failure:
         best(group, hw, family, **tiles)
     return failure.value
 
 
 @pytest.mark.parametrize(
-    "tiles", [{"split_k": 3}, {"split_k": 3, "stages": 5}, {"stream_k": 7}, {"stream_k": 2, "stages": 4}, {"raster": 2},
-              {"stages": 6, "raster": 2}],
-)  # fmt: skip
+    "tiles",
+    [
+        {"split_k": 3},
+        {"split_k": 3, "stages": 5},
+        {"stream_k": 7},
+        {"stream_k": 2, "stages": 4},
+        {"raster": 2},
+        {"stages": 6, "raster": 2},
+    ],
+)
 def test_what_nobody_would_choose_can_be_demanded(tiles: dict[str, int]) -> None:
     program = best(SMALL, **tiles)
     assert {field: tile_value(program, field) for field in tiles} == tiles

@@ -22,9 +22,10 @@ GPU = "nvidia-h200-sxm"
 def arrays() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
     return {
-        "grid": rng.integers(0, 9, 5000).astype(np.float32), "at": rng.integers(0, 5000, 700).astype(np.int32),
+        "grid": rng.integers(0, 9, 5000).astype(np.float32),
+        "at": rng.integers(0, 5000, 700).astype(np.int32),
         "x": rng.integers(0, 9, 700).astype(np.float32),
-    }  # fmt: skip
+    }
 
 
 def expected(given: dict[str, np.ndarray]) -> np.ndarray:
@@ -73,9 +74,7 @@ def test_an_output_array_gets_a_copy_or_is_the_input(kernel: roller_svc.Kernel) 
 
 def test_an_array_that_another_input_shares_is_refused(kernel: roller_svc.Kernel) -> None:
     given = arrays()
-    with pytest.raises(
-        ArgumentError, match="'grid' is donated and may be overwritten, but shares memory with x"
-    ) as refused:
+    with pytest.raises(ArgumentError, match="'grid' is donated and may be overwritten, but shares memory with x") as refused:
         kernel(**(given | {"x": given["grid"][:700]}))
     assert refused.value.code == "donated-alias"
 

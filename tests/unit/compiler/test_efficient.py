@@ -29,9 +29,7 @@ def compiled(first: TensorType = VECTOR, cores: int = 2) -> CompiledCandidates:
     text, constants = ("C[n] +=! A[k] * B[k, n]", ()) if first is VECTOR else ("C[m, n] +=! A[m, k] * B[k, n]", ("B",))
     hw = restrict_cores(load("local"), cores)
     inputs = (("A", first), ("B", MATRIX))
-    return compile_candidates(
-        BuildRequest(text, inputs, select=SelectionMode.MODEL, top_k=8, hardware=hw, constants=constants)
-    )
+    return compile_candidates(BuildRequest(text, inputs, select=SelectionMode.MODEL, top_k=8, hardware=hw, constants=constants))
 
 
 def selected(candidates: CompiledCandidates) -> tuple[CompiledCandidates, BuildReport]:
@@ -66,9 +64,7 @@ def test_kernels_with_packed_weights_are_left_out(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("alone_s", "is_kept"), [((10 * US, 9 * US), True), ((10 * US, 9.6 * US), False)])
-def test_a_measured_kernel_is_kept_beyond_a_margin(
-    monkeypatch: pytest.MonkeyPatch, alone_s: tuple[float, float], is_kept: bool
-):
+def test_a_measured_kernel_is_kept_beyond_a_margin(monkeypatch: pytest.MonkeyPatch, alone_s: tuple[float, float], is_kept: bool):
     """Of the candidates, those with one task take `alone_s[1]` on one worker, the fastest `alone_s[0]`."""
     monkeypatch.setattr(efficient, "MODELLED_RATIO", 1.0)
     candidates, report = selected(compiled())

@@ -133,10 +133,7 @@ def test_the_bound_of_what_is_remembered_is_what_it_takes(monkeypatch: pytest.Mo
         def content(work: EstimateTask) -> bytes:
             return json.dumps({"text": work.program.expression.ljust(content_bytes)}).encode()
 
-        return [
-            EstimateResult([content(work)] if n % 2 else [], None if n % 2 else content(work))
-            for n, work in enumerate(works)
-        ]
+        return [EstimateResult([content(work)] if n % 2 else [], None if n % 2 else content(work)) for n, work in enumerate(works)]
 
     estimates = EstimateCache(compute)
     estimates.estimates([Item(f"C[i] = A[i] + {n}", SIDE) for n in range(1000)], [H200], 1)
@@ -194,9 +191,7 @@ def test_a_slice_that_is_over_has_one_outcome(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("roller_svc.compiler.estimates.worker.SLICE_S", 0.0)
     devices = ("nvidia-h200-sxm", "nvidia-v100-sxm2")
     whole = compute_estimates([work(MATMUL, *devices)], Deadline())[0].device_results
-    assert [part.device_results for part in estimate_slice([work(MATMUL, *devices), work(MATMUL, *devices)])] == [
-        whole[:1]
-    ]
+    assert [part.device_results for part in estimate_slice([work(MATMUL, *devices), work(MATMUL, *devices)])] == [whole[:1]]
     (refused,) = estimate_slice([work(WRONG, *devices), work(MATMUL, *devices)])
     assert refused.rejection is not None
     assert not refused.device_results

@@ -32,8 +32,7 @@ def test_kernels_are_those_committed(chunk: int) -> None:
     now = {name: digest_case(CASES[name]) for name in names}
     differences = compare({name: committed[name] for name in names if name in committed}, now)
     assert not differences, (
-        f"\n{print_differences(differences)}\n"
-        'Expected differences are committed by: make digests REASON="why they are expected"'
+        f'\n{print_differences(differences)}\nExpected differences are committed by: make digests REASON="why they are expected"'
     )
 
 
@@ -95,8 +94,10 @@ def test_a_comment_of_the_estimate_is_no_difference_and_a_statement_is(monkeypat
 
 def test_fields_with_their_default_are_left_out() -> None:
     assert describe(LaunchSpec("kernel0", ("a",), block=(64, 1, 1))) == {
-        "name": "kernel0", "args": ["a"], "block": [64, 1, 1],
-    }  # fmt: skip
+        "name": "kernel0",
+        "args": ["a"],
+        "block": [64, 1, 1],
+    }
     assert describe((RTile((("m", 4),)), Role.INPUT)) == [{"extents": [["m", 4]]}, "input"]
 
 

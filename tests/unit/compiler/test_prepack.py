@@ -164,9 +164,7 @@ def test_prepacking_prefetches_no_results() -> None:
     """A micro-kernel of two constants is hoisted whole; its launch does not know the results."""
     prefetch = Loop("line", 2, LoopKind.UNROLL, (Prefetch("C", (ref("i"), ref("line")), 0, for_write=True),))
     nearby = Prefetch("W", (ref("i"), ref("x")), 16)
-    fill = Loop(
-        "x", 4, LoopKind.SERIAL, (prefetch, nearby, Compute(".sums", (ref("x"),), _load("W", num(0), ref("x"))))
-    )
+    fill = Loop("x", 4, LoopKind.SERIAL, (prefetch, nearby, Compute(".sums", (ref("x"),), _load("W", num(0), ref("x")))))
     use = Loop("y", 4, LoopKind.SERIAL, (Compute("C", (ref("i"), ref("y")), _load(".sums", ref("y"))),))
     sums = Storage(".sums", DType.FLOAT32, (4,), Scope.STACK, (fill, use))
     found = prepack(ScheduleTree("kernel0", (Loop("i", 5, LoopKind.PARALLEL, (sums,)),)), frozenset({"W"}))
@@ -208,9 +206,7 @@ def test_a_part_of_memory_that_iterations_share_may_not_be_written() -> None:
 # the model ------------------------------------------------------------------------------------------------------------
 def test_packing_that_is_done_ahead_costs_nothing() -> None:
     inputs: Inputs = {"A": ("float32", (64, 1500)), "B": ("float32", (1500, 700))}
-    plain, constant = (
-        roller_svc.compile(GEMM, inputs, select="model", constants=constants) for constants in ((), ("B",))
-    )
+    plain, constant = (roller_svc.compile(GEMM, inputs, select="model", constants=constants) for constants in ((), ("B",)))
     assert plain.estimate is not None
     assert constant.estimate is not None
     assert constant.estimate.seconds < plain.estimate.seconds

@@ -134,9 +134,7 @@ def test_a_request_survives_its_plain_form() -> None:
     spec = hardware.load("cpu-x86-avx2")
     for request in (
         build_request(COPY, INPUTS),
-        build_request(
-            COPY, INPUTS, target="nvidia-t4", outputs=["y"], top_k=3, select="model", allow_tf32=True, winograd="never"
-        ),
+        build_request(COPY, INPUTS, target="nvidia-t4", outputs=["y"], top_k=3, select="model", allow_tf32=True, winograd="never"),
         build_request(COPY, INPUTS, hardware=spec),
         build_request(COPY, INPUTS, donate=list(INPUTS), max_workspace_bytes=0),
         build_request(COPY, INPUTS, target="nvidia-t4", family="mma", tiles={"stages": 2, "split_k": 4}),

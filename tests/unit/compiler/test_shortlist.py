@@ -210,9 +210,10 @@ def measured_attention(
 
     backend = replace(
         next(b for b in BACKENDS if b.family is TargetKind.CUDA),
-        is_present=lambda _: True, to_device=lambda arrays: arrays,
+        is_present=lambda _: True,
+        to_device=lambda arrays: arrays,
         load=lambda compiled: MadeUpModule(fused_s if is_fused(compiled.source) else apart_s),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(pipeline, "backend_for", lambda _: backend)
     monkeypatch.setattr(pipeline, "availability", lambda _: Availability(ok=True, reason="made up"))
     monkeypatch.setattr(autotune, "compile_source", compiler)
@@ -220,9 +221,7 @@ def measured_attention(
 
 
 @pytest.mark.parametrize(("fused_s", "apart_s"), [(1e-3, 2e-3), (2e-3, 1e-3)])
-def test_the_grouping_that_is_measured_to_be_faster_wins(
-    monkeypatch: pytest.MonkeyPatch, fused_s: float, apart_s: float
-) -> None:
+def test_the_grouping_that_is_measured_to_be_faster_wins(monkeypatch: pytest.MonkeyPatch, fused_s: float, apart_s: float) -> None:
     report = measured_attention(monkeypatch, fused_s, apart_s)
     assert len(report.results) == 10
     assert all(attempt.measurement is not None for attempt in report.results)

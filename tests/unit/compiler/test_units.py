@@ -100,9 +100,7 @@ def test_a_unit_that_cannot_win_is_not_tried() -> None:
 
 @pytest.mark.parametrize("tiles", [{"split_k": 4}, {"stages": 3}, {"split_k": 1, "stages": 4}])
 def test_demanded_tiles_are_kept(tiles: dict[str, int]) -> None:
-    best, _ = rank_units(
-        matmul(128, 128, 8192), A100, 5, ScheduleConstraints(op_class=OpClass.MMA, tiles=tuple(tiles.items()))
-    )
+    best, _ = rank_units(matmul(128, 128, 8192), A100, 5, ScheduleConstraints(op_class=OpClass.MMA, tiles=tuple(tiles.items())))
     for candidate in best:
         assert {field: tile_value(candidate.program, field) for field in tiles} == tiles
 
@@ -111,11 +109,10 @@ def test_demands_hold_for_contractions_where_there_are_any() -> None:
     half = DType.FLOAT16
     program = parse(
         "C[m,n] +=! A[m,k] * B[k,n]; S[m] >=! C[m,n]; Y[m,n] = exp(C[m,n] - S[m])",
-        {"A": TensorType(half, (256, 256)), "B": TensorType(half, (256, 4096))}, ("Y",),
-    )  # fmt: skip
-    groups, ranked, _ = rank_best_partition(
-        program, A100, 1, ScheduleConstraints(op_class=OpClass.MMA, tiles=(("stages", 3),))
+        {"A": TensorType(half, (256, 256)), "B": TensorType(half, (256, 4096))},
+        ("Y",),
     )
+    groups, ranked, _ = rank_best_partition(program, A100, 1, ScheduleConstraints(op_class=OpClass.MMA, tiles=(("stages", 3),)))
     kinds = {group.kind.value: candidates[0].program for group, candidates in zip(groups, ranked, strict=True)}
     assert kinds["contraction"].unit.name == "mma_f16"
     assert kinds["contraction"].pipeline.stages == 3

@@ -28,7 +28,7 @@ AVX2 = load("cpu-x86-avx2")
         ("y = transpose(x, permutation=[3, 0, 2, 1])", {"x": (15, 37, 21, 31)}, 12),  # 88, 44, 16 or 11 tasks, not 12
         ("y = depthwise_conv2d(x, w, layout=NHWC, stride=3)", {"x": (1, 30, 30, 33), "w": (33, 1, 3, 3)}, 96),
     ],
-)  # fmt: skip
+)
 def test_any_number_of_cores_has_a_tile(expression: str, shapes: Shapes, cores: int) -> None:
     hw = replace(AVX2, num_cores=cores)
     program = parse(expression, {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()})

@@ -55,9 +55,7 @@ class Setup:
     def differences(self, wanted: BuildRequest) -> dict[str, dict[str, tuple[object, object]]]:
         nearest = self.log.explain(action_key(wanted), part_contents(wanted)).nearest
         assert nearest is not None
-        return {
-            part.part: {each.field: (each.this, each.nearest) for each in part.fields} for part in nearest.differences
-        }
+        return {part.part: {each.field: (each.this, each.nearest) for each in part.fields} for part in nearest.differences}
 
     def rows(self) -> tuple[int, int]:
         with self.database.read() as connection:
@@ -143,9 +141,7 @@ def test_a_hit_is_explained_by_its_result(setup: Setup) -> None:
 
 def test_a_miss_names_the_parts_and_fields_that_differ(setup: Setup) -> None:
     setup.build(request())
-    assert setup.differences(request(top_k=7, winograd="never")) == {
-        "options": {"top_k": (7, 1), "winograd": ("never", "auto")}
-    }
+    assert setup.differences(request(top_k=7, winograd="never")) == {"options": {"top_k": (7, 1), "winograd": ("never", "auto")}}
     text = "z[i] = x[i]"
     assert setup.differences(request(text)) == {"expression": {"expression": (text, "y[i] = x[i] * 2.0")}}
     found = setup.differences(request(hardware=spec_with(num_cores=7), target="local"))

@@ -218,9 +218,7 @@ def test_a_writer_that_took_too_long_writes_no_name(tmp_path: Path, monkeypatch:
     assert list(store.objects.list("kernels/")) == []
 
 
-def test_a_collection_that_is_interrupted_leaves_complete_results_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_collection_that_is_interrupted_leaves_complete_results_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for stop_after in range(8):
         store = Store(tmp_path / str(stop_after))
         publish(store, 1, 2)
@@ -253,9 +251,7 @@ def test_verify_finds_damage_and_removes_it(any_store: Store) -> None:
     publish(any_store, 1, 2)
     any_store.put_derived(digest(2), "ptx", "tool", b"listing")
     assert not verify(any_store).blobs
-    damaged = next(
-        info.name for info in any_store.objects.list(BLOBS) if any_store.objects.read(info.name) == b"\1" * SIZE
-    )
+    damaged = next(info.name for info in any_store.objects.list(BLOBS) if any_store.objects.read(info.name) == b"\1" * SIZE)
     any_store.objects.write(damaged, b"\1" * (SIZE - 1))
     for remove in (False, True):
         damage = verify(any_store, remove=remove)

@@ -122,9 +122,7 @@ def test_a_broker_that_never_answers_holds_up_nobody(monkeypatch: pytest.MonkeyP
         courier.close()
 
 
-@pytest.mark.parametrize(
-    "url", ["redis://localhost", "amqp://", "localhost:5672", f"http://x:{SECRET}@h/", "memory://"]
-)
+@pytest.mark.parametrize("url", ["redis://localhost", "amqp://", "localhost:5672", f"http://x:{SECRET}@h/", "memory://"])
 def test_a_url_of_another_broker_is_refused(url: str) -> None:
     with pytest.raises(ArgumentError, match="ROLLER_BROKER") as refused:
         check_broker_url(url)

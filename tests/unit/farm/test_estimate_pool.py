@@ -197,9 +197,7 @@ def test_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("stubbed")
 def test_a_program_that_takes_too_much_memory_is_refused() -> None:
     with estimating() as shared:
-        answers = EstimateCache(shared.estimate).estimates(
-            [Item(text, {}) for text in ("a", "hoard")], ["nvidia-h200-sxm"], 1
-        )
+        answers = EstimateCache(shared.estimate).estimates([Item(text, {}) for text in ("a", "hoard")], ["nvidia-h200-sxm"], 1)
     assert codes(answers) == [None, "out-of-memory"]
 
 

@@ -207,9 +207,7 @@ def test_operations_of_a_version_without_workers_are_adopted(setup: Setup, datab
     older = Setup(database, tmp_path / "store", "b" * 64)
     good, bad = older.farm.submit(request("g")), older.farm.submit(request("h"))
     with database.write() as connection:
-        connection.execute(
-            update(operations).where(operations.c.id == bad.id).values(request={"expression": "bad", "new": 1})
-        )
+        connection.execute(update(operations).where(operations.c.id == bad.id).values(request={"expression": "bad", "new": 1}))
     setup.registry.add(Worker("old", ("*",), "b" * 64, {}))
     setup.farm.sweep()
     assert setup.queue.claim("w") is None  # its own worker is alive

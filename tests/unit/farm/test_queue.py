@@ -481,9 +481,7 @@ def test_an_operation_whose_queue_nobody_serves_fails_after_a_while(queue: Opera
     assert not found(queue, local.id).done
 
 
-def test_an_operation_that_is_building_or_of_others_is_never_unserved(
-    queue: OperationQueue, database: Database
-) -> None:
+def test_an_operation_that_is_building_or_of_others_is_never_unserved(queue: OperationQueue, database: Database) -> None:
     building = queue.submit(submission("a"))
     claimed(queue)
     other = OperationQueue(database, "b" * 64, max_alive=100).submit(submission("b"))

@@ -85,9 +85,14 @@ class Setup:
 
     def worker(self, name: str = "w", **more: Any) -> BuildRunner:
         runner = BuildRunner(
-            self.queue, self.store, self.builds, self.registry, Worker(name, ("*",), GENERATOR, {}),
-            on_end=self.ended.append, **more,
-        )  # fmt: skip
+            self.queue,
+            self.store,
+            self.builds,
+            self.registry,
+            Worker(name, ("*",), GENERATOR, {}),
+            on_end=self.ended.append,
+            **more,
+        )
         runner.start()
         self.workers.append(runner)
         return runner

@@ -34,9 +34,7 @@ def test_figures_count_queues_ends_times_and_workers(database: Database) -> None
             assert queue.fail(claim, CompileError("no"))
     with database.write() as connection:
         ended = update(operations).where(operations.c.state == "done")
-        connection.execute(
-            ended.values(claim_time=operations.c.create_time + 30, end_time=operations.c.create_time + 70)
-        )
+        connection.execute(ended.values(claim_time=operations.c.create_time + 30, end_time=operations.c.create_time + 70))
     for name, is_draining in (("1", False), ("2", False), ("3", True)):
         registry.add(Worker(name, ("*",), "a" * 64, {}, is_draining=is_draining))
     figures = read_figures(database, registry)

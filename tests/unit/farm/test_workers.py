@@ -95,8 +95,12 @@ def test_errors_of_ours_come_back_whole(lane: WorkerProcess[str, str]) -> None:
         lane.call("refuse")
     error = refused.value
     assert (error.code, error.line, error.column, error.end_column, error.hint) == (
-        "index-out-of-range", 1, 2, 3, "guard it",
-    )  # fmt: skip
+        "index-out-of-range",
+        1,
+        2,
+        3,
+        "guard it",
+    )
     with pytest.raises(CompileError) as failed:
         lane.call("fail")
     assert failed.value.log == "the log"
@@ -224,9 +228,15 @@ def test_a_confined_worker_sees_its_own(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert refused(lane, f"connect {server.getsockname()[1]}")
     for task in (
-        f"read {secret}", f"thread {secret}", f"read /proc/{os.getpid()}/environ", f"write {secret}",
-        f"write {tmp_path / 'new'}", f"write {scratch / 'new'}", f"signal {os.getpid()}", "read /etc/passwd",
-    ):  # fmt: skip
+        f"read {secret}",
+        f"thread {secret}",
+        f"read /proc/{os.getpid()}/environ",
+        f"write {secret}",
+        f"write {tmp_path / 'new'}",
+        f"write {scratch / 'new'}",
+        f"signal {os.getpid()}",
+        "read /etc/passwd",
+    ):
         assert refused(lane, task)
     assert lane.call(f"program {secret}") == ""
     assert lane.call(f"read {Path(outside.__code__.co_filename).parents[3] / 'hwspecs' / 'cpu-x86-avx2.yaml'}")
@@ -340,9 +350,7 @@ def test_tasks_are_spread_over_workers() -> None:
     assert isinstance(found["die"], BuildServiceError)
 
 
-def test_a_temporary_directory_with_too_long_a_path_is_refused_with_a_hint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_directory_with_too_long_a_path_is_refused_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = MAX_SOCKET_PATH_BYTES - len(SOCKET_BELOW_TEMPORARY_DIRECTORY)
     monkeypatch.setattr("tempfile.tempdir", "/" + "t" * longest)
     with pytest.raises(ArgumentError, match=f"at most {longest} bytes, got {longest + 1}") as raised:
@@ -360,7 +368,10 @@ def test_the_longest_temporary_directory_fits_the_socket() -> None:
         folder.mkdir()
         code = "from roller_svc.farm.workers import *; p = WorkerPool(abs, 60); print(p.call(-7)); p.close(kill=True)"
         done = subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(folder)}, capture_output=True, text=True,
+            [sys.executable, "-c", code],
+            env=os.environ | {"TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
             check=False,
-        )  # fmt: skip
+        )
     assert done.stdout == "7\n", done.stderr

@@ -324,14 +324,17 @@ def test_errors_name_the_nearest_tensor_or_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("code", "is_checked"),
     [
-        ("bitwise_and(i[n], 3)", False), ("u[n] % 4", False), ("clip(i[n], 0, 3)", False),
-        ("bitwise_and(i[n], 3).cast(`int8`)", False), ("bitwise_and(i[n], 7)", True), ("i[n] % 4 - 1", True),
-        ("bitwise_and(i[n], 3) + 2147483646 + 2147483646", True), ("f[n].cast(`int32`)", True),
+        ("bitwise_and(i[n], 3)", False),
+        ("u[n] % 4", False),
+        ("clip(i[n], 0, 3)", False),
+        ("bitwise_and(i[n], 3).cast(`int8`)", False),
+        ("bitwise_and(i[n], 7)", True),
+        ("i[n] % 4 - 1", True),
+        ("bitwise_and(i[n], 3) + 2147483646 + 2147483646", True),
+        ("f[n].cast(`int32`)", True),
     ],
-)  # fmt: skip
-def test_index_from_an_earlier_statement_is_checked_unless_its_arithmetic_bounds_it(
-    code: str, is_checked: bool
-) -> None:
+)
+def test_index_from_an_earlier_statement_is_checked_unless_its_arithmetic_bounds_it(code: str, is_checked: bool) -> None:
     found = program(f"c[n] = {code}; y[n] = f[c[n]]", ["y"])
     (load,) = (load for load in found.statements[1].reads if load.tensor == "f")
     assert load.bounds_checked == (is_checked,)

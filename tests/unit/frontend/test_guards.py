@@ -40,8 +40,7 @@ INSIDE = [
     "y[n] = x[n / 3] where n in 24",
     "y[n] = x[n % 8] where n in 24",
     "y[n, r] = x[n * 2 + r].when([n * 2 + r < 8], 0.0) where n in 9, r in 3",
-    "y[o, r] = x[(o + 1 - r) / 2].when([(o + 1 - r) % 2 == 0, o + 1 - r >= 0, o + 1 - r < 16], 0.0)"
-    " where o in 17, r in 3",
+    "y[o, r] = x[(o + 1 - r) / 2].when([(o + 1 - r) % 2 == 0, o + 1 - r >= 0, o + 1 - r < 16], 0.0) where o in 17, r in 3",
     "y[n] = x[3 - (3 - abs(n - 2))] where n in 8",
     "y[n] = x[7 - abs(7 - abs(n - 2))] where n in 17",
     "y[n] = x[(n - 2 + 8) % 8] where n in 20",
@@ -136,9 +135,7 @@ def test_a_guard_that_may_wrap_proves_nothing() -> None:
 
 
 def test_hopeless_questions_end_with_a_refusal() -> None:
-    conditions = ", ".join(
-        f"(a * {3 + k} + b * {5 + 2 * k} + c) % {7 + k} != (a + b * {k}) // {3 + k} % 5" for k in range(16)
-    )
+    conditions = ", ".join(f"(a * {3 + k} + b * {5 + 2 * k} + c) % {7 + k} != (a + b * {k}) // {3 + k} % 5" for k in range(16))
     with pytest.raises(IndexRangeError):
         program(f"y[a, b, c] = x[a * 7 - b * 3 + c].when([{conditions}], 0.0) where a in 1000, b in 2000, c in 900")
     with pytest.raises(IndexRangeError) as caught:

@@ -19,8 +19,9 @@ NOTHING = np.zeros((2, 0, 4), np.float32)
 def result_of_two(first: dict[str, Any], second: dict[str, Any], tensors: list[Array]) -> Array:
     """Return the result of two nodes: `first` reads the tensors, all but t0 constants, and gives `m`."""
     nodes = [helper.make_node(**first, outputs=["m"]), helper.make_node(**second, outputs=["y"])]
-    declared = [helper.make_tensor_value_info(f"t{i}", helper.np_dtype_to_tensor_dtype(t.dtype), t.shape)
-                for i, t in enumerate(tensors)]  # fmt: skip
+    declared = [
+        helper.make_tensor_value_info(f"t{i}", helper.np_dtype_to_tensor_dtype(t.dtype), t.shape) for i, t in enumerate(tensors)
+    ]
     kept = [numpy_helper.from_array(t, f"t{i}") for i, t in enumerate(tensors) if i]
     graph = helper.make_graph(nodes, "two", declared[:1], [helper.make_tensor_value_info("y", 1, None)], kept)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
@@ -34,9 +35,7 @@ def test_reductions_of_nothing(name: str, keepdims: int) -> None:
         check_node(f"Reduce{name}", {"keepdims": keepdims}, [NOTHING, np.array([1])], constants=(1,), opset=20)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "low", "high"), [(np.int32, -(2**31), 2**31 - 1), (np.uint8, 0, 255), (np.bool_, False, True)]
-)
+@pytest.mark.parametrize(("dtype", "low", "high"), [(np.int32, -(2**31), 2**31 - 1), (np.uint8, 0, 255), (np.bool_, False, True)])
 def test_extrema_of_nothing(dtype: Any, low: object, high: object) -> None:
     for name, value in (("ReduceMax", low), ("ReduceMin", high)):
         tensors = [np.zeros((0, 2), dtype), np.array([0])]
@@ -94,10 +93,19 @@ def test_what_does_not_fit_is_refused(op_type: str, attributes: Any, tensors: li
 
 @pytest.mark.parametrize(
     ("op_type", "names"),
-    [("Add", ["t0", ""]), ("Add", ["", "t0"]), ("Where", ["", "t0", "t0"]), ("Where", ["t0", "t0", ""]),
-     ("MatMul", ["t0"]), ("MatMul", ["t0", ""]), ("Gather", ["t0", ""]), ("Concat", ["t0", ""]),
-     ("Expand", ["t0", ""]), ("Relu", [])],
-)  # fmt: skip
+    [
+        ("Add", ["t0", ""]),
+        ("Add", ["", "t0"]),
+        ("Where", ["", "t0", "t0"]),
+        ("Where", ["t0", "t0", ""]),
+        ("MatMul", ["t0"]),
+        ("MatMul", ["t0", ""]),
+        ("Gather", ["t0", ""]),
+        ("Concat", ["t0", ""]),
+        ("Expand", ["t0", ""]),
+        ("Relu", []),
+    ],
+)
 def test_omitted_operands_beside_nothing_are_refused(op_type: str, names: list[str]) -> None:
     model = model_of(op_type, {"axis": 0} if op_type in ("Gather", "Concat") else {}, [NOTHING])
     model.graph.node[0].input[:] = names
@@ -131,7 +139,7 @@ HUGE = np.broadcast_to(np.float32(0), (1 << 44,))
         ("Squeeze", {}, [HUGE, np.zeros(0, np.int64)], (1,)),
         ("Reshape", {}, [HUGE, np.zeros(0, np.int64)], (1,)),
     ],
-)  # fmt: skip
+)
 def test_huge_tensors_beside_nothing_take_no_memory(
     op_type: str, attributes: Any, tensors: list[Any], known: tuple[int, ...]
 ) -> None:

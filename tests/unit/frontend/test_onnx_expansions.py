@@ -114,9 +114,7 @@ def test_results_are_those_of_onnx(case: tuple[str, list[Any], set[int], int, di
 
 @pytest.mark.parametrize(("shape", "axis", "k"), [((2, 5000), 1, 7), ((9001, 2), 0, 300), ((4096,), -1, 4)])
 @pytest.mark.parametrize("largest", [0, 1])
-def test_the_greatest_of_a_long_axis_are_chosen_in_rounds(
-    shape: tuple[int, ...], axis: int, k: int, largest: int
-) -> None:
+def test_the_greatest_of_a_long_axis_are_chosen_in_rounds(shape: tuple[int, ...], axis: int, k: int, largest: int) -> None:
     array = np.random.default_rng(3).integers(0, 2000, shape).astype(np.float32)  # with ties
     model, given = one_node("TopK", [array, np.array([k])], 2, {"axis": axis, "largest": largest}, 11, {1})
     graph, (values, indices) = imported(model, given)
@@ -160,7 +158,7 @@ def test_unique_elements_of_a_constant(axis: int | None, is_sorted: int) -> None
         ("EyeLike", [CUBE], set(), {}, "2 dimensions"),
         ("BitShift", [np.array([1]), np.array([1])], set(), {"direction": "UP"}, "not one of LEFT, RIGHT"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_converted_is_refused(
     op_type: str, operands: list[Any], constant: set[int], attributes: dict[str, Any], reason: str
 ) -> None:
@@ -191,9 +189,14 @@ def test_defaults_of_a_function_precede_those_of_the_schema() -> None:
     body = [helper.make_node("ThresholdedRelu", ["a"], ["b"])]
     body[0].attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT))
     function = helper.make_function(
-        "", "LeakyRelu", ["a"], ["b"], body, [helper.make_opsetid("", 16)],
+        "",
+        "LeakyRelu",
+        ["a"],
+        ["b"],
+        body,
+        [helper.make_opsetid("", 16)],
         attribute_protos=[helper.make_attribute("alpha", 0.5)],
-    )  # fmt: skip
+    )
     model.functions.append(function)
     _, (got,) = imported(model, given)
     np.testing.assert_array_equal(got, np.where(X > 0.5, X, 0))
@@ -211,11 +214,12 @@ def shape_arithmetic(start: int) -> list[Any]:
         helper.make_node("Unsqueeze", ["wide", "zero"], ["row"]),
         helper.make_node("Squeeze", ["row", "zero"], ["back"]),
         helper.make_node("Cast", ["back"], ["narrow"], to=TensorProto.INT64),
-        helper.make_node("Gather", ["shape", "narrow"], ["none"]) if start == 0 else
-        helper.make_node("Slice", ["shape", "zero", "zero"], ["none"]),
+        helper.make_node("Gather", ["shape", "narrow"], ["none"])
+        if start == 0
+        else helper.make_node("Slice", ["shape", "zero", "zero"], ["none"]),
         helper.make_node("Concat", ["none", "rows", "rest"], ["target"], axis=0),
         helper.make_node("Reshape", ["x", "target"], ["y"]),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("start", [0, 1, 3])
@@ -288,9 +292,7 @@ EXPANDED: list[tuple[list[Any], set[int], int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "case", [*ATTENTIONS, *EXPANDED], ids=lambda case: f"{sum(x is not None for x in case[0])}-{case[3]}"
-)
+@pytest.mark.parametrize("case", [*ATTENTIONS, *EXPANDED], ids=lambda case: f"{sum(x is not None for x in case[0])}-{case[3]}")
 def test_attention_is_that_of_onnx(case: tuple[list[Any], set[int], int, dict[str, Any]]) -> None:
     operands, constant, results, attributes = case
     model, given = one_node("Attention", operands, results, attributes, 25, constant)
@@ -365,15 +367,24 @@ def test_a_mean_of_large_integers_is_exact() -> None:
         ("GridSample", {}, [np.zeros((1, 1, 4, 4), np.float32), np.float32(1)]),
         ("Pad", {}, [np.float32(1), np.array([0, 0]), np.float32(0), np.array([0])]),
         ("Pad", {}, [np.zeros(3, np.float32), np.array([0, 0]), np.float32(0), np.array([4])]),
-        ("ConvTranspose", {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
-         [np.zeros((1, 1, 4, 4), np.float32), np.zeros((1, 1, 3), np.float32)]),
-        ("ConvTranspose", {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
-         [np.zeros((1, 1, 4), np.float32), np.zeros((1, 1, 3, 3), np.float32)]),
-        ("Attention", {}, [*[np.zeros((1, 2, 3, 4), np.float32)] * 3, np.zeros((3, 3), np.float32),
-                           *[np.zeros(2, np.float32)] * 2]),
+        (
+            "ConvTranspose",
+            {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+            [np.zeros((1, 1, 4, 4), np.float32), np.zeros((1, 1, 3), np.float32)],
+        ),
+        (
+            "ConvTranspose",
+            {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+            [np.zeros((1, 1, 4), np.float32), np.zeros((1, 1, 3, 3), np.float32)],
+        ),
+        (
+            "Attention",
+            {},
+            [*[np.zeros((1, 2, 3, 4), np.float32)] * 3, np.zeros((3, 3), np.float32), *[np.zeros(2, np.float32)] * 2],
+        ),
         ("Unique", {"axis": 1}, [np.zeros(3, np.float32)]),
     ],
-)  # fmt: skip
+)
 def test_odd_ranks_are_refused(op_type: str, attributes: Any, tensors: list[Any]) -> None:
     arrays = [np.asarray(tensor) for tensor in tensors]
     known = (0,) if op_type == "Unique" else (1, 2, 3) if op_type == "Pad" else ()

@@ -27,16 +27,19 @@ def resampler(rate: Any = ()) -> Any:
     fast = helper.make_graph([helper.make_node("Add", ["x", "x"], ["f"])], "fast", [], [info("f", FLOAT, None)])
     slow = helper.make_graph(
         [helper.make_node("Cast", ["rate"], ["r"], to=FLOAT), helper.make_node("Add", ["x", "r"], ["s"])],
-        "slow", [], [info("s", FLOAT, None)],
-    )  # fmt: skip
+        "slow",
+        [],
+        [info("s", FLOAT, None)],
+    )
     nodes = [
         helper.make_node("Add", ["rate", "zero"], ["same"]),
         helper.make_node("Equal", ["same", "high"], ["is_high"]),
         helper.make_node("If", ["is_high"], ["y"], "choose", then_branch=fast, else_branch=slow),
     ]
     kept = [numpy_helper.from_array(np.int64(0), "zero"), numpy_helper.from_array(np.int64(16000), "high")]
-    graph = helper.make_graph(nodes, "resampler", [info("x", FLOAT, ["batch", 3]), info("rate", INT, rate)],
-                              [info("y", FLOAT, None)], kept)  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "resampler", [info("x", FLOAT, ["batch", 3]), info("rate", INT, rate)], [info("y", FLOAT, None)], kept
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
@@ -78,15 +81,16 @@ def test_a_shape_that_is_an_input_names_it_inside_of_a_loop_too() -> None:
         node = helper.make_node("Reshape", ["x", "shape"], ["r"], "inner")
         if in_loop:
             body = helper.make_graph(
-                [node, helper.make_node("Identity", ["c"], ["d"])], "body", [info("i", INT, []), info("c", 9, [])],
+                [node, helper.make_node("Identity", ["c"], ["d"])],
+                "body",
+                [info("i", INT, []), info("c", 9, [])],
                 [info("d", 9, []), info("r", FLOAT, None)],
-            )  # fmt: skip
+            )
             node = helper.make_node("Loop", ["trips", ""], ["y"], "outer", body=body)
         else:
             node.output[0] = "y"
         kept = [numpy_helper.from_array(np.int64(2), "trips")]
-        graph = helper.make_graph([node], "g", [info("x", FLOAT, [1, 3]), info("shape", INT, [2])],
-                                  [info("y", FLOAT, None)], kept)  # fmt: skip
+        graph = helper.make_graph([node], "g", [info("x", FLOAT, [1, 3]), info("shape", INT, [2])], [info("y", FLOAT, None)], kept)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
     for in_loop, want in ((False, X.T), (True, np.stack([X.T, X.T]))):
@@ -139,9 +143,14 @@ def test_a_value_that_does_not_fit_is_refused(options: dict[str, Any], code: str
 
 @pytest.mark.parametrize(
     ("value", "data_type", "want"),
-    [(1, FLOAT, 1.0), (0.1, FLOAT, np.float32(0.1)), (True, TensorProto.BOOL, True), (-3, TensorProto.INT8, -3),
-     (2, TensorProto.BFLOAT16, 2.0)],
-)  # fmt: skip
+    [
+        (1, FLOAT, 1.0),
+        (0.1, FLOAT, np.float32(0.1)),
+        (True, TensorProto.BOOL, True),
+        (-3, TensorProto.INT8, -3),
+        (2, TensorProto.BFLOAT16, 2.0),
+    ],
+)
 def test_numbers_take_the_declared_type(value: object, data_type: int, want: object) -> None:
     node = helper.make_node("Identity", ["k"], ["y"])
     graph = helper.make_graph([node], "g", [info("k", data_type, [])], [info("y", data_type, [])])
@@ -173,9 +182,7 @@ def test_open_extents_are_named_with_an_example() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     with pytest.raises(ArgumentError) as refusal:
         imported(model)
-    assert refusal.value.message == (
-        "the model leaves extents open: x[0] (batch), x[1] (no name), x[2] (?), all dimensions of z"
-    )
+    assert refusal.value.message == ("the model leaves extents open: x[0] (batch), x[1] (no name), x[2] (?), all dimensions of z")
     assert refusal.value.hint == (
         'give them, as dims={"batch": 1} and inputs={"x": ("float32", (1, 1, 1, 4)), "z": ("int64", (1, 1))}'
     )
@@ -184,9 +191,12 @@ def test_open_extents_are_named_with_an_example() -> None:
 def test_an_input_without_elements_stays_an_input() -> None:
     past = info("past", FLOAT, [1, 2, "length", 4])
     node = helper.make_node("Concat", ["past", "x"], ["y"], axis=2)
-    graph = helper.make_graph([node, helper.make_node("Identity", ["past"], ["z"])], "g",
-                              [past, info("x", FLOAT, [1, 2, 3, 4])],
-                              [info("y", FLOAT, None), info("z", FLOAT, None)])  # fmt: skip
+    graph = helper.make_graph(
+        [node, helper.make_node("Identity", ["past"], ["z"])],
+        "g",
+        [past, info("x", FLOAT, [1, 2, 3, 4])],
+        [info("y", FLOAT, None), info("z", FLOAT, None)],
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     found, weights = imported(model, dims={"length": 0})
     assert [(name, kind.shape) for name, kind in found.inputs] == [("past", (1, 2, 0, 4)), ("x", (1, 2, 3, 4))]

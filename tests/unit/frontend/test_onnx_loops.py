@@ -21,17 +21,21 @@ FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X, W = np.array([1, -2], np.float32), np.array([0.5, 3], np.float32)
 COUNTS = [helper.make_node("Less", ["i2", "n"], ["c2"])]
 FALSE, TRUE = (
-    [helper.make_node("Constant", [], ["c2"], value=numpy_helper.from_array(np.bool_(value)))]
-    for value in (False, True)
+    [helper.make_node("Constant", [], ["c2"], value=numpy_helper.from_array(np.bool_(value)))] for value in (False, True)
 )
 FROM_DATA = [helper.make_node("ReduceMax", ["v2"], ["q"], keepdims=0), helper.make_node("Less", ["q", "q"], ["c2"])]
 info = helper.make_tensor_value_info
 
 
 def while_loop(
-    condition: list[Any], *, trips: int | None = None, first: bool | None = True, start: int = 0, stop: int = 5,
+    condition: list[Any],
+    *,
+    trips: int | None = None,
+    first: bool | None = True,
+    start: int = 0,
+    stop: int = 5,
     step: int = 1,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return a model: i += step, v *= w while the condition holds. Its states are i, v and the bound n."""
     body = helper.make_graph(
         [
@@ -61,10 +65,12 @@ def while_loop(
         kept["first"], names[1] = np.bool_(first), "first"
     loop = helper.make_node("Loop", names, ["last", "y", "bound", "each"], "loop", body=body)
     graph = helper.make_graph(
-        [loop], "while", [info("x", FLOAT, [2]), info("w", FLOAT, [2])],
+        [loop],
+        "while",
+        [info("x", FLOAT, [2]), info("w", FLOAT, [2])],
         [info("last", INT, []), info("y", FLOAT, [2]), info("bound", INT, []), info("each", FLOAT, None)],
         [numpy_helper.from_array(value, name) for name, value in kept.items()],
-    )  # fmt: skip
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
@@ -123,13 +129,19 @@ def test_other_loops_are_refused(condition: list[Any], options: dict[str, Any], 
 def loop_of(nodes: list[Any], functions: list[Any], trips: Any) -> Any:
     """Return a model of a loop whose state s becomes s2. Nodes may read the input `shape`."""
     body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["c2"]), *nodes], "body",
+        [helper.make_node("Identity", ["c"], ["c2"]), *nodes],
+        "body",
         [info("k", INT, []), info("c", BOOL, []), info("s", FLOAT, [2])],
         [info("c2", BOOL, []), info("s2", FLOAT, [2])],
-    )  # fmt: skip
+    )
     loop = helper.make_node("Loop", ["trips", "", "x"], ["y"], "loop", body=body)
-    graph = helper.make_graph([loop], "g", [info("x", FLOAT, [2]), info("shape", INT, [1])], [info("y", FLOAT, [2])],
-                              [numpy_helper.from_array(np.asarray(trips), "trips")])  # fmt: skip
+    graph = helper.make_graph(
+        [loop],
+        "g",
+        [info("x", FLOAT, [2]), info("shape", INT, [1])],
+        [info("y", FLOAT, [2])],
+        [numpy_helper.from_array(np.asarray(trips), "trips")],
+    )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
     return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
 
@@ -185,8 +197,7 @@ def test_a_needed_constant_in_a_loop_is_named_as_the_input_of_the_graph(in_funct
     ],
 )
 def test_malformed_scans_are_refused(attributes: dict[str, Any], shape: list[int]) -> None:
-    body = helper.make_graph([helper.make_node("Neg", ["a"], ["b"])], "body", [info("a", FLOAT, [])],
-                             [info("b", FLOAT, [])])  # fmt: skip
+    body = helper.make_graph([helper.make_node("Neg", ["a"], ["b"])], "body", [info("a", FLOAT, [])], [info("b", FLOAT, [])])
     scan = helper.make_node("Scan", ["x"], ["y"], "scan", body=body, **attributes)
     graph = helper.make_graph([scan], "g", [info("x", FLOAT, shape)], [info("y", FLOAT, None)])
     with pytest.raises(UnsupportedModelError):

@@ -38,16 +38,21 @@ def s8(*shape: int) -> Array:
 
 
 def model_of(
-    op_type: str, tensors: Sequence[Array | None], attributes: dict[str, Any], constants: Sequence[int], results: int,
+    op_type: str,
+    tensors: Sequence[Array | None],
+    attributes: dict[str, Any],
+    constants: Sequence[int],
+    results: int,
     omitted: Sequence[int] = (),
-) -> Any:  # fmt: skip
+) -> Any:
     names = ["" if tensor is None else f"t{i}" for i, tensor in enumerate(tensors)]
     outputs = ["" if i in omitted else f"y{i}" for i in range(results)]
     node = helper.make_node(op_type, names, outputs, "node", domain="com.microsoft", **attributes)
     inputs = [
         helper.make_tensor_value_info(f"t{i}", helper.np_dtype_to_tensor_dtype(tensor.dtype), tensor.shape)
-        for i, tensor in enumerate(tensors) if tensor is not None and i not in constants
-    ]  # fmt: skip
+        for i, tensor in enumerate(tensors)
+        if tensor is not None and i not in constants
+    ]
     kept = [numpy_helper.from_array(tensor, f"t{i}") for i in constants if (tensor := tensors[i]) is not None]
     types = [onnx.ValueInfoProto(name=name) for name in outputs if name]
     graph = helper.make_graph([node], "graph", inputs, types, kept)
@@ -56,9 +61,14 @@ def model_of(
 
 
 def run(
-    op_type: str, tensors: Sequence[Array | None], attributes: dict[str, Any] | None = None, *,
-    constants: Sequence[int] = (), results: int = 1, omitted: Sequence[int] = (),
-) -> list[Array]:  # fmt: skip
+    op_type: str,
+    tensors: Sequence[Array | None],
+    attributes: dict[str, Any] | None = None,
+    *,
+    constants: Sequence[int] = (),
+    results: int = 1,
+    omitted: Sequence[int] = (),
+) -> list[Array]:
     weights = Weights()
     model = model_of(op_type, tensors, attributes or {}, constants, results, omitted)
     graph = verify(import_model(model, weights, reference))
@@ -187,9 +197,7 @@ QUANTIZED: list[tuple[str, list[Array], dict[str, Any], Array]] = [
 
 
 @pytest.mark.parametrize(("op_type", "tensors", "attributes", "want"), QUANTIZED)
-def test_functions_of_dequantized_tensors(
-    op_type: str, tensors: list[Array], attributes: dict[str, Any], want: Array
-) -> None:
+def test_functions_of_dequantized_tensors(op_type: str, tensors: list[Array], attributes: dict[str, Any], want: Array) -> None:
     (got,) = run(op_type, tensors, attributes)
     assert got.dtype == np.uint8
     close(got, quantized(want, 0.3, 90), 0 if op_type in ("QLinearAdd", "QLinearConcat", "QLinearWhere") else 1)
@@ -272,8 +280,10 @@ def test_an_lstm_with_quantized_weights(direction: str, *, by_row: bool) -> None
     tensors = [x, w, r, bias, None, None, None, None, scales[0], zeros[0], scales[1], zeros[1]]
     attributes = {"hidden_size": hidden, "direction": direction}
     got = run("DynamicQuantizeLSTM", tensors, attributes, constants=(1, 2, 3, 8, 9, 10, 11), results=3)
-    dense = [real(weight, scale.reshape(directions, 1, -1), zero.reshape(directions, 1, -1)).swapaxes(1, 2)
-             for weight, scale, zero in zip((w, r), scales, zeros, strict=True)]  # fmt: skip
+    dense = [
+        real(weight, scale.reshape(directions, 1, -1), zero.reshape(directions, 1, -1)).swapaxes(1, 2)
+        for weight, scale, zero in zip((w, r), scales, zeros, strict=True)
+    ]
     model = model_of("LSTM", [x, *dense, bias], attributes, (1, 2, 3), 3)
     model.graph.node[0].domain = ""
     weights = Weights()
@@ -315,13 +325,16 @@ WIDE = np.tril(np.ones((2, 1, 9, 9), np.int32))
         (None, 1, {}),
         (None, 1, {"scale": 0.2}),
         (np.array([3, 5], np.int32), np.arange(5) < np.array([3, 5]).reshape(2, 1, 1, 1), {}),
-        (np.array([3, 5, 1, 0], np.int32), (np.arange(5) < np.array([3, 5]).reshape(2, 1, 1, 1))
-         & (np.arange(5) >= np.array([1, 0]).reshape(2, 1, 1, 1)), {}),
+        (
+            np.array([3, 5, 1, 0], np.int32),
+            (np.arange(5) < np.array([3, 5]).reshape(2, 1, 1, 1)) & (np.arange(5) >= np.array([1, 0]).reshape(2, 1, 1, 1)),
+            {},
+        ),
         (RAW, RAW[:, None, None], {}),
         (SQUARE, SQUARE[:, None], {"mask_filter_value": -50.0}),
         (WIDE, WIDE[:, :, :5, :5], {}),
     ],
-)  # fmt: skip
+)
 def test_attention_by_one_matrix(mask: Array | None, used: Any, attributes: dict[str, Any]) -> None:
     x, w, bias = f32(2, 5, 16), f32(16, 3 * WIDTH) * 0.3, f32(3 * WIDTH)
     q, k, v = (heads_of(part) for part in np.split(x @ w + bias, 3, -1))
@@ -435,8 +448,7 @@ def test_attention_of_shared_heads_with_a_cache(
     lengths = np.array(last, np.int32), np.array(total, np.int32)
     first: list[Array | None] = [x, None, None] if is_packed else parts
     tensors = [*first, *caches, *lengths, *(tables if "do_rotary" in attributes else ())]
-    got = run("GroupQueryAttention", tensors, {"num_heads": heads, "kv_num_heads": 1} | attributes, constants=(6,),
-              results=3)  # fmt: skip
+    got = run("GroupQueryAttention", tensors, {"num_heads": heads, "kv_num_heads": 1} | attributes, constants=(6,), results=3)
     window = attributes.get("local_window_size", 99)
     for row, end in enumerate(last):
         start = 0 if total == length else end + 1 - length
@@ -446,8 +458,10 @@ def test_attention_of_shared_heads_with_a_cache(
         if "do_rotary" in attributes:
             turn = bool(attributes.get("rotary_interleaved", 0))
             one[:2] = [rotated(part, tables[0][places], tables[1][places], interleaved=turn) for part in one[:2]]
-        keys, values = (np.concatenate([cache[row : row + 1, :, :start], new[:, :, :count]], 2)
-                        for cache, new in zip(caches, one[1:], strict=True))  # fmt: skip
+        keys, values = (
+            np.concatenate([cache[row : row + 1, :, :start], new[:, :, :count]], 2)
+            for cache, new in zip(caches, one[1:], strict=True)
+        )
         distance = places[0, :count, None] - np.arange(end + 1)
         mask = np.where((distance >= 0) & (distance < window), 0, -np.inf)
         want = attention(one[0][:, :, :count], keys, values, mask, attributes.get("scale"))
@@ -466,15 +480,27 @@ def test_attention_of_shared_heads_with_a_cache(
         ("FusedGemm", [X[0], M], {"activation": "Sine"}, "activation 'Sine' is not supported; supported are Clip"),
         ("FusedMatMul", [X, M], {"transBatchA": 1}, "transBatchA=1"),
         ("FusedMatMul", [X, M], {"surprise": 1}, "attribute surprise"),
-        ("MatMulNBits", [X, u8(5, 1, 8), f32(5)], {"K": 8, "N": 5, "block_size": 16, "bits": 4},
-         r'B \(input 1\) must be a constant, and depends on the input t1; .* with constants={"t1": \.\.\.}'),
+        (
+            "MatMulNBits",
+            [X, u8(5, 1, 8), f32(5)],
+            {"K": 8, "N": 5, "block_size": 16, "bits": 4},
+            r'B \(input 1\) must be a constant, and depends on the input t1; .* with constants={"t1": \.\.\.}',
+        ),
         ("MatMulNBits", [X, u8(5, 1, 8), f32(5)], {"K": 8, "N": 5, "block_size": 16, "bits": 3}, "bits=3"),
-        ("DynamicQuantizeLSTM", [f32(4, 2, 6), s8(1, 6, 20), s8(1, 5, 20), None, None, None, None, None, f32(1), s8(1),
-                                 f32(1), s8(1)], {"hidden_size": 5}, r"W \(input 1\) must be a constant.* input t1"),
-        ("GroupQueryAttention", [X, None, None, None, None, np.zeros(2, np.int32), np.array(3, np.int32)],
-         {"num_heads": 2, "kv_num_heads": 1}, r'total_sequence_length \(input 6\) must be a constant.*"t6": \.\.\.'),
+        (
+            "DynamicQuantizeLSTM",
+            [f32(4, 2, 6), s8(1, 6, 20), s8(1, 5, 20), None, None, None, None, None, f32(1), s8(1), f32(1), s8(1)],
+            {"hidden_size": 5},
+            r"W \(input 1\) must be a constant.* input t1",
+        ),
+        (
+            "GroupQueryAttention",
+            [X, None, None, None, None, np.zeros(2, np.int32), np.array(3, np.int32)],
+            {"num_heads": 2, "kv_num_heads": 1},
+            r'total_sequence_length \(input 6\) must be a constant.*"t6": \.\.\.',
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(op_type: str, tensors: list[Array | None], attributes: dict[str, Any], match: str) -> None:
     with pytest.raises(UnsupportedModelError, match=match):
         run(op_type, tensors, attributes)
@@ -495,39 +521,96 @@ def test_operators_that_are_those_of_onnx() -> None:
 
 def cases_of_all_operators() -> dict[str, tuple[list[Array | None], dict[str, Any], tuple[int, ...], int]]:
     """Return tensors, attributes, constants and the number of results of a call of each operator that succeeds."""
-    cases: dict[str, Any] = {name: (tensors, attributes, (), 1) for name, tensors, attributes, _ in
-                             (*ACTIVATIONS, *QUANTIZED)}  # fmt: skip
+    cases: dict[str, Any] = {name: (tensors, attributes, (), 1) for name, tensors, attributes, _ in (*ACTIVATIONS, *QUANTIZED)}
     scale, zero = number(0.1), zero_point(3)
     gamma, ids = f32(8), np.zeros((2, 3), np.int32)
     heads = {"num_heads": 2}
     cases |= {
-        "Attention": ([f32(2, 3, 4), f32(4, 12), f32(12), np.ones((2, 5), np.int32), f32(2, 2, 2, 2, 2),
-                       f32(1, 2, 3, 5)], heads, (1,), 2),
-        "DynamicQuantizeLSTM": ([f32(4, 2, 6), s8(1, 6, 20), s8(1, 5, 20), f32(1, 40), None, None, None, None,
-                                 f32(1), zero_point(1, np.int8).reshape(1), f32(1), zero_point(1, np.int8).reshape(1)],
-                                {"hidden_size": 5}, (1, 2, 3, 8, 9, 10, 11), 3),
+        "Attention": (
+            [f32(2, 3, 4), f32(4, 12), f32(12), np.ones((2, 5), np.int32), f32(2, 2, 2, 2, 2), f32(1, 2, 3, 5)],
+            heads,
+            (1,),
+            2,
+        ),
+        "DynamicQuantizeLSTM": (
+            [
+                f32(4, 2, 6),
+                s8(1, 6, 20),
+                s8(1, 5, 20),
+                f32(1, 40),
+                None,
+                None,
+                None,
+                None,
+                f32(1),
+                zero_point(1, np.int8).reshape(1),
+                f32(1),
+                zero_point(1, np.int8).reshape(1),
+            ],
+            {"hidden_size": 5},
+            (1, 2, 3, 8, 9, 10, 11),
+            3,
+        ),
         "DynamicQuantizeMatMul": ([f32(3, 8), s8(8, 5), scale, zero_point(3, np.int8), f32(5)], {}, (1,), 1),
         "EmbedLayerNormalization": ([ids, ids, f32(6, 8), f32(7, 8), f32(2, 8), gamma, gamma, ids, ids], {}, (), 3),
         "GatherBlockQuantized": ([u8(4, 8), ids, f32(4, 1), u8(4, 1)], {"bits": 4, "block_size": 16}, (0, 2, 3), 1),
-        "GroupQueryAttention": ([f32(2, 1, 8), f32(2, 1, 4), f32(2, 1, 4), f32(2, 1, 6, 4), f32(2, 1, 6, 4),
-                                 np.array([5, 5], np.int32), np.array([6], np.int32), f32(9, 2), f32(9, 2),
-                                 np.array([[5], [5]]), f32(1, 2, 1, 6)],
-                                {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1}, (6,), 3),
+        "GroupQueryAttention": (
+            [
+                f32(2, 1, 8),
+                f32(2, 1, 4),
+                f32(2, 1, 4),
+                f32(2, 1, 6, 4),
+                f32(2, 1, 6, 4),
+                np.array([5, 5], np.int32),
+                np.array([6], np.int32),
+                f32(9, 2),
+                f32(9, 2),
+                np.array([[5], [5]]),
+                f32(1, 2, 1, 6),
+            ],
+            {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1},
+            (6,),
+            3,
+        ),
         "MatMulIntegerToFloat": ([u8(3, 8), s8(8, 5), scale, scale, zero, zero_point(0, np.int8), f32(5)], {}, (1,), 1),
-        "MatMulNBits": ([f32(3, 40), u8(6, 3, 8), f32(18), u8(12), np.arange(40, dtype=np.int32) // 16, f32(6)],
-                        {"K": 40, "N": 6, "bits": 4, "block_size": 16}, (1, 2, 3, 4), 1),
-        "MultiHeadAttention": ([f32(2, 3, 4), f32(2, 3, 4), f32(2, 3, 4), f32(12), np.ones((2, 5), np.int32),
-                                f32(1, 2, 3, 5), f32(2, 2, 2, 2), f32(2, 2, 2, 2)], heads, (), 3),
-        "QAttention": ([u8(2, 3, 4), s8(4, 12), f32(12), scale, scale, np.ones((2, 3), np.int32), zero,
-                        zero_point(0, np.int8)], heads, (1, 2, 3, 4, 6, 7), 1),
-        "QGemm": ([u8(3, 8), scale, zero, s8(8, 5), scale, zero_point(0, np.int8), np.zeros(5, np.int32), *OF_Y],
-                  {}, (), 1),
-        "QLinearConv": ([u8(1, 4, 4, 3), scale, zero, s8(5, 3, 1, 1), f32(5), np.zeros(5, np.int8), scale, zero,
-                         np.zeros(5, np.int32)], {"channels_last": 1}, range(1, 9), 1),
+        "MatMulNBits": (
+            [f32(3, 40), u8(6, 3, 8), f32(18), u8(12), np.arange(40, dtype=np.int32) // 16, f32(6)],
+            {"K": 40, "N": 6, "bits": 4, "block_size": 16},
+            (1, 2, 3, 4),
+            1,
+        ),
+        "MultiHeadAttention": (
+            [
+                f32(2, 3, 4),
+                f32(2, 3, 4),
+                f32(2, 3, 4),
+                f32(12),
+                np.ones((2, 5), np.int32),
+                f32(1, 2, 3, 5),
+                f32(2, 2, 2, 2),
+                f32(2, 2, 2, 2),
+            ],
+            heads,
+            (),
+            3,
+        ),
+        "QAttention": (
+            [u8(2, 3, 4), s8(4, 12), f32(12), scale, scale, np.ones((2, 3), np.int32), zero, zero_point(0, np.int8)],
+            heads,
+            (1, 2, 3, 4, 6, 7),
+            1,
+        ),
+        "QGemm": ([u8(3, 8), scale, zero, s8(8, 5), scale, zero_point(0, np.int8), np.zeros(5, np.int32), *OF_Y], {}, (), 1),
+        "QLinearConv": (
+            [u8(1, 4, 4, 3), scale, zero, s8(5, 3, 1, 1), f32(5), np.zeros(5, np.int8), scale, zero, np.zeros(5, np.int32)],
+            {"channels_last": 1},
+            range(1, 9),
+            1,
+        ),
         "RotaryEmbedding": ([f32(2, 3, 8), np.zeros((2, 3), np.int64), f32(5, 2), f32(5, 2)], heads, (), 1),
         "SkipLayerNormalization": ([X, X, gamma, gamma, gamma], {}, (), 4),
         "SkipSimplifiedLayerNormalization": ([X, X, gamma, gamma], {}, (), 1),
-    }  # fmt: skip
+    }
     return cases
 
 
@@ -539,16 +622,26 @@ def odd_variants(tensor: Array) -> list[Array | None]:
     flat = tensor.reshape(-1)
     kinds = (np.float32, np.float16, np.int32, np.int64, np.uint8, np.int8, np.bool_)
     return [
-        None, flat[0].reshape(()), flat[:1], flat[:2], flat, np.tile(flat, 3)[: flat.size + 1], flat.reshape(1, -1),
-        flat.reshape(-1, 1), tensor[None], tensor[..., None], tensor[:0] if tensor.ndim else flat[:0],
+        None,
+        flat[0].reshape(()),
+        flat[:1],
+        flat[:2],
+        flat,
+        np.tile(flat, 3)[: flat.size + 1],
+        flat.reshape(1, -1),
+        flat.reshape(-1, 1),
+        tensor[None],
+        tensor[..., None],
+        tensor[:0] if tensor.ndim else flat[:0],
         np.concatenate([tensor, tensor]) if tensor.ndim else np.concatenate([flat, flat]),
         np.moveaxis(tensor, 0, -1).copy() if tensor.ndim > 1 else flat,
         *(tensor.astype(kind) for kind in kinds if kind != tensor.dtype),
-    ]  # fmt: skip
+    ]
 
 
-def outcome(op_type: str, tensors: Sequence[Array | None], attributes: dict[str, Any], constants: Sequence[int],
-            results: int) -> str:  # fmt: skip
+def outcome(
+    op_type: str, tensors: Sequence[Array | None], attributes: dict[str, Any], constants: Sequence[int], results: int
+) -> str:
     """Import a node, and check the graph; return what became of it. Other errors than RollerError pass through."""
     kept = [i for i in constants if i < len(tensors)]
     try:
@@ -590,7 +683,7 @@ def test_odd_attributes_get_a_result_or_are_refused(op_type: str) -> None:
         ("FusedGemm", [X[0], M], {"activation": "Relu", "activation_alpha": 0.5}, "0 parameters"),
         ("MultiHeadAttention", [f32(4), X, X], {"num_heads": 2}, r"input 0 has the shape \[4\], expected 3 or 4 or 5"),
     ],
-)  # fmt: skip
+)
 def test_refusals_say_what_is_expected(op_type: str, tensors: Any, attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         run(op_type, tensors, attributes, constants=(1, 2) if op_type == "MatMulNBits" else ())

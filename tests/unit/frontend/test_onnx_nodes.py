@@ -236,12 +236,11 @@ def test_every_node_is_tried() -> None:
         ("ReduceSum", {"axes": [0], "keepdims": 0}, {"x": (2, 3)}, 11, "output0[j] +=! x[i, j]"),
         ("Clip", {"min": 0.0, "max": 6.0}, {"x": (3,)}, 6, "output0[i] = min(max(x[i], 0.0), 6.0)"),
         ("Clip", {}, {"x": (3,)}, 13, "output0[i] = x[i]"),
-        ("Pad", {"pads": [1, 0], "value": 2.0}, {"x": (3,)}, 2,
-         "output0[i] = x[i - 1].when([i - 1 >= 0], 2.0) where i in 4"),
+        ("Pad", {"pads": [1, 0], "value": 2.0}, {"x": (3,)}, 2, "output0[i] = x[i - 1].when([i - 1 >= 0], 2.0) where i in 4"),
         ("Slice", {"starts": [1], "ends": [3]}, {"x": (3,)}, 9, "output0[i] = x[i + 1] where i in 2"),
         ("Softmax", {}, {"x": (2, 3)}, 12, None),
     ],
-)  # fmt: skip
+)
 def test_older_operator_sets(
     op_type: str, attributes: dict[str, Any], inputs: dict[str, Any], opset: int, text: str | None
 ) -> None:
@@ -284,23 +283,25 @@ def test_older_operator_sets(
         ("BatchNormalization", {}, [(1, 2)] + [(2,)] * 4, 6, "unsupported-attribute"),
         ("BatchNormalization", {"spatial": 0}, [(1, 2)] + [(2,)] * 4, 7, "unsupported-attribute"),
         ("LayerNormalization", {"stash_type": 10}, [(2, 3), (3,)], 21, "unsupported-attribute"),
-        ("GroupNormalization", {"num_groups": 2, "stash_type": 16}, [(1, 2, 3)] + [(2,)] * 2, 21,
-         "unsupported-attribute"),
+        ("GroupNormalization", {"num_groups": 2, "stash_type": 16}, [(1, 2, 3)] + [(2,)] * 2, 21, "unsupported-attribute"),
         ("Relu", {"saturate": 1}, [(3,)], 21, "unsupported-attribute"),
         ("Relu", {"consumed_inputs": [0]}, [(3,)], 6, "unsupported-attribute"),
         ("RMSNormalization", {}, [(2, 3), (3,), (3,)], 21, "unsupported-attribute"),
         ("RoiAlign", {}, [(1, 2, 7, 6), (2, 4), (2,)], 21, "unsupported-attribute"),
-        ("RoiAlign", {"sampling_ratio": 1, "coordinate_transformation_mode": "x"}, [(1, 2, 7, 6), (2, 4), (2,)], 21,
-         "invalid-node"),
+        (
+            "RoiAlign",
+            {"sampling_ratio": 1, "coordinate_transformation_mode": "x"},
+            [(1, 2, 7, 6), (2, 4), (2,)],
+            21,
+            "invalid-node",
+        ),
         ("GridSample", {"mode": "x"}, [(1, 2, 7, 6), (1, 4, 5, 2)], 21, "invalid-parameter"),
         ("DeformConv", {}, [(1, 2, 7), (4, 2, 3), (1, 3, 5)], 21, "unsupported-attribute"),
         ("QuantizeLinear", {"output_dtype": 22}, [(2, 3), ()], 21, "unsupported-attribute"),
         ("TensorScatter", {"mode": "x"}, [(2, 3, 4, 5), (2, 3, 1, 5)], 24, "invalid-node"),
     ],
-)  # fmt: skip
-def test_invalid_arguments_are_rejected(
-    op_type: str, attributes: dict[str, Any], shapes: list[Any], opset: int, code: str
-) -> None:
+)
+def test_invalid_arguments_are_rejected(op_type: str, attributes: dict[str, Any], shapes: list[Any], opset: int, code: str) -> None:
     inputs = {f"t{i}": ("float32", shape) for i, shape in enumerate(shapes)}
     with pytest.raises(InputError) as refused:
         from_node(op_type, attributes, inputs, opset=opset)
@@ -320,10 +321,8 @@ def test_invalid_arguments_are_rejected(
         ("Relu", {"consumed_inputs": [0]}, [(3,)], 5),
         ("Conv", {"auto_pad": "SAME_UPPER", "pads": [0, 0, 0, 0]}, [(1, 2, 7, 6), (4, 2, 3, 3)], 21),
     ],
-)  # fmt: skip
-def test_attributes_without_effect_are_accepted(
-    op_type: str, attributes: dict[str, Any], shapes: list[Any], opset: int
-) -> None:
+)
+def test_attributes_without_effect_are_accepted(op_type: str, attributes: dict[str, Any], shapes: list[Any], opset: int) -> None:
     inputs = {f"t{i}": ("float32", shape) for i, shape in enumerate(shapes)}
     assert list(from_node(op_type, attributes, inputs, opset=opset)[1]) == list(inputs)
 
@@ -410,9 +409,7 @@ def said(case: tuple[str, dict[str, Any], list[Any], dict[int, Any], Any], more:
     op_type, attributes, tensors, constants, _ = case
     inputs = {f"t{i}": typed(t) for i, t in enumerate(tensors)}
     try:
-        return from_node(
-            op_type, attributes | more, inputs, constants={f"t{i}": value for i, value in constants.items()}
-        )[0]
+        return from_node(op_type, attributes | more, inputs, constants={f"t{i}": value for i, value in constants.items()})[0]
     except InputError as refused:
         return f"refused: {refused.code}"
 
@@ -451,8 +448,9 @@ EDGES = [0.0, -1.0, 447.0, 448.0, 449.0, 463.9, 464.0, 464.25, 465.0, 472.0, 480
          math.inf, math.nan, 1e-9, 0.4731, 0.4999, -448.0, -464.0, -466.0, -math.inf]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [None, {}, {"target": "nvidia-h200-sxm", "runtime": "emulator"}],
-                         ids=["interpreter", "local", "emulator"])  # fmt: skip
+@pytest.mark.parametrize(
+    "options", [None, {}, {"target": "nvidia-h200-sxm", "runtime": "emulator"}], ids=["interpreter", "local", "emulator"]
+)
 @pytest.mark.parametrize("source", ["float32", "float16", "bfloat16", "float64", "float8_e5m2", "int32", "int8"])
 def test_a_cast_to_float8_that_does_not_saturate(source: str, options: dict[str, str] | None) -> None:
     """Overflow becomes NaN, as in ml_dtypes, ONNX's reference."""
@@ -478,12 +476,21 @@ def test_a_cast_to_float8_that_does_not_saturate(source: str, options: dict[str,
 @pytest.mark.parametrize(
     ("source", "to", "refused"),
     [
-        ("float32", 19, True), ("float16", 19, True), ("bfloat16", 19, True), ("float64", 19, True),
-        ("uint16", 19, True), ("int16", 19, False), ("int8", 19, False), ("bool", 19, False),
-        ("float8_e4m3fn", 19, False), ("float8_e5m2", 19, False), ("float32", 17, False), ("float32", 1, False),
+        ("float32", 19, True),
+        ("float16", 19, True),
+        ("bfloat16", 19, True),
+        ("float64", 19, True),
+        ("uint16", 19, True),
+        ("int16", 19, False),
+        ("int8", 19, False),
+        ("bool", 19, False),
+        ("float8_e4m3fn", 19, False),
+        ("float8_e5m2", 19, False),
+        ("float32", 17, False),
+        ("float32", 1, False),
         ("float64", 10, False),
     ],
-)  # fmt: skip
+)
 def test_infinities_from_a_cast_are_rejected(source: str, to: int, refused: bool) -> None:
     node: dict[str, Any] = {"to": to, "saturate": 0}
     if not refused:
@@ -500,11 +507,16 @@ def test_infinities_from_a_cast_are_rejected(source: str, to: int, refused: bool
 @pytest.mark.parametrize(
     ("constants", "identity"),
     [
-        ({"r": 0.75, "t": False}, True), ({"r": 0.0, "t": True}, True), ({"r": np.float32(0), "t": np.array(1)}, True),
-        ({"r": 0.75, "t": True}, False), ({"t": np.True_}, False), ({"t": np.False_}, True), ({"r": 0.75}, True),
+        ({"r": 0.75, "t": False}, True),
+        ({"r": 0.0, "t": True}, True),
+        ({"r": np.float32(0), "t": np.array(1)}, True),
+        ({"r": 0.75, "t": True}, False),
+        ({"t": np.True_}, False),
+        ({"t": np.False_}, True),
+        ({"r": 0.75}, True),
         ({}, True),
     ],
-)  # fmt: skip
+)
 def test_dropout_is_the_identity_or_rejected(constants: dict[str, Any], identity: bool) -> None:
     inputs = {"x": ("float32", (2, 3)), "r": None, "t": None}
     if identity:
@@ -591,7 +603,9 @@ def test_unsupported_protos_are_rejected() -> None:
 
 def test_operators_of_nodes_exist() -> None:
     used = {
-        value for reader in NODES.values() for value in getattr(reader, "keywords", {}).values()
+        value
+        for reader in NODES.values()
+        for value in getattr(reader, "keywords", {}).values()
         if isinstance(value, str) and value not in {"avg", "lp", "max"}
-    }  # fmt: skip
+    }
     assert sorted(used - set(OPS)) == []

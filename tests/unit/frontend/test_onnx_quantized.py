@@ -80,8 +80,9 @@ def test_conv_integer(attributes: dict[str, Any], zeros: tuple[Any, ...]) -> Non
     x = x - (given[0] if given else 0)
     w = w - (given[1][:, None, None, None] if len(given) > 1 else 0)
     (found,) = run_node(model_of("ConvInteger", attributes, tensors), tensors)
-    (expected,) = run_node(model_of("Conv", attributes, [x.astype(np.float64), w.astype(np.float64)]),
-                           [x.astype(np.float64), w.astype(np.float64)])  # fmt: skip
+    (expected,) = run_node(
+        model_of("Conv", attributes, [x.astype(np.float64), w.astype(np.float64)]), [x.astype(np.float64), w.astype(np.float64)]
+    )
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, expected)
 

@@ -36,9 +36,7 @@ WITH_ALPHA = (*WITH_BETA, "LeakyRelu", "ThresholdedRelu", "Elu")
 USUAL = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 
 
-def step(
-    kind: str, functions: list[Any], product: Array, h: Array, c: Array, parts: dict[str, Any]
-) -> tuple[Array, Array]:
+def step(kind: str, functions: list[Any], product: Array, h: Array, c: Array, parts: dict[str, Any]) -> tuple[Array, Array]:
     """Return the next states. `product`: of the input with W, and its bias."""
     r, rb, p = parts["r"], parts["rb"], parts["p"]
 
@@ -106,9 +104,7 @@ def layer(kind: str, attributes: dict[str, Any], tensors: list[Array | None]) ->
     return [y, *last[: 2 if kind == "LSTM" else 1]]
 
 
-def tensors_of(
-    kind: str, directions: int, optional: str, *, layout: int = 0, dtype: Any = np.float32
-) -> list[Array | None]:
+def tensors_of(kind: str, directions: int, optional: str, *, layout: int = 0, dtype: Any = np.float32) -> list[Array | None]:
     """Return the inputs. `optional`: letters of B, L (lengths), H, C, P that are given."""
     rng, gates = np.random.default_rng(11), GATES[kind]
     state = (BATCH, directions, HIDDEN) if layout else (directions, BATCH, HIDDEN)
@@ -149,8 +145,13 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 def test_a_layer_is_what_onnx_says(kind: str, attributes: dict[str, Any], optional: str, constant: bool) -> None:
     directions = 2 if attributes.get("direction") == "bidirectional" else 1
     tensors = tensors_of(kind, directions, optional, layout=attributes.get("layout", 0))
-    model = model_of(kind, attributes | {"hidden_size": HIDDEN}, tensors, results=3 if kind == "LSTM" else 2,
-                     constants=[i for i in (1, 2, 3, 4, 7) if i < len(tensors)] if constant else ())  # fmt: skip
+    model = model_of(
+        kind,
+        attributes | {"hidden_size": HIDDEN},
+        tensors,
+        results=3 if kind == "LSTM" else 2,
+        constants=[i for i in (1, 2, 3, 4, 7) if i < len(tensors)] if constant else (),
+    )
     found = run_node(model, tensors)
     for a, b in zip(found, layer(kind, attributes, tensors), strict=True):
         assert a.dtype == np.float32
@@ -160,8 +161,7 @@ def test_a_layer_is_what_onnx_says(kind: str, attributes: dict[str, Any], option
 def test_a_layer_is_one_product_and_a_loop() -> None:
     """The product with the inputs is outside of the loop; nothing is unrolled, and unused outputs are not stacked."""
     tensors = tensors_of("LSTM", 1, "B")
-    graph, _ = import_node(model_of("LSTM", {"hidden_size": HIDDEN}, tensors, results=3, omitted=(0,),
-                                    constants=(1, 2, 3)))  # fmt: skip
+    graph, _ = import_node(model_of("LSTM", {"hidden_size": HIDDEN}, tensors, results=3, omitted=(0,), constants=(1, 2, 3)))
     (loop,) = (node for node in graph.nodes if isinstance(node, LoopNode))
     products = [node for node in graph.nodes if node.operator == "linear"]
     assert [graph.types[node.outputs[0]].shape for node in products] == [(STEPS, BATCH, 4 * HIDDEN)]

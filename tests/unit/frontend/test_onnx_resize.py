@@ -85,8 +85,9 @@ def test_older_operator_sets() -> None:
     scales = np.array([1, 1, 2, 3], np.float32)
     check_node("Upsample", {"mode": "nearest"}, [IMAGE, scales], constants=(1,), opset=9)
     expected = IMAGE.repeat(2, 2).repeat(3, 3)
-    np.testing.assert_array_equal(run_node(model_of("Upsample", {"scales": [1.0, 1.0, 2.0, 3.0]}, [IMAGE], opset=7),
-                                           [IMAGE])[0], expected)  # fmt: skip
+    np.testing.assert_array_equal(
+        run_node(model_of("Upsample", {"scales": [1.0, 1.0, 2.0, 3.0]}, [IMAGE], opset=7), [IMAGE])[0], expected
+    )
     (found,) = run_node(model_of("Resize", {}, [IMAGE, scales], constants=(1,), opset=10), [IMAGE, scales])
     np.testing.assert_array_equal(found, expected)
     nearest = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"}

@@ -20,9 +20,7 @@ def random(*shape: int, dtype: Any = np.float32) -> Any:
 
 @pytest.mark.parametrize("length", [None, 4, 9])
 @pytest.mark.parametrize("axis", [1, 2])
-@pytest.mark.parametrize(
-    ("parts", "options"), [(1, {}), (2, {}), (1, {"onesided": 1}), (1, {"inverse": 1}), (2, {"inverse": 1})]
-)
+@pytest.mark.parametrize(("parts", "options"), [(1, {}), (2, {}), (1, {"onesided": 1}), (1, {"inverse": 1}), (2, {"inverse": 1})])
 def test_transforms(parts: int, length: int | None, axis: int, options: dict[str, int]) -> None:
     tensors = [random(2, 6, 5, parts), None if length is None else np.array(length, np.int64), np.array(axis, np.int64)]
     check_node("DFT", options, tensors, constants=(1, 2), opset=20)
@@ -65,8 +63,13 @@ def test_ranges(dtype: Any, bounds: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (4, 3)])
 def test_batch_statistics(shape: tuple[int, ...]) -> None:
     channels = [random(3), random(3), random(3), np.abs(random(3))]
-    check_node("BatchNormalization", {"training_mode": 1, "momentum": 0.8, "epsilon": 0.01},
-               [random(*shape), *channels], results=3, opset=15)  # fmt: skip
+    check_node(
+        "BatchNormalization",
+        {"training_mode": 1, "momentum": 0.8, "epsilon": 0.01},
+        [random(*shape), *channels],
+        results=3,
+        opset=15,
+    )
     check_node("BatchNormalization", {"epsilon": 0.01}, [random(*shape), *channels], opset=15)
 
 

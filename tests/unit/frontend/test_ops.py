@@ -534,9 +534,7 @@ def test_names_stay_apart() -> None:
         ("dequantize_linear", [(2, 3), (2, 3)], {"block": 2}, "operand-shape"),
     ],
 )
-def test_invalid_arguments_are_rejected(
-    operator: str, shapes: list[Any], parameters: dict[str, Any], code: str
-) -> None:
+def test_invalid_arguments_are_rejected(operator: str, shapes: list[Any], parameters: dict[str, Any], code: str) -> None:
     inputs = {name: ("float32", shape) for name, shape in zip("abcde", shapes, strict=False)}
     with pytest.raises(InputError) as refused:
         expression(operator, inputs, **parameters)

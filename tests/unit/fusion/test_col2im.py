@@ -45,18 +45,24 @@ def points(statement: TensorExpr) -> int:
 
 
 def conv_transpose(
-    size: tuple[int, ...], taps: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...], more: int,
-    *, channels_last: bool, groups: int = 1, channels: int = 4, filters: int = 3,
-) -> TensorProgram:  # fmt: skip
+    size: tuple[int, ...],
+    taps: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    more: int,
+    *,
+    channels_last: bool,
+    groups: int = 1,
+    channels: int = 4,
+    filters: int = 3,
+) -> TensorProgram:
     rank = len(size)
     layout = "NHWC" if channels_last else "NCHW"
     layout = layout if rank == 2 else layout.replace("H", "")
     shape = (2, *size, channels) if channels_last else (2, channels, *size)
     options = {"stride": list(stride), "padding": list(padding), "output_padding": [more] * rank, "groups": groups}
     said = ", ".join(f"{name}={value}" for name, value in options.items())
-    return program(
-        f'Y = conv_transpose{rank}d(X, W, {said}, layout="{layout}")', X=shape, W=(channels, filters, *taps)
-    )  # fmt: skip
+    return program(f'Y = conv_transpose{rank}d(X, W, {said}, layout="{layout}")', X=shape, W=(channels, filters, *taps))
 
 
 # which ----------------------------------------------------------------------------------------------------------------
@@ -110,9 +116,11 @@ def test_others_are_not(compute: TensorProgram) -> None:
 
 # meaning --------------------------------------------------------------------------------------------------------------
 @given(
-    size=st.lists(st.integers(1, 6), min_size=1, max_size=2), channels_last=st.booleans(), in_phases=st.booleans(),
+    size=st.lists(st.integers(1, 6), min_size=1, max_size=2),
+    channels_last=st.booleans(),
+    in_phases=st.booleans(),
     data=st.data(),
-)  # fmt: skip
+)
 @settings(derandomize=True, deadline=None, max_examples=100)
 def test_the_result_is_the_same(size: list[int], channels_last: bool, in_phases: bool, data: st.DataObject) -> None:
     rank = len(size)
@@ -141,8 +149,9 @@ def test_the_result_is_the_same(size: list[int], channels_last: bool, in_phases:
 def test_other_bounds_are_kept(guard: str, size: int, in_phases: bool) -> None:
     compute = program(
         f"O[f, w] +=! X[c, (w + 1 - k) // 2].when([{guard}], 0.0) * W[c, f, k] where w in 18",
-        X=(6, size), W=(6, 5, 4),
-    )  # fmt: skip
+        X=(6, size),
+        W=(6, 5, 4),
+    )
     statements = rewritten(compute, in_phases=in_phases)
     assert len(statements) > 1
     arrays = random_inputs(compute, seed=0)
@@ -153,9 +162,7 @@ def test_other_bounds_are_kept(guard: str, size: int, in_phases: bool) -> None:
 # when -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "cpu-x86-avx2"])
 def test_the_model_prefers_a_gemm(target: str) -> None:
-    large = program(
-        "Y = conv_transpose2d(X, W, stride=2, padding=1)", DType.FLOAT16, X=(8, 128, 32, 32), W=(128, 64, 4, 4)
-    )
+    large = program("Y = conv_transpose2d(X, W, stride=2, padding=1)", DType.FLOAT16, X=(8, 128, 32, 32), W=(128, 64, 4, 4))
     best = rank_best_partition(large, hardware.load(target), 1)
     assert best.groups[0].kind is GroupKind.CONTRACTION
     assert [name for name, _ in best.groups[0].stored] == ["Y.products"]

@@ -141,9 +141,7 @@ def test_on_hopper_warpgroups_compute_it_in_one_kernel(text: str) -> None:
 
 
 def test_dual_gemm_is_slower_on_mma_of_hopper() -> None:
-    best = [
-        rank_best_partition(LLAMA, HOPPER, 1, ScheduleConstraints(op_class=family))[1] for family in (None, OpClass.MMA)
-    ]
+    best = [rank_best_partition(LLAMA, HOPPER, 1, ScheduleConstraints(op_class=family))[1] for family in (None, OpClass.MMA)]
     free, on_warps = (sum(candidates[0].estimate.seconds for candidates in ranked) for ranked in best)
     assert free < on_warps
 
@@ -192,9 +190,7 @@ def test_wgmma_dual_gemm_tile_has_twice_the_columns() -> None:
     assert (mine.shared_bytes, mine.accumulator_registers) == (its.shared_bytes, its.accumulator_registers)
     one, two = (prepare_model(group, HOPPER, on) for group in (both, first))
     assert one.resources(narrow) == two.resources(plain)
-    of_pair, of_plain = (
-        {stage.name: stage.seconds for stage in m.estimate(p).stages} for m, p in ((one, narrow), (two, plain))
-    )
+    of_pair, of_plain = ({stage.name: stage.seconds for stage in m.estimate(p).stages} for m, p in ((one, narrow), (two, plain)))
     assert of_pair["mma"] == pytest.approx(of_plain["mma"])
     assert of_pair["shared"] == pytest.approx(of_plain["shared"])
 
@@ -314,9 +310,14 @@ def test_blocks_of_warpgroups_that_stay_and_share(name: str) -> None:
 
 
 def judge(
-    compute: TensorProgram, hw: HardwareSpec, on: str, block: tuple[int, int, int], warp: tuple[int, int], *,
+    compute: TensorProgram,
+    hw: HardwareSpec,
+    on: str,
+    block: tuple[int, int, int],
+    warp: tuple[int, int],
+    *,
     races: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     group, by = pair(compute, hw), unit(hw, on)
     lanes = WARPGROUP_THREADS if by.kind is UnitKind.WGMMA else hw.limits.warp_size
     program = tiles(group, by, block, warp, reduce_threads=lanes, stages=3)
@@ -328,9 +329,7 @@ def judge(
     )
 
 
-def agree(
-    source: KernelSource, compute: TensorProgram, sums: AccumulatorPrecision | None = None, *, races: bool
-) -> None:
+def agree(source: KernelSource, compute: TensorProgram, sums: AccumulatorPrecision | None = None, *, races: bool) -> None:
     for seed in (1, 2):
         arrays = random_inputs(compute, seed)
         got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=races).run(arrays)

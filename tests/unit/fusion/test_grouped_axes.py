@@ -24,14 +24,14 @@ def text_of(groups: int, stride: int = 1) -> str:
 def types_of(batch: int, channels: int, filters: int, size: int, groups: int, stride: int = 1) -> Types:
     out = (size - 1) // stride + 1
     return {
-        "X": ("float32", (batch, channels, size, size)), "W": ("float32", (filters, channels // groups, 3, 3)),
-        "B": ("float32", (filters,)), "R": ("float32", (batch, filters, out, out)),
-    }  # fmt: skip
+        "X": ("float32", (batch, channels, size, size)),
+        "W": ("float32", (filters, channels // groups, 3, 3)),
+        "B": ("float32", (filters,)),
+        "R": ("float32", (batch, filters, out, out)),
+    }
 
 
-def kernel_groups(
-    text: str, types: dict[str, tuple[str, tuple[int, ...]]], outputs: tuple[str, ...]
-) -> list[KernelGroup]:
+def kernel_groups(text: str, types: dict[str, tuple[str, tuple[int, ...]]], outputs: tuple[str, ...]) -> list[KernelGroup]:
     inputs = {name: TensorType(DType(dtype), shape) for name, (dtype, shape) in types.items()}
     return list(partition(parse(text, inputs, outputs), load("cpu-x86-avx2")))
 
@@ -67,10 +67,10 @@ def test_grouped_convolutions_are_right(
     target: str, batch: int, channels: int, filters: int, size: int, groups: int, stride: int
 ) -> None:
     text, types = text_of(groups, stride), types_of(batch, channels, filters, size, groups, stride)
-    kernel = roller_svc.compile(
-        text, types, constants=["W", "B"], outputs=["Y"], target=target, select="model", top_k=1
-    )
-    arrays = {name: np.random.default_rng(i).standard_normal(shape).astype(dtype)
-              for i, (name, (dtype, shape)) in enumerate(types.items())}  # fmt: skip
+    kernel = roller_svc.compile(text, types, constants=["W", "B"], outputs=["Y"], target=target, select="model", top_k=1)
+    arrays = {
+        name: np.random.default_rng(i).standard_normal(shape).astype(dtype)
+        for i, (name, (dtype, shape)) in enumerate(types.items())
+    }
     want = roller_svc.reference(text, types, arrays, outputs=["Y"])["Y"]
     np.testing.assert_allclose(kernel(**arrays)["Y"], want, rtol=1e-4, atol=1e-4)

@@ -46,16 +46,15 @@ NCHW = (
 
 def int4(m: int, n: int, k: int, group: int = 128) -> TensorProgram:
     """Return a product of weights of four bits, eight in a word, with a scale for each group along k."""
-    return program(
-        INT4.format(group=group, depth=k), X=f"float16 {m} {k}", Q=f"int32 {n} {k // 8}", S=f"float16 {n} {k // group}"
-    )
+    return program(INT4.format(group=group, depth=k), X=f"float16 {m} {k}", Q=f"int32 {n} {k // 8}", S=f"float16 {n} {k // group}")
 
 
 def nchw(batch: int, channels: int, size: int, filters: int) -> TensorProgram:
     return program(
-        NCHW.format(h=size + 1, w=size + 1, size=size), X=f"float16 {batch} {channels} {size} {size}",
+        NCHW.format(h=size + 1, w=size + 1, size=size),
+        X=f"float16 {batch} {channels} {size} {size}",
         W=f"float16 {filters} {channels} 3 3",
-    )  # fmt: skip
+    )
 
 
 def ways(
@@ -71,8 +70,9 @@ def test_rows_of_odd_length_are_copied() -> None:
     ((first, second, product),) = ways(program(NT, A="float16 70 77", B="float16 40 77"))
     assert [group.kind for group in (first, second, product)] == [GroupKind.NEST, GroupKind.NEST, GroupKind.CONTRACTION]
     assert dict(product.inputs) == {
-        "A.copy": TensorType(DType.FLOAT16, (70, 80)), "B.copy": TensorType(DType.FLOAT16, (40, 80)),
-    }  # fmt: skip
+        "A.copy": TensorType(DType.FLOAT16, (70, 80)),
+        "B.copy": TensorType(DType.FLOAT16, (40, 80)),
+    }
 
 
 def test_what_is_aligned_is_read_where_it_is() -> None:
@@ -110,14 +110,17 @@ def test_devices_without_tma_cannot_load_rows_of_odd_length() -> None:
     ("compute", "constraints", "copies"),
     [
         (int4(64, 48, 128), NO_CONSTRAINTS, {"C.b": "float16 48 128"}),  # computed
-        (program(FLOAT8, A="float8_e4m3fn 64 96", B="float8_e4m3fn 48 96"), NO_CONSTRAINTS,
-         {"A.copy": "float16 64 96", "B.copy": "float16 48 96"}),  # the unit's type
+        (
+            program(FLOAT8, A="float8_e4m3fn 64 96", B="float8_e4m3fn 48 96"),
+            NO_CONSTRAINTS,
+            {"A.copy": "float16 64 96", "B.copy": "float16 48 96"},
+        ),  # the unit's type
         (program(FLOAT8, A="float8_e4m3fn 64 96", B="float8_e4m3fn 48 96"), TF32, {}),
         (program(INT8, A="int8 64 96", B="int8 96 48"), NO_CONSTRAINTS, {"B.copy": "int8 48 96"}),  # K-major
         (program(NN, A="float32 64 96", B="float32 96 48"), TF32, {"B.copy": "float32 48 96"}),
         (nchw(2, 16, 12, 32), NO_CONSTRAINTS, {"W.copy": "float16 32 3 3 16", "X.copy": "float16 2 12 12 16"}),
     ],
-)  # fmt: skip
+)
 def test_copies_have_the_type_and_layout_of_the_unit(
     compute: TensorProgram, constraints: ScheduleConstraints, copies: dict[str, str]
 ) -> None:
@@ -130,8 +133,10 @@ def test_copies_have_the_type_and_layout_of_the_unit(
 def test_a_window_that_is_also_read_by_its_axes_is_not_copied() -> None:
     odd = program(
         "Y[b, y, f] +=! (X[b, c, y + r] + P[b, c, y]) * W[f, c, r] where r in 3, y in 16",
-        X="float16 2 16 18", P="float16 2 16 16", W="float16 32 16 3",
-    )  # fmt: skip
+        X="float16 2 16 18",
+        P="float16 2 16 16",
+        W="float16 32 16 3",
+    )
     assert not ways(odd)
 
 
@@ -141,9 +146,7 @@ def families(found: RankedPartition) -> list[str]:
 
 
 def test_a_large_product_is_worth_its_copies() -> None:
-    first, second = rank_partitions(
-        PartitionCache(program(NT, A="float16 6567 1235", B="float16 3355 1235")), HOPPER, 1
-    )
+    first, second = rank_partitions(PartitionCache(program(NT, A="float16 6567 1235", B="float16 3355 1235")), HOPPER, 1)
     assert families(first) == ["simt", "simt", "wgmma"]
     assert len(second.groups) == 1
     plan = best_plans(first.candidates, 1)[0]
@@ -162,7 +165,7 @@ def test_a_small_one_is_not_worth_their_launches() -> None:
         (program(NN, A="float32 4096 4096", B="float32 4096 4096"), HOPPER, TF32, 0.7),
         (nchw(32, 256, 56, 256), HOPPER, NO_CONSTRAINTS, 0.55),
     ],
-)  # fmt: skip
+)
 def test_large_products_are_faster_with_copies(
     compute: TensorProgram, target: HardwareSpec, constraints: ScheduleConstraints, fraction: float
 ) -> None:
@@ -179,9 +182,7 @@ def test_large_products_are_faster_with_copies(
         (program(FLOAT8, A="float8_e4m3fn 4096 4096", B="float8_e4m3fn 4096 4096"), 1.2),
     ],
 )
-def test_large_packed_products_are_one_kernel_where_words_are_prefetched(
-    compute: TensorProgram, fraction: float
-) -> None:
+def test_large_packed_products_are_one_kernel_where_words_are_prefetched(compute: TensorProgram, fraction: float) -> None:
     best = rank_best_partition(compute, HOPPER, 1)
     plain = rank_best_partition(program(NT, A="float16 4096 4096", B="float16 4096 4096"), HOPPER, 1)
     assert len(best.groups) == 1
@@ -203,8 +204,7 @@ def test_variants_that_cannot_pay_are_not_ranked(monkeypatch: pytest.MonkeyPatch
 
 # quantised cases of the public corpus, AWQ, GPTQ ---------------------------------------------------------------------
 WEIGHTS = (
-    "w[N, K] = ((qw[N, K / 8] >> (K % 8 * 4)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * scales[N, K / 128] "
-    "where K in 4096"
+    "w[N, K] = ((qw[N, K / 8] >> (K % 8 * 4)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * scales[N, K / 128] where K in 4096"
 )
 NIBBLE = "({word} >> ({place} * 4)).call(`bitwise_and`, [15])"
 ALONG_N = "w[K, N] = ({q} - {z}).cast(`float16`) * scales[K / 128, N] where K in 4096"
@@ -241,42 +241,52 @@ LOOKED_UP = {
         "(table[{q}] * scales[N, K / 64]).cast(`float16`)", {"table": "float32 16", "scales": "float32 4096 64"},
     ),
 }  # fmt: skip
-CORPUS = {
-    f"{rows} x {columns}": (
-        WEIGHTS, "output0[M, N] +=! x[M, K] * w[N, K]",
-        {"x": f"float16 {rows} 4096", "qw": f"int32 {columns} 512", "scales": f"float16 {columns} 32"},
-    )
-    for rows in (1, 16) for columns in (6144, 12288)
-} | {
-    f"packed along k, {dtype}": (
-        UNPACKED, "y[N] +=! x[S] * w[S, N].cast(`float32`)",
-        {"x": "float32 4096", "q": "int32 512 12288", "scales": f"{dtype} 32 12288"},
-    )
-    for dtype in ("float32", "float16")
-} | {
-    f"{rows} rows in {order}'s order": (
-        weights, "output0[M, N] +=! x[M, K] * w[K, N]",
-        {"x": f"float16 {rows} 4096", "qw": words, "zeros": "int32 32 512", "scales": "float16 32 4096"},
-    )
-    for order, weights, words in (("AWQ", AWQ, "int32 4096 512"), ("GPTQ", GPTQ, "int32 512 4096"))
-    for rows in (16, 1024)
-} | {
-    f"{rows} rows, zero points in float": (
-        f"w[N, K] = ({NIBBLE.format(word='qw[N, K / 8]', place='(K % 8)')}.cast(`float16`) - zeros[N, K / 64]) "
-        "* scales[N, K / 64] where K in 4096",
-        "output0[M, N] +=! x[M, K] * w[N, K]",
-        {"x": f"float16 {rows} 4096", "qw": "int32 4096 512", "zeros": "float16 4096 64", "scales": "float16 4096 64"},
-    )
-    for rows in (1, 16, 256, 4096)
-} | {
-    f"{rows} rows of {form}": (
-        f"w[N, K] = {value.format(q=NIBBLE.format(word='qw[N, K / 8]', place='(K % 8)'))} where K in 4096",
-        "output0[M, N] +=! x[M, K] * w[N, K]",
-        {"x": f"{'bfloat16' if form == 'MXFP4' else 'float16'} {rows} 4096", "qw": "int32 4096 512", **inputs},
-    )
-    for form, (value, inputs) in LOOKED_UP.items()
-    for rows in (1, 16, 256, 4096)
-}  # fmt: skip
+CORPUS = (
+    {
+        f"{rows} x {columns}": (
+            WEIGHTS,
+            "output0[M, N] +=! x[M, K] * w[N, K]",
+            {"x": f"float16 {rows} 4096", "qw": f"int32 {columns} 512", "scales": f"float16 {columns} 32"},
+        )
+        for rows in (1, 16)
+        for columns in (6144, 12288)
+    }
+    | {
+        f"packed along k, {dtype}": (
+            UNPACKED,
+            "y[N] +=! x[S] * w[S, N].cast(`float32`)",
+            {"x": "float32 4096", "q": "int32 512 12288", "scales": f"{dtype} 32 12288"},
+        )
+        for dtype in ("float32", "float16")
+    }
+    | {
+        f"{rows} rows in {order}'s order": (
+            weights,
+            "output0[M, N] +=! x[M, K] * w[K, N]",
+            {"x": f"float16 {rows} 4096", "qw": words, "zeros": "int32 32 512", "scales": "float16 32 4096"},
+        )
+        for order, weights, words in (("AWQ", AWQ, "int32 4096 512"), ("GPTQ", GPTQ, "int32 512 4096"))
+        for rows in (16, 1024)
+    }
+    | {
+        f"{rows} rows, zero points in float": (
+            f"w[N, K] = ({NIBBLE.format(word='qw[N, K / 8]', place='(K % 8)')}.cast(`float16`) - zeros[N, K / 64]) "
+            "* scales[N, K / 64] where K in 4096",
+            "output0[M, N] +=! x[M, K] * w[N, K]",
+            {"x": f"float16 {rows} 4096", "qw": "int32 4096 512", "zeros": "float16 4096 64", "scales": "float16 4096 64"},
+        )
+        for rows in (1, 16, 256, 4096)
+    }
+    | {
+        f"{rows} rows of {form}": (
+            f"w[N, K] = {value.format(q=NIBBLE.format(word='qw[N, K / 8]', place='(K % 8)'))} where K in 4096",
+            "output0[M, N] +=! x[M, K] * w[N, K]",
+            {"x": f"{'bfloat16' if form == 'MXFP4' else 'float16'} {rows} 4096", "qw": "int32 4096 512", **inputs},
+        )
+        for form, (value, inputs) in LOOKED_UP.items()
+        for rows in (1, 16, 256, 4096)
+    }
+)
 
 
 @pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "cpu-x86-avx2", "cpu-x86-avx512"])
@@ -346,9 +356,7 @@ ON_WARPS = ("packed", "zero points in float", "bytes along n", "float8", "channe
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize(
-    ("name", "target"), [*((name, HOPPER) for name in CASES), *((name, AMPERE) for name in ON_WARPS)]
-)
+@pytest.mark.parametrize(("name", "target"), [*((name, HOPPER) for name in CASES), *((name, AMPERE) for name in ON_WARPS)])
 def test_kernels_agree_with_the_interpreter(name: str, target: HardwareSpec) -> None:
     compute = CASES[name]
     constraints = TF32 if "tf32" in name else NO_CONSTRAINTS
@@ -371,11 +379,12 @@ GPTQ_ROWS = (
 @pytest.mark.parametrize(
     ("compute", "shape"),
     [
-        (int4(1, 64, 256, 32), (64, 256)), (int4(20, 64, 256, 32), (64, 256)),
+        (int4(1, 64, 256, 32), (64, 256)),
+        (int4(20, 64, 256, 32), (64, 256)),
         (program(GPTQ_ROWS, X="float16 20 256", Q="int32 32 64", S="float16 8 64"), (256, 64)),
     ],
     ids=["one row", "rows along k", "rows along n"],
-)  # fmt: skip
+)
 def test_cpus_unpack_once_as_words_lie(compute: TensorProgram, shape: tuple[int, ...]) -> None:
     local = hardware.load("local")
     (groups,) = ways(compute, local)

@@ -58,8 +58,7 @@ def test_an_element_wise_producer_becomes_part_of_the_load() -> None:
 
 
 def test_convolution_is_an_implicit_gemm_whose_n_is_contiguous_in_the_output() -> None:
-    (group,) = groups("Y[n,f,y,x] +=! X[n,c,y+i,x+j]*W[f,c,i,j] where y in 14, x in 14",
-                      X=(2, 8, 16, 16), W=(32, 8, 3, 3))  # fmt: skip
+    (group,) = groups("Y[n,f,y,x] +=! X[n,c,y+i,x+j]*W[f,c,i,j] where y in 14, x in 14", X=(2, 8, 16, 16), W=(32, 8, 3, 3))
     assert group.kind is GroupKind.CONTRACTION
     assert extents(group, AxisRole.M) == [32]
     assert extents(group, AxisRole.N) == [2 * 14 * 14]
@@ -67,8 +66,9 @@ def test_convolution_is_an_implicit_gemm_whose_n_is_contiguous_in_the_output() -
 
 
 def test_softmax_is_one_kernel_over_its_rows() -> None:
-    (group,) = groups("m[a,b] >=! x[a,b,c]; s[a,b] +=! exp(x[a,b,c]-m[a,b]); y[a,b,c] = exp(x[a,b,c]-m[a,b])/s[a,b]",
-                      x=(8, 64, 100))  # fmt: skip
+    (group,) = groups(
+        "m[a,b] >=! x[a,b,c]; s[a,b] +=! exp(x[a,b,c]-m[a,b]); y[a,b,c] = exp(x[a,b,c]-m[a,b])/s[a,b]", x=(8, 64, 100)
+    )
     assert [s.name for s in group.statements] == ["m", "s", "y"]
     assert [a.extent for a in group.outer] == [8 * 64]  # the two row axes act as one
     assert group.register_tensors == {"m", "s"}
@@ -155,12 +155,21 @@ def test_a_matrix_vector_product_is_no_contraction() -> None:
 
 
 @pytest.mark.parametrize("split", [2, 3, 7])
-@pytest.mark.parametrize("expression", [
-    "C[m,n] +=! A[m,k]*B[k,n]; D[m,n] = max(C[m,n], 0)", "C[n] +=! B[k,n]", "C[n] >=! B[k,n]", "C[] *=! B[k,n]",
-    "C[m,n] <=! A[m,k] + B[k,n]",
-    "C[m,n] +=! A[m,k]*B[k,n]/7.0", "C[m,n] +=! A[m,k]*E[j,n]", "C[m,n] +=! E[j,m]*B[k,n]", "C[m,n] +=! A[m,k]*F[n]",
-    "C[m,n] +=! A[m,k]*(E[j,n] + 1.0)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "C[m,n] +=! A[m,k]*B[k,n]; D[m,n] = max(C[m,n], 0)",
+        "C[n] +=! B[k,n]",
+        "C[n] >=! B[k,n]",
+        "C[] *=! B[k,n]",
+        "C[m,n] <=! A[m,k] + B[k,n]",
+        "C[m,n] +=! A[m,k]*B[k,n]/7.0",
+        "C[m,n] +=! A[m,k]*E[j,n]",
+        "C[m,n] +=! E[j,m]*B[k,n]",
+        "C[m,n] +=! A[m,k]*F[n]",
+        "C[m,n] +=! A[m,k]*(E[j,n] + 1.0)",
+    ],
+)
 def test_a_split_reduction_gives_the_same(expression: str, split: int) -> None:
     shapes = {"A": (20, 61), "B": (61, 40), "E": (84, 40), "F": (33,)}
     made = program(expression, **{name: s for name, s in shapes.items() if f"{name}[" in expression})
@@ -224,8 +233,9 @@ def test_a_scatter_costs_the_copy_of_its_target() -> None:
 
 @pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-v100-sxm2", "cpu-x86-avx2"])
 def test_maps_over_one_tensor_share_a_pass(target: str) -> None:
-    casts = program("a[i,j] = x[i,j].cast(`float16`); b[i,j] = x[i,j].cast(`int32`); c[p,q] = x[p,q] * w[q]",
-                    x=(64, 1000), w=(1000,))  # fmt: skip
+    casts = program(
+        "a[i,j] = x[i,j].cast(`float16`); b[i,j] = x[i,j].cast(`int32`); c[p,q] = x[p,q] * w[q]", x=(64, 1000), w=(1000,)
+    )
     (group,) = partition(casts, hardware.load(target))
     assert [s.output for s in group.statements] == ["a", "b", "c"]
     assert [name for name, _ in group.stored] == ["a", "b", "c"]

@@ -72,10 +72,12 @@ def test_two_orders_of_the_same_tensors(tmp_path: Path) -> None:
     builder, weights = builder_of()
     x = add_input(builder, "x", 1, 24)
     a, b = product(builder, x, 0, 16), product(builder, x, 1, 8)
-    graph = builder.finish([
-        ("ab", builder.call("exp", [builder.call("concat", [a, b], axis=1)])),
-        ("ba", builder.call("exp", [builder.call("concat", [b, a], axis=1)])),
-    ])  # fmt: skip
+    graph = builder.finish(
+        [
+            ("ab", builder.call("exp", [builder.call("concat", [a, b], axis=1)])),
+            ("ba", builder.call("exp", [builder.call("concat", [b, a], axis=1)])),
+        ]
+    )
     assert copies_and_outputs(graph, weights, tmp_path) == 2
 
 
@@ -89,9 +91,16 @@ def test_a_concatenation_of_a_concatenation(tmp_path: Path) -> None:
     assert copies_and_outputs(graph, weights, tmp_path) == 0
 
 
-@pytest.mark.parametrize(("shape", "axis", "expected"), [
-    ((1, 4, 5), 1, True), ((1, 4, 5), 0, True), ((2, 4, 5), 0, True), ((2, 4, 5), 1, False), ((1, 1, 5), -1, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "axis", "expected"),
+    [
+        ((1, 4, 5), 1, True),
+        ((1, 4, 5), 0, True),
+        ((2, 4, 5), 0, True),
+        ((2, 4, 5), 1, False),
+        ((1, 1, 5), -1, True),
+    ],
+)
 def test_contiguous_axes(shape: tuple[int, ...], axis: int, expected: bool) -> None:
     builder, _ = builder_of()
     builder.call("concat", [add_input(builder, "x", *shape), add_input(builder, "y", *shape)], axis=axis)

@@ -77,9 +77,7 @@ def test_external_data_is_read_from_the_models_folder(tmp_path: Path) -> None:
         ("w.bin", "0", "9999999999"),
     ],
 )
-def test_external_data_elsewhere_is_refused(
-    tmp_path: Path, location: str, offset: str | None, length: str | None
-) -> None:
+def test_external_data_elsewhere_is_refused(tmp_path: Path, location: str, offset: str | None, length: str | None) -> None:
     folder, outside = tmp_path / "model", tmp_path / "outside.bin"
     folder.mkdir()
     outside.write_bytes(bytes(64))

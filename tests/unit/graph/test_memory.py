@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from roller_svc.graph.memory import ALIGNMENT_BYTES, Lifetime, align, place
 
 LIFETIMES = st.lists(
-    st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(1, 5000)).map(
-        lambda t: Lifetime(t[0], t[0] + t[1], t[2])
-    ),
+    st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(1, 5000)).map(lambda t: Lifetime(t[0], t[0] + t[1], t[2])),
     max_size=40,
 )
 

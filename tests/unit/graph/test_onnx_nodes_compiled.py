@@ -28,10 +28,19 @@ def random(*shape: int) -> Any:
 LSTM = [random(5, 2, 8), random(2, 24, 8), random(2, 24, 6), random(2, 48), np.array([5, 2], np.int32)]
 GRU = [random(2, 5, 8), random(1, 18, 8), random(1, 18, 6), random(1, 36)]
 SCALES = np.array([1, 1, 1.5, 0.6], np.float32)
-BYTES = [np.asarray(x) for x in (
-    RNG.integers(0, 256, (9, 20)).astype(np.uint8), np.float32(0.01), np.uint8(100),
-    RNG.integers(-128, 128, (20, 7)).astype(np.int8), np.float32(0.02), np.int8(3), np.float32(0.05), np.uint8(120),
-)]  # fmt: skip
+BYTES = [
+    np.asarray(x)
+    for x in (
+        RNG.integers(0, 256, (9, 20)).astype(np.uint8),
+        np.float32(0.01),
+        np.uint8(100),
+        RNG.integers(-128, 128, (20, 7)).astype(np.int8),
+        np.float32(0.02),
+        np.int8(3),
+        np.float32(0.05),
+        np.uint8(120),
+    )
+]
 
 # op type, attributes, tensors, positions of constants, results
 CASES: list[tuple[str, dict[str, Any], list[Any], tuple[int, ...], int]] = [
@@ -51,8 +60,9 @@ def test_the_compiled_node_is_the_interpreted_one(
     case: tuple[str, dict[str, Any], list[Any], tuple[int, ...], int], tmp_path: Path
 ) -> None:
     op_type, attributes, tensors, constants, results = case
-    graph, weights = import_node(model_of(op_type, attributes, tensors, constants=constants, results=results, opset=17
-                                          if op_type == "DFT" else 19))  # fmt: skip
+    graph, weights = import_node(
+        model_of(op_type, attributes, tensors, constants=constants, results=results, opset=17 if op_type == "DFT" else 19)
+    )
     options = ModelOptions(hardware.load("local"), select=SelectionMode.MODEL, top_k=1)
     built = build_model(graph, weights, options, KernelCache(tmp_path))
     parts = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in built.plan.weights]

@@ -40,10 +40,11 @@ BY_HAND: dict[str, Any] = {
 def scan() -> Any:
     """Return a model that adds up slices, and returns each partial sum."""
     body = helper.make_graph(
-        [helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Relu", ["t"], ["z"])], "body",
+        [helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Relu", ["t"], ["z"])],
+        "body",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, (3,)) for name in ("s", "x")],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, (3,)) for name in ("t", "z")],
-    )  # fmt: skip
+    )
     node = helper.make_node("Scan", ["s0", "xs"], ["last", "y"], body=body, num_scan_inputs=1)
     return model([node], {"s0": (3,), "xs": (5, 3)}, {"last": (3,), "y": (5, 3)})
 

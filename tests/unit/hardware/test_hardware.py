@@ -319,18 +319,26 @@ def test_a_machine_that_says_nothing_is_its_base(tmp_path: Path) -> None:
     base = hardware.load("cpu-x86-avx2")
     spec = adapt_to_machine(base, machine)
     assert (spec.clock_hz, spec.isa, spec.level("l3").capacity_bytes) == (
-        base.clock_hz, base.isa, base.level("l3").capacity_bytes,
-    )  # fmt: skip
+        base.clock_hz,
+        base.isa,
+        base.level("l3").capacity_bytes,
+    )
     assert_loads(spec)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "Intel(R) Xeon(R) Processor @ 2.50GHz", "AMD EPYC 9R45 96-Core Processor", "Neoverse-N1", "ARMv7 (v7l)/rev 4",
-        "11th Gen Intel(R) Core(TM) i7-1165G7 @ 2.80GHz", "Dan's [test] A&B, 1:2; x_y+z", "x", "x" * 120,
+        "Intel(R) Xeon(R) Processor @ 2.50GHz",
+        "AMD EPYC 9R45 96-Core Processor",
+        "Neoverse-N1",
+        "ARMv7 (v7l)/rev 4",
+        "11th Gen Intel(R) Core(TM) i7-1165G7 @ 2.80GHz",
+        "Dan's [test] A&B, 1:2; x_y+z",
+        "x",
+        "x" * 120,
     ],
-)  # fmt: skip
+)
 def test_names_of_devices(name: str) -> None:
     assert hardware.from_mapping(a100(name=name)).name == name == plain_name(name)
 
@@ -338,12 +346,27 @@ def test_names_of_devices(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("", "''"), ("x" * 121, "'xxx"), (" a", "' a'"), ("a ", "'a '"), ("a\nb", r"'a\nb'"), ("a\n", r"'a\n'"),
-        ("a\\b", r"'a\\b'"), ("a\0b", r"'a\x00b'"), ("a\x1b[0m", r"'a\x1b[0m'"), ("caf\u00e9", r"'caf\xe9'"),
-        ("a\u2028b", r"\u2028"), ("a*b", "'a*b'"), ("a?b", "'a?b'"), ('a"b', "'a\"b'"), ("a#b", "'a#b'"),
-        ("a<b>", "'a<b>'"), ("a%b", "'a%b'"), ("a{b}", "'a{b}'"), ("a`b", "'a`b'"),
+        ("", "''"),
+        ("x" * 121, "'xxx"),
+        (" a", "' a'"),
+        ("a ", "'a '"),
+        ("a\nb", r"'a\nb'"),
+        ("a\n", r"'a\n'"),
+        ("a\\b", r"'a\\b'"),
+        ("a\0b", r"'a\x00b'"),
+        ("a\x1b[0m", r"'a\x1b[0m'"),
+        ("caf\u00e9", r"'caf\xe9'"),
+        ("a\u2028b", r"\u2028"),
+        ("a*b", "'a*b'"),
+        ("a?b", "'a?b'"),
+        ('a"b', "'a\"b'"),
+        ("a#b", "'a#b'"),
+        ("a<b>", "'a<b>'"),
+        ("a%b", "'a%b'"),
+        ("a{b}", "'a{b}'"),
+        ("a`b", "'a`b'"),
     ],
-)  # fmt: skip
+)
 def test_invalid_names_are_rejected_and_a_detected_one_is_cleaned(name: str, shown: str) -> None:
     message = refusal(a100(name=name))
     assert "spec.json: name: must be 1 to 120 letters and digits of ASCII" in message
@@ -398,7 +421,5 @@ def test_sysfs_is_read(tmp_path: Path) -> None:
 
 
 def test_a_family_without_a_spec_has_no_base() -> None:
-    machine = Machine(
-        **{**{field: getattr(EPYC, field) for field in Machine.__dataclass_fields__}, "machine": "riscv64"}
-    )
+    machine = Machine(**{**{field: getattr(EPYC, field) for field in Machine.__dataclass_fields__}, "machine": "riscv64"})
     assert base_id(machine) is None

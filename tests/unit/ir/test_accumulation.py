@@ -157,9 +157,7 @@ def test_infinities_and_nan_of_float8_stay() -> None:
 
 
 # bounds ---------------------------------------------------------------------------------------------------------------
-def verdict(
-    dtype: type, k: int, low: float, of_device: AccumulatorPrecision, allowed: AccumulatorPrecision | None
-) -> bool:
+def verdict(dtype: type, k: int, low: float, of_device: AccumulatorPrecision, allowed: AccumulatorPrecision | None) -> bool:
     """Whether what such sums give of operands from `low` to 1 is within bounds for others."""
     name = np.dtype(dtype).name
     found, rng = program(HALVES, A=f"{name} 8 {k}", B=f"{name} 8 {k}"), np.random.default_rng(k)

@@ -16,8 +16,21 @@ def test_the_fields_of_the_pipeline_stand_among_the_others() -> None:
     program = RProgram(SPACE, UNIT, RTile(()), RTile(()), pipeline=PipelineOptions(stages=3, cluster=(2, 1)))
     document = to_json(program)
     assert set(document) == {
-        "space", "unit", "block", "thread", "reduce_threads", "split_k", "stages", "raster", "stream_k_blocks",
-        "nontemporal", "persistent_blocks", "cluster", "family", "pingpong", "cluster_k",
-    }  # fmt: skip
+        "space",
+        "unit",
+        "block",
+        "thread",
+        "reduce_threads",
+        "split_k",
+        "stages",
+        "raster",
+        "stream_k_blocks",
+        "nontemporal",
+        "persistent_blocks",
+        "cluster",
+        "family",
+        "pingpong",
+        "cluster_k",
+    }
     assert (document["stages"], document["cluster"]) == (3, [2, 1])
     assert from_json(RProgram, document) == program

@@ -12,10 +12,22 @@ from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import KernelSource, Language, LaunchSpec
 from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 
-TILED = TensorMap("map_a", "a", DType.FLOAT16, MapMode.TILED, (100, 300, 7), (208, 62400), (64, 128, 1), (1, 1, 1),
-                  swizzle=Swizzle.B128)  # fmt: skip
-IM2COL = TensorMap("map_x", "x", DType.FLOAT16, MapMode.IM2COL, (64, 28, 30, 8), (128, 3584, 107520), (64, 128),
-                   (1, 2, 2, 1), (-1, -1), (-2, -2), Swizzle.B128)  # fmt: skip
+TILED = TensorMap(
+    "map_a", "a", DType.FLOAT16, MapMode.TILED, (100, 300, 7), (208, 62400), (64, 128, 1), (1, 1, 1), swizzle=Swizzle.B128
+)
+IM2COL = TensorMap(
+    "map_x",
+    "x",
+    DType.FLOAT16,
+    MapMode.IM2COL,
+    (64, 28, 30, 8),
+    (128, 3584, 107520),
+    (64, 128),
+    (1, 2, 2, 1),
+    (-1, -1),
+    (-2, -2),
+    Swizzle.B128,
+)
 
 
 def test_sizes() -> None:

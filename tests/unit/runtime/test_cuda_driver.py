@@ -14,10 +14,32 @@ from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 from roller_svc.runtime.cuda import driver as cuda_driver
 from roller_svc.runtime.cuda.driver import Driver
 
-TILED = TensorMap("map_a", "a", DType.FLOAT16, MapMode.TILED, (100, 300, 7), (208, 62400), (64, 128, 1), (1, 2, 1),
-                  swizzle=Swizzle.B128, offset_bytes=32)  # fmt: skip
-IM2COL = TensorMap("map_x", "x", DType.FLOAT32, MapMode.IM2COL, (64, 28, 30, 8), (256, 7168, 215040), (32, 128),
-                   (1, 2, 3, 1), (-1, -2), (-3, -4), Swizzle.B128, tf32=True)  # fmt: skip
+TILED = TensorMap(
+    "map_a",
+    "a",
+    DType.FLOAT16,
+    MapMode.TILED,
+    (100, 300, 7),
+    (208, 62400),
+    (64, 128, 1),
+    (1, 2, 1),
+    swizzle=Swizzle.B128,
+    offset_bytes=32,
+)
+IM2COL = TensorMap(
+    "map_x",
+    "x",
+    DType.FLOAT32,
+    MapMode.IM2COL,
+    (64, 28, 30, 8),
+    (256, 7168, 215040),
+    (32, 128),
+    (1, 2, 3, 1),
+    (-1, -2),
+    (-3, -4),
+    Swizzle.B128,
+    tf32=True,
+)
 ROW = TensorMap("map_r", "a", DType.INT8, MapMode.TILED, (256,), (), (64,), (1,))
 MEMORY = {"a": 0x7000_0000_1000, "x": 0x7000_0000_2000}
 
@@ -76,13 +98,37 @@ def test_maps_are_encoded_as_they_are_described() -> None:
     tiled, pixels, row = library.encoded
     # data type (UINT16), rank, address, extents, strides, box, steps; no interleave, 128 B swizzle, 256 B of L2, zeros
     assert tiled == (
-        "tiled", 1, 3, 0x7000_0000_1020, (100, 300, 7), (208, 62400), (64, 128, 1), (1, 2, 1), 0, 3, 3, 0,
-    )  # fmt: skip
+        "tiled",
+        1,
+        3,
+        0x7000_0000_1020,
+        (100, 300, 7),
+        (208, 62400),
+        (64, 128, 1),
+        (1, 2, 1),
+        0,
+        3,
+        3,
+        0,
+    )
     # TFLOAT32; corners, channels and pixels before the steps
     assert pixels == (
-        "im2col", 11, 4, 0x7000_0000_2000, (64, 28, 30, 8), (256, 7168, 215040), (-1, -2), (-3, -4), 32, 128,
-        (1, 2, 3, 1), 0, 3, 3, 0,
-    )  # fmt: skip
+        "im2col",
+        11,
+        4,
+        0x7000_0000_2000,
+        (64, 28, 30, 8),
+        (256, 7168, 215040),
+        (-1, -2),
+        (-3, -4),
+        32,
+        128,
+        (1, 2, 3, 1),
+        0,
+        3,
+        3,
+        0,
+    )
     assert row == ("tiled", 0, 1, 0x7000_0000_1000, (256,), (0,), (64,), (1,), 0, 0, 3, 0)
 
 

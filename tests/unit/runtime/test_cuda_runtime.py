@@ -34,8 +34,10 @@ LAUNCHES = (
 )
 COMPILED = CompiledKernel(
     KernelSource("k", Language.CUDA, Arch("sm_", 80), "", BUFFERS, LAUNCHES),
-    b"cubin", "", (Resources(8, 60_000, 0), Resources(8, 0, 0)),
-)  # fmt: skip
+    b"cubin",
+    "",
+    (Resources(8, 60_000, 0), Resources(8, 0, 0)),
+)
 
 
 def accumulate(source: int, target: int) -> None:
@@ -107,13 +109,21 @@ def test_launches_with_tensor_maps_go_through_the_driver(cupy: FakeCupy, monkeyp
 
 UPDATING = CompiledKernel(
     KernelSource(
-        "k", Language.CUDA, Arch("sm_", 80), "",
-        (dataclasses.replace(tensor("C", "a", Role.INPUT, shape=(8,)), donated=True),
-         tensor("B", "b", Role.INPUT, shape=(8,)), BUFFERS[2]),
+        "k",
+        Language.CUDA,
+        Arch("sm_", 80),
+        "",
+        (
+            dataclasses.replace(tensor("C", "a", Role.INPUT, shape=(8,)), donated=True),
+            tensor("B", "b", Role.INPUT, shape=(8,)),
+            BUFFERS[2],
+        ),
         (LaunchSpec("accumulate", ("b", "c"), (1, 1, 1), (8, 1, 1)),),
     ),
-    b"cubin", "", (Resources(8, 0, 0),),
-)  # fmt: skip
+    b"cubin",
+    "",
+    (Resources(8, 0, 0),),
+)
 
 
 @pytest.mark.parametrize("aligned", [True, False])
@@ -154,9 +164,7 @@ def test_out_is_written_and_returned(cupy: FakeCupy, kind: str) -> None:
     assert np.array_equal(target.numpy, 2 * floats())
 
 
-@pytest.mark.parametrize(
-    "array", [floats(aligned=False), np.repeat(floats(), 2)[::2], floats()[::-1].copy()[::-1]], ids=str
-)
+@pytest.mark.parametrize("array", [floats(aligned=False), np.repeat(floats(), 2)[::2], floats()[::-1].copy()[::-1]], ids=str)
 def test_other_inputs_are_copied(cupy: FakeCupy, array: np.ndarray) -> None:
     assert np.array_equal(CudaModule(COMPILED).run({"A": FakeArray(array)})["C"].numpy, 2 * array)
 
@@ -323,7 +331,5 @@ def test_where_a_cubin_runs(arch: Arch, capability: tuple[int, int], runs: bool)
 def test_spans_cover_the_accessed_bytes(array: np.ndarray) -> None:
     address = array.__array_interface__["data"][0]
     view = DeviceArray(array, address, "float64", array.shape, array.strides, 0)
-    touched = [
-        address + sum(i * s for i, s in zip(index, array.strides, strict=True)) for index in np.ndindex(array.shape)
-    ]
+    touched = [address + sum(i * s for i, s in zip(index, array.strides, strict=True)) for index in np.ndindex(array.shape)]
     assert view.span == (min(touched), max(touched) + 8)

@@ -35,17 +35,30 @@ LAUNCH = dataclasses.replace(SOURCE.launches[0], phases=(Phase("add_phase", ("a"
 KERNELS = (ModelKernel(dataclasses.replace(SOURCE, launches=(LAUNCH,)), 1e-6, 1),)
 STEP = KernelStep("sum", 0, 0, (Address(3), Address(0, 64), *[Address(4)] * (len(LAUNCH.args) - 2)))
 PLAN = ModelPlan(
-    "net", "local", (("x", VECTOR),), (("y", VECTOR),), KERNELS, (CopyStep("pack", Address(1), Address(0), 64),),
+    "net",
+    "local",
+    (("x", VECTOR),),
+    (("y", VECTOR),),
+    KERNELS,
+    (CopyStep("pack", Address(1), Address(0), 64),),
     (
         dataclasses.replace(STEP, zeroed=((Address(2, 64), 64),), rkernel=1),
         LoopStep("loop", 3, (SlotUpdate(5, Address(2), 64, -64),), (STEP, CopyStep("move", Address(5), Address(4), 8))),
         VDeviceStep(
-            "both", (STEP, CopyStep("move", Address(2), Address(4), 8)), (ROperator(0, 0), ROperator(1)),
+            "both",
+            (STEP, CopyStep("move", Address(2), Address(4), 8)),
+            (ROperator(0, 0), ROperator(1)),
             VDevicePlan((2, 1), ((Execute(0, 0, 2), Barrier(((1, 0),))), (Execute(1, 0, 1),))),
         ),
     ),
-    (Parameter(VECTOR, "0" * 64, 64),), 128, 128, 64, 128, 64, 6,
-)  # fmt: skip
+    (Parameter(VECTOR, "0" * 64, 64),),
+    128,
+    128,
+    64,
+    128,
+    64,
+    6,
+)
 
 
 def test_a_plan_comes_back() -> None:

@@ -73,9 +73,7 @@ def test_a_saved_kernel_loads_equal(source: KernelSource, tmp_path: Path) -> Non
 
 
 def test_a_cuda_kernel_too(tmp_path: Path) -> None:
-    compiled = CompiledKernel(
-        cuda_scale(shared_bytes=64), b"cubin", "log", (Resources(12, 2112, 0), Resources(8, 0, 4))
-    )
+    compiled = CompiledKernel(cuda_scale(shared_bytes=64), b"cubin", "log", (Resources(12, 2112, 0), Resources(8, 0, 4)))
     kernel = KernelBundle(compiled, "C[i] = A[i]", "nvidia-a100-sxm-80gb", "sha256:ab")
     path = save(kernel, tmp_path / "kernel")
     assert sorted(p.name for p in path.iterdir()) == ["kernel.cu", "kernel.cubin", "metadata.json"]
@@ -86,13 +84,22 @@ def test_a_cuda_kernel_too(tmp_path: Path) -> None:
     assert flip["cluster"] == [1, 1, 1]
     assert flip["dynamic_shared_bytes"] == 64
     assert flip["parameters"][0] | {"kind": "buffer"} == {
-        "kind": "buffer", "name": "A", "symbol": "a", "role": "input", "dtype": "float32", "shape": [256],
-        "strides": [1], "alignment": 64, "bytes": 1024, "donated": False,
-    }  # fmt: skip
+        "kind": "buffer",
+        "name": "A",
+        "symbol": "a",
+        "role": "input",
+        "dtype": "float32",
+        "shape": [256],
+        "strides": [1],
+        "alignment": 64,
+        "bytes": 1024,
+        "donated": False,
+    }
 
 
-VIEW = TensorMap("a_map", "a", DType.FLOAT32, MapMode.TILED, (16, 12), (64,), (8, 4), (1, 2), swizzle=Swizzle.B32,
-                 offset_bytes=256, tf32=True)  # fmt: skip
+VIEW = TensorMap(
+    "a_map", "a", DType.FLOAT32, MapMode.TILED, (16, 12), (64,), (8, 4), (1, 2), swizzle=Swizzle.B32, offset_bytes=256, tf32=True
+)
 PIXELS = TensorMap("c_map", "c", DType.FLOAT32, MapMode.IM2COL, (4, 8, 8), (16, 128), (4, 32), (1, 2, 1), (-1,), (-2,))
 
 
@@ -111,11 +118,24 @@ def test_tensor_maps_and_clusters_come_back(tmp_path: Path) -> None:
     assert launch["cluster"] == [2, 1, 1]
     assert [p["kind"] for p in launch["parameters"]] == ["buffer", "buffer", "tensor_map", "tensor_map"]
     assert launch["parameters"][2] == {
-        "kind": "tensor_map", "symbol": "a_map", "bytes": 128, "alignment": 128, "mode": "tiled", "buffer": "a",
-        "offset_bytes": 256, "dtype": "float32", "data_type": "TFLOAT32", "extents": [16, 12], "strides_bytes": [64],
-        "box": [8, 4], "element_strides": [1, 2], "lower_corner": [], "upper_corner": [], "swizzle_bytes": 32,
+        "kind": "tensor_map",
+        "symbol": "a_map",
+        "bytes": 128,
+        "alignment": 128,
+        "mode": "tiled",
+        "buffer": "a",
+        "offset_bytes": 256,
+        "dtype": "float32",
+        "data_type": "TFLOAT32",
+        "extents": [16, 12],
+        "strides_bytes": [64],
+        "box": [8, 4],
+        "element_strides": [1, 2],
+        "lower_corner": [],
+        "upper_corner": [],
+        "swizzle_bytes": 32,
         "l2_promotion_bytes": 256,
-    }  # fmt: skip
+    }
     assert launch["parameters"][3]["data_type"] == "UINT32"
     assert launch["parameters"][3]["lower_corner"] == [-1]
 
@@ -123,13 +143,27 @@ def test_tensor_maps_and_clusters_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("kind", "pointer"), ("symbol", "a b"), ("buffer", "zz"), ("mode", "gather"), ("dtype", "float16"),
-        ("data_type", "FLOAT64"), ("extents", [16, 13]), ("extents", [16]), ("extents", [True, 12]), ("extents", []),
-        ("strides_bytes", [72]), ("strides_bytes", [-64]), ("offset_bytes", 272), ("offset_bytes", 8),
-        ("box", [8, 400]), ("box", [1] * 4000), ("element_strides", [1, 0]), ("swizzle_bytes", 48),
+        ("kind", "pointer"),
+        ("symbol", "a b"),
+        ("buffer", "zz"),
+        ("mode", "gather"),
+        ("dtype", "float16"),
+        ("data_type", "FLOAT64"),
+        ("extents", [16, 13]),
+        ("extents", [16]),
+        ("extents", [True, 12]),
+        ("extents", []),
+        ("strides_bytes", [72]),
+        ("strides_bytes", [-64]),
+        ("offset_bytes", 272),
+        ("offset_bytes", 8),
+        ("box", [8, 400]),
+        ("box", [1] * 4000),
+        ("element_strides", [1, 0]),
+        ("swizzle_bytes", 48),
         ("lower_corner", [0]),
     ],
-)  # fmt: skip
+)
 def test_hostile_tensor_maps_are_rejected(tmp_path: Path, field: str, value: object) -> None:
     path = save(with_maps(), tmp_path / "kernel")
     document = json.loads((path / "metadata.json").read_text())
@@ -178,8 +212,13 @@ def test_the_header_is_c(tmp_path: Path) -> None:
     assert "void gather(const float *a, const int32_t *p, float *c, int64_t *status);" in header
     assert c_header(load(path).compiled) == header
     for language in ("c", "c++"):
-        subprocess.run(["gcc", "-Wall", "-Werror", "-x", language, "-fsyntax-only", "-"], check=True, text=True,
-                       input=f'#include "{path}/kernel.h"\n', timeout=60)  # fmt: skip
+        subprocess.run(
+            ["gcc", "-Wall", "-Werror", "-x", language, "-fsyntax-only", "-"],
+            check=True,
+            text=True,
+            input=f'#include "{path}/kernel.h"\n',
+            timeout=60,
+        )
 
 
 def test_no_macro_has_the_name_of_a_headers_parameter(tmp_path: Path) -> None:
@@ -189,14 +228,18 @@ def test_no_macro_has_the_name_of_a_headers_parameter(tmp_path: Path) -> None:
     kernel = roller_svc.compile(f"y[n] = {' + '.join(f'{name}[n]' for name in types)}", types, select="model", name="f")
     path = kernel.save(tmp_path / "kernel")
     assert (
-        "(const float *a, const float *arg_I__, const float *arg_I_, const float *arg_M_PI__, "
-        in (path / "kernel.h").read_text()
+        "(const float *a, const float *arg_I__, const float *arg_I_, const float *arg_M_PI__, " in (path / "kernel.h").read_text()
     )
     for language in ("c", "c++"):
         includes = "".join(f"#include <{each}.h>\n" for each in ("complex", "math", "errno"))
         text = f'{includes}#define g_KERNEL_H const\n#include "{path}/kernel.h"\n'
-        subprocess.run(["gcc", "-Wall", "-Werror", "-x", language, "-fsyntax-only", "-"], check=True, text=True,
-                       input=f"{text}const long size = f_WORKSPACE_BYTES;\n", timeout=60)  # fmt: skip
+        subprocess.run(
+            ["gcc", "-Wall", "-Werror", "-x", language, "-fsyntax-only", "-"],
+            check=True,
+            text=True,
+            input=f"{text}const long size = f_WORKSPACE_BYTES;\n",
+            timeout=60,
+        )
 
 
 def test_saving_over_a_kernel_replaces_it_and_leaves_other_files(folder: Path) -> None:

@@ -298,6 +298,4 @@ def in_a_process(program: str, **variables: str) -> str:
     """Run a program with this module's names, and return what it prints."""
     text = f"import os, pathlib, sys\nsys.path[:0] = {sys.path!r}\nfrom {Path(__file__).stem} import *\n{program}"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "ignore"} | variables
-    return subprocess.run(
-        [sys.executable, "-c", text], env=environment, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
+    return subprocess.run([sys.executable, "-c", text], env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout

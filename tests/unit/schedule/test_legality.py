@@ -77,8 +77,7 @@ def without(last: int) -> Node:
 def below(bound: int) -> Node:
     """Blocks of eight elements, written by the threads below a bound of 32."""
     own = Compute("out", (add(mul(ref("i"), num(8)), ref("w")),), ONE)
-    return loop("i", 4, loop("w", 32, Branch(lt(ref("w"), num(bound)), (own,)), kind=LoopKind.THREAD),
-                kind=LoopKind.BLOCK)  # fmt: skip
+    return loop("i", 4, loop("w", 32, Branch(lt(ref("w"), num(bound)), (own,)), kind=LoopKind.THREAD), kind=LoopKind.BLOCK)
 
 
 LEGAL: dict[str, Node] = {

@@ -49,9 +49,14 @@ class TestDefault:
 
     def test_a_reduction_starts_and_joins(self) -> None:
         assert render(build_tree(default_schedule(MATMUL))).splitlines() == [
-            "serial m in 5", "  serial n in 7", "    C[...] =",
-            "serial m in 5", "  serial n in 7", "    serial k in 6", "      C[...] +=",
-        ]  # fmt: skip
+            "serial m in 5",
+            "  serial n in 7",
+            "    C[...] =",
+            "serial m in 5",
+            "  serial n in 7",
+            "    serial k in 6",
+            "      C[...] +=",
+        ]
 
     def test_a_sum_wider_than_its_tensor_is_a_function_of_its_own(self) -> None:
         names = [f.name for f in default_schedule(NARROW).functions]
@@ -93,9 +98,8 @@ class TestTransforms:
         p = program("b[y, x] = a[y, x] + 1.0", a="float32 4 4")
         tiled = t.tile(default_schedule(p), "b", ("y", 2), ("x", 2))
         assert visited(tiled, "b") == [
-            (yo * 2 + yi, xo * 2 + xi)
-            for yo, xo, yi, xi in itertools.product(range(2), range(2), range(2), range(2))
-        ]  # fmt: skip
+            (yo * 2 + yi, xo * 2 + xi) for yo, xo, yi, xi in itertools.product(range(2), range(2), range(2), range(2))
+        ]
 
     def test_reorder_of_a_reduction(self) -> None:
         ordered = t.reorder(default_schedule(MATMUL), "C.update", "k", "n", "m")
@@ -168,20 +172,22 @@ class TestTransforms:
         blur = t.tile(default_schedule(BLUR), "B", ("y", 4), ("x", 4))
         blur = t.compute_at(blur, "bx", "B", "x.outer")
         blur = t.parallel(t.vectorise(t.unroll(blur, "bx", "y"), "B", "x.inner"), "B", "y.outer")
-        assert render(build_tree(blur)) == "\n".join([
-            "parallel y.outer in 2",
-            "  serial x.outer in 2",
-            "    stack bx.tile: float32[6, 4]",
-            "      unroll bx.y in 6",
-            "        let bx.y.at",
-            "          serial bx.x in 4",
-            "            let bx.x.at",
-            "              bx.tile[...] =",
-            "      serial y.inner in 4",
-            "        let y",
-            "          vector x.inner in 4",
-            "            B[...] =",
-        ])  # fmt: skip
+        assert render(build_tree(blur)) == "\n".join(
+            [
+                "parallel y.outer in 2",
+                "  serial x.outer in 2",
+                "    stack bx.tile: float32[6, 4]",
+                "      unroll bx.y in 6",
+                "        let bx.y.at",
+                "          serial bx.x in 4",
+                "            let bx.x.at",
+                "              bx.tile[...] =",
+                "      serial y.inner in 4",
+                "        let y",
+                "          vector x.inner in 4",
+                "            B[...] =",
+            ]
+        )
 
 
 def scatter(sign: str) -> Schedule:

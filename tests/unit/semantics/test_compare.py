@@ -135,9 +135,7 @@ def test_a_value_decided_by_rounding_counts_as_unchecked() -> None:
 
 
 def test_a_minimum_of_infinite_terms_is_unknown_where_their_errors_are() -> None:
-    program = parse(
-        "d[m, n] +=! A[m, k] * B[k, n]; y[m] <=! d[m, n]", types(A=(DType.FLOAT32, (1, 4)), B=(DType.FLOAT32, (4, 2)))
-    )
+    program = parse("d[m, n] +=! A[m, k] * B[k, n]; y[m] <=! d[m, n]", types(A=(DType.FLOAT32, (1, 4)), B=(DType.FLOAT32, (4, 2))))
     arrays = {"A": np.ones((1, 4), np.float32), "B": np.ones((4, 2), np.float32)}
     arrays["B"][2, 1] = np.inf
     want = evaluate(program, arrays, allow_tf32=True)

@@ -19,9 +19,7 @@ from roller_svc.semantics.values import storage_dtype
 BY_STORAGE = {storage_dtype(d): d for d in DType}
 
 
-def program_of(
-    expression: str, arrays: dict[str, np.ndarray[Any, Any]], outputs: list[str] | None = None
-) -> TensorProgram:
+def program_of(expression: str, arrays: dict[str, np.ndarray[Any, Any]], outputs: list[str] | None = None) -> TensorProgram:
     return parse(expression, {k: TensorType(BY_STORAGE[v.dtype], v.shape) for k, v in arrays.items()}, outputs)
 
 

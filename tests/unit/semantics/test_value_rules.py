@@ -121,9 +121,15 @@ BOTH = pytest.mark.parametrize("options", [{}, {"target": "nvidia-t4", "runtime"
 
 
 @BOTH
-@pytest.mark.parametrize(("value", "want"), [
-    ("-x[n]", [0, 1, 2]), ("x[n] << 1", [0, 1, 2]), ("bitwise_not(x[n])", [0, 1, 2]), ("x[n] - x[0]", [0, 1, 2]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        ("-x[n]", [0, 1, 2]),
+        ("x[n] << 1", [0, 1, 2]),
+        ("bitwise_not(x[n])", [0, 1, 2]),
+        ("x[n] - x[0]", [0, 1, 2]),
+    ],
+)
 def test_a_bool_is_0_or_1_on_the_way_too(value: str, want: list[int], options: dict[str, str]) -> None:
     x = np.array([False, True, True])
     kernel = roller_svc.compile(f"y[n] = ({value}) * n", {"x": ("bool", (3,))}, select="model", **options)
@@ -131,14 +137,17 @@ def test_a_bool_is_0_or_1_on_the_way_too(value: str, want: list[int], options: d
 
 
 @BOTH
-@pytest.mark.parametrize(("index", "dtype", "ids"), [
-    ("(i[n] * 100) % 5", "int8", [1, 2, 3, 4]), ("(i[n] - 1) % 7", "uint8", [0, 1, 2, 0]),
-    ("(i[n] * 1000000) % 10", "int32", [3000, 10000, 2, 7777]), ("(n * n * n) % 10", "int32", [0] * 2000),
-    ("(n * n * n).cast(`int64`) % 10", "int32", [0] * 2000),
-])  # fmt: skip
-def test_indices_from_data_wrap_and_those_of_axes_do_not(
-    index: str, dtype: str, ids: list[int], options: dict[str, str]
-) -> None:
+@pytest.mark.parametrize(
+    ("index", "dtype", "ids"),
+    [
+        ("(i[n] * 100) % 5", "int8", [1, 2, 3, 4]),
+        ("(i[n] - 1) % 7", "uint8", [0, 1, 2, 0]),
+        ("(i[n] * 1000000) % 10", "int32", [3000, 10000, 2, 7777]),
+        ("(n * n * n) % 10", "int32", [0] * 2000),
+        ("(n * n * n).cast(`int64`) % 10", "int32", [0] * 2000),
+    ],
+)
+def test_indices_from_data_wrap_and_those_of_axes_do_not(index: str, dtype: str, ids: list[int], options: dict[str, str]) -> None:
     arrays = {"x": np.arange(10, dtype=np.float32), "i": np.array(ids, dtype)}
     inputs = {"x": ("float32", (10,)), "i": (dtype, (len(ids),))}
     expression = f"y[n] = x[{index}] + i[n] * 0"

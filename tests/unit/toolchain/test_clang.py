@@ -15,9 +15,7 @@ from reference_kernels import add
 from roller_svc.toolchain.gcc import compile_c
 
 ROOT = Path(__file__).parents[3]
-needs_clang = pytest.mark.skipif(
-    shutil.which("clang") is None, reason="there is no clang here (apt install clang libomp-dev)"
-)
+needs_clang = pytest.mark.skipif(shutil.which("clang") is None, reason="there is no clang here (apt install clang libomp-dev)")
 
 
 @needs_clang

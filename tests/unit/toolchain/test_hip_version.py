@@ -17,9 +17,13 @@ Target: x86_64-pc-linux-gnu
 """
 
 
-@pytest.mark.parametrize(("printed", "expected"), [
-    (PRINTED, "HIP version: 5.2.21153-0, Debian clang version 15.0.6"), ("Target: none\n", "{path} --version fails"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (PRINTED, "HIP version: 5.2.21153-0, Debian clang version 15.0.6"),
+        ("Target: none\n", "{path} --version fails"),
+    ],
+)
 def test_only_lines_with_versions_count(tmp_path: Path, printed: str, expected: str) -> None:
     (tmp_path / "printed").write_text(printed)
     hipcc = tmp_path / "hipcc"

@@ -44,18 +44,14 @@ def alone(number: int, together: tuple[CompiledKernel, tuple[KernelSource, ...]]
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_each_linked_program_computes_its_plan(
-    number: int, together: tuple[CompiledKernel, tuple[KernelSource, ...]]
-) -> None:
+def test_each_linked_program_computes_its_plan(number: int, together: tuple[CompiledKernel, tuple[KernelSource, ...]]) -> None:
     rng = np.random.default_rng(number)
     a, b = (rng.standard_normal((300, 300)).astype(np.float32) for _ in range(2))
     found = CpuModule(alone(number, together)).run({"a": a, "b": b})
     np.testing.assert_allclose(found["y"], a @ b, rtol=1e-4, atol=1e-3)
 
 
-def test_only_its_own_functions_are_there(
-    together: tuple[CompiledKernel, tuple[KernelSource, ...]], tmp_path: Path
-) -> None:
+def test_only_its_own_functions_are_there(together: tuple[CompiledKernel, tuple[KernelSource, ...]], tmp_path: Path) -> None:
     linked, (whole, _) = alone(1, together), together
     path = tmp_path / "kernel.so"
     path.write_bytes(linked.binary)
@@ -74,8 +70,10 @@ def test_a_linked_program_exports_its_names_alone(
     path.write_bytes(linked.binary)
     name = linked.source.name
     assert name.startswith("roller_")
-    assert exports(path) == {*(launch.name for launch in linked.source.launches),
-                             *(f"{name}_{function}" for function in ("run", "own_pool", "use_pool"))}  # fmt: skip
+    assert exports(path) == {
+        *(launch.name for launch in linked.source.launches),
+        *(f"{name}_{function}" for function in ("run", "own_pool", "use_pool")),
+    }
 
 
 def exports(path: Path) -> set[str]:

@@ -108,9 +108,7 @@ def test_workers_end_with_their_parent() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader), os.fdopen(writer, "w"):
         arguments = [str(library.path), str(8 << 30), str(reader)]
-        process = subprocess.run(
-            [*worker, *arguments], input=b"", capture_output=True, timeout=60, pass_fds=(reader,)
-        )  # fmt: skip
+        process = subprocess.run([*worker, *arguments], input=b"", capture_output=True, timeout=60, pass_fds=(reader,))
     assert process.returncode == 0
     assert b'"archs"' in process.stdout
 

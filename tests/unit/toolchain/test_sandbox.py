@@ -140,9 +140,7 @@ def test_a_compiler_without_the_sandbox_reads_the_file(kind: str, secret: Path, 
 
 
 @files_are_confined
-@pytest.mark.parametrize(
-    "path", ["/etc/passwd", "/etc/hostname", "/proc/self/environ", "/proc/1/environ", str(ROOT / "README.md")]
-)
+@pytest.mark.parametrize("path", ["/etc/passwd", "/etc/hostname", "/proc/self/environ", "/proc/1/environ", str(ROOT / "README.md")])
 def test_files_of_the_system_that_are_none_of_a_compilers_concern(path: str, job: Path) -> None:
     code, log = shell(f"cat {path}", job)
     assert code != 0
@@ -367,9 +365,7 @@ def test_a_compiler_and_what_it_started_die_with_their_parent(mark: str, job: Pa
 def test_a_timeout_kills_the_whole_group(mark: str, job: Path) -> None:
     value = mark.removeprefix("MARK=")
     with pytest.raises(KernelTimeoutError) as raised:
-        run_sandboxed(
-            [SH, "-c", "sleep 200 & sleep 200"], job, CompileLimits(timeout_s=1.0), environment={"MARK": value}
-        )
+        run_sandboxed([SH, "-c", "sleep 200 & sleep 200"], job, CompileLimits(timeout_s=1.0), environment={"MARK": value})
     assert raised.value.code == "compile-timeout"
     assert until(lambda: not processes_of(mark))
 
@@ -432,9 +428,13 @@ def test_an_nvrtc_worker_dies_with_its_pipe() -> None:
     reader, writer = os.pipe()
     command = [sys.executable, "-I", "-S", str(Path(nvrtc_pool.__file__).with_name("worker.py"))]
     with subprocess.Popen(
-        [*command, str(library.path), str(8 << 30), str(reader)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        pass_fds=(reader,), start_new_session=True, env={"LD_LIBRARY_PATH": str(library.path.parent)},
-    ) as worker:  # fmt: skip
+        [*command, str(library.path), str(8 << 30), str(reader)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=(reader,),
+        start_new_session=True,
+        env={"LD_LIBRARY_PATH": str(library.path.parent)},
+    ) as worker:
         assert worker.stdout is not None
         assert worker.stdout.read(1)
         os.close(writer)
@@ -493,12 +493,44 @@ def test_rejected_source_reaches_no_compiler(monkeypatch: pytest.MonkeyPatch) ->
 
 
 PIECES = st.lists(
-    st.sampled_from([
-        "#", "include", " ", "\n", "\\", "\\\n", "/", "*", "/*", "*/", "//", '"', "'", "<", ">", "stdint.h", "asm", "(",
-        ")", ".", "incbin", "R", "?", "??/", "%:", "_Pragma", "omp ", "define", "x", "'\"'", "\t", "__has_include",
-    ]),
+    st.sampled_from(
+        [
+            "#",
+            "include",
+            " ",
+            "\n",
+            "\\",
+            "\\\n",
+            "/",
+            "*",
+            "/*",
+            "*/",
+            "//",
+            '"',
+            "'",
+            "<",
+            ">",
+            "stdint.h",
+            "asm",
+            "(",
+            ")",
+            ".",
+            "incbin",
+            "R",
+            "?",
+            "??/",
+            "%:",
+            "_Pragma",
+            "omp ",
+            "define",
+            "x",
+            "'\"'",
+            "\t",
+            "__has_include",
+        ]
+    ),
     max_size=24,
-).map("".join)  # fmt: skip
+).map("".join)
 
 
 @given(PIECES)

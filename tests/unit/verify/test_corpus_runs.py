@@ -18,9 +18,7 @@ from roller_svc.verify import corpus
 from roller_svc.verify.corpus import Row, Run
 from roller_svc.verify.run_and_verify import verify_results
 
-CORPUS = {
-    "cases": [{"id": "one", "cls": "map", "expr": "y[i] = x[i]", "inputs": {"x": {"dtype": "float32", "shape": [8]}}}]
-}
+CORPUS = {"cases": [{"id": "one", "cls": "map", "expr": "y[i] = x[i]", "inputs": {"x": {"dtype": "float32", "shape": [8]}}}]}
 
 
 def row(seeds: int, target: str = "local", *, emulate: bool = False, races: bool = False) -> Row:

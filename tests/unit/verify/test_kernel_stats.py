@@ -63,11 +63,22 @@ def test_a_kernel_says_its_family_unit_and_tiles() -> None:
     (plain,), _ = rank(group, AMPERE, AMPERE.unit_for(group.space.compute_dtype), 1)
     found = summarize_kernels((group, group), Plan((chosen(by_hand), plain)), AMPERE)
     assert found[0] == {
-        "kind": "contraction", "family": "mma", "unit": "mma_f16", "lanes": 32, "split_k": 4, "stream_k": 0,
-        "stages": 3, "raster": 1, "blocks": 0, "cluster_m": 1, "cluster_n": 1, "cluster_k": 1, "pingpong": 0,
+        "kind": "contraction",
+        "family": "mma",
+        "unit": "mma_f16",
+        "lanes": 32,
+        "split_k": 4,
+        "stream_k": 0,
+        "stages": 3,
+        "raster": 1,
+        "blocks": 0,
+        "cluster_m": 1,
+        "cluster_n": 1,
+        "cluster_k": 1,
+        "pingpong": 0,
         "epilogue": ["none"],
         "operands": [{"dtype": "float16", "stored": "float16", "load": "async16"}] * 2,
-    }  # fmt: skip
+    }
     assert (found[1]["family"], found[1]["unit"]) == ("simt", "fma_f32")
     assert [operand["load"] for operand in found[1]["operands"]] == [None, None]
     totals = count_features(found)

@@ -39,9 +39,7 @@ def compiled_of(report: BuildReport) -> CompiledKernel:
     return report.winner.compiled
 
 
-def linted(
-    report: BuildReport, *, compiled: CompiledKernel | None = None, unit: ComputeUnit | None = None
-) -> LintResult:
+def linted(report: BuildReport, *, compiled: CompiledKernel | None = None, unit: ComputeUnit | None = None) -> LintResult:
     """The lint of a build, with another binary or another unit in its plan."""
     plan = report.winner.plan
     if unit is not None:

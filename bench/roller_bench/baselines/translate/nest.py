@@ -112,9 +112,7 @@ def _split(nest: Nest, name: str, inner: int) -> Nest:
 
     def change(node: Expr) -> Expr:
         match node:
-            case Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=n), divisor)) if (
-                n == name and _whole(divisor) % inner == 0
-            ):
+            case Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=n), divisor)) if n == name and _whole(divisor) % inner == 0:
                 return _over(AxisRef(high), OpKind.FLOORDIV, _whole(divisor) // inner)
             case Op(kind=OpKind.MOD, args=(AxisRef(name=n), divisor)) if n == name and _whole(divisor) % inner == 0:
                 outer = _whole(divisor) // inner

@@ -133,9 +133,7 @@ class Pointwise:
             return value
         return self.context.strided(value, shape, strides, sum(o.offset * s for o, s in zip(index, steps, strict=True)))
 
-    def _padded(
-        self, load: Load, value: Slot, index: tuple[Affine, ...], fill: float
-    ) -> tuple[Slot, tuple[Affine, ...]]:
+    def _padded(self, load: Load, value: Slot, index: tuple[Affine, ...], fill: float) -> tuple[Slot, tuple[Affine, ...]]:
         """Return the tensor padded for the index, and the index into it."""
         shape = tuple(value.value.shape)
         ranges = [index_range(one, self.nest.extents) for one in index]
@@ -145,9 +143,7 @@ class Pointwise:
         border.value[...] = fill
         strides = self.context.strides(border)
         start = sum(-low * s for low, s in zip(lows, strides, strict=True))
-        self.context.into(
-            "pad", self.context.library.convert, value, out=self.context.strided(border, shape, strides, start)
-        )
+        self.context.into("pad", self.context.library.convert, value, out=self.context.strided(border, shape, strides, start))
         return border, tuple(Affine(one.coeffs, one.offset - low) for one, low in zip(index, lows, strict=True))
 
     def _computed(self, expr: Expr, into: Slot | None) -> Slot:
@@ -204,8 +200,7 @@ class Pointwise:
     def _gathered(self, load: Load, value: Slot, *, clamped: bool) -> Slot:
         """Gather by integer indices, along one dimension if only one index is not an axis."""
         context, nest = self.context, self.nest
-        indices = [self._whole(part, size, clamped=clamped) for part, size in
-                   zip(load.index, value.value.shape, strict=True)]  # fmt: skip
+        indices = [self._whole(part, size, clamped=clamped) for part, size in zip(load.index, value.value.shape, strict=True)]
         opaque = [d for d, part in enumerate(load.index) if not isinstance(part, AxisRef)]
         if len(opaque) == 1 and (gathered_axes := _one_axis(load, opaque[0], indices[opaque[0]], nest)) is not None:
             dim = opaque[0]

@@ -207,9 +207,7 @@ def _merged(context: Context, nest: Nest, value: Slot, names: tuple[str, ...]) -
     return math.prod(extent for extent, _ in axes_in_memory), axes_in_memory[-1][1]
 
 
-def _matrix(
-    context: Context, nest: Nest, value: Slot, groups: tuple[tuple[str, ...], ...], *, result: bool = False
-) -> Slot:
+def _matrix(context: Context, nest: Nest, value: Slot, groups: tuple[tuple[str, ...], ...], *, result: bool = False) -> Slot:
     """Return a value as a stack of matrices: a view if possible, else a copy at every run."""
     view = _matrix_view(context, nest, value, groups)
     if view is not None:

@@ -187,9 +187,7 @@ class _Translator:
     def _is_private(self, tensor: str, start: int, stop: int) -> bool:
         """Return whether only statements from `start` to `stop` read a tensor that is not an output."""
         outside = [*self.statements[:start], *self.statements[stop:]]
-        return all(tensor not in s.reads_tensors for s in outside) and all(
-            o.tensor != tensor for o in self.program.outputs
-        )
+        return all(tensor not in s.reads_tensors for s in outside) and all(o.tensor != tensor for o in self.program.outputs)
 
     def _dying(self, at: int) -> Slot | None:
         """Return the memory of an intermediate that only this statement reads elementwise, for reuse."""

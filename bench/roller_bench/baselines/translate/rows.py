@@ -74,9 +74,7 @@ def patterns_of(segment: Sequence[TensorExpr], types: dict[str, TensorType]) -> 
     return [*_softmaxes_and_norms(segment, outside, types), *_argmosts(segment), *_attentions(segment, outside, types)]
 
 
-def _softmaxes_and_norms(
-    segment: Sequence[TensorExpr], outside: list[str], types: dict[str, TensorType]
-) -> list[Pattern]:
+def _softmaxes_and_norms(segment: Sequence[TensorExpr], outside: list[str], types: dict[str, TensorType]) -> list[Pattern]:
     data = next((n for n in outside if types[n].shape == segment[-1].type.shape), None)
     dims = () if data is None else _reduced_dims(segment, data)
     if data is None or not dims:

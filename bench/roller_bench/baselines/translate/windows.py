@@ -179,6 +179,12 @@ def _window(nest: Nest, one: Affine, size: int) -> Window | None:
         return None
     tap = found[0] if found else None
     return Window(
-        outs[0], tap, nest.extents[outs[0]], summed[tap] if tap else 1, one.coeff(outs[0]),
-        one.coeff(tap) if tap else 1, -one.offset, size,
-    )  # fmt: skip
+        outs[0],
+        tap,
+        nest.extents[outs[0]],
+        summed[tap] if tap else 1,
+        one.coeff(outs[0]),
+        one.coeff(tap) if tap else 1,
+        -one.offset,
+        size,
+    )

@@ -45,9 +45,7 @@ class _TriedVariants:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def baseline_work(
-    name: str, case: TimedCase, program: TensorProgram, arrays: Mapping[str, DeviceBytes]
-) -> BaselineWork:
+def baseline_work(name: str, case: TimedCase, program: TensorProgram, arrays: Mapping[str, DeviceBytes]) -> BaselineWork:
     """Try all variants of a baseline.
 
     The row has `variants`, the seconds or the error of each, and `prepare_s`, the time of compiling and trying them.
@@ -68,8 +66,14 @@ def baseline_work(
     variant_columns = tried.seconds | tried.errors
     seconds = time.monotonic() - began
     if not tried.works:
-        return BaselineWork({"name": name, "error": "; ".join(dict.fromkeys(tried.errors.values()))[:_MAX_REASON_CHARS],
-                     "variants": variant_columns, "prepare_s": seconds})  # fmt: skip
+        return BaselineWork(
+            {
+                "name": name,
+                "error": "; ".join(dict.fromkeys(tried.errors.values()))[:_MAX_REASON_CHARS],
+                "variants": variant_columns,
+                "prepare_s": seconds,
+            }
+        )
     best = min(tried.seconds, key=lambda variant: tried.seconds[variant])
     return BaselineWork({"name": best, "variants": variant_columns, "prepare_s": seconds}, tried.works[best])
 

@@ -24,8 +24,9 @@ def attention_variants(shape: Attention, tensors: Mapping[str, Any]) -> list[Var
     calls = _calls(shape, *tensors.values())
     return [
         Variant(f"torch attention, {backend}{how}", call, partial(sdpa_kernel, which))
-        for backend, which in BACKENDS.items() for how, call in calls.items()
-    ]  # fmt: skip
+        for backend, which in BACKENDS.items()
+        for how, call in calls.items()
+    ]
 
 
 def _calls(shape: Attention, q: Any, k: Any, v: Any) -> dict[str, Callable[[], Any]]:

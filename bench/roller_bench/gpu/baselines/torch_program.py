@@ -161,9 +161,14 @@ def _data_and_weight(nest: Nest, conv: Convolution, tensors: Tensors) -> tuple[t
 def _convolution(nest: Nest, conv: Convolution, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     windows, outer = conv.windows, [name for name in (conv.group, *conv.filters) if name]
     result = _CONVOLUTIONS[len(windows)](
-        data, weight, None, tuple(w.stride for w in windows), tuple(w.pad for w in windows),
-        tuple(w.dilation for w in windows), nest.extents[conv.group] if conv.group else 1,
-    )  # fmt: skip
+        data,
+        weight,
+        None,
+        tuple(w.stride for w in windows),
+        tuple(w.pad for w in windows),
+        tuple(w.dilation for w in windows),
+        nest.extents[conv.group] if conv.group else 1,
+    )
     order = [*conv.batch, *outer, *(w.out for w in windows)]
     result = result.reshape([nest.extents[name] for name in order])
     return result.permute([order.index(axis.name) for axis in nest.spatial])

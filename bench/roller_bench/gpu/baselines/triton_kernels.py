@@ -34,8 +34,9 @@ def _attention_tiles() -> list[Any]:
 
 
 @triton.jit
-def matmul_kernel(a, b, c, M, N, K, a_m, a_k, b_k, b_n, c_m,
-                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+def matmul_kernel(
+    a, b, c, M, N, K, a_m, a_k, b_k, b_n, c_m, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr
+):
     """C = A B, rasterised in groups of GROUP rows of tiles."""
     tiles_n = tl.cdiv(N, BN)
     band = tl.program_id(0) // (GROUP * tiles_n)
@@ -49,9 +50,7 @@ def matmul_kernel(a, b, c, M, N, K, a_m, a_k, b_k, b_n, c_m,
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for step in range(tl.cdiv(K, BK)):
         left = K - step * BK
-        total = tl.dot(
-            tl.load(a_at, mask=k[None, :] < left, other=0.0), tl.load(b_at, mask=k[:, None] < left, other=0.0), total
-        )
+        total = tl.dot(tl.load(a_at, mask=k[None, :] < left, other=0.0), tl.load(b_at, mask=k[:, None] < left, other=0.0), total)
         a_at += BK * a_k
         b_at += BK * b_k
     inside = (m[:, None] < M) & (n[None, :] < N)
@@ -84,8 +83,21 @@ def norm_kernel(x, w, b, y, columns, EPSILON: tl.constexpr, CENTRED: tl.constexp
 
 
 @triton.jit
-def attention_kernel(q, k, v, o, scale, QUERIES, KEYS, HEADS, SHARING, FEATURES: tl.constexpr, CAUSAL: tl.constexpr,
-                     BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+def attention_kernel(
+    q,
+    k,
+    v,
+    o,
+    scale,
+    QUERIES,
+    KEYS,
+    HEADS,
+    SHARING,
+    FEATURES: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """Compute softmax(q k^T) v for one tile of queries of one head; the last query attends to all keys."""
     head = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -138,17 +150,24 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax along the last dimension."""
     y, columns = torch.empty_like(x), x.shape[-1]
-    softmax_kernel[(x.numel() // columns,)](x, y, columns, BLOCK=triton.next_power_of_2(columns),
-                                            num_warps=_warps(columns))  # fmt: skip
+    softmax_kernel[(x.numel() // columns,)](x, y, columns, BLOCK=triton.next_power_of_2(columns), num_warps=_warps(columns))
     return y
 
 
 def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, epsilon: float = 1e-5) -> torch.Tensor:
     """Layer norm along the last dimension, or, without `b`, RMS norm."""
     y, columns = torch.empty_like(x), x.shape[-1]
-    norm_kernel[(x.numel() // columns,)](x, w, w if b is None else b, y, columns, EPSILON=epsilon,
-                                         CENTRED=b is not None, BLOCK=triton.next_power_of_2(columns),
-                                         num_warps=_warps(columns))  # fmt: skip
+    norm_kernel[(x.numel() // columns,)](
+        x,
+        w,
+        w if b is None else b,
+        y,
+        columns,
+        EPSILON=epsilon,
+        CENTRED=b is not None,
+        BLOCK=triton.next_power_of_2(columns),
+        num_warps=_warps(columns),
+    )
     return y
 
 
@@ -160,8 +179,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     def grid(tile: dict[str, int]) -> tuple[int, int]:
         return triton.cdiv(queries, tile["BM"]), batch * heads
 
-    _attention[grid](q, k, v, o, features**-0.5 * LOG2_E, queries, k.shape[2], heads, heads // k.shape[1],
-                     FEATURES=features, CAUSAL=causal)  # fmt: skip
+    _attention[grid](
+        q, k, v, o, features**-0.5 * LOG2_E, queries, k.shape[2], heads, heads // k.shape[1], FEATURES=features, CAUSAL=causal
+    )
     return o
 
 

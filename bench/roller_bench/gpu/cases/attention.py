@@ -42,13 +42,26 @@ def attention_checks() -> Iterator[Check]:
             dtype, causal = HALVES[number % 2], "causal" in more
             queried, seen = (batch, heads, queries, features), (batch, key_heads, keys, features)
             inputs = (("Q", (dtype, queried)), ("K", (dtype, seen)), ("V", (dtype, seen)))
-            yield Check(f"{name}-{unit or 'chosen'}-{dtype}", "attention",
-                        f"O = attention(Q, K, V{', ' + more if more else ''})", inputs, unit=unit,
-                        finite=("V",) if causal else ())  # fmt: skip
-    yield Check("mask-split", "attention", "O = attention(Q, K, V, M)",
-                (("Q", ("float16", (1, 4, 40, 64))), ("K", ("float16", (1, 4, 300, 64))),
-                 ("V", ("float16", (1, 4, 300, 64))), ("M", ("float16", (40, 300)))),
-                tiles=(("split_k", 2),))  # fmt: skip
+            yield Check(
+                f"{name}-{unit or 'chosen'}-{dtype}",
+                "attention",
+                f"O = attention(Q, K, V{', ' + more if more else ''})",
+                inputs,
+                unit=unit,
+                finite=("V",) if causal else (),
+            )
+    yield Check(
+        "mask-split",
+        "attention",
+        "O = attention(Q, K, V, M)",
+        (
+            ("Q", ("float16", (1, 4, 40, 64))),
+            ("K", ("float16", (1, 4, 300, 64))),
+            ("V", ("float16", (1, 4, 300, 64))),
+            ("M", ("float16", (40, 300))),
+        ),
+        tiles=(("split_k", 2),),
+    )
     yield from _written_out()
     yield from _gated()
 
@@ -57,22 +70,30 @@ def _written_out() -> Iterator[Check]:
     """Yield attention written as statements: with an input mask, and with fully masked rows."""
     halves: Inputs = (("q", ("float16", (2, 3, 70, 64))), ("k", ("float16", (2, 3, 77, 64))),
                       ("v", ("float16", (2, 3, 77, 64))))  # fmt: skip
-    rest = ("x[b,h,s] >=! p[b,h,s,t]; e[b,h,s,t] = exp(p[b,h,s,t] - x[b,h,s]); z[b,h,s] +=! e[b,h,s,t]; "
-            "o[b,h,s,d] +=! e[b,h,s,t] * v[b,h,t,d]; y[b,h,s,d] = o[b,h,s,d] / z[b,h,s]")  # fmt: skip
+    rest = (
+        "x[b,h,s] >=! p[b,h,s,t]; e[b,h,s,t] = exp(p[b,h,s,t] - x[b,h,s]); z[b,h,s] +=! e[b,h,s,t]; "
+        "o[b,h,s,d] +=! e[b,h,s,t] * v[b,h,t,d]; y[b,h,s,d] = o[b,h,s,d] / z[b,h,s]"
+    )
     scores = "a[b,h,s,t] +=! q[b,h,s,d] * k[b,h,t,d]"
-    yield Check("mask-input", "attention", f"{scores}; p[b,h,s,t] = a[b,h,s,t] * 0.125 + m[b,s,t]; {rest}",
-                (*halves, ("m", ("float16", (2, 70, 77)))))  # fmt: skip
-    yield Check("rows-without-keys", "attention",
-                f"{scores}; p[b,h,s,t] = (a[b,h,s,t] * 0.125).when([t + 5 <= s], const(-60000.0)); {rest}",
-                halves, finite=("v",))  # fmt: skip
+    yield Check(
+        "mask-input",
+        "attention",
+        f"{scores}; p[b,h,s,t] = a[b,h,s,t] * 0.125 + m[b,s,t]; {rest}",
+        (*halves, ("m", ("float16", (2, 70, 77)))),
+    )
+    yield Check(
+        "rows-without-keys",
+        "attention",
+        f"{scores}; p[b,h,s,t] = (a[b,h,s,t] * 0.125).when([t + 5 <= s], const(-60000.0)); {rest}",
+        halves,
+        finite=("v",),
+    )
     single = tuple((name, ("float32", shape)) for name, (_, shape) in halves)
     yield Check("float32", "attention", f"{scores}; p[b,h,s,t] = a[b,h,s,t] * 0.125; {rest}", single)
 
 
 def _gated() -> Iterator[Check]:
     """Yield dual GEMMs: two contractions of the same rows and a gated product."""
-    text = ("g[m,f] +=! x[m,k] * wg[f,k]; u[m,f] +=! x[m,k] * wu[f,k]; "
-            "y[m,f] = g[m,f] / (1.0 + exp(-g[m,f])) * u[m,f]")  # fmt: skip
+    text = "g[m,f] +=! x[m,k] * wg[f,k]; u[m,f] +=! x[m,k] * wu[f,k]; y[m,f] = g[m,f] / (1.0 + exp(-g[m,f])) * u[m,f]"
     for name, rows, dtype in (("one-row", 1, "float16"), ("few-rows", 16, "float16"), ("many-rows", 150, "bfloat16")):
-        yield Check(name, "gated", text, (("x", (dtype, (rows, 136))), ("wg", (dtype, (104, 136))),
-                                          ("wu", (dtype, (104, 136)))))  # fmt: skip
+        yield Check(name, "gated", text, (("x", (dtype, (rows, 136))), ("wg", (dtype, (104, 136))), ("wu", (dtype, (104, 136)))))

@@ -37,13 +37,10 @@ class Check:
         return {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in self.inputs}
 
 
-def product_check(
-    family: str, name: str, dtype: str, extents: tuple[int, int, int], layout: str = "nn", **more: Any
-) -> Check:
+def product_check(family: str, name: str, dtype: str, extents: tuple[int, int, int], layout: str = "nn", **more: Any) -> Check:
     """Return the check of a product of two matrices, extents (m, n, k)."""
     sizes = dict(zip("mnk", extents, strict=True))
     (a, b), cast = LAYOUTS[layout], ".cast(`int32`)" if "int8" in dtype else ""
     shapes = [tuple(sizes[axis] for axis in index) for index in (a, b)]
     text = f"C[m,n] +=! A[{','.join(a)}]{cast} * B[{','.join(b)}]{cast}"
-    return Check(f"{name}-{layout}-{dtype}", family, text, (("A", (dtype, shapes[0])), ("B", (dtype, shapes[1]))),
-                 **more)  # fmt: skip
+    return Check(f"{name}-{layout}-{dtype}", family, text, (("A", (dtype, shapes[0])), ("B", (dtype, shapes[1]))), **more)

@@ -9,8 +9,10 @@ from roller_bench.gpu.cases.warpgroups import UNIT
 
 _SOFTMAX = "h[i] >=! x[i,j]; t[i] +=! exp(x[i,j] - h[i]); y[i,j] = exp(x[i,j] - h[i]) / t[i]"
 _LOG_SUM_EXP = "h[i] >=! x[i,j]; t[i] +=! exp(x[i,j] - h[i]); y[i] = log(t[i]) + h[i]"
-_LAYER_NORM = ("s[i] +=! x[i,j]; u[i] = s[i] / 4097.0; q[i] +=! (x[i,j] - u[i]) * (x[i,j] - u[i]); "
-               "y[i,j] = (x[i,j] - u[i]) * rsqrt(q[i] / 4097.0 + 1e-05)")  # fmt: skip
+_LAYER_NORM = (
+    "s[i] +=! x[i,j]; u[i] = s[i] / 4097.0; q[i] +=! (x[i,j] - u[i]) * (x[i,j] - u[i]); "
+    "y[i,j] = (x[i,j] - u[i]) * rsqrt(q[i] / 4097.0 + 1e-05)"
+)
 _PAGED = (
     "S[b,g,h,n] +=! Q[b,g,h,d] * K[T[b,n // 16],n % 16,g,d] where n in 500; A[b,g,h,n] = S[b,g,h,n] * 0.125; "
     "M[b,g,h] >=! A[b,g,h,n]; E[b,g,h,n] = exp(A[b,g,h,n] - M[b,g,h]); L[b,g,h] +=! E[b,g,h,n]; "
@@ -18,15 +20,18 @@ _PAGED = (
 )
 _INT4 = "((q[n,k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * s[n,k // 128]"
 _AWQ_SHIFT = "((n % 2 * 4 + n % 8 // 2) * 4)"
-_AWQ = (f"((q[k,n // 8] >> {_AWQ_SHIFT}).call(`bitwise_and`, [15]) - (z[k // 128,n // 8] >> {_AWQ_SHIFT})"
-        ".call(`bitwise_and`, [15])).cast(`float16`) * s[k // 128,n]")  # fmt: skip
-_GPTQ = ("((q[k // 8,n] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - (z[k // 128,n // 8] >> (n % 8 * 4))"
-         ".call(`bitwise_and`, [15]) - 1).cast(`float16`) * s[k // 128,n]")  # fmt: skip
+_AWQ = (
+    f"((q[k,n // 8] >> {_AWQ_SHIFT}).call(`bitwise_and`, [15]) - (z[k // 128,n // 8] >> {_AWQ_SHIFT})"
+    ".call(`bitwise_and`, [15])).cast(`float16`) * s[k // 128,n]"
+)
+_GPTQ = (
+    "((q[k // 8,n] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - (z[k // 128,n // 8] >> (n % 8 * 4))"
+    ".call(`bitwise_and`, [15]) - 1).cast(`float16`) * s[k // 128,n]"
+)
 _N, _K = 200, 1024
 _LOOKED_UP = "t[(q[n,k // 2] >> ({place} * 4)).call(`bitwise_and`, [15])]"
 _NVFP4 = _LOOKED_UP.format(place="k % 2") + ".cast(`float16`) * s[n,k // 16].cast(`float16`)"
-_MXFP4 = (_LOOKED_UP.format(place="k % 2")
-          + ".cast(`bfloat16`) * exp2(e[n,k // 32].cast(`float32`) - 127.0).cast(`bfloat16`)")  # fmt: skip
+_MXFP4 = _LOOKED_UP.format(place="k % 2") + ".cast(`bfloat16`) * exp2(e[n,k // 32].cast(`float32`) - 127.0).cast(`bfloat16`)"
 _NF4 = f"({_LOOKED_UP.format(place='(1 - k % 2)')} * s[n,k // 64]).cast(`float16`)"
 _BYTES = ("q", ("uint8", (_N, _K // 2)))
 
@@ -48,15 +53,28 @@ def _atomics() -> Iterator[Check]:
     """Yield updates by `red` of every type, bins in shared memory, and a target that is overwritten."""
     family, ids = "atomics", ("at", ("int32", (3000,)))
     for dtype in ("float16", "bfloat16", "float32", "float64", "int64"):
-        yield Check(f"add-{dtype}", family, "grid[at[n],c] +=. x[n,c]",
-                    (("grid", (dtype, (500, 18))), ids, ("x", (dtype, (3000, 18)))),
-                    hints={"at": {"range": [0, 500]}})  # fmt: skip
-    yield Check("bins", family, "grid[at[n]] +=. x[n]",
-                (("grid", ("float32", (256,))), ids, ("x", ("float32", (3000,)))),
-                hints={"at": {"range": [0, 256]}})  # fmt: skip
-    yield Check("donated", family, "grid[at[n],c] +=. x[n,c]",
-                (("grid", ("float32", (500, 17))), ids, ("x", ("float32", (3000, 17)))),
-                hints={"at": {"range": [0, 500]}}, donate=("grid",))  # fmt: skip
+        yield Check(
+            f"add-{dtype}",
+            family,
+            "grid[at[n],c] +=. x[n,c]",
+            (("grid", (dtype, (500, 18))), ids, ("x", (dtype, (3000, 18)))),
+            hints={"at": {"range": [0, 500]}},
+        )
+    yield Check(
+        "bins",
+        family,
+        "grid[at[n]] +=. x[n]",
+        (("grid", ("float32", (256,))), ids, ("x", ("float32", (3000,)))),
+        hints={"at": {"range": [0, 256]}},
+    )
+    yield Check(
+        "donated",
+        family,
+        "grid[at[n],c] +=. x[n,c]",
+        (("grid", ("float32", (500, 17))), ids, ("x", ("float32", (3000, 17)))),
+        hints={"at": {"range": [0, 500]}},
+        donate=("grid",),
+    )
 
 
 def _transposes() -> Iterator[Check]:
@@ -69,22 +87,40 @@ def _transposes() -> Iterator[Check]:
 def _written_operands() -> Iterator[Check]:
     """Yield products that write an operand to a workspace first, since TMA cannot take it; the model chooses."""
     family, size = "written-operands-large", (2048, 2048)
-    yield Check("tf32-nn", family, "C[m,n] +=! A[m,k] * B[k,n]",
-                (("A", ("float32", size)), ("B", ("float32", size))), allow_tf32=True)  # fmt: skip
-    yield Check("int8-nn", family, "C[m,n] +=! A[m,k].cast(`int32`) * B[k,n].cast(`int32`)",
-                (("A", ("int8", size)), ("B", ("int8", size))))  # fmt: skip
-    yield Check("float8-nt", family, "C[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`)",
-                (("A", ("float8_e4m3fn", size)), ("B", ("float8_e4m3fn", size))))  # fmt: skip
-    yield Check("int4", family, f"w[n,k] = {_INT4} where k in 2048; y[m,n] +=! x[m,k] * w[n,k]",
-                (("x", ("float16", size)), ("q", ("int32", (2048, 256))), ("s", ("float16", (2048, 16)))))  # fmt: skip
+    yield Check(
+        "tf32-nn", family, "C[m,n] +=! A[m,k] * B[k,n]", (("A", ("float32", size)), ("B", ("float32", size))), allow_tf32=True
+    )
+    yield Check(
+        "int8-nn", family, "C[m,n] +=! A[m,k].cast(`int32`) * B[k,n].cast(`int32`)", (("A", ("int8", size)), ("B", ("int8", size)))
+    )
+    yield Check(
+        "float8-nt",
+        family,
+        "C[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`)",
+        (("A", ("float8_e4m3fn", size)), ("B", ("float8_e4m3fn", size))),
+    )
+    yield Check(
+        "int4",
+        family,
+        f"w[n,k] = {_INT4} where k in 2048; y[m,n] +=! x[m,k] * w[n,k]",
+        (("x", ("float16", size)), ("q", ("int32", (2048, 256))), ("s", ("float16", (2048, 16)))),
+    )
 
 
 def _epilogues() -> Iterator[Check]:
     """Yield GELU epilogues, whose consumers take tiles in turn."""
-    for family, (m, n, k), tiles in (("ping-pong", (200, 136, 72), (("blocks", 3), ("pingpong", 1))),
-                                     ("ping-pong-large", (2048, 2048, 256), ())):  # fmt: skip
-        yield Check("gelu", family, "s[m,n] +=! a[m,k] * b[k,n]; y[m,n] = gelu(s[m,n])",
-                    (("a", ("float16", (m, k))), ("b", ("float16", (k, n)))), unit=UNIT, tiles=tiles)  # fmt: skip
+    for family, (m, n, k), tiles in (
+        ("ping-pong", (200, 136, 72), (("blocks", 3), ("pingpong", 1))),
+        ("ping-pong-large", (2048, 2048, 256), ()),
+    ):
+        yield Check(
+            "gelu",
+            family,
+            "s[m,n] +=! a[m,k] * b[k,n]; y[m,n] = gelu(s[m,n])",
+            (("a", ("float16", (m, k))), ("b", ("float16", (k, n)))),
+            unit=UNIT,
+            tiles=tiles,
+        )
 
 
 def _rows() -> Iterator[Check]:
@@ -101,19 +137,36 @@ def _rows() -> Iterator[Check]:
 def _joint_maps() -> Iterator[Check]:
     """Yield maps that one kernel computes, with casts that take one rounding."""
     yield Check("two", "joint-maps", "y[i] = x[i] * 2.0; z[i] = x[i] + 1.0", (("x", ("float32", (40003,))),))
-    yield Check("casts", "joint-maps", "y[i] = (x[i] * 2.0).cast(`float16`); z[i] = x[i].cast(`int8`); "
-                "w[i] = x[i].cast(`float8_e4m3fn`)", (("x", ("float32", (8195,))),))  # fmt: skip
+    yield Check(
+        "casts",
+        "joint-maps",
+        "y[i] = (x[i] * 2.0).cast(`float16`); z[i] = x[i].cast(`int8`); w[i] = x[i].cast(`float8_e4m3fn`)",
+        (("x", ("float32", (8195,))),),
+    )
 
 
 def _decoding_attention() -> Iterator[Check]:
     """Yield one query of each head: keys split over blocks, and keys in pages."""
     cache = ("bfloat16", (1, 1, 2048, 128))
-    yield Check("pages", "decode-attention", _PAGED,
-                (("Q", ("bfloat16", (3, 2, 4, 64))), ("K", ("bfloat16", (100, 16, 2, 64))),
-                 ("V", ("bfloat16", (100, 16, 2, 64))), ("T", ("int32", (3, 32)))),
-                hints={"T": {"range": [0, 100]}}, finite=("K", "V"))  # fmt: skip
-    yield Check("split-keys", "decode-attention", "y = attention(q, k, v)",
-                (("q", ("bfloat16", (1, 4, 1, 128))), ("k", cache), ("v", cache)))  # fmt: skip
+    yield Check(
+        "pages",
+        "decode-attention",
+        _PAGED,
+        (
+            ("Q", ("bfloat16", (3, 2, 4, 64))),
+            ("K", ("bfloat16", (100, 16, 2, 64))),
+            ("V", ("bfloat16", (100, 16, 2, 64))),
+            ("T", ("int32", (3, 32))),
+        ),
+        hints={"T": {"range": [0, 100]}},
+        finite=("K", "V"),
+    )
+    yield Check(
+        "split-keys",
+        "decode-attention",
+        "y = attention(q, k, v)",
+        (("q", ("bfloat16", (1, 4, 1, 128))), ("k", cache), ("v", cache)),
+    )
 
 
 def _packed_weights() -> Iterator[Check]:
@@ -133,14 +186,18 @@ def _packed_weights() -> Iterator[Check]:
     }  # fmt: skip
     for name, (value, index, inputs) in formats.items():
         for rows in (1, 4, 16, 64):
-            yield Check(f"{name}-{rows}", "packed-weights",
-                        f"w[{index}] = {value} where n in {_N}, k in {_K}; y[m,n] +=! x[m,k] * w[{index}]",
-                        (("x", ("bfloat16" if name == "mxfp4" else "float16", (rows, _K))), *inputs),
-                        hints={"e": {"range": [120, 135]}} if name == "mxfp4" else {})  # fmt: skip
+            yield Check(
+                f"{name}-{rows}",
+                "packed-weights",
+                f"w[{index}] = {value} where n in {_N}, k in {_K}; y[m,n] +=! x[m,k] * w[{index}]",
+                (("x", ("bfloat16" if name == "mxfp4" else "float16", (rows, _K))), *inputs),
+                hints={"e": {"range": [120, 135]}} if name == "mxfp4" else {},
+            )
 
 
 def _reduction_clusters() -> Iterator[Check]:
     """Yield products whose parts along k a cluster adds through distributed shared memory."""
     for cluster in (2, 4, 8):
-        yield product_check("reduction-clusters", f"{cluster}", "float16", (130, 264, 520), "nn", unit=UNIT,
-                            tiles=(("cluster_k", cluster),))  # fmt: skip
+        yield product_check(
+            "reduction-clusters", f"{cluster}", "float16", (130, 264, 520), "nn", unit=UNIT, tiles=(("cluster_k", cluster),)
+        )

@@ -180,10 +180,7 @@ class Module:
         if not is_known or sum(b.bytes for b in self.source.buffers) > EMULATED_BYTES:
             self.device.uncomputed = bool(outer)
             return
-        inputs = {
-            b.name: _values_at(self.memory[b.symbol], b)
-            for b in outer if b.role is Role.INPUT
-        }  # fmt: skip
+        inputs = {b.name: _values_at(self.memory[b.symbol], b) for b in outer if b.role is Role.INPUT}
         results = load_emulated(self.compiled).run(inputs)
         for buffer in outer:
             if buffer.role is Role.OUTPUT:

@@ -190,12 +190,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
     return _result(result, q, k, v, flops=4.0 * result.numel() * k.shape[-2])
 
 
-def convolution(data: Tensor, weight: Tensor, bias: object = None, stride: Any = 1, padding: Any = 0,
-                dilation: Any = 1, groups: int = 1) -> Tensor:  # fmt: skip
+def convolution(
+    data: Tensor, weight: Tensor, bias: object = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Tensor:
     taps = weight.shape[2:]
-    result = Tensor(
-        (data.shape[0], weight.shape[0], *_window_extents(data.shape[2:], taps, stride, padding, dilation)), data.dtype
-    )
+    result = Tensor((data.shape[0], weight.shape[0], *_window_extents(data.shape[2:], taps, stride, padding, dilation)), data.dtype)
     return _result(result, data, weight, flops=2.0 * result.numel() * math.prod(weight.shape[1:]))
 
 
@@ -238,11 +237,20 @@ def torch_modules() -> dict[str, types.ModuleType]:
     def within(*_: Any) -> Iterator[None]:
         yield
 
-    functional = _module("torch.nn.functional", {
-        "scaled_dot_product_attention": attention, "conv1d": convolution, "conv2d": convolution, "conv3d": convolution,
-        "max_pool2d": pooling, "avg_pool2d": pooling, "layer_norm": first_like, "rms_norm": first_like,
-        "embedding": lambda at, table: _result(Tensor((*at.shape, table.shape[-1]), table.dtype), at),
-    })  # fmt: skip
+    functional = _module(
+        "torch.nn.functional",
+        {
+            "scaled_dot_product_attention": attention,
+            "conv1d": convolution,
+            "conv2d": convolution,
+            "conv3d": convolution,
+            "max_pool2d": pooling,
+            "avg_pool2d": pooling,
+            "layer_norm": first_like,
+            "rms_norm": first_like,
+            "embedding": lambda at, table: _result(Tensor((*at.shape, table.shape[-1]), table.dtype), at),
+        },
+    )
     bias = _module("torch.nn.attention.bias", {"causal_lower_right": lambda *_: None})
     backends = nothing(FLASH_ATTENTION=0, CUDNN_ATTENTION=1, EFFICIENT_ATTENTION=2, MATH=3)
     attending = _module("torch.nn.attention", {"SDPBackend": backends, "sdpa_kernel": within, "bias": bias})
@@ -269,10 +277,16 @@ def torch_modules() -> dict[str, types.ModuleType]:
     }  # fmt: skip
     for name, value in names.items():
         setattr(torch, name, value)
-    return {"torch": torch, "torch.nn": neural, "torch.nn.functional": functional, "torch.nn.attention": attending,
-            "torch.nn.attention.bias": bias, "torch.fx": _module("torch.fx", {}),
-            "torch.fx.experimental": _module("torch.fx.experimental", {}),
-            "torch.fx.experimental.proxy_tensor": traced}  # fmt: skip
+    return {
+        "torch": torch,
+        "torch.nn": neural,
+        "torch.nn.functional": functional,
+        "torch.nn.attention": attending,
+        "torch.nn.attention.bias": bias,
+        "torch.fx": _module("torch.fx", {}),
+        "torch.fx.experimental": _module("torch.fx.experimental", {}),
+        "torch.fx.experimental.proxy_tensor": traced,
+    }
 
 
 class Config:
@@ -301,12 +315,19 @@ def triton_modules() -> dict[str, types.ModuleType]:
 
     language = _module("triton.language", {"constexpr": int})
     errors = _module("triton.errors", {"TritonError": TritonError})
-    triton = _module("triton", {
-        "__version__": "rehearsed", "language": language, "errors": errors, "Config": Config,
-        "jit": lambda function: Kernel(function, {}), "cdiv": lambda a, b: -(-a // b),
-        "next_power_of_2": lambda n: 1 << (n - 1).bit_length(),
-        "autotune": lambda configs, key: lambda kernel: Kernel(kernel, configs[0].kwargs),
-    })  # fmt: skip
+    triton = _module(
+        "triton",
+        {
+            "__version__": "rehearsed",
+            "language": language,
+            "errors": errors,
+            "Config": Config,
+            "jit": lambda function: Kernel(function, {}),
+            "cdiv": lambda a, b: -(-a // b),
+            "next_power_of_2": lambda n: 1 << (n - 1).bit_length(),
+            "autotune": lambda configs, key: lambda kernel: Kernel(kernel, configs[0].kwargs),
+        },
+    )
     return {"triton": triton, "triton.language": language, "triton.errors": errors}
 
 

@@ -77,9 +77,15 @@ class Runtime:
     def getDeviceProperties(self, _: int) -> dict[str, Any]:
         self._device.check()
         spec = self._device.spec
-        return {"name": NAME.encode(), "major": 9, "minor": 0, "multiProcessorCount": spec.num_cores,
-                "totalGlobalMem": spec.dram.capacity_bytes, "l2CacheSize": spec.level("l2").capacity_bytes,
-                "sharedMemPerBlockOptin": spec.limits.shared_bytes_per_block}  # fmt: skip
+        return {
+            "name": NAME.encode(),
+            "major": 9,
+            "minor": 0,
+            "multiProcessorCount": spec.num_cores,
+            "totalGlobalMem": spec.dram.capacity_bytes,
+            "l2CacheSize": spec.level("l2").capacity_bytes,
+            "sharedMemPerBlockOptin": spec.limits.shared_bytes_per_block,
+        }
 
     def driverGetVersion(self) -> int:
         return 13000
@@ -165,16 +171,21 @@ def make_cupy(device: Device) -> types.ModuleType:
     """Return a module with the parts of CuPy that are used."""
     arrays, module, nothing = Arrays(device), types.ModuleType("cupy"), types.SimpleNamespace
     driver = nothing(
-        CUDADriverError=DriverError, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+        CUDADriverError=DriverError,
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
         funcSetAttribute=lambda *_: device.check(),
-    )  # fmt: skip
+    )
     cuda = nothing(
-        Device=lambda _: CurrentDevice(device), Module=lambda: Module(device), Stream=Stream,
-        Event=lambda: Event(device), runtime=Runtime(device), driver=driver,
+        Device=lambda _: CurrentDevice(device),
+        Module=lambda: Module(device),
+        Stream=Stream,
+        Event=lambda: Event(device),
+        runtime=Runtime(device),
+        driver=driver,
         memory=nothing(OutOfMemoryError=NoMemoryError),
         get_elapsed_time=lambda start, end: 1e3 * (end.at_s - start.at_s),
         get_current_stream=lambda: nothing(ptr=0),
-    )  # fmt: skip
+    )
     names = {"__spec__": importlib.machinery.ModuleSpec("cupy", None), "__version__": "rehearsed", "ndarray": Array,
              "empty": arrays.empty, "zeros": arrays.zeros, "asarray": arrays.asarray, "cuda": cuda,
              "get_default_memory_pool": lambda: nothing(free_all_blocks=lambda: None)}  # fmt: skip

@@ -175,9 +175,7 @@ class Vector(VectorAccess):
         if not dtype.is_narrow_float or cast.implicit or self.scalar.is_rounded_to(dtype, arg):
             return self.convert(self.value(arg), dtype.compute)
         narrow = self.call(f"from_f32_{self.type_of(dtype)}", self._as_float32(arg, dtype).text)
-        return VectorValue(
-            self.call(f"from_{SHORT[dtype]}_{self.type_of(DType.FLOAT32)}", narrow), DType.FLOAT32, is_vector=True
-        )
+        return VectorValue(self.call(f"from_{SHORT[dtype]}_{self.type_of(DType.FLOAT32)}", narrow), DType.FLOAT32, is_vector=True)
 
     def _as_float32(self, value: Expr, dtype: DType) -> VectorValue:
         """Convert a value to the float32 that is rounded to a narrow type."""
@@ -281,11 +279,7 @@ class Vector(VectorAccess):
             case kind if kind in HELPER_FUNCTIONS:
                 base = HELPER_FUNCTIONS[kind]
                 plain = kind in (OpKind.SQUARE, OpKind.SIGN, OpKind.RELU)
-                return (
-                    self._helper_call(base, operand, op.args)
-                    if plain or has_function(base, operand)
-                    else self._per_lane(op)
-                )
+                return self._helper_call(base, operand, op.args) if plain or has_function(base, operand) else self._per_lane(op)
             case kind if kind in LIBRARY:
                 return self._library(op, LIBRARY[kind], operand)
             case _:
@@ -304,9 +298,7 @@ class Vector(VectorAccess):
             case kind if kind in _SIGNS:
                 return self._binary(op)
             case OpKind.NEG | OpKind.BITNOT as kind:
-                return VectorValue(
-                    f"({'-' if kind is OpKind.NEG else '~'}{self.value(op.args[0]).text})", dtype, is_vector=True
-                )
+                return VectorValue(f"({'-' if kind is OpKind.NEG else '~'}{self.value(op.args[0]).text})", dtype, is_vector=True)
             case OpKind.FMA:
                 product = Op(OpKind.MUL, op.args[:2], op.dtype)
                 return self._binary(Op(OpKind.ADD, (product, op.args[2]), op.dtype))
@@ -315,9 +307,10 @@ class Vector(VectorAccess):
                 return VectorValue(f"({self.value(op.args[0]).text} {sign} {by})", dtype, is_vector=True)
             case OpKind.SHL | OpKind.SHR as kind if self._is_shift(op.args[1], dtype.bits):
                 return VectorValue(
-                    f"({self.splat(self.value(op.args[0]))} {kind.value} {self.splat(self.value(op.args[1]))})", dtype,
+                    f"({self.splat(self.value(op.args[0]))} {kind.value} {self.splat(self.value(op.args[1]))})",
+                    dtype,
                     is_vector=True,
-                )  # fmt: skip
+                )
             case OpKind.MOD if (known := self.known_lanes(op)) is not None:
                 return self._integers(dtype, known)
             case OpKind.FLOORDIV | OpKind.MOD as kind if _is_power_of_two(op.args[1]):
@@ -365,9 +358,7 @@ class Vector(VectorAccess):
         bits = UNSIGNED[op.args[0].dtype.bits]
         elements = [f"({self.type_of(bits)}){self.to_elements(arg, arg.dtype)}" for arg in op.args]
         elements += [f"({self.type_of(bits)}){{0}}"] * (op.dtype.bits // bits.bits - len(elements))
-        return VectorValue(
-            self.call(f"word{len(elements)}_{self.type_of(op.dtype)}", *elements), op.dtype, is_vector=True
-        )
+        return VectorValue(self.call(f"word{len(elements)}_{self.type_of(op.dtype)}", *elements), op.dtype, is_vector=True)
 
     def _folded(self, expr: Expr) -> Expr:
         """Fold an expression: unrolled variables are constants."""
@@ -375,9 +366,7 @@ class Vector(VectorAccess):
 
     def _lookup(self, expr: Expr, *, is_factor: bool = False) -> VectorValue | None:
         """Print a table lookup if the expression is a function that a table has, else return None."""
-        index = (
-            LookupTables(self.lanes, {self.var}).find_index(expr, is_factor=is_factor) if self.table is None else None
-        )
+        index = LookupTables(self.lanes, {self.var}).find_index(expr, is_factor=is_factor) if self.table is None else None
         if index is None:
             return None
         dtype = expr.dtype.compute

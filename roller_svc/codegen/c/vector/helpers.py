@@ -339,8 +339,10 @@ def _conversion(source: DType, target: DType, lanes: int) -> Helper:
         return Helper(f"{head} {{ return __builtin_convertvector(a, {t}); }}")
     if target.is_float:
         between = vector_type(DType.INT32, lanes)
-        return Helper(f"{head} {{ return __builtin_convertvector(from_{SHORT[source]}_{between}(a), {t}); }}",
-                      (f"from_{SHORT[source]}_{between}",))  # fmt: skip
+        return Helper(
+            f"{head} {{ return __builtin_convertvector(from_{SHORT[source]}_{between}(a), {t}); }}",
+            (f"from_{SHORT[source]}_{between}",),
+        )
     if source.is_float:
         return _truncated(source, target, lanes, head)
     return Helper(f"{head} {{ return {_resized('a', source, target, lanes)}; }}")

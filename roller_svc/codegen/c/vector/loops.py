@@ -103,10 +103,12 @@ def vector_cover(extent: int, lanes: int, min_lanes: int, *, overlapping: bool) 
 def vector_loops(storage: Storage) -> list[Loop]:
     """Return the vector loops that access the storage."""
     return [
-        n for n in iter_nodes(storage.body)
-        if isinstance(n, Loop) and n.kind is LoopKind.VECTOR
+        n
+        for n in iter_nodes(storage.body)
+        if isinstance(n, Loop)
+        and n.kind is LoopKind.VECTOR
         and any(storage.tensor in (x.tensor, *read_tensors(x)) for x in n.body if isinstance(x, Compute))
-    ]  # fmt: skip
+    ]
 
 
 def written_tensors(loop: Loop) -> set[str]:

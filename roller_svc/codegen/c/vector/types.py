@@ -79,9 +79,7 @@ def zero_extension(source: DType, lanes: int, use: Callable[[str], str]) -> tupl
     """Return `use` applied to {x} zero-extended to 32 bits, which GCC 12 would do in two steps with a merge."""
     if lanes != 16:
         return None
-    letter, element = (
-        ("b", "char") if source is DType.UINT8 else ("w", "short")
-    )  # char: not an element type of these vectors
+    letter, element = ("b", "char") if source is DType.UINT8 else ("w", "short")  # char: not an element type of these vectors
     operand = f"({element} __attribute__((vector_size({source.bytes * lanes})))){{x}}"
     return "__AVX512F__", use(f"(vu32x16)__builtin_ia32_pmovzx{letter}d512_mask({operand}, (vi32x16){{{{0}}}}, -1)")
 

@@ -66,9 +66,7 @@ class ImageResults:
             return None
         return sub(num(extent), add(ref(".filters.place"), beyond))
 
-    def _over_pixels(
-        self, nodes: tuple[Node, ...], window_dims: tuple[tuple[ImageWindowDim, int], ...]
-    ) -> tuple[Node, ...]:
+    def _over_pixels(self, nodes: tuple[Node, ...], window_dims: tuple[tuple[ImageWindowDim, int], ...]) -> tuple[Node, ...]:
         for slide, pixels in reversed(window_dims):
             name = slide.pixel.name
             limit = None if has_equal_patches(slide, pixels) else remaining_pixels(slide)
@@ -82,9 +80,7 @@ class ImageResults:
         return self.pixel_number((*(ref(n) for n in names), last))
 
     def _store(self, tensor: str, index: tuple[Expr, ...], lanes: int, at: dict[str, Expr]) -> tuple[Node, ...]:
-        return self.view.vector_epilogue(
-            Load(tensor, index, self.view.dtype), Loop(LANE, lanes, LoopKind.VECTOR, ()), at
-        )
+        return self.view.vector_epilogue(Load(tensor, index, self.view.dtype), Loop(LANE, lanes, LoopKind.VECTOR, ()), at)
 
     def _store_filters(self) -> tuple[Node, ...]:
         """Store adjacent filters of one output position."""

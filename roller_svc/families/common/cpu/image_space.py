@@ -88,8 +88,7 @@ class ImageSpace:
     def patch_elements(self, pixels: tuple[int, ...], channels: int) -> int:
         return channels * math.prod(self.staged_extent(s, n) for s, n in zip(self.window_dims, pixels, strict=True))
 
-    def patch_shape(self, block: Mapping[str, int], thread: Mapping[str, int], depth: int, l2_bytes: int
-               ) -> tuple[int, ...]:  # fmt: skip
+    def patch_shape(self, block: Mapping[str, int], thread: Mapping[str, int], depth: int, l2_bytes: int) -> tuple[int, ...]:
         """Return the output positions along each dimension whose input is staged at once.
 
         Register tiles grow from the innermost axis outwards to equal parts of the block while L2 holds `depth` channels
@@ -163,18 +162,11 @@ def _step_along(images: list[TileAccess], slide: ImageWindowDim) -> int:
     return steps.pop() if len(steps) == 1 else 0
 
 
-def _are_rows_contiguous(
-    weights: list[TileAccess], filters: TileAxis, channels: TileAxis | None, taps: list[Axis]
-) -> bool:
+def _are_rows_contiguous(weights: list[TileAccess], filters: TileAxis, channels: TileAxis | None, taps: list[Axis]) -> bool:
     """Return whether the weights of each filter are contiguous. Parts of a concatenation, or fused axes, are not."""
     members = () if channels is None else channels.members
     is_affine = len(weights) == 1 and all(dim.is_affine for dim in weights[0].dims)
-    return (
-        is_affine
-        and len(filters.members) == 1
-        and len(members) <= 1
-        and _is_contiguous_along(weights, tuple(taps) or members)
-    )
+    return is_affine and len(filters.members) == 1 and len(members) <= 1 and _is_contiguous_along(weights, tuple(taps) or members)
 
 
 def _is_contiguous_along(tensors: list[TileAccess], axes: tuple[Axis, ...]) -> bool:
@@ -183,5 +175,4 @@ def _is_contiguous_along(tensors: list[TileAccess], axes: tuple[Axis, ...]) -> b
     if not axes or not wide or not all(wide):
         return False
     last = [dict(dims[-1].coeffs) for dims in wide]
-    return all(abs(coeffs.get(axes[-1].name, 0)) == 1 and dims[-1].is_affine
-               for coeffs, dims in zip(last, wide, strict=True))  # fmt: skip
+    return all(abs(coeffs.get(axes[-1].name, 0)) == 1 and dims[-1].is_affine for coeffs, dims in zip(last, wide, strict=True))

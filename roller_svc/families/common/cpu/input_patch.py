@@ -56,9 +56,7 @@ class InputPatch:
     def channel_pitch(self) -> int:
         if self.image.channels_last:
             return 1
-        return math.prod(
-            self.image.staged_extent(s, n) for s, n in zip(self.image.window_dims, self.pixels, strict=True)
-        )
+        return math.prod(self.image.staged_extent(s, n) for s, n in zip(self.image.window_dims, self.pixels, strict=True))
 
     def offset(self, channel: Expr, coordinates: tuple[Expr, ...]) -> Expr:
         """Return the offset of an element; `coordinates` count from the patch's first element.
@@ -143,9 +141,7 @@ class InputPatch:
     def _store_rows(self, guarded: GuardedValue) -> tuple[Node, ...]:
         """Stage one row of the last dimension; its length has at most two values."""
         slide = self.image.window_dims[-1]
-        nodes = dispatch_length(
-            slide, self.pixels[-1], lambda pixels: self._store_row(guarded, slide.input_extent(pixels))
-        )
+        nodes = dispatch_length(slide, self.pixels[-1], lambda pixels: self._store_row(guarded, slide.input_extent(pixels)))
         return self._bind_tile_row(nodes) if self.image.tiles_are_disjoint else nodes
 
     def _store_row(self, guarded: GuardedValue, length: int) -> tuple[Node, ...]:

@@ -32,9 +32,7 @@ MAX_REREADS = 4.0  # reads of one byte: adjacent tasks find most shared data in 
 
 def seconds_per_byte(mach: Machine, total_bytes: float, cores: int) -> float:
     """Return the seconds per byte for `cores` cores that read a working set of `total_bytes` in every call."""
-    return sum(
-        share * _level_seconds_per_byte(mach, cache, cores) for share, cache in _hit_fractions(mach, total_bytes)
-    )
+    return sum(share * _level_seconds_per_byte(mach, cache, cores) for share, cache in _hit_fractions(mach, total_bytes))
 
 
 def transfer_s(p: Workload[Any], tensor: AccessFootprint, block: Tile, grid: int) -> float:
@@ -93,9 +91,7 @@ def _write_cost_ratio(p: Workload[Any]) -> float:
     As in a fill, or, to the extent that as much is read, as in a copy: each line is read before it is written back.
     """
     dram = p.machine.dram
-    read, written = (
-        sum(t.transferred_bytes(p.extents) for t in some) for some in (p.footprint.reads, p.footprint.writes)
-    )
+    read, written = (sum(t.transferred_bytes(p.extents) for t in some) for some in (p.footprint.reads, p.footprint.writes))
     read_fraction = min(1.0, read / written)
     return (1 - read_fraction) / dram.write_gain + read_fraction * max(0.1, 2 / dram.copy_gain - 1)
 
@@ -168,11 +164,7 @@ def nontemporal_fraction(rows: int, row_bytes: int) -> float:
 
 def nontemporal_write_s(p: Workload[Any], tensor: AccessFootprint, grid: int) -> float:
     """Return the seconds to write all of a tensor with non-temporal stores."""
-    return (
-        tensor.transferred_bytes(p.extents)
-        * _level_seconds_per_byte(p.machine, None, grid)
-        / p.machine.dram.streamed_write_gain
-    )
+    return tensor.transferred_bytes(p.extents) * _level_seconds_per_byte(p.machine, None, grid) / p.machine.dram.streamed_write_gain
 
 
 def count_4k_aliasing(p: Workload[Any], block: Tile) -> float:
@@ -187,9 +179,7 @@ def count_4k_aliasing(p: Workload[Any], block: Tile) -> float:
     read, written = ([t for t in some if t.strides.get(along) == 1] for some in (p.footprint.reads, p.footprint.writes))
     if not read or not written:
         return 0.0
-    period = PAGE_BYTES // math.gcd(
-        PAGE_BYTES, *(t.row_bytes for t in (*read, *written))
-    )  # rows until addresses repeat
+    period = PAGE_BYTES // math.gcd(PAGE_BYTES, *(t.row_bytes for t in (*read, *written)))  # rows until addresses repeat
     lines = -(-block[along] * written[0].elem_bytes // LINE_BYTES)
     pieces = p.outer_points * p.inner_points / block[along]
     return pieces / period * max(0.0, 1 - lines * period / STORE_BUFFER_ENTRIES)
@@ -202,16 +192,10 @@ def private_seconds_per_byte(mach: Machine, own_bytes: float) -> float:
     """
     found = _hit_fractions(mach, own_bytes, by_one=True)
     first = mach.caches[-1]
-    return sum(
-        share * _level_seconds_per_byte(mach, cache, mach.cores) * mach.cores
-        for share, cache in found
-        if cache != first
-    )
+    return sum(share * _level_seconds_per_byte(mach, cache, mach.cores) * mach.cores for share, cache in found if cache != first)
 
 
-def _hit_fractions(
-    mach: Machine, working_set_bytes: float, *, by_one: bool = False
-) -> Iterator[tuple[float, Cache | None]]:
+def _hit_fractions(mach: Machine, working_set_bytes: float, *, by_one: bool = False) -> Iterator[tuple[float, Cache | None]]:
     """Yield (fraction, level) of a repeated working set, innermost cache first; None is DRAM."""
     accounted = 0.0
     for cache in reversed(mach.caches):

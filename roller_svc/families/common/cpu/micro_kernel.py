@@ -88,9 +88,7 @@ class MicroKernel:
         loads = self._over_columns(Compute(ROW_B, (column,), self.b(column)))
         sums = self._over_tile(self._multiply_add(column))
         nodes = (loads, *self._pack_b(column), sums)
-        row_b = Storage(
-            ROW_B, self._operand_dtype, (self.columns,), Scope.REGISTER, nodes, no_rematerialize=self._pins_b()
-        )
+        row_b = Storage(ROW_B, self._operand_dtype, (self.columns,), Scope.REGISTER, nodes, no_rematerialize=self._pins_b())
         return (*self.prefetches, row_b)
 
     @property

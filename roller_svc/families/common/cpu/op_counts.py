@@ -51,10 +51,13 @@ class OpCounts:
 
     def __add__(self, other: OpCounts) -> OpCounts:
         return OpCounts(
-            self.alu + other.alu, self.lut + other.lut, self.minmax + other.minmax,
-            self.div + other.div, self.exp + other.exp,
+            self.alu + other.alu,
+            self.lut + other.lut,
+            self.minmax + other.minmax,
+            self.div + other.div,
+            self.exp + other.exp,
             self.functions + other.functions,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,7 @@ def count_statement_work(group: KernelGroup, lanes: int) -> tuple[StatementWork,
         joins = statement.combine if statement.kind is StatementKind.REDUCE else None
         tensors = frozenset((statement.output, *statement.reads_tensors))
         invariants = tuple(
-            (_iterations(statement, axes_of(e)), _count_op(e, set(), set()))
-            for e in _invariant_ops(body, along | inner, shared)
+            (_iterations(statement, axes_of(e)), _count_op(e, set(), set())) for e in _invariant_ops(body, along | inner, shared)
         )
         found.append(StatementWork(statement.points, counts, joins, tensors, invariants))
     return tuple(found)
@@ -127,9 +129,7 @@ def _folded_ops(expr: Expr, tables: LookupTables, *, is_factor: bool = False) ->
 
 def count_ops(expr: Expr, moving: set[str]) -> OpCounts:
     """Count the operations of a value per point along the `moving` axes."""
-    return sum(
-        (_count_op(e, moving, moving) for e, _ in _varying_ops(expr, moving, set(), LookupTables(0))), OpCounts()
-    )
+    return sum((_count_op(e, moving, moving) for e, _ in _varying_ops(expr, moving, set(), LookupTables(0))), OpCounts())
 
 
 def _varying_ops(

@@ -73,10 +73,7 @@ def find_streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dic
                 or not hw.exceeds_caches(types[tensor].bytes, group.space.compulsory_bytes)
             ):
                 continue
-            if (
-                for_write
-                and _contiguous_results(statement, program) * types[tensor].dtype.bytes < MIN_PREFETCH_SEGMENT_BYTES
-            ):
+            if for_write and _contiguous_results(statement, program) * types[tensor].dtype.bytes < MIN_PREFETCH_SEGMENT_BYTES:
                 continue
             if _is_sequential(statement.spatial if for_write else statement.axes, types[tensor], index):
                 streamed.add(tensor)

@@ -43,18 +43,14 @@ class CpuRules(Relaxable):
         """Return scale-up in registers: along the axes that have steps, the outermost first."""
         p = self.workload
         rank = tuple(range(len(p.extents)))
-        return ScaleUpLevel(
-            p.machine.hw.thread_level.name, axis_names(p), axis_steps(p, steps), rank, evaluate, is_saturated
-        )
+        return ScaleUpLevel(p.machine.hw.thread_level.name, axis_names(p), axis_steps(p, steps), rank, evaluate, is_saturated)
 
     def _block_level(
         self, steps: Steps, rank: Tile, evaluate: Evaluate, is_saturated: Callable[[Tile], bool] = lambda _tile: True
     ) -> ScaleUpLevel:
         """Return scale-up of a task: along the axes that have steps, those of the least rank first."""
         p = self.workload
-        return ScaleUpLevel(
-            p.machine.hw.block_level.name, axis_names(p), axis_steps(p, steps), rank, evaluate, is_saturated
-        )
+        return ScaleUpLevel(p.machine.hw.block_level.name, axis_names(p), axis_steps(p, steps), rank, evaluate, is_saturated)
 
     def _fills_waves(self, tasks: int) -> bool:
         """Return whether no core waits for a last partial wave of tasks, if rules ask for it."""

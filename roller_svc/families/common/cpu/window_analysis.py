@@ -63,9 +63,7 @@ def find_windows(group: KernelGroup) -> Windows | None:
     for statement in group.statements:
         is_sum = statement.kind is StatementKind.REDUCE
         inner = {a.name: a.extent for a in statement.axes if a.name not in outer}
-        wild = any(any(load.bounds_checked) for load in statement.reads) or (
-            is_sum and written & set(statement.reads_tensors)
-        )
+        wild = any(any(load.bounds_checked) for load in statement.reads) or (is_sum and written & set(statement.reads_tensors))
         if is_sum != bool(inner) or wild or not statement.index or statement.index[-1] != last:
             return None
         if is_sum:
@@ -77,9 +75,7 @@ def find_windows(group: KernelGroup) -> Windows | None:
     return None if first is None else Windows(first, tuple(pairs))
 
 
-def _slides(
-    statement: TensorExpr, outer: Mapping[str, int], inner: Mapping[str, int]
-) -> dict[str, PlaneWindowDim] | None:
+def _slides(statement: TensorExpr, outer: Mapping[str, int], inner: Mapping[str, int]) -> dict[str, PlaneWindowDim] | None:
     """Return outer axis → its sliding window, for all inner axes; None where they slide otherwise."""
     found: dict[str, PlaneWindowDim] = {}
     for known in _sums_of_axes(statement.body):

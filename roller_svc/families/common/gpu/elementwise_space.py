@@ -74,11 +74,7 @@ class MapSpace:
         if block[self.row] == 1:
             return ()
         return tuple(
-            [
-                a
-                for a in self.transposed
-                if a.contiguous_axis is not None and block[a.contiguous_axis] * a.bytes >= SECTOR_BYTES
-            ]
+            [a for a in self.transposed if a.contiguous_axis is not None and block[a.contiguous_axis] * a.bytes >= SECTOR_BYTES]
         )
 
     def thread_order(self, block: Tile) -> Tile:

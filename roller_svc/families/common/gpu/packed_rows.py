@@ -125,7 +125,4 @@ def _rows(space: TileSpace, packed: PackedSum, axis: str, chunk: int) -> PackedR
 
 def axis_positions(space: TileSpace, names: Collection[str]) -> Tile:
     """Return the outer axes of the space that have a member among the names."""
-    return tuple(
-        i for i, a in enumerate(space.axes)
-        if a.role is not AxisRole.INNER and any(m.name in names for m in a.members)
-    )  # fmt: skip
+    return tuple(i for i, a in enumerate(space.axes) if a.role is not AxisRole.INNER and any(m.name in names for m in a.members))

@@ -117,10 +117,7 @@ def _computed_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, ite
     """Return the instructions of a thread for one chunk of each of its points, without loads."""
     if rows.products is not None:
         thread = rows.row_thread(launch.thread)
-        return sum([
-            count * iteration.vector_elems * math.prod([thread[i] for i in axes])
-            for count, axes in rows.products
-        ])  # fmt: skip
+        return sum([count * iteration.vector_elems * math.prod([thread[i] for i in axes]) for count, axes in rows.products])
     # functions are counted in full
     operations = (p.space.instructions + (OPS_PER_FLOP - 1.0) * p.space.flops) / (p.outer_points * p.inner_points)
     return iteration.vector_elems * iteration.points * operations
@@ -202,9 +199,7 @@ def _chain_cycles(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: R
     return loads + rows.num_reductions * (join + iteration.vector_elems * 4.0) + 0.4 * first
 
 
-def _moved_bytes(
-    p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration, busy: int
-) -> tuple[float, float]:
+def _moved_bytes(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration, busy: int) -> tuple[float, float]:
     """Return (DRAM bytes, LLC bytes); a pass that misses rows reads them from DRAM again."""
     tile = tuple([
         max(1, -(-e // launch.split_k)) if i == rows.inner else min(b, e)

@@ -53,9 +53,7 @@ class RowAccess:
         return max(1, min(count, math.ceil(points * self.density)))
 
     def transferred_bytes(self, tile: Tile) -> float:
-        return (
-            self.footprint.transferred_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
-        )
+        return self.footprint.transferred_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
 
     def requested_bytes(self, tile: Tile) -> float:
         return self.footprint.requested_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
@@ -261,9 +259,7 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
         peeled_elems=peeled_elems,
         periods=periods,
         # with windows, vectors of rows would be strided: threads are adjacent instead
-        vector_rows=_largest_dividing_power(footprint.extents[vector], widest)
-        if not along and space.reduces_rows
-        else 1,
+        vector_rows=_largest_dividing_power(footprint.extents[vector], widest) if not along and space.reduces_rows else 1,
         reuse_axes=tuple(i for i in spatial if any(i not in a.footprint.axes for a in read)),
         words=register_words(space.compute_dtype),
     )
@@ -342,10 +338,16 @@ def _access(footprint: AccessFootprint, extents: Tile, fast: int) -> RowAccess:
     wide = [dim for dim in footprint.access.dims if dim.size > 1]
     is_divided = bool(wide) and fast in footprint.axes and not wide[-1].is_affine and wide[-1].repeat > 1
     return RowAccess(
-        footprint, footprint.varies_with_reduction, footprint.access.num_uses, footprint.elem_bytes, density,
-        fast if fast in footprint.axes else None, footprint.strides.get(fast),
-        is_divided, is_looked_up=any(dim.is_looked_up for dim in footprint.access.dims),
-    )  # fmt: skip
+        footprint,
+        footprint.varies_with_reduction,
+        footprint.access.num_uses,
+        footprint.elem_bytes,
+        density,
+        fast if fast in footprint.axes else None,
+        footprint.strides.get(fast),
+        is_divided,
+        is_looked_up=any(dim.is_looked_up for dim in footprint.access.dims),
+    )
 
 
 def _points_per_element(access: RowAccess, extents: Tile, inner: int) -> int:

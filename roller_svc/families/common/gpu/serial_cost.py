@@ -21,9 +21,7 @@ BLOCK_CYCLES = 50.0  # a core starts one block after another
 DEPENDENT_CYCLES = 6.0  # latency of a dependent operation
 
 
-def make_block_cycles(
-    mach: Machine, warps: int, instructions: float, requests: float, chain: float
-) -> Callable[[float], float]:
+def make_block_cycles(mach: Machine, warps: int, instructions: float, requests: float, chain: float) -> Callable[[float], float]:
     """Return the cycles of resident blocks: the longest of issue, L1 requests and a block's chain."""
 
     def block_cycles(blocks: float) -> float:
@@ -143,10 +141,12 @@ def _chain_cycles(p: Workload[Any], launch: Launch, iterations: int) -> float:
 
 def _clipped(p: Workload[Any], launch: Launch) -> Tile:
     """Return the block's tile inside the tensor, or its part of a split reduction."""
-    return tuple([
-        max(1, min(b, e if a.kind.value == "spatial" else -(-e // launch.split_k)))
-        for b, e, a in zip(launch.block, p.footprint.extents, p.space.axes, strict=True)
-    ])  # fmt: skip
+    return tuple(
+        [
+            max(1, min(b, e if a.kind.value == "spatial" else -(-e // launch.split_k)))
+            for b, e, a in zip(launch.block, p.footprint.extents, p.space.axes, strict=True)
+        ]
+    )
 
 
 def _dram_bytes(p: Workload[Any], launch: Launch, block_bytes: float) -> float:

@@ -27,9 +27,7 @@ class SerialRules(LoopRules):
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Return tiles from one point to many along the contiguous axis, then those of least traffic."""
-        vector_only = [
-            t for t in grown.saturated if all(x == 1 for i, x in enumerate(t) if i != self.workload.contiguous_axis)
-        ]
+        vector_only = [t for t in grown.saturated if all(x == 1 for i, x in enumerate(t) if i != self.workload.contiguous_axis)]
         return list(dict.fromkeys([*subsample(vector_only, MAX_BASES - 1), *grown.saturated]))[:MAX_BASES]
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:

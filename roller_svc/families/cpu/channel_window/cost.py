@@ -43,11 +43,14 @@ def channel_window_cost(p: Workload[ChannelSpace], launch: Launch) -> Costs:
         core_s=overlapped + task_s,
         core_stage=None,
         stage_seconds=(
-            ("compute", taps_s), ("again", again_s), ("task", task_s), (dominant_level(p, launch), memory_s),
+            ("compute", taps_s),
+            ("again", again_s),
+            ("task", task_s),
+            (dominant_level(p, launch), memory_s),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
-    )  # fmt: skip
+    )
 
 
 def tile_cycles(mach: Machine, space: ChannelSpace, positions: int, width: int) -> float:

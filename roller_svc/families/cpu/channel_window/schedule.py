@@ -275,9 +275,7 @@ class _Tile:
             if statement.output not in group.register_tensors:
                 index = tuple(reads.apply(i) for i in statement.index)
                 nodes.append(self._vector(Compute(statement.output, index, value)))
-        storages = [
-            register(local_name(s.output), row_dtype(s), self.width) for s in group.statements if s.output in rows
-        ]
+        storages = [register(local_name(s.output), row_dtype(s), self.width) for s in group.statements if s.output in rows]
         yield from wrap_in_storages(storages, tuple(nodes))
 
 

@@ -51,23 +51,31 @@ def plan_blocking(p: Workload[ContractionFacts], block: Tile, thread: Tile, spli
     kc = min(p.packed_words(extent_on(block, p.k)), depth)
     steps = -(-depth // kc)
     packs_a = not (
-        p.facts.dot is None and a.plain and not a.constant and a.layout is OperandLayout.K_MAJOR
+        p.facts.dot is None
+        and a.plain
+        and not a.constant
+        and a.layout is OperandLayout.K_MAJOR
         and _skips_packing_of_a(columns, (mr, nr, kc), a.panel_stride * size, size, hw)
-    )  # fmt: skip
+    )
     is_plain = p.facts.dot is None and b.plain and b.layout is OperandLayout.PANEL_MAJOR and not b.constant
     packs_b_on_first_use = (
-        is_plain and steps == 1
-        and _packs_b_on_first_use(rows // mr, rows * kc * size, nr * size, b.tensor_bytes, hw)
-    )  # fmt: skip
+        is_plain and steps == 1 and _packs_b_on_first_use(rows // mr, rows * kc * size, nr * size, b.tensor_bytes, hw)
+    )
     block_rows = rows_per_block(rows, mr, kc, size, l2_bytes)
     at_once = block_rows if packs_a else rows
-    rows_outer = not packs_b_on_first_use and _loops_over_rows_first(
-        at_once, columns, kc, size, l2_bytes, b_is_constant=b.constant
-    )
+    rows_outer = not packs_b_on_first_use and _loops_over_rows_first(at_once, columns, kc, size, l2_bytes, b_is_constant=b.constant)
     return Blocking(
-        mr, nr, kc, depth, steps, block_rows, packs_a, packs_b_on_first_use, rows_outer,
+        mr,
+        nr,
+        kc,
+        depth,
+        steps,
+        block_rows,
+        packs_a,
+        packs_b_on_first_use,
+        rows_outer,
         streams_b=b.constant and rows == mr,
-    )  # fmt: skip
+    )
 
 
 def rows_per_block(rows: int, mr: int, kc: int, elem_bytes: int, l2_bytes: int) -> int:
@@ -86,9 +94,7 @@ def _columns_fit_l2(columns: int, kc: int, elem_bytes: int, l2_bytes: int) -> bo
     return columns * kc * elem_bytes <= L2_COLUMNS_FRACTION * l2_bytes
 
 
-def _loops_over_rows_first(
-    rows: int, columns: int, kc: int, elem_bytes: int, l2_bytes: int, *, b_is_constant: bool
-) -> bool:
+def _loops_over_rows_first(rows: int, columns: int, kc: int, elem_bytes: int, l2_bytes: int, *, b_is_constant: bool) -> bool:
     """Return whether the loop over panels of A is the outer one, for `rows` of A at once and a task's `columns` of B.
 
     L2 then holds the columns. Prepacked columns come from L3: each panel is read once instead, while the one before is
@@ -108,10 +114,7 @@ def _packs_b_on_first_use(panels: int, panels_bytes: int, piece_bytes: int, b_by
     Segments arrive slower than whole rows, so this pays where a sweep over a panel is short. Segments of a line or less
     are too slow.
     """
-    if (
-        panels_bytes > L2_BLOCK_FRACTION * hw.block_level.capacity_bytes
-        or piece_bytes <= hw.block_level.transaction_bytes
-    ):
+    if panels_bytes > L2_BLOCK_FRACTION * hw.block_level.capacity_bytes or piece_bytes <= hw.block_level.transaction_bytes:
         return False
     return panels <= FIRST_USE_PANELS and b_bytes <= FIRST_USE_LLC_FRACTION * hw.levels[1].capacity_bytes
 

@@ -178,9 +178,7 @@ def _tile_overlap_cycles(mach: Machine, height: int, vectors: int, depth: int) -
     return latency * min(rob_depth, depth / 2) * free
 
 
-def _l2_bytes_per_k(
-    p: Workload[ContractionFacts], extents: tuple[int, int], tile: tuple[int, int], plan: Blocking
-) -> float:
+def _l2_bytes_per_k(p: Workload[ContractionFacts], extents: tuple[int, int], tile: tuple[int, int], plan: Blocking) -> float:
     """Return the bytes that each k of a register tile reads from L2.
 
     One operand's panel is reused while panels of the other stream by. L1 holds those only where all are small; next to
@@ -310,9 +308,7 @@ def packing_cycles(
     return cycles + _arrival_cycles(p, operand, block, streamed) + _segment_start_cycles(p, operand, block, streamed)
 
 
-def _streamed_tile(
-    p: Workload[ContractionFacts], operand: OperandFootprint, block: Tile, panel: tuple[int | None, int]
-) -> Tile:
+def _streamed_tile(p: Workload[ContractionFacts], operand: OperandFootprint, block: Tile, panel: tuple[int | None, int]) -> Tile:
     """Return what is read row by row: a whole block, or single panels of fused axes beyond the LLC."""
     axis, size = panel
     if axis is None or count_members(p, axis) == 1 or operand.total_bytes <= p.machine.caches[0].total_bytes // 2:
@@ -344,9 +340,7 @@ def _arrival_cycles(p: Workload[ContractionFacts], operand: OperandFootprint, bl
     return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.segment_start_cycles * runs
 
 
-def _segment_start_cycles(
-    p: Workload[ContractionFacts], operand: OperandFootprint, block: Tile, accessed: Tile
-) -> float:
+def _segment_start_cycles(p: Workload[ContractionFacts], operand: OperandFootprint, block: Tile, accessed: Tile) -> float:
     """Return exposed start-up cycles of segments in memory or a far cache.
 
     Segments of a page or more wait until prefetchers follow them; short ones wait less, since others are in flight.

@@ -133,9 +133,11 @@ class Packing:
         if panels.axis.extent < panels.size:
             return (self._loop_over_k((panels.loop(edge),)),)
         whole = div(sub(num(panels.axis.extent), ref(f"{panels.role}.first")), panels.size)
-        last = Let(f"{panels.role}.panel", ref(f"{panels.role}.whole"), (
-            Let(f"{panels.role}.place", num(panels.axis.extent - panels.tail), edge),
-        ))  # fmt: skip
+        last = Let(
+            f"{panels.role}.panel",
+            ref(f"{panels.role}.whole"),
+            (Let(f"{panels.role}.place", num(panels.axis.extent - panels.tail), edge),),
+        )
         rows = (
             panels.loop(self._pack_row(panels, along, panels.size), ref(f"{panels.role}.whole")),
             Branch(lt(ref(f"{panels.role}.whole"), ref(f"{panels.role}.panels")), (last,)),
@@ -178,9 +180,7 @@ class Packing:
         All k of a block's rows come before the next rows. Otherwise the 64 rows of a panel, 16 KiB apart, would evict
         lines shared by two blocks from L1.
         """
-        blocks = tuple(
-            self._block(panels, first, min(self.lanes, count - first)) for first in range(0, count, self.lanes)
-        )
+        blocks = tuple(self._block(panels, first, min(self.lanes, count - first)) for first in range(0, count, self.lanes))
         chunks, tail = self.kc // self.lanes, self._max_remainder()
         nodes: tuple[Node, ...] = ()
         if chunks:
@@ -244,9 +244,7 @@ class Packing:
             lane = add(first, ref(LANE))
             element = (*outer, add(last, Load(_OFFSETS, (lane,), DType.INT64)))
             value = Cast(Load(source.tensor, element, source.dtype), self.dtype, implicit=True)
-            return Loop(
-                LANE, lanes, LoopKind.VECTOR, (Compute(self.packed, (panels.buffer_index, ref(K_ROW), lane), value),)
-            )
+            return Loop(LANE, lanes, LoopKind.VECTOR, (Compute(self.packed, (panels.buffer_index, ref(K_ROW), lane), value),))
 
         vectors, tail = divmod(count, self.lanes)
         nodes = self._zero_fill(panels, count)
@@ -264,9 +262,7 @@ def _routine(nodes: tuple[Node, ...]) -> Node:
     return Routine("pack", nodes)
 
 
-def for_panel(
-    panels: Panels, lanes: Callable[[dict[str, Expr], int], tuple[Node, ...]], count: int
-) -> tuple[Node, ...]:
+def for_panel(panels: Panels, lanes: Callable[[dict[str, Expr], int], tuple[Node, ...]], count: int) -> tuple[Node, ...]:
     """Return `lanes(coordinates, count)` for the first `count` elements of the panel at `place`.
 
     A full panel within one row of the innermost member axis is contiguous and needs no table.

@@ -62,10 +62,7 @@ class CpuContractionRules(TileRules):
             return f"{mach.hw.block_level.name} panel"
         if self._block_bytes(block, p.n) > self._block_of_b_bytes():
             return f"{last.name} block"
-        if (
-            extent_on(block, p.k) < p.extent(p.k)
-            and self._tile_bytes(block) > LLC_BLOCK_FRACTION * last.total_bytes / mach.cores
-        ):
+        if extent_on(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > LLC_BLOCK_FRACTION * last.total_bytes / mach.cores:
             return f"{last.name} tile of C"
         return ""
 
@@ -116,9 +113,7 @@ class CpuContractionRules(TileRules):
     def _retained_block_bytes(self) -> tuple[float, float]:
         """Return the bytes of a block of B that L2 retains while rows of A stream, and that the LLC retains."""
         mach = self.workload.machine
-        return L2_COLUMNS_FRACTION * mach.hw.block_level.capacity_bytes, LLC_RETAINED_FRACTION * mach.caches[
-            0
-        ].bytes_per_core
+        return L2_COLUMNS_FRACTION * mach.hw.block_level.capacity_bytes, LLC_RETAINED_FRACTION * mach.caches[0].bytes_per_core
 
     def _cuts_to_fit(self, max_bytes: float, depth: int, base: ThreadTile) -> int:
         """Return the fewest column blocks of at most `max_bytes` each."""
@@ -150,11 +145,7 @@ class CpuContractionRules(TileRules):
         return tuple(fitting[-2:] or [max(1, min(depth, limit, K_STEPS[0]))])
 
     def _block_bytes(self, block: Tile, axis: int | None) -> int:
-        return (
-            extent_on(block, axis)
-            * self.workload.packed_words(extent_on(block, self.workload.k))
-            * self.workload.elem_bytes
-        )
+        return extent_on(block, axis) * self.workload.packed_words(extent_on(block, self.workload.k)) * self.workload.elem_bytes
 
     def _tile_bytes(self, block: Tile) -> int:
         return extent_on(block, self.workload.m) * extent_on(block, self.workload.n) * self.workload.elem_bytes

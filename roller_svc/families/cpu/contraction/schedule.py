@@ -72,9 +72,7 @@ class OperandPrefetch:
         every = 1 << max(1, line // self.height).bit_length() - 1  # a power of two: the test must cost little
         rows_per_step = ceil_div(self.height, line)
         row = mul(div(mod(ref(K_ROW), line), every), num(rows_per_step))
-        prefetches = tuple(
-            self._prefetch(min_(add(row, num(i)), num(self.height - 1)), line) for i in range(rows_per_step)
-        )
+        prefetches = tuple(self._prefetch(min_(add(row, num(i)), num(self.height - 1)), line) for i in range(rows_per_step))
         return prefetches if every == 1 else (Branch(eq(mod(ref(K_ROW), every), num(0)), prefetches),)
 
     def _prefetch(self, row: Expr, line: int) -> Node:
@@ -245,9 +243,7 @@ class _Blocked:
     def _allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         rows, columns = self.rows, self.columns
         panels_of_b, dtype, packed = 1 if columns.shared_buffer else columns.count, self.view.dtype, self.packed_dtype
-        buffers: list[tuple[str, DType, tuple[int, ...]]] = [
-            (PACKED_B, packed, (panels_of_b, self.plan.kc, columns.size))
-        ]
+        buffers: list[tuple[str, DType, tuple[int, ...]]] = [(PACKED_B, packed, (panels_of_b, self.plan.kc, columns.size))]
         if self._flips_sign_of_a:
             buffers.insert(0, (COMPENSATION, dtype, (columns.count, columns.size)))
         if self.plan.packs_a:
@@ -390,18 +386,14 @@ class _Blocked:
     def _multiply_tile(self, height: int, width: int, tile: CTile, fresh: Expr | None = None) -> tuple[Node, ...]:
         """Run the micro-kernel, which packs B on its first use; panels at the edge are packed before."""
         kernel = self._micro_kernel(height, width)
-        output_prefetch = OutputPrefetch(
-            self.view, height if self.accumulates_in_output or self.plan.steps == 1 else 0, width
-        )
+        output_prefetch = OutputPrefetch(self.view, height if self.accumulates_in_output or self.plan.steps == 1 else 0, width)
         prefetches = output_prefetch.in_step(self.plan.kc)
         if not self.plan.packs_a:
             prefetches = (*prefetches, *OperandPrefetch(self.view, self.operands[0], height, self.hw).nodes())
         nodes = replace(kernel, prefetches=(*kernel.prefetches, *prefetches)).nodes(tile, fresh)
         if self.plan.packs_b_on_first_use and width == self.columns.size and self._first_panel_may_have(height):
             packing_prefetches = (*self._prefetch_rows_of_b(), *prefetches)
-            packs = replace(
-                kernel, b=self._element_of_b, packs_b=self._packed_element_of_b, prefetches=packing_prefetches
-            )
+            packs = replace(kernel, b=self._element_of_b, packs_b=self._packed_element_of_b, prefetches=packing_prefetches)
             nodes = (Branch(self._is_first_panel, packs.nodes(tile, fresh), nodes),)
         return bind_members(self.view.n, ref("n.place"), (*output_prefetch.before_loop(), *nodes))
 
@@ -428,14 +420,18 @@ class _Blocked:
     def _micro_kernel(self, height: int, width: int) -> MicroKernel:
         dtype = self.view.dtype
         return MicroKernel(
-            height, _padded(width, self.lanes), self.lanes, dtype, (KLoop(K_ROW, self.plan.kc, ref(K_COUNT)),),
+            height,
+            _padded(width, self.lanes),
+            self.lanes,
+            dtype,
+            (KLoop(K_ROW, self.plan.kc, ref(K_COUNT)),),
             a=self._element_of_a,
             b=self._packed_element_of_b,
             registers=self.hw.limits.max_registers_per_thread,
             prefetches=(*self._prefetch_columns(), *self._prefetch_rows()),
             dot=self.dot,
             initial=self._initial_compensation if self._flips_sign_of_a else None,
-        )  # fmt: skip
+        )
 
     def _element_of_a(self, row: Expr) -> Expr:
         view = self.view

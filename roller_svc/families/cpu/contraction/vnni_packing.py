@@ -54,9 +54,7 @@ class VnniPacking(Packing):
 
     def _pack_row(self, panels: Panels, at: dict[str, Expr], count: int) -> tuple[Node, ...]:
         def row(elements: int) -> tuple[Node, ...]:
-            word = Compute(
-                self.packed, (panels.buffer_index, ref(K_ROW), ref(LANE)), self._word(at, ref(K_ROW), elements)
-            )
+            word = Compute(self.packed, (panels.buffer_index, ref(K_ROW), ref(LANE)), self._word(at, ref(K_ROW), elements))
             return (unswitch_guards(Loop(LANE, count, LoopKind.VECTOR, (word,))),)
 
         return (*self._full_or_tail(ref(K_ROW), row), *self._zero_fill(panels, count))
@@ -67,9 +65,7 @@ class VnniPacking(Packing):
             return nodes(self.group)
         if not self._full_words:
             return nodes(self._tail_elements)
-        return (
-            Branch(lt(add(ref(K_FIRST), row), num(self._full_words)), nodes(self.group), nodes(self._tail_elements)),
-        )
+        return (Branch(lt(add(ref(K_FIRST), row), num(self._full_words)), nodes(self.group), nodes(self._tail_elements)),)
 
     def _word(self, at: dict[str, Expr], row: Expr, elements: int) -> Expr:
         first = mul(add(ref(K_FIRST), row), num(self.group))
@@ -87,9 +83,7 @@ class VnniPacking(Packing):
         nodes = (Loop(K_ROW, self.kc, LoopKind.SERIAL, filled, ref(K_COUNT)),) if filled else ()
         if count == 1 or self.kc < self.lanes or not self._has_whole_words:
             return (self._pack_words(panels, count, num(0), self.kc), *nodes)
-        blocks = tuple(
-            self._block(panels, first, min(self.lanes, count - first)) for first in range(0, count, self.lanes)
-        )
+        blocks = tuple(self._block(panels, first, min(self.lanes, count - first)) for first in range(0, count, self.lanes))
         whole = min_(ref(K_COUNT), sub(num(self._full_words), ref(K_FIRST))) if self._tail_elements else ref(K_COUNT)
         done = mul(ref(_CHUNKS), num(self.lanes))
         blocks_loop = Loop(K_CHUNK, self.kc // self.lanes, LoopKind.SERIAL, blocks, ref(_CHUNKS))

@@ -53,16 +53,12 @@ def cpu_operands(group: KernelGroup, packed: tuple[DType, DType] | None = None) 
     types, dtype = dict(group.inputs), group.space.compute_dtype
     both = zip(operands(group), (m, n), packed or (dtype, dtype), strict=True)
     layouts = [_cpu_operand(operand, (axis, k), types, dtype) for operand, axis, dtype in both]
-    constant = [
-        all(x.constant for x in group.space.accesses if x.operand == name) for name in ("a", "b")
-    ]  # fmt: skip
+    constant = [all(x.constant for x in group.space.accesses if x.operand == name) for name in ("a", "b")]
     a, b = (replace(layout, constant=stays) for layout, stays in zip(layouts, constant, strict=True))
     return a, b
 
 
-def _cpu_operand(
-    operand: Operand, axes: tuple[TileAxis, TileAxis], types: Mapping[str, TensorType], dtype: DType
-) -> CpuOperand:
+def _cpu_operand(operand: Operand, axes: tuple[TileAxis, TileAxis], types: Mapping[str, TensorType], dtype: DType) -> CpuOperand:
     axis, k = axes
     source = operand.source
     address = None if source is None else _address(source.index, types[source.tensor].shape)
@@ -76,12 +72,8 @@ def _cpu_operand(
     size = types[source.tensor].dtype.bytes * math.prod(types[source.tensor].shape) if plain else 0
     deeper = address.coeff(k.members[0].name) if (plain or is_widened) and address is not None else 0
     if operand.k_major:
-        return CpuOperand(
-            OperandLayout.K_MAJOR if deeper == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size
-        )
-    return CpuOperand(
-        OperandLayout.PANEL_MAJOR if moved == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size
-    )
+        return CpuOperand(OperandLayout.K_MAJOR if deeper == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size)
+    return CpuOperand(OperandLayout.PANEL_MAJOR if moved == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size)
 
 
 def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:

@@ -129,9 +129,11 @@ def _space(space: TileSpace, image: _Image, k: TileAxis, *, along_filters: bool)
     fused = tuple(_fused(role, axes) for role, axes in ((AxisRole.K, channels), (AxisRole.TAP, taps)) if axes)
     accesses = tuple(replace(a, dims=tuple(_with_steps(dim, image) for dim in a.dims)) for a in space.accesses)
     return replace(
-        space, axes=(*space.role(AxisRole.BATCH), *pixels, filters, *fused), accesses=accesses,
+        space,
+        axes=(*space.role(AxisRole.BATCH), *pixels, filters, *fused),
+        accesses=accesses,
         vector_axis=filters.name if along_filters else pixels[-1].name,
-    )  # fmt: skip
+    )
 
 
 def _with_steps(dim: Dim, image: _Image) -> Dim:

@@ -95,9 +95,7 @@ def _kernel(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     l2, l3 = (cache.bytes_per_s / mach.cores / mach.clock_hz for cache in (mach.caches[-2], mach.caches[0]))
     arriving = near / l2 + far / l3
     # arriving lines compete for the load ports
-    row = max(
-        kernel_cycles(mach, s.rows, s.vectors), (s.rows + s.vectors) / LOAD_PORTS + costs.port_contention * arriving
-    )
+    row = max(kernel_cycles(mach, s.rows, s.vectors), (s.rows + s.vectors) / LOAD_PORTS + costs.port_contention * arriving)
     if not image.along_filters and image.window_dims[-1].taps > 1:
         row += costs.split_load_cycles * s.vectors
     inner = image.window_dims[-1].taps

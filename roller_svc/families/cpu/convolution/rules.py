@@ -106,10 +106,7 @@ class CpuConvolutionRules(TileRules):
         p, mach = self.workload, self.workload.machine
         depth = extent_on(block, p.k) * self.image.taps
         panels = extent_on(block, p.n) > extent_on(base.tile, p.n)
-        if (
-            panels
-            and extent_on(block, p.n) * depth * p.elem_bytes > L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes
-        ):
+        if panels and extent_on(block, p.n) * depth * p.elem_bytes > L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes:
             return f"{mach.hw.block_level.name} weights"
         pixels = math.prod(block[i] for i in self._pixels)
         if extent_on(block, p.k) < p.extent(p.k):
@@ -125,9 +122,7 @@ class CpuConvolutionRules(TileRules):
         panel = L1_PANEL_FRACTION * mach.caches[-1].bytes_per_core / (row * extent_on(base.tile, p.n))
         filters = round_up(p.extent(p.n), extent_on(base.tile, p.n))
         weights = L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes / (row * filters)
-        return tuple(
-            sorted({depth} | {equal_steps(depth, int(limit)) for limit in (panel, weights) if 1 <= limit < depth})
-        )
+        return tuple(sorted({depth} | {equal_steps(depth, int(limit)) for limit in (panel, weights) if 1 <= limit < depth}))
 
     def _cuts(self, axis: int, base: ThreadTile) -> Tile:
         """Return the axis whole, or in a few equal parts for the cores."""

@@ -132,12 +132,7 @@ class PackedWeights:
         """Return the weights if a panel's rows are contiguous for each filter and fill at least one block."""
         image, load = self.image, self.source
         channels = image.channels
-        if (
-            not image.along_filters
-            or not isinstance(load, Load)
-            or load.dtype is not self.dtype
-            or any(load.bounds_checked)
-        ):
+        if not image.along_filters or not isinstance(load, Load) or load.dtype is not self.dtype or any(load.bounds_checked):
             return None
         if len(image.filters.members) > 1 or (channels is not None and len(channels.members) > 1):
             return None
@@ -295,9 +290,15 @@ class _Tasks:
     @property
     def results(self) -> ImageResults:
         return ImageResults(
-            self.view, self.image, self.patch.pixels, ACC, self._panel_index(), self.weights.wide, self.lanes,
+            self.view,
+            self.image,
+            self.patch.pixels,
+            ACC,
+            self._panel_index(),
+            self.weights.wide,
+            self.lanes,
             self.filters_last,
-        )  # fmt: skip
+        )
 
     @property
     def _patches_per_task(self) -> tuple[int, ...]:
@@ -437,9 +438,7 @@ class _Tasks:
     # accumulators ---------------------------------------------------------------------------------------------------
     def _accumulator_index(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
         number = self.results.pixel_number(self._pixel_in_patch())
-        return (
-            (*self._panel_index(), number, column) if self.image.along_filters else (*self._panel_index(), row, number)
-        )
+        return (*self._panel_index(), number, column) if self.image.along_filters else (*self._panel_index(), row, number)
 
     def _panel_index(self) -> tuple[Expr, Expr]:
         if self.steps == 1:

@@ -61,9 +61,7 @@ class ArgReduce:
         best, _ = self._best_index
         return (Compute(extremum, index, identity(combine, dtype)), Compute(best, index, self.neutral_index))
 
-    def update(
-        self, index: Index, value: Expr, position: Expr, suffix: str = "", *, in_order: bool = False
-    ) -> tuple[Node, ...]:
+    def update(self, index: Index, value: Expr, position: Expr, suffix: str = "", *, in_order: bool = False) -> tuple[Node, ...]:
         """Accumulate one value and its position.
 
         The position replaces an earlier one if the value is better, or equal where the tie-break prefers the later

@@ -81,12 +81,7 @@ def _cached_intermediate(reduction: TensorExpr, map_: TensorExpr, group: KernelG
     subexpressions = set(iter_subexpressions(map_.body))
     for value in _outermost(reduction.body):
         map_value = substitute(value, names)
-        if (
-            value.dtype is map_.type.dtype
-            and inner <= axes_of(value)
-            and map_value in subexpressions
-            and _is_costly(value)
-        ):
+        if value.dtype is map_.type.dtype and inner <= axes_of(value) and map_value in subexpressions and _is_costly(value):
             body = _replaced(map_.body, map_value, Load(map_.output, map_.index, map_.type.dtype))
             return CachedIntermediate(map_, value, tuple(substitute(i, to_reduction_axes) for i in map_.index), body)
     return None
@@ -109,6 +104,4 @@ def _outermost(expr: Expr) -> Iterator[Expr]:
 
 
 def _is_costly(value: Expr) -> bool:
-    return any(
-        isinstance(node, Op) and node.kind not in _CHEAP and node.dtype.is_float for node in iter_subexpressions(value)
-    )
+    return any(isinstance(node, Op) and node.kind not in _CHEAP and node.dtype.is_float for node in iter_subexpressions(value))

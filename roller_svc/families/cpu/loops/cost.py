@@ -48,9 +48,7 @@ _MINMAX_COMBINES = frozenset({Combine.MAX, Combine.MIN})
 def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
     """Return the operations, loads and tasks of the busiest core, overlapped with memory."""
     mach, costs = p.machine, p.machine.costs.loops
-    statements = p.facts.statements or (
-        StatementWork(p.outer_points * p.inner_points, _unknown_op_counts(p), None, frozenset()),
-    )
+    statements = p.facts.statements or (StatementWork(p.outer_points * p.inner_points, _unknown_op_counts(p), None, frozenset()),)
     waves = -(-launch.grid // mach.cores)
     share = max(waves / launch.grid, 1 / mach.cores)  # of all tasks, those of the core with the most
     steps = _steps(p, launch, statements)
@@ -67,12 +65,15 @@ def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
         core_s=prefetched * joint + (1 - prefetched) * max(joint, apart) + task,
         core_stage=None,
         stage_seconds=(
-            ("compute", compute), ("loads", loads + waits), ("again", again), ("task", task),
+            ("compute", compute),
+            ("loads", loads + waits),
+            ("again", again),
+            ("task", task),
             (dominant_level(p, launch), moving),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,7 @@ def _steps(p: Workload[LoopFacts], launch: Launch, statements: tuple[StatementWo
         memory, apart = (sum(s for tensor, s in some if tensor in first) for some in (moving, moving_apart))
         known |= first
         sequential = _reads_rows_sequentially(p, one, first)
-        loads = _load_cycles(p, launch, one, sequential=sequential) - _stall_cycles(
-            p, launch, one, sequential=sequential
-        )
+        loads = _load_cycles(p, launch, one, sequential=sequential) - _stall_cycles(p, launch, one, sequential=sequential)
         busy = _statement_cycles(p, launch, one, sequential=sequential) + _first_lines_cycles(p, launch, one, first)
         steps.append(_StatementCost((busy, max(0.0, loads), again * each), memory, apart))
     return steps
@@ -196,17 +195,13 @@ def _reduction_step(p: Workload[LoopFacts], each: StatementWork) -> ReductionSte
     return reduction_step(p.space) if is_reduction and is_column_reduction(p.space) else ReductionStep(1, 1)
 
 
-def _vector_cycles(
-    p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, sequential: bool
-) -> tuple[float, float]:
+def _vector_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, sequential: bool) -> tuple[float, float]:
     """Return one statement's cycles per vector: (operations and loop, latency of the reduction chain)."""
     costs, counts = p.machine.costs.loops, each.counts
     width = _width(p, launch)
     rows_at_once = 1 if launch.reduce_threads > 1 and sequential else math.prod(launch.thread)
     side_by_side = max(1, launch.reduce_threads * rows_at_once // width)
-    join = OpCounts(
-        alu=each.combine is Combine.SUM or each.combine is Combine.PROD, minmax=each.combine in _MINMAX_COMBINES
-    )
+    join = OpCounts(alu=each.combine is Combine.SUM or each.combine is Combine.PROD, minmax=each.combine in _MINMAX_COMBINES)
     busy = work_cycles(p.machine, counts + join)
     if launch.pipeline.nontemporal and any(_nontemporal_fraction(p, t) < 1 for t in p.footprint.writes):
         busy += TEST_OPERATIONS * costs.operation_cycles
@@ -232,9 +227,7 @@ def _first_lines_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementW
     in_memory = dram_fraction(p.machine, p.compulsory_bytes)
     new_page = min(1.0, columns * p.elem_bytes / PAGE_BYTES)
     waits = new_page * (1 - (1 - in_memory) ** at_once.rows)
-    return (
-        each.points / (columns * at_once.terms) * waits * costs.tlb_miss_latency_factor * p.machine.dram_latency_cycles
-    )
+    return each.points / (columns * at_once.terms) * waits * costs.tlb_miss_latency_factor * p.machine.dram_latency_cycles
 
 
 def _reads_rows_sequentially(p: Workload[LoopFacts], each: StatementWork, first: frozenset[str]) -> bool:
@@ -257,9 +250,7 @@ def _stall_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *
 
 def _width(p: Workload[LoopFacts], launch: Launch) -> int:
     """Return the points of one vector, at most those of a register."""
-    return min(
-        p.machine.unit.shape[-1], launch.reduce_threads if launch.reduce_threads > 1 else math.prod(launch.thread)
-    )
+    return min(p.machine.unit.shape[-1], launch.reduce_threads if launch.reduce_threads > 1 else math.prod(launch.thread))
 
 
 def _overhang(p: Workload[LoopFacts], launch: Launch) -> float:
@@ -328,11 +319,7 @@ def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, under_reads: bool) ->
     if launch.reduce_threads > 1:
         often *= 1.0 + _row_restart_penalty(p, launch) + _out_of_order_miss_penalty(p, launch)
         put += _bus_turnaround_penalty(p, launch)
-    past = (
-        min((_nontemporal_fraction(p, t) for t in p.footprint.writes), default=0.0)
-        if launch.pipeline.nontemporal
-        else 0.0
-    )
+    past = min((_nontemporal_fraction(p, t) for t in p.footprint.writes), default=0.0) if launch.pipeline.nontemporal else 0.0
     piece = clipped
     if p.vector_axis is not None and is_column_reduction(p.space):
         piece = (*clipped[: p.vector_axis], _columns_per_block(p, launch), *clipped[p.vector_axis + 1 :])
@@ -378,9 +365,7 @@ def _lines_in_flight(p: Workload[LoopFacts], launch: Launch, each: StatementWork
     work += FUNCTION_OPERATIONS * (counts.exp + counts.functions) + counts.div
     work += LOOP_OPERATIONS * width / launch.reduce_threads
     loop = LOOP_OPERATIONS / rows  # shared by resident rows: over rows, and over the tail
-    end = (
-        loop + (1 + joins) * math.log2(width) + joins * launch.reduce_threads / width + points % width * (joins + loop)
-    )
+    end = loop + (1 + joins) * math.log2(width) + joins * launch.reduce_threads / width + points % width * (joins + loop)
     vectors = ROB_ENTRIES * p.machine.rob_ratio / (work + end * width / points)
     return vectors * width * p.elem_bytes / LINE_BYTES
 
@@ -396,9 +381,7 @@ def _bus_turnaround_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
     return costs.bus_turnaround_penalty * math.log2(max(1.0, at_once)) if _num_row_statements(p) > 1 else 0.0
 
 
-def _nontemporal_s(
-    p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch, others: tuple[float, float, float]
-) -> float:
+def _nontemporal_s(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch, others: tuple[float, float, float]) -> float:
     """Return the seconds of non-temporal outputs, as far as vectors are aligned.
 
     `others`: seconds of reads from caches and from memory, and of these outputs through the caches.

@@ -74,9 +74,7 @@ class _GatherRewriter:
 
     def _hoist_checks(self, body: tuple[Node, ...], bound: frozenset[str]) -> tuple[Node, ...]:
         """Bind and check indirect indices as soon as their variables are bound, above all nodes that use them."""
-        indirect = next(
-            (p for p in _unconditional_indices(body) if axes_of(p.index) <= bound and self._is_input(p)), None
-        )
+        indirect = next((p for p in _unconditional_indices(body) if axes_of(p.index) <= bound and self._is_input(p)), None)
         if indirect is None:
             return self.nodes(body, bound)
         name = next(n for i in count() if (n := f"{indirect.tensor}.place{i}") not in bound)
@@ -118,9 +116,7 @@ class _GatherRewriter:
         """Return the bytes of a row that one task reads before the next row."""
         types, blocks = dict(self.group.inputs), self.program.block.as_dict()
         along = [a for a in self.group.outer if a.name not in axes_of(indirect.index)]
-        return types[indirect.tensor].dtype.bytes * math.prod(
-            min(blocks.get(a.name, a.extent), a.extent) for a in along
-        )
+        return types[indirect.tensor].dtype.bytes * math.prod(min(blocks.get(a.name, a.extent), a.extent) for a in along)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,7 @@ class ReciprocalDivision:
     def is_safe(self) -> Expr:
         min_normal = 2.0 ** _MIN_NORMAL_EXPONENT[self.dtype]
         magnitude = Op(OpKind.ABS, (self.divisor,), self.dtype)
-        return logical_and(
-            le(Const(min_normal, self.dtype), magnitude), le(magnitude, Const(1 / min_normal, self.dtype))
-        )
+        return logical_and(le(Const(min_normal, self.dtype), magnitude), le(magnitude, Const(1 / min_normal, self.dtype)))
 
 
 def find_row_division(body: Expr, inner: frozenset[str], reciprocal: str) -> ReciprocalDivision | None:
@@ -49,9 +47,7 @@ def find_row_division(body: Expr, inner: frozenset[str], reciprocal: str) -> Rec
     match body:
         case Cast(arg=arg, implicit=True, dtype=dtype) if dtype.is_float and arg.dtype.is_float:
             division = find_row_division(arg, inner, reciprocal)
-            return division and ReciprocalDivision(
-                division.divisor, Cast(division.body, dtype, implicit=True), reciprocal
-            )
+            return division and ReciprocalDivision(division.divisor, Cast(division.body, dtype, implicit=True), reciprocal)
         case Op(kind=OpKind.MUL, args=(a, b), dtype=dtype):
             if (lhs := find_row_division(a, inner, reciprocal)) is not None:
                 return ReciprocalDivision(lhs.divisor, Op(OpKind.MUL, (lhs.body, b), dtype), reciprocal)

@@ -274,9 +274,7 @@ class _Rows:
             *self._remainder(statement, inner, accumulate_total),
         ]
 
-    def _accumulate(
-        self, statement: TensorExpr, reads: RowReads, acc: str, index: tuple[Expr, ...]
-    ) -> tuple[Node, ...]:
+    def _accumulate(self, statement: TensorExpr, reads: RowReads, acc: str, index: tuple[Expr, ...]) -> tuple[Node, ...]:
         """Accumulate a point's value and store its cached intermediate, if there is one."""
         combine = statement.combine or Combine.SUM
         cached = self.cached.get(statement.output)

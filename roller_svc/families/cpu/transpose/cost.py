@@ -56,12 +56,15 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
         core_s=max(core, memory) + leak * min(core, memory),
         core_stage=None,
         stage_seconds=(
-            ("transpose", seconds[0]), ("compute", seconds[1]), ("loops", seconds[2]), ("task", seconds[3]),
+            ("transpose", seconds[0]),
+            ("compute", seconds[1]),
+            ("loops", seconds[2]),
+            ("task", seconds[3]),
             (dominant_level(p, launch), memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
-    )  # fmt: skip
+    )
 
 
 def _overlap(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:
@@ -95,11 +98,7 @@ def _memory_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float
         return reads + writes
     streamed = sum(nontemporal_write_s(p, t, launch.grid) for t in p.footprint.writes)
     from_caches = reads * (1 - dram_fraction(mach, working_set))
-    return (
-        reads
-        + (1 - streams) * writes
-        + streams * exposed_nontemporal_s(mach, streamed, from_caches, reads - from_caches)
-    )
+    return reads + (1 - streams) * writes + streams * exposed_nontemporal_s(mach, streamed, from_caches, reads - from_caches)
 
 
 def _shared_line_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:

@@ -86,9 +86,7 @@ class _Layout:
     # loops ----------------------------------------------------------------------------------------------------------
     def tasks(self) -> tuple[Node, ...]:
         column = self.columns[0]
-        nodes = self._dispatch_edge(
-            self.row, lambda width: self._dispatch_edge(column, lambda count: self._tile(width, count))
-        )
+        nodes = self._dispatch_edge(self.row, lambda width: self._dispatch_edge(column, lambda count: self._tile(width, count)))
         nodes = wrap_in_storages(self._buffers(), nodes)
         first, then = (self.row, column) if self._is_large else (column, self.row)
         nodes = self._steps(first, self._steps(then, nodes))
@@ -118,9 +116,7 @@ class _Layout:
     def _tile(self, width: int, count: int) -> tuple[Node, ...]:
         if self.layout.kind is TransposeKind.INTERLEAVE:
             return self._interleave(count)
-        staging = [
-            node for i in range(len(self.layout.transposed)) for node in self._stage_tile(i, width, self._fused(count))
-        ]
+        staging = [node for i in range(len(self.layout.transposed)) for node in self._stage_tile(i, width, self._fused(count))]
         prefetches = (
             *self._prefetch_next_tile(width, self._fused(count)),
             *self._over_columns(count, self._prefetch_results(width)),
@@ -187,17 +183,13 @@ class _Layout:
                 value = Load(local_name(s.output), (ref(LANE),), row_dtype(s))
             if s.output not in self.group.register_tensors:
                 nodes.append(_lanes(width, self._store(s, tuple(reads.apply(i) for i in s.index), value)))
-        buffers = [
-            register(local_name(s.output), row_dtype(s), width) for s in self.group.statements if s.output in locals_
-        ]
+        buffers = [register(local_name(s.output), row_dtype(s), width) for s in self.group.statements if s.output in locals_]
         return wrap_in_storages(buffers, tuple(nodes))
 
     def _store(self, statement: TensorExpr, index: tuple[Expr, ...], value: Expr) -> Compute:
         if self.layout.kind is TransposeKind.INTERLEAVE:
             return Compute(INTERLEAVED, (ref(f"{self.row.name}.short"), ref(LANE)), value)
-        return Compute(
-            statement.output, index, convert_to_type(value, statement), nontemporal=self.program.pipeline.nontemporal
-        )
+        return Compute(statement.output, index, convert_to_type(value, statement), nontemporal=self.program.pipeline.nontemporal)
 
     def _prefetch_next_tile(self, width: int, count: int) -> tuple[Node, ...]:
         """Prefetch the next tile along the columns if a tile reads short segments of many rows.
@@ -267,9 +259,7 @@ class _Layout:
         index = tuple(substitute(i, position) for i in statement.index)
         source = Load(INTERLEAVED, (num(0), block), statement.type.dtype)
         pitch = self._whole(column)
-        interleave = Transpose(
-            statement.output, index, short, source, pitch, rows=short, lanes=lanes, column_dim=len(index) - 2
-        )
+        interleave = Transpose(statement.output, index, short, source, pitch, rows=short, lanes=lanes, column_dim=len(index) - 2)
         prefetches = self._prefetch_interleaved(statement, index) if self._is_large else ()
         blocks = Loop(BLOCK_COLUMN, ceil_div(count, lanes), LoopKind.SERIAL, (interleave, *prefetches))
         return (mapped, blocks)

@@ -83,17 +83,13 @@ class _Reading:
         most = transpose_lanes(first.dtype, self.hw.vector_bytes)
         columns = self._columns(strides, most)
         transposed = tuple(
-            (load, s[self.row])
-            for load, s in found
-            if load.dtype.bits == first.dtype.bits and self._columns(s, most) == columns
+            (load, s[self.row]) for load, s in found if load.dtype.bits == first.dtype.bits and self._columns(s, most) == columns
         )
         height, short = self._extent(self.row), math.prod(self._extent(c) for c in columns)
         lanes = _lanes(most, min(height, short))
         if short <= MAX_SHORT_ROW and height >= most and all(stride == short for _, stride in transposed):
             kind, lanes = TransposeKind.DEINTERLEAVE, most
-        elif (
-            height <= MAX_SHORT_ROW and self._extent(columns[-1]) >= most and self._is_interleaved(stored, columns[-1])
-        ):
+        elif height <= MAX_SHORT_ROW and self._extent(columns[-1]) >= most and self._is_interleaved(stored, columns[-1]):
             kind, lanes, short, columns = TransposeKind.INTERLEAVE, most, height, columns[-1:]
         elif lanes >= MIN_LANES and lanes * first.dtype.bytes >= NARROW_BYTES:
             kind = TransposeKind.BLOCK
@@ -101,9 +97,14 @@ class _Reading:
             return None
         place = {a.name: i for i, a in enumerate(self.group.space.axes)}
         return TransposeSpace(
-            kind, place[self.row], tuple(place[c] for c in columns), tuple(load for load, _ in transposed),
-            tuple(stride for _, stride in transposed), lanes, short,
-        )  # fmt: skip
+            kind,
+            place[self.row],
+            tuple(place[c] for c in columns),
+            tuple(load for load, _ in transposed),
+            tuple(stride for _, stride in transposed),
+            lanes,
+            short,
+        )
 
     def _crossing(self, load: Load) -> dict[str, int] | None:
         """Return a load's strides along each axis; None unless it is contiguous along an axis other than the row.
@@ -146,9 +147,7 @@ class _Reading:
         types = {**dict(self.group.inputs), **{s.output: s.type for s in self.group.statements}}
         for load in (load for s in self.group.statements for load in s.reads):
             strides = _strides(load.index, types[load.tensor])
-            if load.tensor not in self.group.register_tensors and (
-                strides is None or strides.get(column, 0) not in (0, 1)
-            ):
+            if load.tensor not in self.group.register_tensors and (strides is None or strides.get(column, 0) not in (0, 1)):
                 return False
         return True
 

@@ -58,12 +58,15 @@ def window_cost(p: Workload[PlaneSpace], launch: Launch) -> Costs:
         core_s=max(overlapped, memory) + costs.imperfect_memory_overlap * min(overlapped, memory) + exposed,
         core_stage=None,
         stage_seconds=(
-            ("staging", seconds[0]), ("compute", seconds[1]), ("results", seconds[2]), ("task", seconds[3]),
+            ("staging", seconds[0]),
+            ("compute", seconds[1]),
+            ("results", seconds[2]),
+            ("task", seconds[3]),
             (dominant_level(p, launch), memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
-    )  # fmt: skip
+    )
 
 
 def _memory_s(p: Workload[Any], launch: Launch) -> float:
@@ -169,9 +172,7 @@ def line_cycles(mach: Machine, found: PlaneLayout) -> float:
     """Return cycles of outputs from accumulators to memory."""
     width, costs = found.dims[-1].block, mach.costs.window
     lines = math.prod(_mean(d.window_dim.extent, d.block) for d in found.dims[:-1])
-    return lines * (
-        costs.line_cycles + costs.staging_cycles * _vector_equivalents(mach, line_vectors(width, mach.unit.shape[-1]))
-    )
+    return lines * (costs.line_cycles + costs.staging_cycles * _vector_equivalents(mach, line_vectors(width, mach.unit.shape[-1])))
 
 
 def vector_registers(p: Workload[Any], space: PlaneSpace, thread: Tile) -> int:

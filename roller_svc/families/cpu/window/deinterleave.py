@@ -44,9 +44,7 @@ class Deinterleave:
         plane, index = to
         position = add(num(self.first), mul(start, num(self.phases)))
         pitch = phase_elements if self.first % self.phases == 0 else 1 - phase_elements
-        block = Transpose(
-            plane, index(start), pitch, source(position), self.phases, columns=self.phases, lanes=self.lanes
-        )
+        block = Transpose(plane, index(start), pitch, source(position), self.phases, columns=self.phases, lanes=self.lanes)
         return (Loop(BLOCK, ceil_div(self.rows, self.lanes), LoopKind.SERIAL, (block,)),)
 
 

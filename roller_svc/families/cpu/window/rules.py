@@ -62,9 +62,7 @@ class CpuWindowRules(TaskRules):
         one = tuple([p.extents[i] if i in p.reduced else 1 for i in range(len(p.extents))])
         thread = replaced(tuple([1] * len(p.extents)), self._last, width)
         whole = round_up(p.extents[self._last], width)
-        return [
-            (replaced(one, self._last, size), ThreadTile(thread)) for size in (whole, min(whole, 64 * width), width)
-        ]
+        return [(replaced(one, self._last, size), ThreadTile(thread)) for size in (whole, min(whole, 64 * width), width)]
 
     def _allows_small_tasks(self, block: Tile) -> bool:
         """Return whether planes are cut into row blocks."""

@@ -111,9 +111,7 @@ class StagedReduction:
 
     def buffers(self) -> list[Storage]:
         elements = -(-self.layout.rows * self.layout.run_steps * self.layout.width // LINE) * LINE
-        storages = [
-            Storage(self._results, self.window.statement.accumulator, (self.at_once, elements), Scope.STACK, ())
-        ]
+        storages = [Storage(self._results, self.window.statement.accumulator, (self.at_once, elements), Scope.STACK, ())]
         for plane in self.window.planes:
             storages.append(Storage(plane.name, plane.dtype, (self.at_once, self.layout.elements), Scope.STACK, ()))
             if self._has_line_buffer(plane):
@@ -467,9 +465,7 @@ class _Windows:
 
     def tasks(self) -> tuple[Node, ...]:
         lanes, registers = self.program.unit.shape[-1], self.hw.limits.max_registers_per_thread
-        sums = [
-            StagedReduction(s, self._layout(s), lanes, registers, self._planes_at_once) for s in self.space.reductions
-        ]
+        sums = [StagedReduction(s, self._layout(s), lanes, registers, self._planes_at_once) for s in self.space.reductions]
         nodes = tuple(node for s in sums for node in s.fill_margins())
         nodes += self._each_plane(sums)
         nodes = wrap_in_storages([buffer for s in sums for buffer in s.buffers()] + self._row_buffers(), nodes)
@@ -554,16 +550,12 @@ class _Windows:
         types, varying = dict(self.group.inputs), [a for a in self.space.leading if self.program.block[a.name] > 1]
         plane_prefetches: list[PlanePrefetch | None] = []
         for plane in reduction.window.planes:
-            loads = [
-                x for x in loads_of(plane.value) if x.tensor in types and self._exceeds_private_caches(types[x.tensor])
-            ]
+            loads = [x for x in loads_of(plane.value) if x.tensor in types and self._exceeds_private_caches(types[x.tensor])]
             if not loads or not varying:
                 plane_prefetches.append(None)
                 continue
             sources = tuple(load for load in loads if load.tensor == loads[0].tensor)[-plane.lines :]
-            plane_prefetches.append(
-                plane_prefetch(sources, types[sources[0].tensor], varying[-1].name, self._planes_at_once)
-            )
+            plane_prefetches.append(plane_prefetch(sources, types[sources[0].tensor], varying[-1].name, self._planes_at_once))
         return tuple(plane_prefetches)
 
     def _prefetch_results(self, sums: list[StagedReduction]) -> Iterator[Node]:
@@ -582,9 +574,7 @@ class _Windows:
                 for distance in range(0, min(dims[-1].block, MAX_PREFETCHES * step), step)
             )
             yield from (
-                (loop_over_outputs(dims[-2], f"{dims[-2].window_dim.axis}.line", prefetches),)
-                if len(dims) > 1
-                else prefetches
+                (loop_over_outputs(dims[-2], f"{dims[-2].window_dim.axis}.line", prefetches),) if len(dims) > 1 else prefetches
             )
 
     # results --------------------------------------------------------------------------------------------------------
@@ -624,9 +614,7 @@ class _Windows:
         reads = RowReads(buffered, (ref(LANE),), at)
         for statement in self.group.statements:
             value = (
-                results[statement.output]
-                if is_reduction(statement)
-                else reads.apply(_replace_loads(statement.body, unbuffered))
+                results[statement.output] if is_reduction(statement) else reads.apply(_replace_loads(statement.body, unbuffered))
             )
             value = convert_to_type(value, statement)
             if statement.output in buffered:
@@ -649,8 +637,9 @@ class _Windows:
         count = min(width.extent, self.program.block[width.name])
         return [
             Storage(local_name(s.output), row_dtype(s), (count,), Scope.STACK, ())
-            for s in self.group.statements if s.output in rows
-        ]  # fmt: skip
+            for s in self.group.statements
+            if s.output in rows
+        ]
 
 
 def _replace_loads(expr: Expr, values: Mapping[str, Expr]) -> Expr:

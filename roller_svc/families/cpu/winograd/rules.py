@@ -100,10 +100,7 @@ class CpuWinogradRules(Enumerated):
     def _tile(self, extents: Mapping[str, int], *, whole: bool) -> Tile:
         """Return a tile of the extents by axis; of other axes, those of groups are single, reduced ones maybe whole."""
         p = self.workload
-        return tuple(
-            extents.get(axis.name, axis.extent if whole and i in p.reduced else 1)
-            for i, axis in enumerate(p.space.axes)
-        )
+        return tuple(extents.get(axis.name, axis.extent if whole and i in p.reduced else 1) for i, axis in enumerate(p.space.axes))
 
     def _smallest(self) -> Shape:
         """Return one tile and one vector of filters."""
@@ -118,10 +115,7 @@ class CpuWinogradRules(Enumerated):
 
     def _capacity_rule(self, shape: Shape) -> str:
         level = self.workload.machine.hw.block_level
-        fits = (
-            plan_task(self.workload, shape.block, shape.base.tile).inputs_bytes
-            <= MAX_INPUTS_FRACTION * level.capacity_bytes
-        )
+        fits = plan_task(self.workload, shape.block, shape.base.tile).inputs_bytes <= MAX_INPUTS_FRACTION * level.capacity_bytes
         return "" if fits else f"{level.name} inputs"
 
     def _trace(self, shape: Shape, rule: str) -> TraceStep:

@@ -67,12 +67,8 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[WinogradSpac
     source, weights = (operands.a, operands.b) if filters_last else (operands.b, operands.a)
     lanes, tile = program.unit.shape[-1], workload.footprint.tile
     task = plan_task(workload, tile(program.block), tile(program.thread))
-    patch = InputPatch(
-        task.padded, _within_image(task, source), view.dtype, task.pixels, task.pixels, task.chunk, lanes
-    )
-    results = ImageResults(
-        view, image, task.pixels, RESULTS, (num(0), num(0)), task.wide, lanes, filters_last=filters_last
-    )
+    patch = InputPatch(task.padded, _within_image(task, source), view.dtype, task.pixels, task.pixels, task.chunk, lanes)
+    results = ImageResults(view, image, task.pixels, RESULTS, (num(0), num(0)), task.wide, lanes, filters_last=filters_last)
     tree = _Task(view, task, patch, TransformedWeights(task, weights), results)
     return (ScheduleTree(group.name, tree.nodes()),)
 

@@ -84,9 +84,7 @@ class TransformedWeights:
         nodes: list[Node] = []
         for a, row in enumerate(matrices.filters):
             for j in range(len(row)):
-                taps = [
-                    substitute(self.source, {rows.tap.name: num(i), columns.tap.name: num(j)}) for i in range(len(row))
-                ]
+                taps = [substitute(self.source, {rows.tap.name: num(i), columns.tap.name: num(j)}) for i in range(len(row))]
                 wide = [Cast(tap, DType.FLOAT64, implicit=True) for tap in taps]
                 nodes.append(Compute(HALF, (num(a), num(j)), _dot(row, wide)))
         for a in range(matrices.size):

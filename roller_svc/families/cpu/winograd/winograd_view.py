@@ -14,9 +14,7 @@ from roller_svc.ir.expr import loads_of
 from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
 
 
-def winograd_spaces(
-    group: KernelGroup, convolutions: Sequence[TileSpace], mode: WinogradMode, lanes: int
-) -> tuple[TileSpace, ...]:
+def winograd_spaces(group: KernelGroup, convolutions: Sequence[TileSpace], mode: WinogradMode, lanes: int) -> tuple[TileSpace, ...]:
     """Return the spaces of Winograd convolutions, given those of direct ones; none where the algorithm does not apply.
 
     It applies to 3 x 3 taps of stride 1 and float32, and constant weights. One more dimension may have taps. The

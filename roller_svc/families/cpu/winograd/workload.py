@@ -197,9 +197,14 @@ def plan_task(p: Workload[WinogradSpace], block: Tile, thread: Tile) -> Winograd
     of_block, of_thread = (dict(zip(names, tile, strict=True)) for tile in (block, thread))
     pixels, filters = tuple(of_block[slide.pixel.name] for slide in image.window_dims), image.filters.name
     return WinogradTask(
-        p.facts, pixels, of_block[filters], of_thread[filters], p.machine.unit.shape[-1],
-        hw.limits.max_registers_per_thread, hw.block_level.capacity_bytes,
-    )  # fmt: skip
+        p.facts,
+        pixels,
+        of_block[filters],
+        of_thread[filters],
+        p.machine.unit.shape[-1],
+        hw.limits.max_registers_per_thread,
+        hw.block_level.capacity_bytes,
+    )
 
 
 def summed_products(image: ImageSpace) -> int:

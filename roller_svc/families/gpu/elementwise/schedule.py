@@ -36,9 +36,7 @@ THREAD, ITEM = ".thread", ".item"
 def is_map_group(group: KernelGroup) -> bool:
     """Return whether all statements are maps over the outer axes."""
     names = {a.name for a in group.outer}
-    return bool(names) and all(
-        s.kind is StatementKind.MAP and names == {a.name for a in s.axes} for s in group.statements
-    )
+    return bool(names) and all(s.kind is StatementKind.MAP and names == {a.name for a in s.axes} for s in group.statements)
 
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[MapSpace]) -> tuple[ScheduleTree, ...]:
@@ -117,8 +115,9 @@ class _Map:
         nodes = self._adjacent(row, first, width, point)
         buffers = [
             register(local_name(s.output), row_dtype(s), *((width,) if width > 1 else ()))
-            for s in self.group.statements if s.output in row_tensors(self.group)
-        ]  # fmt: skip
+            for s in self.group.statements
+            if s.output in row_tensors(self.group)
+        ]
         nodes = wrap_in_storages(buffers, nodes)
         for axis in reversed(self.group.outer):
             if axis.name != row and axis.extent % self.block[axis.name]:
@@ -142,9 +141,7 @@ class _Map:
             nodes = (Let(f"{axis}.{name}", add(block, offset), nodes),)
         return (Loop(f"{axis}.element", count, LoopKind.UNROLL, nodes),) if count > 1 else nodes
 
-    def _adjacent(
-        self, axis: str, first: Expr, width: int, body: Callable[[Expr | None], tuple[Node, ...]]
-    ) -> tuple[Node, ...]:
+    def _adjacent(self, axis: str, first: Expr, width: int, body: Callable[[Expr | None], tuple[Node, ...]]) -> tuple[Node, ...]:
         """Execute the body for `width` adjacent elements from `first`, without those beyond the axis."""
         extent = self._extent(axis)
         if width == 1:
@@ -183,11 +180,7 @@ class _Map:
             if not isinstance(node, Load):
                 return node
             staged = next((a for a in self.staged if self._is_access(node, a)), None)
-            return (
-                node
-                if staged is None
-                else Load(self._buffer_name(staged), self._tile_index(staged, in_tile), node.dtype)
-            )
+            return node if staged is None else Load(self._buffer_name(staged), self._tile_index(staged, in_tile), node.dtype)
 
         return rewrite(body, change)
 
@@ -204,9 +197,7 @@ class _Map:
         vectors = self.block[axis] // width
         along = lanes_along(vectors, width * staged.bytes)
         in_tile: dict[str, Expr] = {name: ref(f"{name}.staged") for name in (*others, axis)}
-        at = {
-            name: add(mul(ref(f"{name}.block"), num(self.block[name])), position) for name, position in in_tile.items()
-        }
+        at = {name: add(mul(ref(f"{name}.block"), num(self.block[name])), position) for name, position in in_tile.items()}
 
         def element(lane: Expr | None) -> tuple[Node, ...]:
             step = num(0) if lane is None else lane

@@ -67,9 +67,13 @@ class MmaAttentionRules(Enumerated):
         p = self.workload
         steps = self._steps({p.m: sizes_up_to(WARP_ROWS, p.extent(p.m)), p.k: sizes_up_to(WARP_KEYS, p.extent(p.k))})
         return ScaleUpLevel(
-            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, axis_rank=tuple(range(len(steps))),
-            evaluate=self._evaluate_warp, is_saturated=lambda _: True,
-        )  # fmt: skip
+            level=p.machine.hw.thread_level.name,
+            names=axis_names(p),
+            steps=steps,
+            axis_rank=tuple(range(len(steps))),
+            evaluate=self._evaluate_warp,
+            is_saturated=lambda _: True,
+        )
 
     def _evaluate_warp(self, warp: Tile) -> TileMetrics:
         """Return register bytes where most warps share copies, and fragment bytes per multiply-add."""
@@ -78,9 +82,7 @@ class MmaAttentionRules(Enumerated):
         tile = attention_block(p, p.facts, block, warp, (MIN_MATRIX_STAGES, 1))
         registers = thread_registers(tile, p.facts)
         rule = "registers per thread" if registers > limits.max_registers_per_thread - SPILL_SLACK else ""
-        return TileMetrics(
-            registers * WORD_BYTES * limits.warp_size, 1 / extent_on(warp, p.m) + 1 / extent_on(warp, p.k), rule
-        )
+        return TileMetrics(registers * WORD_BYTES * limits.warp_size, 1 / extent_on(warp, p.m) + 1 / extent_on(warp, p.k), rule)
 
     # block level ----------------------------------------------------------------------------------------------------
     def _block_stage(self, base: ThreadTile, key_warps: int) -> ScaleUpLevel:
@@ -91,9 +93,13 @@ class MmaAttentionRules(Enumerated):
         steps = self._steps({p.m: tuple(rows * c for c in powers_of_two(most)), p.k: (keys * key_warps,)})
         steps = tuple(extents if axis in (p.m, p.k) else (base.tile[axis],) for axis, extents in enumerate(steps))
         return ScaleUpLevel(
-            level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps, axis_rank=tuple(range(len(steps))),
-            evaluate=lambda block: self.evaluate(block, base), is_saturated=lambda _: True,
-        )  # fmt: skip
+            level=p.machine.hw.block_level.name,
+            names=axis_names(p),
+            steps=steps,
+            axis_rank=tuple(range(len(steps))),
+            evaluate=lambda block: self.evaluate(block, base),
+            is_saturated=lambda _: True,
+        )
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
@@ -137,12 +143,8 @@ class MmaAttentionRules(Enumerated):
         if grid >= cores:
             return (1,)
         waves = {cores * n // grid for n in (1, 2, 4)}
-        tried = sorted(
-            {1} | {n for n in (*powers_of_two(MAX_SPLITS), *waves) if n * grid <= 4 * cores and n <= MAX_SPLITS}
-        )
-        sizes_up_to = [
-            n for n in tried if n == 1 or ((n - 1) * math.ceil(steps / n) < steps and steps >= MIN_KV_TILES * n)
-        ]
+        tried = sorted({1} | {n for n in (*powers_of_two(MAX_SPLITS), *waves) if n * grid <= 4 * cores and n <= MAX_SPLITS})
+        sizes_up_to = [n for n in tried if n == 1 or ((n - 1) * math.ceil(steps / n) < steps and steps >= MIN_KV_TILES * n)]
         return (sizes_up_to[0], *(n for n in sizes_up_to[1:] if 2 * n * grid > cores or n == sizes_up_to[-1]))
 
     # parts ----------------------------------------------------------------------------------------------------------

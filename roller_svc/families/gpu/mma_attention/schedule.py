@@ -119,9 +119,7 @@ class _Kernel:
     @classmethod
     def of(cls, group: KernelGroup, attention: Attention, program: RProgram, facts: AttentionOperands) -> _Kernel:
         space = program.space
-        (m,), (n,), (keys,), (head_dim,) = (
-            space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
-        )
+        (m,), (n,), (keys,), (head_dim,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
         tile = mma_attention_tile(program, facts)
         of_q, of_k, of_v = (tile.m, tile.head_dim), (tile.kv, tile.head_dim), (tile.n, tile.kv)
         q = _RowCopy(SHARED_A, facts.q.operand, tile.q, facts.q.load, m, head_dim, of_q, tile.threads)
@@ -241,8 +239,7 @@ class _Kernel:
         for step in range(tile.kv_steps):
             index = (ref("m.fragment"),)
             packed = tuple(
-                PackFragment(PROBABILITIES, (*index, num(w)), self._p(2 * step + w // 2, w % 2), tile.q.dtype)
-                for w in range(4)
+                PackFragment(PROBABILITIES, (*index, num(w)), self._p(2 * step + w // 2, w % 2), tile.q.dtype) for w in range(4)
             )
             nodes += (self._for_row_fragments(packed),)
             along = add(mul(ref("k.warp"), num(tile.kv_steps)), num(step))

@@ -16,6 +16,5 @@ def attention_operands(group: KernelGroup, program: RProgram, hw: HardwareSpec) 
     """Return Q, K and V."""
     found = prepare_attention_operands(group, program.unit, hw.arch)
     return tuple(
-        StagedOperand(f.dtype, f.operand.memory_dtype, describe_load(f.load, f.dtype))
-        for f in (found.q, found.k, found.v)
+        StagedOperand(f.dtype, f.operand.memory_dtype, describe_load(f.load, f.dtype)) for f in (found.q, found.k, found.v)
     )

@@ -78,9 +78,16 @@ def mma_block(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MmaBlock:
         (a, b), fragment, sums = p.facts.loads, p.facts.fragment, p.space.num_accumulators
         (m, n, k), (warp_m, warp_n, _) = p.mnk(block), p.mnk(warp)
         tile = MmaTile(
-            m, sums * n, k, warp_m, sums * warp_n, MIN_MATRIX_STAGES,
-            staged(a.operand, a.dtype, m, k, fragment), staged(b.operand, b.dtype, sums * n, k, fragment), fragment,
-        )  # fmt: skip
+            m,
+            sums * n,
+            k,
+            warp_m,
+            sums * warp_n,
+            MIN_MATRIX_STAGES,
+            staged(a.operand, a.dtype, m, k, fragment),
+            staged(b.operand, b.dtype, sums * n, k, fragment),
+            fragment,
+        )
         known = p.facts.blocks[block, warp] = MmaBlock(tile, thread_registers(tile, a, b))
     return known
 

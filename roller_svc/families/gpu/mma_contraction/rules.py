@@ -130,14 +130,21 @@ class MmaContractionRules(TilePrefilter):
     def thread_level(self, lanes: int) -> ScaleUpLevel:
         """Scale up a warp's tile, in whole instructions."""
         p = self.workload
-        steps = axis_steps(p, {
-            p.m: instruction_multiples(p.extent(p.m), self._fragment.rows, MAX_FRAGMENTS_M),
-            p.n: instruction_multiples(p.extent(p.n), self._fragment.columns, MAX_FRAGMENTS_N),
-        })  # fmt: skip
+        steps = axis_steps(
+            p,
+            {
+                p.m: instruction_multiples(p.extent(p.m), self._fragment.rows, MAX_FRAGMENTS_M),
+                p.n: instruction_multiples(p.extent(p.n), self._fragment.columns, MAX_FRAGMENTS_N),
+            },
+        )
         return ScaleUpLevel(
-            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, axis_rank=tuple(range(len(steps))),
-            evaluate=self._evaluate_warp, is_saturated=self._feeds_the_unit,
-        )  # fmt: skip
+            level=p.machine.hw.thread_level.name,
+            names=axis_names(p),
+            steps=steps,
+            axis_rank=tuple(range(len(steps))),
+            evaluate=self._evaluate_warp,
+            is_saturated=self._feeds_the_unit,
+        )
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Return the tile of least reads of each size, from the largest to one below that which fills the device."""
@@ -160,10 +167,13 @@ class MmaContractionRules(TilePrefilter):
         p = self.workload
         axes = block_extents(p, base, epsilon, MAX_WARPS) | {p.k: self._k_steps(base)}
         return ScaleUpLevel(
-            level=p.machine.hw.block_level.name, names=axis_names(p), steps=axis_steps(p, axes),
-            axis_rank=tuple(range(len(p.extents))), evaluate=lambda block: self.evaluate(block, base),
+            level=p.machine.hw.block_level.name,
+            names=axis_names(p),
+            steps=axis_steps(p, axes),
+            axis_rank=tuple(range(len(p.extents))),
+            evaluate=lambda block: self.evaluate(block, base),
             is_saturated=lambda block: self._covers_its_loads(block, base),
-        )  # fmt: skip
+        )
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
@@ -187,9 +197,7 @@ class MmaContractionRules(TilePrefilter):
         found = [PipelineOptions(stages, choose_raster(p, block, resident * mach.cores)) for resident, stages in ways]
         if split_k == 1 and p.space.num_accumulators == 1:
             resident, stages = ways[0]
-            found += [
-                PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, resident * mach.cores)
-            ]
+            found += [PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, resident * mach.cores)]
         return found
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:

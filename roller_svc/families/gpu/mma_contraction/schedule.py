@@ -66,9 +66,7 @@ class DualGemmCopy(MmaOperandCopy):
     @property
     def _halves(self) -> tuple[_DualGemmHalf, _DualGemmHalf]:
         first, second = (
-            _DualGemmHalf(
-                self.buffer, operand, self.half, self.load, self.axis, self.k, self.tile, self.threads, offset
-            )
+            _DualGemmHalf(self.buffer, operand, self.half, self.load, self.axis, self.k, self.tile, self.threads, offset)
             for operand, offset in ((self.operand, 0), (self.second, self.tile[0]))
         )
         return first, second
@@ -110,11 +108,7 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[MmaFacts]) -
     steps = ceil_div(view.k.extent, tile.k)
     nodes = (*mainloop.nodes(KTileRange(num(0), num(steps), steps)), Barrier(), *epilogue.nodes())
     nodes = tile_blocks(view, (tile.m, epilogue.columns), mainloop.threads(mainloop.accumulators(nodes)))
-    return (
-        ScheduleTree(
-            group.name, nodes, raster=program.pipeline.raster, resident=_min_resident_blocks(workload, program)
-        ),
-    )
+    return (ScheduleTree(group.name, nodes, raster=program.pipeline.raster, resident=_min_resident_blocks(workload, program)),)
 
 
 def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, arch: Arch) -> MmaOperandCopy:

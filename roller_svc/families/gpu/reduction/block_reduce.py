@@ -21,11 +21,7 @@ def reduction_buffers(rows: ThreadRows, statement: TensorExpr) -> tuple[Storage,
     """Return the shared memory of a reduction. Each reduction has its own, which saves a barrier between two."""
     if rows.lanes == 1 or (rows.lanes_are_adjacent and rows.lanes <= rows.warp):
         return ()
-    shape = (
-        (rows.count, rows.points, rows.lanes // rows.warp)
-        if rows.lanes_are_adjacent
-        else (rows.lanes, rows.count, rows.points)
-    )
+    shape = (rows.count, rows.points, rows.lanes // rows.warp) if rows.lanes_are_adjacent else (rows.lanes, rows.count, rows.points)
     return (Storage(_buffer_name(statement), statement.accumulator, shape, Scope.SHARED, ()),)
 
 
@@ -67,9 +63,7 @@ def _reduce_strided(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]
     """Reduce rows l, l + lanes, ... on lane l; all lanes then load the results."""
     acc, combine, dtype = _accumulator(statement)
     buffer, point, slot = _buffer_name(statement), ref(POINT), rows.flat_element
-    store = rows.for_each_row(
-        (Compute(buffer, (ref(LANE), slot, point), Load(acc, rows.elements, dtype)),), vector=False
-    )
+    store = rows.for_each_row((Compute(buffer, (ref(LANE), slot, point), Load(acc, rows.elements, dtype)),), vector=False)
     row: Expr = ref(SLOT)
     nodes: tuple[Node, ...] = (
         Compute(TOTAL, (), Load(buffer, (num(0), row, point), dtype)),

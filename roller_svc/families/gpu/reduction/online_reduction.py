@@ -98,9 +98,7 @@ class OnlinePass:
         first = Compute(self._name("first"), self._first_index, identity(self._combine, self._dtype))
         second = Compute(self._name("second"), self._index, empty)
         nodes = (
-            (first, *self._for_each_accumulator((second,)))
-            if self.is_blockwise
-            else self._for_each_accumulator((first, second))
+            (first, *self._for_each_accumulator((second,))) if self.is_blockwise else self._for_each_accumulator((first, second))
         )
         return self.rows.for_each_row(nodes, vector=False)
 
@@ -141,9 +139,7 @@ class OnlinePass:
             Compute(next_name, index, self._first(), self._combine),
             Compute(BASE, (), base),
             Compute(RESCALE, (), self._rescale_factor(self._first(), next_)),
-            *self._for_each_accumulator(
-                (Compute(self._name("second"), self._index, self._op(OpKind.ADD, rescaled, term)),)
-            ),
+            *self._for_each_accumulator((Compute(self._name("second"), self._index, self._op(OpKind.ADD, rescaled, term)),)),
             Compute(self._name("first"), index, next_),
         )
         return self.rows.for_each_row(nodes, vector=False)

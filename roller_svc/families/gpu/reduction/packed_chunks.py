@@ -123,8 +123,7 @@ class PackedChunks:
                 copied[load] = Load(f"{load.tensor}.words{len(copied)}", (ref(var),), load.dtype)
         storages = [register(copy.tensor, load.dtype, count) for load, copy in copied.items()]
         copies: list[Node] = [
-            Loop(var, count, LoopKind.VECTOR, (Compute(copy.tensor, copy.index, load),))
-            for load, copy in copied.items()
+            Loop(var, count, LoopKind.VECTOR, (Compute(copy.tensor, copy.index, load),)) for load, copy in copied.items()
         ]
         return _replace_loads(self.weight, copied), storages, copies
 
@@ -178,9 +177,7 @@ class PackedChunks:
         return [x for x in loops if x[0] in used], [x for x in loops if x[0] not in used]
 
 
-def packed_chunks(
-    statement: TensorExpr, rows: ThreadRows, tiling: RowTiling, apply: Callable[[Expr], Expr]
-) -> PackedChunks | None:
+def packed_chunks(statement: TensorExpr, rows: ThreadRows, tiling: RowTiling, apply: Callable[[Expr], Expr]) -> PackedChunks | None:
     """Return the chunks of a statement, or None if its weights are not packed.
 
     Args:
@@ -196,9 +193,16 @@ def packed_chunks(
     shared = packed.shared_factors(*along)
     factors = tuple(apply(f) for f in packed.factors if f not in shared)
     return PackedChunks(
-        statement, rows, tiling, apply(packed.weight), packed.dtype, factors, tuple(map(apply, shared)),
-        apply(statement.body), is_along_row,
-    )  # fmt: skip
+        statement,
+        rows,
+        tiling,
+        apply(packed.weight),
+        packed.dtype,
+        factors,
+        tuple(map(apply, shared)),
+        apply(statement.body),
+        is_along_row,
+    )
 
 
 def _multiply(a: Expr, b: Expr) -> Expr:

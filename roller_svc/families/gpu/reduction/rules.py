@@ -97,9 +97,7 @@ class ReductionRules(LoopRules):
                 continue
             most = min(MAX_SHARED_POINTS, max(2, ROWS_OF_COPY * lanes // MAX_THREADS))
             tiles += [
-                replaced(one, i, n)
-                for n in sorted({2, most // 2, most} - {1})
-                if n <= min(p.extents[i], rows // p.machine.cores)
+                replaced(one, i, n) for n in sorted({2, most // 2, most} - {1}) if n <= min(p.extents[i], rows // p.machine.cores)
             ]
         return tiles
 
@@ -118,9 +116,7 @@ class ReductionRules(LoopRules):
         too_large = self._capacity_rule(block, iteration, base, threads)
         if not too_large and self._idle_rows(block, base.tile) > MAX_IDLE_ROWS:
             too_large = "rows of one alignment"
-        return self._measure_rows(
-            block, iteration, too_large, "" if too_large else self._alignment_rule(block, threads)
-        )
+        return self._measure_rows(block, iteration, too_large, "" if too_large else self._alignment_rule(block, threads))
 
     def _idle_rows(self, block: Tile, thread: Tile) -> float:
         """Return the rows that blocks of peeled rows lack, whose rows alternate, relative to those that there are."""

@@ -247,9 +247,7 @@ class _Reduction:
                 nodes += self._invert(statement)
             value = Load(local_name(statement.output), self.rows.elements, statement.type.dtype)
         if statement.output not in self.group.register_tensors:
-            stored = self.rows.for_each_row(
-                (Compute(statement.output, self._index(statement, None), value),), guarded=True
-            )
+            stored = self.rows.for_each_row((Compute(statement.output, self._index(statement, None), value),), guarded=True)
             nodes += [Branch(eq(ref(LANE), num(0)), stored)] if self.rows.lanes > 1 else stored
         return nodes
 
@@ -257,9 +255,7 @@ class _Reduction:
         dtype = row_dtype(statement)
         row = Load(local_name(statement.output), self.rows.elements, dtype)
         inverse = Op(OpKind.RECIPROCAL, (row,), dtype)
-        return self.rows.for_each_row(
-            (Compute(_inverse_name(statement.output), self.rows.elements, inverse),), vector=False
-        )
+        return self.rows.for_each_row((Compute(_inverse_name(statement.output), self.rows.elements, inverse),), vector=False)
 
     @property
     def inverted(self) -> frozenset[str]:
@@ -271,9 +267,8 @@ class _Reduction:
         sums = {s.output for s in self.group.statements if s.combine is Combine.SUM and s.type.dtype.is_float}
         along = [s.body for s in self.group.statements if self.tilings[s.output] is not None]
         return frozenset(
-            divisor.tensor for body in along for divisor in _divisors(body)
-            if divisor.tensor in sums & self.row_values
-        )  # fmt: skip
+            divisor.tensor for body in along for divisor in _divisors(body) if divisor.tensor in sums & self.row_values
+        )
 
     def _reduce(self, statement: TensorExpr, tiling: RowTiling) -> list[Node]:
         """Reduce a statement; each element of a vector has an accumulator, so that its elements are independent."""
@@ -329,9 +324,7 @@ class _Reduction:
         target = self._target(statement, tiling)
         first = Compute(acc, rows.elements, Load(target, (*rows.elements, num(0)), statement.accumulator))
         after = Load(target, (*rows.elements, add(ref(VECTOR_ELEMENT), num(1))), statement.accumulator)
-        remaining = Loop(
-            VECTOR_ELEMENT, tiling.vector_elems - 1, LoopKind.UNROLL, (Compute(acc, rows.elements, after, combine),)
-        )
+        remaining = Loop(VECTOR_ELEMENT, tiling.vector_elems - 1, LoopKind.UNROLL, (Compute(acc, rows.elements, after, combine),))
         return rows.for_each_row((first, remaining), vector=False)
 
     def _reduce_packed(self, chunks: PackedChunks) -> list[Node]:
@@ -366,10 +359,8 @@ class _Reduction:
             node = Compute(target, (*self.rows.elements, *place), body, statement.combine or Combine.SUM)
             accumulated.setdefault(guard, []).append(node)
         return part.for_each_chunk(
-            lambda: tuple([
-                node for guard, nodes in accumulated.items() for node in self._over_vector(part, *nodes, cond=guard)
-            ])
-        )  # fmt: skip
+            lambda: tuple([node for guard, nodes in accumulated.items() for node in self._over_vector(part, *nodes, cond=guard)])
+        )
 
     def _online_pass(self, online_pass: OnlinePass) -> tuple[Node, ...]:
         tiling = online_pass.tiling
@@ -398,8 +389,7 @@ class _Reduction:
     def _pass_over(self, reduction: OnlineReduction, part: RowTiling) -> OnlinePass:
         accumulators = part.vector_elems if self._has_vector_accumulators(part) else 1
         value, index = (
-            None if expr is None else self._expression(reduction.first, expr, part)
-            for expr in (reduction.value, reduction.index)
+            None if expr is None else self._expression(reduction.first, expr, part) for expr in (reduction.value, reduction.index)
         )
         mean, neutral = (
             None if expr is None else self._expression(reduction.second, expr, None)
@@ -428,15 +418,10 @@ class _Reduction:
             tiling is None
             or not self._has_vector_accumulators(tiling)
             or statement.output in self.packed
-            or any(
-                statement in (online_pass.reduction.first, online_pass.reduction.second)
-                for online_pass in self.online_passes
-            )
+            or any(statement in (online_pass.reduction.first, online_pass.reduction.second) for online_pass in self.online_passes)
         ):
             return []
-        return [
-            register(_vector_accumulator_name(statement), statement.accumulator, *self.rows.shape, tiling.vector_elems)
-        ]
+        return [register(_vector_accumulator_name(statement), statement.accumulator, *self.rows.shape, tiling.vector_elems)]
 
     def _map(self, statement: TensorExpr, tiling: RowTiling) -> list[Node]:
         return [node for part in tiling.parts for node in self._map_part(statement, part)]
@@ -513,9 +498,7 @@ class _Reduction:
             return (ref(POINT), *self.rows.elements, ref(CHUNK), element)
         return (*self.rows.elements, ref(ROUND), element)
 
-    def _over_vector(
-        self, tiling: RowTiling, *nodes: Node, guarded: bool = False, cond: Expr | None = None
-    ) -> tuple[Node, ...]:
+    def _over_vector(self, tiling: RowTiling, *nodes: Node, guarded: bool = False, cond: Expr | None = None) -> tuple[Node, ...]:
         """Execute the nodes for a chunk's elements of each row, the contiguous dimension innermost.
 
         `guarded` limits them to existing rows, `cond` to where it holds.
@@ -528,9 +511,7 @@ class _Reduction:
             return where(self.rows.for_each_row(nodes, guarded=guarded))
         if self.rows.vector is None:
             return where(
-                self.rows.for_each_row(
-                    (Loop(VECTOR_ELEMENT, tiling.vector_elems, LoopKind.VECTOR, nodes),), guarded=guarded
-                )
+                self.rows.for_each_row((Loop(VECTOR_ELEMENT, tiling.vector_elems, LoopKind.VECTOR, nodes),), guarded=guarded)
             )
         return (
             Loop(

@@ -397,9 +397,7 @@ class RowTiling:
         nodes: list[Node] = []
         if steps:
             first = mul(ref(STEP), num(self.chunks_in_flight))
-            nodes.append(
-                Loop(STEP, steps, LoopKind.SERIAL, self._unrolled_iterations(first, self.chunks_in_flight, body()))
-            )
+            nodes.append(Loop(STEP, steps, LoopKind.SERIAL, self._unrolled_iterations(first, self.chunks_in_flight, body())))
         done = steps * self.chunks_in_flight
         if full > done:
             nodes += self._unrolled_iterations(num(done), full - done, body())
@@ -429,9 +427,7 @@ class RowTiling:
         return nodes
 
 
-def row_tiling(
-    statement: TensorExpr, outer: tuple[Axis, ...], program: RProgram, peeled: PeeledRow | None
-) -> RowTiling | None:
+def row_tiling(statement: TensorExpr, outer: tuple[Axis, ...], program: RProgram, peeled: PeeledRow | None) -> RowTiling | None:
     """Return the tiling of a statement's inner axes, or None if it has none.
 
     Args:

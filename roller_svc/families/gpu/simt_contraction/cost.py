@@ -117,9 +117,7 @@ def _thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> T
     operands = thread_m + thread_n
     if limits.warp_size == 1:
         nothing = StagingRegisters(0.0, 0.0, 1)
-        return ThreadRegisters(
-            (thread_m * thread_n + operands) * words + overhead_registers(limits), nothing, nothing
-        )  # fmt: skip
+        return ThreadRegisters((thread_m * thread_n + operands) * words + overhead_registers(limits), nothing, nothing)
     a, b, loads = p.facts.a_registers, p.facts.b_registers, p.facts.loads
     overhead = min(float(overhead_registers(limits)), MIN_OVERHEAD + a.fixed + b.fixed)
     divided = DIVIDING * (loads.a.needs_division + loads.b.needs_division) if loads is not None else 0.0
@@ -223,9 +221,7 @@ def _dram_bytes(p: Workload[SimtFacts], launch: Launch, resident: int) -> float:
     """Return compulsory traffic, and what concurrent blocks do not share through the LLC (§5, t_dram)."""
     m, n, _ = p.mnk(launch.block)
     grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // n)
-    tall, wide = wave_rectangle(
-        grid_m, grid_n, max(1, p.machine.cores * resident // launch.split_k), launch.pipeline.raster
-    )
+    tall, wide = wave_rectangle(grid_m, grid_n, max(1, p.machine.cores * resident // launch.split_k), launch.pipeline.raster)
     a = dram_bytes_with_reuse(p.machine, p.a.total_bytes, grid_n / wide)
     b = dram_bytes_with_reuse(p.machine, p.b.total_bytes, grid_m / tall)
     return p.epilogue.total_bytes + a + b

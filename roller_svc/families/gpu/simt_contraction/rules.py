@@ -47,9 +47,9 @@ class SimtContractionRules:
 
     def thread_level(self, lanes: int) -> ScaleUpLevel:
         p = self.workload
-        steps = axis_steps(self.workload, {
-            axis: powers_of_two(min(MAX_THREAD_TILE, p.extent(axis))) for axis in (p.m, p.n) if axis is not None
-        })  # fmt: skip
+        steps = axis_steps(
+            self.workload, {axis: powers_of_two(min(MAX_THREAD_TILE, p.extent(axis))) for axis in (p.m, p.n) if axis is not None}
+        )
         return ScaleUpLevel(
             level=p.machine.hw.thread_level.name,
             names=axis_names(self.workload),

@@ -160,9 +160,7 @@ class SimtOperandCopy:
 
     def store_to_shared(self, buffer: Expr) -> tuple[Node, ...]:
         """Store the loaded elements to a buffer."""
-        value: Expr = Load(
-            self._fetched, (add(mul(ref(".round"), num(self.width)), ref(".lane")),), self._register_dtype
-        )
+        value: Expr = Load(self._fetched, (add(mul(ref(".round"), num(self.width)), ref(".lane")),), self._register_dtype)
         if self._register_dtype is not self.dtype:
             value = Cast(value, self.dtype, implicit=True)
         row, column = ref(".row"), ref(".column")
@@ -240,9 +238,7 @@ class SimtOperandCopy:
             return group // self.width, self.columns, self.steps.rows // group
         columns = self.columns // self.width
         # if rows need divisions, a thread has many columns of few rows, else many rows of one column
-        group_columns = (
-            math.gcd(columns, self.warp) if self.steps.inner is None and self.load.needs_division else columns
-        )
+        group_columns = math.gcd(columns, self.warp) if self.steps.inner is None and self.load.needs_division else columns
         return group_columns, self.steps.rows, columns // group_columns
 
     def _digits(self, *radices: int) -> tuple[Expr, ...]:

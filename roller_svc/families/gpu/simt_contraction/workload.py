@@ -124,11 +124,7 @@ class SimtOperandLoad:
         if not self.operand.k_major:
             return self._neighbours(max(self.operand.memory_dtype.bytes, self.dtype.bytes), columns)
         is_contiguous = inner is None or inner == self.reduced_axis.members[-1]
-        return (
-            self._neighbours(self.operand.memory_dtype.bytes, math.gcd(K_ELEMENTS_PER_TRANSACTION, rows))
-            if is_contiguous
-            else 1
-        )
+        return self._neighbours(self.operand.memory_dtype.bytes, math.gcd(K_ELEMENTS_PER_TRANSACTION, rows)) if is_contiguous else 1
 
     def _neighbours(self, element_bytes: int, most: int) -> int:
         return math.gcd(self.operand.vector_width, chunk(element_bytes), most)
@@ -158,8 +154,7 @@ def prepare_operand_loads(space: TileSpace, factors: tuple[Operand, Operand], ar
     (reduced,) = space.role(AxisRole.K)
     shapes = {access.tensor: tuple(dim.size for dim in access.dims) for access in space.accesses}
     a, b = (
-        SimtOperandLoad(factor, space.compute_dtype, may_copy, reduced, _is_divided(factor, reduced, shapes))
-        for factor in factors
+        SimtOperandLoad(factor, space.compute_dtype, may_copy, reduced, _is_divided(factor, reduced, shapes)) for factor in factors
     )
     return SimtOperandLoads(a, b)
 
@@ -167,9 +162,7 @@ def prepare_operand_loads(space: TileSpace, factors: tuple[Operand, Operand], ar
 def _is_divided(factor: Operand, reduced: TileAxis, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     if len(reduced.members) == 1:
         return False
-    if factor.source is None or (
-        factor.guard is not None and axes_of(factor.guard) & {a.name for a in reduced.members}
-    ):
+    if factor.source is None or (factor.guard is not None and axes_of(factor.guard) & {a.name for a in reduced.members}):
         return True
     return fused_stride(factor.source, reduced, shapes[factor.source.tensor]) is None
 

@@ -250,9 +250,17 @@ class _OperandSetup:
         kind, step = (_KvCopy, ref(KEY_STEP)) if self.buffer == KEYS else (ProducerCopy, self.step)
         atom = operand.atom_bytes // operand.dtype.bytes
         copy = kind(
-            self.buffer, self.load.operand, staged_tile(operand), boxes, axis, along,
-            (operand.extent, operand.k), WARPGROUP_THREADS, self.k_order, atom,
-        )  # fmt: skip
+            self.buffer,
+            self.load.operand,
+            staged_tile(operand),
+            boxes,
+            axis,
+            along,
+            (operand.extent, operand.k),
+            WARPGROUP_THREADS,
+            self.k_order,
+            atom,
+        )
         return OperandPipeline(self.buffer, operand, stages, copy, step)
 
     def maps(self) -> Iterator[TensorMap]:

@@ -65,9 +65,13 @@ class WgmmaAttentionRules(Enumerated):
         p = self.workload
         steps = self._steps({p.m: (ROWS,), p.k: sizes_up_to(KEYS, p.extent(p.k))})
         return ScaleUpLevel(
-            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, axis_rank=tuple(range(len(steps))),
-            evaluate=self._evaluate_warpgroup, is_saturated=lambda _: True,
-        )  # fmt: skip
+            level=p.machine.hw.thread_level.name,
+            names=axis_names(p),
+            steps=steps,
+            axis_rank=tuple(range(len(steps))),
+            evaluate=self._evaluate_warpgroup,
+            is_saturated=lambda _: True,
+        )
 
     def _evaluate_warpgroup(self, group: Tile) -> TileMetrics:
         """Return register bytes, and bytes read from shared memory per multiply-add."""
@@ -80,13 +84,16 @@ class WgmmaAttentionRules(Enumerated):
         p = self.workload
         most = min(MAX_CONSUMERS, -(-p.extent(p.m) // ROWS))
         steps = tuple(
-            tuple(ROWS * c for c in range(1, most + 1)) if axis == p.m else (extent,)
-            for axis, extent in enumerate(base.tile)
+            tuple(ROWS * c for c in range(1, most + 1)) if axis == p.m else (extent,) for axis, extent in enumerate(base.tile)
         )
         return ScaleUpLevel(
-            level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps, axis_rank=tuple(range(len(steps))),
-            evaluate=lambda block: self.evaluate(block, base), is_saturated=lambda _: True,
-        )  # fmt: skip
+            level=p.machine.hw.block_level.name,
+            names=axis_names(p),
+            steps=steps,
+            axis_rank=tuple(range(len(steps))),
+            evaluate=lambda block: self.evaluate(block, base),
+            is_saturated=lambda _: True,
+        )
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""

@@ -96,10 +96,15 @@ class _Kernel:
         pipeline = attention_pipeline(tile, facts, (m, n), is_persistent=program.pipeline.persistent_blocks > 0)
         kv_loop = KvTileLoop(tile, m, keys, facts.operands.bounds)
         return cls(
-            view, tile, kv_loop, Softmax(attention, tile, m, keys, RESULT), pipeline,
-            tma_store or WarpgroupEpilogue(tile.result, outputs), exact_bounds(group),
+            view,
+            tile,
+            kv_loop,
+            Softmax(attention, tile, m, keys, RESULT),
+            pipeline,
+            tma_store or WarpgroupEpilogue(tile.result, outputs),
+            exact_bounds(group),
             program.pipeline.persistent_blocks,
-        )  # fmt: skip
+        )
 
     def tree(self) -> ScheduleTree:
         """Return the launch."""
@@ -115,9 +120,7 @@ class _Kernel:
         else:
             nodes = self.kv_loop.block_loops(self.view, self.kv_loop.bind_bounds(nodes))
         maps = (
-            (*self.pipeline.tensor_maps, results.tensor_map)
-            if isinstance(results, TmaStoreEpilogue)
-            else self.pipeline.tensor_maps
+            (*self.pipeline.tensor_maps, results.tensor_map) if isinstance(results, TmaStoreEpilogue) else self.pipeline.tensor_maps
         )
         return ScheduleTree(self.view.group.name, nodes, tensor_maps=maps)
 
@@ -186,17 +189,19 @@ class _Kernel:
             return ()
         iteration = add(before, ref("k.step"))
         number = add(k_tiles.first, add(ref("k.step"), num(1)))
-        nodes = self._with_registers((
-            *self._at_iteration(add(iteration, num(1)), self._qk()),
-            *self._at_iteration(iteration, self._pv()),
-            WgmmaWaitGroup(1, SCORES),
-            *self._at_iteration(add(iteration, num(1)), (self.pipeline.consumer_release(self.pipeline.k),)),
-            self._exp(number),
-            WgmmaWaitGroup(0, ACC),
-            *self._at_iteration(iteration, (self.pipeline.consumer_release(self.pipeline.v),)),
-            self.softmax.rescale_o(),
-            *self._pack_p(),
-        ))  # fmt: skip
+        nodes = self._with_registers(
+            (
+                *self._at_iteration(add(iteration, num(1)), self._qk()),
+                *self._at_iteration(iteration, self._pv()),
+                WgmmaWaitGroup(1, SCORES),
+                *self._at_iteration(add(iteration, num(1)), (self.pipeline.consumer_release(self.pipeline.k),)),
+                self._exp(number),
+                WgmmaWaitGroup(0, ACC),
+                *self._at_iteration(iteration, (self.pipeline.consumer_release(self.pipeline.v),)),
+                self.softmax.rescale_o(),
+                *self._pack_p(),
+            )
+        )
         limit = None if isinstance(k_tiles.count, Const) else sub(k_tiles.count, num(1))
         return (Loop("k.step", k_tiles.max_count - 1, LoopKind.SERIAL, nodes, limit),)
 
@@ -241,8 +246,9 @@ class _Kernel:
         dtype = self.pipeline.v.operand.dtype
         return tuple(
             PackFragment(PROBABILITIES, (num(step), num(w)), _p(2 * step + w // 2, w % 2), dtype)
-            for step in range(self.tile.kv_steps) for w in range(WORDS)
-        )  # fmt: skip
+            for step in range(self.tile.kv_steps)
+            for w in range(WORDS)
+        )
 
 
 def _p(fragment: int, half: int) -> Load:

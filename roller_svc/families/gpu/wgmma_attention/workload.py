@@ -58,10 +58,18 @@ class WgmmaAttentionFacts:
         along = KTileOrder.linear(self.head_dim.extent, features)
         # no split-KV: groups with few rows do not fill the 64 rows of the unit
         return WgmmaAttentionTile(
-            m, n, keys, features, WARP_ROWS, keys, stages, 1, _staged(self.operands.q, self.q, m, along),
+            m,
+            n,
+            keys,
+            features,
+            WARP_ROWS,
+            keys,
+            stages,
+            1,
+            _staged(self.operands.q, self.q, m, along),
             _staged(self.operands.k, self.k, keys, along),
             _staged(self.operands.v, self.v, n, KTileOrder.linear(self.kv.extent, keys)),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +87,9 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
     @property
     def result(self) -> WgmmaTile:
         """The output as a contraction's tile, for the epilogue."""
-        return WgmmaTile(self.m, self.n, self.kv, ROWS, self.n, PipelineOptions(self.stages), self.q, self.v,
-                         KTileOrder.linear(self.kv, self.kv))  # fmt: skip
+        return WgmmaTile(
+            self.m, self.n, self.kv, ROWS, self.n, PipelineOptions(self.stages), self.q, self.v, KTileOrder.linear(self.kv, self.kv)
+        )
 
     @property
     def producer_registers(self) -> int:
@@ -114,9 +123,7 @@ def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> 
         dict(group.inputs),
         group.space.role(AxisRole.BATCH),
     )
-    (m,), (n,), (keys,), (features,) = (
-        group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
-    )
+    (m,), (n,), (keys,), (features,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
 
     def feed(of: OperandLoad, axis: TileAxis, along: TileAxis) -> TmaLoadPlan | str:
         return plan_tma_load(of.operand, of.dtype, (axis, along), batch, types)

@@ -101,9 +101,7 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     mainloop = block_cycles(1.0) if launch.pipeline.pingpong else 0.0
     late_words = 0.0
     if tile.prefetched_k_tiles:  # what stages that are full when a tile ends do not hide
-        late_words = max(
-            0.0, step.latency - (launch.pipeline.stages - 1) * max(step.mma, step.shared, step.issue, step.chain)
-        )
+        late_words = max(0.0, step.latency - (launch.pipeline.stages - 1) * max(step.mma, step.shared, step.issue, step.chain))
     per_core = _TilesPerCore(again, min(resident, -(-launch.grid // cores)), mainloop, late_words)
     cycles += _prologue_epilogue_cycles(p, launch, tile, step, per_core)
     parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
@@ -144,11 +142,7 @@ def prefetch_stages(block: WgmmaBlock, stages: int) -> int:
 
 def _requested_at_start(block: WgmmaBlock, tile: WgmmaTile, steps: int) -> float:
     """Return the k-tiles that arrive with the first: an empty pipeline is requested whole."""
-    return (
-        1.0
-        if block.latencies
-        else float(min(steps, tile.pipeline.stages, tile.prefetched_k_tiles or tile.pipeline.stages))
-    )
+    return 1.0 if block.latencies else float(min(steps, tile.pipeline.stages, tile.prefetched_k_tiles or tile.pipeline.stages))
 
 
 def block_steps(p: Workload[WgmmaFacts], launch: Launch) -> int:
@@ -196,11 +190,17 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     chain = mma / tile.consumers
     chain = chain + added + STEP_CYCLES if tile.promotes_accumulators else max(STEP_CYCLES, chain)
     step = MatrixStep(
-        warps=WARPS * tile.consumers, mma=mma, shared=reads + pipe, issue=max(producer, consumers),
-        port=_port_cycles(tile, moved), llc=sum(moved) / mach.llc_bytes_per_cycle, dram=0.0,
+        warps=WARPS * tile.consumers,
+        mma=mma,
+        shared=reads + pipe,
+        issue=max(producer, consumers),
+        port=_port_cycles(tile, moved),
+        llc=sum(moved) / mach.llc_bytes_per_cycle,
+        dram=0.0,
         chain=chain,
-        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), imperfect_overlap=WGMMA_IMPERFECT_OVERLAP,
-    )  # fmt: skip
+        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),
+        imperfect_overlap=WGMMA_IMPERFECT_OVERLAP,
+    )
     latencies = _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b)
     return WgmmaBlock(tile, step, moved, latencies, block_resources(tile))
 
@@ -256,9 +256,7 @@ def _prologue_epilogue_cycles(
     begin = step.latency + min(resource_seconds, loads)  # k-tiles count the longer of both
     results = tiles.together * epilogue_memory_cycles(p, launch)
     if launch.pipeline.cluster_k > 1:
-        handing = tiles.together * cluster_reduction_cycles(
-            p, tile, launch.pipeline.cluster_k, math.prod(launch.pipeline.cluster)
-        )
+        handing = tiles.together * cluster_reduction_cycles(p, tile, launch.pipeline.cluster_k, math.prod(launch.pipeline.cluster))
     else:
         handing = tiles.together * epilogue_handoff_cycles(p, tile)
     if not (launch.pipeline.persistent_blocks or launch.pipeline.stream_k_blocks):

@@ -89,9 +89,7 @@ def _nearest_parts(group: KernelGroup, model: Model[WgmmaFacts], program: RProgr
     tile = wgmma_block(p, p.footprint.tile(program.block), p.footprint.tile(program.thread)).tile
     fitting = [n for n in CLUSTER_PARTS if n * size <= MAX_CLUSTER_BLOCKS and n <= tile.k_order.steps]
     if program.pipeline.stages < tile.min_partial_stages:
-        return Nearest(
-            1, f"{program.pipeline.stages} stages of {program.tile_text} cannot hold the parts of its results"
-        )
+        return Nearest(1, f"{program.pipeline.stages} stages of {program.tile_text} cannot hold the parts of its results")
     if wanted in fitting:
         return Nearest(wanted)
     near = next((n for n in fitting if n < wanted), 1)

@@ -163,14 +163,21 @@ class WgmmaContractionRules(TilePrefilter):
         """Scale up a warpgroup's tile: one instruction's columns, one or two of its rows."""
         p = self.workload
         granule = self._column_granule()
-        steps = axis_steps(p, {
-            p.m: instruction_multiples(p.extent(p.m), ROWS, MAX_FRAGMENTS),
-            p.n: instruction_multiples(p.extent(p.n), granule, MAX_COLUMNS // (granule * p.space.num_accumulators)),
-        })  # fmt: skip
+        steps = axis_steps(
+            p,
+            {
+                p.m: instruction_multiples(p.extent(p.m), ROWS, MAX_FRAGMENTS),
+                p.n: instruction_multiples(p.extent(p.n), granule, MAX_COLUMNS // (granule * p.space.num_accumulators)),
+            },
+        )
         return ScaleUpLevel(
-            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, axis_rank=tuple(range(len(steps))),
-            evaluate=self._evaluate_warpgroup, is_saturated=self._feeds_the_unit,
-        )  # fmt: skip
+            level=p.machine.hw.thread_level.name,
+            names=axis_names(p),
+            steps=steps,
+            axis_rank=tuple(range(len(steps))),
+            evaluate=self._evaluate_warpgroup,
+            is_saturated=self._feeds_the_unit,
+        )
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Return tiles from the largest down to one size below that which fills the device several times."""
@@ -191,10 +198,13 @@ class WgmmaContractionRules(TilePrefilter):
         p = self.workload
         axes = block_extents(p, base, epsilon, MAX_CONSUMERS) | {p.k: self._k_steps}
         return ScaleUpLevel(
-            level=p.machine.hw.block_level.name, names=axis_names(p), steps=axis_steps(p, axes),
-            axis_rank=tuple(range(len(p.extents))), evaluate=lambda block: self.evaluate(block, base),
+            level=p.machine.hw.block_level.name,
+            names=axis_names(p),
+            steps=axis_steps(p, axes),
+            axis_rank=tuple(range(len(p.extents))),
+            evaluate=lambda block: self.evaluate(block, base),
             is_saturated=lambda block: self._covers_its_loads(block, base),
-        )  # fmt: skip
+        )
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
@@ -236,16 +246,10 @@ class WgmmaContractionRules(TilePrefilter):
                 continue  # not a single wave
             # blocks that stay: each core's first loads and last results then stand alone, and rings fill in between
             blocks = at_once // size * size if tasks > at_once else 0
-            found.append(
-                PipelineOptions(
-                    stages, self._raster(block, at_once, cluster), persistent_blocks=blocks, cluster=cluster
-                )
-            )
+            found.append(PipelineOptions(stages, self._raster(block, at_once, cluster), persistent_blocks=blocks, cluster=cluster))
         if split_k == 1 and tasks > cores:
             found += self._pingpong_choices(block, known)
-        if split_k == p.space.num_accumulators == 1 and known.tile.k_order.steps == -(
-            -p.extent(p.k) // extent_on(block, p.k)
-        ):
+        if split_k == p.space.num_accumulators == 1 and known.tile.k_order.steps == -(-p.extent(p.k) // extent_on(block, p.k)):
             found += [PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, at_once)]
         return [*found, *splits]
 
@@ -334,9 +338,7 @@ class WgmmaContractionRules(TilePrefilter):
         one = tuple([1] * len(p.extents))
         depth = max(extent_on(shape.block, p.k) for shape in shapes)
         for rows, columns in PINGPONG_TILES:
-            base = ThreadTile(
-                replaced(replaced(one, p.m, rows), p.n, columns // p.space.num_accumulators), WARPGROUP_THREADS
-            )
+            base = ThreadTile(replaced(replaced(one, p.m, rows), p.n, columns // p.space.num_accumulators), WARPGROUP_THREADS)
             block = replaced(base.tile, p.k, depth)
             look = self.evaluate(block, base)
             if spatial_grid(p, block) > p.machine.cores and not look.too_large and not look.misaligned:
@@ -351,9 +353,7 @@ class WgmmaContractionRules(TilePrefilter):
         for cluster in ((1, 1), *self._clusters(block, known)):
             size = math.prod(cluster)
             raster = self._raster(block, cores, cluster)
-            yield PipelineOptions(
-                stages, raster, persistent_blocks=cores // size * size, cluster=cluster, pingpong=True
-            )  # fmt: skip
+            yield PipelineOptions(stages, raster, persistent_blocks=cores // size * size, cluster=cluster, pingpong=True)
 
     # how blocks run ---------------------------------------------------------------------------------------------
     def _ring(self, known: WgmmaBlock, most_blocks: int, steps: int) -> tuple[int, int]:
@@ -400,9 +400,7 @@ class WgmmaContractionRules(TilePrefilter):
             ):
                 yield along_m, along_n
 
-    def _cluster_splits(
-        self, block: Tile, known: WgmmaBlock, clusters: Sequence[tuple[int, int]]
-    ) -> Iterator[PipelineOptions]:
+    def _cluster_splits(self, block: Tile, known: WgmmaBlock, clusters: Sequence[tuple[int, int]]) -> Iterator[PipelineOptions]:
         """Yield pipelines whose clusters split k in one wave: for each number of parts, the fastest k-tile.
 
         `clusters`: blocks of each part along m and n.

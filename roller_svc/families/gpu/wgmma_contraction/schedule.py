@@ -116,9 +116,7 @@ class _Contraction:
         maps = maps if tma_store is None else (*maps, tma_store.tensor_map)
         return cls(group.name, view, tile, copies, maps, tma_store or WarpgroupEpilogue(tile, outputs))
 
-    def tree(
-        self, scheduler: TileScheduler, epilogue: tuple[Node, ...], of_consumer: TileScheduler | None = None
-    ) -> ScheduleTree:
+    def tree(self, scheduler: TileScheduler, epilogue: tuple[Node, ...], of_consumer: TileScheduler | None = None) -> ScheduleTree:
         """Return one launch; `epilogue` is what consumers do with the accumulators of a tile.
 
         Args:
@@ -149,9 +147,7 @@ class _Contraction:
 
         The block's first tile is in slot 0, any later one in slot 1.
         """
-        is_complete = Op(
-            OpKind.LAND, (eq(ref(".first"), num(0)), eq(ref(".last"), num(work.k_tiles))), DType.INT8
-        )  # fmt: skip
+        is_complete = Op(OpKind.LAND, (eq(ref(".first"), num(0)), eq(ref(".last"), num(work.k_tiles))), DType.INT8)
         return (Branch(is_complete, self.results.nodes(), (self._store_partial(partial),)),)
 
     def _store_partial(self, partial: str) -> Node:
@@ -186,9 +182,7 @@ class _OperandSides:
             first = add(mul(ref(f"{axis.role.value}.block"), num(extent)), num(group * part_extent))
             own = mul(number, num(boxes[accumulator].extent))
             copies += (
-                TmaOperand(
-                    _BUFFERS[side], MAPS[side][accumulator], boxes[accumulator], first, own, mask, part * part_extent
-                ),
+                TmaOperand(_BUFFERS[side], MAPS[side][accumulator], boxes[accumulator], first, own, mask, part * part_extent),
             )
         return copies
 

@@ -120,9 +120,7 @@ def _elements(windows: WindowSpace, access: MapAccess, launch: Launch) -> float:
     if _is_under(windows, access):
         return windows.inputs(thread)
     names = {name for dim in access.access.dims for name, _ in dim.coeffs}
-    taps = [w.taps for w in windows.windows if w.inner in names] + [
-        n for name, n in windows.other_inner if name in names
-    ]
+    taps = [w.taps for w in windows.windows if w.inner in names] + [n for name, n in windows.other_inner if name in names]
     outputs = [thread[i] for i, step in enumerate(access.steps) if step and i < len(thread)]
     return math.prod(taps) * math.prod(outputs)
 

@@ -58,7 +58,7 @@ class WindowRules(LoopRules):
         return [
             (replaced(one, self.windows.row, p.machine.hw.limits.warp_size), ThreadTile(thread)),
             (one, ThreadTile(thread)),
-        ]  # fmt: skip
+        ]
 
     def _thread_steps(self, axis: int) -> Tile:
         p, windows = self.workload, self.windows
@@ -79,9 +79,7 @@ class WindowRules(LoopRules):
         unit = base.tile[axis]
         if all(w.axis != axis for w in self.windows.windows):
             return powers_of_two(min(most, p.extents[axis]))  # nothing is reused along it: it only fills blocks
-        return tuple([unit * c for c in tile_multiples(p.extents[axis], unit, max(epsilon, FREE_PADDING), most)]) or (
-            unit,
-        )
+        return tuple([unit * c for c in tile_multiples(p.extents[axis], unit, max(epsilon, FREE_PADDING), most)]) or (unit,)
 
     def _row_steps(self, base: ThreadTile, epsilon: float) -> Tile:
         """Return extents along the row: adjacent outputs for half a warp, or the whole axis (second alignment)."""

@@ -205,9 +205,7 @@ class _Windows:
         windows = tuple(w for w in self.register_windows if any(a.name == w.inner for a in inner))
         line_inputs = tuple(dict.fromkeys(_window_inputs(statement.body, self._strides(windows)))) if windows else ()
         reads = RowReads(row_tensors(self.group), (), self._at())
-        in_registers = {
-            expr: Load(f".line{i}", self._line_index(windows), expr.dtype) for i, expr in enumerate(line_inputs)
-        }
+        in_registers = {expr: Load(f".line{i}", self._line_index(windows), expr.dtype) for i, expr in enumerate(line_inputs)}
         value = reads.apply(_replace_subexpressions(statement.body, in_registers))
         acc = Compute(acc_name(statement.output), tuple(ref(var) for var, _ in self.elements), value, combine)
         fills = [self._line(f".line{i}", expr, windows) for i, expr in enumerate(line_inputs)]
@@ -241,9 +239,7 @@ class _Windows:
             var, count = self.elements[-1]
             nodes = (Loop(var, count, LoopKind.VECTOR, nodes),)
         if windows:
-            nodes = (
-                Loop(windows[-1].inner, windows[-1].taps, LoopKind.UNROLL, self._element_loop(windows[-1], nodes)),
-            )
+            nodes = (Loop(windows[-1].inner, windows[-1].taps, LoopKind.UNROLL, self._element_loop(windows[-1], nodes)),)
         for window, input_position in zip(windows, line, strict=False):
             outputs: tuple[Node, ...] = ()
             for element in range(self.thread[window.axis]):
@@ -361,8 +357,4 @@ def _replace_subexpressions(expr: Expr, loads: dict[Expr, Load]) -> Expr:
     if expr in loads:
         return loads[expr]
     operands = children(expr)
-    return (
-        with_children(expr, tuple(_replace_subexpressions(operand, loads) for operand in operands))
-        if operands
-        else expr
-    )
+    return with_children(expr, tuple(_replace_subexpressions(operand, loads) for operand in operands)) if operands else expr

@@ -78,9 +78,7 @@ class WindowSpace:
         if not slid:
             return self.lanes(thread)
         lines = math.prod([w.input_extent(thread[w.axis]) for w in slid[:-1]])
-        return lines * self.live_inputs(thread) + self.lanes(thread) * math.prod(
-            [thread[w.axis] * w.taps for w in slid]
-        )
+        return lines * self.live_inputs(thread) + self.lanes(thread) * math.prod([thread[w.axis] * w.taps for w in slid])
 
 
 def is_windowed(group: KernelGroup) -> bool:

@@ -82,9 +82,12 @@ def convert_integer_product(
 
 
 def _convolution(
-    node: Node, builder: GraphBuilder, factors: tuple[Operand, Operand], zeros: tuple[Operand | None, Operand | None],
+    node: Node,
+    builder: GraphBuilder,
+    factors: tuple[Operand, Operand],
+    zeros: tuple[Operand | None, Operand | None],
     bias: Operand | None,
-) -> Operand:  # fmt: skip
+) -> Operand:
     """Return the convolution of `x - x_zero` and `weight - weight_zero`. Padding has the zero point."""
     plain = Node("Conv", node.opset, node.attributes, factors, (None, None), used=node.used)
     use = NODES["Conv"](plain)

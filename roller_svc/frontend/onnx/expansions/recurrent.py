@@ -42,16 +42,13 @@ def _recurrent(node: Node, builder: GraphBuilder, kind: CellKind) -> Sequence[Te
     x = builder.call("transpose", [x], permutation=(1, 0, 2)) if batch_first else x
     states = [node.optional(position) for position in ((5, 6) if kind is CellKind.LSTM else (5,))]
     if batch_first:
-        states = [None if state is None else builder.call("transpose", [state], permutation=(1, 0, 2))
-                  for state in states]  # fmt: skip
+        states = [None if state is None else builder.call("transpose", [state], permutation=(1, 0, 2)) for state in states]
     lengths, wanted = _lengths(node, x.shape[0], x.shape[1]), [*node.results, False, False, False]
     outputs, last = list[Operand](), list[tuple[Operand, ...]]()
     for d, (reverse, cell) in enumerate(zip(directions, cells, strict=True)):
         weights = _weights(node, builder, kind, d, len(directions))
         initial = [None if state is None else _select(node, builder, state, d, len(directions)) for state in states]
-        output, after = add_direction(
-            builder, cell, x, weights, initial, reverse=reverse, lengths=lengths, stacked=wanted[0]
-        )
+        output, after = add_direction(builder, cell, x, weights, initial, reverse=reverse, lengths=lengths, stacked=wanted[0])
         outputs += [] if output is None else [output]
         last.append(after)
     joined = [_join(builder, [states_[i] for states_ in last], 1 if batch_first else 0) for i in range(len(last[0]))]
@@ -72,10 +69,9 @@ def _cells(node: Node, kind: CellKind, directions: int) -> list[Cell]:
     before_reset = bool(node.integer("linear_before_reset", 0)) if kind is CellKind.GRU else False
     input_forget = bool(node.integer("input_forget", 0)) if kind is CellKind.LSTM else False
     return [
-        Cell(kind, tuple(activations[d * count : (d + 1) * count]), kind.value, clip or None, before_reset,
-             input_forget)
+        Cell(kind, tuple(activations[d * count : (d + 1) * count]), kind.value, clip or None, before_reset, input_forget)
         for d in range(directions)
-    ]  # fmt: skip
+    ]
 
 
 def _activations(node: Node, count: int) -> tuple[Activation, ...] | None:

@@ -55,10 +55,13 @@ def _resize(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     else:
         rounding = node.choice("nearest_mode", "round_prefer_floor", _ROUNDINGS)
         options = _Options(
-            mode, node.choice("coordinate_transformation_mode", "half_pixel", _TRANSFORMATIONS), rounding,
-            node.number("cubic_coeff_a", -0.75), bool(node.integer("antialias", 0)),
+            mode,
+            node.choice("coordinate_transformation_mode", "half_pixel", _TRANSFORMATIONS),
+            rounding,
+            node.number("cubic_coeff_a", -0.75),
+            bool(node.integer("antialias", 0)),
             bool(node.integer("exclude_outside", 0)),
-        )  # fmt: skip
+        )
         policy = node.choice("keep_aspect_ratio_policy", "stretch", _POLICIES)
         region, scales, sizes = _floats(node, 1, "roi"), _floats(node, 2, "scales"), node.constant(3, "sizes")
         axes = [_checked_axis(node, axis, x.rank) for axis in node.integers("axes") or range(x.rank)]
@@ -106,9 +109,14 @@ def _checked_axis(node: Node, axis: int, rank: int) -> int:
 
 
 def _dimensions(
-    node: Node, x: Operand, axes: Sequence[int], scales: Sequence[float] | None, sizes: Sequence[int] | None,
-    region: Sequence[float] | None, policy: str,
-) -> list[_Dimension]:  # fmt: skip
+    node: Node,
+    x: Operand,
+    axes: Sequence[int],
+    scales: Sequence[float] | None,
+    sizes: Sequence[int] | None,
+    region: Sequence[float] | None,
+    policy: str,
+) -> list[_Dimension]:
     """Return the resized dimensions. Either scales or sizes are given."""
     if (scales is None) == (sizes is None):
         raise node.invalid("one of scales and sizes must be given")
@@ -199,10 +207,7 @@ def _resample(
 
 
 def _nearest(builder: GraphBuilder, x: Operand, dimensions: Sequence[_Dimension], options: _Options) -> Operand:
-    indices = {
-        d.axis: (np.clip(_rounded(_positions(d, options), options.rounding), 0, d.size - 1), d.scale)
-        for d in dimensions
-    }
+    indices = {d.axis: (np.clip(_rounded(_positions(d, options), options.rounding), 0, d.size - 1), d.scale) for d in dimensions}
     return add_selection(builder, x, indices)
 
 
@@ -210,9 +215,11 @@ def _rounded(positions: Array, rounding: str) -> Array:
     low: Array = np.floor(positions)
     fraction = positions - low
     up = {
-        "round_prefer_floor": fraction > 0.5, "round_prefer_ceil": fraction >= 0.5,
-        "floor": np.zeros(len(positions), np.bool_), "ceil": fraction > 0,
-    }[rounding]  # fmt: skip
+        "round_prefer_floor": fraction > 0.5,
+        "round_prefer_ceil": fraction >= 0.5,
+        "floor": np.zeros(len(positions), np.bool_),
+        "ceil": fraction > 0,
+    }[rounding]
     return np.asarray(low + up, np.int64)
 
 

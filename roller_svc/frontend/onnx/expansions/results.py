@@ -81,9 +81,7 @@ def _unique(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     along = None if axis is None else node.integer("axis", 0)
     if along is not None and not -x.ndim <= along < x.ndim:
         raise node.invalid(f"axis {along} is not one of {x.ndim} dimensions")
-    values, first, inverse, counts = np.unique(
-        x, return_index=True, return_inverse=True, return_counts=True, axis=along
-    )
+    values, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=along)
     if not node.integer("sorted", 1):
         order = np.argsort(first)
         values = np.take(values, order, axis=0 if along is None else along)

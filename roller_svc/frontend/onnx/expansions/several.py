@@ -26,8 +26,7 @@ def _one_hot(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         raise node.invalid(f"values is {list(values.shape)}; the value elsewhere and the value there are expected")
     if indices.dtype.is_float:
         indices = builder.cast(indices, DType.INT64)
-    chosen = builder.call("one_hot", [indices], depth=int(depth), axis=node.integer("axis", -1), dtype="bool",
-                          negative=True)  # fmt: skip
+    chosen = builder.call("one_hot", [indices], depth=int(depth), axis=node.integer("axis", -1), dtype="bool", negative=True)
     off, on = (builder.call("slice", [values], starts=(i,), stops=(i + 1,)) for i in range(2))
     return [Tensor(builder.call("where", [chosen, on, off]))]
 

@@ -16,8 +16,12 @@ from roller_svc.ir.dtype import DType
 
 
 def _constant(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
-    for name, dtype in (("value_float", DType.FLOAT32), ("value_floats", DType.FLOAT32),
-                        ("value_int", DType.INT64), ("value_ints", DType.INT64)):  # fmt: skip
+    for name, dtype in (
+        ("value_float", DType.FLOAT32),
+        ("value_floats", DType.FLOAT32),
+        ("value_int", DType.INT64),
+        ("value_ints", DType.INT64),
+    ):
         value = node.attribute(name)
         if value is not None:
             kinds = int | float if dtype.is_float else int

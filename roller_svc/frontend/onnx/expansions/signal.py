@@ -52,8 +52,9 @@ def _dft(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     letters = _LETTERS[: x.rank - 1]
     result = letters[:axis] + "y" + letters[axis + 1 :]
     equation = f"{letters}z,{letters[axis]}zyx->{result}x"
-    found = builder.call("einsum", [builder.cast(x, dtype), builder.add_constant(matrix.astype(dtype.value), dtype)],
-                         equation=equation)  # fmt: skip
+    found = builder.call(
+        "einsum", [builder.cast(x, dtype), builder.add_constant(matrix.astype(dtype.value), dtype)], equation=equation
+    )
     return [Tensor(builder.cast(found, x.dtype))]
 
 

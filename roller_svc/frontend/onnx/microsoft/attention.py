@@ -30,9 +30,7 @@ def _summand(builder: GraphBuilder, condition: Operand, value: float, dtype: DTy
     return builder.call("where", [condition, builder.fill(0, dtype), builder.fill(value, dtype)])
 
 
-def _padding(
-    node: Node, builder: GraphBuilder, mask: Operand, q: Operand, keys: int, *, may_be_starts: bool
-) -> Operand:  # fmt: skip
+def _padding(node: Node, builder: GraphBuilder, mask: Operand, q: Operand, keys: int, *, may_be_starts: bool) -> Operand:
     """Return a mask of keys as a summand of the scores.
 
     It is the number of keys of each sequence, [batch], with the first key behind it, [2 * batch]; or what is not 0
@@ -61,7 +59,7 @@ def _padding(
 
 def _attend(
     node: Node, builder: GraphBuilder, operands: tuple[Operand, Operand, Operand], masks: Sequence[Operand | None]
-) -> Operand:  # fmt: skip
+) -> Operand:
     """Return the attention of heads, with these summands of the scores."""
     q, k, _ = operands
     scale, present = node.number("scale", 0.0), [builder.cast(mask, q.dtype) for mask in masks if mask is not None]
@@ -119,10 +117,13 @@ def _attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
 def _qattention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return the attention of a quantized tensor and quantized weights."""
     x, weight = (
-        builder.call("dequantize_linear", [part for part in (node.operand(at), node.operand(scale), node.optional(zero))
-                                           if part is not None], axis=1)
+        builder.call(
+            "dequantize_linear",
+            [part for part in (node.operand(at), node.operand(scale), node.optional(zero)) if part is not None],
+            axis=1,
+        )
         for at, scale, zero in ((0, 3, 6), (1, 4, 7))
-    )  # fmt: skip
+    )
     node.read.update((2, 5, 8))
     rest = [node.operands[position] if position < len(node.operands) else None for position in (2, 5, 8)]
     known = [node.constants[position] if position < len(node.constants) else None for position in (2, 5, 8)]
@@ -174,9 +175,7 @@ def _unpacked(node: Node, builder: GraphBuilder, x: Operand, count: int) -> list
     return [builder.call("reshape", [piece], shape=(batch, length, heads * features)) for piece in pieces]
 
 
-def _rotated(
-    node: Node, builder: GraphBuilder, x: Operand, cosine: Operand, sine: Operand, *, interleaved: bool
-) -> Operand:  # fmt: skip
+def _rotated(node: Node, builder: GraphBuilder, x: Operand, cosine: Operand, sine: Operand, *, interleaved: bool) -> Operand:
     """Return [batch, heads, length, features] with pairs of features rotated. Angles: [batch, 1, length, pairs]."""
     pairs = cosine.shape[-1]
     if sine.shape != cosine.shape or 2 * pairs > x.shape[3]:
@@ -226,8 +225,14 @@ def _rotary_embedding(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         places = builder.call("unsqueeze", [builder.call("add", [steps, places])], axis=(0,))
     elif places.shape != (split.shape[0], split.shape[2]):
         raise node.invalid(f"places {list(places.shape)} are neither [1] nor one for each of {list(split.shape)}")
-    rotated = _rotated(node, builder, split, _angles(builder, cosine, places), _angles(builder, sine, places),
-                       interleaved=bool(node.integer("interleaved", 0)))  # fmt: skip
+    rotated = _rotated(
+        node,
+        builder,
+        split,
+        _angles(builder, cosine, places),
+        _angles(builder, sine, places),
+        interleaved=bool(node.integer("interleaved", 0)),
+    )
     return [Tensor(join_heads(builder, rotated) if x.rank == 3 else rotated)]
 
 
@@ -250,8 +255,7 @@ def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor
     stored = 0 if caches[0] is None else caches[0].shape[2]
     size = max(total, stored)
     # Lengths of the sequences with the new tokens. A prompt begins at 0, and may be padded behind its end.
-    ends = builder.call("add", [builder.call("reshape", [node.operand(5)], shape=(batch,)),
-                                builder.fill(1, node.operand(5).dtype)])  # fmt: skip
+    ends = builder.call("add", [builder.call("reshape", [node.operand(5)], shape=(batch,)), builder.fill(1, node.operand(5).dtype)])
     starts = builder.fill(0, ends.dtype, (batch,))
     if total != length:
         starts = builder.call("sub", [ends, builder.fill(length, ends.dtype)])
@@ -264,8 +268,9 @@ def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor
         is_interleaved = bool(node.integer("rotary_interleaved", 0))
         q, k = (_rotated(node, builder, x, angles[0], angles[1], interleaved=is_interleaved) for x in (q, k))
     node.read.update((7, 8, 9))
-    k, v = (_updated(builder, cache, new, starts, size, is_prompt=total == length)
-            for cache, new in zip(caches, (k, v), strict=True))  # fmt: skip
+    k, v = (
+        _updated(builder, cache, new, starts, size, is_prompt=total == length) for cache, new in zip(caches, (k, v), strict=True)
+    )
     places = builder.call("cast", [builder.count(size)], dtype=ends.dtype.value)
     distance = builder.call("sub", [builder.call("reshape", [rows], shape=(batch, 1, length, 1)), places])
     used = [builder.call("greater_equal", [distance, builder.fill(0, ends.dtype)])]
@@ -275,8 +280,9 @@ def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor
     seen = builder.join("logical_and", used)
     lowest = -np.inf if q.dtype.bits >= 32 else -65504.0
     masks = [_summand(builder, seen, lowest, q.dtype), _fitted(node, builder, size)]
-    return [Tensor(join_heads(builder, _attend(node, builder, (q, k, v), masks))), Tensor(k), Tensor(v),
-            Tensor()][: len(node.results)]  # fmt: skip
+    return [Tensor(join_heads(builder, _attend(node, builder, (q, k, v), masks))), Tensor(k), Tensor(v), Tensor()][
+        : len(node.results)
+    ]
 
 
 def _packed_parts(node: Node, builder: GraphBuilder, heads: int, shared: int) -> tuple[Operand, Operand, Operand]:
@@ -292,9 +298,7 @@ def _packed_parts(node: Node, builder: GraphBuilder, heads: int, shared: int) ->
     return q, k, v
 
 
-def _updated(
-    builder: GraphBuilder, cache: Operand | None, new: Operand, starts: Operand, size: int, *, is_prompt: bool
-) -> Operand:  # fmt: skip
+def _updated(builder: GraphBuilder, cache: Operand | None, new: Operand, starts: Operand, size: int, *, is_prompt: bool) -> Operand:
     """Return a cache of a size with the new keys or values from the start of each sequence on."""
     if is_prompt and size == new.shape[2]:
         return new

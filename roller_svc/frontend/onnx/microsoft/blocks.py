@@ -48,8 +48,9 @@ def _matmul_nbits(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         raise node.unsupported(f"block_size={block}, blocks of {block * bits} bits,", "give blocks of whole bytes")
     blocks = -(-columns // block)
     if stored.size * 8 != rows * blocks * block * bits or scales.size != rows * blocks:
-        raise node.invalid(f"B {list(stored.shape)} and scales {list(scales.shape)} are not {rows} rows of {blocks} "
-                           f"blocks of {block} numbers")  # fmt: skip
+        raise node.invalid(
+            f"B {list(stored.shape)} and scales {list(scales.shape)} are not {rows} rows of {blocks} blocks of {block} numbers"
+        )
     numbers = _unpacked(stored.reshape(rows, -1), bits)[:, :columns]
     of_column = np.arange(columns) // block
     if node.has(4):

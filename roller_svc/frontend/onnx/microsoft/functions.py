@@ -11,13 +11,17 @@ _HEAD = '<domain: "com.microsoft", opset_import: ["" : %d, "com.microsoft" : 1]>
 
 def _quantized(operator: str, attributes: str = "") -> str:
     """Return the body of an operator on one quantized tensor."""
-    return f"(X, Xs, Xz, Ys, Yz) => (Y) {{ x = DequantizeLinear(X, Xs, Xz) y = {operator}{attributes}(x) " \
-           "Y = QuantizeLinear(y, Ys, Yz) }"  # fmt: skip
+    return (
+        f"(X, Xs, Xz, Ys, Yz) => (Y) {{ x = DequantizeLinear(X, Xs, Xz) y = {operator}{attributes}(x) "
+        "Y = QuantizeLinear(y, Ys, Yz) }"
+    )
 
 
 def _quantized_pair(operator: str) -> str:
-    return "(A, As, Az, B, Bs, Bz, Cs, Cz) => (C) { a = DequantizeLinear(A, As, Az) b = DequantizeLinear(B, Bs, Bz) " \
-           f"c = {operator}(a, b) C = QuantizeLinear(c, Cs, Cz) }}"  # fmt: skip
+    return (
+        "(A, As, Az, B, Bs, Bz, Cs, Cz) => (C) { a = DequantizeLinear(A, As, Az) b = DequantizeLinear(B, Bs, Bz) "
+        f"c = {operator}(a, b) C = QuantizeLinear(c, Cs, Cz) }}"
+    )
 
 
 # Operator → attributes, inputs, outputs and body. Inputs that a node omits are omitted in the body.

@@ -39,8 +39,7 @@ def _activated(node: Node, builder: GraphBuilder, x: Operand, given: Sequence[fl
     if any(value is not None for value in given[len(defaults) :]):
         raise node.invalid(f"{name} has {len(defaults)} parameters, got {list(given)}")
     values = [*given, *[None] * len(defaults)]
-    parameters = {key: default if value is None else value
-                  for (key, default), value in zip(defaults.items(), values, strict=False)}  # fmt: skip
+    parameters = {key: default if value is None else value for (key, default), value in zip(defaults.items(), values, strict=False)}
     return builder.call(operator, [x], **parameters)
 
 
@@ -48,8 +47,7 @@ def _fused_matmul(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     node.check_default("transBatchA", 0)
     node.check_default("transBatchB", 0)
     a, b = node.operand(0), node.operand(1)
-    flags = {f"transpose_{side.lower()}": bool(node.integer(f"trans{side}", 0)) and x.rank > 1
-             for side, x in (("A", a), ("B", b))}  # fmt: skip
+    flags = {f"transpose_{side.lower()}": bool(node.integer(f"trans{side}", 0)) and x.rank > 1 for side, x in (("A", a), ("B", b))}
     product = builder.call("matmul", [a, b], **flags)
     alpha = node.number("alpha", 1.0)
     return [Tensor(product if alpha == 1 else builder.call("mul", [product, builder.fill(alpha, product.dtype)]))]
@@ -77,9 +75,13 @@ def _normalised(node: Node, builder: GraphBuilder, operands: Sequence[Operand | 
     """Return the layer norm of the last dimension, and its mean and inverse deviation if they are needed."""
     present = tuple(operand for operand in operands if operand is not None)
     plain = Node(
-        "LayerNormalization", 17, {"axis": -1, "epsilon": epsilon}, present, (None,) * len(present),
+        "LayerNormalization",
+        17,
+        {"axis": -1, "epsilon": epsilon},
+        present,
+        (None,) * len(present),
         (True, *node.results[1:3]),
-    )  # fmt: skip
+    )
     return list(RESULTS["LayerNormalization"](plain, builder))
 
 
@@ -118,8 +120,7 @@ def _embed_layer_norm(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     if mask is None:
         lengths = builder.fill(0, DType.INT32, (batch,))
     else:
-        lengths = builder.call("reduce_sum", [builder.cast(mask, DType.INT32)], axis=(1,), keepdims=False,
-                               dtype=DType.INT32.value)  # fmt: skip
+        lengths = builder.call("reduce_sum", [builder.cast(mask, DType.INT32)], axis=(1,), keepdims=False, dtype=DType.INT32.value)
     return [*first, Tensor(lengths), Tensor(total)][: len(node.results)]
 
 

@@ -33,9 +33,13 @@ def _quantized(node: Node, builder: GraphBuilder, x: Operand, scale: int, kind: 
 
 
 def _scaled_product(
-    node: Node, builder: GraphBuilder, factors: tuple[Operand, Operand], scales: tuple[Operand, Operand],
-    zeros: tuple[Operand | None, Operand | None], added: Operand | None = None,
-) -> Operand:  # fmt: skip
+    node: Node,
+    builder: GraphBuilder,
+    factors: tuple[Operand, Operand],
+    scales: tuple[Operand, Operand],
+    zeros: tuple[Operand | None, Operand | None],
+    added: Operand | None = None,
+) -> Operand:
     """Return the product of integers less their zero points, plus integers, times both scales."""
     total = convert_integer_product(node, builder, factors, zeros)
     total = total if added is None else builder.call("add", [total, added])
@@ -54,9 +58,7 @@ def _matmul_integer_to_float(node: Node, builder: GraphBuilder) -> Sequence[Tens
 def _qgemm(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return the product plus C, whose scale is that of the product; in floats without a scale of the result."""
     a, a_scale, a_zero, b, b_scale, b_zero = (node.operand(position) for position in range(6))
-    left, right = (
-        builder.call("transpose", [x]) if node.integer(name, 0) else x for x, name in ((a, "transA"), (b, "transB"))
-    )
+    left, right = (builder.call("transpose", [x]) if node.integer(name, 0) else x for x, name in ((a, "transA"), (b, "transB")))
     zeros = a_zero, b_zero
     result = _scaled_product(node, builder, (left, right), (a_scale, b_scale), zeros, node.optional(6))
     alpha = node.number("alpha", 1.0)
@@ -94,8 +96,9 @@ def _pool(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
 
 def _softmax(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return a softmax. The attribute opset says which dimensions it is over."""
-    plain = Node("Softmax", node.integer("opset", 13), {"axis": node.integer("axis", -1)},
-                 (_dequantized(node, builder, 0),), (None,))  # fmt: skip
+    plain = Node(
+        "Softmax", node.integer("opset", 13), {"axis": node.integer("axis", -1)}, (_dequantized(node, builder, 0),), (None,)
+    )
     (result,) = EXPANSIONS["Softmax"](plain, builder)
     return [_quantized(node, builder, require(result.operand, "softmax"), 3, node.operand(0).dtype)]
 

@@ -35,8 +35,7 @@ def _index_select(call: AtenCall) -> Operand:
     x, index = call.operand("self"), call.operand("index")
     if x.rank == 0:
         return x
-    return call.run("gather", x, call.reshape(index, (index.type.elements,)),
-                    axis=call.axis("dim", x.rank))  # fmt: skip
+    return call.run("gather", x, call.reshape(index, (index.type.elements,)), axis=call.axis("dim", x.rank))
 
 
 def _index(call: AtenCall) -> Operand:
@@ -85,8 +84,9 @@ def _not_negative(call: AtenCall, index: Operand, size: int) -> Operand:
     value: Array | None = call.known(index)
     if value is not None and (value >= 0).all():
         return index
-    return call.run("where", call.run("less", index, call.scalar(0, DType.INT64)),
-                    call.run("add", index, call.scalar(size, DType.INT64)), index)  # fmt: skip
+    return call.run(
+        "where", call.run("less", index, call.scalar(0, DType.INT64)), call.run("add", index, call.scalar(size, DType.INT64)), index
+    )
 
 
 def _scatter(call: AtenCall, reduction: str) -> Operand:
@@ -100,8 +100,7 @@ def _scatter(call: AtenCall, reduction: str) -> Operand:
         updates = call.expand(updates, index.shape)
     for axis, extent in enumerate(index.shape):
         updates = call.slice(updates, axis, 0, extent)
-    return call.run("scatter_elements", x, index, updates, axis=call.axis("dim", x.rank),
-                    reduction=reduction)  # fmt: skip
+    return call.run("scatter_elements", x, index, updates, axis=call.axis("dim", x.rank), reduction=reduction)
 
 
 _REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
@@ -132,17 +131,21 @@ def _index_put(call: AtenCall) -> Operand:
     values = call.expand(values, (*before, *shape, *(x.shape[d] for d in rest[first:])))
     if before:  # the dimensions of the indices come first
         inner = range(len(before), len(before) + len(shape))
-        values = call.run("transpose", values, permutation=(
-            *inner, *range(len(before)), *range(len(before) + len(shape), values.rank)
-        ))  # fmt: skip
+        values = call.run(
+            "transpose", values, permutation=(*inner, *range(len(before)), *range(len(before) + len(shape), values.rank))
+        )
     expanded = [call.run("unsqueeze", call.expand(place, shape), axis=(len(shape),)) for place in places]
     order = [*indexed, *rest]
     moved = x if order == list(range(x.rank)) else call.run("transpose", x, permutation=order)
-    written = call.run("scatter_nd", moved, concat(call, expanded, len(shape)), values, negative=True,
-                       reduction="add" if call.flag("accumulate") else "none")  # fmt: skip
-    return (
-        written if moved is x else call.run("transpose", written, permutation=[order.index(d) for d in range(x.rank)])
+    written = call.run(
+        "scatter_nd",
+        moved,
+        concat(call, expanded, len(shape)),
+        values,
+        negative=True,
+        reduction="add" if call.flag("accumulate") else "none",
     )
+    return written if moved is x else call.run("transpose", written, permutation=[order.index(d) for d in range(x.rank)])
 
 
 def _masked_put(call: AtenCall, x: Operand, mask: Operand, values: Operand) -> Operand:

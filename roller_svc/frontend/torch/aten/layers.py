@@ -32,9 +32,14 @@ def _addmm(call: AtenCall) -> Operand:
     second = call.operand("mat2")
     weight = call.transposed_source(second)
     return call.run(
-        "gemm", call.operand("mat1"), second if weight is None else weight, call.operand("self"),
-        transpose_b=weight is not None, alpha=float(call.number("alpha")), beta=float(call.number("beta")),
-    )  # fmt: skip
+        "gemm",
+        call.operand("mat1"),
+        second if weight is None else weight,
+        call.operand("self"),
+        transpose_b=weight is not None,
+        alpha=float(call.number("alpha")),
+        beta=float(call.number("beta")),
+    )
 
 
 def _baddbmm(call: AtenCall) -> Operand:
@@ -84,10 +89,15 @@ def _conv(call: AtenCall) -> Operand:
     x, single = _batched(call, call.operand("input"), spatial)
     padding = call.value("padding")
     y = call.run(
-        f"conv{spatial}d", x, weight, *([] if bias is None else [bias]), stride=call.integers("stride"),
-        padding=padding if isinstance(padding, str) else call.integers("padding"), dilation=call.integers("dilation"),
+        f"conv{spatial}d",
+        x,
+        weight,
+        *([] if bias is None else [bias]),
+        stride=call.integers("stride"),
+        padding=padding if isinstance(padding, str) else call.integers("padding"),
+        dilation=call.integers("dilation"),
         groups=call.integer("groups"),
-    )  # fmt: skip
+    )
     return call.run("squeeze", y, axis=(0,)) if single else y
 
 
@@ -96,10 +106,16 @@ def _conv_transpose(call: AtenCall) -> Operand:
     spatial = _spatial(call, weight)
     x, single = _batched(call, call.operand("input"), spatial)
     y = call.run(
-        f"conv_transpose{spatial}d", x, weight, *([] if bias is None else [bias]), stride=call.integers("stride"),
-        padding=call.integers("padding"), output_padding=call.integers("output_padding"),
-        dilation=call.integers("dilation"), groups=call.integer("groups"),
-    )  # fmt: skip
+        f"conv_transpose{spatial}d",
+        x,
+        weight,
+        *([] if bias is None else [bias]),
+        stride=call.integers("stride"),
+        padding=call.integers("padding"),
+        output_padding=call.integers("output_padding"),
+        dilation=call.integers("dilation"),
+        groups=call.integer("groups"),
+    )
     return call.run("squeeze", y, axis=(0,)) if single else y
 
 
@@ -173,9 +189,14 @@ def _max_adaptive_with_indices(call: AtenCall, spatial: int) -> Results:
 def _col2im(call: AtenCall) -> Operand:
     x, single = _batched(call, call.operand("self"), 1)
     y = call.run(
-        "col2im", x, image=call.integers("output_size"), kernel=call.integers("kernel_size"),
-        stride=call.integers("stride"), padding=call.integers("padding"), dilation=call.integers("dilation"),
-    )  # fmt: skip
+        "col2im",
+        x,
+        image=call.integers("output_size"),
+        kernel=call.integers("kernel_size"),
+        stride=call.integers("stride"),
+        padding=call.integers("padding"),
+        dilation=call.integers("dilation"),
+    )
     return call.run("squeeze", y, axis=(0,)) if single else y
 
 
@@ -187,8 +208,14 @@ def _grid_sample(call: AtenCall) -> Operand:
     if (_MODES[mode], _PADDINGS[padding]) == ("cubic", "border"):
         # torch clamps each neighbour, the operator the position.
         raise call.unsupported("bicubic interpolation with padding_mode='border'")
-    return call.run("grid_sample", call.operand("input"), call.operand("grid"), mode=_MODES[mode],
-                    padding=_PADDINGS[padding], align_corners=call.flag("align_corners"))  # fmt: skip
+    return call.run(
+        "grid_sample",
+        call.operand("input"),
+        call.operand("grid"),
+        mode=_MODES[mode],
+        padding=_PADDINGS[padding],
+        align_corners=call.flag("align_corners"),
+    )
 
 
 def _softmax(call: AtenCall, operator: str) -> Operand:
@@ -411,35 +438,20 @@ TABLE: dict[str, Converter] = {
     "aten.conv_transpose2d.input": _conv_transpose,
     "aten.conv_transpose3d.input": _conv_transpose,
     "aten.convolution.default": _convolution,
-    **{
-        f"aten.max_pool{spatial}d.default": partial(_pool, operator="max_pool", spatial=spatial)
-        for spatial in (1, 2, 3)
-    },
-    **{
-        f"aten.max_pool{spatial}d_with_indices.default": partial(_max_pool_with_indices, spatial=spatial)
-        for spatial in (2, 3)
-    },
+    **{f"aten.max_pool{spatial}d.default": partial(_pool, operator="max_pool", spatial=spatial) for spatial in (1, 2, 3)},
+    **{f"aten.max_pool{spatial}d_with_indices.default": partial(_max_pool_with_indices, spatial=spatial) for spatial in (2, 3)},
     "aten.col2im.default": _col2im,
     **{f"aten.grid_sampler_{spatial}d.default": _grid_sample for spatial in (2, 3)},
-    **{
-        f"aten.avg_pool{spatial}d.default": partial(_pool, operator="avg_pool", spatial=spatial)
-        for spatial in (1, 2, 3)
-    },
+    **{f"aten.avg_pool{spatial}d.default": partial(_pool, operator="avg_pool", spatial=spatial) for spatial in (1, 2, 3)},
     **{
         f"aten.{prefix}adaptive_avg_pool{spatial}d.default": partial(_adaptive_pool, kind="avg", spatial=spatial)
         for spatial in (1, 2, 3)
         for prefix in ("", "_")
         if spatial > 1 or not prefix
     },
-    **{
-        f"aten.adaptive_max_pool{spatial}d.default": partial(_max_adaptive_with_indices, spatial=spatial)
-        for spatial in (1, 2, 3)
-    },
+    **{f"aten.adaptive_max_pool{spatial}d.default": partial(_max_adaptive_with_indices, spatial=spatial) for spatial in (1, 2, 3)},
     **{f"aten.{name}": partial(_softmax, operator="softmax") for name in ("softmax.int", "_softmax.default")},
-    **{
-        f"aten.{name}": partial(_softmax, operator="log_softmax")
-        for name in ("log_softmax.int", "_log_softmax.default")
-    },
+    **{f"aten.{name}": partial(_softmax, operator="log_softmax") for name in ("log_softmax.int", "_log_softmax.default")},
     "aten._safe_softmax.default": _safe_softmax,
     "aten.layer_norm.default": _layer_norm,
     "aten.native_layer_norm.default": _native_layer_norm,

@@ -62,8 +62,10 @@ def _histogram(call: AtenCall) -> Operand:
         axes = tuple(range(call.x.rank))
         bounds = [call.run(f"reduce_{name}", call.x, axis=axes) for name in ("min", "max")]  # the extrema of the data
         are_equal = call.run("equal", *bounds)
-        bounds = [call.run("where", are_equal, call.run(operator, bound, one), bound)
-                  for operator, bound in zip(("sub", "add"), bounds, strict=True)]  # fmt: skip
+        bounds = [
+            call.run("where", are_equal, call.run(operator, bound, one), bound)
+            for operator, bound in zip(("sub", "add"), bounds, strict=True)
+        ]
     width = call.run("sub", bounds[1], bounds[0])
     scaled = call.run("mul", call.run("sub", x, bounds[0]), call.scalar(bins, dtype))
     if not dtype.is_float:

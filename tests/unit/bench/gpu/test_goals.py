@@ -42,9 +42,19 @@ def bench() -> Any:
     from roller_bench.gpu.cases import check
 
     return types.SimpleNamespace(
-        baselines=baselines, cases=cases, check=check, clocks=clocks, interleaved=interleaved, main=main, record=record,
-        report=report, samples=samples, session=session, targets=targets, values=values,
-    )  # fmt: skip
+        baselines=baselines,
+        cases=cases,
+        check=check,
+        clocks=clocks,
+        interleaved=interleaved,
+        main=main,
+        record=record,
+        report=report,
+        samples=samples,
+        session=session,
+        targets=targets,
+        values=values,
+    )
 
 
 # checks --------------------------------------------------------------------------------------------------------------
@@ -55,9 +65,7 @@ def bench() -> Any:
         ("nvidia-a100-sxm-80gb", {"attention", "mma"}, {"wgmma", "wgmma-shared", "wgmma-images", "wgmma-large"}),
     ],
 )
-def test_a_device_is_given_the_checks_whose_units_it_has(
-    bench: Any, target: str, families: set[str], without: set[str]
-) -> None:
+def test_a_device_is_given_the_checks_whose_units_it_has(bench: Any, target: str, families: set[str], without: set[str]) -> None:
     found = bench.cases.checks_for(hardware.load(target))
     assert families <= {check.family for check in found}
     assert not without & {check.family for check in found}
@@ -68,16 +76,25 @@ def test_a_device_is_given_the_checks_whose_units_it_has(
 def test_demands_of_warpgroups_reach_every_way_to_share(bench: Any) -> None:
     demanded = [dict(check.tiles) for check in bench.cases.checks() if check.family == "wgmma-shared"]
     assert {name for tiles in demanded for name in tiles} >= {
-        "blocks", "cluster_m", "cluster_n", "cluster_k", "split_k", "stream_k", "stages", "raster", "pingpong",
-    }  # fmt: skip
+        "blocks",
+        "cluster_m",
+        "cluster_n",
+        "cluster_k",
+        "split_k",
+        "stream_k",
+        "stages",
+        "raster",
+        "pingpong",
+    }
 
 
 # sets of inputs ------------------------------------------------------------------------------------------------------
 def set_of(bench: Any, number: int, **more: Any) -> dict[str, np.ndarray]:
     types_ = (("A", ("float16", (4, 64))), ("B", ("float16", (4, 64))), ("n", ("int32", (4, 64))))
     check = bench.check.Check("c", "map", "y[i,j] = A[i,j] + B[i,j] * n[i,j]", types_, **more)
-    found: dict[str, np.ndarray] = bench.values.inputs(parse(check.expression, dict(tensor_types(check.types)), None),
-                                                       number, check)  # fmt: skip
+    found: dict[str, np.ndarray] = bench.values.inputs(
+        parse(check.expression, dict(tensor_types(check.types)), None), number, check
+    )
     return found
 
 
@@ -201,14 +218,13 @@ def test_goals_are_shares_of_the_peers_speed(bench: Any) -> None:
             row(bench.targets.SQUARE, "reference", 9.0, peers={"library": peer(1.8, ours_s=2.0)}),
             row("a", "gemm", 1.0, peers={"library": peer(2.0), "triton": {"error": "no"}}),
             row("b", "gemv", 1.0, peers={"library": peer(0.5)}),
-            row("c", "attention_prefill", 1.0, fused=True,
-                peers={"library": peer(0.9), "torch.compile": peer(1.4, ours_s=2.0)}),
+            row("c", "attention_prefill", 1.0, fused=True, peers={"library": peer(0.9), "torch.compile": peer(1.4, ours_s=2.0)}),
             row("d", "kb_norm", 1.0, fused=True, peers={"torch.compile": {"skipped": "no triton"}}),
             row("e", "relu", 0.5, memory_bound=True, bytes=copied, cold_s=1.0),
             row("f", "relu", 0.5, memory_bound=True, bytes=copied - 1),
         ],
         2.0 * copied,
-    )  # fmt: skip
+    )
     assert found[bench.targets.SQUARE] == {"share": 0.9, "least": 0.9, "cases": 1, "goal": 0.9}
     assert (found["contractions"]["share"], found["contractions"]["least"]) == (1.0, 0.5)
     assert found["contractions, the model's first"]["share"] == 0.5
@@ -245,8 +261,17 @@ def test_a_peer_that_is_not_there_is_skipped_with_the_reason(bench: Any, monkeyp
 def recorded(bench: Any, path: Path) -> Any:
     record = bench.record.Record(path, {"rehearsal": False})
     record.add("verification", {"id": "a", "family": "map", "status": "ok", "emulator": {"status": "ok"}})
-    record.add("verification", {"id": "b", "family": "map", "status": "wrong", "emulator": {"status": "ok"},
-                                "max_abs_error": float("inf"), "repeatable": False})  # fmt: skip
+    record.add(
+        "verification",
+        {
+            "id": "b",
+            "family": "map",
+            "status": "wrong",
+            "emulator": {"status": "ok"},
+            "max_abs_error": float("inf"),
+            "repeatable": False,
+        },
+    )
     measured = row("c", "gemm", 1.0, first_cold_s=None, predicted_s=4.0, peers={"library": peer(0.5)})
     record.add("measurements", measured)
     record.add("measurements", {"id": "d", "cls": "gemm", "error": "timeout"})
@@ -294,8 +319,7 @@ def test_runs_of_several_stages_make_one_report(bench: Any, tmp_path: Path) -> N
     first, second = (bench.record.Record(tmp_path / name, {}) for name in ("1.jsonl", "2.jsonl"))
     for record, status in ((first, "error"), (second, "ok")):
         record.add("verification", {"id": "a", "family": "map", "status": status})
-    second.add("comparisons", {"id": "c", "peer": "triton", "ours": row("c", "gemm", 1.0, predicted_s=1.0),
-                               "found": peer(3.0)})  # fmt: skip
+    second.add("comparisons", {"id": "c", "peer": "triton", "ours": row("c", "gemm", 1.0, predicted_s=1.0), "found": peer(3.0)})
     for record in (first, second):
         record.finish()
     found = bench.report.report_of([first.path, second.path])
@@ -352,13 +376,12 @@ def timed(task: Any) -> Any:
     found = {name: peer(9e-4, ours_s=1e-3) for name in task.baselines}
     if "torch.compile" in task.baselines:
         failing(task)
-    return row(task.case.id, task.case.cls, 1e-3, fused=True, predicted_s=1e-3, first_cold_s=None, best_rank=0,
-               peers=found), task.case.id  # fmt: skip
+    return row(
+        task.case.id, task.case.cls, 1e-3, fused=True, predicted_s=1e-3, first_cold_s=None, best_rank=0, peers=found
+    ), task.case.id
 
 
-def session_of(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, out: Path, cases: list[Any], *stages: str, **fakes: Any
-) -> Any:
+def session_of(bench: Any, monkeypatch: pytest.MonkeyPatch, out: Path, cases: list[Any], *stages: str, **fakes: Any) -> Any:
     """One whose device, libraries and compilers are functions here."""
     built = types.SimpleNamespace(rank=0, kernels=({"kind": "map"},))
     usual = {
@@ -369,8 +392,9 @@ def session_of(
     }  # fmt: skip
     for name, fake in {**usual, **fakes}.items():
         monkeypatch.setattr(bench.session, name, fake)
-    found = bench.main.parse_options(["--out", str(out), "--minutes", "9", "--target", "nvidia-h200-sxm",
-                               "--stages", ",".join(stages)])  # fmt: skip
+    found = bench.main.parse_options(
+        ["--out", str(out), "--minutes", "9", "--target", "nvidia-h200-sxm", "--stages", ",".join(stages)]
+    )
     record = bench.record.Record(out, {})
     work = bench.session.Tasks((), cases, {})
     return bench.session.Session(bench.main.make_options(found, out), record, work, lambda work: work, None)
@@ -394,20 +418,21 @@ def test_a_case_is_measured_judged_and_compared(bench: Any, monkeypatch: pytest.
     found = bench.report.report_of([out])
     (one,) = found["measurements"]
     assert {name: found.get("median_s") for name, found in one["peers"].items()} == {
-        "library": 9e-4, "torch.compile": None, "triton": 9e-4,
-    }  # fmt: skip
+        "library": 9e-4,
+        "torch.compile": None,
+        "triton": 9e-4,
+    }
     assert "no answer in 25 s" in one["peers"]["torch.compile"]["error"]
     assert one["checked"] == "ok"
     assert found["summary"]["targets"]["attention, to the best of torch"]["share"] == pytest.approx(0.9)
     assert [(row["stage"], row["ended"], row["left"]) for row in found["stages"]] == [
-        ("measure", "done", 0), ("compare", "done", 0),
-    ]  # fmt: skip
+        ("measure", "done", 0),
+        ("compare", "done", 0),
+    ]
     assert not found["summary"]["wrong"]
 
 
-def test_a_library_that_breaks_the_process_leaves_our_times(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_library_that_breaks_the_process_leaves_our_times(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(task: Any) -> Any:
         return failing(task) if task.baselines else (timed(task)[0] | {"peers": {}}, None)
 
@@ -432,9 +457,7 @@ def test_compare_runs_alone(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert found["summary"]["targets"]["written for Triton"]["cases"] == 2
 
 
-def test_when_the_device_is_gone_the_rest_is_skipped(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_when_the_device_is_gone_the_rest_is_skipped(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out, cases = tmp_path / "gpu.jsonl", bench.samples.references()
     session = session_of(bench, monkeypatch, out, cases, "measure", "compare", time_case=failing)
     monkeypatch.setattr(bench.session.machine, "device", failing)
@@ -446,9 +469,7 @@ def test_when_the_device_is_gone_the_rest_is_skipped(
     assert found["summary"]["wrong"] == ["stage measure"]
 
 
-def test_what_was_under_way_when_the_time_was_up_is_no_error(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_was_under_way_when_the_time_was_up_is_no_error(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out, cases = tmp_path / "gpu.jsonl", bench.samples.references()
     session = session_of(bench, monkeypatch, out, cases, "measure", time_case=failing)
     over = iter([False, True])
@@ -570,8 +591,11 @@ def test_what_torch_has_no_way_to_write_is_refused(bench: Any, text: str) -> Non
 
     shapes = {"g": ("float32", [9]), "at": ("int32", [4]), "x": ("float32", [64]), "w": ("float32", [25]),
               "v": ("float32", [25, 40])}  # fmt: skip
-    used = {n: {"dtype": d, "shape": [4] if "g[" in text and n == "x" else s} for n, (d, s) in shapes.items()
-            if re.search(rf"\b{n}\[", text)}  # fmt: skip
+    used = {
+        n: {"dtype": d, "shape": [4] if "g[" in text and n == "x" else s}
+        for n, (d, s) in shapes.items()
+        if re.search(rf"\b{n}\[", text)
+    }
     program = parse(text, dict(tensor_types(used)), None)
     with pytest.raises(BuildError):
         torch_function(program)(*(torch.from_numpy(a) for a in random_inputs(program, 0).values()))
@@ -600,14 +624,16 @@ def test_a_convolution_of_the_library_has_the_programs_layout(bench: Any, layout
     assert name.endswith("channels last") == bool(layout)
     results = {program.outputs[0].name: call().contiguous().numpy()}
     assert agrees(program, results, evaluate(program, arrays)).ok
-    assert library_convolution(parse("y[i] = x[i] + 1.0", dict(tensor_types({"x": {"dtype": "float32", "shape": [4]}})),
-                                     None), tensors) is None  # fmt: skip
+    assert (
+        library_convolution(
+            parse("y[i] = x[i] + 1.0", dict(tensor_types({"x": {"dtype": "float32", "shape": [4]}})), None), tensors
+        )
+        is None
+    )
 
 
 @with_torch
-def test_a_product_is_asked_of_both_libraries_and_the_setting_is_put_back(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_product_is_asked_of_both_libraries_and_the_setting_is_put_back(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from roller_bench.gpu.baselines.torch_library import library_variants
@@ -630,9 +656,7 @@ def test_a_product_is_asked_of_both_libraries_and_the_setting_is_put_back(
 
 
 @with_torch
-@pytest.mark.parametrize(
-    ("key_heads", "queries", "keys", "causal"), [(4, 5, 5, True), (2, 3, 7, True), (2, 3, 7, False)]
-)
+@pytest.mark.parametrize(("key_heads", "queries", "keys", "causal"), [(4, 5, 5, True), (2, 3, 7, True), (2, 3, 7, False)])
 def test_attention_is_asked_of_every_backend_in_every_way(
     bench: Any, key_heads: int, queries: int, keys: int, causal: bool
 ) -> None:
@@ -666,8 +690,9 @@ def test_what_torch_is_asked_for_has_the_shapes_of_the_corpus(bench: Any) -> Non
     asked = set()
     for case in [*bench.samples.references(), *bench.samples.sampled_cases(bench.main.CASES, 1)]:
         program = case.program()
-        tensors = {name: torch.empty(kind.shape, dtype=getattr(torch, kind.dtype.value), device="meta")
-                   for name, kind in program.inputs}  # fmt: skip
+        tensors = {
+            name: torch.empty(kind.shape, dtype=getattr(torch, kind.dtype.value), device="meta") for name, kind in program.inputs
+        }
         wanted = [program.types[out.tensor].shape for out in program.outputs]
         for one in library_variants(case, program, tensors):
             if case.attention is None or "math" in one.name:
@@ -687,9 +712,7 @@ def test_what_torch_is_asked_for_has_the_shapes_of_the_corpus(bench: Any) -> Non
         ("y[a,c,d] = x[a,c,c] where d in 4", None),
     ],
 )
-def test_what_only_changes_the_order_of_dimensions_is_a_permutation(
-    bench: Any, text: str, order: list[int] | None
-) -> None:
+def test_what_only_changes_the_order_of_dimensions_is_a_permutation(bench: Any, text: str, order: list[int] | None) -> None:
     from roller_bench.gpu.baselines.torch_library import permutation
 
     types_ = dict(tensor_types({"x": {"dtype": "float32", "shape": [4, 4, 4]}}))

@@ -27,13 +27,21 @@ from roller_svc.runtime.cuda import module as cuda
 
 COMPILED = CompiledKernel(
     KernelSource(
-        "k", Language.CUDA, Arch("sm_", 80), "",
-        (tensor("A", "a", Role.INPUT, shape=(8,)), tensor("w", "w", Role.WORKSPACE, shape=(4,)),
-         tensor("C", "c", Role.OUTPUT, shape=(8,))),
+        "k",
+        Language.CUDA,
+        Arch("sm_", 80),
+        "",
+        (
+            tensor("A", "a", Role.INPUT, shape=(8,)),
+            tensor("w", "w", Role.WORKSPACE, shape=(4,)),
+            tensor("C", "c", Role.OUTPUT, shape=(8,)),
+        ),
         (LaunchSpec("work", ("a", "w", "c"), (1, 1, 1), (8, 1, 1)),),
     ),
-    b"cubin", "", (Resources(8, 0, 0),),
-)  # fmt: skip
+    b"cubin",
+    "",
+    (Resources(8, 0, 0),),
+)
 
 
 @pytest.fixture
@@ -54,10 +62,20 @@ def bench() -> Any:
     from roller_bench.gpu.cases import check, findings
 
     return types.SimpleNamespace(
-        cases=cases, check=check, device_errors=device_errors, findings=findings, guarded=guarded,
-        machine=machine, main=main, rehearsal=rehearsal, samples=samples, sanitized=sanitized, timing=timing,
-        verify=verify, window_text=window_text,
-    )  # fmt: skip
+        cases=cases,
+        check=check,
+        device_errors=device_errors,
+        findings=findings,
+        guarded=guarded,
+        machine=machine,
+        main=main,
+        rehearsal=rehearsal,
+        samples=samples,
+        sanitized=sanitized,
+        timing=timing,
+        verify=verify,
+        window_text=window_text,
+    )
 
 
 def test_every_check_is_a_program_with_an_id_of_its_own(bench: Any) -> None:
@@ -233,8 +251,10 @@ def test_a_dry_run_compiles_and_emulates(bench: Any, tmp_path: Path, capsys: pyt
     assert found["about"][0]["plan"]["checks"] == 3
     rows = {row["id"]: row for row in found["verification"]}
     assert {name: row["status"] for name, row in rows.items()} == {
-        "mma/odd-nn-float16": "ok", "scatter/histogram": "ok", "layout-large/transpose": "compiled",
-    }  # fmt: skip
+        "mma/odd-nn-float16": "ok",
+        "scatter/histogram": "ok",
+        "layout-large/transpose": "compiled",
+    }
     assert rows["mma/odd-nn-float16"]["kernels"][0]["family"] == "mma"
     assert rows["mma/odd-nn-float16"]["emulator"]["status"] == "ok"
     assert [row["built"] for row in found["measurements"]] == [1]

@@ -116,9 +116,7 @@ def rounded(given: np.ndarray, how: str) -> np.ndarray:
     return ((low + up) << 13).astype(np.uint32)
 
 
-@pytest.mark.parametrize(
-    "how", ["cut off", "nearest, ties to even", "nearest, ties away", "neither nearest nor cut off"]
-)
+@pytest.mark.parametrize("how", ["cut off", "nearest, ties to even", "nearest, ties away", "neither nearest nor cut off"])
 def test_how_a_device_rounds_is_told_apart(bench: Any, how: str) -> None:
     given = bench.probing.rounding_inputs()
     found, share = bench.probing.rounding_mode(given, rounded(given, how))

@@ -36,9 +36,17 @@ def bench() -> Any:
     from roller_bench.gpu.rehearsal import driver, libraries, memory, subset
 
     return types.SimpleNamespace(
-        device_inputs=device_inputs, driver=driver, subset=subset, workers=workers, libraries=libraries, main=main,
-        memory=memory, rehearsal=rehearsal, report=report, samples=samples,
-    )  # fmt: skip
+        device_inputs=device_inputs,
+        driver=driver,
+        subset=subset,
+        workers=workers,
+        libraries=libraries,
+        main=main,
+        memory=memory,
+        rehearsal=rehearsal,
+        report=report,
+        samples=samples,
+    )
 
 
 # workers ------------------------------------------------------------------------------------------------------------
@@ -99,9 +107,7 @@ def plan(bench: Any, tmp_path: Path, fault: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (8,), (1000,), ()])
-def test_values_that_repeat_on_the_device_are_those_of_the_judge(
-    bench: Any, tmp_path: Path, shape: tuple[int, ...]
-) -> None:
+def test_values_that_repeat_on_the_device_are_those_of_the_judge(bench: Any, tmp_path: Path, shape: tuple[int, ...]) -> None:
     index = ",".join("ij"[: len(shape)])
     types_ = {"x": {"dtype": "float16", "shape": list(shape)}}
     program = parse(f"y[{index}] = x[{index}] * 2.0", dict(tensor_types(types_)), None)
@@ -172,9 +178,7 @@ def test_tensors_without_values_have_torchs_shapes(
     assert made.shape == shape
 
 
-def test_a_graph_of_torchs_takes_its_time_when_it_is_replayed(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_of_torchs_takes_its_time_when_it_is_replayed(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = bench.driver.Device(plan(bench, tmp_path))
     monkeypatch.setattr(bench.libraries, "_DEVICE", device)
     torch = bench.libraries.torch_modules()["torch"]
@@ -195,9 +199,7 @@ def test_what_is_rehearsed_is_a_few_of_everything(bench: Any) -> None:
     found = bench.subset.rehearsal_checks(every)
     small = {check.family for check in every if not check.family.endswith("-large")}
     assert {check.family for check in found} == small
-    cases = bench.subset.rehearsal_cases(
-        [*bench.samples.references(), *bench.samples.sampled_cases(bench.main.CASES, 1)]
-    )
+    cases = bench.subset.rehearsal_cases([*bench.samples.references(), *bench.samples.sampled_cases(bench.main.CASES, 1)])
     assert len({case.id for case in cases}) == len(cases) < 30
     assert any(case.attention is not None for case in cases)
     assert bench.samples.data_bytes(cases[0].program()) <= bench.subset.EMULATED_BYTES
@@ -232,9 +234,7 @@ def test_a_run_that_is_killed_is_a_result(bench: Any, tmp_path: Path, checks: in
 
 @pytest.mark.slow
 @pytest.mark.emulator
-def test_a_rehearsal_is_a_whole_run_and_says_what_it_is(
-    bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rehearsal_is_a_whole_run_and_says_what_it_is(bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, only = tmp_path / "r.jsonl", r"^map/add-4097$|^llm-rmsnorm-008$"
     words = ["--rehearse", "--stages", "verify,measure", "--only", only, "--out", str(out)]
     before = set(multiprocessing.active_children())

@@ -58,13 +58,16 @@ def test_the_bench_imports_no_other_package(wheels: Any) -> None:
         "files = {n.partition('.')[0]: getattr(m, '__file__', None) or '' for n, m in sys.modules.items()}\n"
         "print(' '.join(sorted(n for n, file in files.items() if 'site-packages' in file)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}"}, check=True,
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     owners = importlib.metadata.packages_distributions()
-    known = {
-        wheels.canonical(name)
-        for name in (*wheels.ROOTS, *(n for needs in wheels.REQUIREMENTS.values() for n in needs))
-    }
+    known = {wheels.canonical(name) for name in (*wheels.ROOTS, *(n for needs in wheels.REQUIREMENTS.values() for n in needs))}
     ours = {"_distutils_hack", "roller_svc"}
     assert {wheels.canonical(owners[name][0]) for name in done.stdout.split() if name not in ours} <= known
 
@@ -80,8 +83,16 @@ def test_one_message_names_all_that_is_missing_and_the_command(wheels: Any, monk
 
     monkeypatch.setattr(importlib.metadata, "distribution", found)
     missing = wheels.missing_packages()
-    assert set(missing) == {"lark", "islpy", "pydantic", "pydantic-settings", "annotated-types", "pydantic-core",
-                            "typing-inspection", "python-dotenv"}  # fmt: skip
+    assert set(missing) == {
+        "lark",
+        "islpy",
+        "pydantic",
+        "pydantic-settings",
+        "annotated-types",
+        "pydantic-core",
+        "typing-inspection",
+        "python-dotenv",
+    }
     said = wheels.install_message(missing, Path("w"))
     assert all(name in said for name in missing)
     (command,) = [line for line in said.splitlines() if "pip download" in line]
@@ -97,8 +108,12 @@ def test_what_is_not_installed_is_followed_by_the_table(wheels: Any, monkeypatch
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
     monkeypatch.setattr(importlib.metadata, "requires", missing)
     assert set(wheels.missing_packages(["pydantic"])) == {
-        "pydantic", "annotated-types", "pydantic-core", "typing-extensions", "typing-inspection",
-    }  # fmt: skip
+        "pydantic",
+        "annotated-types",
+        "pydantic-core",
+        "typing-extensions",
+        "typing-inspection",
+    }
 
 
 def test_pure_wheels_are_imported_as_they_are_and_others_unpacked(
@@ -110,11 +125,11 @@ def test_pure_wheels_are_imported_as_they_are_and_others_unpacked(
     entries = wheels.path_entries(tmp_path)
     assert len(entries) == 2
     code = (
-        "import plain_one, native_one, importlib.metadata as m\n"
-        "print(plain_one.PACKED, native_one.PACKED, m.requires('plain-one'))"
+        "import plain_one, native_one, importlib.metadata as m\nprint(plain_one.PACKED, native_one.PACKED, m.requires('plain-one'))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(entries)}, check=True,
-                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(entries)}, check=True, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.strip() == "True False ['other-one']"
     monkeypatch.setattr(sys, "path", [*entries, *sys.path])
     (unpacked,) = [entry for entry in entries if not entry.endswith(".whl")]

@@ -25,7 +25,8 @@ def document() -> dict[str, Any]:
     figures = {"cases": 1, "spearman": None, "median_abs_log_ratio": 0.2}
     timed = [candidate(1e-3, 2e-3, drawn=False), candidate(4e-3, 3e-3, drawn=True), candidate(None, 1e-3, drawn=True)]
     return {
-        "machine": {"cpu": "Some CPU"}, "settings": {"threads": 2, "target": "local"},
+        "machine": {"cpu": "Some CPU"},
+        "settings": {"threads": 2, "target": "local"},
         "overall": {"cases": 2, "regret_curve": CURVE},
         "classes": {"gemm": figures, "conv": figures},
         "cases": [
@@ -33,7 +34,7 @@ def document() -> dict[str, Any]:
             {"id": "b", "cls": "conv", "error": None, "candidates": timed[:1]},
             {"id": "c", "cls": "conv", "error": "no-candidate: none", "candidates": []},
         ],
-    }  # fmt: skip
+    }
 
 
 def test_points_are_the_timed_plans_of_a_class() -> None:

@@ -30,9 +30,7 @@ BOUNDS: dict[str, tuple[Callable[[Array], Array], float, float | None]] = {
 
 
 def kernel(name: str, dtype: str, count: int, target: str = "local") -> Callable[[Array], Array]:
-    built = roller_svc.compile(
-        f"y[n] = x[n].call(`{name}`)", {"x": (dtype, (count,))}, select="model", top_k=1, target=target
-    )
+    built = roller_svc.compile(f"y[n] = x[n].call(`{name}`)", {"x": (dtype, (count,))}, select="model", top_k=1, target=target)
     return lambda x: built(x=x)["y"]
 
 
@@ -89,10 +87,14 @@ def test_float64(name: str) -> None:
     agree(name, x, kernel(name, "float64", len(x))(x), BOUNDS[name][2] or 0.0)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [
-    *((name, "float32") for name in (*sorted(BOUNDS), "gelu", "silu", "softplus", "normcdf")),
-    *((name, "float64") for name in sorted(BOUNDS) if has_function(name, DType.FLOAT64)), ("silu", "float64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in (*sorted(BOUNDS), "gelu", "silu", "softplus", "normcdf")),
+        *((name, "float64") for name in sorted(BOUNDS) if has_function(name, DType.FLOAT64)),
+        ("silu", "float64"),
+    ],
+)
 def test_a_single_value_has_the_bits_of_a_lane(name: str, dtype: str) -> None:
     x = (np.random.default_rng(1).standard_normal(16 + 1) * 3).astype(dtype)
     whole = kernel(name, dtype, 16)(x[:16])

@@ -139,9 +139,7 @@ def test_aliased_written_pointer_is_not_restrict() -> None:
     assert "void copy0_f32(float *p0, const float *p1)" in printed(tree).text
 
 
-@pytest.mark.parametrize(
-    "body", [Routine("inner", (quarter(0),)), Loop("p", 1, LoopKind.PARALLEL, (quarter(0),))]
-)  # fmt: skip
+@pytest.mark.parametrize("body", [Routine("inner", (quarter(0),)), Loop("p", 1, LoopKind.PARALLEL, (quarter(0),))])
 def test_a_routine_is_one_threads_and_holds_no_other(body: Node) -> None:
     with pytest.raises(ScheduleError) as refused:
         check((Routine("outer", (body,)),))

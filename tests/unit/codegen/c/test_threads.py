@@ -28,8 +28,12 @@ TWO_CORES = replace(hardware.load("cpu-x86-avx2"), num_cores=2)
 TWICE = program("P[i] = A[i] * 2.0; Q[i] = P[i] + P[95 - i]", ["P", "Q"], A="float32 96")
 BATCH_NORM = program(
     "y[n, c, h, w] = b[c] + s[c] * (x[n, c, h, w] - m[c]) / (1e-5 + v[c]).call(`sqrt`)",
-    x="float32 16 256 16 16", b="float32 256", s="float32 256", m="float32 256", v="float32 256",
-)  # fmt: skip
+    x="float32 16 256 16 16",
+    b="float32 256",
+    s="float32 256",
+    m="float32 256",
+    v="float32 256",
+)
 
 
 def functions(source: KernelSource) -> dict[str, tuple[str, str]]:
@@ -98,8 +102,10 @@ def test_threads_meet_between_loops_and_between_launches() -> None:
     source = emitted(both)
     ((_, loops), (_, region)) = (functions(source)[name] for name in ("tasks_kernel0", "kernel0"))
     assert re.findall("#pragma omp (?:for|barrier)", loops) == [
-        "#pragma omp for", "#pragma omp barrier", "#pragma omp for",
-    ]  # fmt: skip
+        "#pragma omp for",
+        "#pragma omp barrier",
+        "#pragma omp for",
+    ]
     assert "barrier" not in region
     two = emitted(both, both)
     assert [launch.name for launch in two.launches] == ["kernel"]
@@ -113,9 +119,13 @@ def test_single_threaded_launch_is_between_barriers() -> None:
     _, region = functions(emitted(parallel, serial, parallel))["kernel"]
     lines = [line.strip().partition("(")[0] for line in region.splitlines()]
     assert lines[2:-1] == [
-        "tasks_kernel0", "#pragma omp barrier", "#pragma omp single nowait", "kernel1", "#pragma omp barrier",
+        "tasks_kernel0",
+        "#pragma omp barrier",
+        "#pragma omp single nowait",
+        "kernel1",
+        "#pragma omp barrier",
         "tasks_kernel2",
-    ]  # fmt: skip
+    ]
 
 
 def test_launches_alone_have_external_linkage() -> None:

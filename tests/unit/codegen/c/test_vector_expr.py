@@ -163,15 +163,20 @@ def test_operators_of_integers(dtype: str, target: str) -> None:
 
 
 @TARGETS
-@pytest.mark.parametrize("case", [
-    ("y[n] = a[n].cast(`float32`) * b[n]", "uint8", "float32"), ("y[n] = a[n] + b[n]", "float16", "float32"),
-    ("y[n] = a[n].cast(`float64`) + b[n].cast(`float64`)", "float32", "int64"),
-    ("y[n] = (a[n] > 0.0).cast(`int64`) * b[n]", "float32", "int64"),
-    ("y[n] = a[n].when([b[n] > 3], 0.0)", "float16", "int8"),
-    ("y[n] = a[n].when([b[n]], 0.0)", "float64", "bool"), ("y[n] = a[n] * b[n].cast(`float16`)", "float16", "int8"),
-    ("y[n] = a[n].when([b[n] < 0.5], b[n])", "bfloat16", "bfloat16"),
-    ("y[n] = (a[n] + b[n]) & 1 == 1", "int16", "int16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("y[n] = a[n].cast(`float32`) * b[n]", "uint8", "float32"),
+        ("y[n] = a[n] + b[n]", "float16", "float32"),
+        ("y[n] = a[n].cast(`float64`) + b[n].cast(`float64`)", "float32", "int64"),
+        ("y[n] = (a[n] > 0.0).cast(`int64`) * b[n]", "float32", "int64"),
+        ("y[n] = a[n].when([b[n] > 3], 0.0)", "float16", "int8"),
+        ("y[n] = a[n].when([b[n]], 0.0)", "float64", "bool"),
+        ("y[n] = a[n] * b[n].cast(`float16`)", "float16", "int8"),
+        ("y[n] = a[n].when([b[n] < 0.5], b[n])", "bfloat16", "bfloat16"),
+        ("y[n] = (a[n] + b[n]) & 1 == 1", "int16", "int16"),
+    ],
+)
 def test_widths_mix(case: tuple[str, str, str], target: str) -> None:
     expression, a, b = case
     check([expression], {"a": values(a, 140), "b": values(b, 140, 1)}, target)
@@ -230,8 +235,11 @@ def test_what_is_not_wanted_is_not_read(target: str) -> None:
     x[:] = np.arange(n)
     kernel = roller_svc.compile(
         f"y[n] = x[n - 1].when([n >= 1, n <= {n}], -1.0) + x[n].when([n < {n}], 0.0) where n in {n + 2}",
-        {"x": ("float32", (n,))}, select="model", top_k=1, target=target,
-    )  # fmt: skip
+        {"x": ("float32", (n,))},
+        select="model",
+        top_k=1,
+        target=target,
+    )
     got = kernel(x=x)["y"]
     want = np.concatenate([[-1.0], x, [-1.0]]) + np.concatenate([x, [0.0, 0.0]])
     np.testing.assert_array_equal(got, want.astype(np.float32))
@@ -246,8 +254,11 @@ def test_indices_that_are_not_wanted_are_not_read(target: str) -> None:
     t = np.arange(64, dtype=np.float32)
     kernel = roller_svc.compile(
         f"y[n] = t[bitwise_and(q[n], 63)].when([n < {n}], -1.0) where n in {n + 3}",
-        {"q": ("int32", (n,)), "t": ("float32", (64,))}, select="model", top_k=1, target=target,
-    )  # fmt: skip
+        {"q": ("int32", (n,)), "t": ("float32", (64,))},
+        select="model",
+        top_k=1,
+        target=target,
+    )
     np.testing.assert_array_equal(kernel(q=q, t=t)["y"], np.concatenate([t[q % 64], [-1.0] * 3]).astype(np.float32))
 
 
@@ -272,8 +283,11 @@ def test_shifts_by_what_is_unrolled_are_shifts_of_vectors(target: str) -> None:
     q = rng.integers(-(2**31), 2**31, (8, 96), dtype=np.int64).astype(np.int32)
     kernel = roller_svc.compile(
         "y[N] +=! x[S] * bitwise_and(q[S // 8, N] >> S % 8 * 4, 15).cast(`float32`) where S in 64",
-        {"x": ("float32", x.shape), "q": ("int32", q.shape)}, select="model", top_k=1, target=target,
-    )  # fmt: skip
+        {"x": ("float32", x.shape), "q": ("int32", q.shape)},
+        select="model",
+        top_k=1,
+        target=target,
+    )
     assert "shr_i32(" not in kernel.source
     weights = (q[np.arange(64) // 8] >> (np.arange(64) % 8 * 4)[:, None]) & 15
     np.testing.assert_allclose(kernel(x=x, q=q)["y"], x @ weights.astype(np.float32), rtol=1e-5, atol=1e-4)
@@ -298,8 +312,13 @@ def test_functions_of_few_bits_are_what_they_were(dtype: str, bodies: tuple[str,
     text = "; ".join(f"{name}[n] = {body}" for name, body in zip(names, bodies, strict=True))
     program = parse(text, {"x": TensorType(DType(dtype), x.shape)}, names)
     kernel = roller_svc.compile(
-        text, {"x": (dtype, x.shape)}, select="model", top_k=1, target=target, outputs=names,
-    )  # fmt: skip
+        text,
+        {"x": (dtype, x.shape)},
+        select="model",
+        top_k=1,
+        target=target,
+        outputs=names,
+    )
     got, want = kernel(x=x), reference(program, {"x": x})
     for name in names:
         np.testing.assert_array_equal(got[name], want[name], err_msg=f"{name} of {text}\n{kernel.source}")
@@ -310,14 +329,21 @@ def printed(body: str, dtype: str, target: str) -> str:
     return roller_svc.compile(f"y[n] = {body} + s[n]", inputs, select="model", top_k=1, target=target).source
 
 
-@pytest.mark.parametrize(("body", "dtype", "most"), [
-    ("bitwise_and(x[n] >> 4, 15).cast(`float32`)", "int32", 16), ("(x[n] >> 4).cast(`float32`)", "uint8", 16),
-    ("(x[n] % 16).cast(`float32`)", "int8", 16), ("bitwise_and(x[n], 7).cast(`float32`)", "int32", 8),
-    ("bitwise_and(x[n], 16).cast(`float32`)", "int32", 0), ("(x[n] >> 4).cast(`float32`)", "int8", 0),
-    ("(bitwise_and(x[n], 15) + x[n]).cast(`float32`)", "int32", 0), ("bitwise_and(n, 15).cast(`float32`)", "int32", 0),
-    ("(bitwise_and(x[n], 15) * bitwise_and(x[n] >> 4, 15)).cast(`float32`)", "int32", 0),
-    ("bitwise_and(x[n], 15).cast(`float32`) * (x[n] % 16).cast(`float32`)", "int32", 16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "dtype", "most"),
+    [
+        ("bitwise_and(x[n] >> 4, 15).cast(`float32`)", "int32", 16),
+        ("(x[n] >> 4).cast(`float32`)", "uint8", 16),
+        ("(x[n] % 16).cast(`float32`)", "int8", 16),
+        ("bitwise_and(x[n], 7).cast(`float32`)", "int32", 8),
+        ("bitwise_and(x[n], 16).cast(`float32`)", "int32", 0),
+        ("(x[n] >> 4).cast(`float32`)", "int8", 0),
+        ("(bitwise_and(x[n], 15) + x[n]).cast(`float32`)", "int32", 0),
+        ("bitwise_and(n, 15).cast(`float32`)", "int32", 0),
+        ("(bitwise_and(x[n], 15) * bitwise_and(x[n] >> 4, 15)).cast(`float32`)", "int32", 0),
+        ("bitwise_and(x[n], 15).cast(`float32`) * (x[n] % 16).cast(`float32`)", "int32", 16),
+    ],
+)
 def test_tables_have_a_lane_for_each_value(body: str, dtype: str, most: int) -> None:
     """`most`: entries that the function needs, 0 where it is none of few bits of one value."""
     for target, lanes in (("cpu-x86-avx512", 16), ("cpu-x86-avx2", 8)):
@@ -378,9 +404,7 @@ def test_tables_of_two_vectors_are_in_two_registers() -> None:
     body, _ = WORD_ROWS["float16 by a table"]
     inputs = {"q": ("int32", (7, 24)), "s": ("float16", (7, 12)), "t": ("float16", (16,))}
     text = f"y[n, k] = {body} where k in 192"
-    assert "looked_up2_vf32x8(" in roller_svc.compile(
-        text, inputs, select="model", top_k=1, target="cpu-x86-avx2"
-    ).source  # fmt: skip
+    assert "looked_up2_vf32x8(" in roller_svc.compile(text, inputs, select="model", top_k=1, target="cpu-x86-avx2").source
 
 
 # conditions that hold in whole vectors or not, by the first part's extent
@@ -398,8 +422,7 @@ CHOICES = (
 @pytest.mark.parametrize("width", [128, 96, 48, 40, 17])
 def test_parts_of_a_concatenation_have_the_values_of_the_interpreter(width: int, target: str) -> None:
     shapes = {"a": (3, width), "b": (3, width), "c": (3, 1, width), "d": (3, 1, width)}
-    arrays = {name: values("float32", int(np.prod(shape)), i).reshape(shape)
-              for i, (name, shape) in enumerate(shapes.items())}  # fmt: skip
+    arrays = {name: values("float32", int(np.prod(shape)), i).reshape(shape) for i, (name, shape) in enumerate(shapes.items())}
     check([choice.format(w=width, n=2 * width) for choice in CHOICES], arrays, target, is_vector=False)
 
 

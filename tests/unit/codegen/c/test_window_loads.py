@@ -26,8 +26,7 @@ INDICES = (
 @pytest.mark.parametrize("width", [37, 224])
 def test_neighbours_have_the_values_of_the_interpreter(width: int, dtype: str, target: str) -> None:
     statements = [
-        f"y{i}[c, m, n] = x[c, min(m // 2, 27), {index}] where c in 3, m in 57, n in {width}"
-        for i, index in enumerate(INDICES)
+        f"y{i}[c, m, n] = x[c, min(m // 2, 27), {index}] where c in 3, m in 57, n in {width}" for i, index in enumerate(INDICES)
     ]
     kernel_source = "; ".join(statements)
     shape = (3, 28, 28)
@@ -70,11 +69,15 @@ def _divide(x: Expr, by: int) -> Expr:
 @pytest.mark.parametrize(
     ("index", "growth"),
     [
-        (ref("n"), 15), (_divide(ref("n"), 8), 2), (_divide(mul(ref("n"), num(27)), 223), 2),
-        (add(ref("n"), ref("m")), 15), (Op(OpKind.SUB, (num(9), ref("n")), DType.INT32), None),
-        (Op(OpKind.MOD, (ref("n"), num(9)), DType.INT32), None), (ref("m"), 0),
+        (ref("n"), 15),
+        (_divide(ref("n"), 8), 2),
+        (_divide(mul(ref("n"), num(27)), 223), 2),
+        (add(ref("n"), ref("m")), 15),
+        (Op(OpKind.SUB, (num(9), ref("n")), DType.INT32), None),
+        (Op(OpKind.MOD, (ref("n"), num(9)), DType.INT32), None),
+        (ref("m"), 0),
     ],
-)  # fmt: skip
+)
 def test_growth_is_bounded_where_an_index_never_falls(index: Expr, growth: int | None) -> None:
     assert find_growth(index, "n", 16) == growth
 

@@ -47,9 +47,7 @@ extern "C" __global__ void one(const float *a, float *c) {{
 }}
 """
     )
-    buffers = tuple(
-        tensor(n, n.lower(), role, DType.FLOAT32, values.shape) for n, role in (("A", Role.INPUT), ("C", Role.OUTPUT))
-    )
+    buffers = tuple(tensor(n, n.lower(), role, DType.FLOAT32, values.shape) for n, role in (("A", Role.INPUT), ("C", Role.OUTPUT)))
     launch = LaunchSpec("one", ("a", "c"), (len(values) // 128, 1, 1), (128, 1, 1))
     return module(cuda(text, buffers, launch)).run({"A": values})["C"]
 

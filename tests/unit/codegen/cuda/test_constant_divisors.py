@@ -16,9 +16,15 @@ SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, FINITE.max, FINITE.min, FINITE.ti
 
 def divided(values: np.ndarray, divisor: float) -> tuple[np.ndarray, str]:
     inputs = {"x": {"dtype": "float32", "shape": list(values.shape)}}
-    report = build_kernel(build_request(
-        f"y[i] = x[i] / {divisor!r}", inputs, target="nvidia-h200-sxm", select="model", top_k=1,
-    ))  # fmt: skip
+    report = build_kernel(
+        build_request(
+            f"y[i] = x[i] / {divisor!r}",
+            inputs,
+            target="nvidia-h200-sxm",
+            select="model",
+            top_k=1,
+        )
+    )
     compiled = package_kernel(report).compiled
     return load_emulated(compiled, 1).run({"x": values})["y"], compiled.source.text
 

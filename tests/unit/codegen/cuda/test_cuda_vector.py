@@ -75,10 +75,22 @@ def double(load: Load) -> Expr:
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("dtype", "width", "word", "count"),
-    [(F32, 4, "uint4", 1), (F32, 2, "uint2", 1), (F32, 8, "uint4", 2), (F32, 6, "uint2", 3), (F16, 8, "uint4", 1),
-     (F16, 4, "uint2", 1), (F16, 2, "unsigned int", 1), (I8, 16, "uint4", 1), (I8, 2, "unsigned short", 1),
-     (DType.FLOAT64, 2, "uint4", 1), (DType.BFLOAT16, 16, "uint4", 2), (F32, 3, "", 0), (I8, 3, "", 0)],
-)  # fmt: skip
+    [
+        (F32, 4, "uint4", 1),
+        (F32, 2, "uint2", 1),
+        (F32, 8, "uint4", 2),
+        (F32, 6, "uint2", 3),
+        (F16, 8, "uint4", 1),
+        (F16, 4, "uint2", 1),
+        (F16, 2, "unsigned int", 1),
+        (I8, 16, "uint4", 1),
+        (I8, 2, "unsigned short", 1),
+        (DType.FLOAT64, 2, "uint4", 1),
+        (DType.BFLOAT16, 16, "uint4", 2),
+        (F32, 3, "", 0),
+        (I8, 3, "", 0),
+    ],
+)
 def test_aligned_contiguous_elements_use_wide_accesses(dtype: DType, width: int, word: str, count: int) -> None:
     type_ = TensorType(dtype, (THREADS * width,))
     node = Compute("Y", (at(width),), double(Load("X", (at(width),), dtype)))
@@ -93,8 +105,7 @@ def test_aligned_contiguous_elements_use_wide_accesses(dtype: DType, width: int,
 def test_a_copy_goes_straight_through(dtype: DType) -> None:
     width = 16 // dtype.bytes
     type_ = TensorType(dtype, (THREADS * width,))
-    kernel = source((vector(width, Compute("Y", (at(width),), Load("X", (at(width),), dtype))),), {"X": type_},
-                    {"Y": type_})  # fmt: skip
+    kernel = source((vector(width, Compute("Y", (at(width),), Load("X", (at(width),), dtype))),), {"X": type_}, {"Y": type_})
     assert wide(kernel.text) == ["load uint4 of x", "store uint4 of y"]
     assert "for (" not in kernel.text
     x = values(dtype, *type_.shape)
@@ -157,8 +168,7 @@ def test_what_lanes_share_is_loaded_once() -> None:
 def test_a_guard_that_lanes_share_stands_around_the_wide_load() -> None:
     """X has 8 elements of the 16: a speculated load would leave it."""
     value = Select(lt(ref("t"), num(2)), Load("X", (at(4),), F32), Const(0.0, F32), F32)
-    kernel = source((vector(4, Compute("Y", (at(4),), value)),), {"X": TensorType(F32, (8,))},
-                    {"Y": TensorType(F32, (16,))})  # fmt: skip
+    kernel = source((vector(4, Compute("Y", (at(4),), value)),), {"X": TensorType(F32, (8,))}, {"Y": TensorType(F32, (16,))})
     assert wide(kernel.text) == ["load uint4 of x", "store uint4 of y"]
     assert "for (" not in kernel.text
     x = values(F32, 8)
@@ -167,8 +177,7 @@ def test_a_guard_that_lanes_share_stands_around_the_wide_load() -> None:
 
 @pytest.mark.emulator
 def test_the_other_branch_of_a_shared_guard_is_guarded_too() -> None:
-    value = Select(lt(ref("t"), num(2)), Load("X", (at(4),), F32),
-                   Load("Z", (add(at(4), num(-8)),), F32), F32)  # fmt: skip
+    value = Select(lt(ref("t"), num(2)), Load("X", (at(4),), F32), Load("Z", (add(at(4), num(-8)),), F32), F32)
     types = {"X": TensorType(F32, (8,)), "Z": TensorType(F32, (8,))}
     kernel = source((vector(4, Compute("Y", (at(4),), value)),), types, {"Y": TensorType(F32, (16,))})
     assert wide(kernel.text) == ["load uint4 of x", "load uint4 of z", "store uint4 of y"]
@@ -191,8 +200,7 @@ def test_neighbours_are_on_one_side_of_an_aligned_edge(edge: int, *, shared: boo
 @pytest.mark.emulator
 def test_a_guard_that_lanes_do_not_share_stays_with_each() -> None:
     value = Select(lt(at(4), num(13)), Load("X", (at(4),), F32), Const(-1.0, F32), F32)
-    kernel = source((vector(4, Compute("Y", (at(4),), value)),), {"X": TensorType(F32, (13,))},
-                    {"Y": TensorType(F32, (16,))})  # fmt: skip
+    kernel = source((vector(4, Compute("Y", (at(4),), value)),), {"X": TensorType(F32, (13,))}, {"Y": TensorType(F32, (16,))})
     assert wide(kernel.text) == ["store uint4 of y"]
     x = values(F32, 13)
     np.testing.assert_array_equal(result(kernel, X=x), np.concatenate([x, -np.ones(3)]))
@@ -200,12 +208,10 @@ def test_a_guard_that_lanes_do_not_share_stays_with_each() -> None:
 
 @pytest.mark.emulator
 def test_the_right_side_of_an_and_is_read_where_the_left_says_so() -> None:
-    test = logical_and(le(num(0), add(at(4), num(-4))),
-                lt(Load("X", (add(at(4), num(-4)),), F32), Const(0.0, F32)))  # fmt: skip
+    test = logical_and(le(num(0), add(at(4), num(-4))), lt(Load("X", (add(at(4), num(-4)),), F32), Const(0.0, F32)))
     assert test is not None
     value = Select(test, Const(1.0, F32), Const(0.0, F32), F32)
-    kernel = source((vector(4, Compute("Y", (at(4),), value)),), {"X": TensorType(F32, (12,))},
-                    {"Y": TensorType(F32, (16,))})  # fmt: skip
+    kernel = source((vector(4, Compute("Y", (at(4),), value)),), {"X": TensorType(F32, (12,))}, {"Y": TensorType(F32, (16,))})
     x = values(F32, 12)
     np.testing.assert_array_equal(result(kernel, X=x), np.concatenate([np.zeros(4), x < 0]))
 
@@ -231,8 +237,7 @@ def test_a_row_found_by_data_is_loaded_wide_once_it_is_known_to_exist() -> None:
     inputs = {"X": TensorType(F16, (5, 8)), "I": TensorType(DType.INT32, (THREADS,))}
     row = Load("I", (ref("t"),), DType.INT32)
     load = Load("X", (row, ref("v")), F16, (True, False))
-    kernel = source((vector(8, Compute("Y", (ref("t"), ref("v")), load)),), inputs,
-                    {"Y": TensorType(F16, (THREADS, 8))})  # fmt: skip
+    kernel = source((vector(8, Compute("Y", (ref("t"), ref("v")), load)),), inputs, {"Y": TensorType(F16, (THREADS, 8))})
     assert wide(kernel.text) == ["load uint4 of x", "store uint4 of y"]
     x, rows = values(F16, 5, 8), np.array([4, 0, 2, 2], np.int32)
     np.testing.assert_array_equal(result(kernel, X=x, I=rows), x[rows])
@@ -255,8 +260,7 @@ def test_shared_buffers_use_wide_accesses(dtype: DType, *, swizzled: bool) -> No
     room = Storage("s", dtype, (THREADS, width), Scope.SHARED, nodes, pad=0 if swizzled else chunk, swizzled=swizzled)
     kernel = source((room,), {"X": type_}, {"Y": type_})
     assert (
-        wide(kernel.text)
-        == ["load uint4 of x"] * 2 + ["store uint4 of s"] * 2 + ["load uint4 of s"] * 2 + ["store uint4 of y"] * 2
+        wide(kernel.text) == ["load uint4 of x"] * 2 + ["store uint4 of s"] * 2 + ["load uint4 of s"] * 2 + ["store uint4 of y"] * 2
     )
     x = values(dtype, THREADS, width)
     np.testing.assert_array_equal(result(kernel, X=x), np.roll(x, -1, axis=0))
@@ -310,8 +314,13 @@ def test_congruences_and_steps_hold_for_random_expressions(seed: int) -> None:
             return ref(["t", "v", "u"][rng.integers(0, 3)])
         x = expression(depth - 1)
         constant = int(rng.choice([2, 3, 4, 8, 12]))
-        return [add(x, expression(depth - 1)), mul(x, num(constant)), div(x, constant), mod(x, constant),
-                Op(OpKind.MIN, (x, expression(depth - 1)), DType.INT32)][kind - 2]  # fmt: skip
+        return [
+            add(x, expression(depth - 1)),
+            mul(x, num(constant)),
+            div(x, constant),
+            mod(x, constant),
+            Op(OpKind.MIN, (x, expression(depth - 1)), DType.INT32),
+        ][kind - 2]
 
     known = {"u": Congruence(4, 2)}
     lanes = LaneStrideAnalysis("v", 4, known, frozenset())

@@ -105,14 +105,19 @@ def test_barriers() -> None:
   named_barrier(3, 384);
   c[i] = (float)cluster_rank() + (float)map_shared_rank(s, 1)[i];"""
     code = machine_code(names, body, "__cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)")
-    for expected in ("SYNCS.EXCH", "SYNCS.ARRIVE.TRANS64", "SYNCS.PHASECHK.TRANS64.TRYWAIT", "UCGABAR_ARV",
-                     "UCGABAR_WAIT", "UTMACCTL.PF", "BAR.SYNC"):  # fmt: skip
+    for expected in (
+        "SYNCS.EXCH",
+        "SYNCS.ARRIVE.TRANS64",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT",
+        "UCGABAR_ARV",
+        "UCGABAR_WAIT",
+        "UTMACCTL.PF",
+        "BAR.SYNC",
+    ):
         assert expected in code, expected
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("named_barrier", "barrier.sync"), ("named_any", "barrier.red.or.pred")]
-)
+@pytest.mark.parametrize(("name", "expected"), [("named_barrier", "barrier.sync"), ("named_any", "barrier.red.or.pred")])
 def test_lanes_of_a_warp_may_have_parted_before_they_meet(name: str, expected: str) -> None:
     """No `bar`, which is `barrier.aligned` (PTX ISA): ptxas 13.0 makes the same of both, which it need not."""
     found = hopper_instruction(name)
@@ -190,11 +195,17 @@ def test_products_of_warpgroups(name: str) -> None:
 @pytest.mark.parametrize(
     ("n", "a", "b", "a_place", "b_place"),
     [
-        (264, F16, F16, "k", "k"), (4, F16, F16, "k", "k"), (12, BF16, BF16, "k", "k"), (40, I8, I8, "k", "k"),
-        (64, F32, F32, "m", "k"), (64, I8, U8, "k", "m"), (64, E4M3, E5M2, "k", "m"), (64, F16, BF16, "k", "k"),
+        (264, F16, F16, "k", "k"),
+        (4, F16, F16, "k", "k"),
+        (12, BF16, BF16, "k", "k"),
+        (40, I8, I8, "k", "k"),
+        (64, F32, F32, "m", "k"),
+        (64, I8, U8, "k", "m"),
+        (64, E4M3, E5M2, "k", "m"),
+        (64, F16, BF16, "k", "k"),
         (64, F16, F16, "k", "r"),
     ],
-)  # fmt: skip
+)
 def test_products_that_no_instruction_makes(n: int, a: DType, b: DType, a_place: str, b_place: str) -> None:
     with pytest.raises(InvariantError):
         wgmma_wrapper(n, a, b, a_place, b_place)

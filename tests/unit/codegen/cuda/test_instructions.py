@@ -10,9 +10,10 @@ from roller_svc.codegen.cuda.instructions import instruction
 from roller_svc.runtime.emulator.text import HOST_INTRINSICS
 
 WRAPPERS = {
-    name: found.text for name in sorted(HOST_INTRINSICS)
+    name: found.text
+    for name in sorted(HOST_INTRINSICS)
     if (found := instruction(name)) is not None and not name.startswith("mfma_")  # builtins: tests/unit/test_mfma.py
-}  # fmt: skip
+}
 MMA = [name for name in WRAPPERS if name.startswith("mma_")]
 
 

@@ -46,9 +46,7 @@ def one_core(vendor: str = "intel") -> HardwareSpec:
     return replace(hw, vendor=vendor, num_cores=1, levels=levels, units=units)
 
 
-def model_of(
-    text: str, shapes: Shapes, outputs: tuple[str, ...] | None = None, hw: HardwareSpec | None = None
-) -> Model:
+def model_of(text: str, shapes: Shapes, outputs: tuple[str, ...] | None = None, hw: HardwareSpec | None = None) -> Model:
     hw = hw or one_core()
     types = {name: TensorType(dtype, shape) for name, (dtype, shape) in shapes.items()}
     (group,) = partition(parse(text, types, outputs), hw)
@@ -97,8 +95,7 @@ def test_prefetchers_bring_nothing_beyond_a_page() -> None:
     model = gathered(1024)  # rows of a page each
     for columns, is_dearer in ((1024, False), (512, True)):
         one, none = (
-            moving(estimated(with_memory(model, prefetch_overshoot=share), {"c": columns}, {"c": 16}))
-            for share in (1.0, 0.0)
+            moving(estimated(with_memory(model, prefetch_overshoot=share), {"c": columns}, {"c": 16})) for share in (1.0, 0.0)
         )
         assert (one > 1.001 * none) == is_dearer  # indices have one end within a page
 
@@ -106,8 +103,7 @@ def test_prefetchers_bring_nothing_beyond_a_page() -> None:
 def test_what_l2_keeps_was_not_brought_for_nothing() -> None:
     model = gathered(1024)
     one, none = (
-        moving(estimated(with_memory(model, prefetch_overshoot=share), {"f": 100, "c": 512}, {"c": 16}))
-        for share in (1.0, 0.0)
+        moving(estimated(with_memory(model, prefetch_overshoot=share), {"f": 100, "c": 512}, {"c": 16})) for share in (1.0, 0.0)
     )
     assert one == none
 
@@ -367,9 +363,7 @@ def test_streams_go_to_memory_while_a_cache_delivers() -> None:
     each = model.workload.compulsory_bytes / 2 / one_core().level("l3").bandwidth_bytes_per_s
     assert moving(found[1]) > 2 * each
     costs = COSTS.transpose
-    slow_reads = with_costs(
-        model, replace(COSTS, transpose=replace(costs, read_run_penalty=2 * costs.read_run_penalty))
-    )
+    slow_reads = with_costs(model, replace(COSTS, transpose=replace(costs, read_run_penalty=2 * costs.read_run_penalty)))
     again = estimated(slow_reads, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=True)
     assert moving(again) == pytest.approx(moving(found[0]))
 
@@ -385,9 +379,7 @@ def test_a_copy_past_the_caches_takes_what_was_measured_of_one(write: float, cop
     assert moved_s == pytest.approx(2 * 4 * size / rate, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("text", "read", "each"), [("x[i] * 2.0", 1 << 26, 2 / 0.9), ("x[0] where i in 67108864", 1, 1.25)]
-)
+@pytest.mark.parametrize(("text", "read", "each"), [("x[i] * 2.0", 1 << 26, 2 / 0.9), ("x[0] where i in 67108864", 1, 1.25)])
 def test_results_through_the_caches_take_what_was_measured(text: str, read: int, each: float) -> None:
     """Of a fill as in a fill, of a map as in a copy. `each`: for a byte of results, in what one takes that is read."""
     hw = one_core()
@@ -401,8 +393,7 @@ def test_results_past_the_caches_leave_room_for_what_is_read() -> None:
     """Half of the last cache is read, as much is written: only through the caches some of what is read is lost."""
     model = model_of("y[i] = x[i] * 2.0", {"x": (F32, (L3_BYTES // 8,))})
     tight, wide = (with_memory(model, llc_zero_hit_ratio=most) for most in (0.8, 8.0))
-    streamed, plain = ([moving(estimated(m, {}, {"i": 64}, streamed=way)) for m in (tight, wide)]
-                       for way in (True, False))  # fmt: skip
+    streamed, plain = ([moving(estimated(m, {}, {"i": 64}, streamed=way)) for m in (tight, wide)] for way in (True, False))
     assert plain[0] > 1.3 * plain[1]
     assert streamed[0] < 1.3 * streamed[1]
 
@@ -469,9 +460,7 @@ def test_lines_that_two_tiles_of_a_row_share_are_met_again() -> None:
     met_again = {}
     for rows in (253, 256):
         model = model_of("y[j, i] = x[i, j]", {"x": (F32, (rows, 4096))})
-        without = with_costs(
-            model, replace(COSTS, transpose=replace(COSTS.transpose, shared_line_latency_fraction=0.0))
-        )
+        without = with_costs(model, replace(COSTS, transpose=replace(COSTS.transpose, shared_line_latency_fraction=0.0)))
         for wide in (64, 128):
             tiles = {"i": 256, "j": 4096}, {"i": wide, "j": 32}
             met_again[rows, wide] = moving(estimated(model, *tiles)) - moving(estimated(without, *tiles))
@@ -576,10 +565,7 @@ def test_stores_of_a_call_hide_where_they_are_few() -> None:
 @pytest.mark.parametrize("vendor", ["amd", "intel"])
 def test_panels_that_prefetchers_follow_cost_bandwidth_alone(vendor: str) -> None:
     model = product(one_core(vendor), depth=512)
-    seen = [
-        stage(estimated(with_contraction(model, l2_exposed_fraction=e), {}, {"m": 14, "n": 32}), "compute")
-        for e in (0.0, 0.3)
-    ]
+    seen = [stage(estimated(with_contraction(model, l2_exposed_fraction=e), {}, {"m": 14, "n": 32}), "compute") for e in (0.0, 0.3)]
     assert (seen[0] == seen[1]) == (vendor == "amd")
 
 
@@ -594,12 +580,15 @@ def test_runs_that_begin_in_memory_wait_for_it(columns: int, waits: bool) -> Non
     assert (seen[0] > 1.01 * seen[1]) == waits
 
 
-@pytest.mark.parametrize(("columns", "piece", "waits"), [
-    (1024, 32, True),  # rows of a page: each piece meets the row before
-    (1024, 1024, False),  # whole rows: those stores are done
-    (512, 32, True),  # half a page: the second row before
-    (1000, 40, False),  # rows that begin elsewhere in a page each time
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "piece", "waits"),
+    [
+        (1024, 32, True),  # rows of a page: each piece meets the row before
+        (1024, 1024, False),  # whole rows: those stores are done
+        (512, 32, True),  # half a page: the second row before
+        (1000, 40, False),  # rows that begin elsewhere in a page each time
+    ],
+)
 def test_pieces_of_even_rows_wait_for_stores_past_the_caches(columns: int, piece: int, waits: bool) -> None:
     shapes: Shapes = {"t": (F32, (30000, columns)), "i": (I32, (4096,))}
     model = model_of("y[n,c] = t[i[n],c]", shapes)
@@ -619,9 +608,14 @@ def test_what_only_writes_meets_no_store() -> None:
     assert here == stage(estimated(with_costs(model, dear), block, thread, streamed=True), "loads")
 
 
-@pytest.mark.parametrize(("source", "is_transposed"), [
-    ("x[m, k]", True), ("x[m // 8, m % 8, k]", False), ("x[m, k].when([k < 128], z[m, k - 128])", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "is_transposed"),
+    [
+        ("x[m, k]", True),
+        ("x[m // 8, m % 8, k]", False),
+        ("x[m, k].when([k < 128], z[m, k - 128])", False),
+    ],
+)
 def test_rows_are_transposed_in_registers_only_from_one_plain_tensor(source: str, *, is_transposed: bool) -> None:
     shape = (60, 8, 256) if "//" in source else (480, 256)
     shapes = {"x": (F32, shape), "w": (F32, (256, 9))} | ({"z": (F32, (480, 128))} if "z[" in source else {})

@@ -39,9 +39,13 @@ def paged(batch: int, heads: tuple[int, int], keys: int, pages: int, head_dim: i
     groups, rows = heads
     cache = f"bfloat16 {pages} {PAGE} {groups} {head_dim}"
     return program(
-        PAGED.format(keys=keys), outputs=["Y"], Q=f"bfloat16 {batch} {groups} {rows} {head_dim}", K=cache, V=cache,
+        PAGED.format(keys=keys),
+        outputs=["Y"],
+        Q=f"bfloat16 {batch} {groups} {rows} {head_dim}",
+        K=cache,
+        V=cache,
         T=f"int32 {batch} {-(-keys // PAGE)}",
-    )  # fmt: skip
+    )
 
 
 def decoding(batch: int, heads: int, keys: int) -> TensorProgram:
@@ -100,9 +104,7 @@ def test_a_page_that_does_not_exist_is_reported(page: int) -> None:
 
 @pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=lambda spec: spec.id)
 @pytest.mark.parametrize(("batch", "heads"), [(8, 8), (4, 8), (1, 8), (16, 4)])
-def test_decoding_splits_the_keys_where_heads_do_not_fill_the_device(
-    batch: int, heads: int, target: HardwareSpec
-) -> None:
+def test_decoding_splits_the_keys_where_heads_do_not_fill_the_device(batch: int, heads: int, target: HardwareSpec) -> None:
     _, (candidates,), _ = rank_best_partition(decoding(batch, heads, 8192), target, 1)
     best = candidates[0].program
     assert best.split_k > 1

@@ -191,7 +191,7 @@ def test_powers_by_a_number_equal_torch(exponent):
         lambda x, i, b: torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]) * x,
         lambda x, i, b: (torch.tril(x), torch.triu(x, 1), torch.tril(i, -1)),
     ],
-)  # fmt: skip
+)
 def test_promotion_and_scalars_equal_torch(function):
     check(function, floats(3, 5), ints(3, 5), bools(3, 5))
 
@@ -250,7 +250,7 @@ def test_promotion_and_scalars_equal_torch(function):
         lambda x: F.interpolate(x[:, :, 0], scale_factor=1.7, mode="linear"),
         lambda x: F.interpolate(x[None], scale_factor=2, mode="trilinear"),
     ],
-)  # fmt: skip
+)
 def test_arrangements_equal_torch(function):
     check(function, floats(2, 3, 4, 5))
 
@@ -286,7 +286,7 @@ def test_arrangements_equal_torch(function):
         lambda x: torch.histc(x.abs().mul(4).floor(), 4, 0, 3),
         lambda x: torch.histc(x.double(), 7, 0.25, 1.5),
     ],
-)  # fmt: skip
+)
 def test_reductions_equal_torch(function):
     check(function, floats(3, 4, 5))
 
@@ -415,7 +415,7 @@ def test_layers_equal_torch(module, shapes):
         lambda a, b, c: a.half() @ b.half(),
         lambda a, b, c: (a * 3).long() @ (b * 3).long(),
     ],
-)  # fmt: skip
+)
 def test_products_equal_torch(function):
     check(function, floats(2, 3, 4), floats(2, 4, 5), floats(2, 3, 5))
 
@@ -443,9 +443,13 @@ def split_product(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor)
 
 @pytest.mark.parametrize(
     ("mode", "padding"),
-    [(mode, padding) for mode in ("bilinear", "nearest", "bicubic") for padding in ("zeros", "border", "reflection")
-     if (mode, padding) != ("bicubic", "border")],
-)  # fmt: skip
+    [
+        (mode, padding)
+        for mode in ("bilinear", "nearest", "bicubic")
+        for padding in ("zeros", "border", "reflection")
+        if (mode, padding) != ("bicubic", "border")
+    ],
+)
 def test_samples_of_a_grid_equal_torch(mode, padding):
     def function(x, grid):
         return F.grid_sample(x, grid, mode, padding, align_corners=padding == "border")
@@ -479,7 +483,7 @@ def test_memory_that_is_not_written_is_zero():
         lambda q, k, v, m: F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], attn_mask=m > 0.3, enable_gqa=True),
         lambda q, k, v, m: F.scaled_dot_product_attention(q[0], k[0], v[0], is_causal=True),
     ],
-)  # fmt: skip
+)
 def test_attention_equals_torch(function):
     mask = floats(5, 6)
     mask[1] = -1.0  # a row without a key
@@ -524,6 +528,6 @@ def test_attention_equals_torch(function):
         lambda x, i, j: F.cross_entropy(x[:, :, 0], j),
         lambda x, i, j: F.nll_loss(F.log_softmax(x[:, :, 0], 1), j),
     ],
-)  # fmt: skip
+)
 def test_indices_from_data_equal_torch(function):
     check(function, floats(4, 3, 5), torch.tensor([3, 0, 1, 2]), torch.tensor([2, 0, 1, 1]))

@@ -146,9 +146,10 @@ def test_blocks_without_gradients_are_part_of_the_program():
 def test_every_unsupported_node_is_reported_at_once():
     nodes = refused(lambda self, x: torch.lgamma(x) + torch.special.i0e(torch.relu(torch.digamma(x))), torch.ones(2))
     assert [(node.operator, node.name) for node in nodes] == [
-        ("aten.lgamma.default", "lgamma"), ("aten.digamma.default", "digamma"),
+        ("aten.lgamma.default", "lgamma"),
+        ("aten.digamma.default", "digamma"),
         ("aten.special_i0e.default", "special_i0e"),
-    ]  # fmt: skip
+    ]
     assert all(node.reason == "the operator is not supported" for node in nodes)
 
 
@@ -302,9 +303,16 @@ def test_the_package_does_not_import_torch():
 
 @pytest.mark.parametrize(
     "error",
-    [OSError("no weights"), FileNotFoundError(2, "no weights"), ImportError("no weights"), NameError("no weights"),
-     EOFError("no weights"), KeyError("no weights"), AssertionError("no weights")],
-)  # fmt: skip
+    [
+        OSError("no weights"),
+        FileNotFoundError(2, "no weights"),
+        ImportError("no weights"),
+        NameError("no weights"),
+        EOFError("no weights"),
+        KeyError("no weights"),
+        AssertionError("no weights"),
+    ],
+)
 def test_errors_of_the_module_are_translated(error):
     def fail(self, x):
         raise error

@@ -22,9 +22,7 @@ def inverted_residual(channels: int = 16, pixels: int = 14, expansion: int = 6) 
     x = y = add_input(builder, "x", 1, channels, pixels, pixels)
     wide = channels * expansion
     for seed in (0, 10):
-        z = builder.call(
-            "conv2d", [y, add_random(builder, seed, wide, channels, 1, 1), add_random(builder, seed + 1, wide)]
-        )
+        z = builder.call("conv2d", [y, add_random(builder, seed, wide, channels, 1, 1), add_random(builder, seed + 1, wide)])
         z = builder.call("relu", [z])
         z = builder.call("depthwise_conv2d", [z, add_random(builder, seed + 2, wide, 1, 3, 3)], padding=1)
         z = builder.call("relu", [z])

@@ -280,8 +280,9 @@ def test_parts_of_weights_are_not_concatenated() -> None:
     check_equal(graph, merged, weights)
     program = parse(
         "y[i, j] +=! x[i, k] * w[k, j] where i in 1, j in 100",
-        {"x": TensorType(DType.FLOAT32, (1, 200)), "w": TensorType(DType.FLOAT32, (200, 150))}, ("y",),
-    )  # fmt: skip
+        {"x": TensorType(DType.FLOAT32, (1, 200)), "w": TensorType(DType.FLOAT32, (200, 150))},
+        ("y",),
+    )
     assert concatenated_dims(program, 1) is None
     assert concatenated_dims(program, 0) == {"y": 0, "x": 0}
 

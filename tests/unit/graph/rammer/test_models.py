@@ -177,10 +177,18 @@ def _remove_operator(plan: dict[str, Any]) -> None:
     next(step for step in plan["steps"] if "vdevice" in step)["operators"].pop()
 
 
-@pytest.mark.parametrize(("kind", "edit"), [
-    ("serial", _swap), ("serial", _forget), ("serial", _repeat), ("serial", _rename),
-    ("parallel", _wait_for_nothing), ("parallel", _drop_waits), ("parallel", _remove_operator),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "edit"),
+    [
+        ("serial", _swap),
+        ("serial", _forget),
+        ("serial", _repeat),
+        ("serial", _rename),
+        ("parallel", _wait_for_nothing),
+        ("parallel", _drop_waits),
+        ("parallel", _remove_operator),
+    ],
+)
 def test_row_17_an_illegal_plan_is_refused(kind: str, edit: Any) -> None:
     plan = copy.deepcopy(compiled(kind).plan)
     edit(plan)
@@ -189,9 +197,7 @@ def test_row_17_an_illegal_plan_is_refused(kind: str, edit: Any) -> None:
     assert refused.value.code == "invalid-plan"
 
 
-def test_row_18_a_hundred_runs_with_random_delays_agree_bit_for_bit(
-    serial: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_18_a_hundred_runs_with_random_delays_agree_bit_for_bit(serial: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delays before rTasks, in a shared object that is built with them."""
     plain = c_model.model_unit
     delay = "static _Thread_local unsigned state = 1; state = state * 1664525 + 1013904223 + (unsigned)(long)&state;"

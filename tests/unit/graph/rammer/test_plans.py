@@ -50,11 +50,18 @@ def test_row_18_wait_keeps_the_last_rtask_of_each_veu():
     assert device.finish().programs[0] == (Execute(0, 0, 1), Barrier(((1, 2),)), Execute(1, 0, 1), Execute(2, 0, 1))
 
 
-@pytest.mark.parametrize("misuse", [
-    lambda d: d.append((0, 0), 2), lambda d: d.append((0, 5), 0), lambda d: d.append((3, 0), 0),
-    lambda d: d.wait((0, 0), [(1, 0)]), lambda d: (d.append((0, 0), 0), d.append((0, 0), 1)),
-    lambda d: (d.append((0, 0), 0), d.append((1, 0), 1), d.wait((0, 0), [(1, 0)])), lambda d: d.finish(),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda d: d.append((0, 0), 2),
+        lambda d: d.append((0, 5), 0),
+        lambda d: d.append((3, 0), 0),
+        lambda d: d.wait((0, 0), [(1, 0)]),
+        lambda d: (d.append((0, 0), 0), d.append((0, 0), 1)),
+        lambda d: (d.append((0, 0), 0), d.append((1, 0), 1), d.wait((0, 0), [(1, 0)])),
+        lambda d: d.finish(),
+    ],
+)
 def test_what_is_no_plan_is_refused(misuse):
     with pytest.raises(ArgumentError):
         misuse(VDevice([1, 1], 2))
@@ -66,10 +73,17 @@ def test_vEUs_that_wait_for_each_other_are_found():
         check_plan(cyclic)
 
 
-@pytest.mark.parametrize("program", [
-    (Execute(0, 0, 1),), (Execute(0, 0, 2), Execute(0, 1, 1)), (Execute(0, 0, 3),), (Execute(1, 0, 1),),
-    (Execute(0, 0, 2), Barrier(((1, 0),))), (Execute(0, 0, 2), Barrier(((0, 7),))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "program",
+    [
+        (Execute(0, 0, 1),),
+        (Execute(0, 0, 2), Execute(0, 1, 1)),
+        (Execute(0, 0, 3),),
+        (Execute(1, 0, 1),),
+        (Execute(0, 0, 2), Barrier(((1, 0),))),
+        (Execute(0, 0, 2), Barrier(((0, 7),))),
+    ],
+)
 def test_rtasks_that_are_not_executed_once_are_found(program):
     with pytest.raises(InvariantError):
         check_plan(VDevicePlan((2,), (program,)))
@@ -105,11 +119,13 @@ def check_segments(operators: list[Operator], segments: tuple[Segment, ...]) -> 
         number = {each: i for i, each in enumerate(segment.roperators)}
         for operator, stage in segment.roperators:
             count = len(operators[operator].roperators)
-            before = [(operator, stage - 1)] if stage else [
-                (each, len(operators[each].roperators) - 1)
-                for each in operators[operator].predecessors
-                if launch[each] == at
-            ]  # fmt: skip
+            before = (
+                [(operator, stage - 1)]
+                if stage
+                else [
+                    (each, len(operators[each].roperators) - 1) for each in operators[operator].predecessors if launch[each] == at
+                ]
+            )
             assert all((operator, each) in number for each in range(count))
             assert all(order.before(number[each], number[operator, stage]) for each in before)
     assert len(launch) == len(operators)

@@ -50,13 +50,25 @@ def tower(number: int) -> list[dict[str, Any]]:
     """Return products of a vector and a matrix that depend on each other, and on no other tower."""
     product = "C[n] +=! A[k] * B[k, n]"
     return [
-        {"name": f"wide{number}", "expression": product, "inputs": {"A": f"x{number}", "B": f"w{number}"},
-         "outputs": {"C": f"wide{number}"}},
-        {"name": f"bent{number}", "expression": "C[n] = tanh(A[n])", "inputs": {"A": f"wide{number}"},
-         "outputs": {"C": f"bent{number}"}},
-        {"name": f"thin{number}", "expression": product, "inputs": {"A": f"bent{number}", "B": f"v{number}"},
-         "outputs": {"C": f"y{number}"}},
-    ]  # fmt: skip
+        {
+            "name": f"wide{number}",
+            "expression": product,
+            "inputs": {"A": f"x{number}", "B": f"w{number}"},
+            "outputs": {"C": f"wide{number}"},
+        },
+        {
+            "name": f"bent{number}",
+            "expression": "C[n] = tanh(A[n])",
+            "inputs": {"A": f"wide{number}"},
+            "outputs": {"C": f"bent{number}"},
+        },
+        {
+            "name": f"thin{number}",
+            "expression": product,
+            "inputs": {"A": f"bent{number}", "B": f"v{number}"},
+            "outputs": {"C": f"y{number}"},
+        },
+    ]
 
 
 # As inputs: matrices that are constants are packed, and packed products have no other rKernel.
@@ -99,9 +111,7 @@ def parallel() -> Model:
     return compiled("parallel")
 
 
-def test_row_20_an_operator_on_one_veu_runs_its_most_efficient_rkernel(
-    serial: Model, parallel: Model, tmp_path: Path
-) -> None:
+def test_row_20_an_operator_on_one_veu_runs_its_most_efficient_rkernel(serial: Model, parallel: Model, tmp_path: Path) -> None:
     assert [step["rkernel"] for step in steps_of(parallel.plan)] == [1] * 6
     numbers = {step["kernel"] for step in steps_of(parallel.plan)}
     assert [parallel.plan["kernels"][number]["num_tasks"] for number in numbers] == [[[]], [[]]]
@@ -205,9 +215,15 @@ def wave(width: int, efficient_s: float | None) -> tuple[list[PlannedStep], Step
     return steps, StepTimes((40 * US,) * width, (6 * US,) * width, False, (efficient_s,) * width)
 
 
-@pytest.mark.parametrize(("width", "efficient_s", "rkernel"), [
-    (8, 20 * US, 1), (8, 39 * US, 1), (2, 20 * US, 0), (8, None, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("width", "efficient_s", "rkernel"),
+    [
+        (8, 20 * US, 1),
+        (8, 39 * US, 1),
+        (2, 20 * US, 0),
+        (8, None, 0),
+    ],
+)
 def test_row_20_wide_waves_take_efficient_rkernels(width: int, efficient_s: float | None, rkernel: int) -> None:
     steps, times = wave(width, efficient_s)
     (segment,) = find_segments("rammer", steps, times, 8)

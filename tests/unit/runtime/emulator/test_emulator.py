@@ -170,8 +170,10 @@ def test_no_guard_of_a_generated_kernel_can_go() -> None:
         ("c[(int)threadIdx.x - 16400] = 1.0f;", "byte -65600 of C, which has 128 bytes"),
         ("c[(int)threadIdx.x - 5] = 1.0f;", "before the first byte of C"),
         ("if (threadIdx.x == 0) ((float *)a)[3] = 1.0f;", "an input is written"),
-        ("__shared__ float s[32]; s[threadIdx.x + 1] = 1.0f; c[threadIdx.x] = s[threadIdx.x];",
-         "line 2.*leaves its local or shared array"),
+        (
+            "__shared__ float s[32]; s[threadIdx.x + 1] = 1.0f; c[threadIdx.x] = s[threadIdx.x];",
+            "line 2.*leaves its local or shared array",
+        ),
         ("extern __shared__ unsigned char s[]; s[threadIdx.x + 1] = 0;", "behind dynamic shared memory"),
         ("int big = 2000000000 + (int)a[3]; c[0] = (float)(big + 2000000000);", "overflows"),
         ("c[0] = (float)(1 << ((int)a[3] + 29));", "shift"),
@@ -179,7 +181,7 @@ def test_no_guard_of_a_generated_kernel_can_go() -> None:
         ("if (threadIdx.x < 5) __syncthreads();", "barrier divergence.*deadlock"),
         ("if (threadIdx.x < 5)\n__syncthreads();\nelse\n__syncthreads();", "barrier divergence.*line 3.*line 5"),
     ],
-)  # fmt: skip
+)
 def test_faults_of_kernels_are_reported(body: str, message: str) -> None:
     with pytest.raises(WrongAnswerError, match=message) as raised:
         module(one_block(body, shared_bytes=32)).run(INPUT)
@@ -220,8 +222,12 @@ extern "C" __global__ void twice(const int *w, int *c) {
 }
 """
     buffers = (tensor("W", "w", Role.WORKSPACE, DType.INT32, (96,)), tensor("C", "c", Role.OUTPUT, DType.INT32, (96,)))
-    source = cuda(text, buffers, LaunchSpec("where", ("w",), (1, 2, 2), (4, 3, 2), zeroed=("w",)),
-                  LaunchSpec("twice", ("w", "c"), (4, 1, 1), (24, 1, 1)))  # fmt: skip
+    source = cuda(
+        text,
+        buffers,
+        LaunchSpec("where", ("w",), (1, 2, 2), (4, 3, 2), zeroed=("w",)),
+        LaunchSpec("twice", ("w", "c"), (4, 1, 1), (24, 1, 1)),
+    )
     assert (module(source).run({})["C"] == 2).all()
 
 
@@ -318,9 +324,12 @@ def test_a_kernel_is_built_once() -> None:
 
 def test_the_api_emulates() -> None:
     kernel = roller_svc.compile(
-        "C[i, j] = A[i, j] + B[j]", {"A": ("bfloat16", (9, 21)), "B": ("bfloat16", (21,))},
-        target="nvidia-a100-sxm-80gb", runtime="emulator", top_k=1,
-    )  # fmt: skip
+        "C[i, j] = A[i, j] + B[j]",
+        {"A": ("bfloat16", (9, 21)), "B": ("bfloat16", (21,))},
+        target="nvidia-a100-sxm-80gb",
+        runtime="emulator",
+        top_k=1,
+    )
     a, b = (RNG.integers(-8, 8, shape).astype(ml_dtypes.bfloat16) for shape in ((9, 21), (21,)))
     np.testing.assert_array_equal(kernel(A=a, B=b)["C"], a + b)
     assert kernel.language == "cuda"

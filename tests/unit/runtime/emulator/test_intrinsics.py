@@ -29,8 +29,11 @@ TO, FROM = (helper(name, CUDA).text + "\n" for name in ("f16_to_f32", "f32_to_f1
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2])
 def test_roundings_agree_with_ml_dtypes(dtype: DType) -> None:
     name = f"f32_to_{SHORT[dtype]}"
-    narrow = {DType.BFLOAT16: ml_dtypes.bfloat16, DType.FLOAT8_E4M3FN: ml_dtypes.float8_e4m3fn,
-              DType.FLOAT8_E5M2: ml_dtypes.float8_e5m2}[dtype]  # fmt: skip
+    narrow = {
+        DType.BFLOAT16: ml_dtypes.bfloat16,
+        DType.FLOAT8_E4M3FN: ml_dtypes.float8_e4m3fn,
+        DType.FLOAT8_E5M2: ml_dtypes.float8_e5m2,
+    }[dtype]
     needed = "".join(helper(n, CUDA).text + "\n" for n in helper(name, CUDA).needs)
     text = f"""{needed}{helper(name, CUDA).text}
 extern "C" __global__ void narrow(const float *f, {CUDA.storage_type(dtype)} *n) {{

@@ -29,9 +29,10 @@ def run(wrapper: str, expression: str, **inputs: np.ndarray) -> np.ndarray:
     text += f"  const int i = threadIdx.x;\n  c[i] = {expression};\n}}\n"
     names = (*(name.lower() for name in inputs), "c")
     source = cuda(
-        text, (*buffers, tensor("C", "c", Role.OUTPUT, DType.UINT32, (COUNT,))),
+        text,
+        (*buffers, tensor("C", "c", Role.OUTPUT, DType.UINT32, (COUNT,))),
         LaunchSpec("one", names, (1, 1, 1), (COUNT, 1, 1), 0),
-    )  # fmt: skip
+    )
     return module(source).run(inputs)["C"]
 
 

@@ -142,7 +142,7 @@ STAGE, FIRST = "stage = step % 3;\n    #pragma unroll\n    for (int ", "stage = 
         ("lane / 4 + 8 * half", "lane / 4 + 4 * half"),
         ("= 0.0f;", "= sums[0][0][0];"),
     ],
-)  # fmt: skip
+)
 def test_seeded_faults_are_detected(old: str, new: str) -> None:
     source = product(M, N, K)
     assert TEXT.count(old) == 1

@@ -37,8 +37,20 @@ def test_tf32_is_rounded_on_the_way() -> None:
 
 def test_a_tensor_map_is_a_parameter_with_plain_fields() -> None:
     """The source's own opaque struct is commented out."""
-    view = TensorMap("view", "a", DType.FLOAT32, MapMode.IM2COL, (4, 5, 3, 2), (32, 160, 480), (4, 8), (1, 2, 1, 1),
-                     (-1, 0), (1, -2), Swizzle.NONE, 16)  # fmt: skip
+    view = TensorMap(
+        "view",
+        "a",
+        DType.FLOAT32,
+        MapMode.IM2COL,
+        (4, 5, 3, 2),
+        (32, 160, 480),
+        (4, 8),
+        (1, 2, 1, 1),
+        (-1, 0),
+        (1, -2),
+        Swizzle.NONE,
+        16,
+    )
     box = TensorMap("box", "c", DType.FLOAT32, MapMode.TILED, (16, 2), (64,), (16, 1), (1, 1), swizzle=Swizzle.B64)
     text = (
         wrappers("TensorMap")

@@ -107,9 +107,7 @@ def test_an_address_that_nothing_is_read_from_may_be_any() -> None:
 
 # warps ----------------------------------------------------------------------------------------------------------------
 
-MATRIX = (
-    "__shared__ __align__(16) unsigned short s[256 + 8];\nunsigned int w[4] = {}; const int i = (int)threadIdx.x;\n"
-)
+MATRIX = "__shared__ __align__(16) unsigned short s[256 + 8];\nunsigned int w[4] = {}; const int i = (int)threadIdx.x;\n"
 FRAGMENTS = "float d[4] = {}; unsigned int x[4] = {}; const int i = (int)threadIdx.x;\n"
 
 
@@ -135,14 +133,16 @@ def test_rows_of_a_matrix_are_aligned_and_shared(body: str, message: str) -> Non
         ("if (i < 5) mma_m16n8k16_f16(d, x, x);\nelse@ mma_m16n8k16_f16(d, x, x);", "warp divergence"),
         ("if (i < 5)@ __syncwarp();\nelse mma_m16n8k16_f16(d, x, x);", "mma_m16n8k16_f16.*in __syncwarp at line"),
         ("if (i < 5)@ __syncwarp();\nelse __syncthreads();", "5 of 32 threads of warp 0 wait in __syncwarp"),
-        ("if (i < 5) c[i] = __shfl_xor_sync(0xffffffff, a[i], 1);\nelse@ c[i] = __shfl_xor_sync(0xffffffff, a[i], 1);",
-         "warp divergence"),
+        (
+            "if (i < 5) c[i] = __shfl_xor_sync(0xffffffff, a[i], 1);\nelse@ c[i] = __shfl_xor_sync(0xffffffff, a[i], 1);",
+            "warp divergence",
+        ),
         ("@c[i] = __shfl_xor_sync(0x0000ffff, a[i], 1);", "mask 0xffff and width 32"),
         ("@c[i] = __shfl_xor_sync(0xffffffff, a[i], 1, 16);", "mask 0xffffffff and width 16"),
         ("@__syncwarp(1);", "mask 0x1"),
         ("if (i < 20) return;\n@__syncthreads();", "the others have ended: a deadlock"),
     ],
-)  # fmt: skip
+)
 def test_threads_of_a_warp_go_together(body: str, message: str) -> None:
     if "@mma" in body and "return" in body.partition("@")[2]:
         body = body.replace("@", "")  # the report may name either place
@@ -150,9 +150,7 @@ def test_threads_of_a_warp_go_together(body: str, message: str) -> None:
 
 
 def test_a_part_of_a_warp_has_no_tensor_cores() -> None:
-    assert "takes a whole warp, this one has 16 threads" in fault(
-        FRAGMENTS + "@mma_m16n8k16_f16(d, x, x);", PRODUCT, 48
-    )
+    assert "takes a whole warp, this one has 16 threads" in fault(FRAGMENTS + "@mma_m16n8k16_f16(d, x, x);", PRODUCT, 48)
 
 
 def test_warps_converge_independently() -> None:
@@ -232,10 +230,7 @@ def test_arrays_are_read_as_vectors() -> None:
 
 @pytest.mark.parametrize("place", ["&s[i + 1]", "&local[1]", "&c[i + 1]"])
 def test_vectors_are_aligned(place: str) -> None:
-    body = (
-        SHARED
-        + "__align__(16) float local[8];\nif (i == 0)@ *(float4 *)PLACE = make_float4(1, 2, 3, 4);\nc[i] = local[2];"
-    )
+    body = SHARED + "__align__(16) float local[8];\nif (i == 0)@ *(float4 *)PLACE = make_float4(1, 2, 3, 4);\nc[i] = local[2];"
     assert "not aligned" in fault(body.replace("PLACE", place))
     assert "null pointer" in fault("float *p = nullptr;\n@*p = a[0];")
 
@@ -282,10 +277,18 @@ extern "C" __global__ void one(const unsigned int *x, unsigned int *y, float *f)
     for u in x.tolist():
         bits = f"{u:032b}"
         signed = u - (u >> 31 << 32)
-        expected.append([
-            bits.count("1"), bits[::-1].find("1") + 1, 32 if not u else bits.find("1"), int(bits[::-1], 2),
-            u & 255 | (0x22 << 8) | (u >> 16 & 255) << 16 | 0x44 << 24, min(u, 1000), max(signed, -5) & 0xFFFFFFFF, 0,
-        ])  # fmt: skip
+        expected.append(
+            [
+                bits.count("1"),
+                bits[::-1].find("1") + 1,
+                32 if not u else bits.find("1"),
+                int(bits[::-1], 2),
+                u & 255 | (0x22 << 8) | (u >> 16 & 255) << 16 | 0x44 << 24,
+                min(u, 1000),
+                max(signed, -5) & 0xFFFFFFFF,
+                0,
+            ]
+        )
     np.testing.assert_array_equal(found["Y"], np.array(expected, np.uint32))
     np.testing.assert_array_equal(found["F"], np.float32([0, 2**-149, 0, -1, 0.5, -1]))
 
@@ -320,9 +323,7 @@ extern "C" __global__ void one(unsigned int *sum) {{
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "uint64", "float32", "float64"])
 def test_atomic_sums(dtype: str) -> None:
     kind = DType(dtype)
-    name = {"int32": "int", "uint32": "unsigned int", "uint64": "unsigned long long", "float32": "float"}.get(
-        dtype, "double"
-    )
+    name = {"int32": "int", "uint32": "unsigned int", "uint64": "unsigned long long", "float32": "float"}.get(dtype, "double")
     text = f"""
 extern "C" __global__ void one({name} *sum, {name} *before) {{
   __shared__ {name} s;

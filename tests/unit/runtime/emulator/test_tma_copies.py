@@ -128,9 +128,7 @@ def pixels_of(a: np.ndarray, view: TensorMap, at: tuple[int, ...], skips: tuple[
     channels, count = view.box
     spatial = [
         range(low, extent + up, step)
-        for low, extent, up, step in zip(
-            view.lower, view.extents[1:-1], view.upper, view.element_strides[1:-1], strict=True
-        )
+        for low, extent, up, step in zip(view.lower, view.extents[1:-1], view.upper, view.element_strides[1:-1], strict=True)
     ]
     order = [
         (n, *reversed(place))
@@ -161,20 +159,24 @@ IM2COL = [
 
 @pytest.mark.parametrize(("shape", "box", "steps", "lower", "upper", "places"), IM2COL)
 def test_columns_of_pixels_are_those_between_the_corners(
-    shape: tuple[int, ...], box: tuple[int, int], steps: tuple[int, ...], lower: tuple[int, ...],
-    upper: tuple[int, ...], places: list[tuple[tuple[int, ...], tuple[int, ...]]],
-) -> None:  # fmt: skip
+    shape: tuple[int, ...],
+    box: tuple[int, int],
+    steps: tuple[int, ...],
+    lower: tuple[int, ...],
+    upper: tuple[int, ...],
+    places: list[tuple[tuple[int, ...], tuple[int, ...]]],
+) -> None:
     a = some(shape, "float32")
-    view = TensorMap("map", "a", DType.FLOAT32, MapMode.IM2COL, shape[::-1], tuple(reversed(a.strides[:-1])), box,
-                     (1, *steps, 1), lower, upper)  # fmt: skip
+    view = TensorMap(
+        "map", "a", DType.FLOAT32, MapMode.IM2COL, shape[::-1], tuple(reversed(a.strides[:-1])), box, (1, *steps, 1), lower, upper
+    )
     for at, skips in places:
         assert loaded(a, view, at, skips) == shared(pixels_of(a, view, at, skips).tobytes()), (at, skips)
 
 
 def test_views_begin_where_they_say_and_words_are_rounded_to_tf32() -> None:
     a = RNG.standard_normal((6, 12)).astype(np.float32)
-    view = TensorMap("map", "a", DType.FLOAT32, MapMode.TILED, (8, 4), (48,), (8, 4), (1, 1), offset_bytes=112,
-                     tf32=True)  # fmt: skip
+    view = TensorMap("map", "a", DType.FLOAT32, MapMode.TILED, (8, 4), (48,), (8, 4), (1, 1), offset_bytes=112, tf32=True)
     bits = a[2:6, 4:12].copy().view(np.uint32)
     rounded = (bits + 0x1000) & ~np.uint32(0x1FFF)  # to nearest, ties away from zero
     assert loaded(a, view, (0, 0)) == shared(rounded.tobytes())

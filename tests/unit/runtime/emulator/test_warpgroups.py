@@ -46,9 +46,7 @@ def mn_major(row: int, k: int, span: int, leading: int, stride: int) -> int:
     if span == 16:
         return row // 8 * stride + k // 8 * leading + k % 8 * 16 + row % 8 * 2
     in_row = row % (span // 2) * 2
-    return row // (span // 2) * leading + k // 8 * stride + k % 8 * span + (
-        chunk_of(in_row // 16, k % 8, span) * 16 + in_row % 16
-    )  # fmt: skip
+    return row // (span // 2) * leading + k // 8 * stride + k % 8 * span + (chunk_of(in_row // 16, k % 8, span) * 16 + in_row % 16)
 
 
 def laid_out(matrix: np.ndarray, place: str, span: int, leading: int, stride: int, first_byte: int) -> np.ndarray:
@@ -70,10 +68,7 @@ def in_registers(matrix: np.ndarray) -> np.ndarray:
     """Return four words per thread, [128, 4], in the layout of mma with 16 rows per warp."""
     count, layout = {4: (4, m16n8k8_tf32_a), 2: (8, m16n8k16_a), 1: (16, m16n8k32_a)}[matrix.itemsize]
     held = [
-        [
-            matrix[thread // 32 * 16 + row, k]
-            for row, k in (layout(thread % 32 // 4, thread % 4, i) for i in range(count))
-        ]
+        [matrix[thread // 32 * 16 + row, k] for row, k in (layout(thread % 32 // 4, thread % 4, i) for i in range(count))]
         for thread in range(128)
     ]
     return words(np.array(held, matrix.dtype))
@@ -160,11 +155,14 @@ def test_products_read_and_write_what_the_manual_says(name: str, span: int) -> N
     assert product is not None
     a, b = numbers(TYPES[product.a], (64, product.k)), numbers(TYPES[product.b], (product.n, product.k))
     first_byte = 32 if span >= 64 and "m" not in product.a_layout + product.b_layout else 0
-    rooms = np.concatenate([
-        np.zeros(ROOM, np.uint8) if product.a_layout == "r"
-        else laid_out(a, product.a_layout, span, *strides(64, product.a_layout, span), first_byte),
-        laid_out(b, product.b_layout, span, *strides(product.n, product.b_layout, span), first_byte),
-    ])  # fmt: skip
+    rooms = np.concatenate(
+        [
+            np.zeros(ROOM, np.uint8)
+            if product.a_layout == "r"
+            else laid_out(a, product.a_layout, span, *strides(64, product.a_layout, span), first_byte),
+            laid_out(b, product.b_layout, span, *strides(product.n, product.b_layout, span), first_byte),
+        ]
+    )
     held = np.append(in_registers(a).reshape(-1), np.uint32(0)).astype(np.uint32)
     sum_type = DType.FLOAT32 if product.is_float else DType.INT32
     buffers = (

@@ -102,8 +102,7 @@ def product(m: int, n: int, k: int, blocks: int) -> KernelSource:
         tiled("map_c", c, (32, 64), Swizzle.B128),
     )  # fmt: skip
     tiles = (-(-m // 128), -(-n // 64))
-    sizes = (f"constexpr int TILES_N = {tiles[1]}, TILES = {tiles[0] * tiles[1]}, STEPS = {-(-k // 64)}, "
-             f"BLOCKS = {blocks};\n")  # fmt: skip
+    sizes = f"constexpr int TILES_N = {tiles[1]}, TILES = {tiles[0] * tiles[1]}, STEPS = {-(-k // 64)}, BLOCKS = {blocks};\n"
     launch = LaunchSpec("product", ("c",), (blocks, 1, 1), (384, 1, 1), 106544, tensor_maps=maps)
     return hopper(sizes + TEXT, (a, b, c), launch, ("wgmma_m64n64k16_f16_kk", "hold_results_32"))
 

@@ -75,9 +75,7 @@ class KvTileLoop:
         """Bind the first tile, the first masked tile after the visible ones, and the end of the block's tiles."""
         begin: Expr = mul(ref(SPLIT), num(self.tiles_per_split)) if self.tile.kv_splits > 1 else num(0)
         end: Expr = (
-            min_(add(begin, num(self.tiles_per_split)), num(self.kv_tiles))
-            if self.tile.kv_splits > 1
-            else num(self.kv_tiles)
+            min_(add(begin, num(self.tiles_per_split)), num(self.kv_tiles)) if self.tile.kv_splits > 1 else num(self.kv_tiles)
         )
         first = begin
         for lower in self.bounds.lowers:
@@ -112,8 +110,9 @@ class KvTileLoop:
             condition = logical_and(le(self._max_bound(lower), mul(step, num(keys))), condition)
         return condition
 
-    def passes(self, needs_masked_tiles: Expr, work: Callable[[KTileRange, Expr], tuple[Node, ...]],
-               threads: int | None = None) -> tuple[Node, ...]:  # fmt: skip
+    def passes(
+        self, needs_masked_tiles: Expr, work: Callable[[KTileRange, Expr], tuple[Node, ...]], threads: int | None = None
+    ) -> tuple[Node, ...]:
         """Process the visible tiles, then the masked ones if any thread reports `needs_masked_tiles`.
 
         Masked tiles count if the scores of some row are too small to make the masked ones vanish. `work` gets the tiles

@@ -158,17 +158,19 @@ class Softmax:
         empty = Op(OpKind.EQ, (peak, _MINUS_INFINITY), DType.INT8)
         total = Load(TOTAL, ROW, _F32)
         return (
-            self.for_each_row((
-                WarpReduce(PEAK, ROW, Combine.MAX, QUAD),
-                Compute(SHIFT, ROW, Select(empty, Const(0.0, _F32), peak, _F32)),
-                Compute(RESCALE, ROW, _times(Op(OpKind.SUB, (old, shift), _F32), unit)),
-                Exp2(RESCALE, ROW),
-                Compute(SHIFT, ROW, _times(shift, unit)),
-                self._subtract_large_maximum(),
-                Compute(MAXIMUM, ROW, peak),
-                Compute(TOTAL, ROW, _times(total, Load(RESCALE, ROW, _F32))),
-            )),
-        )  # fmt: skip
+            self.for_each_row(
+                (
+                    WarpReduce(PEAK, ROW, Combine.MAX, QUAD),
+                    Compute(SHIFT, ROW, Select(empty, Const(0.0, _F32), peak, _F32)),
+                    Compute(RESCALE, ROW, _times(Op(OpKind.SUB, (old, shift), _F32), unit)),
+                    Exp2(RESCALE, ROW),
+                    Compute(SHIFT, ROW, _times(shift, unit)),
+                    self._subtract_large_maximum(),
+                    Compute(MAXIMUM, ROW, peak),
+                    Compute(TOTAL, ROW, _times(total, Load(RESCALE, ROW, _F32))),
+                )
+            ),
+        )
 
     def _subtract_large_maximum(self) -> Node:
         """Subtract a maximum from the scores where its product with the unit is too inexact, or overflows.
@@ -187,11 +189,13 @@ class Softmax:
         unit = Const(self.attention.scale / math.log(2.0), _F32)
         score = Load(SCORES, self._score, _F32)
         exponent = Op(OpKind.SUB, (_times(score, unit), Load(SHIFT, ROW, _F32)), _F32)
-        each = self._each_key((
-            Compute(SCORES, self._score, exponent),
-            Exp2(SCORES, self._score),
-            Compute(TOTAL, ROW, score, Combine.SUM),
-        ))  # fmt: skip
+        each = self._each_key(
+            (
+                Compute(SCORES, self._score, exponent),
+                Exp2(SCORES, self._score),
+                Compute(TOTAL, ROW, score, Combine.SUM),
+            )
+        )
         return (self.for_each_row((each,)),)
 
     def for_each_output(self, update: Callable[[Load], Expr]) -> Node:

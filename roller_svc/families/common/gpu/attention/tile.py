@@ -49,9 +49,7 @@ def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch
     if group.attention is None:
         raise InvariantError(f"{group.name} is not an attention group")
     attention, dtype, types = group.attention, unit.in_dtype, dict(group.inputs)
-    (m,), (n,), (keys,), (features,) = (
-        group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
-    )
+    (m,), (n,), (keys,), (features,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
     sides = ((attention.q, m, features), (attention.k, keys, features), (attention.v, n, keys))
     found = [operand_along(factor, axis, along, types) for factor, axis, along in sides]
     q, k, v = (OperandLoad(operand, dtype, load_class(operand, dtype, arch)) for operand in found)
@@ -152,13 +150,9 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
 def mma_attention_tile(program: RProgram, found: AttentionOperands) -> MmaAttentionTile:
     """Return the tile of an rProgram on a unit of kind MMA."""
     block, warp = program.block, program.thread
-    (m,), (n,), (keys,), (features,) = (
-        program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
-    )
+    (m,), (n,), (keys,), (features,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
     extents = (block[m.name], block[n.name], block[keys.name], block[features.name])
-    return make_mma_attention_tile(
-        extents, (warp[m.name], warp[keys.name]), program.pipeline.stages, program.split_k, found
-    )
+    return make_mma_attention_tile(extents, (warp[m.name], warp[keys.name]), program.pipeline.stages, program.split_k, found)
 
 
 def make_mma_attention_tile(
@@ -167,9 +161,17 @@ def make_mma_attention_tile(
     """Return a tile of `block` (rows, columns, keys, head_dim) and `warp` (rows, keys)."""
     m, n, keys, features = block
     return MmaAttentionTile(
-        m, n, keys, features, *warp, stages, parts, staged(found.q.operand, found.q.dtype, m, features),
-        staged(found.k.operand, found.k.dtype, keys, features), staged(found.v.operand, found.v.dtype, n, keys),
-    )  # fmt: skip
+        m,
+        n,
+        keys,
+        features,
+        *warp,
+        stages,
+        parts,
+        staged(found.q.operand, found.q.dtype, m, features),
+        staged(found.k.operand, found.k.dtype, keys, features),
+        staged(found.v.operand, found.v.dtype, n, keys),
+    )
 
 
 # Registers in addition to O, S, Q and P, fitted to 100 kernels that NVRTC 13 compiled for sm_80 and sm_90 with head_dim
@@ -188,9 +190,7 @@ def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
     """Return the registers of a thread."""
     rows = tile.row_fragments
     words = tile.fragments + tile.kv_fragments + 1 + (tile.head_dim_steps if tile.has_q_in_registers else 1)
-    brought = sum(
-        _copy_registers(feed, buffer.bytes, tile.threads) for feed, buffer in ((found.k, tile.k), (found.v, tile.v))
-    )
+    brought = sum(_copy_registers(feed, buffer.bytes, tile.threads) for feed, buffer in ((found.k, tile.k), (found.v, tile.v)))
     overhead = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.head_dim_steps
     overhead += KV_REGISTERS * max(0, tile.kv_fragments - MAX_FREE_KV_FRAGMENTS)
     scores = max(0, found.score_operations - FREE_SCORE_OPERATIONS)

@@ -161,14 +161,14 @@ class MmaEpilogue:
         row_exists = lt(ref(".row"), num(rows)) if rows % warps else None
         inside_row = logical_and(row_exists, is_inside_axis(view.m, tile.m, "m.place"))
         column = add(mul(ref(".column"), num(lanes)), ref(LANE))
-        inside = logical_and(lt(ref(".element"), num(tile.n)) if tile.n % lanes else None,
-                      logical_and(inside_row, is_inside_axis(view.n, tile.n, "n.place")))  # fmt: skip
+        inside = logical_and(
+            lt(ref(".element"), num(tile.n)) if tile.n % lanes else None,
+            logical_and(inside_row, is_inside_axis(view.n, tile.n, "n.place")),
+        )
         storages, nodes = view.epilogue_values(Load(ACC_TILE, (ref(".row"), ref(".element")), view.dtype))
         value = RowReads(row_tensors(view.group), (), {}).apply(reduction.body)
         nodes += (Compute(PARTIAL, (), Cast(value, reduction.accumulator, implicit=True), combine),)
-        nodes = bind_members(
-            view.m, ref("m.place"), bind_members(view.n, ref("n.place"), wrap_in_storages(storages, nodes))
-        )
+        nodes = bind_members(view.m, ref("m.place"), bind_members(view.n, ref("n.place"), wrap_in_storages(storages, nodes)))
         nodes = (Branch(inside, nodes),) if inside is not None else nodes
         nodes = (Let("n.place", add(mul(ref("n.block"), num(tile.n)), ref(".element")), nodes),)
         nodes = (Let(".element", column, nodes),)

@@ -40,9 +40,7 @@ def a_fragment(staged: StagedTile, row: Expr, k_step: Expr, index: tuple[Expr, .
     return _round_to_tf32(staged, index, 4, words)
 
 
-def b_fragments(
-    staged: StagedTile, column: Expr, k_step: Expr, index: tuple[Expr, ...], count: int
-) -> tuple[Node, ...]:
+def b_fragments(staged: StagedTile, column: Expr, k_step: Expr, index: tuple[Expr, ...], count: int) -> tuple[Node, ...]:
     """Load one or two fragments of 8 columns: for each the first 16 bytes of k, then the second."""
     lane, chunk = ref(LANE), staged.chunk
     k = mul(k_step, num(2 * chunk))
@@ -80,9 +78,7 @@ def _ldmatrix_row(lane: Expr, count: int) -> Expr:
     return add(mod(lane, 8), mul(div(lane, 16), num(8))) if count == 2 else mod(lane, 8)
 
 
-def _round_to_tf32(
-    staged: StagedTile, index: tuple[Expr, ...], count: int, loads: tuple[Node, ...]
-) -> tuple[Node, ...]:
+def _round_to_tf32(staged: StagedTile, index: tuple[Expr, ...], count: int, loads: tuple[Node, ...]) -> tuple[Node, ...]:
     if staged.dtype is not DType.FLOAT32:
         return loads
     tensor = loads[0].tensor if isinstance(loads[0], LoadMatrix) else A
@@ -143,8 +139,9 @@ class MmaMainloop:
             nodes += (self.for_each_fragment((product,)),)
         buffers = min(2, tile.k_steps)
         for name, count, staged, words in (
-            (B, tile.fragments[1], tile.b, tile.fragment.b_words), (A, tile.fragments[0], tile.a, tile.fragment.a_words)
-        ):  # fmt: skip
+            (B, tile.fragments[1], tile.b, tile.fragment.b_words),
+            (A, tile.fragments[0], tile.a, tile.fragment.a_words),
+        ):
             if tile.fragment.is_square:
                 dtype, elements = staged.dtype, words * DType.UINT32.bytes // staged.dtype.bytes
             else:
@@ -159,10 +156,14 @@ class MmaMainloop:
             columns = add(mul(ref("n.warp"), num(tile.warp_n)), mul(FRAGMENT[1], granule))
             operands = ((FRAGMENT[0], A, SHARED_A, tile.a, rows), (FRAGMENT[1], B, SHARED_B, tile.b, columns))
             return tuple(
-                Loop(which.name, count, LoopKind.UNROLL,
-                     (lane_elements(staged, tile.fragment, (shared, row, k_step), (tensor, (half, which))),))
+                Loop(
+                    which.name,
+                    count,
+                    LoopKind.UNROLL,
+                    (lane_elements(staged, tile.fragment, (shared, row, k_step), (tensor, (half, which))),),
+                )
                 for (which, tensor, shared, staged, row), count in zip(operands, tile.fragments, strict=True)
-            )  # fmt: skip
+            )
         a = a_fragment(tile.a, rows, k_step, (half, FRAGMENT[0]))
         nodes: tuple[Node, ...] = (Loop("m.fragment", tile.fragments[0], LoopKind.UNROLL, a),)
         first = mul(ref("n.warp"), num(tile.warp_n))

@@ -88,8 +88,13 @@ class MmaOperandCopy:
 
     def copy_through_registers(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
         """Copy a k-tile to a stage, one item after the other."""
-        body = Storage(self.fetched, self._register_dtype, (1, self._item_elements), Scope.REGISTER,
-                       (*self._loads(step, num(0)), *self._into(stage, num(0))))  # fmt: skip
+        body = Storage(
+            self.fetched,
+            self._register_dtype,
+            (1, self._item_elements),
+            Scope.REGISTER,
+            (*self._loads(step, num(0)), *self._into(stage, num(0))),
+        )
         return self._for_each_item((body,), LoopKind.SERIAL)
 
     # items ----------------------------------------------------------------------------------------------------------
@@ -162,9 +167,7 @@ class MmaOperandCopy:
         value = self._value()
         is_uniform = lead.extent % self._item_elements == 0
         if is_uniform:
-            value = share_word_loads(
-                substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))}), self._item_elements
-            )
+            value = share_word_loads(substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))}), self._item_elements)
         nodes: tuple[Node, ...] = (Compute(self.fetched, (item, ref(".lane")), value),)
         if is_uniform:
             return self._bind_axes(step, (Loop(".lane", self._item_elements, LoopKind.VECTOR, nodes),))
@@ -192,11 +195,7 @@ class MmaOperandCopy:
         value = _implicit_cast(self.operand.expr, self._register_dtype)
         if source is not None and self._register_dtype is self.operand.memory_dtype:
             inside, value = logical_and(inside, self.operand.guard), source
-        return (
-            value
-            if inside is None
-            else Select(inside, value, identity(Combine.SUM, self._register_dtype), self._register_dtype)
-        )
+        return value if inside is None else Select(inside, value, identity(Combine.SUM, self._register_dtype), self._register_dtype)
 
 
 def _implicit_cast(value: Expr, dtype: DType) -> Expr:

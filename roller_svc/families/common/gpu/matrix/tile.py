@@ -70,11 +70,7 @@ def mfma_unsupported_reason(unit: ComputeUnit) -> str:
     if (rows, columns) != (16, 16):
         return f"instructions of {rows} x {columns}, kernels are made of 16 x 16"
     operand_bytes = rows * k * unit.in_dtype.bytes
-    return (
-        ""
-        if operand_bytes % (REGISTER_BYTES * WAVE) == 0
-        else f"lanes do not hold whole words of {rows} x {k} elements"
-    )
+    return "" if operand_bytes % (REGISTER_BYTES * WAVE) == 0 else f"lanes do not hold whole words of {rows} x {k} elements"
 
 
 CHUNK_BYTES = 16  # a row of an ldmatrix matrix, and the widest copy
@@ -173,10 +169,16 @@ def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
     block, warp, sums = program.block, program.thread, program.space.num_accumulators
     columns = sums * block[n.name]
     return MmaTile(
-        block[m.name], columns, block[k.name], warp[m.name], sums * warp[n.name], program.pipeline.stages,
+        block[m.name],
+        columns,
+        block[k.name],
+        warp[m.name],
+        sums * warp[n.name],
+        program.pipeline.stages,
         staged(a, staged_dtype(program.unit, a), block[m.name], block[k.name], fragment),
-        staged(b, staged_dtype(program.unit, b), columns, block[k.name], fragment), fragment,
-    )  # fmt: skip
+        staged(b, staged_dtype(program.unit, b), columns, block[k.name], fragment),
+        fragment,
+    )
 
 
 def staged(operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragment = MMA_SYNC) -> StagedTile:
@@ -187,8 +189,9 @@ def staged(operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragme
     along_k = operand.k_major or dtype.bytes == 1 or not fragment.transposes
     rows, row = (extent, k) if along_k else (k, extent)
     plain_words = not along_k and dtype.bytes == WORD_BYTES
-    return StagedTile(dtype, along_k, rows, row, (ROW_PADDING_WORDS - row) % BANK_WORDS if plain_words else 0,
-                         swizzled=not plain_words)  # fmt: skip
+    return StagedTile(
+        dtype, along_k, rows, row, (ROW_PADDING_WORDS - row) % BANK_WORDS if plain_words else 0, swizzled=not plain_words
+    )
 
 
 class LoadKind(Enum):
@@ -252,9 +255,7 @@ class OperandLoad:
         return CHUNK_REGISTERS[self.load.kind] + each * (chunk_copies(self) - 1)
 
 
-def plan_operand_loads(
-    unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch
-) -> tuple[OperandLoad, OperandLoad]:
+def plan_operand_loads(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> tuple[OperandLoad, OperandLoad]:
     """Return the loads of a contraction's operands."""
     types = [staged_dtype(unit, operand) for operand in operands]
     a, b = (OperandLoad(o, t, load_class(o, t, arch)) for o, t in zip(operands, types, strict=True))

@@ -90,8 +90,7 @@ class WarpgroupEpilogue:
         """
         chunks = [(f, c) for f in range(self.tile.fragments) for c in range(self._chunks)]
         written = tuple(
-            Branch(eq(ref(CHUNK), num(number)), self._to_shared(fragment, chunk))
-            for number, (fragment, chunk) in enumerate(chunks)
+            Branch(eq(ref(CHUNK), num(number)), self._to_shared(fragment, chunk)) for number, (fragment, chunk) in enumerate(chunks)
         )
         body = (*written, WarpBarrier(), *self._to_memory(), WarpBarrier())
         return (Loop(CHUNK, len(chunks), LoopKind.SERIAL, body),)
@@ -203,9 +202,7 @@ class TmaStoreEpilogue:
         target = Load(tensor, statement.index, type_.dtype)
         overhangs = (view.m.extent % tile.m != 0, view.n.extent % tile.columns != 0)
         plan = plan_tma_store(target, type_.dtype, (view.m, view.n), view.batch, dict(group.stored), overhangs)
-        boxes = plan if isinstance(plan, str) else (
-            plan.tile(EPILOGUE_ROWS, KTileOrder.linear(view.n.extent, columns), columns)
-        )  # fmt: skip
+        boxes = plan if isinstance(plan, str) else (plan.tile(EPILOGUE_ROWS, KTileOrder.linear(view.n.extent, columns), columns))
         if isinstance(boxes, str) or boxes.copies != 1:
             return None
         return cls(tile, outputs, tensor, type_, columns, boxes)
@@ -217,8 +214,9 @@ class TmaStoreEpilogue:
     def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """Allocate two buffers for each warp around the nodes."""
         shape = (self.tile.consumers * WARPS, BUFFERS, EPILOGUE_ROWS, self.columns)
-        return (Storage(RESULTS, self.type_.dtype, shape, Scope.SHARED, body, swizzled=True,
-                        alignment_bytes=BUFFER_ALIGNMENT_BYTES),)  # fmt: skip
+        return (
+            Storage(RESULTS, self.type_.dtype, shape, Scope.SHARED, body, swizzled=True, alignment_bytes=BUFFER_ALIGNMENT_BYTES),
+        )
 
     def nodes(self) -> tuple[Node, ...]:
         """Store all chunks of a warp."""

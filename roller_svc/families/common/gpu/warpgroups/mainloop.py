@@ -221,20 +221,14 @@ class WgmmaMainloop:
 
     def _commit_stage(self, iteration: Expr, before: int, pending: int) -> tuple[Node, ...]:
         """Wait for the copies and commit the k-tile `before` iterations earlier."""
-        wait: tuple[Node, ...] = (
-            (CpAsyncWaitGroup(pending),) if any(copy.is_async for copy in self.producer_copies) else ()
-        )
+        wait: tuple[Node, ...] = (CpAsyncWaitGroup(pending),) if any(copy.is_async for copy in self.producer_copies) else ()
         stage = mod(add(iteration, num(-before % self.tile.pipeline.stages)), self.tile.pipeline.stages)
         return (*wait, FenceProxyAsync(), MbarrierArrive(FULL, (stage,)))
 
     # consumers ------------------------------------------------------------------------------------------------------
-    def consumer_loop(
-        self, scheduler: TileScheduler, epilogue: tuple[Node, ...], last: tuple[Node, ...]
-    ) -> tuple[Node, ...]:
+    def consumer_loop(self, scheduler: TileScheduler, epilogue: tuple[Node, ...], last: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the consumers' role: accumulate and run the epilogue for each tile, then `last`."""
-        mainloop = (
-            self._accumulate_promoted(scheduler) if self.tile.promotes_accumulators else self._accumulate(scheduler)
-        )
+        mainloop = self._accumulate_promoted(scheduler) if self.tile.promotes_accumulators else self._accumulate(scheduler)
         nodes = (*mainloop, *epilogue)
         nodes = (Storage(ACC, self.dtype, self._accumulator_shape, Scope.REGISTER, nodes),)
         return (
@@ -313,9 +307,7 @@ class WgmmaMainloop:
     def _wgmma(self, accumulators: str, accumulate_first: Expr) -> tuple[Node, ...]:
         """Return the wgmma of one k-tile; the first k-step accumulates if `accumulate_first` holds."""
         tile = self.tile
-        row, column = (
-            mul(at, num(size)) for at, size in zip(group_in_tile(tile), (tile.group_m, tile.group_n), strict=True)
-        )
+        row, column = (mul(at, num(size)) for at, size in zip(group_in_tile(tile), (tile.group_m, tile.group_n), strict=True))
         nodes: tuple[Node, ...] = ()
         for k_step in range(tile.k_steps):
             accumulate = num(1) if k_step else accumulate_first

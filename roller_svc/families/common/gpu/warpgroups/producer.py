@@ -65,9 +65,7 @@ class ProducerCopy(MmaOperandCopy):
         """Execute each pass for the items of a batch, batch after batch."""
         batch = self._batch
         number = add(mul(ref(".batch"), num(batch)), ref(_IN_BATCH))
-        loops = tuple(
-            Loop(_IN_BATCH, batch, LoopKind.UNROLL, (Let(".round", number, self._item(nodes)),)) for nodes in passes
-        )
+        loops = tuple(Loop(_IN_BATCH, batch, LoopKind.UNROLL, (Let(".round", number, self._item(nodes)),)) for nodes in passes)
         return (Loop(".batch", self._rounds // batch, LoopKind.SERIAL, loops),)
 
     def _smem_index(self, stage: Expr, lane: Expr) -> tuple[Expr, ...]:
@@ -177,9 +175,7 @@ class PrefetchedProducerCopy(ProducerCopy):
         """Return the registers of a source."""
         return f"{self.fetched}.{number}"
 
-    def _load_sources(
-        self, sources: Sequence[tuple[int, SourceLoad]], step: Expr, slot: Expr
-    ) -> tuple[Node, ...]:  # fmt: skip
+    def _load_sources(self, sources: Sequence[tuple[int, SourceLoad]], step: Expr, slot: Expr) -> tuple[Node, ...]:
         """Load the numbered sources of the current row."""
         nodes: tuple[Node, ...] = ()
         for number, source in sources:
@@ -306,9 +302,7 @@ def operand_storage(name: str, operand: WgmmaOperand, stages: int, body: tuple[N
     """Allocate an operand's stages around the nodes."""
     atom = operand.atom_bytes // operand.dtype.bytes
     shape = (stages, operand.panels, operand.rows, atom)
-    return Storage(
-        name, operand.dtype, shape, Scope.SHARED, body, swizzled=True, alignment_bytes=BUFFER_ALIGNMENT_BYTES
-    )
+    return Storage(name, operand.dtype, shape, Scope.SHARED, body, swizzled=True, alignment_bytes=BUFFER_ALIGNMENT_BYTES)
 
 
 def staged_tile(operand: WgmmaOperand) -> StagedTile:
@@ -319,7 +313,7 @@ def staged_tile(operand: WgmmaOperand) -> StagedTile:
 
 def smem_matrix(
     name: str, operand: WgmmaOperand, first: Expr, advance_rows: int, k_step: int, stage: Expr = SLOT_HERE
-) -> SharedMatrix:  # fmt: skip
+) -> SharedMatrix:
     """Return the descriptor of one wgmma operand: rows from `first` + `advance_rows`, 32 bytes of k at `k_step`."""
     atom, rows, size = operand.atom_bytes, operand.rows, operand.dtype.bytes
     panel_bytes = rows * atom

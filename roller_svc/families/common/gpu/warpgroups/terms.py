@@ -83,9 +83,7 @@ def cluster_reduction_cycles(p: Workload[Any], tile: WgmmaTile, parts: int, bloc
 def prefetched_copy_cost(feed: OperandLoad, prefetch: RegisterPrefetch, elements: int, mach: Machine) -> CopyCost:
     """Return the cost of unpacking a k-tile from registers, and of loading the words of a later one."""
     warp = mach.hw.limits.warp_size
-    unpacking = require(
-        unpacking_of(feed.operand.expr, feed.dtype, prefetch.shared_loads, prefetch.thread_rows), "packed operand"
-    )
+    unpacking = require(unpacking_of(feed.operand.expr, feed.dtype, prefetch.shared_loads, prefetch.thread_rows), "packed operand")
     stores = elements * feed.dtype.bytes / (CHUNK_BYTES * warp)
     slots = WARPS * (prefetch.load_instructions * LOAD_OPS[LoadKind.UNPACK] + PREFETCH_STEP_OPS)
     slots += elements / warp * unpacking.slots + STORE_OPS * stores

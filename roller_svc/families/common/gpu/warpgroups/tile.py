@@ -258,9 +258,7 @@ class WgmmaTile(NamedTuple):
 
     @property
     def pipeline_bytes(self) -> int:
-        return aligned_buffer_bytes(self.pipeline.stages * self.a.bytes) + aligned_buffer_bytes(
-            self.pipeline.stages * self.b.bytes
-        )
+        return aligned_buffer_bytes(self.pipeline.stages * self.a.bytes) + aligned_buffer_bytes(self.pipeline.stages * self.b.bytes)
 
     @property
     def epilogue_columns(self) -> int:
@@ -369,8 +367,7 @@ class WgmmaOperandLoads:
         a, b = self.staged(0, m, group_m, k), self.staged(1, n, group_n, k)
         consumers = PINGPONG_CONSUMERS if pipeline.pingpong else m // group_m * (n // group_n)
         a, b = fit_prefetches(a, b, consumers)
-        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, pipeline, a, b, self.k_order(k), sums,
-                         self.promotion_interval)  # fmt: skip
+        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, pipeline, a, b, self.k_order(k), sums, self.promotion_interval)
 
     def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
         """Return the tile of A (0) or B (1), `extent` points of m or n, by TMA where it comes in boxes."""
@@ -384,9 +381,7 @@ class WgmmaOperandLoads:
         """Return the TMA boxes of each accumulator's operand, or why one cannot be loaded so."""
         found: tuple[TmaTile, ...] = ()
         for feed in self.by_operand[side]:
-            boxes = (
-                feed.tma_unsupported_reason if feed.tma is None else feed.tma.tile(extent, self.k_order(depth), panel)
-            )
+            boxes = feed.tma_unsupported_reason if feed.tma is None else feed.tma.tile(extent, self.k_order(depth), panel)
             if isinstance(boxes, str):
                 return boxes
             found += (boxes,)
@@ -451,9 +446,7 @@ def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> W
     return feeds.tile((block[m], block[n], block[k]), (group[m], group[n]), program.pipeline)
 
 
-def plan_wgmma_loads(
-    space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...], arch: Arch
-) -> WgmmaOperandLoads:
+def plan_wgmma_loads(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...], arch: Arch) -> WgmmaOperandLoads:
     """Return the loads of a contraction's operands: A, B, and B of a second product."""
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types = {access.tensor: TensorType(access.dtype, tuple(d.size for d in access.dims)) for access in space.accesses}
@@ -469,9 +462,7 @@ def plan_wgmma_loads(
     return WgmmaOperandLoads(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None, chain)
 
 
-def _plan_wgmma_load(
-    operand: Operand, dtype: DType, arch: Arch, axis: TileAxis, by_tma: TmaLoadPlan | str
-) -> WgmmaOperandLoad:
+def _plan_wgmma_load(operand: Operand, dtype: DType, arch: Arch, axis: TileAxis, by_tma: TmaLoadPlan | str) -> WgmmaOperandLoad:
     needs_transpose = not operand.k_major and dtype.bytes != TRANSPOSABLE_BYTES
     if needs_transpose:
         by_tma = f"MN-major {dtype.value} must be transposed"

@@ -104,9 +104,7 @@ class PersistentTiles:
         across = self.pipeline.cluster[1]
         if size > 1:
             nodes = (Let(N_TILE, add(mul(ref(".n_cluster"), num(across)), mod(ref(RANK), across)), nodes),)
-            nodes = (
-                Let(M_TILE, add(mul(ref(".m_cluster"), num(self.pipeline.cluster[0])), div(ref(RANK), across)), nodes),
-            )
+            nodes = (Let(M_TILE, add(mul(ref(".m_cluster"), num(self.pipeline.cluster[0])), div(ref(RANK), across)), nodes),)
         names = (".m_cluster", ".n_cluster") if size > 1 else (M_TILE, N_TILE)
         nodes = self._bind_raster(names, nodes)
         stride = rows * columns

@@ -46,9 +46,7 @@ def bounded_dims(
         known = affine(index)
         if known is None:
             return f"dimension {d} is not an affine index"
-        windows.append(
-            BoundedDim(_without_unit_axes(known, extents), math.prod(shape[d + 1 :]), 0, shape[d], guarded=False)
-        )
+        windows.append(BoundedDim(_without_unit_axes(known, extents), math.prod(shape[d + 1 :]), 0, shape[d], guarded=False))
     for condition in conjuncts(guard):
         margin = slack(condition)
         if margin is None:
@@ -104,9 +102,7 @@ class Address:
     bounded_of_axis: Mapping[str, tuple[BoundedDim, ...]]  # bounded dimensions that each axis indexes
 
     @classmethod
-    def of(
-        cls, dimensions: tuple[BoundedDim, ...], bounded_indices: Collection[int], extents: Mapping[str, int]
-    ) -> Address:
+    def of(cls, dimensions: tuple[BoundedDim, ...], bounded_indices: Collection[int], extents: Mapping[str, int]) -> Address:
         """Build the address; `bounded_indices`: dimensions that stay bounded."""
         windows, strides, offset = [], dict.fromkeys(extents, 0), 0
         moved: dict[str, tuple[BoundedDim, ...]] = dict.fromkeys(extents, ())
@@ -134,14 +130,10 @@ class Address:
         for axis in axes:
             if axis.extent == 1:
                 continue
-            made = AxisGroup(
-                axis.name, axis.extent, self.strides[axis.name], is_bounded=bool(self.bounded_of_axis[axis.name])
-            )
+            made = AxisGroup(axis.name, axis.extent, self.strides[axis.name], is_bounded=bool(self.bounded_of_axis[axis.name]))
             last = units[-1] if units else None
             if last and not (last.is_bounded or made.is_bounded) and last.stride == made.stride * made.extent:
-                units[-1] = AxisGroup(
-                    f"{last.name} {made.name}", last.extent * made.extent, made.stride, is_bounded=False
-                )
+                units[-1] = AxisGroup(f"{last.name} {made.name}", last.extent * made.extent, made.stride, is_bounded=False)
             else:
                 units.append(made)
         return tuple(units)

@@ -199,8 +199,7 @@ def _box_dim(address: Address, window: BoundedDim, unit: str, sides: CopyShape, 
     _, greatest = address.span(window.index)
     high = min(window.high, greatest + 1)
     step = window.index.coeff(unit) if unit else 1
-    return MapDim(high - window.low, window.stride, window.index.coeffs, window.index.offset - window.low, box,
-                  step)  # fmt: skip
+    return MapDim(high - window.low, window.stride, window.index.coeffs, window.index.offset - window.low, box, step)
 
 
 def _pixel_dim(address: Address, window: BoundedDim, unit: str, extent: int, step: int) -> MapDim:
@@ -210,9 +209,17 @@ def _pixel_dim(address: Address, window: BoundedDim, unit: str, extent: int, ste
     others = tuple((name, c) for name, c in window.index.coeffs if name != unit)
     own = ((unit, step),) if unit else ()
     return MapDim(
-        size, window.stride, own, lower, step=step, lower=lower, upper=lower + (extent - 1) * step + 1 - size,
-        shift_terms=others, shift_offset=window.index.offset - least, max_shift=greatest - least,
-    )  # fmt: skip
+        size,
+        window.stride,
+        own,
+        lower,
+        step=step,
+        lower=lower,
+        upper=lower + (extent - 1) * step + 1 - size,
+        shift_terms=others,
+        shift_offset=window.index.offset - least,
+        max_shift=greatest - least,
+    )
 
 
 @dataclass(slots=True)
@@ -286,8 +293,16 @@ class _ViewBuilder:
         if found is None or rank > MAX_RANK or found.extent > 1 << (CORNER_BITS[rank] - 1):
             return
         self._place(found)
-        self.dims.append(MapDim(found.extent, found.stride, upper=1 - found.extent, shift_terms=found.terms,
-                                shift_offset=found.offset, max_shift=found.extent - 1))  # fmt: skip
+        self.dims.append(
+            MapDim(
+                found.extent,
+                found.stride,
+                upper=1 - found.extent,
+                shift_terms=found.terms,
+                shift_offset=found.offset,
+                max_shift=found.extent - 1,
+            )
+        )
 
     def _invariant_groups(self) -> list[AxisGroup]:
         units = (*self.shape.inner, *self.shape.rows, *self.shape.invariant)

@@ -77,10 +77,20 @@ class TmaTile:
             box = (self.panel, self.rows)
             lower, upper = tuple(d.lower for d in dims[1:-1]), tuple(d.upper for d in dims[1:-1])
         return TensorMap(
-            symbol, buffer, self.dtype, self.mode, tuple(d.extent for d in dims),
-            tuple(d.stride * size for d in dims[1:]), box, tuple(d.step for d in dims), lower, upper, swizzle,
-            self.view.offset * size, self.tf32,
-        )  # fmt: skip
+            symbol,
+            buffer,
+            self.dtype,
+            self.mode,
+            tuple(d.extent for d in dims),
+            tuple(d.stride * size for d in dims[1:]),
+            box,
+            tuple(d.step for d in dims),
+            lower,
+            upper,
+            swizzle,
+            self.view.offset * size,
+            self.tf32,
+        )
 
     def coordinates(self, place: Expr, step: Expr, box: Box) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
         """Return a box's coordinates and im2col offsets, innermost dimension first.
@@ -171,8 +181,20 @@ class TmaLoadPlan:
         boxed = im2col_view(view.address, sides) if pixels else tiled_view(view.address, sides)
         if isinstance(boxed, str):
             return boxed
-        return TmaTile(self.dtype, self.tf32, self.k_major, extent, order, panel, rows, boxed, view.axis, view.outer,
-                       view.k, tuple(unit.name for unit in view.batch))  # fmt: skip
+        return TmaTile(
+            self.dtype,
+            self.tf32,
+            self.k_major,
+            extent,
+            order,
+            panel,
+            rows,
+            boxed,
+            view.axis,
+            view.outer,
+            view.k,
+            tuple(unit.name for unit in view.batch),
+        )
 
     def _view(self, outer: int, *, pixels: bool) -> _AddressView:
         """Return the view with `outer` members of k iterated one value at a time."""
@@ -181,10 +203,12 @@ class TmaLoadPlan:
             bounded = [d for d, w in enumerate(self.dimensions) if w.guarded or (pixels and self._is_sliding(w))]
             address = Address.of(self.dimensions, bounded, self.extents)
             known = self._views[pixels, outer] = _AddressView(
-                address, address.axis_groups(self.axis.members), address.axis_groups(self.k.members[:outer]),
+                address,
+                address.axis_groups(self.axis.members),
+                address.axis_groups(self.k.members[:outer]),
                 address.axis_groups(self.k.members[outer:]),
                 tuple(unit for member in self.batch for unit in address.axis_groups((member,))),
-            )  # fmt: skip
+            )
         return known
 
     def _is_sliding(self, dimension: BoundedDim) -> bool:
@@ -195,9 +219,12 @@ class TmaLoadPlan:
 
 
 def plan_tma_load(
-    operand: Operand, dtype: DType, axes: tuple[TileAxis, TileAxis], batch: tuple[TileAxis, ...],
+    operand: Operand,
+    dtype: DType,
+    axes: tuple[TileAxis, TileAxis],
+    batch: tuple[TileAxis, ...],
     types: Mapping[str, TensorType],
-) -> TmaLoadPlan | str:  # fmt: skip
+) -> TmaLoadPlan | str:
     """Return how TMA loads the operand, staged as `dtype`, or why it cannot. `axes`: m or n, and k."""
     source, (axis, k) = operand.source, axes
     if source is None:
@@ -213,9 +240,13 @@ def plan_tma_load(
 
 
 def plan_tma_store(
-    target: Load, dtype: DType, axes: tuple[TileAxis, TileAxis], batch: tuple[TileAxis, ...],
-    types: Mapping[str, TensorType], overhangs: tuple[bool, bool],
-) -> TmaLoadPlan | str:  # fmt: skip
+    target: Load,
+    dtype: DType,
+    axes: tuple[TileAxis, TileAxis],
+    batch: tuple[TileAxis, ...],
+    types: Mapping[str, TensorType],
+    overhangs: tuple[bool, bool],
+) -> TmaLoadPlan | str:
     """Return how TMA stores outputs, contiguous along n, or why it cannot.
 
     `target`: index of an output; `axes`: m and n. Tiles have m's extent and k-tile order along n. `overhangs`: whether

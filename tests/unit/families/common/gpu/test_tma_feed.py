@@ -29,9 +29,7 @@ def feeds(group: KernelGroup) -> tuple[TmaLoadPlan | str, TmaLoadPlan | str]:
     batch = group.space.role(AxisRole.BATCH)
     a, b = operands(group)
     types = dict(group.inputs)
-    return plan_tma_load(a, a.memory_dtype, (m, k), batch, types), plan_tma_load(
-        b, b.memory_dtype, (n, k), batch, types
-    )
+    return plan_tma_load(a, a.memory_dtype, (m, k), batch, types), plan_tma_load(b, b.memory_dtype, (n, k), batch, types)
 
 
 def joint_walk(group: KernelGroup, depth: int) -> KTileOrder:
@@ -238,9 +236,7 @@ def test_unsupported_tma_operands(name: str) -> None:
     text, a, reason = REFUSED[name]
     group = contraction(text, HOPPER, A=a, B="float16 64 64")
     (m,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.K))
-    found = plan_tma_load(
-        operands(group)[0], DType.FLOAT16, (m, k), group.space.role(AxisRole.BATCH), dict(group.inputs)
-    )
+    found = plan_tma_load(operands(group)[0], DType.FLOAT16, (m, k), group.space.role(AxisRole.BATCH), dict(group.inputs))
     if isinstance(found, TmaLoadPlan):
         assert not found.supports(KTileOrder.linear(64, 64))
         tile = found.tile(64, KTileOrder.linear(64, 64), 64)
@@ -251,8 +247,11 @@ def test_unsupported_tma_operands(name: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "panel"), [("int8", 128), ("float8_e5m2", 64), ("bool", 32), ("float32", 32)])
 def test_other_types(dtype: str, panel: int) -> None:
-    text = "C[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`)" if dtype in ("int8", "bool") else (
-        "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)")  # fmt: skip
+    text = (
+        "C[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`)"
+        if dtype in ("int8", "bool")
+        else ("C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)")
+    )
     group = contraction(text, HOPPER, A=f"{dtype} 72 208", B=f"{dtype} 40 208")
     (m,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.K))
     staged = DType.UINT8 if dtype == "bool" else operands(group)[0].memory_dtype
@@ -276,9 +275,7 @@ def test_multicast_slice_starts_at_its_origin() -> None:
 
 
 def test_k_tile_orders() -> None:
-    group = contraction(
-        "C[m, n] +=! A[m, i, j, k] * B[i, n, j, k]", HOPPER, A="float16 64 2 3 40", B="float16 2 64 3 40"
-    )
+    group = contraction("C[m, n] +=! A[m, i, j, k] * B[i, n, j, k]", HOPPER, A="float16 64 2 3 40", B="float16 2 64 3 40")
     walk = joint_walk(group, 64)
     assert walk == KTileOrder((("i", 2),), 120, 64)
     assert (walk.num_rows, walk.row_steps, walk.steps, walk.has_tail) == (2, 2, 4, True)

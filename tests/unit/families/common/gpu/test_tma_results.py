@@ -43,9 +43,7 @@ def results(name: str, overhangs: bool) -> tuple[TmaLoadPlan | str, tuple[int, .
     type_ = types[last.output]
     (m,), (n,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N))
     batch = group.space.role(AxisRole.BATCH)
-    found = plan_tma_store(
-        Load(last.output, last.index, type_.dtype), type_.dtype, (m, n), batch, types, (overhangs, overhangs)
-    )
+    found = plan_tma_store(Load(last.output, last.index, type_.dtype), type_.dtype, (m, n), batch, types, (overhangs, overhangs))
     return found, type_.shape, (m.extent, n.extent, {x.name: x.extent for axis in batch for x in axis.members})
 
 

@@ -17,8 +17,16 @@ F32 = "float32"
 LANES = AVX2.vector_bytes // 4
 
 
-def depthwise(size: int, window: int, stride: int = 1, dilation: int = 1, channels: int = 24, images: int = 2,
-              after: str = "", dtype: str = F32) -> tuple[str, Types]:  # fmt: skip
+def depthwise(
+    size: int,
+    window: int,
+    stride: int = 1,
+    dilation: int = 1,
+    channels: int = 24,
+    images: int = 2,
+    after: str = "",
+    dtype: str = F32,
+) -> tuple[str, Types]:
     """Return 'same' padding of square images, weights [c, kh, kw]."""
     pad = dilation * (window - 1) // 2
     out = (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1

@@ -171,13 +171,13 @@ def test_unsupported_dot_product_operands() -> None:
     sixteen = product_of((8, 16, 8), ("int16", "int8"))
     offset = program_of(
         "C[m, n] +=! (A[m, k].cast(`int32`) - z[0].cast(`int32`)) * B[k, n].cast(`int32`)",
-        A=("uint8", (8, 8)), B=("int8", (8, 16)), z=("uint8", (1,)),
-    )  # fmt: skip
+        A=("uint8", (8, 8)),
+        B=("int8", (8, 16)),
+        z=("uint8", (1,)),
+    )
     singles = product_of((8, 16, 8), ("float32", "bfloat16"))
     # computed in float32, and not rounded before it is multiplied
-    sums = program_of(
-        "C[m, n] +=! (A[m, k] + A[m, k]) * B[k, n]", A=("bfloat16", (8, 8)), B=("bfloat16", (8, 16))
-    )  # fmt: skip
+    sums = program_of("C[m, n] +=! (A[m, k] + A[m, k]) * B[k, n]", A=("bfloat16", (8, 8)), B=("bfloat16", (8, 16)))
     for program in (sixteen, offset):
         assert dot_of(program) is None
     for program in (singles, sums):
@@ -188,16 +188,15 @@ def test_unsupported_dot_product_operands() -> None:
 
 
 def test_bytes_are_packed_as_bfloat16_for_float_accumulators() -> None:
-    assert dot_of(product_of((8, 16, 8), ("bfloat16", "int8")), "dot_bf16") == DotOperands(
-        2, DType.BFLOAT16, DType.BFLOAT16
-    )
+    assert dot_of(product_of((8, 16, 8), ("bfloat16", "int8")), "dot_bf16") == DotOperands(2, DType.BFLOAT16, DType.BFLOAT16)
 
 
 def test_vector_unit_stays_a_candidate() -> None:
     taken = units_for(group_of(product_of((64, 64, 64), ("int8", "int8"))), SPEC, NO_CONSTRAINTS).units
     assert [unit.name for unit in taken] == ["dot_i8", "vector_i32"]
-    floats = units_for(group_of(program_of("C[m, n] +=! A[m, k] * B[k, n]", A=("float32", (8, 8)),
-                                           B=("float32", (8, 8)))), SPEC, NO_CONSTRAINTS).units  # fmt: skip
+    floats = units_for(
+        group_of(program_of("C[m, n] +=! A[m, k] * B[k, n]", A=("float32", (8, 8)), B=("float32", (8, 8)))), SPEC, NO_CONSTRAINTS
+    ).units
     assert [unit.name for unit in floats] == ["vector_f32"]
 
 
@@ -285,9 +284,7 @@ def test_sums_wrap(types: tuple[str, str]) -> None:
     """Products of maximal size and equal sign exceed 2^31, unsigned ones 2^32."""
     program = product_of((4, 16, 140_001), types)
     largest = {"int8": -128, "uint8": 255}
-    arrays = {
-        name: np.full(type_.shape, largest[type_.dtype.value], type_.dtype.value) for name, type_ in program.inputs
-    }
+    arrays = {name: np.full(type_.shape, largest[type_.dtype.value], type_.dtype.value) for name, type_ in program.inputs}
     assert abs(140_001 * largest[types[0]] * largest[types[1]]) >= 1 << 31
     check(program, "dot_i8", arrays)
 
@@ -302,8 +299,10 @@ def test_products_of_bytes_that_wrap_as_bytes() -> None:
 def test_batches_epilogues_guards_and_tables() -> None:
     batched = "C[b, m, n] +=! A[b, m, k].cast(`int32`) * B[b, n, k].cast(`int32`)"
     check(program_of(batched, A=("int8", (3, 10, 68)), B=("int8", (3, 33, 68))), "dot_i8")
-    padded = "C[m, n] +=! A[m + k - 2].when([m + k >= 2, m + k < 42], const(0).cast(`int8`)).cast(`int32`) *" \
-        " B[k, n].cast(`int32`) where m in 40"  # fmt: skip
+    padded = (
+        "C[m, n] +=! A[m + k - 2].when([m + k >= 2, m + k < 42], const(0).cast(`int8`)).cast(`int32`) *"
+        " B[k, n].cast(`int32`) where m in 40"
+    )
     check(program_of(padded, A=("int8", (40,)), B=("uint8", (5, 20))), "dot_i8")
     looked_up = "C[m, n] +=! A[at[m], k].cast(`int32`) * B[k, n].cast(`int32`)"
     check(program_of(looked_up, A=("uint8", (256, 9)), B=("int8", (9, 20)), at=("uint8", (13,))), "dot_i8")
@@ -313,11 +312,11 @@ def test_batches_epilogues_guards_and_tables() -> None:
 
 @runs
 def test_sums_behind_an_epilogue() -> None:
-    text = "s[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`); Y[m, n] = (s[m, n].cast(`float32`) * scale[n]" \
-        " + bias[n]).call(`relu`)"  # fmt: skip
-    program = program_of(
-        text, A=("int8", (21, 72)), B=("int8", (50, 72)), scale=("float32", (50,)), bias=("float32", (50,))
+    text = (
+        "s[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`); Y[m, n] = (s[m, n].cast(`float32`) * scale[n]"
+        " + bias[n]).call(`relu`)"
     )
+    program = program_of(text, A=("int8", (21, 72)), B=("int8", (50, 72)), scale=("float32", (50,)), bias=("float32", (50,)))
     check(program, "dot_i8")
 
 

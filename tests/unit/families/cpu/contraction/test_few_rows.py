@@ -33,9 +33,7 @@ def shapes(rows: int, columns: int, depth: int, layout: str) -> dict[str, tuple[
     return {"x": (rows, depth), "w": (columns, depth) if layout == "rows" else (depth, columns), "b": (columns,)}
 
 
-def product(
-    rows: int, columns: int, depth: int, layout: str = "columns", constants: tuple[str, ...] = ("w",)
-) -> TensorProgram:
+def product(rows: int, columns: int, depth: int, layout: str = "columns", constants: tuple[str, ...] = ("w",)) -> TensorProgram:
     types = {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes(rows, columns, depth, layout).items()}
     return replace(parse(text(layout), types), constants=constants)
 

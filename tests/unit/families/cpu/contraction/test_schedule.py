@@ -174,9 +174,7 @@ def test_unpacked_rows_of_a_match_the_interpreter(depth: int, columns: int, is_p
         ((48, 96, 1200), (4, 24, 48, 96, 1200), "[k, n]", False),  # L2 does not hold the rows of A
     ],
 )
-def test_first_panel_of_a_packs_a_near_b(
-    extents: tuple[int, int, int], tiles: Tiles, b: str, packs_on_first_use: bool
-) -> None:
+def test_first_panel_of_a_packs_a_near_b(extents: tuple[int, int, int], tiles: Tiles, b: str, packs_on_first_use: bool) -> None:
     """One panel then has a buffer, and its rows are prefetched."""
     (group,) = partition(program_of(extents, b=b), AVX2)
     nodes = [*iter_nodes(lower(group, tiled(group, tiles), AVX2)[0].body)]
@@ -213,9 +211,7 @@ def test_output_lines_are_prefetched_during_the_micro_kernel(height: int, is_fir
 @pytest.mark.parametrize(("height", "steps"), [(14, 64), (9, 256), (14, 14), (14, 5), (30, 7)])
 def test_output_prefetch_covers_every_row(height: int, steps: int) -> None:
     (group,) = partition(program_of((height, 16, steps), then=RELU), AVX2)
-    prefetches = OutputPrefetch(GemmView.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).in_step(
-        steps
-    )
+    prefetches = OutputPrefetch(GemmView.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).in_step(steps)
     prefetched: set[int] = set()
     for k in range(steps):
         nodes = prefetches
@@ -270,9 +266,7 @@ def value(expr: Expr, k: int) -> int:
     ("spec", "tile", "is_pinned"),
     [(AVX2, (6, 16), True), (AVX2, (4, 32), False), (AVX512, (3, 64), True), (AVX512, (8, 64), False)],
 )
-def test_rows_of_b_are_loaded_once_if_registers_suffice(
-    spec: HardwareSpec, tile: tuple[int, int], is_pinned: bool
-) -> None:
+def test_rows_of_b_are_loaded_once_if_registers_suffice(spec: HardwareSpec, tile: tuple[int, int], is_pinned: bool) -> None:
     (group,) = partition(program_of((48, 128, 64)), spec)
     chosen = replace(tiled(group, (*tile, 48, 128, 32)), unit=spec.unit_for(DType.FLOAT32))
     rooms = [node for node in iter_nodes(lower(group, chosen, spec)[0].body) if isinstance(node, Storage)]
@@ -304,9 +298,7 @@ def test_transposed_and_copied_operands() -> None:
 def test_rows_are_transposed_block_by_block() -> None:
     """Many rows with a stride of 16 KiB do not fit L1."""
     (group,) = partition(program_of((64, 64, 1024), "[m, k]", "[n, k]"), AVX2)
-    loops = (
-        n for n in iter_nodes(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body) if isinstance(n, Loop)
-    )
+    loops = (n for n in iter_nodes(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body) if isinstance(n, Loop))
     transposes = [sum(isinstance(node, Transpose) for node in loop.body) for loop in loops]
     assert max(transposes) == 1
 
@@ -355,10 +347,17 @@ def test_rules_find_tiles_for_unpacked_operands() -> None:
 @pytest.mark.parametrize(
     ("dtype", "lanes", "rows", "width"),
     [
-        ("float32", 8, 2, 2), ("float32", 8, 5, 5), ("float32", 8, 6, 9), ("float32", 8, 8, 8), ("float32", 8, 8, 24),
-        ("int32", 8, 7, 7), ("float64", 4, 3, 3), ("float64", 4, 2, 5), ("float64", 4, 4, 4),
+        ("float32", 8, 2, 2),
+        ("float32", 8, 5, 5),
+        ("float32", 8, 6, 9),
+        ("float32", 8, 8, 8),
+        ("float32", 8, 8, 24),
+        ("int32", 8, 7, 7),
+        ("float64", 4, 3, 3),
+        ("float64", 4, 2, 5),
+        ("float64", 4, 4, 4),
     ],
-)  # fmt: skip
+)
 def test_blocks_are_transposed_in_registers(dtype: str, lanes: int, rows: int, width: int) -> None:
     """Blocks of any number of rows, in panels of equal or larger width; memory around them stays."""
     kind = DType(dtype)
@@ -397,8 +396,9 @@ def test_long_sums_use_blocked_summation(a: str, b: str, m: int, n: int) -> None
     arrays = {name: np.abs(value) for name, value in random_inputs(program, 0).items()}
     types = {name: ("float32", value.shape) for name, value in arrays.items()}
     kernel = roller_svc.compile(f"C[m, n] +=! A{a} * B{b}", types, target="local", top_k=1, select="model")
-    wide = [np.float64(arrays[x] if where.startswith(first) else arrays[x].T)
-            for x, where, first in (("A", a, "[m"), ("B", b, "[k"))]  # fmt: skip
+    wide = [
+        np.float64(arrays[x] if where.startswith(first) else arrays[x].T) for x, where, first in (("A", a, "[m"), ("B", b, "[k"))
+    ]
     assert np.abs(kernel(**arrays)["C"] / (wide[0] @ wide[1]) - 1).max() < 4e-6
 
 

@@ -121,8 +121,7 @@ def test_kernels_match_the_interpreter(name: str, target: str) -> None:
 
 @pytest.mark.parametrize(("columns", "views"), [(49, 1), (196, 0), (1024, 0)])
 def test_gemm_has_vectors_along_rows_if_columns_waste_lanes(columns: int, views: int) -> None:
-    program = parse("y[m, n] +=! x[m, k] * w[k, n]",
-                    {"x": TensorType(F32, (96, 32)), "w": TensorType(F32, (32, columns))}, ("y",))  # fmt: skip
+    program = parse("y[m, n] +=! x[m, k] * w[k, n]", {"x": TensorType(F32, (96, 32)), "w": TensorType(F32, (32, columns))}, ("y",))
     (group,) = partition(program, hardware.load("cpu-x86-avx512"))
     spaces = convolution_spaces(group, 16)
     assert [space.vector_axis for space in spaces] == ["m"] * views

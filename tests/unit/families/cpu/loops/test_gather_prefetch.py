@@ -62,11 +62,14 @@ def test_prefetches_row_of_a_later_index() -> None:
     assert "3071" in repr(read.index)
 
 
-@pytest.mark.parametrize(("text", "rows"), [
-    ("y[n,c] = t[i[n],c]", 2),  # too few to be ahead of one
-    ("y[n,c] = t[i[n],c]", 16),  # a core's own cache has them
-    ("y[c] +=! t[i[n],c]", ROWS),  # no map
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("y[n,c] = t[i[n],c]", 2),  # too few to be ahead of one
+        ("y[n,c] = t[i[n],c]", 16),  # a core's own cache has them
+        ("y[c] +=! t[i[n],c]", ROWS),  # no map
+    ],
+)
 def test_no_prefetch_without_measured_gain(text: str, rows: int) -> None:
     assert not [n for n in gather(text, rows) if isinstance(n, Let) and n.var.endswith(".later")]
 
@@ -113,8 +116,10 @@ def test_unevaluated_bad_index_is_not_an_error() -> None:
 def test_one_index_gathers_from_tensors_of_different_ranks() -> None:
     kernel = roller_svc.compile(
         "y[n] +=! x[n, t[n, d], d] * w[t[n, d]] where n in 3, d in 40",
-        {"x": ("float32", (3, 5, 40)), "t": ("int64", (3, 40)), "w": ("float32", (5,))}, select="model", top_k=1,
-    )  # fmt: skip
+        {"x": ("float32", (3, 5, 40)), "t": ("int64", (3, 40)), "w": ("float32", (5,))},
+        select="model",
+        top_k=1,
+    )
     rng = np.random.default_rng(0)
     x, t, w = rng.random((3, 5, 40), np.float32), rng.integers(0, 5, (3, 40)), rng.random(5, np.float32)
     expected = (np.take_along_axis(x, t[:, None, :], 1)[:, 0] * w[t]).sum(-1)

@@ -51,9 +51,7 @@ def test_exponentials_are_cached_in_the_output_buffer() -> None:
     found = nodes(SOFTMAX)
     assert operators(found, OpKind.EXP) == 1
     written = [n for n in found if isinstance(n, Prefetch) and n.for_write]
-    summing = [n for n in found if isinstance(n, Loop) and any(
-        operators([c], OpKind.EXP) for c in iter_nodes(n.body)
-    )]  # fmt: skip
+    summing = [n for n in found if isinstance(n, Loop) and any(operators([c], OpKind.EXP) for c in iter_nodes(n.body))]
     assert written
     assert all(any(hint is n for n in iter_nodes(summing[-2].body)) for hint in written)
 
@@ -83,11 +81,14 @@ def test_row_division_becomes_one_reciprocal() -> None:
     assert not operators(list(iter_nodes(tuple(in_loops))), OpKind.DIV)
 
 
-@pytest.mark.parametrize("text", [
-    "s[i] +=! x[i, j]; y[i, j] = floor(x[i, j] / s[i])",
-    "s[i] +=! x[i, j]; y[i, j] = x[i, j] / s[i] - 1.0",
-    "s[i] +=! x[i, j]; y[i, j] = s[i] / x[i, j]",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s[i] +=! x[i, j]; y[i, j] = floor(x[i, j] / s[i])",
+        "s[i] +=! x[i, j]; y[i, j] = x[i, j] / s[i] - 1.0",
+        "s[i] +=! x[i, j]; y[i, j] = s[i] / x[i, j]",
+    ],
+)
 def test_exact_divisions_stay(text: str) -> None:
     assert not size_tests(nodes(text))
 
@@ -145,12 +146,15 @@ def test_attention_on_a_cpu_is_two_contractions_around_a_softmax() -> None:
     assert ["m", "z", "e"] not in groups(ATTENTION, target="nvidia-h100-sxm")
 
 
-@pytest.mark.parametrize(("outputs", "change"), [
-    (("Y", "e"), ("", "")),
-    (("Y",), ("z[i] +=! e[i, j]", "z[i] +=! e[i, j] * e[i, j]")),
-    (("Y",), ("z[i] +=! e[i, j]", "z[i] +=! s[i, j]")),
-    (("Y",), ("/ z[i]", "/ z[i + 0 * d] * e[i, 0]")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("outputs", "change"),
+    [
+        (("Y", "e"), ("", "")),
+        (("Y",), ("z[i] +=! e[i, j]", "z[i] +=! e[i, j] * e[i, j]")),
+        (("Y",), ("z[i] +=! e[i, j]", "z[i] +=! s[i, j]")),
+        (("Y",), ("/ z[i]", "/ z[i + 0 * d] * e[i, 0]")),
+    ],
+)
 def test_rows_read_elsewhere_stay_undivided(outputs: tuple[str, ...], change: tuple[str, str]) -> None:
     assert ["m", "z", "e"] not in groups(ATTENTION.replace(*change), outputs)
 

@@ -187,13 +187,15 @@ def test_lookup_table_absorbs_factors_shared_by_columns(scale: str, in_table: bo
     np.testing.assert_allclose(kernel(**arrays)["y"], want, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("text", "storage"), [("q[i // 8, j]", MANY_TERMS_ACCUMULATOR_BYTES), ("q[i, j]", ACCUMULATOR_BYTES)]
-)
+@pytest.mark.parametrize(("text", "storage"), [("q[i // 8, j]", MANY_TERMS_ACCUMULATOR_BYTES), ("q[i, j]", ACCUMULATOR_BYTES)])
 def test_column_accumulators_use_l2_for_many_terms(text: str, storage: int) -> None:
-    program = parse(f"y[j] +=! x[i] * {text} where i in 512", {
-        "x": TensorType(DType.FLOAT32, (512,)), "q": TensorType(DType.FLOAT32, (512, 12288)),
-    })  # fmt: skip
+    program = parse(
+        f"y[j] +=! x[i] * {text} where i in 512",
+        {
+            "x": TensorType(DType.FLOAT32, (512,)),
+            "q": TensorType(DType.FLOAT32, (512, 12288)),
+        },
+    )
     (group,) = partition(program, HW)
     (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
     whole = replace(candidate.program, block=candidate.program.block.with_extent("j", 12288))

@@ -94,9 +94,7 @@ def test_neighbouring_lines_are_prefetched() -> None:
         (1, 0, 90, None),
     ],
 )
-def test_lines_are_sorted_by_whole_vectors(
-    phases: int, first: int, count: int, expected: tuple[int, int, int] | None
-) -> None:
+def test_lines_are_sorted_by_whole_vectors(phases: int, first: int, count: int, expected: tuple[int, int, int] | None) -> None:
     found = deinterleave(phases, first, count, 16)
     assert (found and (found.first, found.rows, found.lanes)) == expected
 

@@ -32,8 +32,9 @@ _PADDED = (
 )
 
 
-def depthwise(size: int, window: int, stride: int = 1, dilation: int = 1, planes: tuple[int, int] = (2, 3),
-              dtype: str = "float32") -> tuple[str, Types]:  # fmt: skip
+def depthwise(
+    size: int, window: int, stride: int = 1, dilation: int = 1, planes: tuple[int, int] = (2, 3), dtype: str = "float32"
+) -> tuple[str, Types]:
     """'Same' padding of a square plane."""
     pad = dilation * (window - 1) // 2
     out = (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1

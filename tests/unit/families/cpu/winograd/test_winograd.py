@@ -46,9 +46,7 @@ AVX2, AVX512 = hardware.load("cpu-x86-avx2"), hardware.load("cpu-x86-avx512")
 Shapes = dict[str, tuple[int, ...]]
 
 
-def convolution(
-    n: int, c: int, f: int, h: int, w: int, pad: int = 1, epilogue: str = "S[n, f, y, x]"
-) -> tuple[str, Shapes]:
+def convolution(n: int, c: int, f: int, h: int, w: int, pad: int = 1, epilogue: str = "S[n, f, y, x]") -> tuple[str, Shapes]:
     """Return a convolution of 3 x 3 taps with an epilogue, and the shapes of its inputs."""
     tall, wide = h + 2 * pad - 2, w + 2 * pad - 2
     rows, columns = f"y + i - {pad}", f"x + j - {pad}"
@@ -70,10 +68,7 @@ PROLOGUE = (
     "S[f, y, x] +=! W[f, c, i, j] * max(X[c, y + i - 1, x + j - 1] * A[c], 0.0).when([y + i - 1 >= 0, "
     "y + i - 1 < 9, x + j - 1 >= 0, x + j - 1 < 10], 0.0) where y in 9, x in 10; Y[f, y, x] = S[f, y, x]"
 )
-REFLECTED = (
-    "Y[f, y, x] +=! W[f, c, i, j] * X[c, 7 - abs(7 - abs({y})), 7 - abs(7 - abs({x}))] "
-    "where y in 4, x in 4, i in 3, j in 3"
-)
+REFLECTED = "Y[f, y, x] +=! W[f, c, i, j] * X[c, 7 - abs(7 - abs({y})), 7 - abs(7 - abs({x}))] where y in 4, x in 4, i in 3, j in 3"
 PLANES = (
     "S[n, f, z, y, x] +=! W[f, c, k, i, j] * X[n, c, z + k - 1, y + i - 1, x + j - 1].when([z + k - 1 >= 0, "
     "z + k - 1 < 5, y + i - 1 >= 0, y + i - 1 < 9, x + j - 1 >= 0, x + j - 1 < 10], 0.0) "
@@ -251,8 +246,9 @@ def test_blocks_of_filters_have_legal_trees(cores: int, filters: int) -> None:
     partition = ranked(program_of(*convolution(1, 16, filters, 14, 14)), hw, WinogradMode.ALWAYS, 200)
     blocks = {
         (c.program.block["f"], c.program.thread["f"]): c.program
-        for c in partition.candidates[0] if c.program.space.winograd_tile == 2
-    }  # fmt: skip
+        for c in partition.candidates[0]
+        if c.program.space.winograd_tile == 2
+    }
     assert len(blocks) > 4
     for program in blocks.values():
         assert lower(partition.groups[0], program, hw)
@@ -269,14 +265,19 @@ PLAIN = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y + i, x + j] where y in 8, x in 8"
 STRIDED_PLANES = "Y[f, z, y, x] +=! W[f, c, k, i, j] * X[c, z * 2 + k, y + i, x + j] where z in 4, y in 8, x in 8"
 
 
-@pytest.mark.parametrize(("text", "shapes"), [
-    (STRIDED, {"X": (16, 17, 17), "W": (16, 16, 3, 3)}), (DILATED, {"X": (16, 12, 12), "W": (16, 16, 3, 3)}),
-    (PLAIN, {"X": (16, 12, 12), "W": (16, 16, 5, 5)}), (PLAIN, {"X": (16, 10, 12), "W": (16, 16, 3, 5)}),
-    (GROUPS_LAST, {"X": (10, 9, 3, 16), "W": (3, 7, 16, 3, 3)}),
-    (STRIDED_PLANES, {"X": (16, 9, 10, 10), "W": (16, 16, 3, 3, 3)}),
-    (REFLECTED.format(y="y * 2 + i - 1", x="x * 2 + j - 1"), {"X": (16, 8, 8), "W": (16, 16, 3, 3)}),
-    (REFLECTED.format(y="y + i * 2 - 1", x="x + j * 2 - 1"), {"X": (16, 8, 8), "W": (16, 16, 3, 3)}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        (STRIDED, {"X": (16, 17, 17), "W": (16, 16, 3, 3)}),
+        (DILATED, {"X": (16, 12, 12), "W": (16, 16, 3, 3)}),
+        (PLAIN, {"X": (16, 12, 12), "W": (16, 16, 5, 5)}),
+        (PLAIN, {"X": (16, 10, 12), "W": (16, 16, 3, 5)}),
+        (GROUPS_LAST, {"X": (10, 9, 3, 16), "W": (3, 7, 16, 3, 3)}),
+        (STRIDED_PLANES, {"X": (16, 9, 10, 10), "W": (16, 16, 3, 3, 3)}),
+        (REFLECTED.format(y="y * 2 + i - 1", x="x * 2 + j - 1"), {"X": (16, 8, 8), "W": (16, 16, 3, 3)}),
+        (REFLECTED.format(y="y + i * 2 - 1", x="x + j * 2 - 1"), {"X": (16, 8, 8), "W": (16, 16, 3, 3)}),
+    ],
+)
 def test_other_convolutions_are_direct(text: str, shapes: Shapes) -> None:
     program = program_of(text, shapes)
     for mode in WinogradMode:

@@ -65,10 +65,22 @@ def test_tiles_match_the_interpreter(name: str, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "loads"),
-    [("bias", "uint4"), ("half", "uint4"), ("bytes", "uint4"), ("a rest", "uint4"), ("channels", "uint4"),
-     ("rows of six", "uint4"), ("transpose", "uint4"), ("transpose of halves", "uint4"), ("heads", "uint4"),
-     ("table", "uint4"), ("odd rows", "uint4"), ("ragged planes", "uint4"), ("odd and crossed", "")],
-)  # fmt: skip
+    [
+        ("bias", "uint4"),
+        ("half", "uint4"),
+        ("bytes", "uint4"),
+        ("a rest", "uint4"),
+        ("channels", "uint4"),
+        ("rows of six", "uint4"),
+        ("transpose", "uint4"),
+        ("transpose of halves", "uint4"),
+        ("heads", "uint4"),
+        ("table", "uint4"),
+        ("odd rows", "uint4"),
+        ("ragged planes", "uint4"),
+        ("odd and crossed", ""),
+    ],
+)
 def test_the_best_tiles_access_memory_as_wide_as_rows_allow(name: str, loads: str) -> None:
     found = case(*CASES[name])
     text = found.text(found.ranked[0])
@@ -78,9 +90,16 @@ def test_the_best_tiles_access_memory_as_wide_as_rows_allow(name: str, loads: st
 
 @pytest.mark.parametrize(
     "name",
-    ["transpose", "transpose of halves", "from channels last", "crossed twice", "transpose of odd halves",
-     "transpose of odd bytes", "transpose of bytes with rows of fours"],
-)  # fmt: skip
+    [
+        "transpose",
+        "transpose of halves",
+        "from channels last",
+        "crossed twice",
+        "transpose of odd halves",
+        "transpose of odd bytes",
+        "transpose of bytes with rows of fours",
+    ],
+)
 def test_tensors_across_the_result_are_staged(name: str) -> None:
     found = case(*CASES[name])
     assert "__shared__" in found.text(found.ranked[0])
@@ -130,13 +149,17 @@ def test_lanes_along_a_line_load_whole_sectors(width: int, size: int, lanes: int
 
 @pytest.mark.parametrize(
     ("dtype", "shape"),
-    [("float16", (16387, 8191)), ("float16", (8191, 8191)), ("bfloat16", (8192, 8191)), ("int8", (4100, 4100)),
-     ("int8", (46340, 46340)), ("int8", (8191, 8191))],
-)  # fmt: skip
+    [
+        ("float16", (16387, 8191)),
+        ("float16", (8191, 8191)),
+        ("bfloat16", (8192, 8191)),
+        ("int8", (4100, 4100)),
+        ("int8", (46340, 46340)),
+        ("int8", (8191, 8191)),
+    ],
+)
 @pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb"])
-def test_large_transposes_of_narrow_types_take_at_most_twice_their_traffic(
-    dtype: str, shape: tuple[int, int], target: str
-) -> None:
+def test_large_transposes_of_narrow_types_take_at_most_twice_their_traffic(dtype: str, shape: tuple[int, int], target: str) -> None:
     types = {"x": TensorType(DType(dtype), shape)}
     spec = hardware.load(target)
     _, ranked, _ = rank_best_partition(parse("y[j, i] = x[i, j]", types), spec, 1)

@@ -80,8 +80,11 @@ def written(score: str, group: int, heads: int, queries: int, keys: int) -> tupl
     """Statement by statement, `group` heads sharing keys, 32 features."""
     text = SOFTMAX.format(score=score, group=f" // {group}" if group > 1 else "")
     sizes = f"{keys} 32"
-    return text, {"q": f"float16 1 {heads} {queries} 32", "k": f"float16 1 {heads // group} {sizes}",
-                  "v": f"float16 1 {heads // group} {sizes}"}  # fmt: skip
+    return text, {
+        "q": f"float16 1 {heads} {queries} 32",
+        "k": f"float16 1 {heads // group} {sizes}",
+        "v": f"float16 1 {heads // group} {sizes}",
+    }
 
 
 def flat(dtype: str = "float16") -> Inputs:
@@ -237,10 +240,14 @@ def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
     assert group.attention is not None
     on = unit(AMPERE, "mma_f16" if group.attention.dtype is DType.FLOAT16 else "mma_bf16")
     return RProgram(
-        group.space, on, tile(tiles.rows, tiles.keys), tile(tiles.warp_rows, tiles.warp_keys),
-        reduce_threads=32 * tiles.keys // tiles.warp_keys, split_k=tiles.parts,
+        group.space,
+        on,
+        tile(tiles.rows, tiles.keys),
+        tile(tiles.warp_rows, tiles.warp_keys),
+        reduce_threads=32 * tiles.keys // tiles.warp_keys,
+        split_k=tiles.parts,
         pipeline=PipelineOptions(tiles.stages),
-    )  # fmt: skip
+    )
 
 
 def kernel(case: tuple[str, Inputs], tiles: Tiles) -> tuple[TensorProgram, KernelSource]:
@@ -399,9 +406,7 @@ def test_scalar_lanes_compute_attention_in_several_kernels() -> None:
 
 
 def test_kv_split_constraint_is_met() -> None:
-    groups, ranked, _ = rank_best_partition(
-        program(LLAMA, LLAMA_INPUTS), AMPERE, 1, ScheduleConstraints(tiles=(("split_k", 2),))
-    )
+    groups, ranked, _ = rank_best_partition(program(LLAMA, LLAMA_INPUTS), AMPERE, 1, ScheduleConstraints(tiles=(("split_k", 2),)))
     assert groups[0].attention is not None
     assert ranked[0][0].program.split_k == 2
     with pytest.raises(NoCandidateError):

@@ -74,9 +74,7 @@ def test_an_uneven_last_wave_is_streamed() -> None:
     programs = construct(matmul(2048, 2048, 2048), A100, F16).programs
     streamed = [p for p in programs if p.pipeline.stream_k_blocks]
     assert streamed
-    assert all(
-        p.pipeline.stream_k_blocks % A100.num_cores == 0 for p in streamed if p.block["m"] == p.block["n"] == 128
-    )
+    assert all(p.pipeline.stream_k_blocks % A100.num_cores == 0 for p in streamed if p.block["m"] == p.block["n"] == 128)
     assert not any(p.pipeline.stream_k_blocks for p in construct(matmul(8192, 8192, 8192), A100, F16).programs)
 
 
@@ -125,9 +123,7 @@ def test_more_stages_are_never_slower_where_as_many_blocks_fit(name: str) -> Non
 def test_a_raster_saves_dram_traffic() -> None:
     group = GROUPS["square"]
     program = ranked(group)[0].program.with_pipeline(raster=1)
-    plain, walked = (
-        {s.name: s.seconds for s in estimated(group, program.with_pipeline(raster=r), A100).stages} for r in (1, 8)
-    )
+    plain, walked = ({s.name: s.seconds for s in estimated(group, program.with_pipeline(raster=r), A100).stages} for r in (1, 8))
     assert walked["dram"] < plain["dram"]
     assert walked["mma"] == plain["mma"]
 

@@ -97,13 +97,15 @@ def test_wrappers_are_of_the_instructions_that_devices_have() -> None:
 def test_lanes_hold_whole_words() -> None:
     held = {u.name: (fragment_of(u).step_bytes, fragment_of(u).a_words) for u in MI250X.units if u.takes_fragments}
     assert held | {"mfma_f64": ()} == {
-        "mfma_f16": (32, 2), "mfma_bf16": (32, 2), "mfma_f32": (16, 1), "mfma_s8": (16, 1), "mfma_f64": (),
-    }  # fmt: skip
+        "mfma_f16": (32, 2),
+        "mfma_bf16": (32, 2),
+        "mfma_f32": (16, 1),
+        "mfma_s8": (16, 1),
+        "mfma_f64": (),
+    }
     half = unit(MI250X, "mfma_f16")
     assert mfma_unsupported_reason(dataclasses.replace(half, shape=(32, 32, 8))).startswith("instructions of 32 x 32")
-    assert mfma_unsupported_reason(dataclasses.replace(half, shape=(16, 16, 4))).startswith(
-        "lanes do not hold whole words"
-    )
+    assert mfma_unsupported_reason(dataclasses.replace(half, shape=(16, 16, 4))).startswith("lanes do not hold whole words")
 
 
 # operands ---------------------------------------------------------------------------------------------------------

@@ -148,10 +148,7 @@ def test_trees_are_legal(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "code"),
     [
-        *[
-            (k, without(CpAsyncWaitGroup), "schedule-order")
-            for k in ("copied", "copied, ragged", "rounded", "streamed")
-        ],
+        *[(k, without(CpAsyncWaitGroup), "schedule-order") for k in ("copied", "copied, ragged", "rounded", "streamed")],
         ("one of them computed", without(CpAsyncWaitGroup), "schedule-order"),
         ("copied", without(Barrier), "schedule-order"),
         ("one of them computed", without(Barrier), "schedule-order"),
@@ -283,13 +280,20 @@ def test_vectors_of_outputs_have_their_own_biases(at: str, columns: int) -> None
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("more", "a", "b", "bias", "sums", "out", "axes"),
-    every(3, [(m, *names) for m in ({"stages": 3, "raster": 2}, {"stages": 2, "stream_k_blocks": 3}) for names in (
-        ("acc", "thread", "raster", "sums", "item", ("lane_id", "row", "element")),
-        ("a", "b", "copy_async_16", "part", "mma_m16n8k16_f16", ("stream", "tile", "visit")),
-        ("shared_memory", "a_shared", "total", "partial", "first", ("slot", "n_block", "place")),
-        ("commit_copies", "load_matrix_4", "b_shared", "fetched", "shared_address", ("raster_row", "m_warp", "pair")),
-    )]),
-)  # fmt: skip
+    every(
+        3,
+        [
+            (m, *names)
+            for m in ({"stages": 3, "raster": 2}, {"stages": 2, "stream_k_blocks": 3})
+            for names in (
+                ("acc", "thread", "raster", "sums", "item", ("lane_id", "row", "element")),
+                ("a", "b", "copy_async_16", "part", "mma_m16n8k16_f16", ("stream", "tile", "visit")),
+                ("shared_memory", "a_shared", "total", "partial", "first", ("slot", "n_block", "place")),
+                ("commit_copies", "load_matrix_4", "b_shared", "fetched", "shared_address", ("raster_row", "m_warp", "pair")),
+            )
+        ],
+    ),
+)
 def test_program_names_do_not_clash_with_kernel_names(
     a: str, b: str, bias: str, sums: str, out: str, axes: tuple[str, str, str], more: dict[str, int]
 ) -> None:

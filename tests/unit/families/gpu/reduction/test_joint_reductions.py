@@ -23,17 +23,21 @@ HW = hardware.load("nvidia-h200-sxm")
 STATISTICS = "s[j] +=! x[i, j]; q[j] +=! x[i, j] * x[i, j]; m[j] >=! x[i, j]; y[j] = q[j] / {n}.0 - s[j] / {n}.0 + m[j]"
 IMAGES = "s[c] +=! x[b, c, h]; q[c] +=! x[b, c, h] * x[b, c, h]"
 RESIDUAL = (
-    "z[i, j] = x[i, j] + w[i, j]; q[i] +=! z[i, j] * z[i, j]; r[i] = rsqrt(q[i] / {n}.0 + 0.001);"
-    " y[i, j] = z[i, j] * r[i] * g[j]"
+    "z[i, j] = x[i, j] + w[i, j]; q[i] +=! z[i, j] * z[i, j]; r[i] = rsqrt(q[i] / {n}.0 + 0.001); y[i, j] = z[i, j] * r[i] * g[j]"
 )
 ROWS = "s[i] +=! x[i, j]; q[i] +=! x[i, j] * x[i, j]; y[i] = q[i] - s[i]"
 
 
 def build(expression: str, dtype: DType, shape: tuple[int, ...], outputs: tuple[str, ...]) -> BuildReport:
     request = build_request(
-        expression.replace("{n}", str(shape[0])), {"x": TensorType(dtype, shape)}, outputs=outputs,
-        target="nvidia-h200-sxm", select="model", top_k=1, runtime="emulator",
-    )  # fmt: skip
+        expression.replace("{n}", str(shape[0])),
+        {"x": TensorType(dtype, shape)},
+        outputs=outputs,
+        target="nvidia-h200-sxm",
+        select="model",
+        top_k=1,
+        runtime="emulator",
+    )
     return build_kernel(request)
 
 
@@ -41,9 +45,7 @@ def check(report: BuildReport) -> None:
     compiled = report.winner.compiled
     assert compiled is not None
     rng = np.random.default_rng(3)
-    arrays = {
-        name: rng.standard_normal(type_.shape).astype(numpy_dtype(type_.dtype)) for name, type_ in report.program.inputs
-    }
+    arrays = {name: rng.standard_normal(type_.shape).astype(numpy_dtype(type_.dtype)) for name, type_ in report.program.inputs}
     call = load_emulated(compiled, races=True).bind(arrays)
     call()
     expected = evaluate(report.program, arrays)
@@ -57,9 +59,12 @@ def check(report: BuildReport) -> None:
 def test_sums_of_rows_and_of_columns_are_separate(target: str, columns: int) -> None:
     """One pass over a square tensor serves one of them alone."""
     request = build_request(
-        "s[i] +=! x[i, j]; q[j] +=! x[i, j] * x[i, j]", {"x": TensorType(DType.BFLOAT16, (8192, columns))},
-        target=target, select="model", top_k=1,
-    )  # fmt: skip
+        "s[i] +=! x[i, j]; q[j] +=! x[i, j] * x[i, j]",
+        {"x": TensorType(DType.BFLOAT16, (8192, columns))},
+        target=target,
+        select="model",
+        top_k=1,
+    )
     assert len(build_kernel(request).groups) == 2
 
 
@@ -68,8 +73,11 @@ def test_sums_of_rows_and_of_columns_are_separate(target: str, columns: int) -> 
 def test_a_norm_of_equal_elements_is_zero(columns: int) -> None:
     report = build(
         f"s[i] +=! x[i, j]; u[i] = s[i] / {columns}.0; q[i] +=! (x[i, j] - u[i]) * (x[i, j] - u[i]);"
-        f"y[i, j] = (x[i, j] - u[i]) * rsqrt(q[i] / {columns}.0 + 1e-05)", DType.FLOAT32, (3, columns), ("y",),
-    )  # fmt: skip
+        f"y[i, j] = (x[i, j] - u[i]) * rsqrt(q[i] / {columns}.0 + 1e-05)",
+        DType.FLOAT32,
+        (3, columns),
+        ("y",),
+    )
     compiled = report.winner.compiled
     assert compiled is not None
     result = load_emulated(compiled).run({"x": np.full((3, columns), 1000.0, np.float32)})["y"]
@@ -110,9 +118,14 @@ def test_a_sum_that_a_norm_reads_is_stored_by_the_norm(columns: int, dtype: DTyp
     """The sum of a residual is an output too: one kernel reads its operands once."""
     types = {"x": TensorType(dtype, (300, columns)), "w": TensorType(dtype, (300, columns))}
     request = build_request(
-        RESIDUAL.replace("{n}", str(columns)), {**types, "g": TensorType(dtype, (columns,))}, outputs=("z", "y"),
-        target="nvidia-h200-sxm", select="model", top_k=1, runtime="emulator",
-    )  # fmt: skip
+        RESIDUAL.replace("{n}", str(columns)),
+        {**types, "g": TensorType(dtype, (columns,))},
+        outputs=("z", "y"),
+        target="nvidia-h200-sxm",
+        select="model",
+        top_k=1,
+        runtime="emulator",
+    )
     report = build_kernel(request)
     assert len(report.groups) == 1
     check(report)

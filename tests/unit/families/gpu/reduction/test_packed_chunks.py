@@ -216,8 +216,7 @@ def test_model_counts_the_instructions_of_the_machine_code() -> None:
     """One chunk of eight rows, without a loop; the code that computes infinite sums again seldom runs."""
     if not (toolchain := availability(HOPPER)).ok:
         pytest.skip(toolchain.reason)
-    compute = rows(f"({INT4} - 8).cast(`float16`) * S[n, k // 128]", 4096, n=4096,
-                   Q="int32 4096 512", S="float16 4096 32")  # fmt: skip
+    compute = rows(f"({INT4} - 8).cast(`float16`) * S[n, k // 128]", 4096, n=4096, Q="int32 4096 512", S="float16 4096 32")
     groups, candidates, _ = rank_best_partition(compute, HOPPER, 1)
     (choice,) = best_plans(candidates, 1)[0].choices
     workload = REDUCTION.prepare(groups[0], prepare_workload(groups[0].space, HOPPER, choice.program.unit))
@@ -234,9 +233,8 @@ def test_model_counts_the_instructions_of_the_machine_code() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shared"),
-    [("NVFP4", 1), ("NVFP4 by float8, scales of rows", 2), ("MXFP4 of bfloat16", 1),
-     ("values of bfloat16 by a table", 0)],
-)  # fmt: skip
+    [("NVFP4", 1), ("NVFP4 by float8, scales of rows", 2), ("MXFP4 of bfloat16", 1), ("values of bfloat16 by a table", 0)],
+)
 def test_scale_is_not_shared_where_float32_would_round_products_to_zero(name: str, shared: int) -> None:
     groups, _, _ = rank_best_partition(PACKED[name], HOPPER, 1)
     packed = packed_sum(groups[0].statements[0], "k", 16)

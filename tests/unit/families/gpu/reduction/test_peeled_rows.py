@@ -66,9 +66,7 @@ def source_of(program: TensorProgram, flight: int, lanes: int, run: int, serial:
 
 def inputs_of(program: TensorProgram, *, special: bool) -> dict[str, NDArray[np.generic]]:
     rng = np.random.default_rng(7)
-    arrays = {
-        name: (rng.standard_normal(type_.shape) * 3).astype(numpy_dtype(type_.dtype)) for name, type_ in program.inputs
-    }
+    arrays = {name: (rng.standard_normal(type_.shape) * 3).astype(numpy_dtype(type_.dtype)) for name, type_ in program.inputs}
     if special:
         x = arrays["x"]
         x[1, ::3] = -np.inf
@@ -104,12 +102,8 @@ def test_peeled_rows_give_the_results_of_the_interpreter(expression: str, column
 @pytest.mark.parametrize("lanes", [4, 32, 64])
 @pytest.mark.parametrize("flight", [1, 3], ids=["streamed", "resident"])
 @pytest.mark.parametrize(("rows", "serial"), [(9, 2), (64, 4), (67, 2)])
-@pytest.mark.parametrize(
-    "expression", [LAYER_NORM, RMS_NORM, MASKED_SOFTMAX, JOINT], ids=["layer", "rms", "softmax", "joint"]
-)
-def test_blocks_stage_operands_of_rows_with_one_alignment(
-    expression: str, rows: int, serial: int, flight: int, lanes: int
-) -> None:
+@pytest.mark.parametrize("expression", [LAYER_NORM, RMS_NORM, MASKED_SOFTMAX, JOINT], ids=["layer", "rms", "softmax", "joint"])
+def test_blocks_stage_operands_of_rows_with_one_alignment(expression: str, rows: int, serial: int, flight: int, lanes: int) -> None:
     program = program_of(expression, DType.BFLOAT16, 263, rows)
     source = source_of(program, flight, lanes, 8, serial)
     staged = "k_staged0" if expression == MASKED_SOFTMAX else "g_staged0"
@@ -131,9 +125,13 @@ def test_lanes_share_the_head_and_tail(lanes: int) -> None:
 )
 def test_long_rows_of_odd_length_are_peeled(dtype: DType, columns: int, elements: int, bits: int) -> None:
     request = build_request(
-        SUM, {"x": TensorType(dtype, (4096, columns))}, target="nvidia-h200-sxm", select="model", top_k=1,
+        SUM,
+        {"x": TensorType(dtype, (4096, columns))},
+        target="nvidia-h200-sxm",
+        select="model",
+        top_k=1,
         runtime="emulator",
-    )  # fmt: skip
+    )
     winner = build_kernel(request).winner
     assert winner.plan.dominant_choice.program.thread["c"] == elements
     assert bits == elements * dtype.bytes * 8
@@ -143,9 +141,13 @@ def test_long_rows_of_odd_length_are_peeled(dtype: DType, columns: int, elements
 def test_rows_of_half_a_warp_of_vectors_may_be_peeled() -> None:
     """197 columns: the tokens of an image of 14 x 14 patches, and one more."""
     request = build_request(
-        SOFTMAX, {"x": TensorType(DType.BFLOAT16, (200000, 197))}, target="nvidia-h200-sxm", select="model", top_k=1,
+        SOFTMAX,
+        {"x": TensorType(DType.BFLOAT16, (200000, 197))},
+        target="nvidia-h200-sxm",
+        select="model",
+        top_k=1,
         runtime="emulator",
-    )  # fmt: skip
+    )
     winner = build_kernel(request).winner
     assert winner.plan.dominant_choice.program.thread["c"] == 8
     assert winner.source is not None
@@ -166,9 +168,13 @@ def test_the_model_stages_the_operands_that_the_kernel_does(weight: str, *, is_s
 @pytest.mark.parametrize(("columns", "elements"), [(37, 1), (4100, 4)])
 def test_short_rows_and_rows_of_aligned_vectors_are_not_peeled(columns: int, elements: int) -> None:
     request = build_request(
-        SUM, {"x": TensorType(DType.BFLOAT16, (4096, columns))}, target="nvidia-h200-sxm", select="model", top_k=1,
+        SUM,
+        {"x": TensorType(DType.BFLOAT16, (4096, columns))},
+        target="nvidia-h200-sxm",
+        select="model",
+        top_k=1,
         runtime="emulator",
-    )  # fmt: skip
+    )
     winner = build_kernel(request).winner
     assert winner.plan.dominant_choice.program.thread["c"] == elements
     assert "head" not in winner.source.text

@@ -140,10 +140,14 @@ LONG_TYPES = pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32], i
 def test_rows_too_long_for_registers_are_read_once(dtype: DType) -> None:
     report = build_kernel(
         build_request(
-            SOFTMAX, {"x": TensorType(dtype, (4096, LONG))}, target="nvidia-h200-sxm", select="model", top_k=1,
+            SOFTMAX,
+            {"x": TensorType(dtype, (4096, LONG))},
+            target="nvidia-h200-sxm",
+            select="model",
+            top_k=1,
             runtime="emulator",
         )
-    )  # fmt: skip
+    )
     source = report.winner.source
     (launch,) = source.launches
     assert LONG * dtype.bytes <= launch.shared_bytes <= 227 << 10

@@ -64,9 +64,8 @@ def test_private_targets_match_the_interpreter(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("expression", "dtype", "extent"),
-    [("grid[at[n]] +=. x[n]", "int32", 12289), ("grid[at[n]] = x[n]", "int32", 5003),
-     ("grid[at[n]] +=. x[n]", "float16", 64)],
-)  # fmt: skip
+    [("grid[at[n]] +=. x[n]", "int32", 12289), ("grid[at[n]] = x[n]", "int32", 5003), ("grid[at[n]] +=. x[n]", "float16", 64)],
+)
 def test_other_targets_are_updated_in_memory(expression: str, dtype: str, extent: int) -> None:
     types: Types = {"grid": (dtype, (extent,)), "at": AT, "x": (dtype, (UPDATES,))}
     assert private(case(expression, types)) == []
@@ -82,9 +81,7 @@ def emulated(found: Case, tiles: RProgram, *, races: bool = False) -> EmulatorMo
 def test_an_index_out_of_range_names_the_target() -> None:
     found = case(*CASES["histogram"])
     arrays = {"grid": np.zeros(64, np.int32), "at": np.full(UPDATES, 64, np.int32)}
-    with pytest.raises(
-        IndexRangeError, match=r"index 64 is outside dimension 0 \(axis n\) of grid, which has extent 64"
-    ):
+    with pytest.raises(IndexRangeError, match=r"index 64 is outside dimension 0 \(axis n\) of grid, which has extent 64"):
         emulated(found, private(found)[0]).run(arrays)
 
 

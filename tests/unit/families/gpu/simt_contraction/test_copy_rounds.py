@@ -44,9 +44,13 @@ def value_of(expr: Expr, at: dict[str, int]) -> int:
         case Op(kind=kind, args=(x, y)):
             a, b = value_of(x, at), value_of(y, at)
             return {
-                OpKind.ADD: a + b, OpKind.MUL: a * b, OpKind.LT: int(a < b), OpKind.LOR: int(a or b),
-                OpKind.FLOORDIV: a // b if b else 0, OpKind.MOD: a % b if b else 0,
-            }[kind]  # fmt: skip
+                OpKind.ADD: a + b,
+                OpKind.MUL: a * b,
+                OpKind.LT: int(a < b),
+                OpKind.LOR: int(a or b),
+                OpKind.FLOORDIV: a // b if b else 0,
+                OpKind.MOD: a % b if b else 0,
+            }[kind]
     raise AssertionError(expr)
 
 
@@ -69,10 +73,7 @@ def test_each_item_has_one_thread_and_round(extents: tuple[int, ...], threads: i
     if found.is_partial:
         has_item = found.has_item(found.partial_digit(ref(THREAD)), ref(ROUND))
     places = [{THREAD: thread, ROUND: i} for thread in range(threads) for i in range(found.rounds)]
-    items = [
-        tuple(value_of(position, at) for position in positions)
-        for at in places if has_item is None or value_of(has_item, at)
-    ]  # fmt: skip
+    items = [tuple(value_of(position, at) for position in positions) for at in places if has_item is None or value_of(has_item, at)]
     assert sorted(items) == sorted(itertools.product(*map(range, extents)))
 
 
@@ -81,8 +82,7 @@ def test_steps_of_rounds_are_equal_for_all_threads(extents: tuple[int, ...], thr
     found = divided(extents, threads)
     for position in found.positions(ref(THREAD), ref(ROUND)):
         for i in range(found.rounds):
-            steps = {value_of(position, {THREAD: t, ROUND: i}) - value_of(position, {THREAD: t, ROUND: 0})
-                     for t in range(threads)}  # fmt: skip
+            steps = {value_of(position, {THREAD: t, ROUND: i}) - value_of(position, {THREAD: t, ROUND: 0}) for t in range(threads)}
             assert len(steps) == 1
 
 
@@ -125,8 +125,7 @@ class Forced:
         best = rank(self.group, hw, hw.unit_for(DType.FLOAT32), 1)[0][0]
         sizes = dict(zip("mnk", zip(block, (thread, thread, 1), strict=True), strict=True))
         outer, inner = (
-            RTile(tuple((axis.name, sizes.get(axis.role.value, (1, 1))[i]) for axis in self.group.space.axes))
-            for i in (0, 1)
+            RTile(tuple((axis.name, sizes.get(axis.role.value, (1, 1))[i]) for axis in self.group.space.axes)) for i in (0, 1)
         )
         pipeline = PipelineOptions(stages)
         self.tiles = replace(best.program, block=outer, thread=inner, split_k=1, pipeline=pipeline)
@@ -141,9 +140,7 @@ class Forced:
 @pytest.mark.parametrize("hw", [A100, T4], ids=lambda hw: hw.id)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(("block", "thread"), TILES, ids=str)
-def test_results_are_those_of_the_reference(
-    name: str, hw: HardwareSpec, block: tuple[int, int, int], thread: int
-) -> None:
+def test_results_are_those_of_the_reference(name: str, hw: HardwareSpec, block: tuple[int, int, int], thread: int) -> None:
     forced = Forced(name, hw, block, thread)
     arrays = random_inputs(forced.compute, 1)
     got = load_emulated(CompiledKernel(forced.source, b"", "", ()), 1, races=True).run(arrays)
@@ -154,9 +151,8 @@ def test_results_are_those_of_the_reference(
 @pytest.mark.parametrize("hw", [A100, T4], ids=lambda hw: hw.id)
 @pytest.mark.parametrize(
     ("name", "block"),
-    [("rows along k", (64, 96, 8)), ("rows along m", (128, 80, 16)), ("scales", (96, 128, 32)),
-     ("convolution", (96, 128, 16))],
-)  # fmt: skip
+    [("rows along k", (64, 96, 8)), ("rows along m", (128, 80, 16)), ("scales", (96, 128, 32)), ("convolution", (96, 128, 16))],
+)
 def test_ptxas_does_not_spill_where_the_estimate_fits(name: str, block: tuple[int, int, int], hw: HardwareSpec) -> None:
     if not (toolchain := availability(hw)).ok:
         pytest.skip(toolchain.reason)

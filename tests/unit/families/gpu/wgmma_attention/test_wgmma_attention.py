@@ -287,9 +287,8 @@ def test_unmasked_tiles_are_fully_visible(cond: str) -> None:
         last = min(rows.extent, 64 * block + 64)
         for step in range(4):
             unmasked = all(
-                j < 50 and MASKS[cond](row // 3, j)
-                for row in range(64 * block, last) for j in range(16 * step, 16 * step + 16)
-            )  # fmt: skip
+                j < 50 and MASKS[cond](row // 3, j) for row in range(64 * block, last) for j in range(16 * step, 16 * step + 16)
+            )
             assert exact is None or holds(kv_loop.is_unmasked(num(step), exact), {"m.block": block}) == unmasked
 
 
@@ -343,9 +342,7 @@ def test_operands_through_registers_use_mma_attention() -> None:
     with pytest.raises(NoCandidateError, match="queries and keys and values through registers"):
         rank_units(group, HOPPER, 1, ScheduleConstraints(op_class=OpClass.WGMMA))
     groups, ranked, _ = rank_best_partition(odd, HOPPER, 1)
-    assert any(
-        choices[0].program.unit.takes_fragments for g, choices in zip(groups, ranked, strict=True) if g.attention
-    )
+    assert any(choices[0].program.unit.takes_fragments for g, choices in zip(groups, ranked, strict=True) if g.attention)
 
 
 def test_every_tile_fits_the_device_and_no_estimate_is_below_its_roofline() -> None:

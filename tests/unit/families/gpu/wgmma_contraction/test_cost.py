@@ -225,9 +225,11 @@ def test_roles_hand_their_registers_over_and_one_consumer_keeps_its_own() -> Non
 
 def test_where_it_is_refused_and_why() -> None:
     rows = group(
-        "C[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`); Y[m] +=! C[m,n]", H200,
-        A=("float16", (128, 64)), B=("float16", (64, 64)),
-    )  # fmt: skip
+        "C[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`); Y[m] +=! C[m,n]",
+        H200,
+        A=("float16", (128, 64)),
+        B=("float16", (64, 64)),
+    )
     with pytest.raises(NoCandidateError, match="row reductions are not supported"):
         units_for(rows, H200, ScheduleConstraints(op_class=WGMMA))
     with pytest.raises(NoCandidateError, match="nvidia-b200 has no matrix units of warpgroups"):
@@ -258,12 +260,21 @@ def test_demands_that_cannot_be_met_say_why(tiles: dict[str, int], reason: str) 
 @pytest.mark.parametrize(
     "tiles",
     [
-        {"cluster_m": 2}, {"cluster_n": 4}, {"cluster_m": 2, "cluster_n": 2}, {"blocks": 7}, {"stream_k": 100},
-        {"split_k": 3}, {"blocks": 16, "cluster_m": 2, "split_k": 2}, {"stages": 2, "raster": 1},
-        {"pingpong": 1, "blocks": 12}, {"pingpong": 1, "blocks": 8, "cluster_m": 2}, {"cluster_k": 4},
-        {"cluster_k": 2, "cluster_m": 2, "cluster_n": 2}, {"cluster_k": 1, "split_k": 2},
+        {"cluster_m": 2},
+        {"cluster_n": 4},
+        {"cluster_m": 2, "cluster_n": 2},
+        {"blocks": 7},
+        {"stream_k": 100},
+        {"split_k": 3},
+        {"blocks": 16, "cluster_m": 2, "split_k": 2},
+        {"stages": 2, "raster": 1},
+        {"pingpong": 1, "blocks": 12},
+        {"pingpong": 1, "blocks": 8, "cluster_m": 2},
+        {"cluster_k": 4},
+        {"cluster_k": 2, "cluster_m": 2, "cluster_n": 2},
+        {"cluster_k": 1, "split_k": 2},
     ],
-)  # fmt: skip
+)
 def test_demands_that_can_are(tiles: dict[str, int]) -> None:
     program = best(square(2048), **tiles)[0].program
     assert {field: tile_value(program, field) for field in tiles} == tiles
@@ -362,8 +373,7 @@ def test_a_prime_number_of_rounds_waits_for_each() -> None:
     model = prepare_model(found, H200, program.unit)
     known = wgmma_tile(program, operands(found), H200.arch)
     prime, even = (
-        cluster_reduction_cycles(model.workload, known._replace(m=128, n=n, group_m=64, group_n=n), 2)
-        for n in (176, 192)
+        cluster_reduction_cycles(model.workload, known._replace(m=128, n=n, group_m=64, group_n=n), 2) for n in (176, 192)
     )
     assert (batch_rounds(11, 8), batch_rounds(12, 8), batch_rounds(1, 8), batch_rounds(6, 0)) == (1, 6, 1, 1)
     assert prime > even + 6 * CLUSTER_LATENCY_CYCLES  # nine more batches, fewer bytes
@@ -371,9 +381,21 @@ def test_a_prime_number_of_rounds_waits_for_each() -> None:
 
 @pytest.mark.parametrize(
     ("tiles", "steps", "blocks", "parts"),
-    [(32, 64, 1, 4), (64, 64, 1, 2), (66, 64, 1, 2), (67, 64, 1, 1), (33, 64, 1, 2), (16, 64, 1, 8), (1, 64, 1, 8),
-     (1, 8, 1, 4), (1, 3, 1, 1), (16, 64, 2, 4), (16, 64, 4, 2), (16, 64, 8, 1)],
-)  # fmt: skip
+    [
+        (32, 64, 1, 4),
+        (64, 64, 1, 2),
+        (66, 64, 1, 2),
+        (67, 64, 1, 1),
+        (33, 64, 1, 2),
+        (16, 64, 1, 8),
+        (1, 64, 1, 8),
+        (1, 8, 1, 4),
+        (1, 3, 1, 1),
+        (16, 64, 2, 4),
+        (16, 64, 4, 2),
+        (16, 64, 8, 1),
+    ],
+)
 def test_parts_fill_one_wave_of_clusters(tiles: int, steps: int, blocks: int, parts: int) -> None:
     assert cluster_parts(H200.num_cores, tiles, steps, blocks) == parts
 

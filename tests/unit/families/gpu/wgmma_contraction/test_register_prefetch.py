@@ -23,10 +23,7 @@ from roller_svc.ir.rprogram import PipelineOptions
 HOPPER = hardware.load("nvidia-h200-sxm")
 FIELD = "({word} >> ({place} * 4)).call(`bitwise_and`, [15]).cast(`int32`)"
 ROWS = "W[n, k] = ({value}).cast(`float16`){scale} where n in 512, k in 1024; C[m, n] +=! A[m, k] * W[n, k]"
-COLUMNS = (
-    "W[k, n] = ({word} - {zero}).cast(`float16`) * S[k // 128, n] where n in 512, k in 1024; "
-    "C[m, n] +=! A[m, k] * W[k, n]"
-)
+COLUMNS = "W[k, n] = ({word} - {zero}).cast(`float16`) * S[k // 128, n] where n in 512, k in 1024; C[m, n] +=! A[m, k] * W[k, n]"
 ZERO = FIELD.format(word="Z[k // 128, n // 8]", place="(n % 8)")
 COLUMN_INPUTS = {"A": "float16 64 1024", "Z": "int32 8 64", "S": "float16 8 512"}
 INT4 = (
@@ -91,15 +88,21 @@ def test_prefetched_k_tiles_fit_in_registers() -> None:
 @pytest.mark.parametrize(
     ("text", "inputs"),
     [
-        ("W[n, k] = T[Q[n, k].cast(`int32`)] * S[n]; C[m, n] +=! A[m, k] * W[n, k]",
-         {"A": "float16 64 256", "Q": "uint8 512 256", "T": "float16 256", "S": "float16 512"}),  # by data
-        (ROWS.format(value=f"T[{FIELD.format(word='Q[n, k // 8]', place='(k % 8)')}]", scale=""),
-         {"A": "float16 64 1024", "Q": "int32 512 128", "T": "float32 16"}),  # a table in memory
-        ("W[n, k] = Q[n, k].cast(`float16`) * S[n]; C[m, n] +=! A[m, k] * W[n, k]",
-         {"A": "float16 64 252", "Q": "int8 512 252", "S": "float16 512"}),  # rows end within a vector
+        (
+            "W[n, k] = T[Q[n, k].cast(`int32`)] * S[n]; C[m, n] +=! A[m, k] * W[n, k]",
+            {"A": "float16 64 256", "Q": "uint8 512 256", "T": "float16 256", "S": "float16 512"},
+        ),  # by data
+        (
+            ROWS.format(value=f"T[{FIELD.format(word='Q[n, k // 8]', place='(k % 8)')}]", scale=""),
+            {"A": "float16 64 1024", "Q": "int32 512 128", "T": "float32 16"},
+        ),  # a table in memory
+        (
+            "W[n, k] = Q[n, k].cast(`float16`) * S[n]; C[m, n] +=! A[m, k] * W[n, k]",
+            {"A": "float16 64 252", "Q": "int8 512 252", "S": "float16 512"},
+        ),  # rows end within a vector
         ("C[m, n] +=! A[m, k] * B[n, k]", {"A": "float16 64 256", "B": "float16 512 256"}),
     ],
-)  # fmt: skip
+)
 def test_other_operands_are_not_prefetched(text: str, inputs: dict[str, str]) -> None:
     assert block(text, inputs).b.prefetch is None
 

@@ -393,10 +393,7 @@ def test_trees_are_legal(kind: str) -> None:
         *[(k, without(FenceMbarrierInit), "schedule-order") for k in ("bulk copies", "through registers")],
         *[(k, meeting_left_out, "schedule-order") for k in ("bulk copies", "shared along both", "streamed")],
         *[(k, without(MbarrierWait), "schedule-order") for k in ("bulk copies", "copied by threads")],
-        *[
-            (k, without(CpAsyncWaitGroup), "schedule-order")
-            for k in ("copied by threads", "streamed, copied by threads")
-        ],
+        *[(k, without(CpAsyncWaitGroup), "schedule-order") for k in ("copied by threads", "streamed, copied by threads")],
         *[(k, without(FenceProxyAsync), "schedule-order") for k in ("copied by threads", "tf32, turned")],
         *[(k, without(WgmmaWaitGroup), "schedule-order") for k in ("bulk copies", "one consumer, one stage")],
         *[(k, without(WgmmaCommitGroup), "schedule-order") for k in ("bulk copies", "persistent")],
@@ -457,9 +454,13 @@ def tiles_of_block(scheduler: PersistentTiles, block: int) -> list[tuple[int, in
 
 
 @given(
-    st.integers(2, 3), st.integers(1, 9), st.integers(1, 7), st.integers(0, 12), st.integers(1, 10),
+    st.integers(2, 3),
+    st.integers(1, 9),
+    st.integers(1, 7),
+    st.integers(0, 12),
+    st.integers(1, 10),
     st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]),
-)  # fmt: skip
+)
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_every_tile_has_one_block(
     batches: int, rows: int, columns: int, clusters: int, raster: int, cluster: tuple[int, int]
