@@ -86,7 +86,8 @@ def reject_unknown(record: type[EstimateOptions], given: Iterable[str], function
     """Raise ArgumentError for an option that the record does not have."""
     for name in given:
         if name not in options_of(record):
-            raise ArgumentError(f"unknown option of {function}: {name!r}", code="invalid-option")
+            hint = f"its options are {', '.join(options_of(record))}"
+            raise ArgumentError(f"unknown option of {function}: {name!r}", code="invalid-option", hint=hint)
 
 
 def shows_options(record: type[EstimateOptions]) -> Callable[[F], F]:

@@ -63,6 +63,7 @@ class SearchOptions(EstimateOptions):
         default=None,
         metadata={
             "help": "memory that a kernel may allocate for a call; default: any",
+            "most": 1 << 60,
             "metavar": "N",
             "only_if_set": True,
         },

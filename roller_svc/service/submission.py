@@ -84,5 +84,5 @@ async def _submit(request: Request, body: BuildTerms, wanted: FarmRequest, key: 
 
 
 def _content(path: str, body: BaseModel) -> bytes:
-    """Return what decides the result of a request, in one form."""
-    return json.dumps([path, body.model_dump(mode="json")], sort_keys=True, separators=(",", ":")).encode()
+    """Return what decides the result of a request, in one form. Defaults are left out: later options change no form."""
+    return json.dumps([path, body.model_dump(mode="json", exclude_defaults=True)], sort_keys=True, separators=(",", ":")).encode()

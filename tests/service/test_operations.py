@@ -336,6 +336,14 @@ def test_a_key_belongs_to_one_request(alice: Client, builder: Builder) -> None:
     assert response.status_code == 409
 
 
+def test_a_default_that_is_given_makes_no_other_request(alice: Client, builder: Builder) -> None:
+    blocked(alice, builder)
+    key = {"Idempotency-Key": "1234"}
+    first = alice.post(COMPILE, json=BODY, headers=key).json()
+    again = alice.post(COMPILE, json=BODY | {"options": {"allow_tf32": False, "max_workspace_bytes": None}}, headers=key)
+    assert again.json()["name"] == first["name"]
+
+
 @pytest.mark.parametrize("key", ["", "x" * 201, "two words"])
 def test_an_unusable_key_is_rejected(alice: Client, key: str) -> None:
     response = alice.post(COMPILE, json=BODY, headers={"Idempotency-Key": key})

@@ -28,7 +28,7 @@ def schedule_by_hand(document: Mapping[str, Any]) -> Schedule:
         numbers = {key: number for number, key in enumerate(_keys([(each.node, _launch(each)) for each in steps]))}
         try:
             launches = _launches(document["steps"], numbers)
-        except (KeyError, TypeError, ValueError, IndexError, InputError, InvariantError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, RecursionError, InputError, InvariantError) as error:
             raise ArgumentError(f"the plan cannot be read: {error}", code="invalid-plan") from error
         _check_order(launches, steps)
         for launch in launches:
@@ -70,7 +70,7 @@ def _launches(listed: Sequence[Any], numbers: Mapping[_Key, int]) -> list[Launch
         if "vdevice" not in each:
             launches.append(Launch(tuple(steps), rkernels=tuple(chosen)))
             continue
-        operators = tuple(from_json(ROperator, operator) for operator in each["operators"])
+        operators = tuple(from_json(ROperator, list(operator)) for operator in each["operators"])
         plan = from_json(VDevicePlan, each["vdevice"])
         launches.append(Launch(tuple(steps), operators, plan, tuple(chosen)))
     return launches

@@ -240,7 +240,7 @@ class DeviceArrays:
     def __init__(self, library: ArrayLibrary) -> None:
         self.library = library
         self.device = 0
-        self._devices: dict[str, int] = {}  # of the arrays so far
+        self._devices: dict[tuple[str, str], int] = {}  # of the arrays so far
 
     @classmethod
     def of_call(
@@ -272,9 +272,9 @@ class DeviceArrays:
             raise ArgumentError(f"{what} {buffer.name!r} has shape {view.shape}, expected {buffer.shape}", code="shape-mismatch")
         if what == "output" and not self.library.writeable(value):
             raise ArgumentError(f"output {buffer.name!r} cannot be written in place", code="out-not-writeable")
-        self._devices[buffer.name] = self.device = view.device
+        self._devices[what, buffer.name] = self.device = view.device
         if len(set(self._devices.values())) > 1:
-            shown = ", ".join(f"{name} on {device}" for name, device in self._devices.items())
+            shown = ", ".join(f"{name} on {device}" for (_, name), device in self._devices.items())
             raise ArgumentError(f"the arrays of one call are on several devices: {shown}", code="mixed-arrays")
         return view
 

@@ -22,10 +22,10 @@ def elf_errors(what: str, code: str) -> Iterator[None]:
     from elftools.common.exceptions import ELFError
     from elftools.construct import ConstructError
 
-    damage = (ELFError, ConstructError, struct.error, ValueError, LookupError, TypeError, AttributeError, OverflowError)
+    of_python = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
     try:
         yield
-    except damage as failure:
+    except (ELFError, ConstructError, struct.error, *of_python) as failure:
         raise CompileError(f"the compiler's output is not a {what}: {failure!r}", code=code) from failure
 
 

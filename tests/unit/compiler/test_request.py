@@ -98,6 +98,7 @@ def test_inputs_that_do_not_fit(inputs: Any, code: str) -> None:
         ({"allow_tf32": 1}, "invalid-option"),
         ({"winograd": "sometimes"}, "invalid-option"),
         ({"max_workspace_bytes": -1}, "invalid-option"),
+        ({"max_workspace_bytes": 10**5000}, "invalid-option"),
         ({"max_workspace_bytes": 1.5}, "invalid-option"),
         ({"max_workspace_bytes": True}, "invalid-option"),
         ({"family": "tcgen05"}, "invalid-option"),

@@ -190,6 +190,15 @@ def test_arrays_that_do_not_fit(cupy: FakeCupy, arrays: Any, out: Any, code: str
     assert cupy.calls == []
 
 
+def test_an_output_on_another_device_than_the_input_of_its_name(cupy: FakeCupy) -> None:
+    donated = (tensor("T", "t0", Role.INPUT, shape=(8,)), tensor("T", "t1", Role.OUTPUT, shape=(8,)))
+    launch = LaunchSpec("accumulate", ("t0", "t1"), (1, 1, 1), (8, 1, 1))
+    source = KernelSource("k", Language.CUDA, Arch("sm_", 80), "", donated, (launch,))
+    module = CudaModule(CompiledKernel(source, b"cubin", "", (Resources(8, 0, 0),)))
+    with pytest.raises(ArgumentError, match="on several devices: T on 0, T on 1"):
+        module.run({"T": FakeArray(floats())}, {"T": FakeArray(floats(), device=1)})
+
+
 def test_a_driver_error_is_a_launch_error(cupy: FakeCupy) -> None:
     cupy.refuse = True
     with pytest.raises(LaunchError, match="CUDA_ERROR_INVALID_VALUE"):

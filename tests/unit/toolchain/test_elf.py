@@ -8,7 +8,8 @@ import pytest
 from reference_kernels import cuda_scale
 
 from roller_svc.errors import CompileError
-from roller_svc.toolchain.binaries.elf import read_code
+from roller_svc.toolchain.binaries import code_object
+from roller_svc.toolchain.binaries.elf import elf_errors, read_code
 from roller_svc.toolchain.nvrtc import compile_cuda
 
 
@@ -44,3 +45,9 @@ def test_any_damage_is_rejected_or_harmless(binary: bytes) -> None:
         except CompileError:
             rejected += 1
     assert rejected
+
+
+def test_structures_that_are_nested_too_deep_are_rejected() -> None:
+    with pytest.raises(CompileError) as raised, elf_errors("code object", "bad-code-object"):
+        code_object._unpack(b"\x91" * 20_000 + b"\0", 0)
+    assert raised.value.code == "bad-code-object"

@@ -115,12 +115,6 @@ class Packing:
             case OperandLayout.STRIDED:
                 return (panels.loop((_routine(self._pack_strided(panels)),)),)
 
-    @property
-    def contiguous_source(self) -> Load | None:
-        """Return the load that a micro-kernel can execute on the unpacked operand, None if there is none."""
-        plain = self.operand.plain and self.operand.layout is OperandLayout.PANEL_MAJOR
-        return self.source if plain and isinstance(self.source, Load) else None
-
     def pack_edge(self, panels: Panels) -> tuple[Node, ...]:
         """Pack the panel at the end of the axis alone; the operand is contiguous along the panel."""
         return (self._loop_over_k(self._pack_row(panels, _coordinates(panels), panels.tail)),)

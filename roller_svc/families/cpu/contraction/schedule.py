@@ -25,7 +25,7 @@ from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW,
 from roller_svc.families.cpu.contraction.vnni_packing import VnniPacking
 from roller_svc.families.cpu.contraction.workload import ContractionFacts, CpuOperand
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, ceil_div, div, eq, min_, mod, mul, num, ref, sub
@@ -403,7 +403,10 @@ class _Blocked:
             view.n.members[0].name: add(ref("n.place"), column),
             view.k.members[0].name: add(ref(K_FIRST), ref(K_ROW)),
         }
-        source = substitute(view.operands.b, at)
+        source = view.operands.b
+        while isinstance(source, Cast):  # exact: memory has the packed type
+            source = source.arg
+        source = substitute(source, at)
         if not isinstance(source, Load):
             raise InvariantError(f"operand B packed on first use must be a plain load, got {source}")
         return source

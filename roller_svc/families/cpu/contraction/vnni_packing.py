@@ -35,11 +35,6 @@ class VnniPacking(Packing):
     sign_mask: int = 0
 
     @property
-    def contiguous_source(self) -> Load | None:
-        """Return None: memory does not hold words along a panel."""
-        return None
-
-    @property
     def _tail_elements(self) -> int:
         """Return the number of elements in an incomplete last word of k, 0 if it is complete."""
         return self.k.extent % self.group

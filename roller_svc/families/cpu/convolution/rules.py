@@ -50,9 +50,11 @@ class CpuConvolutionRules(TileRules):
         else:
             wide = [r for r in range(1, 15) if r <= image.filters.extent]
             along = [width * v for v in VECTORS if width * (v - 1) < extent]
+        largest = width * p.machine.hw.limits.max_registers_per_thread
         tiles = [
             replaced(replaced(replaced(self._smallest, p.n, f), second, b), last, a)
             for f, a, b in itertools.product(wide, along, across)
+            if f * a * b <= largest
         ]
         return [t for t in tiles if not self._register_rule(t)]
 
@@ -140,4 +142,4 @@ class CpuConvolutionRules(TileRules):
 
 def _row_extents(extent: int) -> list[int]:
     """Return the extents of a register tile that divide output positions into equal parts, but for the last."""
-    return sorted(size for size in equal_parts(extent, 1, range(1, extent + 1)) if size <= MAX_ROWS)
+    return [size for size in range(1, min(extent, MAX_ROWS) + 1) if equal_steps(extent, size) == size]

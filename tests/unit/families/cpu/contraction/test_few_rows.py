@@ -108,3 +108,15 @@ def test_packed_columns_are_prefetched_where_l2_cannot_hold_them() -> None:
     assert prefetch_distances(product(1, 1024, 1024), hw) == {512}, "2 KiB"
     assert prefetch_distances(product(1, 256, 1024), hw) == set(), "1 MiB is in L2"
     assert prefetch_distances(product(1, 1024, 1024), hinting(AVX512, 0.8)) == set()
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("float32", "float64"), ("int32", "int64")])
+def test_casts_that_change_nothing_are_packed_on_first_use(dtype: str, wide: str) -> None:
+    kernel = roller_svc.compile(
+        f"C[m, n] +=! A[m, k] * B[k, n].cast(`{wide}`).cast(`{dtype}`)",
+        {"A": (dtype, (8, 600)), "B": (dtype, (600, 512))},
+        target="local",
+        select="model",
+    )
+    a, b = (np.arange(rows * columns).reshape(rows, columns) % 7 for rows, columns in ((8, 600), (600, 512)))
+    np.testing.assert_array_equal(kernel(A=a.astype(dtype), B=b.astype(dtype))["C"], a @ b)

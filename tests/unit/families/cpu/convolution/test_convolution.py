@@ -175,3 +175,16 @@ def test_weights_are_transposed_one_filter_vector_at_a_time() -> None:
     transposes = text[: text.index("(&weights[")].splitlines()[-4:]
     loops = re.findall(r"for \(long (\w+)", "".join(transposes))
     assert loops[-2:] == ["vector", "block"]
+
+
+def test_few_register_tiles_are_tried_for_any_image() -> None:
+    """Their number follows from the registers, not from the image: 2^36 positions take no longer than 2^10."""
+    text = "y[b, f, x] +=! i[b, c, x + r] * w[f, c, r] where x in {}"
+    tried = []
+    for extent in (1 << 10, 1 << 36):
+        types = {"i": TensorType(F32, (1, 16, extent + 2)), "w": TensorType(F32, (32, 16, 3))}
+        hw = hardware.load("cpu-x86-avx512")
+        groups = partition(parse(text.format(extent), types), hw)
+        candidates, _ = rank_units(groups[0], hw, 4)
+        tried.append(len(candidates))
+    assert min(tried) >= 4
