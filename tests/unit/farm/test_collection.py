@@ -11,11 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from clocks import ManualClock
 
 from roller_svc.errors import ArgumentError, StoreError, UnknownKernelError
 from roller_svc.farm import store_lock
 from roller_svc.farm.collection import collect, verify
 from roller_svc.farm.objects import Objects
+from roller_svc.farm.sightings import Sightings
 from roller_svc.farm.store import BLOBS, MODELS, Artifact, Store
 from roller_svc.farm.store_archive import export_results, import_results
 from roller_svc.farm.store_keeper import StoreKeeper
@@ -198,6 +200,25 @@ def test_dead_writers_and_collectors_are_ignored(tmp_path: Path, monkeypatch: py
     with store_lock.collecting(store.objects):
         assert list(store.objects.list("writers/")) == []
     assert store.objects.info("collecting/lock") is None
+
+
+@pytest.mark.parametrize("age_s", [-3600.0, 3600.0])
+def test_dead_writers_and_collectors_of_another_clock_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float
+) -> None:
+    store = Store(tmp_path)
+    store.objects.note("writers/killed")
+    store.objects.note("collecting/lock", b"killed")
+    set_age(store, age_s, "writers", "collecting")
+    with store_lock.collecting(store.objects):
+        assert list(store.objects.list("writers/")) == []
+    store.objects.note("collecting/lock", b"killed")
+    set_age(store, age_s, "collecting")
+    clock = ManualClock()
+    monkeypatch.setattr(store_lock, "Sightings", lambda: Sightings(clock))
+    monkeypatch.setattr(time, "sleep", lambda _: setattr(clock, "now_s", clock.now_s + 1 + store_lock.COLLECTOR_S))
+    publish(store, 1)
+    assert present(store, 1) == [1]
 
 
 def test_a_collector_that_was_overtaken_removes_nothing(any_store: Store) -> None:
