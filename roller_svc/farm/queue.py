@@ -18,9 +18,11 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     Row,
+    Select,
     and_,
     case,
     delete,
@@ -50,6 +52,7 @@ EVERY_QUEUE = "*"  # but queues of single machines
 MACHINE_PREFIX = "local."  # of the queue of a single machine
 _QUEUED, _BUILDING, _DONE = (state.value for state in (OperationState.QUEUED, OperationState.BUILDING, OperationState.DONE))
 _IS_ALIVE = operations.c.state != literal_column("'done'")  # a literal, as only that can use the partial index
+_OWN_PRIORITY = func.coalesce(interests.c.priority, operations.c.priority)  # of a client that waits
 _OF_DEADLINES = (operations.c.deadline, operations.c.create_time, now_s().label("now_s"))
 _MAX_SUBMITS = 8  # tries of a submission that others overtake
 
@@ -58,8 +61,9 @@ _MAX_SUBMITS = 8  # tries of a submission that others overtake
 class Submission:
     """A validated request.
 
-    `max_alive` limits the operations of this client that are not done; None: no limit. A deadline is in seconds from
-    now; the operation fails if it is not done by then. `measured_on` is the kind of device that the build measures on.
+    `priority` ranks it within the share of its client. `max_alive` limits the operations of this client that are not
+    done; None: no limit. A deadline is in seconds from now; the operation fails if it is not done by then.
+    `measured_on` is the kind of device that the build measures on.
     """
 
     action: str
@@ -179,30 +183,32 @@ class OperationQueue:
     def position(self, operation_id: str) -> int | None:
         """Return how many builds of its queue start before an operation, or None if it is not queued.
 
-        It assumes that nothing else arrives, and that clients are served round-robin.
+        It assumes that nothing else arrives, that clients are served round-robin, and that no two wait for the same.
         """
-        mine = operations.alias("mine")
+        waits = _select_waits(operations.c.queue).where(operations.c.state == _QUEUED).cte("waits")
+        mine = waits.alias("mine")
         is_earlier = or_(
-            operations.c.priority > mine.c.priority,
-            (operations.c.priority == mine.c.priority) & (operations.c.id < mine.c.id),
+            waits.c.priority > mine.c.priority,
+            (waits.c.priority == mine.c.priority) & (waits.c.id < mine.c.id),
         )
         query = (
             select(
-                operations.c.client,
+                waits.c.client,
                 mine.c.client.label("own_client"),
-                func.count().label("queued"),
+                func.sum(case((waits.c.id != mine.c.id, 1), else_=0)).label("others"),
                 func.sum(case((is_earlier, 1), else_=0)).label("earlier"),
             )
-            .join(mine, (mine.c.id == operation_id) & (mine.c.queue == operations.c.queue))
-            .where(mine.c.state == _QUEUED, operations.c.state == _QUEUED)
-            .group_by(operations.c.client, mine.c.client)
+            .join(mine, (mine.c.id == operation_id) & (mine.c.queue == waits.c.queue))
+            .group_by(waits.c.client, mine.c.client)
         )
         with self.database.read() as connection:
             rows = connection.execute(query).all()
-        own = [int(row.earlier) for row in rows if row.client == row.own_client]
-        if not own:
-            return None
-        return own[0] + sum(min(int(row.queued), own[0] + 1) for row in rows if row.client != row.own_client)
+        earlier = {row.client: int(row.earlier) for row in rows if row.client == row.own_client}
+        starts = {
+            own: number + sum(min(int(row.others), number + 1) for row in rows if row.own_client == own != row.client)
+            for own, number in earlier.items()
+        }
+        return min(starts.values(), default=None)
 
     def ended(self, operation_ids: Iterable[str]) -> set[str]:
         """Return the ids whose operations are done or do not exist."""
@@ -247,14 +253,16 @@ class OperationQueue:
     ) -> Claim | None:
         """Claim an operation in one of the queues for a worker; None if there is nothing to do.
 
-        Clients are served round-robin. Within a client, the highest priority is first, then the fewest failures, then
-        the oldest. Builds that measure are claimed only for kinds of devices in `measured_on`; None: for all.
+        Clients are served round-robin: an operation is due by the earliest share of those who wait for it. Within a
+        client, the highest of its own priorities is first, then the fewest failures, then the oldest. Builds that
+        measure are claimed only for kinds of devices in `measured_on`; None: for all.
         """
         while True:
             with self.database.read() as connection:
-                candidate = self._next(connection, queues, measured_on)
-            if candidate is None:
+                due = self._next(connection, queues, measured_on)
+            if due is None:
                 return None
+            candidate, client = due
             with self.database.write() as connection:
                 row = connection.execute(
                     update(operations)
@@ -271,7 +279,7 @@ class OperationQueue:
                     .returning(*operations.c)
                 ).one_or_none()
                 if row is not None:
-                    _record_claim(connection, self.database, row.client)
+                    _record_claim(connection, self.database, client)
                     _add_event(connection, row.id, "building", {"attempt": row.attempt, "worker": worker})
                     return Claim(
                         row.id,
@@ -489,7 +497,7 @@ class OperationQueue:
             select(operations)
             .join(interests, interests.c.operation == operations.c.id)
             .where(operations.c.action == submission.action, _IS_ALIVE)
-            .where(interests.c.client == submission.client, operations.c.priority >= submission.priority)
+            .where(interests.c.client == submission.client, submission.priority <= _OWN_PRIORITY)
             .where(operations.c.deadline.is_(None), operations.c.is_cancelled.is_(False))
         )
         with self.database.read() as connection:
@@ -505,13 +513,12 @@ class OperationQueue:
             .where(same, _IS_ALIVE)
             .values(
                 is_cancelled=False,
-                priority=case((operations.c.priority < submission.priority, submission.priority), else_=operations.c.priority),
                 deadline=None if latest is None else case((operations.c.deadline < latest, latest), else_=operations.c.deadline),
             )
             .returning(*operations.c)
         ).one_or_none()
         if row is not None:
-            _add_interest(connection, self.database, row.id, submission.client)
+            _add_interest(connection, self.database, row.id, submission)
             return _to_operation(row, CacheStatus.JOINED)
         remembered = select(operations).where(
             same,
@@ -538,7 +545,7 @@ class OperationQueue:
         row = connection.execute(insertion).one_or_none()
         if row is None:
             return None
-        _add_interest(connection, self.database, row.id, submission.client)
+        _add_interest(connection, self.database, row.id, submission)
         _add_event(connection, row.id, "queued", {})
         return _to_operation(row)
 
@@ -552,8 +559,8 @@ class OperationQueue:
         if (connection.scalar(own) or 0) >= submission.max_alive:
             raise QuotaExceededError(f"{submission.max_alive} builds of this client are waiting already; try again later")
 
-    def _next(self, connection: Connection, queues: Sequence[str], measured_on: Collection[str] | None) -> str | None:
-        """Return the id of the operation to build next."""
+    def _next(self, connection: Connection, queues: Sequence[str], measured_on: Collection[str] | None) -> tuple[str, str] | None:
+        """Return the id of the operation to build next, and the client whose turn it is."""
         ready = [
             operations.c.state == _QUEUED,
             operations.c.generator == self.generator,
@@ -563,20 +570,19 @@ class OperationQueue:
         if measured_on is not None:
             is_free = operations.c.measured_on.in_(sorted(measured_on))
             ready.append(or_(operations.c.measured_on.is_(None), is_free))
+        waits = _select_waits(operations.c.failures).where(*ready).cte("waits")
         client = connection.scalar(
-            select(operations.c.client)
-            .outerjoin(clients, clients.c.client == operations.c.client)
-            .where(*ready)
-            .group_by(operations.c.client)
-            .order_by(func.coalesce(func.min(clients.c.last_claim), 0), func.min(operations.c.id))
+            select(waits.c.client)
+            .outerjoin(clients, clients.c.client == waits.c.client)
+            .group_by(waits.c.client)
+            .order_by(func.coalesce(func.min(clients.c.last_claim), 0), func.min(waits.c.id))
             .limit(1)
         )
         if client is None:
             return None
-        order = (operations.c.priority.desc(), operations.c.failures, operations.c.id)
-        mine = select(operations.c.id).where(*ready, operations.c.client == client)
-        found: str | None = connection.scalar(mine.order_by(*order).limit(1))
-        return found
+        order = (waits.c.priority.desc(), waits.c.failures, waits.c.id)
+        found = connection.scalar(select(waits.c.id).where(waits.c.client == client).order_by(*order).limit(1))
+        return None if found is None else (found, client)
 
     def _find_expired(self, connection: Connection) -> list[ColumnElement[bool]]:
         """Return the conditions of the claims whose leases were not renewed for as long as they are."""
@@ -697,9 +703,24 @@ def _insert_ignoring_conflicts(database: Database, table: Any) -> Any:
     return _dialect(database).insert(table).on_conflict_do_nothing()
 
 
-def _add_interest(connection: Connection, database: Database, operation_id: str, client: str) -> None:
-    values = {"operation": operation_id, "client": client}
-    connection.execute(_insert_ignoring_conflicts(database, interests).values(values))
+def _select_waits(*columns: Column[Any]) -> Select[Any]:
+    """Select who waits for operations, and with which priority. One that nobody is known to wait for is its client's."""
+    client = func.coalesce(interests.c.client, operations.c.client).label("client")
+    priority = _OWN_PRIORITY.label("priority")
+    return select(operations.c.id, client, priority, *columns).outerjoin(interests, interests.c.operation == operations.c.id)
+
+
+def _add_interest(connection: Connection, database: Database, operation_id: str, submission: Submission) -> None:
+    """Note that a client waits for an operation. Its priority is the highest that it has asked with."""
+    given = submission.priority
+    values = {"operation": operation_id, "client": submission.client, "priority": given}
+    highest = case((interests.c.priority > given, interests.c.priority), else_=given)
+    connection.execute(
+        _dialect(database)
+        .insert(interests)
+        .values(values)
+        .on_conflict_do_update(index_elements=[interests.c.operation, interests.c.client], set_={"priority": highest})
+    )
 
 
 def _add_event(connection: Connection, operation_id: str, kind: str, data: Mapping[str, object]) -> None:

@@ -30,7 +30,7 @@ operations = Table(
     Column("queue", String(80), nullable=False),
     Column("measured_on", String(8)),  # kind of device that the build measures on: cpu or gpu
     Column("generator", String(64), nullable=False),  # the code that computed `action`
-    Column("client", String(80), nullable=False),  # who sent it first, and whose share it uses
+    Column("client", String(80), nullable=False),  # who sent it first, and whose quota it uses
     Column("request_id", String(64)),  # of the request that queued it, for logs
     Column("traceparent", String(64)),  # of that request's span (W3C Trace Context)
     Column("priority", Integer, nullable=False),

@@ -13,7 +13,7 @@ from sqlalchemy import update
 
 from roller_svc.errors import BuildServiceError, CompileError, QueueFullError, QuotaExceededError
 from roller_svc.farm.database.connect import Database, now_s
-from roller_svc.farm.database.tables import operations
+from roller_svc.farm.database.tables import interests, operations
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState
 from roller_svc.farm.queue import LEASE_S, RETRY_DELAYS_S, Claim, Lease, OperationQueue, QueuedId, Submission
 
@@ -224,7 +224,61 @@ def test_priority_orders_the_builds_of_one_client(queue: OperationQueue) -> None
     queue.submit(submission("raised", "other", priority=3))
     queue.submit(submission("of-others", "other"))
     order = [claimed(queue).action for _ in range(6)]
-    assert order == ["high", "of-others", "raised", "first", "second", "low"]
+    assert order == ["high", "raised", "first", "of-others", "second", "low"]
+
+
+def test_an_operation_is_due_by_the_earliest_share_of_those_who_wait(queue: OperationQueue) -> None:
+    """Who asks first with a low priority, behind much of its own, delays nobody else who asks for the same."""
+    for number in range(60):
+        queue.submit(submission(f"own{number}", "greedy", priority=100))
+    wanted = [f"wanted{number}" for number in range(3)]
+    for action in wanted:
+        queue.submit(submission(action, "greedy", priority=-100))
+        assert queue.submit(submission(action, "victim")).cache is CacheStatus.JOINED
+    queue.submit(submission("new", "victim"))
+    order = [claimed(queue).action for _ in range(8)]
+    assert [action for action in order if not action.startswith("own")] == [*wanted, "new"]
+    assert sum(action.startswith("own") for action in order) == 4
+
+
+def test_a_turn_is_taken_by_the_client_whose_it_was(queue: OperationQueue) -> None:
+    queue.submit(submission("shared", "a"))
+    queue.submit(submission("shared", "b", priority=1))
+    queue.submit(submission("of-a", "a"))
+    queue.submit(submission("of-b", "b"))
+    assert [claimed(queue).action for _ in range(3)] == ["shared", "of-b", "of-a"]
+
+
+def test_who_cancels_and_asks_again_has_the_priority_it_asks_with(queue: OperationQueue) -> None:
+    kept = queue.submit(submission("shared", "other", priority=-5))
+    queue.submit(submission("shared", "me", priority=-5))
+    queue.submit(submission("mine", "me"))
+    queue.cancel(kept.id, "me")
+    again = queue.submit(submission("shared", "me", priority=9))
+    assert (again.id, again.cache) == (kept.id, CacheStatus.JOINED)
+    assert queue.position(kept.id) == 0
+    queue.cancel(kept.id, "other")
+    assert [claimed(queue).action for _ in range(2)] == ["shared", "mine"]
+
+
+def test_a_priority_is_raised_by_asking_again_and_never_lowered(queue: OperationQueue) -> None:
+    for action in "abc":
+        queue.submit(submission(action, "me"))
+    queue.submit(submission("c", "me", priority=2))
+    queue.submit(submission("c", "me", priority=-2))
+    queue.submit(submission("a", "me", priority=-2))
+    assert [claimed(queue).action for _ in range(3)] == ["c", "a", "b"]
+
+
+def test_rows_of_an_earlier_version_keep_their_priority(queue: OperationQueue) -> None:
+    first, second = (queue.submit(submission(action, "me")) for action in "ab")
+    with queue.database.write() as connection:
+        connection.execute(update(interests).values(priority=None))
+    change(queue, second.id, priority=3)
+    assert queue.position(second.id) == 0
+    assert queue.insert_foreign("9999999999999-legacy", {})  # nobody is known to wait for it
+    assert queue.position("9999999999999-legacy") == 0
+    assert [claimed(queue).id for _ in range(2)] == [second.id, first.id]
 
 
 def test_what_failed_waits_behind_what_did_not(queue: OperationQueue) -> None:
