@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -117,9 +118,10 @@ class Objects:
         with _as_store_error("write to"):
             self._store.put(name, path)
 
-    def check_writable(self) -> None:
-        """Write a byte. Raises StoreError if that fails."""
+    def check_writable(self, min_free_bytes: int = 0) -> None:
+        """Write a byte. Raises StoreError if that fails, or if there is less free space where uploads arrive."""
         self.write(CHECKED_NAME, b"1")
+        _check_free(Path(tempfile.gettempdir()), min_free_bytes)
 
     def remove_leftovers(self) -> None:
         """Remove unfinished files of writers that were killed."""
@@ -175,9 +177,10 @@ class FolderObjects(Objects):
             path.replace(target)
             _sync(target.parent)
 
-    def check_writable(self) -> None:
+    def check_writable(self, min_free_bytes: int = 0) -> None:
         with _as_store_error("write to"), tempfile.TemporaryFile(dir=self.root / "tmp", buffering=0) as probe:
             probe.write(b"1")
+        _check_free(self.root, min_free_bytes)
 
     def remove_leftovers(self) -> None:
         _remove_old((self.root / "tmp").glob("*"))
@@ -201,6 +204,13 @@ class FolderObjects(Objects):
             log.warning("%s is a directory: it is set aside", path)
             with _as_store_error("write to"):
                 path.rename(tempfile.mkdtemp(prefix=f"{path.name}-", dir=self.root / "set-aside"))
+
+
+def _check_free(folder: Path, min_free_bytes: int) -> None:
+    with _as_store_error("write to"):
+        free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < min_free_bytes:
+        raise StoreError(f"the store's disk has {free_bytes} bytes left, less than {min_free_bytes}", code="store-full")
 
 
 def _remove_old(paths: Iterable[Path]) -> None:

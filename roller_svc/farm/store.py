@@ -36,6 +36,7 @@ from roller_svc.farm.store_uses import UseLog
 Json = dict[str, object]
 KERNELS, MODELS, ACTIONS, UPLOADS, DERIVED, PINS = "kernels", "models", "ac", "uploads", "derived", "pins"
 BLOBS = "cas/sha256"
+MAX_CHECKED = 10_000  # manifests
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -93,10 +94,18 @@ class Store:
     Args:
         location: a folder, `s3://BUCKET/PREFIX` or `memory:`.
         options: for S3; see `open_objects`.
+        is_result: whether a manifest has the facts and files of a result; one without them is a miss.
     """
 
-    def __init__(self, location: str | Path, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        location: str | Path,
+        options: Mapping[str, str] | None = None,
+        is_result: Callable[[Json], bool] = lambda _: True,
+    ) -> None:
         self.objects = open_objects(str(location), options or {})
+        self._is_result = is_result
+        self._is_usable: dict[bytes, bool] = {}  # manifests that were checked, by their pointers
         self.uses = UseLog(self.objects)
 
     @property
@@ -323,11 +332,20 @@ class Store:
         manifest = parse_json(self.get(pointer.decode("ascii", "replace")))
         if manifest is None:
             return None
-        if not _is_manifest(manifest):
-            log.warning("the manifest %s is of another version: it is ignored", pointer.decode())
+        if not self._check_manifest(pointer, manifest):
             return None
         blobs = _mapping(manifest["files"]).values()
         return manifest if all(isinstance(blob, str) and self.get(blob) is not None for blob in blobs) else None
+
+    def _check_manifest(self, pointer: bytes, manifest: Json) -> bool:
+        """Whether a manifest is one of a result. That is remembered, because what its hash names never changes."""
+        if pointer not in self._is_usable:
+            if len(self._is_usable) >= MAX_CHECKED:
+                self._is_usable.clear()
+            self._is_usable[pointer] = is_usable = _is_manifest(manifest) and self._is_result(manifest)
+            if not is_usable:
+                log.warning("the manifest %s is of another version or of no result: it is ignored", pointer.decode())
+        return self._is_usable[pointer]
 
 
 def blob_name(digest: str) -> str:

@@ -10,12 +10,12 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from databases import new_database
-from sqlalchemy import Inspector, insert, inspect, select, text
+from sqlalchemy import Inspector, event, insert, inspect, select, text
 
 from roller_svc.errors import ArgumentError, StoreError
 from roller_svc.farm.database.connect import Database, now_s, parse_url
 from roller_svc.farm.database.migrate import _config, upgrade
-from roller_svc.farm.database.tables import clients, metadata
+from roller_svc.farm.database.tables import clients, metadata, probes
 from roller_svc.farm.queue import OperationQueue
 
 
@@ -135,6 +135,21 @@ def test_failures_are_store_errors(database: Database) -> None:
     with pytest.raises(StoreError, match="the database failed") as caught, database.write() as connection:
         connection.execute(text("SELECT nothing FROM nowhere"))
     assert caught.value.code == "database-error"
+
+
+def test_a_database_that_is_read_only_fails_its_check(database: Database) -> None:
+    database.check()
+    database.check()
+    with database.read() as connection:
+        assert len(connection.execute(select(probes)).all()) == 1
+    if not database.is_sqlite:
+        with database.write() as connection:
+            connection.execute(text(f"ALTER DATABASE {database.url.database} SET default_transaction_read_only = on"))
+    else:
+        event.listen(database.engine, "connect", lambda connection, _: connection.execute("PRAGMA query_only = ON"))
+    database.engine.dispose()
+    with pytest.raises(StoreError, match=r"read.?only"):
+        database.check()
 
 
 def test_a_commit_survives_a_power_cut(tmp_path: Path) -> None:
