@@ -24,11 +24,9 @@ from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
-    convert_to_type,
     is_reduction,
-    local_name,
     register,
-    row_dtype,
+    row_storages,
     row_tensors,
     wrap_in_storages,
 )
@@ -268,15 +266,9 @@ class _Tile:
         nodes: list[Node] = []
         for statement in group.statements:
             acc = Load(acc_name(statement.output), (ref(".position"), ref(LANE)), space.reduction.statement.accumulator)
-            value = convert_to_type(acc if is_reduction(statement) else reads.apply(statement.body), statement)
-            if statement.output in rows:
-                nodes.append(self._vector(Compute(local_name(statement.output), (ref(LANE),), value)))
-                value = Load(local_name(statement.output), (ref(LANE),), statement.type.dtype)
-            if statement.output not in group.register_tensors:
-                index = tuple(reads.apply(i) for i in statement.index)
-                nodes.append(self._vector(Compute(statement.output, index, value)))
-        storages = [register(local_name(s.output), row_dtype(s), self.width) for s in group.statements if s.output in rows]
-        yield from wrap_in_storages(storages, tuple(nodes))
+            value = acc if is_reduction(statement) else reads.apply(statement.body)
+            nodes += map(self._vector, reads.store(group, statement, value))
+        yield from wrap_in_storages(row_storages(group.statements, rows, self.width), tuple(nodes))
 
 
 def _packed(number: int) -> str:

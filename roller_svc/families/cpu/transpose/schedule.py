@@ -33,15 +33,7 @@ from roller_svc.ir.schedule import (
     Transpose,
 )
 from roller_svc.perf.workload import Workload
-from roller_svc.schedule.nest_statements import (
-    RowReads,
-    convert_to_type,
-    local_name,
-    register,
-    row_dtype,
-    row_tensors,
-    wrap_in_storages,
-)
+from roller_svc.schedule.nest_statements import RowReads, row_storages, row_tensors, wrap_in_storages
 
 LANE = ".lane"
 BLOCK_ROW, BLOCK_COLUMN = ".block.row", ".block.column"
@@ -177,19 +169,15 @@ class _Layout:
         reads = RowReads(locals_, (ref(LANE),), at)
         nodes: list[Node] = []
         for s in self.group.statements:
-            value = convert_to_type(reads.apply(bodies[s.output]), s)
-            if s.output in locals_:
-                nodes.append(_lanes(width, Compute(local_name(s.output), (ref(LANE),), value)))
-                value = Load(local_name(s.output), (ref(LANE),), row_dtype(s))
-            if s.output not in self.group.register_tensors:
-                nodes.append(_lanes(width, self._store(s, tuple(reads.apply(i) for i in s.index), value)))
-        buffers = [register(local_name(s.output), row_dtype(s), width) for s in self.group.statements if s.output in locals_]
-        return wrap_in_storages(buffers, tuple(nodes))
+            for store in reads.store(self.group, s, reads.apply(bodies[s.output])):
+                nodes.append(_lanes(width, store if store.tensor != s.output else self._stored_result(store)))
+        return wrap_in_storages(row_storages(self.group.statements, locals_, width), tuple(nodes))
 
-    def _store(self, statement: TensorExpr, index: tuple[Expr, ...], value: Expr) -> Compute:
+    def _stored_result(self, store: Compute) -> Compute:
+        """Return the store of a result, to the buffer of short rows if they are interleaved."""
         if self.layout.kind is TransposeKind.INTERLEAVE:
-            return Compute(INTERLEAVED, (ref(f"{self.row.name}.short"), ref(LANE)), value)
-        return Compute(statement.output, index, convert_to_type(value, statement), nontemporal=self.program.pipeline.nontemporal)
+            return Compute(INTERLEAVED, (ref(f"{self.row.name}.short"), ref(LANE)), store.value)
+        return replace(store, nontemporal=self.program.pipeline.nontemporal)
 
     def _prefetch_next_tile(self, width: int, count: int) -> tuple[Node, ...]:
         """Prefetch the next tile along the columns if a tile reads short segments of many rows.

@@ -52,16 +52,7 @@ from roller_svc.ir.schedule import (
 )
 from roller_svc.perf.workload import Workload
 from roller_svc.schedule.guards import unswitch_guards
-from roller_svc.schedule.nest_statements import (
-    RowReads,
-    acc_name,
-    convert_to_type,
-    is_reduction,
-    local_name,
-    row_dtype,
-    row_tensors,
-    wrap_in_storages,
-)
+from roller_svc.schedule.nest_statements import RowReads, acc_name, is_reduction, row_storages, row_tensors, wrap_in_storages
 
 LANE, STEP = ".lane", ".step"
 PLANE = ".plane"  # number of a plane among those that are staged at once
@@ -616,12 +607,7 @@ class _Windows:
             value = (
                 results[statement.output] if is_reduction(statement) else reads.apply(_replace_loads(statement.body, unbuffered))
             )
-            value = convert_to_type(value, statement)
-            if statement.output in buffered:
-                yield Compute(local_name(statement.output), (ref(LANE),), value)
-                value = Load(local_name(statement.output), (ref(LANE),), statement.type.dtype)
-            if statement.output not in self.group.register_tensors:
-                yield Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value)
+            yield from reads.store(self.group, statement, value)
 
     def _row_tensors(self) -> frozenset[str]:
         """Return the tensors that later statements read from a buffer.
@@ -633,13 +619,9 @@ class _Windows:
         return row_tensors(self.group) - {s.output for s in statements if s.accumulator is s.type.dtype}
 
     def _row_buffers(self) -> list[Storage]:
-        rows, width = self._row_tensors(), self.space.axes[-1]
+        width = self.space.axes[-1]
         count = min(width.extent, self.program.block[width.name])
-        return [
-            Storage(local_name(s.output), row_dtype(s), (count,), Scope.STACK, ())
-            for s in self.group.statements
-            if s.output in rows
-        ]
+        return row_storages(self.group.statements, self._row_tensors(), count, scope=Scope.STACK)
 
 
 def _replace_loads(expr: Expr, values: Mapping[str, Expr]) -> Expr:

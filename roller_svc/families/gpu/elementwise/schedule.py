@@ -20,15 +20,7 @@ from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.perf.workload import Workload
-from roller_svc.schedule.nest_statements import (
-    RowReads,
-    convert_to_type,
-    local_name,
-    register,
-    row_dtype,
-    row_tensors,
-    wrap_in_storages,
-)
+from roller_svc.schedule.nest_statements import RowReads, row_storages, row_tensors, wrap_in_storages
 
 THREAD, ITEM = ".thread", ".item"
 
@@ -113,11 +105,7 @@ class _Map:
             return self._statements({**at, row: position}, {**in_tile, row: local}, lane)
 
         nodes = self._adjacent(row, first, width, point)
-        buffers = [
-            register(local_name(s.output), row_dtype(s), *((width,) if width > 1 else ()))
-            for s in self.group.statements
-            if s.output in row_tensors(self.group)
-        ]
+        buffers = row_storages(self.group.statements, row_tensors(self.group), *((width,) if width > 1 else ()))
         nodes = wrap_in_storages(buffers, nodes)
         for axis in reversed(self.group.outer):
             if axis.name != row and axis.extent % self.block[axis.name]:
@@ -165,12 +153,8 @@ class _Map:
         reads = RowReads(rows, () if lane is None else (lane,), at)
         nodes: list[Node] = []
         for statement in self.group.statements:
-            value = convert_to_type(reads.apply(self._load_from_buffers(statement.body, in_tile)), statement)
-            if statement.output in rows:
-                nodes.append(Compute(local_name(statement.output), reads.index, value))
-                value = Load(local_name(statement.output), reads.index, row_dtype(statement))
-            if statement.output not in self.group.register_tensors:
-                nodes.append(Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value))
+            value = reads.apply(self._load_from_buffers(statement.body, in_tile))
+            nodes += reads.store(self.group, statement, value)
         return tuple(nodes)
 
     def _load_from_buffers(self, body: Expr, in_tile: dict[str, Expr]) -> Expr:

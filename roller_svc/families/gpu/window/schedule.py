@@ -26,12 +26,10 @@ from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
-    convert_to_type,
     inner_axes,
     is_reduction,
-    local_name,
     register,
-    row_dtype,
+    row_storages,
     row_tensors,
     wrap_in_storages,
 )
@@ -137,8 +135,7 @@ class _Windows:
                 storages.append(register(acc_name(statement.output), statement.accumulator, *shape))
                 start = Compute(acc_name(statement.output), index, identity(combine, statement.accumulator))
                 nodes += (*self._for_each_output((start,)), *self._reduce_windows(statement, combine))
-            if statement.output in row_tensors(self.group):
-                storages.append(register(local_name(statement.output), row_dtype(statement), *shape))
+            storages += row_storages((statement,), row_tensors(self.group), *shape)
         return wrap_in_storages(storages, (*self._guard_first_output(tuple(nodes)), *self._store_outputs()))
 
     def _guard_first_output(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -190,12 +187,7 @@ class _Windows:
                 value: Expr = Load(acc_name(statement.output), index, statement.accumulator)
             else:
                 value = reads.apply(statement.body)
-            value = convert_to_type(value, statement)
-            if statement.output in rows:
-                nodes.append(Compute(local_name(statement.output), index, value))
-                value = Load(local_name(statement.output), index, statement.type.dtype)
-            if statement.output not in self.group.register_tensors:
-                nodes.append(Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value))
+            nodes += reads.store(self.group, statement, value)
         return tuple(nodes)
 
     # windows --------------------------------------------------------------------------------------------------------
