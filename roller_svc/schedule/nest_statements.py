@@ -12,7 +12,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
-from roller_svc.ir.schedule import Compute, Node, Scope, Storage
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage
 
 
 def local_name(tensor: str) -> str:
@@ -81,6 +81,14 @@ def row_storages(
 ) -> list[Storage]:
     """Return the storages of those outputs that are row tensors, at outer points of a shape."""
     return [Storage(local_name(s.output), row_dtype(s), shape, scope, ()) for s in statements if s.output in rows]
+
+
+def nest_loops(kind: LoopKind, loops: Iterable[tuple[str, int]], nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Return the nodes inside loops of these variables and extents, the first one outermost."""
+    nodes = tuple(nodes)
+    for var, extent in reversed(list(loops)):
+        nodes = (Loop(var, extent, kind, nodes),)
+    return nodes
 
 
 def wrap_in_storages(storages: Iterable[Storage], nodes: tuple[Node, ...]) -> tuple[Node, ...]:

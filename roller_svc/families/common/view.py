@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load
-from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup, TileAxis
+from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup, TileAxis, TileSpace
 from roller_svc.ir.index import div, mod
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram
@@ -32,7 +32,10 @@ class GemmView:
 
     @classmethod
     def of(cls, group: KernelGroup, program: RProgram) -> GemmView:
-        space = program.space
+        return cls.of_space(group, program.space)
+
+    @classmethod
+    def of_space(cls, group: KernelGroup, space: TileSpace) -> GemmView:
         if group.operands is None:
             raise InvariantError(f"expected a contraction, got {group.name}")
         (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))

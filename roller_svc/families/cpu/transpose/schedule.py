@@ -11,17 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points
+from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points, task_loops, whole_or_tail
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES
 from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace
 from roller_svc.ir.expr import Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, le, min_, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, linearize, min_, mul, num, ref
 from roller_svc.ir.program import Axis, TensorExpr
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
-    Branch,
     Compute,
     Loop,
     LoopKind,
@@ -33,7 +32,7 @@ from roller_svc.ir.schedule import (
     Transpose,
 )
 from roller_svc.perf.workload import Workload
-from roller_svc.schedule.nest_statements import RowReads, row_storages, row_tensors, wrap_in_storages
+from roller_svc.schedule.nest_statements import RowReads, nest_loops, row_storages, row_tensors, wrap_in_storages
 
 LANE = ".lane"
 BLOCK_ROW, BLOCK_COLUMN = ".block.row", ".block.column"
@@ -85,10 +84,7 @@ class _Layout:
         for axis in reversed(self.group.outer):
             if axis not in (self.row, *self.columns):
                 nodes = self._steps(axis, nodes)
-        for axis in reversed(self.group.outer):
-            tasks = ceil_div(axis.extent, self.program.block[axis.name])
-            nodes = (Loop(f"{axis.name}.task", tasks, LoopKind.PARALLEL, nodes),)
-        return nodes
+        return task_loops(self.group.outer, self.program, nodes)
 
     def _steps(self, axis: Axis, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         tile = self.program.thread[axis.name]
@@ -97,12 +93,7 @@ class _Layout:
 
     def _dispatch_edge(self, axis: Axis, nodes_at: Callable[[int], tuple[Node, ...]]) -> tuple[Node, ...]:
         """Return nodes for full tiles along an axis and for the tail at its end."""
-        tile = self.program.thread[axis.name]
-        whole, tail = nodes_at(self._whole(axis)), axis.extent % tile
-        if not tail or axis.extent < tile:
-            return whole
-        inside = le(add(ref(f"{axis.name}.first"), num(tile)), num(axis.extent))
-        return (Branch(inside, whole, nodes_at(tail)),)
+        return whole_or_tail(ref(f"{axis.name}.first"), self.program.thread[axis.name], axis.extent, nodes_at)
 
     # tiles ----------------------------------------------------------------------------------------------------------
     def _tile(self, width: int, count: int) -> tuple[Node, ...]:
@@ -151,9 +142,7 @@ class _Layout:
     def _rows(self, width: int, count: int) -> tuple[Node, ...]:
         """Map from the buffers, row by row of the result."""
         at = self._at(ref(LANE))
-        column: Expr = num(0)
-        for axis in self.columns:
-            column = add(mul(column, num(axis.extent)), ref(f"{axis.name}.column"))
+        column = linearize((ref(f"{axis.name}.column"), axis.extent) for axis in self.columns)
 
         def from_buffer(node: Expr) -> Expr:
             if isinstance(node, Load) and node in self.layout.transposed:
@@ -229,10 +218,9 @@ class _Layout:
     def _over_columns(self, count: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         if not nodes:
             return ()
-        for axis in reversed(self.columns):
-            extent = count if axis is self.columns[0] else axis.extent
-            nodes = (Loop(f"{axis.name}.column", extent, LoopKind.SERIAL, nodes),)
-        return nodes
+        first, *others = self.columns
+        loops = [(f"{first.name}.column", count), *((f"{axis.name}.column", axis.extent) for axis in others)]
+        return nest_loops(LoopKind.SERIAL, loops, nodes)
 
     def _interleave(self, count: int) -> tuple[Node, ...]:
         """Map along the columns, one element of the short rows at a time, then interleave all."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from roller_svc.errors import require
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import SCARCE_REGISTERS
+from roller_svc.families.common.cpu.parallel_loops import task_loops
 from roller_svc.families.common.cpu.window_reduction import Plane, WindowedSum
 from roller_svc.families.cpu.window.deinterleave import (
     Deinterleave,
@@ -34,7 +35,7 @@ from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import Const, Expr, Load, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, div, le, logical_and, max_, min_, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, div, le, linearize, logical_and, max_, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine, TensorType, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -130,8 +131,7 @@ class StagedReduction:
         """Return the index of an element of the current line in the buffer of lines."""
         line: Expr = num(0)
         if self._lines_at_once(plane):
-            for dim, here in zip(self.layout.dims[:-1], self._outer_coordinates(), strict=True):
-                line = add(mul(line, num(dim.places)), here)
+            line = linearize(zip(self._outer_coordinates(), (dim.places for dim in self.layout.dims[:-1]), strict=True))
         return (line, position)
 
     def _contiguous_load(self, plane: Plane) -> Load | None:
@@ -463,10 +463,7 @@ class _Windows:
         for axis in self.space.axes:
             first = mul(ref(f"{axis.name}.task"), num(self.program.block[axis.name]))
             nodes = (Let(f"{axis.name}.first", first, nodes),)
-        for axis in reversed(self.group.outer):
-            count = ceil_div(axis.extent, self.program.block[axis.name])
-            nodes = (Loop(f"{axis.name}.task", count, LoopKind.PARALLEL, nodes),)
-        return nodes
+        return task_loops(self.group.outer, self.program, nodes)
 
     @property
     def _tiles(self) -> tuple[Tile, Tile]:

@@ -15,12 +15,12 @@ from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
 from roller_svc.families.gpu.elementwise import ELEMENTWISE
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.index import add, ceil_div, div, le, lt, mod, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, div, le, linearize, lt, mod, mul, num, ref
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.perf.workload import Workload
-from roller_svc.schedule.nest_statements import RowReads, row_storages, row_tensors, wrap_in_storages
+from roller_svc.schedule.nest_statements import RowReads, nest_loops, row_storages, row_tensors, wrap_in_storages
 
 THREAD, ITEM = ".thread", ".item"
 
@@ -80,16 +80,11 @@ class _Map:
             staging = [node for access in self.staged for node in self._stage(access)]
             nodes = wrap_in_storages([self._buffer(a) for a in self.staged], (*staging, Barrier(), *nodes))
         order = [self.names[i] for i in self.map.thread_order(self._tile(self.program.block))]
-        thread: Expr = num(0)
-        for axis in order:
-            thread = add(mul(thread, num(self.threads(axis))), ref(f"{axis}.thread"))
-        nodes = (Let(THREAD, thread, nodes),)
-        for axis in reversed(order):
-            nodes = (Loop(f"{axis}.thread", self.threads(axis), LoopKind.THREAD, nodes),)
-        for axis_ in reversed(self.group.outer):
-            count = ceil_div(axis_.extent, self.block[axis_.name])
-            nodes = (Loop(f"{axis_.name}.block", count, LoopKind.BLOCK, nodes),)
-        return nodes
+        threads = [(f"{axis}.thread", self.threads(axis)) for axis in order]
+        thread = linearize((ref(name), count) for name, count in threads)
+        nodes = nest_loops(LoopKind.THREAD, threads, (Let(THREAD, thread, nodes),))
+        blocks = [(f"{axis.name}.block", ceil_div(axis.extent, self.block[axis.name])) for axis in self.group.outer]
+        return nest_loops(LoopKind.BLOCK, blocks, nodes)
 
     # points ---------------------------------------------------------------------------------------------------------
     def _points(self) -> tuple[Node, ...]:

@@ -28,6 +28,7 @@ from roller_svc.schedule.nest_statements import (
     acc_name,
     inner_axes,
     is_reduction,
+    nest_loops,
     register,
     row_storages,
     row_tensors,
@@ -88,14 +89,11 @@ class _Windows:
             threads = self.program.block[axis.name] // self.program.thread[axis.name]
             at = add(mul(ref(f"{axis.name}.block"), num(threads)), ref(f"{axis.name}.thread"))
             nodes = (Let(f"{axis.name}.first", mul(at, num(self.program.thread[axis.name])), nodes),)
-        order = sorted(self.group.outer, key=lambda a: a.name == self.row)
-        for axis in reversed(order):
-            threads = self.program.block[axis.name] // self.program.thread[axis.name]
-            nodes = (Loop(f"{axis.name}.thread", threads, LoopKind.THREAD, nodes),)
-        for axis in reversed(self.group.outer):
-            count = ceil_div(axis.extent, self.program.block[axis.name])
-            nodes = (Loop(f"{axis.name}.block", count, LoopKind.BLOCK, nodes),)
-        return nodes
+        block, thread = self.program.block, self.program.thread
+        order = sorted((a.name for a in self.group.outer), key=lambda name: name == self.row)
+        nodes = nest_loops(LoopKind.THREAD, [(f"{name}.thread", block[name] // thread[name]) for name in order], nodes)
+        blocks = [(f"{axis.name}.block", ceil_div(axis.extent, block[axis.name])) for axis in self.group.outer]
+        return nest_loops(LoopKind.BLOCK, blocks, nodes)
 
     def _first_outputs(self) -> dict[str, Expr]:
         return {a.name: ref(f"{a.name}.first") for a in self.group.outer}
@@ -156,9 +154,7 @@ class _Windows:
         for axis in self.group.outer:
             if axis.name != done and (inside := self._inside(at[axis.name], axis.name)) is not None:
                 nodes = (Branch(inside, nodes),)
-        for var, count in reversed(self.elements[:-1]):
-            nodes = (Loop(var, count, LoopKind.UNROLL, nodes),)
-        return nodes
+        return nest_loops(LoopKind.UNROLL, self.elements[:-1], nodes)
 
     def _store_row(self, last: tuple[str, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         var, count = last
