@@ -65,9 +65,9 @@ class _Tasks:
     # weights --------------------------------------------------------------------------------------------------------
     def _packed_weights(self) -> list[Storage]:
         block = min(self.program.block[self.space.channels.name], self.space.channels.extent)
+        taps = self.space.line_taps * self.space.columns.taps
         return [
-            Storage(_packed(number), load.dtype, (self._taps, block), Scope.STACK, ())
-            for number, load in enumerate(self.space.weights)
+            Storage(_packed(number), load.dtype, (taps, block), Scope.STACK, ()) for number, load in enumerate(self.space.weights)
         ]
 
     def _pack_weights(self) -> tuple[Node, ...]:
@@ -85,10 +85,6 @@ class _Tasks:
         limit = min_(num(block), sub(num(channels.extent), start)) if channels.extent % block else None
         nodes = (Loop(".channel", min(block, channels.extent), LoopKind.SERIAL, nodes, limit),)
         return _loop_over_taps((*self.space.lines, self.space.columns), nodes)
-
-    @property
-    def _taps(self) -> int:
-        return self.space.line_taps * self.space.columns.taps
 
     def tap_number(self, column: Expr) -> Expr:
         """Return the number of a tap in packed weights; `column` is that along the columns."""

@@ -301,7 +301,7 @@ class _Blocked:
         """Loop over the row blocks of A: pack a block, then multiply it by all panels of B."""
         nodes, rows = self._multiply(), self.rows
         if self.plan.packs_a:
-            nodes = (*self._packing_of_a.nodes(rows), *nodes)
+            nodes = (*self._packing(PACKED_A, self.view.operands.a, self.operands[0]).nodes(rows), *nodes)
         of_task = self.blocks * rows.count
         task, block = mul(ref("m.task"), num(of_task)), mul(ref(BLOCK), num(rows.count))
         nodes = rows.bind_first(add(task, block), sub(ref("m.all"), block), nodes)
@@ -309,10 +309,6 @@ class _Blocked:
         nodes = (Loop(BLOCK, self.blocks, LoopKind.SERIAL, nodes, None if self.blocks == 1 else blocks),)
         remaining = sub(num(ceil_div(self.view.m.extent, rows.size)), task)
         return (Let("m.all", min_(num(of_task), remaining), nodes),)
-
-    @property
-    def _packing_of_a(self) -> Packing:
-        return self._packing(PACKED_A, self.view.operands.a, self.operands[0])
 
     def _packing(self, buffer: str, source: Expr, operand: CpuOperand) -> Packing:
         k, kc, lanes = self.view.k, self.plan.kc, self.lanes

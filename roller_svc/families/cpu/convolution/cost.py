@@ -125,7 +125,7 @@ def _staging(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
         rows *= last.input_extent(pixels)
         return rows * (costs.row_cycles + _run_cycles(p, s.channels, costs.copy_cycles))
     length = last.input_extent(pixels)
-    source = source_bandwidth(p.machine, _image_bytes(p)) / p.machine.cores / p.machine.clock_hz
+    source = source_bandwidth(p.machine, max(p.a.total_bytes, p.b.total_bytes)) / p.machine.cores / p.machine.clock_hz
     moved = length * max(1, image.pixel_stride) * p.elem_bytes / source
     return rows * s.channels * (costs.row_cycles + _row_cycles(p, image, s, length) + moved)
 
@@ -159,10 +159,6 @@ def _divided_dims(p: Workload[Any], image: ImageSpace) -> int:
 def _run_cycles(p: Workload[Any], length: int, each: float) -> float:
     lanes = p.machine.unit.shape[-1]
     return each * (length // lanes) + p.machine.costs.convolution.element_cycles * min(length % lanes, 6)
-
-
-def _image_bytes(p: Workload[Any]) -> int:
-    return max(p.a.total_bytes, p.b.total_bytes)
 
 
 def _packing(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:

@@ -111,7 +111,8 @@ class PackedWeights:
             at[channels.members[0].name] = start if self._taps else add(start, ref(".row"))
         source = replace(load, index=tuple(substitute(i, at) for i in load.index))
         target = (ref(".filters.panel"), ref(".row"), mul(ref(".vector"), num(lanes)))
-        nodes: tuple[Node, ...] = (Transpose(PACKED, target, self.wide, source, self._filter_stride(load)),)
+        stride = (self._strides(load) or {}).get(filters.members[0].name, 0)
+        nodes: tuple[Node, ...] = (Transpose(PACKED, target, self.wide, source, stride),)
         blocks = ceil_div(self.channels * taps, lanes)
         nodes = (Loop(".block", blocks, LoopKind.SERIAL, (Let(".row", first, nodes),), limit),)
         return (Loop(".vector", self.wide // lanes, LoopKind.SERIAL, nodes),)
@@ -138,9 +139,6 @@ class PackedWeights:
                 return None
             step *= axis.extent
         return load
-
-    def _filter_stride(self, load: Load) -> int:
-        return (self._strides(load) or {}).get(self.image.filters.members[0].name, 0)
 
     def _strides(self, load: Load) -> dict[str, int] | None:
         """Return the memory stride of each axis in elements, or None if an index is not affine."""

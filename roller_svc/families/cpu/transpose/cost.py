@@ -102,11 +102,8 @@ def _shared_line_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> 
 
 
 def _nontemporal_fraction(p: Workload[Any], layout: TransposeSpace) -> float:
-    return nontemporal_fraction(p.outer_points // p.extents[layout.row], _row_bytes(p, layout))
-
-
-def _row_bytes(p: Workload[Any], layout: TransposeSpace) -> int:
-    return p.extents[layout.row] * layout.transposed[0].dtype.bytes
+    row = p.extents[layout.row]
+    return nontemporal_fraction(p.outer_points // row, row * layout.transposed[0].dtype.bytes)
 
 
 def _transferred_bytes(tensors: Iterable[AccessFootprint], extents: Tile) -> float:

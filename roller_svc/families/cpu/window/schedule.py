@@ -456,7 +456,10 @@ class _Windows:
 
     def tasks(self) -> tuple[Node, ...]:
         lanes, registers = self.program.unit.shape[-1], self.hw.limits.max_registers_per_thread
-        sums = [StagedReduction(s, self._layout(s), lanes, registers, self._planes_at_once) for s in self.space.reductions]
+        sums = [
+            StagedReduction(s, layout(self.space, s, *self._tiles), lanes, registers, self._planes_at_once)
+            for s in self.space.reductions
+        ]
         nodes = tuple(node for s in sums for node in s.fill_margins())
         nodes += self._each_plane(sums)
         nodes = wrap_in_storages([buffer for s in sums for buffer in s.buffers()] + self._row_buffers(), nodes)
@@ -470,9 +473,6 @@ class _Windows:
         """Return the tiles of a task and of the registers, in the order of the outer axes."""
         block, thread = (tuple(t[a.name] for a in self.group.outer) for t in (self.program.block, self.program.thread))
         return block, thread
-
-    def _layout(self, of: WindowedSum) -> PlaneLayout:
-        return layout(self.space, of, *self._tiles)
 
     @property
     def _planes_at_once(self) -> int:

@@ -16,19 +16,12 @@ from roller_svc.families.gpu.elementwise import ELEMENTWISE
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, ceil_div, div, le, linearize, lt, mod, mul, num, ref
-from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import RowReads, nest_loops, row_storages, row_tensors, wrap_in_storages
 
 THREAD, ITEM = ".thread", ".item"
-
-
-def is_map_group(group: KernelGroup) -> bool:
-    """Return whether all statements are maps over the outer axes."""
-    names = {a.name for a in group.outer}
-    return bool(names) and all(s.kind is StatementKind.MAP and names == {a.name for a in s.axes} for s in group.statements)
 
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[MapSpace]) -> tuple[ScheduleTree, ...]:
