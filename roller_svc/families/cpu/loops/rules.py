@@ -78,12 +78,9 @@ class CpuLoopRules(TaskRules):
         p = self.workload
         return [(p.extents, ThreadTile(tuple([1] * len(p.extents))))]
 
-    def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
+    def _block_steps(self, axis: int, extent: int, unit: int) -> Tile:
         """Return whole threads: powers of two, about equal cuts for the cores, and the whole axis."""
         p = self.workload
-        extent, unit = p.extents[axis], base.tile[axis]
-        if axis not in p.spatial:
-            return (extent,)
         whole = round_up(extent, unit)
         if self.max_tasks == 1:
             return (whole,)

@@ -73,11 +73,8 @@ class CpuWindowRules(TaskRules):
         fits = vector_registers(self.workload, self.planes, thread) <= most
         return self._measured(thread, "" if fits else "registers per thread")
 
-    def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
+    def _block_steps(self, axis: int, extent: int, unit: int) -> Tile:
         p = self.workload
-        extent, unit = p.extents[axis], base.tile[axis]
-        if axis not in p.spatial:
-            return (extent,)
         whole = round_up(extent, unit)
         if axis < self.planes.first:
             cuts = equal_parts(extent, unit, (*CUTS, p.machine.cores * MAX_TASKS_PER_CORE), min_units=0)
