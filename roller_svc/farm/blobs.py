@@ -17,7 +17,7 @@ from roller_svc.errors import StoreError
 from roller_svc.farm.objects import ObjectInfo, Objects
 
 BLOBS = "cas/sha256"
-DAMAGED = "damaged-blob"  # code of an error
+DAMAGED = "damaged-blob"  # code of the error
 SMALL_BYTES = 1 << 20  # a hit checks the hash of a blob of this size, and only the size of a larger one
 REMEMBER_S = 600.0  # after which an intact blob is checked again
 SETTLED_S = 2.0  # age of an object from which its version tells any change: clocks of file systems are coarse
@@ -57,12 +57,12 @@ class BlobReader:
         wanted = min(self._blobs.objects.part_bytes, self.size_bytes - self._offset)
         part = self._blobs.objects.read_range(blob_name(self._digest), self._offset, wanted) if wanted else b""
         if part is None:
-            raise StoreError(f"the blob sha256:{self._digest} was removed while it was read", code=DAMAGED)
+            raise StoreError(f"the blob sha256:{self._digest} was removed while it was read", code="damaged-blob")
         self._hash.update(part)
         self._offset += len(part)
         is_last = len(part) < wanted or self._offset == self.size_bytes
         if is_last and not self._blobs.remember(self._info, is_intact=self._hash.hexdigest() == self._digest):
-            raise StoreError(f"the blob sha256:{self._digest} does not match its hash", code=DAMAGED)
+            raise StoreError(f"the blob sha256:{self._digest} does not match its hash", code="damaged-blob")
         return part
 
 
