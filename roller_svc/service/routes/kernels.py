@@ -73,7 +73,7 @@ async def measure_kernel(
     """Compile a kernel with `select: measure`, if a worker has the device. Otherwise as `kernels:compile`."""
     state = state_of(request)
     wanted = await state.run(lambda: _measured_request(body))
-    await state.run(lambda: check_measurable(state.farm.registry.alive(), state.farm.queue.generator, wanted))
+    await state.query(lambda: check_measurable(state.farm.registry.alive(), state.farm.queue.generator, wanted))
     return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
 
 
