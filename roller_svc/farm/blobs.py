@@ -53,6 +53,10 @@ class BlobReader:
         part, self._first = self._first, b""
         return part or self._next_part()
 
+    def close(self) -> None:
+        """Drop what was read ahead. No file is open between two parts."""
+        self._first = b""
+
     def _next_part(self) -> bytes:
         wanted = min(self._blobs.objects.part_bytes, self.size_bytes - self._offset)
         part = self._blobs.objects.read_range(blob_name(self._digest), self._offset, wanted) if wanted else b""

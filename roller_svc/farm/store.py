@@ -289,11 +289,20 @@ class Store:
 
     def derived(self, digest: str, kind: str, tool: str) -> bytes | None:
         """Return the listing that the tool made of a kernel; None if it is missing or of another tool."""
+        blob = self._derived_digest(digest, kind, tool)
+        return None if blob is None else self.get(blob)
+
+    def open_derived(self, digest: str, kind: str, tool: str) -> BlobReader | None:
+        """Begin to read the listing that `derived` returns."""
+        blob = self._derived_digest(digest, kind, tool)
+        return None if blob is None else self.blobs.open(blob)
+
+    def _derived_digest(self, digest: str, kind: str, tool: str) -> str | None:
         if not _HEX.fullmatch(_hex_digest(digest)):
             return None
         entry = parse_json(self.objects.read(_derived(digest, kind))) or {}
         blob = entry.get("blob")
-        return self.get(blob) if entry.get("tool") == tool and isinstance(blob, str) else None
+        return blob if entry.get("tool") == tool and isinstance(blob, str) else None
 
     def is_complete(self, name: str) -> bool:
         """Whether an action's, kernel's, model's, upload's or listing's name has all that it refers to, intact."""
