@@ -113,10 +113,11 @@ class Objects:
                 yield from map(_to_info, batch)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, those that are missing included."""
-        for name in names:
+        """Remove objects, those that are missing included: several by one request."""
+        several = list(names)
+        if several:
             with contextlib.suppress(FileNotFoundError), _as_store_error("remove from"):
-                self._store.delete(name)
+                self._store.delete(several if len(several) > 1 else several[0])
 
     @contextlib.contextmanager
     def spool(self) -> Iterator[tuple[BinaryIO, Path]]:
@@ -174,6 +175,11 @@ class FolderObjects(Objects):
             if stat.S_ISREG(found.st_mode):
                 return ObjectInfo(name, found.st_size, found.st_mtime, f"{found.st_ino} {found.st_mtime_ns}")
         return None
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError), _as_store_error("remove from"):
+                self._store.delete(name)
 
     def write(self, name: str, content: bytes) -> None:
         self._free(name)

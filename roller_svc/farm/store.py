@@ -23,7 +23,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -255,18 +255,18 @@ class Store:
         manifest = self._resolve(action_name)
         return None if manifest is None else _hex_digest(str(manifest["digest"]))
 
-    def adopt(self, name: str, pointer: bytes, blobs: Iterable[bytes]) -> bool:
-        """Write blobs and a name of another store; return whether the name is complete. A complete one stays."""
-        with writing(self.objects):
-            for content in blobs:
-                self.put(content)
-            manifest = self._manifest(pointer)
-            folder, _, digest = name.partition("/")
-            if manifest is None or (folder != ACTIONS and _hex_digest(str(manifest["digest"])) != digest):
-                return False
-            if not self.objects.create(name, pointer) and not self.is_complete(name):
-                self.objects.write(name, pointer)
-            return self.is_complete(name)
+    def adopt(self, name: str, pointer: bytes) -> bool:
+        """Write a name of another store, whose blobs were put under the same `writing`; return whether it is complete.
+
+        A complete one that is there already stays.
+        """
+        manifest = self._manifest(pointer)
+        folder, _, digest = name.partition("/")
+        if manifest is None or (folder != ACTIONS and _hex_digest(str(manifest["digest"])) != digest):
+            return False
+        if not self.objects.create(name, pointer) and not self.is_complete(name):
+            self.objects.write(name, pointer)
+        return self.is_complete(name)
 
     # --------------------------------------------------------------- listings
 
