@@ -6,7 +6,7 @@ is announced again by the sweeper, and idle workers look into the database now a
 - Each queue of the farm is one quorum queue for each environment, since only workers of it can claim.
 - A message is dropped when it is older than MESSAGE_TTL_S or was delivered DELIVERY_LIMIT times, and a queue that
   nobody uses is deleted. Nothing is dead-lettered: the database has every operation and its failures.
-- A message that is no announcement is rejected with one line in the log: it may name another time, and would wait.
+- Any other message is rejected with one line in the log: it may name another time, and would wait.
 - A message is acknowledged when a builder takes it, so that a busy worker holds at most one of each queue. The lease
   of the claim takes over from there: builds may take longer than RabbitMQ's consumer timeout.
 """
