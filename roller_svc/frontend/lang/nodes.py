@@ -8,7 +8,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Syntax:
-    """What all nodes have: the place in the text, and the number of levels below."""
+    """A node: its place in the text, and the number of levels below it."""
 
     start: int
     end: int
