@@ -96,11 +96,8 @@ _DEFAULTS: dict[Any, Any] = {InputNames: [], Tiles: {}}
 
 def _options_model(record: type[EstimateOptions], *, checked: bool) -> Any:
     """Return the base of a model with the options of a record. `checked`: the model checks values, not only types."""
-    return create_model(
-        record.__name__,
-        __base__=RequestModel,
-        **{name: _option_field(option, checked=checked) for name, option in options_of(record).items()},
-    )  # type: ignore[call-overload]
+    options: dict[str, Any] = {name: _option_field(option, checked=checked) for name, option in options_of(record).items()}
+    return create_model(record.__name__, __base__=RequestModel, **options)
 
 
 def _option_field(option: Option, *, checked: bool) -> tuple[Any, Any]:
@@ -112,7 +109,12 @@ def _option_field(option: Option, *, checked: bool) -> tuple[Any, Any]:
     return kind, Field(_DEFAULTS.get(option.type, encode(default)), description=option.help, **bounds)
 
 
-class CompileOptions(_options_model(KernelOptions, checked=False)):  # type: ignore[misc]  # a class that is made
+_KernelOptions: Any = _options_model(KernelOptions, checked=False)
+_EstimateOptions: Any = _options_model(EstimateOptions, checked=False)
+_NamedOptions: Any = _options_model(NamedOptions, checked=True)
+
+
+class CompileOptions(_KernelOptions):
     """The options of roller_svc.compile."""
 
 
@@ -168,7 +170,7 @@ class ValidateHardwareRequest(RequestModel):
     )
 
 
-class EstimateRequest(_options_model(EstimateOptions, checked=False)):  # type: ignore[misc]
+class EstimateRequest(_EstimateOptions):
     items: Annotated[list[ProgramModel], Field(min_length=1, fail_fast=True), check_size(MAX_ITEMS)]
     targets: Annotated[list[Name], Field(min_length=1, fail_fast=True), check_size(MAX_TARGETS)]
     top_k: int = 1
@@ -187,7 +189,7 @@ class GraphSource(RequestModel):
         return self
 
 
-class GraphOptions(_options_model(NamedOptions, checked=True)):  # type: ignore[misc]
+class GraphOptions(_NamedOptions):
     """The options of compile_model."""
 
     threads: int | None = Field(None, ge=1)

@@ -15,15 +15,13 @@ from reference_kernels import add
 from roller_svc.toolchain.gcc import compile_c
 
 ROOT = Path(__file__).parents[3]
-needs_clang = pytest.mark.skipif(shutil.which("clang") is None, reason="there is no clang here (apt install clang libomp-dev)")
+pytestmark = pytest.mark.needs("clang")
 
 
-@needs_clang
 def test_clang_knows_all_flags() -> None:
     assert compile_c(add(("-fopenmp",)), cc="clang").log == ""
 
 
-@needs_clang
 @pytest.mark.slow
 def test_corpus_without_gcc_is_right(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
