@@ -458,7 +458,8 @@ ATTACKS = (
     '/\\\n* */ asm(".incbin"); /* */', "// \\\n x\nasm(\"a.b\");",
 )  # fmt: skip
 HARMLESS = (
-    "#include <stdint.h>", "  #  pragma omp parallel for", "#pragma unroll 4", "#pragma clang fp contract(off)",
+    "#include <stdint.h>", "#if 0\n#error words, of a kernel: no more\n#endif",
+    "  #  pragma omp parallel for", "#pragma unroll 4", "#pragma clang fp contract(off)",
     '_Pragma("omp simd")', '__asm__ volatile("" : "+x"(a) :: "memory");',
     '__asm__("vpdpbusd %2, %1, %0" : "+v"(s));',
     "/* .incbin '\" */", "// #include <x>", "#define A(x) \\\n  (x)", "int import, asm_, a = 4 % b;",
