@@ -19,7 +19,7 @@ from roller_svc.farm.actions import Explanation
 from roller_svc.farm.farm import BuildFarm, Terms
 from roller_svc.farm.idempotency import IdempotencyKeys
 from roller_svc.farm.models import Request as FarmRequest
-from roller_svc.farm.operations import Operation
+from roller_svc.farm.operations import Operation, action_of_hit
 from roller_svc.farm.store import Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.authentication import Authenticator
@@ -50,7 +50,8 @@ class State:
     store: Store
     listings: ListingCache
     farm: BuildFarm
-    compute: ThreadPoolExecutor  # reads the store
+    compute: ThreadPoolExecutor  # uses the store, but not the database
+    queries: ThreadPoolExecutor  # uses the database, which may be locked
     submissions: ThreadPoolExecutor  # waits for requests to be validated
     is_cached: Callable[[BuildRequest], bool]  # whether a request has been validated
     batches: ThreadPoolExecutor  # waits for estimates
@@ -76,20 +77,30 @@ class State:
         return self.authenticator.is_open
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run work that accesses the disk or takes milliseconds in a thread of `compute`."""
+        """Run work that uses the store or takes milliseconds in a thread of `compute`."""
         return await self._run_in(self.compute, work)
+
+    async def query(self, work: Callable[[], T]) -> T:
+        """Run work that uses the database in a thread of `queries`, so that nothing else waits for a locked one."""
+        return await self._run_in(self.queries, work)
+
+    async def find(self, operation_id: str) -> Operation | None:
+        """Return an operation or None. A hit is in the store and needs no database."""
+        run = self.query if action_of_hit(operation_id) is None else self.run
+        return await run(lambda: self.farm.get(operation_id))
 
     async def submit(self, request: FarmRequest, terms: Terms) -> Operation:
         """Create an operation; a validated request does not wait for others' validations. Raises InputError."""
         is_quick = not isinstance(request, BuildRequest) or self.is_cached(request)
-        pool = self.compute if is_quick else self.submissions
-        operation = await self._run_in(pool, lambda: self.farm.submit(request, terms))
+        operation = await self._run_in(self.compute if is_quick else self.submissions, lambda: self.farm.find_hit(request))
+        if operation is None:
+            operation = await self.query(lambda: self.farm.submit(request, terms))
         self.metrics.count(operation)
         return operation
 
     async def explain(self, request: BuildRequest) -> Explanation:
         """Compare a request with the stored actions; a validated one does not wait for others' validations."""
-        pool = self.compute if self.is_cached(request) else self.submissions
+        pool = self.queries if self.is_cached(request) else self.submissions
         return await asyncio.get_running_loop().run_in_executor(pool, self.farm.explain, request)
 
     async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
@@ -108,7 +119,7 @@ class State:
         deadline_s, latest, in_time = asyncio.get_running_loop().time() + seconds, operation, seconds > 0
         while in_time and not latest.done and not self.is_ending:
             in_time = await self._is_woken(operation.id, request, deadline_s)
-            known: Operation | None = await self.run(lambda: self.farm.get(operation.id))
+            known: Operation | None = await self.query(lambda: self.farm.get(operation.id))
             latest = operation if known is None else replace(known, cache=operation.cache)
         return latest
 

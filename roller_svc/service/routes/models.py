@@ -28,6 +28,7 @@ from roller_svc.service.access import check_scope, principal_of, requires
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.middleware import too_large
 from roller_svc.service.model_builds import check_target
+from roller_svc.service.parts_response import PartsResponse
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import state_of
 from roller_svc.service.submission import IdempotencyKey, Prefer, submit_and_wait
@@ -87,11 +88,11 @@ async def blob(digest: str, request: Request, if_none_match: Annotated[str | Non
     current = not_modified(if_none_match, headers)
     if current is not None and await state.run(lambda: state.store.has(bare)):
         return current
-    content = await state.run(lambda: state.store.get(bare))
+    content = await state.run(lambda: state.store.blobs.open(bare))
     if content is None:
         raise _unknown_blob(digest)
     headers["Content-Disposition"] = "attachment"
-    return Response(content, media_type="application/octet-stream", headers=headers)
+    return PartsResponse(content, state.run, "application/octet-stream", headers)
 
 
 @router.post(
