@@ -276,6 +276,6 @@ def _free(cupy: Any) -> None:
     """Free the memory pools of CuPy and torch: the next case has other sizes."""
     cupy.get_default_memory_pool().free_all_blocks()
     if importlib.util.find_spec("torch") is not None:
-        import torch  # noqa: PLC0415 - optional, and slow to import
+        import torch
 
         torch.cuda.empty_cache()

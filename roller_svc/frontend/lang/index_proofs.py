@@ -216,7 +216,7 @@ class Ranges:
                 try:
                     return np.asarray((points.evaluate(condition, axes) != 0) == holds)
                 except points.OpaqueValueError:
-                    return np.asarray(True)  # noqa: FBT003 - the value, not an option
+                    return np.ones((), bool)
 
     def _atoms(self, condition: Expr, *, holds: bool) -> list[tuple[Coeffs, Span]]:
         """Return bounds on sums of axes that a condition implies where it holds (or fails)."""

@@ -157,9 +157,8 @@ class TreeBuilder:
         return WhereItem(str(parts[0]), _node(parts[2]), span.start, span.end)
 
     def statement(self, parts: Parts) -> Statement:
-        where: tuple[WhereItem, ...] = ()
-        if isinstance(parts[-1], list):
-            where = tuple(parts.pop())  # type: ignore[arg-type]  # the list that `where` made, by the grammar
+        where = parts.pop() if isinstance(parts[-1], list) else []
+        assert isinstance(where, list)  # what `where` made
         value = _node(parts.pop())
         assigned = parts.pop()
         assert isinstance(assigned, tuple)  # what `assign` made
@@ -171,7 +170,7 @@ class TreeBuilder:
             end -= 2
         index = parts[2] if isinstance(parts[2], tuple) else ()
         stop = _span(parts[end]).end
-        return Statement(str(parts[0]), index, type_, assigned[0], assigned[1], value, where, name.start, stop, name.end)
+        return Statement(str(parts[0]), index, type_, assigned[0], assigned[1], value, tuple(where), name.start, stop, name.end)
 
 
 # Python's precedence, loosest first.
@@ -199,8 +198,8 @@ def _reduce_top(operands: list[Node], operators: list[object]) -> None:
 
 def _node(part: object) -> Node:
     """Return a part that the grammar guarantees to be a value, not a keyword argument."""
-    assert not isinstance(part, (Token, tuple, list, Keyword))
-    return part  # type: ignore[return-value]  # one of Node, by the grammar
+    assert isinstance(part, Node)
+    return part
 
 
 def _type_name(part: object) -> Text:
