@@ -184,9 +184,7 @@ class RowSpace:
             return iteration.points * 2
         return iteration.points * (iteration.vector_elems if self.contiguous_along_reduction else 1)
 
-    def shared_buffers(
-        self, block: Tile, thread: Tile, iteration: RowIteration, lanes: int, limits: Limits
-    ) -> tuple[Storage, ...]:
+    def shared_buffers(self, block: Tile, thread: Tile, iteration: RowIteration, lanes: int, limits: Limits) -> tuple[Storage, ...]:
         """Return the shared memory of a block: stored rows, staged operands, and the sums of lanes."""
         rows = math.prod([block[i] // thread[i] for i in self.spatial])
         buffers: list[Storage] = []
