@@ -13,14 +13,14 @@ from httpx import Client
 from serving import connected, exchanged, parsed, received, running
 
 from roller_svc.errors import ArgumentError
-from roller_svc.farm.api_keys import ApiKeys, Scope
+from roller_svc.farm.api_keys import KEYS_MARK, ApiKeys, Scope
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
 from roller_svc.farm.objects import open_objects
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.app import create_app
-from roller_svc.service.authentication import KEYS_MARK, Authenticator
+from roller_svc.service.authentication import Authenticator
 from roller_svc.settings import Settings
 
 KEY = "the-key-of-this-test"
