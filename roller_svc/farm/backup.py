@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BackedUp:
-    """What is in a backup. `skipped` counts names that were damaged in the store."""
+    """The content of a backup. `skipped` counts names that were damaged in the store."""
 
     names: int
     blobs: int
@@ -72,7 +72,7 @@ class BackedUp:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored. `damaged` are blobs that the backup has lost: their results are built again when needed."""
+    """The outcome of a restore. `damaged` are blobs that the backup has lost: their results are built again when needed."""
 
     names: int
     blobs: int
@@ -277,8 +277,8 @@ def _restore_rows(source: Database, database: Database, token: bytes) -> int:
 def _is_filled(connection: Connection, token: bytes) -> bool:
     """Whether this restore has filled the database. Raises ArgumentError if something else has."""
     present = set(inspect(connection).get_table_names())
-    is_ours = select(probes.c.process).where(probes.c.process == _row_of(token))
-    if probes.name in present and connection.execute(is_ours).first() is not None:
+    has_row_of_restore = select(probes.c.process).where(probes.c.process == _row_of(token))
+    if probes.name in present and connection.execute(has_row_of_restore).first() is not None:
         return True
     for table in metadata.sorted_tables:
         has_row = select(literal(1)).select_from(table).limit(1)

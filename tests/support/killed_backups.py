@@ -17,7 +17,7 @@ from roller_svc.farm.objects import FolderObjects
 from roller_svc.farm.store import Store
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["killed_backups"])
+_processes.set_forkserver_preload(["roller_svc.farm.backup"])
 
 
 def run_killed(step: int, action: str, folder: Path, store: Path, database: str) -> bool:

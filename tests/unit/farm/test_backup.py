@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from roller_svc.farm.queue import OperationQueue, Submission
 from roller_svc.farm.registry import Worker, WorkerRegistry
 from roller_svc.farm.store import Artifact, Store
 
+EVERY_STEP = pytest.mark.parametrize("stride", [12, pytest.param(1, marks=pytest.mark.slow)])
 Open = Callable[[str], Database]
 
 
@@ -179,6 +182,7 @@ def test_a_second_backup_adds_what_is_missing_and_removes_what_is_gone(
 
 
 def test_only_the_owner_reads_a_backup(store: Store, sqlite: Database, tmp_path: Path) -> None:
+    publish(store, 1)
     (tmp_path / "backup").mkdir(mode=0o755)
     back_up(store, sqlite, tmp_path / "backup")
     assert stat.S_IMODE((tmp_path / "backup").stat().st_mode) == 0o700
@@ -190,8 +194,9 @@ def test_only_the_owner_reads_a_backup(store: Store, sqlite: Database, tmp_path:
     assert stat.S_IMODE((tmp_path / "theirs").stat().st_mode) == 0o755
 
 
+@EVERY_STEP
 def test_a_backup_that_is_killed_leaves_the_former_one_or_none(
-    store: Store, sqlite: Database, open_database: Open, tmp_path: Path
+    store: Store, sqlite: Database, open_database: Open, tmp_path: Path, stride: int
 ) -> None:
     publish(store, 1)
     add_rows(sqlite, 1)
@@ -201,7 +206,7 @@ def test_a_backup_that_is_killed_leaves_the_former_one_or_none(
     add_rows(sqlite, 2)
     after = contents(store, sqlite)
     outcomes = []
-    for step in range(1000):
+    for step in range(0, 1000, stride):
         new, old = tmp_path / f"new{step}", tmp_path / f"old{step}"
         shutil.copytree(tmp_path / "former", old)
         is_killed = run_killed(step, "backup", old, tmp_path / "store", str(sqlite.url))
@@ -209,7 +214,7 @@ def test_a_backup_that_is_killed_leaves_the_former_one_or_none(
         found = contents(*restored)
         assert found in (before, after)
         outcomes.append(found == after)
-        if step % 5 == 0 and run_killed(step, "backup", new, tmp_path / "store", str(sqlite.url)) and not has_manifest(new):
+        if step % 6 == 0 and run_killed(step, "backup", new, tmp_path / "store", str(sqlite.url)) and not has_manifest(new):
             with pytest.raises(ArgumentError, match="incomplete") as caught:
                 restore_new(new, open_database, 1000 + step)
             assert caught.value.code == "invalid-backup"
@@ -218,19 +223,22 @@ def test_a_backup_that_is_killed_leaves_the_former_one_or_none(
             break
     assert outcomes[0] is False
     assert outcomes[-1] is True
-    assert len(outcomes) > 10
+    assert len(outcomes) * stride > 20
 
 
 def has_manifest(folder: Path) -> bool:
     return (folder / MANIFEST).exists()
 
 
-def test_a_restore_that_is_killed_goes_on(store: Store, database: Database, open_database: Open, tmp_path: Path, request: Any) -> None:
+@EVERY_STEP
+def test_a_restore_that_is_killed_goes_on(
+    store: Store, database: Database, open_database: Open, tmp_path: Path, request: pytest.FixtureRequest, stride: int
+) -> None:
     publish(store, 1)
     add_rows(database, 1)
     back_up(store, database, tmp_path / "backup")
     expected = contents(store, database)
-    for step in range(1000):
+    for step in range(0, 1000, stride):
         is_sqlite = database.is_sqlite
         url = f"sqlite:///{tmp_path}/{step}.db" if is_sqlite else new_database(request.getfixturevalue("postgresql"))
         is_killed = run_killed(step, "restore", tmp_path / "backup", tmp_path / f"new{step}", url)
@@ -245,7 +253,7 @@ def test_a_restore_that_is_killed_goes_on(store: Store, database: Database, open
         if step:
             assert contents(*new) == expected
     assert contents(*new) == expected
-    assert step > 10
+    assert step > 20
 
 
 def test_a_collection_during_a_backup_takes_nothing_from_it(
@@ -253,13 +261,15 @@ def test_a_collection_during_a_backup_takes_nothing_from_it(
 ) -> None:
     for number in range(20):
         publish(store, number)
-    copy_blob, copied = backup._copy_blob, []
+    copy_blob, turns, collected = backup._copy_blob, itertools.count(), threading.Event()
 
     def collect_meanwhile(source: Blobs, target: Blobs, blob: str) -> bool:
-        copied.append(blob)
-        if len(copied) == 30:
+        turn = next(turns)
+        if turn == 30:
             collect(store, 0, grace_s=-1.0)
-            publish(store, 3)  # again, which copies may see half
+            publish(store, 19)  # again: its name may be read before and its blobs afterwards
+            collected.set()
+        assert turn < 30 or collected.wait(60)
         return copy_blob(source, target, blob)
 
     monkeypatch.setattr(backup, "_copy_blob", collect_meanwhile)
@@ -282,7 +292,9 @@ def test_damage_of_the_store_is_left_out_and_counted(store: Store, sqlite: Datab
     assert restored.action_result(digest(1002)) == {"number": 2, "π": "é"}
 
 
-def test_damage_of_a_backup_is_reported_and_built_again(store: Store, sqlite: Database, open_database: Open, tmp_path: Path) -> None:
+def test_damage_of_a_backup_is_reported_and_built_again(
+    store: Store, sqlite: Database, open_database: Open, tmp_path: Path
+) -> None:
     for number in (1, 2):
         publish(store, number)
     add_rows(sqlite, 1)
@@ -358,8 +370,7 @@ def test_what_is_no_backup_is_refused(store: Store, sqlite: Database, open_datab
     with pytest.raises(StoreError) as newer:
         restore_new(folder, open_database)
     assert newer.value.code == "database-newer"
-    assert restore_new.__name__  # nothing of it was begun
-    check_restored(Store(tmp_path / "restored0"))
+    check_restored(Store(tmp_path / "restored0"))  # nothing was begun
 
 
 def change_manifest_of_newer(folder: Path, original: bytes) -> None:
@@ -378,8 +389,9 @@ def change_manifest_of_newer(folder: Path, original: bytes) -> None:
 def test_databases_of_other_versions_are_not_backed_up(
     database: Database, store: Store, tmp_path: Path, revision: str | None, code: str
 ) -> None:
+    change = "DELETE FROM alembic_version" if revision is None else f"UPDATE alembic_version SET version_num = '{revision}'"
     with database.write() as connection:
-        connection.execute(text("DELETE FROM alembic_version" if revision is None else f"UPDATE alembic_version SET version_num = '{revision}'"))
+        connection.execute(text(change))
     with pytest.raises(StoreError) as caught:
         back_up(store, database, tmp_path / "backup")
     assert caught.value.code == code
