@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from roller_svc import settings
 from roller_svc.cli import format as show
@@ -61,7 +60,8 @@ def execute(options: argparse.Namespace) -> int:
         case _:
             copied = import_results(store, Path(options.file))
     facts = {"names": copied.names, "bytes": copied.size_bytes}
-    return _print(options, facts, f"{copied.names} names and {copied.size_bytes} bytes of blobs")
+    show.print_result(options, facts, f"{copied.names} names and {copied.size_bytes} bytes of blobs")
+    return 0
 
 
 def _open_store(current: settings.Settings, *, is_new: bool) -> Store:
@@ -87,7 +87,8 @@ def _collect(store: Store, current: settings.Settings, options: argparse.Namespa
         f"removed {report.removed_items} results and {report.removed_blobs} blobs, {report.removed_bytes} bytes; "
         f"{report.size_bytes} bytes are left"
     )
-    return _print(options, facts, text)
+    show.print_result(options, facts, text)
+    return 0
 
 
 def _verify(store: Store, options: argparse.Namespace) -> int:
@@ -100,7 +101,7 @@ def _verify(store: Store, options: argparse.Namespace) -> int:
     }
     lines = [*(f"damaged     {name}" for name in damage.blobs), *(f"incomplete  {name}" for name in damage.names)]
     text = f"{damage.checked_blobs} blobs and {damage.checked_names} names checked, {len(lines)} faults"
-    _print(options, facts, "\n".join([*lines, text]))
+    show.print_result(options, facts, "\n".join([*lines, text]))
     return 1 if lines and not options.remove else 0
 
 
@@ -109,8 +110,8 @@ def _pin(store: Store, options: argparse.Namespace) -> int:
         if options.remove:
             raise ArgumentError("--remove needs a digest", code="invalid-option")
         pins = store.pins()
-        return _print(options, {"pins": pins}, "\n".join(pins))
-    if options.remove:
+        show.print_result(options, {"pins": pins}, "\n".join(pins))
+    elif options.remove:
         store.unpin(options.digest)
     else:
         store.pin(options.digest)
@@ -122,7 +123,8 @@ def _back_up(store: Store, current: settings.Settings, options: argparse.Namespa
         saved = back_up(store, database, Path(options.folder))
     facts = {"names": saved.names, "blobs": saved.blobs, "bytes": saved.size_bytes, "skipped": saved.skipped}
     text = f"the database, {saved.names} names and {saved.blobs} blobs, {saved.size_bytes} bytes"
-    return _print(options, facts, text if not saved.skipped else f"{text}; {saved.skipped} damaged names are left out")
+    show.print_result(options, facts, text if not saved.skipped else f"{text}; {saved.skipped} damaged names are left out")
+    return 0
 
 
 def _restore(store: Store, current: settings.Settings, options: argparse.Namespace) -> int:
@@ -139,13 +141,5 @@ def _restore(store: Store, current: settings.Settings, options: argparse.Namespa
     if not done.is_same_generator:
         lines.append("another version wrote the backup: its results are hits only for that version")
     text = f"{done.rows} rows, {done.names} names and {done.blobs} blobs, {len(done.damaged)} of them damaged"
-    _print(options, facts, "\n".join([*lines, text]))
+    show.print_result(options, facts, "\n".join([*lines, text]))
     return 1 if done.damaged else 0
-
-
-def _print(options: argparse.Namespace, facts: dict[str, Any], text: str) -> int:
-    if options.json:
-        show.print_json(facts)
-    elif text:
-        print(text)
-    return 0

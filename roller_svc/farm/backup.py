@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 from sqlalchemy import Connection, insert, inspect, literal, select
 from sqlalchemy.engine import URL
@@ -340,7 +340,7 @@ def _copy_blob(source: Blobs, target: Blobs, digest: str) -> bool:
     return True
 
 
-def _write_blob(blobs: Blobs, digest: str, file: BinaryIO) -> bool:
+def _write_blob(blobs: Blobs, digest: str, file: IO[bytes]) -> bool:
     """Write a blob to a file; return False if it is missing or damaged."""
     reader = blobs.open(digest)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -54,6 +56,17 @@ def _refuse_newer(revision: str | None) -> None:
             f"the database has the tables of a newer version ({revision}): run that version, or restore a backup",
             code="database-newer",
         )
+
+
+@contextmanager
+def open_upgraded(url: str) -> Iterator[Database]:
+    """Open a database, with the tables of this version."""
+    database = Database(url)
+    try:
+        upgrade(database)
+        yield database
+    finally:
+        database.close()
 
 
 def _revision(connection: Connection) -> str | None:
