@@ -93,7 +93,9 @@ def back_up(store: Store, database: Database, folder: Path) -> BackedUp:
         copy.objects.remove_leftovers()
         rows = _copy_database(database, copy)
         names, blobs, skipped = _copy_names(store, copy)
-        listed = copy.put(_to_bytes({"names": names, "blobs": sorted(blobs)}))
+        listing = _to_bytes({"names": names, "blobs": sorted(blobs)})
+        listed = hashlib.sha256(listing).hexdigest()
+        _write(copy, blob_name(listed), listing)
         manifest = {
             "format": FORMAT,
             "version": __version__,
@@ -102,7 +104,7 @@ def back_up(store: Store, database: Database, folder: Path) -> BackedUp:
             "database": rows,
             "listed": listed,
         }
-        copy.objects.write(MANIFEST, _to_bytes(manifest))
+        _write(copy, MANIFEST, _to_bytes(manifest))
         blobs |= {rows, listed}
         found = list(copy.objects.list(f"{BLOBS}/"))
         copy.objects.remove(info.name for info in found if info.name.rpartition("/")[2] not in blobs)
@@ -171,9 +173,19 @@ def _locked(folder: Path, kind: int) -> Iterator[None]:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError as failure:
             raise StoreError(f"another backup or restore uses {folder}", code="backup-busy") from failure
+        except OSError as failure:  # such as a file system without locks
+            raise ArgumentError(f"cannot lock {folder}: {failure.strerror}", code="invalid-backup") from failure
         yield
     finally:
         os.close(handle)
+
+
+def _write(copy: Store, name: str, content: bytes) -> None:
+    """Write an object of a backup at once. A process that is killed leaves a file in `tmp` only."""
+    with copy.objects.spool() as (file, path):
+        file.write(content)
+        file.flush()
+        copy.objects.move_in(path, name)
 
 
 def _read_manifest(folder: Path) -> tuple[Json, bytes]:
@@ -296,7 +308,7 @@ def _row_of(token: bytes) -> str:
 
 def _copy_names(store: Store, copy: Store) -> tuple[dict[str, str], set[str], int]:
     """Copy the blobs of all names; return the names with their contents, their blobs, and the number of damaged names."""
-    listed = (info.name for folder in _NAMES for info in store.objects.list(f"{folder}/"))
+    listed = (info.name for folder in _NAMES for info in store.objects.list(f"{folder}/") if _NAME.fullmatch(info.name))
     found: dict[str, tuple[bytes, list[str]]] = {}
     skipped = 0
     for name, copied in _in_threads(partial(_copy_name, store, copy), listed):

@@ -423,6 +423,11 @@ def test_two_backups_at_once_into_one_folder_are_refused(store: Store, sqlite: D
     back_up(store, sqlite, tmp_path / "backup")
 
 
+def test_no_table_numbers_its_rows_itself() -> None:
+    """Rows are copied with their keys, which a sequence of PostgreSQL would give again."""
+    assert [table.name for table in metadata.sorted_tables if table.autoincrement_column is not None] == []
+
+
 def test_a_store_that_fails_ends_a_backup(store: Store, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, 1)
 
