@@ -32,7 +32,7 @@ from roller_svc.farm.queue import OperationQueue, Submission
 from roller_svc.farm.registry import Worker, WorkerRegistry
 from roller_svc.farm.store import Artifact, Store
 
-EVERY_STEP = pytest.mark.parametrize("stride", [12, pytest.param(1, marks=pytest.mark.slow)])
+EVERY_STEP = pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
 Open = Callable[[str], Database]
 
 
@@ -214,7 +214,7 @@ def test_a_backup_that_is_killed_leaves_the_former_one_or_none(
         found = contents(*restored)
         assert found in (before, after)
         outcomes.append(found == after)
-        if step % 6 == 0 and run_killed(step, "backup", new, tmp_path / "store", str(sqlite.url)) and not has_manifest(new):
+        if step % 12 == 0 and run_killed(step, "backup", new, tmp_path / "store", str(sqlite.url)) and not has_manifest(new):
             with pytest.raises(ArgumentError, match="incomplete") as caught:
                 restore_new(new, open_database, 1000 + step)
             assert caught.value.code == "invalid-backup"
@@ -223,7 +223,7 @@ def test_a_backup_that_is_killed_leaves_the_former_one_or_none(
             break
     assert outcomes[0] is False
     assert outcomes[-1] is True
-    assert len(outcomes) * stride > 20
+    assert len(outcomes) * stride > 12
 
 
 def has_manifest(folder: Path) -> bool:
@@ -253,7 +253,7 @@ def test_a_restore_that_is_killed_goes_on(
         if step:
             assert contents(*new) == expected
     assert contents(*new) == expected
-    assert step > 20
+    assert step > 12
 
 
 def test_a_collection_during_a_backup_takes_nothing_from_it(
