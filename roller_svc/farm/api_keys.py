@@ -23,6 +23,7 @@ from roller_svc.farm.database.tables import api_keys as keys
 from roller_svc.farm.operations import format_time
 
 PREFIX = "rk_"
+KEYS_MARK = "keys/made"  # object of the store that says that there are keys
 ID_BYTES = 6
 SECRET_BYTES = 32
 MAX_NAME_CHARACTERS = 80

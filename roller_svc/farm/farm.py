@@ -236,6 +236,7 @@ class BuildFarm:
         while True:
             try:
                 self.sweep()
+                self.queue.database.checkpoint()
                 if seconds_since_forgetting >= FORGET_S:
                     seconds_since_forgetting = 0.0
                     self.queue.forget(self._retention_s)

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.farm.api_keys import ApiKeys
+from roller_svc.farm.backup import check_restored
 from roller_svc.farm.build import build_task
 from roller_svc.farm.checking import RequestValidator
 from roller_svc.farm.database.connect import REQUEST_BUSY_TIMEOUT_S, Database
@@ -86,6 +87,7 @@ def create_app(
     if tracing is not None:
         resources.callback(tracing.close)
     store = Store(settings.store, s3_options(), is_result)
+    check_restored(store)
     store.objects.remove_leftovers()
     database = Database(settings.database_url)
     resources.callback(database.close)

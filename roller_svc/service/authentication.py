@@ -10,14 +10,13 @@ from importlib import import_module
 from typing import Protocol
 
 from roller_svc.errors import ArgumentError, StoreError
-from roller_svc.farm.api_keys import ApiKey, ApiKeys, Scope, has_key, id_of_key
+from roller_svc.farm.api_keys import KEYS_MARK, ApiKey, ApiKeys, Scope, has_key, id_of_key
 from roller_svc.farm.objects import Objects
 from roller_svc.service.access import EVERY_SCOPE, Principal
 from roller_svc.service.key_cache import KeyCache
 from roller_svc.settings import Settings, is_loopback
 
 ANONYMOUS = ""
-KEYS_MARK = "keys/made"  # an object of the store
 
 log = logging.getLogger(__name__)
 
