@@ -14,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState
 from roller_svc.farm.statistics import Figures, QueueFigures
 from roller_svc.service.metrics import Metrics
+from roller_svc.service.shares import Shares
+from roller_svc.settings import LIMITS
 
 DASHBOARD = json.loads((Path(__file__).resolve().parents[2] / "docker" / "grafana" / "roller.json").read_text())
 FIGURES = Figures(
@@ -37,7 +39,7 @@ def queries() -> Iterator[str]:
 
 def exposed() -> dict[str, set[str]]:
     """The labels of each metric that a service in use exposes."""
-    metrics = Metrics()
+    metrics = Metrics(Shares(LIMITS))
     for cache in CacheStatus:
         metrics.count(Operation("id", "action", OperationState.QUEUED, cache, "", {}))
     samples: dict[str, set[str]] = {}

@@ -24,6 +24,7 @@ from roller_svc.service.disassembly import MAKERS
 from roller_svc.service.mapping import build_request_from_body, kernel_response
 from roller_svc.service.state import State, state_of
 from roller_svc.service.submission import IdempotencyKey, Prefer, submit_and_wait
+from roller_svc.settings import Resource
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
 
@@ -98,7 +99,7 @@ async def kernel_file(digest: str, kind: str, request: Request, if_none_match: A
     if current := not_modified(if_none_match, headers):
         return current
     if kind in MAKERS:
-        content = await _listing(state, digest, kind)
+        content = await _listing(state, digest, kind, principal_of(request).client)
     else:
         content = await state.run(lambda: _content(state, digest, kind))
     return Response(content, media_type=_MEDIA_TYPES[kind], headers=headers)
@@ -126,12 +127,13 @@ def _facts(store: Store, digest: str) -> Json:
     return facts
 
 
-async def _listing(state: State, digest: str, kind: str) -> bytes:
+async def _listing(state: State, digest: str, kind: str, client: str) -> bytes:
     cached = await state.run(lambda: state.listings.cached(digest, kind))
     if cached is not None:
         return cached
-    # Shielded, because other requests may wait for the same listing.
-    return await asyncio.shield(asyncio.wrap_future(state.listings.request(digest, kind)))
+    with await state.shares.wait_for(Resource.LISTINGS, client):
+        # Shielded, because other requests may wait for the same listing.
+        return await asyncio.shield(asyncio.wrap_future(state.listings.request(digest, kind)))
 
 
 def _content(state: State, digest: str, kind: str) -> bytes:
