@@ -164,7 +164,7 @@ class ActionLog:
         return sorted(rows, key=count_equal, reverse=True)  # stable: the latest of equal ones is first
 
     def _result(self, action: str) -> str | None:
-        facts = self._store.action_result(action)
+        facts = self._store.find_result(action)
         return None if facts is None else str(facts["digest"])
 
     def _content(self, digest: str) -> object:

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from roller_svc.farm.blobs import BLOBS
 from roller_svc.farm.objects import ObjectInfo, Objects
 from roller_svc.farm.store import (
     ACTIONS,
-    BLOBS,
     DERIVED,
     KERNELS,
     MODELS,

@@ -108,17 +108,21 @@ class BuildFarm:
         if self._sweeper.is_alive():
             self._sweeper.join()
 
+    def find_hit(self, request: Request) -> Operation | None:
+        """Return a request's operation if the store has the result, without the database. Raises InputError."""
+        action = self._digests.digest(request)
+        facts = self.store.find_result(action)
+        return None if facts is None else cached_operation(action, facts, request_record(request))
+
     def submit(self, request: Request, terms: Terms = Terms()) -> Operation:
         """Create an operation, already done if the store has the result.
 
         Raises InputError for an invalid request, QueueFullError or QuotaExceededError if too many wait.
         """
-        action = self._digests.digest(request)
-        record = request_record(request)
-        facts = self.store.action_result(action)
-        if facts is not None:
-            return cached_operation(action, facts, record)
-        queue = queue_of(request)
+        hit = self.find_hit(request)
+        if hit is not None:
+            return hit
+        action, record, queue = self._digests.digest(request), request_record(request), queue_of(request)
         is_served = self._is_served(queue)
         if queue.startswith(MACHINE_PREFIX) and not is_served:
             raise ArgumentError(
@@ -165,7 +169,7 @@ class BuildFarm:
         """Return an operation, with its position while it is queued; None if there is none."""
         action = action_of_hit(operation_id)
         if action is not None:
-            facts = self.store.action_result(action)
+            facts = self.store.find_result(action)
             return None if facts is None else cached_operation(action, facts, {})
         operation = self.queue.get(operation_id) if is_id(operation_id) else None
         if operation is not None and operation.state is OperationState.QUEUED:

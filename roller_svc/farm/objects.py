@@ -1,7 +1,7 @@
 """Named objects in a folder, in an S3 bucket or in memory: the store's port to obstore.
 
-An object is read and written whole. A reader sees an old content or a new one, never a part. A failure is a StoreError;
-only an object that does not exist is missing.
+An object is written whole. A reader of a whole object sees an old content or a new one, never a part. A failure is a
+StoreError; only an object that does not exist is missing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,6 +53,8 @@ class ObjectInfo:
 class Objects:
     """Objects in S3 or in memory."""
 
+    part_bytes = 1 << 20  # of content that is read in parts: each is a request
+
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
@@ -60,6 +63,14 @@ class Objects:
         try:
             with _as_store_error("read"):
                 return bytes(self._store.get(name).bytes())
+        except FileNotFoundError:
+            return None
+
+    def read_range(self, name: str, start: int, length: int) -> bytes | None:
+        """Return `length` bytes of the content, fewer at its end; None if there is no object of that name."""
+        try:
+            with _as_store_error("read"):
+                return bytes(self._store.get_range(name, start=start, length=length))
         except FileNotFoundError:
             return None
 
@@ -131,6 +142,8 @@ class Objects:
 class FolderObjects(Objects):
     """Objects that are files below a folder. Temporary files are in `tmp`."""
 
+    part_bytes = 1 << 18
+
     def __init__(self, root: Path) -> None:
         self.root = root
         with _as_store_error("make"):
@@ -142,6 +155,22 @@ class FolderObjects(Objects):
         """Read the file in this thread: a cached compile reads several, and obstore passes each to a thread pool."""
         with _as_store_error("read"), contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return (self.root / name).read_bytes()
+        return None
+
+    def read_range(self, name: str, start: int, length: int) -> bytes | None:
+        with (
+            _as_store_error("read"),
+            contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError),
+            (self.root / name).open("rb", buffering=0) as file,
+        ):
+            return os.pread(file.fileno(), length, start)
+        return None
+
+    def info(self, name: str) -> ObjectInfo | None:
+        with _as_store_error("read"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = (self.root / name).stat()
+            if stat.S_ISREG(found.st_mode):
+                return ObjectInfo(name, found.st_size, found.st_mtime, f"{found.st_ino} {found.st_mtime_ns}")
         return None
 
     def write(self, name: str, content: bytes) -> None:

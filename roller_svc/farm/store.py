@@ -10,9 +10,10 @@
     used/, writers/, collecting/  see store_uses.py and store_lock.py
 
 Its objects are files below a folder, or are in S3 or in memory (objects.py). Blobs are written before the names that
-point to them, and each object is written at once, so a name that resolves is complete. Every read checks the hash: a
-missing, truncated or changed blob makes its name a miss, and the next build repairs it. Processes may write
-concurrently. An object that exists but cannot be read is a StoreError, never a miss.
+point to them, and each object is written at once, so a name that resolves is complete. Every read of a blob checks its
+hash (blobs.py): a missing, truncated or changed blob makes its name a miss, and the next build repairs it. A hit looks
+at the sizes of large blobs only. Processes may write concurrently. An object that exists but cannot be read is a
+StoreError, never a miss.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from typing import BinaryIO
 
 from roller_svc.compiler.action import SCHEMA
 from roller_svc.errors import ArgumentError, StoreError, UnknownKernelError
+from roller_svc.farm.blobs import BlobReader, Blobs, blob_name
 from roller_svc.farm.objects import FolderObjects, open_objects
 from roller_svc.farm.store_lock import Writing, writing
 from roller_svc.farm.store_uses import UseLog
 
 Json = dict[str, object]
 KERNELS, MODELS, ACTIONS, UPLOADS, DERIVED, PINS = "kernels", "models", "ac", "uploads", "derived", "pins"
-BLOBS = "cas/sha256"
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Store:
 
     def __init__(self, location: str | Path, options: Mapping[str, str] | None = None) -> None:
         self.objects = open_objects(str(location), options or {})
+        self.blobs = Blobs(self.objects)
         self.uses = UseLog(self.objects)
 
     @property
@@ -109,7 +111,7 @@ class Store:
     def put(self, content: bytes) -> str:
         """Write a blob and return its hash in hex."""
         digest = hashlib.sha256(content).hexdigest()
-        if self.get(digest) is None:
+        if not self.blobs.is_intact(digest):
             self.objects.write(blob_name(digest), content)
         return digest
 
@@ -124,13 +126,13 @@ class Store:
 
     def has(self, digest: str) -> bool:
         """Whether a blob of that hash is there; its content is not checked."""
-        return bool(_HEX.fullmatch(digest)) and self.objects.info(blob_name(digest)) is not None
+        return self.blobs.info(digest) is not None
 
     def put_upload(self, content: bytes) -> str:
         """Write a client's blob and return its hash in hex."""
         digest = hashlib.sha256(content).hexdigest()
         name = f"{UPLOADS}/{digest}"
-        if not (self.uses.is_recent(name) and self.get(digest) is not None):
+        if not (self.uses.is_recent(name) and self.blobs.is_intact(digest)):
             with writing(self.objects):
                 self.put(content)
                 self._name_upload(digest)
@@ -161,6 +163,7 @@ class Store:
     def _publish(self, action: str, artifact: Artifact, right: Writing) -> Json:
         files = {kind: self.put(content) for kind, content in artifact.files.items()}
         document = {"schema": SCHEMA, "digest": artifact.digest, "facts": artifact.facts, "files": files}
+        document["sizes"] = {kind: len(content) for kind, content in artifact.files.items()}
         if artifact.folder != KERNELS:
             document["folder"] = artifact.folder
         manifest = self.put(_to_bytes(document)).encode()
@@ -177,10 +180,17 @@ class Store:
         return artifact.facts
 
     def action_result(self, action: str) -> Json | None:
-        """Return the facts of an action's result, or None unless it is complete."""
+        """Return the facts of an action's result, or None unless it is complete and intact."""
+        return self._result(action, self._manifest)
+
+    def find_result(self, action: str) -> Json | None:
+        """Return the facts of an action's result for a hit: None unless it is complete. Large files are not read."""
+        return self._result(action, self._complete_manifest)
+
+    def _result(self, action: str, read_manifest: Callable[[bytes], Json | None]) -> Json | None:
         bare = _hex_digest(action)
         pointer = self.objects.read(f"{ACTIONS}/{bare}") if _HEX.fullmatch(bare) else None
-        manifest = None if pointer is None else self._manifest(pointer)
+        manifest = None if pointer is None else read_manifest(pointer)
         if manifest is None:
             return None
         digest = _hex_digest(str(manifest["digest"]))
@@ -188,7 +198,7 @@ class Store:
         if not _HEX.fullmatch(digest):
             return None
         own = self.objects.read(name)
-        if own is None or (own != pointer and self._manifest(own) is None):
+        if own is None or (own != pointer and read_manifest(own) is None):
             return None
         self.uses.note(name)
         return _mapping(manifest["facts"])
@@ -200,9 +210,13 @@ class Store:
 
     def file(self, digest: str, kind: str) -> bytes | None:
         """Return a file of a kernel, or None if there is none of this kind."""
-        manifest = self._kernel(digest)
-        blob = None if manifest is None else _mapping(manifest["files"]).get(kind)
-        return self.get(blob) if isinstance(blob, str) else None
+        blob = self._file_digest(digest, kind)
+        return None if blob is None else self.get(blob)
+
+    def open_file(self, digest: str, kind: str) -> BlobReader | None:
+        """Begin to read a file of a kernel; None if there is none of this kind."""
+        blob = self._file_digest(digest, kind)
+        return None if blob is None else self.blobs.open(blob)
 
     def files(self, digest: str) -> dict[str, bytes]:
         """Return all files of a kernel by kind; empty if there is no such kernel."""
@@ -275,11 +289,20 @@ class Store:
 
     def derived(self, digest: str, kind: str, tool: str) -> bytes | None:
         """Return the listing that the tool made of a kernel; None if it is missing or of another tool."""
+        blob = self._derived_digest(digest, kind, tool)
+        return None if blob is None else self.get(blob)
+
+    def open_derived(self, digest: str, kind: str, tool: str) -> BlobReader | None:
+        """Begin to read the listing that `derived` returns."""
+        blob = self._derived_digest(digest, kind, tool)
+        return None if blob is None else self.blobs.open(blob)
+
+    def _derived_digest(self, digest: str, kind: str, tool: str) -> str | None:
         if not _HEX.fullmatch(_hex_digest(digest)):
             return None
         entry = parse_json(self.objects.read(_derived(digest, kind))) or {}
         blob = entry.get("blob")
-        return self.get(blob) if entry.get("tool") == tool and isinstance(blob, str) else None
+        return blob if entry.get("tool") == tool and isinstance(blob, str) else None
 
     def is_complete(self, name: str) -> bool:
         """Whether an action's, kernel's, model's, upload's or listing's name has all that it refers to, intact."""
@@ -290,10 +313,10 @@ class Store:
             case "kernels" | "models":
                 return self._resolve(name) is not None
             case "uploads":
-                return self.get(rest) is not None
+                return self.blobs.is_intact(rest)
             case _:
                 blob = (parse_json(self.objects.read(name)) or {}).get("blob")
-                return isinstance(blob, str) and self.get(blob) is not None
+                return isinstance(blob, str) and self.blobs.is_intact(blob)
 
     # ---------------------------------------------------------------- details
 
@@ -307,11 +330,18 @@ class Store:
         self.uses.write(f"{UPLOADS}/{digest}")
 
     def _kernel(self, digest: str) -> Json | None:
+        """Return the manifest of a kernel, if it is complete."""
         bare = _hex_digest(digest)
-        manifest = self._resolve(f"{KERNELS}/{bare}") if _HEX.fullmatch(bare) else None
+        pointer = self.objects.read(f"{KERNELS}/{bare}") if _HEX.fullmatch(bare) else None
+        manifest = None if pointer is None else self._complete_manifest(pointer)
         if manifest is not None:
             self.uses.note(f"{KERNELS}/{bare}")
         return manifest
+
+    def _file_digest(self, digest: str, kind: str) -> str | None:
+        manifest = self._kernel(digest)
+        blob = None if manifest is None else _mapping(manifest["files"]).get(kind)
+        return blob if isinstance(blob, str) else None
 
     def _resolve(self, name: str) -> Json | None:
         """Return the manifest that a name points to, if all of its blobs are intact."""
@@ -320,19 +350,27 @@ class Store:
 
     def _manifest(self, pointer: bytes) -> Json | None:
         """Return the manifest of a pointer, if all of its blobs are intact."""
-        manifest = parse_json(self.get(pointer.decode("ascii", "replace")))
+        manifest = self._document(pointer)
+        blobs = [] if manifest is None else _mapping(manifest["files"]).values()
+        return manifest if all(isinstance(blob, str) and self.blobs.is_intact(blob) for blob in blobs) else None
+
+    def _complete_manifest(self, pointer: bytes) -> Json | None:
+        """Return the manifest of a pointer, if all of its blobs are there. Those of earlier versions have no sizes."""
+        manifest = self._document(pointer)
         if manifest is None:
             return None
-        if not _is_manifest(manifest):
+        sizes = _mapping(manifest.get("sizes"))
+        files = _mapping(manifest["files"])
+        is_complete = all(isinstance(blob, str) and self.blobs.is_there(blob, sizes.get(kind)) for kind, blob in files.items())
+        return manifest if is_complete else None
+
+    def _document(self, pointer: bytes) -> Json | None:
+        """Return the manifest of a pointer, whose blobs are not checked."""
+        manifest = parse_json(self.get(pointer.decode("ascii", "replace")))
+        if manifest is not None and not _is_manifest(manifest):
             log.warning("the manifest %s is of another version: it is ignored", pointer.decode())
             return None
-        blobs = _mapping(manifest["files"]).values()
-        return manifest if all(isinstance(blob, str) and self.get(blob) is not None for blob in blobs) else None
-
-
-def blob_name(digest: str) -> str:
-    """Return the name of a blob's object."""
-    return f"{BLOBS}/{digest[:2]}/{digest}"
+        return manifest
 
 
 def _derived(digest: str, kind: str) -> str:

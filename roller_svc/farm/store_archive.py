@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roller_svc.errors import ArgumentError, StoreError, UnknownKernelError
-from roller_svc.farm.store import ACTIONS, BLOBS, KERNELS, MODELS, Store, blob_name
+from roller_svc.farm.blobs import BLOBS, blob_name
+from roller_svc.farm.store import ACTIONS, KERNELS, MODELS, Store
 
 MAX_MEMBER_BYTES = 1 << 30
 _BLOB = re.compile(rf"{BLOBS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})")

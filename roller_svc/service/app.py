@@ -16,7 +16,7 @@ from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.farm.api_keys import ApiKeys
 from roller_svc.farm.build import build_task
 from roller_svc.farm.checking import RequestValidator
-from roller_svc.farm.database.connect import Database
+from roller_svc.farm.database.connect import REQUEST_BUSY_TIMEOUT_S, Database
 from roller_svc.farm.database.migrate import upgrade
 from roller_svc.farm.environment import environment_digest
 from roller_svc.farm.estimate_pool import EstimatePool
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from roller_svc.service.tracing import Tracing
 
 COMPUTE_THREADS = 4
+QUERY_THREADS = 4
 MODEL_ESTIMATE_THREADS = 2  # each with a worker process that may take its whole memory
 
 
@@ -89,6 +90,9 @@ def create_app(
     store.objects.remove_leftovers()
     database = Database(settings.database_url)
     resources.callback(database.close)
+    # Two pools of connections only for SQLite, whose limit on waiting is of the connection.
+    asked = Database(settings.database_url, busy_timeout_s=REQUEST_BUSY_TIMEOUT_S) if database.is_sqlite else database
+    resources.callback(asked.close)
     upgrade(database)
     authenticator = Authenticator(settings, ApiKeys(database))
     authenticator.check_address()
@@ -96,10 +100,11 @@ def create_app(
     limits = worker_limits(settings, resources.enter_context(scratch_folder()))
 
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
+    queries = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="query")
     submissions = ThreadPoolExecutor(settings.total_of(Resource.CHECKS), thread_name_prefix="submission")
     model_estimates = ThreadPoolExecutor(MODEL_ESTIMATE_THREADS, thread_name_prefix="model-estimate")
     batches = ThreadPoolExecutor(settings.total_of(Resource.ESTIMATES), thread_name_prefix="batch")
-    for pool in (compute, submissions, batches, model_estimates):
+    for pool in (compute, queries, submissions, batches, model_estimates):
         resources.callback(pool.shutdown, wait=True, cancel_futures=True)
     validator = RequestValidator(settings.check_timeout_s, limits, settings.remember_errors_s)
     resources.callback(validator.close)
@@ -115,12 +120,15 @@ def create_app(
     announcements = Announcements(settings, environment_digest())
     resources.callback(announcements.close)
     registry = WorkerRegistry(database)
-    queue = OperationQueue(database, environment_digest(), max_alive=settings.total_of(Resource.BUILDS), lease_s=settings.lease_s)
+    queue, asked_queue = (
+        OperationQueue(each, environment_digest(), max_alive=settings.total_of(Resource.BUILDS), lease_s=settings.lease_s)
+        for each in (database, asked)
+    )
     if store.folder is not None:
         import_records(store.folder, queue)
     digests = RequestDigests(validator.key if digest is None else key_function(digest), models)
     farm = BuildFarm(
-        queue,
+        asked_queue,
         store,
         announcements.courier,
         registry,
@@ -179,12 +187,13 @@ def create_app(
         listings=listings,
         farm=farm,
         compute=compute,
+        queries=queries,
         submissions=submissions,
         is_cached=validator.is_cached,
         batches=batches,
         estimate_cache=EstimateCache(estimators.estimate),
         models=models,
-        idempotency=IdempotencyKeys(database),
+        idempotency=IdempotencyKeys(asked),
         authenticator=authenticator,
         readiness=Readiness(_parts(store, farm, settings)),
         shares=shares,

@@ -24,6 +24,7 @@ MIN_MEAN_CHUNK_BYTES = 64  # of the further chunks
 MAX_BACKLOG = 128  # connections that the event loop accepts before it serves one
 ACCEPT_ITERATIONS = 4  # of the event loop, from accepting connections to closing those they displace
 RESERVED_DESCRIPTORS = 64  # for the store, workers and compilers
+JOINED_BYTES = 1 << 16  # of writes that are sent together
 LINGER_S = 2.0  # for a client that is still sending to read its response
 
 
@@ -128,7 +129,7 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         socket = cast(asyncio.Transport, transport)
-        super().connection_made(_LingeringTransport(socket, self._close_gracefully))
+        super().connection_made(_LingeringTransport(socket, self.loop, self._close_gracefully))
         if self._open.admit(self):
             self._track_phase()
         else:
@@ -284,13 +285,21 @@ class _CountingConnection(h11.Connection):
 
 
 class _LingeringTransport(asyncio.Transport):
-    """A socket's transport whose connection decides how to close it."""
+    """A socket's transport whose connection decides how to close it.
 
-    def __init__(self, socket: asyncio.Transport, on_close: Callable[[asyncio.Transport], None]) -> None:
+    It sends the writes of one iteration of the event loop together, so that a short response is one packet.
+    """
+
+    def __init__(
+        self, socket: asyncio.Transport, loop: asyncio.AbstractEventLoop, on_close: Callable[[asyncio.Transport], None]
+    ) -> None:
         super().__init__()
         self._socket = socket
+        self._loop = loop
         self._on_close = on_close
         self._has_closed = False
+        self._waiting: list[bytes | bytearray | memoryview] = []
+        self._waiting_bytes = 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._socket.get_extra_info(name, default)
@@ -300,6 +309,7 @@ class _LingeringTransport(asyncio.Transport):
 
     def close(self) -> None:
         if not self._has_closed:
+            self._flush()
             self._has_closed = True
             self._on_close(self._socket)
 
@@ -308,10 +318,23 @@ class _LingeringTransport(asyncio.Transport):
         self._socket.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._socket.write(data)
+        if not data:
+            return
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes >= JOINED_BYTES:
+            self._flush()
 
     def pause_reading(self) -> None:
         self._socket.pause_reading()
 
     def resume_reading(self) -> None:
         self._socket.resume_reading()
+
+    def _flush(self) -> None:
+        if self._waiting and not self._socket.is_closing():
+            self._socket.write(b"".join(self._waiting))
+        self._waiting.clear()
+        self._waiting_bytes = 0

@@ -11,6 +11,7 @@ from typing import Protocol
 from roller_svc import toolchain
 from roller_svc.compiler.action import toolchain_versions
 from roller_svc.errors import ToolchainMissingError, UnknownKernelError
+from roller_svc.farm.blobs import BlobReader
 from roller_svc.farm.build import BINARY, unpack
 from roller_svc.farm.store import Json, Store
 from roller_svc.ir.hardware import TargetKind
@@ -72,13 +73,22 @@ class ListingCache:
 
     def cached(self, digest: str, kind: str) -> bytes | None:
         """Return a stored listing or None. Raises UnknownKernelError if the kernel cannot have one."""
+        self._check(digest, kind)
+        return self._store.derived(digest, kind, self._makers[kind].tool())
+
+    def open(self, digest: str, kind: str) -> BlobReader | None:
+        """Begin to read the listing that `cached` returns."""
+        self._check(digest, kind)
+        return self._store.open_derived(digest, kind, self._makers[kind].tool())
+
+    def _check(self, digest: str, kind: str) -> None:
+        """Raise UnknownKernelError if a kernel cannot have a listing."""
         facts = self._store.kernel(digest)
         if facts is None:
             raise UnknownKernelError(f"no kernel {digest[:80]}")
         language = facts["language"]
         if language != Language.CUDA.value:
             raise UnknownKernelError(f"kernel {digest} is {language}; only CUDA has {kind.upper()}", code="unknown-artifact")
-        return self._store.derived(digest, kind, self._makers[kind].tool())
 
     def request(self, digest: str, kind: str) -> Future[bytes]:
         """Return a future of a listing; concurrent requests share it."""

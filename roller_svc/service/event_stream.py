@@ -59,7 +59,7 @@ async def _events(state: State, operation: Operation, after: int) -> AsyncGenera
         while not is_last:
             is_last = woken.is_set() or loop.time() > end_s  # read the log once more after the end
             try:
-                events = await state.run(partial(state.farm.queue.events, operation.id, after))
+                events = await state.query(partial(state.farm.queue.events, operation.id, after))
             except StoreError:  # the client reconnects and continues
                 return
             for event in events:

@@ -186,7 +186,8 @@ async def _bug(request: Request, error: Exception) -> Response:
     request_id = request_id_of(request)
     log.error("request %s, %s %s: %s", request_id, request.method, _path(request), type(error).__name__)
     body = problem(500, "internal", "internal error: see the service's log")
-    return response(body, {"X-Request-Id": request_id, "X-Content-Type-Options": "nosniff"})
+    # the server closes the connection after an exception
+    return response(body, {"X-Request-Id": request_id, "X-Content-Type-Options": "nosniff", "Connection": "close"})
 
 
 def request_id_of(request: Request) -> str:

@@ -19,7 +19,7 @@ from roller_svc.farm.actions import Explanation
 from roller_svc.farm.farm import BuildFarm, Terms
 from roller_svc.farm.idempotency import IdempotencyKeys
 from roller_svc.farm.models import Request as FarmRequest
-from roller_svc.farm.operations import Operation
+from roller_svc.farm.operations import Operation, action_of_hit
 from roller_svc.farm.store import Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.access import principal_of
@@ -28,7 +28,7 @@ from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.metrics import Metrics
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.readiness import Readiness
-from roller_svc.service.shares import Shares
+from roller_svc.service.shares import Share, Shares
 from roller_svc.settings import Resource, Settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class State:
     store: Store
     listings: ListingCache
     farm: BuildFarm
-    compute: ThreadPoolExecutor  # reads the store
+    compute: ThreadPoolExecutor  # uses the store, but not the database
+    queries: ThreadPoolExecutor  # uses the database, which may be locked
     submissions: ThreadPoolExecutor  # waits for requests to be validated
     is_cached: Callable[[BuildRequest], bool]  # whether a request has been validated
     batches: ThreadPoolExecutor  # waits for estimates
@@ -70,23 +71,38 @@ class State:
         return self.authenticator.is_open
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run work that accesses the disk or takes milliseconds in a thread of `compute`."""
+        """Run work that uses the store or takes milliseconds in a thread of `compute`."""
         return await self._run_in(self.compute, work)
+
+    async def query(self, work: Callable[[], T]) -> T:
+        """Run work that uses the database in a thread of `queries`, so that nothing else waits for a locked one."""
+        return await self._run_in(self.queries, work)
+
+    async def find(self, operation_id: str) -> Operation | None:
+        """Return an operation or None. A hit is in the store and needs no database."""
+        run = self.query if action_of_hit(operation_id) is None else self.run
+        return await run(lambda: self.farm.get(operation_id))
 
     async def submit(self, request: FarmRequest, terms: Terms) -> Operation:
         """Create an operation; a validated request does not wait for others' validations. Raises InputError."""
-        operation = await self._check(request, terms.client, lambda: self.farm.submit(request, terms))
+        operation = await self._check(request, terms.client, self.compute, lambda: self.farm.find_hit(request))
+        if operation is None:
+            operation = await self.query(lambda: self.farm.submit(request, terms))
         self.metrics.count(operation)
         return operation
 
+    def response_share(self, request: Request) -> Share:
+        """Return the client's share of the bytes of responses in memory, of which nothing is used yet."""
+        return self.shares.hold(Resource.RESPONSE_BYTES, principal_of(request).client, 0)
+
     async def explain(self, request: BuildRequest, client: str) -> Explanation:
         """Compare a request with the stored actions; a validated one does not wait for others' validations."""
-        return await self._check(request, client, lambda: self.farm.explain(request))
+        return await self._check(request, client, self.queries, lambda: self.farm.explain(request))
 
-    async def _check(self, request: FarmRequest, client: str, work: Callable[[], T]) -> T:
-        """Run work that validates a request; a client's validations wait for each other before they take a thread."""
+    async def _check(self, request: FarmRequest, client: str, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Run work on a request in a pool if it is validated; a client's validations wait for each other before that."""
         if not isinstance(request, BuildRequest) or self.is_cached(request):
-            return await self.run(work)
+            return await self._run_in(pool, work)
         with await self.shares.wait_for(Resource.CHECKS, client):
             return await self._run_in(self.submissions, work)
 
@@ -112,7 +128,7 @@ class State:
         with self.shares.hold(Resource.WAITS, principal_of(request).client):
             while in_time and not latest.done and not self.is_ending:
                 in_time = await self._is_woken(operation.id, request, deadline_s)
-                known: Operation | None = await self.run(lambda: self.farm.get(operation.id))
+                known: Operation | None = await self.query(lambda: self.farm.get(operation.id))
                 latest = operation if known is None else replace(known, cache=operation.cache)
         return latest
 

@@ -80,8 +80,8 @@ async def _submit(request: Request, body: BuildTerms, wanted: FarmRequest, key: 
     if key is None:
         return await state.submit(wanted, terms_of(body, request))
     keyed = KeyedRequest(principal.client, key, _content(request.url.path, body))
-    known_id = await state.run(lambda: state.idempotency.find(keyed))
-    known = None if known_id is None else await state.run(lambda: state.farm.get(known_id))
+    known_id = await state.query(lambda: state.idempotency.find(keyed))
+    known = None if known_id is None else await state.find(known_id)
     if known is not None:
         return known
     # A hit made nothing, so repeating it makes nothing either: it needs no record.

@@ -322,8 +322,11 @@ def test_a_bug_is_logged_with_the_requests_id_and_nothing_of_its_body(tmp_path: 
     }
     app = create_app(Settings(store=tmp_path, api_keys="the-key"), unused, broken)
     with caplog.at_level(logging.ERROR, logger="roller_svc"), served(app) as client:
-        answer = client.post("/v1/kernels:compile", json=body, headers={"X-API-Key": "the-key"})
+        answers = [client.post("/v1/kernels:compile", json=body, headers={"X-API-Key": "the-key"}) for _ in range(3)]
+    answer = answers[0]
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    # The server closes after it. A client that is told sends the next request on another connection.
+    assert [each.headers["connection"] for each in answers] == ["close"] * 3
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("roller_svc")]
     assert any(answer.headers["x-request-id"] in line for line in ours)
     assert not any("secret" in line or "the-key" in line for line in ours)

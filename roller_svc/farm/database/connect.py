@@ -19,6 +19,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from roller_svc.errors import ArgumentError, StoreError
 
 BUSY_TIMEOUT_S = 20.0  # how long a writer of SQLite waits for another
+REQUEST_BUSY_TIMEOUT_S = 5.0  # the same for a request of a client, which waits for the answer
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 20  # of PostgreSQL
 POOL_SIZE, MAX_OVERFLOW = 8, 24
@@ -68,12 +69,13 @@ class Database:
 
     Args:
         url: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
+        busy_timeout_s: how long a writer of SQLite waits for another.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
         self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url)
+        self.engine = _sqlite_engine(self.url, busy_timeout_s) if self.is_sqlite else _postgresql_engine(self.url)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
@@ -130,13 +132,13 @@ def as_store_error() -> Iterator[None]:
         raise StoreError(f"the database failed: {words}", code="database-error") from failure
 
 
-def _sqlite_engine(url: URL) -> Engine:
+def _sqlite_engine(url: URL, busy_timeout_s: float) -> Engine:
     assert url.database is not None
     with contextlib.suppress(OSError):  # connecting reports what is wrong
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(
         url,
-        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+        connect_args={"timeout": busy_timeout_s, "check_same_thread": False},
         pool_size=POOL_SIZE,
         max_overflow=MAX_OVERFLOW,
         pool_timeout=POOL_TIMEOUT_S,

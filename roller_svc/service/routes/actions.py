@@ -29,7 +29,7 @@ async def action(digest: str, request: Request) -> Response:
             code="invalid-digest",
         )
     state = state_of(request)
-    explanation = await state.run(lambda: state.farm.explain_known(digest))
+    explanation = await state.query(lambda: state.farm.explain_known(digest))
     if explanation is None:
         raise UnknownKernelError(f"no action {digest}", code="unknown-action")
     return JSONResponse(explanation_json(explanation))

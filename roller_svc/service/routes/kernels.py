@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
+import tempfile
 import zipfile
 from typing import Annotated
 
@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from roller_svc.client.schemas import CompileRequest, KernelResponse, OperationResponse
 from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
+from roller_svc.farm.blobs import BlobReader
 from roller_svc.farm.routing import check_measurable
 from roller_svc.farm.store import Json, Store
 from roller_svc.ir.options import RuntimeChoice, SelectionMode
@@ -22,6 +23,7 @@ from roller_svc.service.access import check_scope, principal_of, requires
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.disassembly import MAKERS
 from roller_svc.service.mapping import build_request_from_body, kernel_response
+from roller_svc.service.parts_response import Parts, PartsResponse
 from roller_svc.service.state import State, state_of
 from roller_svc.service.submission import IdempotencyKey, Prefer, submit_and_wait
 from roller_svc.settings import Resource
@@ -43,6 +45,8 @@ KERNEL_LINKS = {
     "kernel": {"operationId": "kernel", "parameters": _KERNEL},
     "source": {"operationId": "kernel_file", "parameters": _KERNEL | {"kind": "source"}},
 }
+PART_BYTES = 1 << 18  # of a bundle, sent at once
+BUNDLE_MEMORY_BYTES = 1 << 20  # of a bundle that is being sent; the rest is in a file
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that a kernel always gives the same archive
 
 
@@ -74,7 +78,7 @@ async def measure_kernel(
     """Compile a kernel with `select: measure`, if a worker has the device. Otherwise as `kernels:compile`."""
     state = state_of(request)
     wanted = await state.run(lambda: _measured_request(body))
-    await state.run(lambda: check_measurable(state.farm.registry.alive(), state.farm.queue.generator, wanted))
+    await state.query(lambda: check_measurable(state.farm.registry.alive(), state.farm.queue.generator, wanted))
     return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
 
 
@@ -99,10 +103,9 @@ async def kernel_file(digest: str, kind: str, request: Request, if_none_match: A
     if current := not_modified(if_none_match, headers):
         return current
     if kind in MAKERS:
-        content = await _listing(state, digest, kind, principal_of(request).client)
-    else:
-        content = await state.run(lambda: _content(state, digest, kind))
-    return Response(content, media_type=_MEDIA_TYPES[kind], headers=headers)
+        await _ensure_listing(state, digest, kind, principal_of(request).client)
+    content = await state.run(lambda: _open(state, digest, kind))
+    return PartsResponse(content, state.response_share(request), state.run, _MEDIA_TYPES[kind], headers)
 
 
 def _measured_request(body: CompileRequest) -> BuildRequest:
@@ -127,30 +130,50 @@ def _facts(store: Store, digest: str) -> Json:
     return facts
 
 
-async def _listing(state: State, digest: str, kind: str, client: str) -> bytes:
-    cached = await state.run(lambda: state.listings.cached(digest, kind))
-    if cached is not None:
-        return cached
-    with await state.shares.wait_for(Resource.LISTINGS, client):
-        # Shielded, because other requests may wait for the same listing.
-        return await asyncio.shield(asyncio.wrap_future(state.listings.request(digest, kind)))
+async def _ensure_listing(state: State, digest: str, kind: str, client: str) -> None:
+    """Have a listing made unless it is stored. Raises UnknownKernelError if the kernel cannot have one."""
+    if await state.run(lambda: state.listings.open(digest, kind)) is None:
+        with await state.shares.wait_for(Resource.LISTINGS, client):
+            # Shielded, because other requests may wait for the same listing.
+            await asyncio.shield(asyncio.wrap_future(state.listings.request(digest, kind)))
 
 
-def _content(state: State, digest: str, kind: str) -> bytes:
+def _open(state: State, digest: str, kind: str) -> Parts:
+    """Begin to read a file. Raises UnknownKernelError."""
     if kind == "bundle":
-        return _bundle(state.store, digest)
-    content = state.store.file(digest, kind)
+        return _Bundle(state.store, digest)
+    content = state.listings.open(digest, kind) if kind in MAKERS else state.store.open_file(digest, kind)
     if content is None:
         kinds = ", ".join([*state.store.kinds(digest), "bundle"])
         raise UnknownKernelError(f"kernel {digest} has no {kind[:40]!r}; it has {kinds}", code="unknown-artifact")
     return content
 
 
-def _bundle(store: Store, digest: str) -> bytes:
-    names = _facts(store, digest)["files"]
-    assert isinstance(names, dict)
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as bundle:
-        for kind, content in sorted(store.files(digest).items()):
-            bundle.writestr(zipfile.ZipInfo(names[kind], _ZIP_TIME), content, zipfile.ZIP_DEFLATED)
-    return archive.getvalue()
+class _Bundle:
+    """A zip archive of a kernel's files. Raises UnknownKernelError."""
+
+    def __init__(self, store: Store, digest: str) -> None:
+        names = _facts(store, digest)["files"]
+        assert isinstance(names, dict)
+        self._file = tempfile.SpooledTemporaryFile(BUNDLE_MEMORY_BYTES)  # noqa: SIM115  # closed by `close`
+        with zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for kind in sorted(store.kinds(digest)):
+                _add_file(archive, names[kind], store.open_file(digest, kind))
+        self.size_bytes = self._file.tell()
+        self._file.seek(0)
+
+    def read(self) -> bytes:
+        return self._file.read(PART_BYTES)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _add_file(archive: zipfile.ZipFile, name: str, content: BlobReader | None) -> None:
+    if content is None:
+        raise UnknownKernelError(f"the kernel's file {name} is damaged")
+    entry = zipfile.ZipInfo(name, _ZIP_TIME)
+    entry.compress_type, entry.file_size = zipfile.ZIP_DEFLATED, content.size_bytes
+    with archive.open(entry, "w") as file:
+        while part := content.read():
+            file.write(part)

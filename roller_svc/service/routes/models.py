@@ -32,6 +32,7 @@ from roller_svc.service.access import check_scope, principal_of, requires
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.middleware import too_large
 from roller_svc.service.model_builds import check_target
+from roller_svc.service.parts_response import PartsResponse
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import state_of
 from roller_svc.service.submission import IdempotencyKey, Prefer, submit_and_wait
@@ -68,7 +69,7 @@ async def _put_blob(digest: str, request: Request) -> Response:
     limit = None if known else state.shares.part_of(Resource.STORED_BYTES, client)
     part = bytearray()
     with state.shares.hold(Resource.UPLOADS, client), state.store.receive(bare) as blob:
-        allowance = await state.run(lambda: state.farm.usage.allowance(client, Resource.STORED_BYTES, limit))
+        allowance = await state.query(lambda: state.farm.usage.allowance(client, Resource.STORED_BYTES, limit))
         async for chunk in _stream_in_time(request):
             part += chunk
             allowance.check(blob.size_bytes + len(part))
@@ -82,7 +83,7 @@ async def _put_blob(digest: str, request: Request) -> Response:
         await state.run(blob.finish)
         if not known:
             size_bytes = max(BLOCK_BYTES, blob.size_bytes)
-            await state.run(lambda: state.farm.usage.add(client, Resource.STORED_BYTES, size_bytes))
+            await state.query(lambda: state.farm.usage.add(client, Resource.STORED_BYTES, size_bytes))
         body = {"digest": digest, "bytes": blob.size_bytes}
     return JSONResponse(body, status_code=200 if known else 201)
 
@@ -117,11 +118,11 @@ async def blob(digest: str, request: Request, if_none_match: Annotated[str | Non
     current = not_modified(if_none_match, headers)
     if current is not None and await state.run(lambda: state.store.has(bare)):
         return current
-    content = await state.run(lambda: state.store.get(bare))
+    content = await state.run(lambda: state.store.blobs.open(bare))
     if content is None:
         raise _unknown_blob(digest)
     headers["Content-Disposition"] = "attachment"
-    return Response(content, media_type="application/octet-stream", headers=headers)
+    return PartsResponse(content, state.response_share(request), state.run, "application/octet-stream", headers)
 
 
 @router.post(

@@ -44,7 +44,7 @@ async def list_operations(
     client = None if Scope.ADMIN in principal.scopes else principal.client
     size = min(page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
     after = _last_id(page_token) if page_token else None
-    found = await state.run(lambda: state.farm.queue.page(client, after=after, limit=size + 1))
+    found = await state.query(lambda: state.farm.queue.page(client, after=after, limit=size + 1))
     token = _page_token(found[size - 1].id) if len(found) > size else ""
     return JSONResponse({"operations": [operation_json(each) for each in found[:size]], "next_page_token": token})
 
@@ -73,7 +73,7 @@ async def cancel_operation(operation_id: str, request: Request, body: CancelRequ
     if for_all:
         check_scope(principal_of(request), Scope.ADMIN)
     state, client = state_of(request), principal_of(request).client
-    result = await state.run(lambda: state.farm.cancel(operation_id, client, for_all=for_all))
+    result = await state.query(lambda: state.farm.cancel(operation_id, client, for_all=for_all))
     if result is None:
         raise _unknown(operation_id)
     return operation_response(result, 200, {})
@@ -98,7 +98,7 @@ async def operation_events(
 
 async def _known(state: State, operation_id: str) -> Operation:
     """Return an operation. Raises UnknownKernelError."""
-    result = await state.run(lambda: state.farm.get(operation_id))
+    result = await state.find(operation_id)
     if result is None:
         raise _unknown(operation_id)
     return result

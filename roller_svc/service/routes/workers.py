@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["workers"])
 async def workers(request: Request) -> dict[str, Any]:
     """List the workers that are alive: their queues, host, CPU, devices and compilers."""
     state = state_of(request)
-    alive = await state.run(state.farm.registry.alive)
+    alive = await state.query(state.farm.registry.alive)
     return {"workers": [worker_json(worker, state.farm.queue.generator) for worker in alive]}
 
 

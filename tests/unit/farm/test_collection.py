@@ -14,9 +14,10 @@ import pytest
 
 from roller_svc.errors import ArgumentError, StoreError, UnknownKernelError
 from roller_svc.farm import store_lock
+from roller_svc.farm.blobs import BLOBS
 from roller_svc.farm.collection import collect, verify
 from roller_svc.farm.objects import Objects
-from roller_svc.farm.store import BLOBS, MODELS, Artifact, Store
+from roller_svc.farm.store import MODELS, Artifact, Store
 from roller_svc.farm.store_archive import export_results, import_results
 from roller_svc.farm.store_keeper import StoreKeeper
 

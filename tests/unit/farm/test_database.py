@@ -144,3 +144,11 @@ def test_a_server_that_is_away_is_a_store_error_without_the_password() -> None:
     assert "secret" not in caught.value.message
     assert parse_url("postgres" + "ql://a@b/c").drivername == "postgresql+psycopg"
     database.close()
+
+
+def test_a_writer_waits_as_long_as_its_database_says(tmp_path: Path) -> None:
+    patient, hasty = (Database(f"sqlite:///{tmp_path}/a.db", busy_timeout_s=seconds) for seconds in (20.0, 5.0))
+    for database, milliseconds in ((patient, 20_000), (hasty, 5_000)):
+        with database.read() as connection:
+            assert connection.execute(text("PRAGMA busy_timeout")).scalar() == milliseconds
+        database.close()

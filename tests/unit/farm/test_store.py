@@ -17,7 +17,8 @@ from s3_server import S3Server
 
 from roller_svc.compiler.action import SCHEMA
 from roller_svc.errors import ArgumentError, StoreError
-from roller_svc.farm.store import BLOBS, Artifact, Store
+from roller_svc.farm.blobs import BLOBS
+from roller_svc.farm.store import Artifact, Store
 
 ACTION = "sha256:" + "a" * 64
 OTHER_ACTION = "sha256:" + "b" * 64
@@ -337,6 +338,7 @@ def fill(store: Store) -> None:
 
 READS: dict[str, Callable[[Store], object]] = {
     "action_result": lambda store: store.action_result(ACTION),
+    "find_result": lambda store: store.find_result(ACTION),
     "kernel": lambda store: store.kernel(artifact().digest),
     "kinds": lambda store: store.kinds(artifact().digest),
     "file": lambda store: store.file(artifact().digest, "source"),
