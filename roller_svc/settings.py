@@ -27,7 +27,7 @@ _LIMIT = re.compile(r"(\w+)=(none|\d{1,18})/(none|\d{1,18})", re.ASCII)
 
 
 class Resource(StrEnum):
-    """What a service has a finite amount of."""
+    """A thing of which a service has a finite amount."""
 
     CONNECTIONS = "connections"
     PROBES = "probes"

@@ -138,7 +138,7 @@ def _keep_backward(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., An
     return run
 
 
-class _Support(OperatorSupportBase):  # type: ignore[misc]  # torch has no types here
+class _Support(OperatorSupportBase):
     """Answers the partitioner, and keeps the reasons."""
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class _Built:
     identity: tuple[tuple[int, int], ...]
 
 
-class _Part(torch.nn.Module):  # type: ignore[misc]
+class _Part(torch.nn.Module):
     """A group of nodes that is compiled at its first call, and again when its constants have changed."""
 
     def __init__(self, source: fx.GraphModule, constants: Sequence[int], options: SearchOptions) -> None:

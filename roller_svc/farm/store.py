@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from roller_svc.compiler.action import SCHEMA
 from roller_svc.errors import ArgumentError, StoreError, UnknownKernelError
@@ -65,7 +65,7 @@ class Artifact:
 class BlobWriter:
     """A blob that arrives in parts."""
 
-    def __init__(self, file: BinaryIO, digest: str, place: Callable[[], None]) -> None:
+    def __init__(self, file: IO[bytes], digest: str, place: Callable[[], None]) -> None:
         self.size_bytes = 0
         self._file = file
         self._digest = digest

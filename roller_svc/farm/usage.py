@@ -1,4 +1,4 @@
-"""What clients use by the day: seconds of builds and bytes stored. A day is one of the database's clock, in UTC."""
+"""Count by the day how many seconds of builds and stored bytes clients use. A day is one of the database's clock, in UTC."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from roller_svc.farm.database.tables import usage
 from roller_svc.settings import Resource
 
 DAY_S = 86_400
-KEPT_DAYS = 400  # for accounts
+ACCOUNT_DAYS = 400  # older usage is deleted
 BLOCK_BYTES = 4096  # that a blob takes at least
 _WORDS = {Resource.BUILD_SECONDS: "seconds of builds", Resource.STORED_BYTES: "stored bytes"}
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a client may still use: an amount, and the seconds until there is more."""
+    """The amount that a client may still use, and the seconds until there is more."""
 
     resource: Resource
     limit: float
@@ -53,7 +53,7 @@ class DailyUsage:
         )
         with self._database.write() as connection:
             connection.execute(insertion)
-            connection.execute(delete(usage).where(usage.c.day < today() - KEPT_DAYS))
+            connection.execute(delete(usage).where(usage.c.day < today() - ACCOUNT_DAYS))
 
 
 def read_allowance(connection: Connection, client: str, resource: Resource, limit: float | None) -> Allowance:

@@ -115,7 +115,7 @@ class Shares:
 
 
 class Share:
-    """What a request uses of a resource, until it is closed. A block closes it at its end."""
+    """The amount of a resource that a request uses until it is closed. A block closes it at its end."""
 
     def __init__(self, shares: Shares, resource: Resource, client: str, amount: int = 0) -> None:
         self._shares = shares

@@ -7,17 +7,17 @@ from importlib.metadata import entry_points
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+pytest.importorskip("torch")
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of torch's own modules
     from roller_svc import torch_backend
 
-import roller_svc  # noqa: E402
-from roller_svc.errors import ArgumentError  # noqa: E402
+import roller_svc
+from roller_svc.errors import ArgumentError
 
 OPTIONS = {"select": "model", "top_k": 1}
 

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
@@ -78,7 +79,7 @@ async def _put_blob(digest: str, request: Request) -> Response:
             if len(part) >= PART_BYTES:
                 content = bytes(part)
                 part.clear()
-                await state.run(lambda content=content: blob.write(content))  # type: ignore[misc]  # mypy cannot infer it
+                await state.run(partial(blob.write, content))
         await state.run(lambda: blob.write(bytes(part)))
         await state.run(blob.finish)
         if not known:

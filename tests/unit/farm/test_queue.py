@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
-from roller_svc.errors import BuildServiceError, CompileError, QueueFullError, QuotaExceededError
+from roller_svc.errors import BuildServiceError, CompileError, ConflictError, QueueFullError, QuotaExceededError
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import operations
+from roller_svc.farm.idempotency import IdempotencyKeys, KeyedRequest
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState
 from roller_svc.farm.queue import RETRY_DELAYS_S, Claim, Lease, OperationQueue, QueuedId, Submission
+from roller_svc.farm.usage import DailyUsage
+from roller_svc.settings import Resource
 
 GENERATOR = "a" * 64
 FACTS = {"digest": "sha256:" + "1" * 64}
@@ -63,7 +67,7 @@ def together(count: int, work: Callable[[int], object]) -> list[object]:
 
     def run(number: int) -> None:
         barrier.wait()
-        results[number] = work(number)  # type: ignore[call-overload]
+        results[number] = work(number)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
     for thread in threads:
@@ -185,7 +189,7 @@ def test_several_sweepers_send_an_operation_once(queue: OperationQueue) -> None:
     assert queue.sweep() == []  # a courier has just got it
     change(queue, operation.id, send_time=now_s() - 60)
     sent = together(6, lambda _: queue.sweep())
-    assert [entry for part in sent for entry in part] == [QueuedId(operation.id, "build.cuda")]  # type: ignore[attr-defined]
+    assert [entry for part in sent for entry in part] == [QueuedId(operation.id, "build.cuda")]
 
 
 def test_several_sweepers_count_a_lost_worker_once(queue: OperationQueue) -> None:
@@ -495,3 +499,45 @@ def test_a_claim_ends_the_wait_for_a_worker(queue: OperationQueue) -> None:
     assert operation.is_unserved
     queue.release(claimed(queue))
     assert not found(queue, operation.id).is_unserved
+
+
+# ---------------------------------------------------------------- keys of requests, and the day's seconds
+
+
+def test_one_key_at_once_queues_one_build(queue: OperationQueue) -> None:
+    """Eight requests find no operation of their key before any of them is queued."""
+    keys = IdempotencyKeys(queue.database)
+    begin = threading.Barrier(8)
+
+    def send(number: int) -> Operation | ConflictError:
+        keyed = KeyedRequest("client", "key", b"%d" % number)
+        assert keys.find(keyed) is None
+        begin.wait(30)
+        try:
+            return queue.submit(submission(f"action {number}", "client", keyed=keyed))
+        except ConflictError as refused:
+            return refused
+
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(send, range(8)))
+    (operation,) = (each for each in results if isinstance(each, Operation))
+    assert [each.id for each in queue.page(None, after=None, limit=100)] == [operation.id]
+    assert [each.id for each in queue.page("client", after=None, limit=100)] == [operation.id]
+
+
+def test_a_key_belongs_to_the_operation_that_its_request_joins(queue: OperationQueue) -> None:
+    first = queue.submit(submission("a", "client"))
+    keyed = KeyedRequest("client", "key", b"body")
+    assert queue.submit(submission("a", "client", keyed=keyed)).id == first.id
+    assert IdempotencyKeys(queue.database).find(keyed) == first.id
+
+
+def test_a_client_beyond_its_seconds_of_a_day_joins_and_queues_nothing(queue: OperationQueue) -> None:
+    queue.submit(submission("a", "other"))
+    DailyUsage(queue.database).add("client", Resource.BUILD_SECONDS, 10.0)
+    queue.submit(submission("a", "client", max_build_s=10.0))
+    with pytest.raises(QuotaExceededError) as refused:
+        queue.submit(submission("b", "client", max_build_s=10.0))
+    assert (refused.value.retry_after_s or 0) > 0
+    queue.submit(submission("b", "client", max_build_s=11.0))
+    queue.submit(submission("c", "other", max_build_s=10.0))

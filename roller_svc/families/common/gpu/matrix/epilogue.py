@@ -9,9 +9,17 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.analysis.operand import aligned_vector_width
-from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, LANE_SUMS, MMA_SYNC, Fragment, MmaTile
+from roller_svc.families.common.gpu.matrix.tile import (
+    CHUNK_BYTES,
+    LANE_SUMS,
+    MMA_SYNC,
+    SHARED_A,
+    SHARED_B,
+    Fragment,
+    MmaTile,
+)
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, Cast, Expr, Load, Op, OpKind, axes_of, iter_subexpressions

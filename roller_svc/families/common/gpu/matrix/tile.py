@@ -20,6 +20,7 @@ from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
 from roller_svc.ir.rprogram import RProgram
 
 REGISTER_BYTES, WAVE = 4, 64
+SHARED_A, SHARED_B = ".a_shared", ".b_shared"  # staged tiles
 LANE_SUMS = 4
 
 

@@ -34,13 +34,10 @@ def test_launches_use_the_predicted_shared_memory(features: int, columns: int, *
     known = wgmma_attention_facts(group, on, HOPPER.arch)
     programs = construct(group, HOPPER, on).programs
     assert programs
-    exact = 0
     for found in programs:
         (launch,) = emit_plan(Plan((chosen(found),)), compute, (group,), HOPPER).launches
         counted = wgmma_attention_tile(found, known).shared_bytes
-        assert launch.shared_bytes <= counted <= HOPPER.limits.shared_bytes_per_block
-        exact += launch.shared_bytes == counted
-    assert is_bulk or exact  # TMA stores need less than the predicted buffer
+        assert launch.shared_bytes == counted <= HOPPER.limits.shared_bytes_per_block
 
 
 @pytest.mark.parametrize("features", ["32, 32", "36, 36", "32, 36", "36, 32"])
