@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.statistics import WINDOW_S, Figures
+from roller_svc.service.shares import Shares
+from roller_svc.settings import Resource
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
@@ -17,8 +19,9 @@ MEDIA_TYPE = CONTENT_TYPE_LATEST
 class Metrics:
     """Counters of this process, rendered together with figures of the farm."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Shares) -> None:
         self._registry = CollectorRegistry()
+        self._registry.register(_ShareCollector(shares))
         self._submissions = Counter(
             "roller_submissions",
             "Requests for builds that this process accepted, by how they met the cache",
@@ -34,6 +37,25 @@ class Metrics:
         farm = CollectorRegistry()
         farm.register(_FigureCollector(figures))
         return generate_latest(self._registry) + generate_latest(farm)
+
+
+class _ShareCollector(Collector):
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+
+    def collect(self) -> Iterator[Metric]:
+        used = GaugeMetricFamily("roller_resource_used", "What clients use of each resource of this process", labels=["resource"])
+        limit = GaugeMetricFamily("roller_resource_limit", "How much all clients may use of it", labels=["resource"])
+        for resource, each in self._shares.limits.items():
+            if each.total is not None and resource is not Resource.BUILDS:  # a total of all processes
+                used.add_metric([resource], self._shares.used(resource))
+                limit.add_metric([resource], each.total)
+        yield used
+        yield limit
+        refused = CounterMetricFamily("roller_refusals", "Requests that exceeded a limit", labels=["resource", "status"])
+        for (resource, status), number in list(self._shares.refusals.items()):
+            refused.add_metric([resource, str(status)], number)
+        yield refused
 
 
 class _FigureCollector(Collector):

@@ -22,6 +22,7 @@ from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import State, state_of
 from roller_svc.service.submission import terms_of
+from roller_svc.settings import Resource
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
 
@@ -41,7 +42,7 @@ async def batch_compile(body: BatchCompileRequest, request: Request) -> Response
             code="too-many-items",
         )
     entries: list[Json] = []
-    with state.admit_batch():
+    with state.shares.hold(Resource.BATCHES, principal_of(request).client):
         batch = _Batch(state, request)
         for number, item in enumerate(body.requests):
             if number % CHECK_EVERY == 0 and await request.is_disconnected():
