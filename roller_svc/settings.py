@@ -159,6 +159,9 @@ class Settings(BaseSettings):
     retention_s: float = Field(
         7 * 86_400.0, ge=60, description="how long operations are kept after they are done; results stay in the store"
     )
+    audit_retention_s: float = Field(
+        90 * 86_400.0, ge=3600, description="how long entries of the audit log are kept, which `roller audit` shows"
+    )
     worker_memory_bytes: int | None = Field(
         None,
         ge=1 << 28,
@@ -276,7 +279,16 @@ class Settings(BaseSettings):
     @property
     def database_url(self) -> str:
         """URL of the operations' database: the setting, or SQLite in `folder`."""
-        return self.database.get_secret_value() or f"sqlite:///{self.folder.absolute() / 'operations.db'}"
+        return self.database.get_secret_value() or f"sqlite:///{self._database_file}"
+
+    @property
+    def has_database(self) -> bool:
+        """Whether the database is named, or the store's folder has it."""
+        return bool(self.database.get_secret_value()) or (self.is_local_store and self._database_file.is_file())
+
+    @property
+    def _database_file(self) -> Path:
+        return self.folder.absolute() / "operations.db"
 
     @property
     def is_distributed(self) -> bool:

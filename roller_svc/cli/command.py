@@ -31,6 +31,7 @@ COMMANDS = {
     "store": "collect, verify, pin, export and import the results in a store",
     "why-miss": "say which part of a request's key differs from the nearest stored result",
     "keys": "add, list and revoke the API keys of the service",
+    "audit": "list who made and used keys, and who asked for, cancelled and pinned what",
 }
 
 # Subcommands that are entry points of another distribution, with what installs it.

@@ -10,6 +10,7 @@ from roller_svc import settings
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.farm.api_keys import ApiKey, ApiKeys, Scope
+from roller_svc.farm.audit import local_client
 from roller_svc.farm.database.migrate import open_upgraded
 
 DAY_S = 86_400.0
@@ -46,7 +47,7 @@ def execute(options: argparse.Namespace) -> int:
             case "list":
                 return _list(keys, options)
             case _:
-                keys.revoke(options.id)
+                keys.revoke(options.id, local_client())
                 return 0
 
 
@@ -54,7 +55,7 @@ def _add(keys: ApiKeys, options: argparse.Namespace) -> int:
     common.check_positive(options, *(name for name in ("quota", "days") if getattr(options, name) is not None))
     scopes = {Scope(name) for name in options.scope or [Scope.COMPILE.value]}
     lifetime_s = None if options.days is None else options.days * DAY_S
-    text, key = keys.add(options.name, scopes, quota=options.quota, lifetime_s=lifetime_s)
+    text, key = keys.add(options.name, scopes, quota=options.quota, lifetime_s=lifetime_s, by=local_client())
     show.print_result(options, {"key": text, **_facts(key)}, text)
     if not options.json:
         print(f"key {key.id} of {key.name}: keep it, as it is not shown again", file=sys.stderr)

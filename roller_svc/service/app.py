@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.farm.api_keys import ApiKeys
+from roller_svc.farm.audit import AuditLog
 from roller_svc.farm.build import build_task
 from roller_svc.farm.checking import RequestValidator
 from roller_svc.farm.database.connect import REQUEST_BUSY_TIMEOUT_S, Database
@@ -46,6 +47,7 @@ from roller_svc.service.builds import (
     key_function,
     worker_limits,
 )
+from roller_svc.service.client_uses import UseRecorder
 from roller_svc.service.connections import descriptor_limit, fit_limits
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.metrics import Metrics
@@ -95,7 +97,8 @@ def create_app(
     request_database = Database(settings.database_url, busy_timeout_s=REQUEST_BUSY_TIMEOUT_S) if database.is_sqlite else database
     resources.callback(request_database.close)
     upgrade(database)
-    authenticator = Authenticator(settings, ApiKeys(database), store.objects)
+    uses = UseRecorder(AuditLog(database).note_uses)
+    authenticator = Authenticator(settings, ApiKeys(database), store.objects, uses)
     authenticator.check_address()
     shares = Shares(fit_limits(settings.limit_table, descriptor_limit()))
     limits = worker_limits(settings, resources.enter_context(scratch_folder()))
@@ -135,6 +138,7 @@ def create_app(
         registry,
         digests,
         retention_s=settings.retention_s,
+        audit_retention_s=settings.audit_retention_s,
         no_worker_timeout_s=settings.no_worker_timeout_s,
     )
     keeper = StoreKeeper(store, settings.store_quota_bytes, queue.live_uploads, farm.forget_actions)

@@ -18,7 +18,8 @@ from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 
 from roller_svc.errors import ArgumentError, StoreError
-from roller_svc.farm.api_keys import Scope, parse_scopes
+from roller_svc.farm.api_keys import parse_scopes
+from roller_svc.service.access import VerifiedToken
 from roller_svc.settings import is_loopback
 
 # Signatures with public keys only: a token signed with the text of a public key, or with nothing, is rejected.
@@ -65,8 +66,8 @@ class OidcVerifier:
             sub={"essential": True},
         )
 
-    async def verify(self, token: str) -> tuple[str, frozenset[Scope]] | None:
-        """Return the client and the scopes of a valid token, or None. Raises StoreError without any keys."""
+    async def verify(self, token: str) -> VerifiedToken | None:
+        """Return what a valid token says, or None. Raises StoreError without any keys."""
         await self._refresh(MAX_AGE_S)
         claims = self._valid_claims(token)
         if claims is None and self._has_unknown_key(token):
@@ -74,11 +75,12 @@ class OidcVerifier:
             claims = self._valid_claims(token)
         if claims is None:
             return None
-        subject = f"{self._issuer}\n{claims['sub']}".encode("utf-8", "surrogatepass")
+        subject = str(claims["sub"])
+        identity = f"{self._issuer}\n{subject}".encode("utf-8", "surrogatepass")
         granted = claims.get(self._scopes_claim, [])
         names = granted.split() if isinstance(granted, str) else granted if isinstance(granted, list) else []
         scopes = parse_scopes(name.removeprefix(SCOPE_PREFIX) for name in names if isinstance(name, str))
-        return f"oidc-{hashlib.sha256(subject).hexdigest()[:16]}", scopes
+        return VerifiedToken(f"oidc-{hashlib.sha256(identity).hexdigest()[:16]}", subject, scopes)
 
     def _valid_claims(self, token: str) -> dict[str, Any] | None:
         try:

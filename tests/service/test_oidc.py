@@ -24,6 +24,7 @@ from serving import running
 from roller_svc.errors import ArgumentError, StoreError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.service import oidc
+from roller_svc.service.access import VerifiedToken
 from roller_svc.service.app import create_app
 from roller_svc.service.oidc import MAX_AGE_S, MAX_STALE_S, MIN_AGE_S, OidcVerifier
 from roller_svc.settings import Settings
@@ -56,7 +57,7 @@ def verifier(tmp_path: Path) -> OidcVerifier:
     return OidcVerifier(ISSUER, AUDIENCE, str(file), "scope")
 
 
-def verified(verifier: OidcVerifier, text: str) -> tuple[str, frozenset[Scope]] | None:
+def verified(verifier: OidcVerifier, text: str) -> VerifiedToken | None:
     return asyncio.run(verifier.verify(text))
 
 
@@ -64,10 +65,9 @@ def verified(verifier: OidcVerifier, text: str) -> tuple[str, frozenset[Scope]] 
 def test_a_token_of_the_provider_is_accepted(verifier: OidcVerifier, alg: str) -> None:
     result = verified(verifier, token(alg))
     assert result is not None
-    client, scopes = result
-    assert client.startswith("oidc-")
-    assert "alice" not in client
-    assert scopes == {Scope.READ, Scope.COMPILE}
+    assert result.client.startswith("oidc-")
+    assert "alice" not in result.client
+    assert (result.subject, result.scopes) == ("alice", {Scope.READ, Scope.COMPILE})
     assert verified(verifier, token(alg, sub="bob", aud=["other", AUDIENCE])) != result
 
 
@@ -134,7 +134,7 @@ def test_other_tokens_are_rejected(verifier: OidcVerifier, name: str, text: str)
 def test_scopes_come_from_the_claim(verifier: OidcVerifier, claim: Any, scopes: set[Scope]) -> None:
     result = verified(verifier, token(scope=claim))
     assert result is not None
-    assert result[1] == scopes
+    assert result.scopes == scopes
 
 
 # ---------------------------------------------------------------- keys of the provider
