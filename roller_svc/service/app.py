@@ -186,6 +186,7 @@ def create_app(
         await asyncio.to_thread(close)  # the loop meanwhile responds to interrupted requests
 
     app = create_api(lifespan)
+    metrics = Metrics(shares)
     app.state.roller = State(
         settings=settings,
         store=store,
@@ -202,7 +203,7 @@ def create_app(
         authenticator=authenticator,
         readiness=Readiness(_parts(store, farm, settings)),
         shares=shares,
-        metrics=Metrics(shares),
+        metrics=metrics,
         model_estimates=model_estimates,
         tracing=tracing,
     )
@@ -211,7 +212,7 @@ def create_app(
     )
     if tracing is not None:
         app.add_middleware(tracing.middleware, tracing=tracing)
-    app.add_middleware(RequestLogMiddleware)  # the last one added is the outermost
+    app.add_middleware(RequestLogMiddleware, metrics=metrics.of_requests(routes_of(app)))  # the last one added is the outermost
     return app
 
 

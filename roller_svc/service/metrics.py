@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.statistics import WINDOW_S, Figures
+from roller_svc.service.request_metrics import RequestMetrics
 from roller_svc.service.shares import Shares
 from roller_svc.settings import Resource
 
@@ -33,9 +35,15 @@ class Metrics:
         """Count an accepted request."""
         self._submissions.labels(operation.cache.value).inc()
 
-    def render(self, figures: Figures) -> bytes:
+    def of_requests(self, routes: Iterable[APIRoute]) -> RequestMetrics:
+        """Return the counters of requests to an application. Call it once."""
+        return RequestMetrics(self._registry, routes)
+
+    def render(self, figures: Figures, free_bytes: int) -> bytes:
         farm = CollectorRegistry()
+        ProcessCollector(registry=farm)  # memory, CPU time and open files of this process
         farm.register(_FigureCollector(figures))
+        Gauge("roller_store_free_bytes", "Free space where uploads arrive", registry=farm).set(free_bytes)
         return generate_latest(self._registry) + generate_latest(farm)
 
 
