@@ -115,6 +115,10 @@ class Settings(BaseSettings):
     oidc_audience: str = Field("", description="audience that these tokens must have")
     oidc_jwks: str = Field("", description="file, or https URL, with the issuer's public keys (a JWK set)")
     oidc_scopes_claim: str = Field("scope", description="claim with the scopes of a token, as a list or separated by spaces")
+    oidc_groups: str = Field(
+        "", description="scopes of the members of groups: GROUP=SCOPE, separated by semicolons, in addition to a token's own"
+    )
+    oidc_groups_claim: str = Field("groups", description="claim with the groups of a token's subject, as a list")
     allowed_hosts: str = Field("", description="further names of the service, each with or without a port, separated by commas")
     max_connections: int = Field(
         1000,

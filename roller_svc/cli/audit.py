@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from typing import Any
 
 from roller_svc import settings
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.farm.audit import AuditEntry, AuditEvent, AuditLog, ClientUse
 from roller_svc.farm.database.migrate import open_upgraded
+from roller_svc.farm.usage import DailyUsage
+from roller_svc.settings import Resource
 
 DAY_S = 86_400.0
 DEFAULT_COUNT = 50
+DEFAULT_DAYS = 30
+USAGE_COLUMNS = ("client", "name", "build seconds", "stored bytes")
 COLUMNS = ("time", "client", "event", "subject", "details")
 CLIENT_COLUMNS = ("client", "name", "first used", "last used")
 
@@ -25,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     events.add_argument("--days", type=float, metavar="N", help="only those of the last days")
     events.add_argument("--count", type=int, default=DEFAULT_COUNT, metavar="N", help="default: %(default)s")
     clients = actions.add_parser("clients", help="list when each client was used first and last", allow_abbrev=False)
-    for action in (events, clients):
+    usage = actions.add_parser("usage", help="sum what each client used: seconds of builds, stored bytes", allow_abbrev=False)
+    usage.add_argument("--days", type=int, default=DEFAULT_DAYS, metavar="N", help="default: %(default)s, today included")
+    for action in (events, clients, usage):
         action.add_argument("--store", metavar="DIR", help="directory of the service's store, which has the database")
         action.add_argument("--json", action="store_true", help="write JSON to stdout")
 
@@ -33,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     with open_upgraded(settings.read_settings(store=options.store).database_url) as database:
         log = AuditLog(database)
+        if options.action == "usage":
+            common.check_positive(options, "days")
+            names = {use.client: use.name for use in log.uses()}
+            totals = DailyUsage(database).totals(options.days)
+            facts = [{"client": client, "name": names.get(client), **used} for client, used in totals.items()]
+            show.print_result(options, {"clients": facts}, _usage_table(facts))
+            return 0
         if options.action == "clients":
             uses = log.uses()
             show.print_result(options, {"clients": [asdict(use) for use in uses]}, _client_table(uses))
@@ -46,6 +60,14 @@ def execute(options: argparse.Namespace) -> int:
         )
         show.print_result(options, {"events": [asdict(entry) for entry in entries]}, _event_table(entries))
     return 0
+
+
+def _usage_table(facts: list[dict[str, Any]]) -> str:
+    rows = (
+        (fact["client"] or "-", fact["name"] or "-", f"{fact[Resource.BUILD_SECONDS]:.1f}", f"{fact[Resource.STORED_BYTES]:.0f}")
+        for fact in facts
+    )
+    return show.format_table(USAGE_COLUMNS, rows)
 
 
 def _client_table(uses: list[ClientUse]) -> str:

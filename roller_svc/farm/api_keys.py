@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 
 from roller_svc.errors import ArgumentError, NotFoundError
 from roller_svc.farm.audit import AuditEvent, record_event
@@ -130,15 +130,25 @@ class ApiKeys:
         with self._database.read() as connection:
             return [_to_key(row) for row in connection.execute(query.order_by(keys.c.create_time, keys.c.id))]
 
+    def limit(self, key_id: str, quota: int | None, by: str = "") -> None:
+        """Change the quota of a key; None: the service's. Raises NotFoundError. The audit log has who changed it."""
+        with self._database.write() as connection:
+            _check_known(connection, key_id)
+            connection.execute(update(keys).where(keys.c.id == key_id).values(quota=quota))
+            record_event(connection, AuditEvent.KEY_LIMITED, by, key_id, quota=quota)
+
     def revoke(self, key_id: str, by: str = "") -> None:
         """Revoke a key; do nothing if it was revoked. Raises NotFoundError. The audit log has who revoked it."""
         with self._database.write() as connection:
-            known = connection.execute(select(keys.c.id).where(keys.c.id == key_id)).first()
-            if known is None:
-                raise NotFoundError(f"unknown key {key_id[:40]!r}", code="unknown-key", hint="roller keys list")
+            _check_known(connection, key_id)
             revoked = update(keys).where(keys.c.id == key_id, keys.c.revoke_time.is_(None))
             if connection.execute(revoked.values(revoke_time=now_s())).rowcount:
                 record_event(connection, AuditEvent.KEY_REVOKED, by, key_id)
+
+
+def _check_known(connection: Connection, key_id: str) -> None:
+    if connection.execute(select(keys.c.id).where(keys.c.id == key_id)).first() is None:
+        raise NotFoundError(f"unknown key {key_id[:40]!r}", code="unknown-key", hint="roller keys list")
 
 
 def _to_key(row: Row[Any]) -> ApiKey:

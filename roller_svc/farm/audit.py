@@ -25,6 +25,7 @@ class AuditEvent(StrEnum):
     """The kind of an entry."""
 
     KEY_MADE = "key-made"
+    KEY_LIMITED = "key-limited"
     KEY_REVOKED = "key-revoked"
     REQUESTED = "requested"  # a build that was not in the store
     CANCELLED = "cancelled"

@@ -143,6 +143,10 @@ def _token_verifier(settings: Settings) -> TokenVerifier | None:
             hint="pip install 'roller-svc[oidc]'",
         ) from failure
     verifier: TokenVerifier = oidc.OidcVerifier(
-        settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks, settings.oidc_scopes_claim
+        settings.oidc_issuer,
+        settings.oidc_audience,
+        settings.oidc_jwks,
+        settings.oidc_scopes_claim,
+        oidc.GroupScopes(settings.oidc_groups_claim, oidc.parse_group_scopes(settings.oidc_groups)),
     )
     return verifier

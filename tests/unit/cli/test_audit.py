@@ -14,7 +14,8 @@ from roller_svc.compiler.request import build_request
 from roller_svc.farm.audit import AuditLog, local_client
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.store import Store
-from roller_svc.settings import Settings
+from roller_svc.farm.usage import DailyUsage
+from roller_svc.settings import Resource, Settings
 
 BUILT = text_kernel(build_request("y[i] = x[i]", {"x": ("float32", (4,))}, target="cpu-x86-avx2", select="model"), "text")
 
@@ -61,3 +62,25 @@ def test_tables_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     header, row = capsys.readouterr().out.splitlines()
     assert header.split("  ")[0] == "client"
     assert row.startswith("0123456789ab  alice  ")
+
+
+def test_keys_have_limits_and_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path)
+    key = run(capsys, "keys", "add", "alice", "--quota", "3", "--store", folder)
+    database = Database(Settings(store=folder).database_url)
+    AuditLog(database).note_uses({key["id"]: "alice"})
+    daily = DailyUsage(database)
+    daily.add(key["id"], Resource.BUILD_SECONDS, 12.5)
+    daily.add("", Resource.STORED_BYTES, 4096)
+    database.close()
+    run(capsys, "keys", "limit", key["id"], "--quota", "9", "--store", folder)
+    run(capsys, "keys", "limit", key["id"], "--quota", "0", "--store", folder, code=2)
+    (listed,) = run(capsys, "keys", "list", "--store", folder)["keys"]
+    assert (listed["quota"], listed["first_use_time"]) == (9, listed["last_use_time"])
+    assert listed["last_use_time"] is not None
+    usage = run(capsys, "audit", "usage", "--store", folder)["clients"]
+    assert [(each["name"], each["build_seconds"], each["stored_bytes"]) for each in usage] == [("alice", 12.5, 0), (None, 0, 4096)]
+    assert main(["audit", "usage", "--days", "1", "--store", folder]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == [key["id"], "alice", "12.5", "0"]
+    assert main(["keys", "list", "--store", folder]) == 0
+    assert "last used" in capsys.readouterr().out
