@@ -17,6 +17,8 @@ from starlette.requests import ClientDisconnect
 
 from roller_svc.client.schemas import (
     BlobResponse,
+    GraphBatchRequest,
+    GraphBatchResponse,
     GraphEstimateResponse,
     GraphRequest,
     ModelOperationResponse,
@@ -30,6 +32,7 @@ from roller_svc.farm.usage import BLOCK_BYTES
 from roller_svc.ir.options import SelectionMode
 from roller_svc.service import problems
 from roller_svc.service.access import check_scope, principal_of, requires
+from roller_svc.service.batches import submit_batch
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.middleware import too_large
 from roller_svc.service.model_builds import check_target
@@ -141,6 +144,13 @@ async def compile_graph(
     state = state_of(request)
     wanted = await state.run(lambda: _request(state.store, body))
     return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
+
+
+@router.post("/graphs:batchCompile", response_model=GraphBatchResponse, dependencies=[requires(Scope.COMPILE)])
+async def batch_compile_graphs(body: GraphBatchRequest, request: Request) -> Response:
+    """Compile models, each for several targets: an operation or an error for each of them."""
+    store = state_of(request).store
+    return await submit_batch(request, body.requests, partial(_request, store))
 
 
 @router.post(
