@@ -28,7 +28,6 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     consumer_register_limit,
 )
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaLoadPlan, plan_tma_load
-from roller_svc.families.common.view import GemmView
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions, RProgram
@@ -143,7 +142,7 @@ def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> 
 
     return WgmmaAttentionFacts(
         found, feed(found.q, m, features), feed(found.k, keys, features), feed(found.v, n, keys), keys, features,
-        ResultStore.of(GemmView.of_attention(group)),
+        ResultStore.of(group, group.space),
     )  # fmt: skip
 
 

@@ -6,18 +6,17 @@ of accumulators through shared memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore
-from roller_svc.families.common.gpu.matrix.mainloop import ACC
+from roller_svc.families.common.gpu.matrix.tile import count_operations
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaLoadPlan, TmaTile, plan_tma_store
-from roller_svc.families.common.view import GemmView
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Load, axes_of
+from roller_svc.ir.expr import Expr, Load, axes_of, rewrite
+from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis, TileSpace
+from roller_svc.ir.program import TensorExpr
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
-from roller_svc.schedule.nest_statements import RowReads, row_tensors
 
 EPILOGUE_ROWS = 16  # of the outputs that a warp stores at once
 RESULTS_MAP = ".results_map"
@@ -50,14 +49,19 @@ class TmaStoreBoxes:
 
 @dataclass(frozen=True)
 class ResultStore:
-    """Stores of a group's outputs. `view`: its second accumulator is a placeholder, since its register varies."""
+    """Stores of a group's outputs."""
 
-    view: GemmView
+    group: KernelGroup
+    batch: tuple[TileAxis, ...]
+    m: TileAxis
+    n: TileAxis
+    accumulator: DType
     _plans: dict[tuple[bool, bool], TmaLoadPlan | str] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, view: GemmView) -> ResultStore:
-        return cls(view.with_second_result(Load(ACC, (), view.dtype)))
+    def of(cls, group: KernelGroup, space: TileSpace) -> ResultStore:
+        (m,), (n,) = space.role(AxisRole.M), space.role(AxisRole.N)
+        return cls(group, space.role(AxisRole.BATCH), m, n, space.compute_dtype)
 
     def boxes(self, tile: tuple[int, int], group_columns: int, results: int) -> TmaStoreBoxes | None:
         """Return the boxes that a warp stores by TMA, or None where outputs need rows or form no boxes.
@@ -67,16 +71,16 @@ class ResultStore:
             group_columns: Columns of a warpgroup.
             results: Outputs of a thread.
         """
-        target, view, (m, n) = self._target, self.view, tile
+        target, (m, n) = self._target, tile
         columns = next((c for c in CHUNK_COLUMNS if group_columns % c == 0), None)
         if target is None or columns is None or self._operations * results > MAX_OPERATIONS:
             return None
-        overhangs = (view.m.extent % m != 0, view.n.extent % n != 0)
+        overhangs = (self.m.extent % m != 0, self.n.extent % n != 0)
         plan = self._plans.get(overhangs)
         if plan is None:
-            axes, types = (view.m, view.n), dict(view.group.stored)
-            plan = self._plans[overhangs] = plan_tma_store(target, target.dtype, axes, view.batch, types, overhangs)
-        boxes = plan if isinstance(plan, str) else plan.tile(EPILOGUE_ROWS, KTileOrder.linear(view.n.extent, columns), columns)
+            axes, types = (self.m, self.n), dict(self.group.stored)
+            plan = self._plans[overhangs] = plan_tma_store(target, target.dtype, axes, self.batch, types, overhangs)
+        boxes = plan if isinstance(plan, str) else plan.tile(EPILOGUE_ROWS, KTileOrder.linear(self.n.extent, columns), columns)
         if isinstance(boxes, str) or boxes.copies != 1:
             return None
         return TmaStoreBoxes(target.tensor, boxes, self._depends_on_position)
@@ -84,7 +88,7 @@ class ResultStore:
     @cached_property
     def _target(self) -> Load | None:
         """The output that TMA may store, as a load; None where it stores none."""
-        group = self.view.group
+        group = self.group
         if len(group.stored) != 1 or not self._needs_no_rows:
             return None
         ((tensor, type_),) = group.stored
@@ -93,25 +97,36 @@ class ResultStore:
         statement = next(s for s in group.statements if s.output == tensor)
         return Load(tensor, statement.index, type_.dtype)
 
+    @property
+    def _maps(self) -> tuple[TensorExpr, ...]:
+        """The statements after those that accumulate."""
+        return self.group.statements[1 + self.group.is_dual_gemm :]
+
+    @cached_property
+    def _own(self) -> frozenset[str]:
+        return frozenset(s.output for s in self.group.statements)
+
     @cached_property
     def _operations(self) -> int:
-        return EpilogueStore(self.view, 1, 1).operations
+        return count_operations(self._maps)
 
     @cached_property
     def _depends_on_position(self) -> bool:
-        reads = RowReads(row_tensors(self.view.group), (), {})
-        return any(axes_of(reads.apply(s.body)) for s in self.view.group.statements[1:])
+        """Whether an output depends on its position, and not only on values at the same position."""
+
+        def drop_index(node: Expr) -> Expr:
+            return replace(node, index=()) if isinstance(node, Load) and node.tensor in self._own else node
+
+        return any(axes_of(rewrite(s.body, drop_index)) for s in self._maps)
 
     @property
     def _needs_no_rows(self) -> bool:
         """Whether outputs need no row access: other tensors vary along one side only, and pairs stay adjacent."""
-        view = self.view
-        rows = {m.name for m in view.m.members if m.extent > 1}
-        columns = {m.name for m in view.n.members if m.extent > 1}
-        own = {s.output for s in view.group.statements}
-        for statement in view.group.statements[1:]:
+        rows = {m.name for m in self.m.members if m.extent > 1}
+        columns = {m.name for m in self.n.members if m.extent > 1}
+        for statement in self._maps:
             for load in statement.reads:
                 axes = {name for i in load.index for name in axes_of(i)}
-                if load.tensor not in own and ((axes & rows and axes & columns) or any(load.bounds_checked)):
+                if load.tensor not in self._own and ((axes & rows and axes & columns) or any(load.bounds_checked)):
                     return False
-        return not (self._depends_on_position and view.n.members[-1].extent % 2)
+        return not (self._depends_on_position and self.n.members[-1].extent % 2)

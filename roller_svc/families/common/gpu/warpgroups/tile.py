@@ -412,7 +412,7 @@ class WgmmaOperandLoads:
         if (results := self.results) is None:
             return tile
         boxes = results.boxes((m, n), tile.group_columns, tile.accumulator_set_registers // sums)
-        return tile._replace(accumulator=results.view.dtype, tma_store=boxes)
+        return tile._replace(accumulator=results.accumulator, tma_store=boxes)
 
     def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
         """Return the tile of A (0) or B (1), `extent` points of m or n, by TMA where it comes in boxes."""
