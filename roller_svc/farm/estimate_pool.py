@@ -28,8 +28,7 @@ class EstimatePool:
     """Run batches of estimates in `workers` processes, started by `start` or by the first batch.
 
     Clients take turns. A batch submits at most `workers + 1` chunks at a time, so concurrent batches of one client
-    interleave. A program that takes
-    longer than `timeout_s` in a process of its own is rejected.
+    interleave. A program that takes longer than `timeout_s` in a process of its own is rejected.
     """
 
     def __init__(self, workers: int, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:

@@ -71,10 +71,10 @@ def read_figures(database: Database, registry: WorkerRegistry) -> Figures:
         before = merged.get((queue, row.state), QueueFigures(queue, row.state, 0, row.oldest_s))
         merged[queue, row.state] = replace(before, count=before.count + row.number, oldest_s=max(before.oldest_s, row.oldest_s))
     return Figures(
-        tuple(merged.values()),
+        tuple(replace(figures, oldest_s=max(0.0, figures.oldest_s)) for figures in merged.values()),
         Counter(SUCCEEDED if row.error is None else str(row.error["code"]) for row in ended),
-        _quantiles([row.wait for row in ended if row.wait is not None]),
-        _quantiles([row.build for row in ended if row.build is not None]),
+        _quantiles([max(0.0, row.wait) for row in ended if row.wait is not None]),
+        _quantiles([max(0.0, row.build) for row in ended if row.build is not None]),
         Counter("draining" if worker.is_draining else "active" for worker in workers),
     )
 
