@@ -31,6 +31,7 @@ class Resource(StrEnum):
 
     CONNECTIONS = "connections"
     PROBES = "probes"
+    REQUESTS = "requests"
     WAITS = "waits"
     STREAMS = "streams"
     UPLOADS = "uploads"
@@ -65,10 +66,11 @@ class Limit(NamedTuple):
 LIMITS: Mapping[Resource, Limit] = {
     Resource.CONNECTIONS: Limit(1000, 250),  # requests in progress, each on its connection
     Resource.PROBES: Limit(32, 16),  # further connections, for /healthz, /readyz and /metrics
+    Resource.REQUESTS: Limit(None, 4),  # processed at once; others wait
     Resource.WAITS: Limit(500, 125),  # requests that wait for an operation
     Resource.STREAMS: Limit(64, 16),  # event streams
     Resource.UPLOADS: Limit(8, 2),  # blobs that arrive
-    Resource.BATCHES: Limit(16, 4),  # batches of builds that are submitted
+    Resource.BATCHES: Limit(16, 2),  # batches of builds that are submitted
     Resource.CHECKS: Limit(2, 1),  # programs that are parsed and checked at once; others wait
     Resource.ESTIMATES: Limit(16, 4),  # estimate requests
     Resource.LARGE_ESTIMATES: Limit(2, 1),  # large ones that are computed at once; others wait
@@ -253,7 +255,7 @@ class Settings(BaseSettings):
         return table | parse_limits(self.limits)
 
     def total_of(self, resource: Resource) -> int:
-        """Return how much of a resource there is for all clients. Only those that are counted by the day lack a total."""
+        """Return how much of a resource there is for all clients. Raises InvariantError if it has no total."""
         total = self.limit_table[resource].total
         if total is None:
             raise InvariantError(f"{resource} has no total")
@@ -321,9 +323,9 @@ def parse_limits(text: str) -> dict[Resource, Limit]:
         if match is None or match[1] not in LIMITS:
             raise ValueError(f"expected NAME=TOTAL/EACH with a NAME of {', '.join(LIMITS)}; got {part[:80]!r}")
         limit = Limit(*(None if number == "none" else int(number) for number in match.groups()[1:]))
-        is_daily = LIMITS[Resource(match[1])].total is None
-        if is_daily != (limit.total is None) or 0 in limit:
-            total = "none" if is_daily else "a number of at least 1"
+        has_no_total = LIMITS[Resource(match[1])].total is None
+        if has_no_total != (limit.total is None) or 0 in limit:
+            total = "none" if has_no_total else "a number of at least 1"
             raise ValueError(f"{match[1]}=TOTAL/EACH: expected {total} as TOTAL, and EACH not to be 0; got {part!r}")
         limits[Resource(match[1])] = limit
     return limits

@@ -69,10 +69,9 @@ def read_figures(database: Database, registry: WorkerRegistry) -> Figures:
     for row in queues:
         queue = row.queue if row.queue in served or is_known_queue(row.queue) else OTHER_QUEUES
         before = merged.get((queue, row.state), QueueFigures(queue, row.state, 0, row.oldest_s))
-        oldest_s = max(0.0, before.oldest_s, row.oldest_s)
-        merged[queue, row.state] = replace(before, count=before.count + row.number, oldest_s=oldest_s)
+        merged[queue, row.state] = replace(before, count=before.count + row.number, oldest_s=max(before.oldest_s, row.oldest_s))
     return Figures(
-        tuple(merged.values()),
+        tuple(replace(figures, oldest_s=max(0.0, figures.oldest_s)) for figures in merged.values()),
         Counter(SUCCEEDED if row.error is None else str(row.error["code"]) for row in ended),
         _quantiles([max(0.0, row.wait) for row in ended if row.wait is not None]),
         _quantiles([max(0.0, row.build) for row in ended if row.build is not None]),

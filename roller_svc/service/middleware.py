@@ -107,9 +107,9 @@ class RequestLimitsMiddleware:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         if not self._takes_body(scope) or not _has_content(Headers(scope=scope)):
-            await self._app(scope, receive, send)
+            await self._process(scope, receive, send, exchange)
         elif _is_blob(scope):
-            await self._app(scope, _note_end(receive, exchange), send)  # its route checks the body as it arrives
+            await self._process(scope, _note_end(receive, exchange), send, exchange)  # its route checks the body as it arrives
         else:
             await self._handle_body(scope, receive, send, exchange)
 
@@ -127,7 +127,15 @@ class RequestLimitsMiddleware:
         if rejection is not None:
             await _send_problem(send, rejection)
         else:
-            await self._app(scope, _replay_body(bytes(body), receive), send)
+            await self._process(scope, _replay_body(bytes(body), receive), send, exchange)
+
+    async def _process(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
+        """Give the request to the application, unless other requests of its client are first."""
+        if scope["path"] in PROBE_PATHS:
+            await self._app(scope, receive, send)
+            return
+        with await self._shares.process(exchange.client):
+            await self._app(scope, receive, send)
 
     async def _request_problem(self, scope: Scope) -> dict[str, object] | None:
         """Return the problem of a request before its body is read, or None."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextvars import ContextVar
 from types import TracebackType
 
 from roller_svc.errors import QueueFullError, QuotaExceededError
@@ -23,15 +24,13 @@ _WORDS: Mapping[Resource, str] = {
     Resource.STREAMS: "event streams",
     Resource.UPLOADS: "uploads in progress",
     Resource.BATCHES: "batches in progress",
-    Resource.CHECKS: "programs that are checked",
     Resource.ESTIMATES: "estimate requests in progress",
-    Resource.LARGE_ESTIMATES: "large estimate requests in progress",
     Resource.MODEL_ESTIMATES: "estimates of models in progress",
-    Resource.LISTINGS: "PTX or SASS that is made",
     Resource.BODY_BYTES: "bytes of request bodies in memory",
     Resource.RESPONSE_BYTES: "bytes of responses in memory",
 }
 _CODES = {Resource.CONNECTIONS: "too-many-connections", Resource.BODY_BYTES: "too-many-bodies"}  # of 503; else queue-full
+_processing: ContextVar[Share | None] = ContextVar("processing", default=None)  # of the current request
 
 
 class Shares:
@@ -41,7 +40,7 @@ class Shares:
         self.limits = dict(limits)
         self._used: dict[Resource, Counter[str]] = {resource: Counter() for resource in limits}
         self._totals: Counter[Resource] = Counter()
-        self._waiting: dict[Resource, deque[tuple[str, asyncio.Future[None]]]] = {resource: deque() for resource in limits}
+        self._waiting: dict[Resource, dict[str, deque[asyncio.Future[None]]]] = {resource: {} for resource in limits}
         self.refusals: Counter[tuple[Resource, int]] = Counter()  # by status
 
     def part_of(self, resource: Resource, client: str) -> int | None:
@@ -55,6 +54,7 @@ class Shares:
 
     def hold(self, resource: Resource, client: str, amount: int = 1) -> Share:
         """Use an amount until the share is closed. Raises QuotaExceededError or QueueFullError."""
+        end_processing()
         share = Share(self, resource, client)
         share.add(amount)
         return share
@@ -64,24 +64,42 @@ class Shares:
 
         Of two that use as many, one that has not just had a place is next, then the one that waits longest.
         """
-        if self._refusal(resource, client, 1) is None:
-            return self.hold(resource, client)
+        end_processing()
+        if not self._fits(resource, client, 1):
+            await self._wait_in_line(resource, client)
+        else:
+            self._count(resource, client, 1)
+        return Share(self, resource, client, 1)
+
+    async def process(self, client: str) -> Share:
+        """Wait until a request may be processed.
+
+        Its place is given back when the request holds something else that is finite, or waits for it.
+        """
+        share = await self.wait_for(Resource.REQUESTS, client)
+        _processing.set(share)
+        return share
+
+    async def _wait_in_line(self, resource: Resource, client: str) -> None:
+        """Wait until another request gives a place to this one."""
         admitted = asyncio.get_running_loop().create_future()
-        entry = (client, admitted)
-        self._waiting[resource].append(entry)
+        line = self._waiting[resource]
+        line.setdefault(client, deque()).append(admitted)
         try:
             await admitted
         except asyncio.CancelledError:
-            if admitted.done() and not admitted.cancelled():
-                self._take_back(resource, client, 1)
+            if admitted.cancelled():
+                line[client].remove(admitted)
+                if not line[client]:
+                    del line[client]
+                self._admit(resource, client)
             else:
-                self._waiting[resource].remove(entry)
+                self._give_back(resource, client, 1)
             raise
-        return Share(self, resource, client, 1)
 
     def _take(self, resource: Resource, client: str, amount: int) -> None:
-        refusal = self._refusal(resource, client, amount)
-        if refusal is not None:
+        if not self._fits(resource, client, amount):
+            refusal = self._refusal(resource, client, amount)
             self.refusals[resource, 429 if isinstance(refusal, QuotaExceededError) else 503] += 1
             raise refusal
         self._count(resource, client, amount)
@@ -90,28 +108,37 @@ class Shares:
         self._used[resource][client] += amount
         self._totals[resource] += amount
 
-    def _take_back(self, resource: Resource, client: str, amount: int) -> None:
+    def _give_back(self, resource: Resource, client: str, amount: int) -> None:
+        """Give an amount back, to requests that wait for a place if there are any."""
         used = self._used[resource]
         self._count(resource, client, -amount)
         if not used[client]:
             del used[client]
-        waiting = self._waiting[resource]
-        fitting = [entry for entry in waiting if not entry[1].done() and self._refusal(resource, entry[0], 1) is None]
-        if fitting:
-            entry = min(fitting, key=lambda entry: (used[entry[0]], entry[0] == client))
-            waiting.remove(entry)
-            self._count(resource, entry[0], 1)
-            entry[1].set_result(None)
+        self._admit(resource, client)
 
-    def _refusal(self, resource: Resource, client: str, amount: int) -> QueueFullError | None:
-        """Return why a client cannot use a further amount now, or None if it can."""
+    def _admit(self, resource: Resource, latest: str) -> None:
+        """Give free places to requests that wait, to one of the latest client only if it uses less than others."""
+        used, line = self._used[resource], self._waiting[resource]
+        while fitting := [each for each, queue in line.items() if not queue[0].done() and self._fits(resource, each, 1)]:
+            following = min(fitting, key=lambda each: (used[each], each == latest))
+            queue = line.pop(following)
+            self._count(resource, following, 1)
+            queue.popleft().set_result(None)
+            if queue:
+                line[following] = queue
+
+    def _fits(self, resource: Resource, client: str, amount: int) -> bool:
         total, part = self.limits[resource].total, self.part_of(resource, client)
+        fits_part = part is None or self._used[resource][client] + amount <= part
+        return fits_part and (total is None or self._totals[resource] + amount <= total)
+
+    def _refusal(self, resource: Resource, client: str, amount: int) -> QueueFullError:
+        """Return why a client cannot use a further amount now."""
+        total, part, words = self.limits[resource].total, self.part_of(resource, client), _WORDS[resource]
         if client != ANONYMOUS and part is not None and self._used[resource][client] + amount > part:
-            return QuotaExceededError(f"this client has its part of {_WORDS[resource]}: {part}; try again later")
-        if total is not None and self._totals[resource] + amount > total:
-            message = f"the service has too many {_WORDS[resource]}: the limit is {total}; try again later"
-            return QueueFullError(message, code=_CODES.get(resource))
-        return None
+            return QuotaExceededError(f"this client has its part of {words}: {part}; try again later")
+        message = f"the service has too many {words}: the limit is {total}; try again later"
+        return QueueFullError(message, code=_CODES.get(resource))
 
 
 class Share:
@@ -132,10 +159,17 @@ class Share:
         """Give everything back."""
         amount, self._amount = self._amount, 0
         if amount:
-            self._shares._take_back(self._resource, self._client, amount)
+            self._shares._give_back(self._resource, self._client, amount)
 
     def __enter__(self) -> Share:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def end_processing() -> None:
+    """Give back the current request's place among those that are processed, for it begins to wait."""
+    share = _processing.get()
+    if share is not None:
+        share.close()
