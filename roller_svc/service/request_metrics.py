@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 OTHER = "other"  # a route or a method that the service does not have: their number is bounded
 NO_STATUS = "none"  # of a request whose client left before a response
-MAX_PATHS = 1024  # whose routes are remembered
+MAX_PATHS = 1024  # whose series are remembered
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -23,8 +23,8 @@ class RequestMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, routes: Iterable[APIRoute]) -> None:
-        known = tuple(routes)
-        self._route_of = lru_cache(MAX_PATHS)(lambda method, path: _find_route(known, method, path))
+        self._routes = tuple(routes)
+        self._series_of = lru_cache(MAX_PATHS)(self._find_series)
         self._requests = Counter("roller_http_requests", "Requests", ["route", "method", "status"], registry=registry)
         self._seconds = Histogram(
             "roller_http_response_start_seconds",
@@ -43,10 +43,15 @@ class RequestMetrics:
             status: of the response; None: there was none.
             start_s: seconds until the response began; None: it did not begin.
         """
-        route, method = self._route_of(method, path)
-        self._requests.labels(route, method, NO_STATUS if status is None else str(status)).inc()
+        requests, seconds = self._series_of(method, path, status)
+        requests.inc()
         if start_s is not None:
-            self._seconds.labels(route, method).observe(start_s)
+            seconds.observe(start_s)
+
+    def _find_series(self, method: str, path: str, status: int | None) -> tuple[Counter, Histogram]:
+        """Return the series of a request."""
+        labels = _find_route(self._routes, method, path)
+        return self._requests.labels(*labels, NO_STATUS if status is None else str(status)), self._seconds.labels(*labels)
 
 
 def _find_route(routes: Iterable[APIRoute], method: str, path: str) -> tuple[str, str]:
