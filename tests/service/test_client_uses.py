@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from serving import served
 from roller_svc.errors import StoreError
 from roller_svc.farm.api_keys import ApiKeys, Scope
 from roller_svc.farm.audit import AuditLog
-from roller_svc.farm.database.connect import Database
+from roller_svc.farm.database.migrate import open_upgraded
 from roller_svc.service.app import create_app
 from roller_svc.service.authentication import ENVIRONMENT_KEY, client_id_of
 from roller_svc.service.client_uses import MAX_CLIENTS, PAUSE_S, UseRecorder
@@ -79,11 +80,13 @@ def test_memory_is_bounded() -> None:
 
 def test_keys_that_are_used_are_in_the_log_and_wrong_ones_are_not(tmp_path: Path) -> None:
     settings = Settings(store=tmp_path, api_keys="of the environment")
-    with served(create_app(settings)) as client:
-        database = Database(settings.database_url)
+    with open_upgraded(settings.database_url) as database:
         text, key = ApiKeys(database).add("alice", [Scope.READ])
-        for offered in (text, text, text[:-4] + "AAAA", "of the environment", "wrong"):
-            client.get("/v1/version", headers={"X-API-Key": offered})
-    uses = {use.client: use.name for use in AuditLog(database).uses()}
-    database.close()
-    assert uses == {key.id: "alice", client_id_of("of the environment"): ENVIRONMENT_KEY}
+        expected = {key.id: "alice", client_id_of("of the environment"): ENVIRONMENT_KEY}
+        with served(create_app(settings)) as client:
+            for offered in ("wrong", text[:-4] + "AAAA", text, text, "of the environment"):
+                client.get("/v1/version", headers={"X-API-Key": offered})
+            until = time.monotonic() + 30.0
+            while {use.client for use in AuditLog(database).uses()} != expected.keys() and time.monotonic() < until:
+                time.sleep(0.01)
+        assert {use.client: use.name for use in AuditLog(database).uses()} == expected
