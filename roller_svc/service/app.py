@@ -8,6 +8,7 @@ import gc
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -46,11 +47,13 @@ from roller_svc.service.builds import (
     worker_limits,
 )
 from roller_svc.service.disassembly import ListingCache
+from roller_svc.service.hits import HitAnswers
+from roller_svc.service.metrics import Metrics
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.readiness import Part, Readiness
 from roller_svc.service.request_log import RequestLogMiddleware
-from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
+from roller_svc.service.state import MAX_WAITING_ESTIMATES, State, run_in
 from roller_svc.settings import Settings, s3_options
 
 if TYPE_CHECKING:
@@ -178,6 +181,8 @@ def create_app(
         await asyncio.to_thread(close)  # the loop meanwhile responds to interrupted requests
 
     app = create_api(lifespan)
+    metrics = Metrics()
+    hits = HitAnswers(store, partial(run_in, compute), metrics)
     app.state.roller = State(
         settings=settings,
         store=store,
@@ -195,9 +200,11 @@ def create_app(
         authenticator=authenticator,
         readiness=Readiness(_parts(store, farm, settings)),
         model_estimates=model_estimates,
+        hits=hits,
+        metrics=metrics,
         tracing=tracing,
     )
-    app.add_middleware(RequestLimitsMiddleware, settings=settings, authenticator=authenticator, routes=routes_of(app))
+    app.add_middleware(RequestLimitsMiddleware, settings=settings, authenticator=authenticator, routes=routes_of(app), hits=hits)
     if tracing is not None:
         app.add_middleware(tracing.middleware, tracing=tracing)
     app.add_middleware(RequestLogMiddleware)  # the last one added is the outermost

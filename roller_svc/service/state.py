@@ -25,6 +25,7 @@ from roller_svc.ir.report import BuildRequest
 from roller_svc.service.authentication import Authenticator
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.event_slots import StreamSlots
+from roller_svc.service.hits import HitAnswers
 from roller_svc.service.metrics import Metrics
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.readiness import Readiness
@@ -62,9 +63,10 @@ class State:
     idempotency: IdempotencyKeys
     authenticator: Authenticator
     readiness: Readiness
+    hits: HitAnswers
+    metrics: Metrics
     tracing: Tracing | None = None
     streams: StreamSlots = field(default_factory=StreamSlots)
-    metrics: Metrics = field(default_factory=Metrics)
     is_ending: bool = False  # set when a shutdown begins
     estimates_waiting: int = 0  # estimate requests, queued and running
     uploads: int = 0  # blobs that are arriving
@@ -78,11 +80,11 @@ class State:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work that uses the store or takes milliseconds in a thread of `compute`."""
-        return await self._run_in(self.compute, work)
+        return await run_in(self.compute, work)
 
     async def query(self, work: Callable[[], T]) -> T:
         """Run work that uses the database in a thread of `queries`, so that nothing else waits for a locked one."""
-        return await self._run_in(self.queries, work)
+        return await run_in(self.queries, work)
 
     async def find(self, operation_id: str) -> Operation | None:
         """Return an operation or None. A hit is in the store and needs no database."""
@@ -92,7 +94,7 @@ class State:
     async def submit(self, request: FarmRequest, terms: Terms) -> Operation:
         """Create an operation; a validated request does not wait for others' validations. Raises InputError."""
         is_quick = not isinstance(request, BuildRequest) or self.is_cached(request)
-        operation = await self._run_in(self.compute if is_quick else self.submissions, lambda: self.farm.find_hit(request))
+        operation = await run_in(self.compute if is_quick else self.submissions, lambda: self.farm.find_hit(request))
         if operation is None:
             operation = await self.query(lambda: self.farm.submit(request, terms))
         self.metrics.count(operation)
@@ -102,11 +104,6 @@ class State:
         """Compare a request with the stored actions; a validated one does not wait for others' validations."""
         pool = self.queries if self.is_cached(request) else self.submissions
         return await asyncio.get_running_loop().run_in_executor(pool, self.farm.explain, request)
-
-    async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """Run work in a thread of a pool, with the context of this request."""
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(work))
 
     def begin_shutdown(self) -> None:
         """Wake the requests that wait for operations, which respond with the current state. Call on the event loop."""
@@ -220,6 +217,12 @@ class State:
             yield
         finally:
             self.estimates_waiting -= 1
+
+
+async def run_in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """Run work in a thread of a pool, with the context of this request."""
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(work))
 
 
 def state_of(request: Request) -> State:

@@ -14,14 +14,13 @@ from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.farm import Terms
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
-from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.report import BuildRequest
-from roller_svc.service.access import check_scope, principal_of, requires
+from roller_svc.service.access import requires
 from roller_svc.service.mapping import build_request_from_body, operation_json
 from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import State, state_of
-from roller_svc.service.submission import terms_of
+from roller_svc.service.submission import check_scopes, terms_of
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
 
@@ -62,8 +61,7 @@ class _Batch:
     async def submit(self, body: CompileRequest) -> Result:
         """Submit a request, unless an equal one of the batch was submitted."""
         try:
-            if body.options.select == SelectionMode.MEASURE.value:
-                check_scope(principal_of(self._request), Scope.MEASURE)
+            check_scopes(self._request, body)
             wanted = (await self._state.run(lambda: build_request_from_body(body)), terms_of(body, self._request))
             if wanted not in self._submitted:
                 self._check_time()
