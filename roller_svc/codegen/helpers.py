@@ -168,6 +168,12 @@ static inline unsigned int f32_bits(float a) { bits_f32 b; b.f = a; return b.u; 
 static inline float bits_to_f32(unsigned int u) { bits_f32 b; b.u = u; return b.f; }"""
 _BITS_CUDA = """__device__ __forceinline__ unsigned int f32_bits(float a) { return __float_as_uint(a); }
 __device__ __forceinline__ float bits_to_f32(unsigned int u) { return __uint_as_float(u); }"""
+_HALF_C_TO = """static inline float f16_to_f32(unsigned short h) {
+  union { unsigned short u; _Float16 h; } b;
+  b.u = h;
+  return b.h;
+}"""
+_HALF_C_FROM = "static inline _Float16 f32_to_f16(float a) { return (_Float16)a; }"
 _HALF_CUDA_TO = """__device__ __forceinline__ float f16_to_f32(unsigned short h) {
   float a;
   asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(h));
@@ -209,6 +215,33 @@ _FLOAT8_CUDA_FROM = """__device__ __forceinline__ unsigned char f32_to_{t}(float
 _IN_RANGE_CUDA = """__device__ __forceinline__ int in_range(long long at, unsigned long long size, int check) {
   return (unsigned long long)at < size;
 }"""
+# Helpers that languages write in different ways.
+_OF_LANGUAGE: dict[Language, dict[str, Helper]] = {
+    Language.C: {
+        "f32_bits": Helper(_BITS_C),
+        "f16_to_f32": Helper(_HALF_C_TO),
+        "f32_to_f16": Helper(_HALF_C_FROM),
+    },
+    Language.CUDA: {
+        "f32_bits": Helper(_BITS_CUDA),
+        "f16_to_f32": Helper(_HALF_CUDA_TO),
+        "f32_to_f16": Helper(_HALF_CUDA_FROM),
+        "f32_to_bf16": Helper(_BFLOAT_CUDA_FROM),
+        "in_range": Helper(_IN_RANGE_CUDA),
+        "div_const_f32": Helper(_DIV_CONST_CUDA),
+        "exp2_approx": Helper(EXP2_APPROX),
+        "rcp_approx": Helper(RCP_APPROX),
+        "max_f32": Helper(_EXTREMUM_CUDA.format(which="max", sign=">")),
+        "min_f32": Helper(_EXTREMUM_CUDA.format(which="min", sign="<")),
+        "relu_f32": Helper("__device__ __forceinline__ float relu_f32(float a) { return max_f32(a, 0.0f); }", ("max_f32",)),
+    },
+    Language.HIP: {
+        "f32_bits": Helper(_BITS_CUDA),
+        "f16_to_f32": Helper(_HALF_HIP_TO),
+        "f32_to_f16": Helper(_HALF_HIP_FROM),
+        "in_range": Helper(_IN_RANGE_CUDA),
+    },
+}
 _CONVERSIONS = {
     "bf16_to_f32": (
         "{F} float bf16_to_f32(unsigned short h) {{ return bits_to_f32((unsigned int)h << 16); }}", ("f32_bits",)
@@ -289,14 +322,10 @@ _ROUNDED_PRODUCT = {
 
 def helper(name: str, dialect: Dialect) -> Helper:
     """Return the helper with a name: 'max_f32', 'to_i8', 'bf16_to_f32', 'pow_i32', 'f32_bits', ..."""
-    if name == "f32_bits":
-        return Helper(_BITS_C if dialect.language is Language.C else _BITS_CUDA)
-    if name == "in_range":
-        return Helper(_IN_RANGE_CUDA)
+    if (own := _OF_LANGUAGE[dialect.language].get(name)) is not None:
+        return own
     if dialect.language is Language.CUDA and (found := _cuda_helper(name, dialect)) is not None:
         return found
-    if name in ("f16_to_f32", "f32_to_f16"):
-        return _half(name, dialect)
     if name in _CONVERSIONS:
         text, needs = _CONVERSIONS[name]
         return Helper(text.format(F=dialect.function), needs)
@@ -327,23 +356,11 @@ def _cuda_helper(name: str, dialect: Dialect) -> Helper | None:
     if base.endswith("_approx"):
         general = _APPROXIMATE[base.removesuffix("_approx")]
         return Helper(general.text.format(F=dialect.function), general.needs)
-    match name:
-        case "f32_to_bf16":
-            return Helper(_BFLOAT_CUDA_FROM)
-        case "f32_to_e4m3" | "f32_to_e5m2":
-            text, needs = _CONVERSIONS[name]
-            body = text.format(F=dialect.function).partition("\n")[2].removesuffix("\n}")
-            return Helper(_FLOAT8_CUDA_FROM.format(t=short, body=body), needs)
-        case "div_const_f32":
-            return Helper(_DIV_CONST_CUDA)
-        case "exp2_approx" | "rcp_approx":
-            return Helper(EXP2_APPROX if name == "exp2_approx" else RCP_APPROX)
-        case "max_f32" | "min_f32":
-            return Helper(_EXTREMUM_CUDA.format(which=base, sign=">" if base == "max" else "<"))
-        case "relu_f32":
-            return Helper(f"{dialect.function} float relu_f32(float a) {{ return max_f32(a, 0.0f); }}", ("max_f32",))
-        case _:
-            return None
+    if name in ("f32_to_e4m3", "f32_to_e5m2"):
+        text, needs = _CONVERSIONS[name]
+        body = text.format(F=dialect.function).partition("\n")[2].removesuffix("\n}")
+        return Helper(_FLOAT8_CUDA_FROM.format(t=short, body=body), needs)
+    return None
 
 
 def _words(dtype: DType, dialect: Dialect) -> dict[str, str]:
@@ -390,18 +407,6 @@ def _warp_reduce(which: str, dtype: DType, dialect: Dialect) -> Helper:
         "    {T} b = {shuffled};\n    a = {joined};\n  }}\n  return a;\n}}"
     ).format(which=which, joined=joined, shuffled=shuffled, **words)
     return Helper(text, needs)
-
-
-def _half(name: str, dialect: Dialect) -> Helper:
-    if dialect.language is Language.C:
-        to = (
-            "static inline float f16_to_f32(unsigned short h) {\n"
-            "  union { unsigned short u; _Float16 h; } b;\n  b.u = h;\n  return b.h;\n}"
-        )
-        back = "static inline _Float16 f32_to_f16(float a) { return (_Float16)a; }"
-        return Helper(to if name == "f16_to_f32" else back)
-    to, back = (_HALF_CUDA_TO, _HALF_CUDA_FROM) if dialect.language is Language.CUDA else (_HALF_HIP_TO, _HALF_HIP_FROM)
-    return Helper(to if name == "f16_to_f32" else back)
 
 
 def _rounded_product(dtype: DType, dialect: Dialect) -> Helper:

@@ -398,7 +398,7 @@ class Scalar:
                 return f"({literal(1.0, operand, self.dialect)} / {args[0]})"
             case OpKind.CLIP:
                 return self._clip(args, operand)
-            case kind if kind in APPROXIMATE_FUNCTIONS and self._may_approximate(op):
+            case kind if kind in APPROXIMATE_FUNCTIONS and self.dialect.language is Language.CUDA and op.dtype in HALVES:
                 return f"{self.typed_helper(APPROXIMATE_FUNCTIONS[kind], operand)}({', '.join(args)})"
             case kind if kind in HELPER_FUNCTIONS:
                 return f"{self.typed_helper(HELPER_FUNCTIONS[kind], operand)}({', '.join(args)})"
@@ -416,9 +416,6 @@ class Scalar:
             return None
         rounded: float = struct.unpack("f", struct.pack("f", divisor.value))[0]
         return None if abs(math.frexp(rounded)[0]) == 0.5 else rounded
-
-    def _may_approximate(self, op: Op) -> bool:
-        return self.dialect.language is Language.CUDA and op.dtype in HALVES
 
     def _integer_op(self, op: Op) -> str:
         args, type_ = [self.value(a) for a in op.args], self.dialect.value_type(op.dtype)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -90,41 +91,35 @@ def _problem(error: dict[str, Any], *, suggests: bool) -> Problem:
 
 def spec_of(spec: SpecModel) -> HardwareSpec:
     """Return the HardwareSpec of a validated model."""
-    return HardwareSpec(
-        id=spec.id,
-        name=spec.name,
-        vendor=spec.vendor,
-        family=TargetKind(spec.family),
-        arch=_arch(spec.arch),
-        num_cores=spec.num_cores,
-        clock_hz=spec.clock_hz,
-        levels=tuple(_level_of(level) for level in spec.levels),
-        units=tuple(_unit_of(unit) for unit in spec.units),
-        limits=Limits(**spec.limits.model_dump()),
-        tile_levels=(spec.tile_levels[0], spec.tile_levels[1]),
-        sources=tuple(Source(tuple(s.fields), s.text, s.assumed) for s in spec.sources),
-        vector_bytes=spec.vector_bytes,
-        isa=tuple(spec.isa),
-        measured=tuple(Measured(**one.model_dump()) for one in spec.measured),
-    )
+    record: HardwareSpec = _record_of(spec)
+    return record
 
 
-def _level_of(level: LevelModel) -> MemoryLevel:
-    return MemoryLevel(**{**level.model_dump(), "scope": Scope(level.scope)})
+def _record_of(value: Any) -> Any:
+    """Return the record of a model, and tuples in place of lists."""
+    if isinstance(value, BaseModel):
+        return _RECORD_TYPES[type(value)](**{name: _PARSERS.get(name, _record_of)(field) for name, field in value})
+    return tuple(map(_record_of, value)) if isinstance(value, list) else value
 
 
-def _unit_of(unit: UnitModel) -> ComputeUnit:
-    return ComputeUnit(
-        name=unit.name,
-        kind=UnitKind(unit.kind),
-        shape=tuple(unit.shape),
-        in_dtype=_dtype(unit.in_dtype),
-        acc_dtype=_dtype(unit.acc_dtype),
-        flops_per_s=unit.flops_per_s,
-        max_shape=tuple(unit.max_shape),
-        peak_flops_per_s=unit.peak_flops_per_s,
-        quotients_per_s=unit.quotients_per_s,
-    )
+def to_mapping(spec: HardwareSpec) -> dict[str, Any]:
+    """Return the spec as JSON-compatible data in the order of a spec file, the inverse of `from_mapping`."""
+    mapping: dict[str, Any] = _plain_value(spec)
+    return mapping
+
+
+def _plain_value(value: Any) -> Any:
+    if model := _MODEL_TYPES.get(type(value)):
+        return {name: _plain_value(getattr(value, name)) for name in model.model_fields}
+    match value:
+        case tuple():
+            return [_plain_value(item) for item in value]
+        case Enum():
+            return value.value
+        case Arch():
+            return str(value)
+        case _:
+            return value
 
 
 def _dtype(name: str) -> DType:
@@ -135,40 +130,21 @@ def _arch(name: str) -> Arch:
     return require(arch_named(name), f"architecture {name}, which the schema has checked")
 
 
-def to_mapping(spec: HardwareSpec) -> dict[str, Any]:
-    """Return the spec as JSON-compatible data in the order of a spec file, the inverse of `from_mapping`."""
-    return {
-        "id": spec.id,
-        "name": spec.name,
-        "vendor": spec.vendor,
-        "family": spec.family.value,
-        "arch": str(spec.arch),
-        "num_cores": spec.num_cores,
-        "clock_hz": spec.clock_hz,
-        "vector_bytes": spec.vector_bytes,
-        "isa": list(spec.isa),
-        "tile_levels": list(spec.tile_levels),
-        "levels": [_level_mapping(level) for level in spec.levels],
-        "units": [_unit_mapping(unit) for unit in spec.units],
-        "limits": {field: getattr(spec.limits, field) for field in LimitsModel.model_fields},
-        "sources": [{"fields": list(s.fields), "text": s.text, "assumed": s.assumed} for s in spec.sources],
-        "measured": [{field: getattr(m, field) for field in MeasuredModel.model_fields} for m in spec.measured],
-    }
-
-
-def _level_mapping(level: MemoryLevel) -> dict[str, Any]:
-    return {**{field: getattr(level, field) for field in LevelModel.model_fields}, "scope": level.scope.value}
-
-
-def _unit_mapping(unit: ComputeUnit) -> dict[str, Any]:
-    return {
-        "name": unit.name,
-        "kind": unit.kind.value,
-        "shape": list(unit.shape),
-        "max_shape": list(unit.max_shape),
-        "in_dtype": unit.in_dtype.value,
-        "acc_dtype": unit.acc_dtype.value,
-        "flops_per_s": unit.flops_per_s,
-        "peak_flops_per_s": unit.peak_flops_per_s,
-        "quotients_per_s": unit.quotients_per_s,
-    }
+# Each model has the fields of its record, as JSON has them.
+_RECORD_TYPES: Mapping[type[BaseModel], Callable[..., object]] = {
+    SpecModel: HardwareSpec,
+    LevelModel: MemoryLevel,
+    UnitModel: ComputeUnit,
+    LimitsModel: Limits,
+    SourceModel: Source,
+    MeasuredModel: Measured,
+}
+_MODEL_TYPES = {record: model for model, record in _RECORD_TYPES.items()}
+_PARSERS: Mapping[str, Callable[[Any], Any]] = {  # by field
+    "family": TargetKind,
+    "arch": _arch,
+    "scope": Scope,
+    "kind": UnitKind,
+    "in_dtype": _dtype,
+    "acc_dtype": _dtype,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import overload
 
 from roller_svc.errors import InvariantError
@@ -99,6 +100,14 @@ def logical_and(a: Expr | None, b: Expr | None) -> Expr | None:
     if a is None or b is None:
         return b if a is None else a
     return Op(OpKind.LAND, (a, b), DType.INT8)
+
+
+def linearize(digits: Iterable[tuple[Expr, int]]) -> Expr:
+    """Return the row-major number of a point from its position along each dimension and the extent there."""
+    number: Expr = num(0)
+    for position, extent in digits:
+        number = add(mul(number, num(extent)), position)
+    return number
 
 
 def require_expr(expr: Expr | None, what: str) -> Expr:

@@ -5,14 +5,14 @@ Register tensors of a group are values of the outer point ("rows"): storage node
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
-from roller_svc.ir.schedule import Node, Scope, Storage
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage
 
 
 def local_name(tensor: str) -> str:
@@ -63,8 +63,32 @@ class RowReads:
 
         return substitute(rewrite(expr, change), self.axes)
 
+    def store(self, group: KernelGroup, statement: TensorExpr, value: Expr) -> Iterator[Compute]:
+        """Yield the stores of a statement's value: in its row tensor, if it has one, then in memory."""
+        value = convert_to_type(value, statement)
+        if statement.output in self.rows:
+            yield Compute(local_name(statement.output), self.index, value)
+            value = Load(local_name(statement.output), self.index, statement.type.dtype)
+        if statement.output not in group.register_tensors:
+            yield Compute(statement.output, tuple(self.apply(i) for i in statement.index), value)
+
     def with_axes(self, more: Mapping[str, Expr]) -> RowReads:
         return replace(self, axes={**self.axes, **more})
+
+
+def row_storages(
+    statements: Iterable[TensorExpr], rows: frozenset[str], *shape: int, scope: Scope = Scope.REGISTER
+) -> list[Storage]:
+    """Return the storages of those outputs that are row tensors, at outer points of a shape."""
+    return [Storage(local_name(s.output), row_dtype(s), shape, scope, ()) for s in statements if s.output in rows]
+
+
+def nest_loops(kind: LoopKind, loops: Iterable[tuple[str, int]], nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Return the nodes inside loops of these variables and extents, the first one outermost."""
+    nodes = tuple(nodes)
+    for var, extent in reversed(list(loops)):
+        nodes = (Loop(var, extent, kind, nodes),)
+    return nodes
 
 
 def wrap_in_storages(storages: Iterable[Storage], nodes: tuple[Node, ...]) -> tuple[Node, ...]:

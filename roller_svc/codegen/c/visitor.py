@@ -439,6 +439,25 @@ class EmittedSoFar:
     routines: dict[str, str]  # parameters and body → name
 
 
+def _visit_tree(tree: ScheduleTree, views: dict[str, BufferRef], context: FunctionContext, emitted: EmittedSoFar) -> CodeGenC:
+    """Print a tree again until each storage node that cannot be in vector variables is an array."""
+    arrays: frozenset[str] = frozenset()
+    while True:
+        names = Names()
+        scalar = CScalar(dialects.C, names, INDEX, guard_reads=False, buffers=dict(views))
+        names.reserve(*(p.identifier for p in views.values()))
+        scalar.checks = [RuntimeCheck("", 0, 0, "")] * emitted.checks
+        visitor = CodeGenC(dialects.C, names, scalar, context=context, arrays=arrays, routines=dict(emitted.routines))
+        visitor.prefix = tree.name
+        scalar.registers = visitor.registers
+        try:
+            visitor.visit_all(tree.body)
+        except NotPromotableError as error:
+            arrays |= {error.tensor}
+        else:
+            return visitor
+
+
 def emit_function(
     tree: ScheduleTree,
     views: dict[str, BufferRef],
@@ -447,30 +466,8 @@ def emit_function(
     emitted: EmittedSoFar,
 ) -> Function:
     """Emit one launch as a C function over its buffers, in the order of `args`."""
-    arrays: frozenset[str] = frozenset()
-    while True:
-        try:
-            return _emit(tree, views, args, context, emitted, arrays)
-        except NotPromotableError as error:
-            arrays |= {error.tensor}
-
-
-def _emit(
-    tree: ScheduleTree,
-    views: dict[str, BufferRef],
-    args: tuple[Buffer, ...],
-    context: FunctionContext,
-    emitted: EmittedSoFar,
-    arrays: frozenset[str],
-) -> Function:
-    names = Names()
-    scalar = CScalar(dialects.C, names, INDEX, guard_reads=False, buffers=dict(views))
-    names.reserve(*(p.identifier for p in views.values()))
-    scalar.checks = [RuntimeCheck("", 0, 0, "")] * emitted.checks
-    visitor = CodeGenC(dialects.C, names, scalar, context=context, arrays=arrays, routines=dict(emitted.routines))
-    visitor.prefix = tree.name
-    scalar.registers = visitor.registers
-    visitor.visit_all(tree.body)
+    visitor = _visit_tree(tree, views, context, emitted)
+    scalar = visitor.scalar
     parameters = ", ".join([*(parameter(a) for a in args), *(["long task"] if context.per_task else [])])
     name = region_function(tree.name) if context.in_parallel_region else tree.name
     is_local = context.in_parallel_region or not context.is_launch

@@ -1,15 +1,13 @@
-"""Atomic reductions of scatters → device functions: one instruction where the device has it, else compare-and-swap.
+"""Helper reductions of scatters → device functions: one instruction where the device has it, else compare-and-swap.
 
 Their results stay unused, so that NVRTC emits RED, which does not wait for memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.cuda.instructions import HIP_PREFIX
-from roller_svc.codegen.helpers import helper
+from roller_svc.codegen.helpers import Helper, helper
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.program import Combine
@@ -19,14 +17,6 @@ PREFIX = "atomic_"
 ODD_SUFFIX = "_odd"
 _HOPPER = Arch("sm_", 90)  # first with red.add.bf16x2 (PTX ISA, "red")
 _BITS_OF = {32: ("int", "unsigned int"), 64: ("long long", "unsigned long long")}
-
-
-@dataclass(frozen=True, slots=True)
-class Atomic:
-    """The source of an atomic reduction, and the helpers that it calls."""
-
-    text: str
-    needs: tuple[str, ...] = ()
 
 
 def atomic_name(combine: Combine, dtype: DType, elements: int) -> str:
@@ -44,7 +34,7 @@ def has_native_atomic(combine: Combine, dtype: DType, arch: Arch) -> bool:
     return arch.prefix != HIP_PREFIX or dtype.bits == 32  # HIP 5.2 has no signed 64-bit atomicMax
 
 
-def atomic(name: str, arch: Arch, dialect: dialects.Dialect) -> Atomic:
+def atomic(name: str, arch: Arch, dialect: dialects.Dialect) -> Helper:
     """Return the function of that name."""
     _, which, short = name.removesuffix(ODD_SUFFIX).split("_", 2)
     dtype = next(d for d in DType if dialects.SHORT[d] == short)
@@ -55,10 +45,10 @@ def atomic(name: str, arch: Arch, dialect: dialects.Dialect) -> Atomic:
         return _swap(head, combine, dtype, dialect, swaps_halves=arch.prefix != HIP_PREFIX)
     if combine is Combine.SUM:
         if dtype.bits != 16:
-            return Atomic(head + _sum(dtype, dialect) + "}")
+            return Helper(head + _sum(dtype, dialect) + "}")
         return _odd_pair_sum(head, name, dtype, dialect) if is_odd else _pair_sum(head, short)
     body = _float_order(which, dtype) if dtype.is_float else f"  atomic{which.title()}(place, value);\n"
-    return Atomic(head + body + "}")
+    return Helper(head + body + "}")
 
 
 def _head(name: str, dtype: DType, dialect: dialects.Dialect, *, is_odd: bool = False) -> str:
@@ -80,7 +70,7 @@ def _sum(dtype: DType, dialect: dialects.Dialect) -> str:
     return f"  atomicAdd(({word} *)place, ({word})value);\n"
 
 
-def _pair_sum(head: str, short: str) -> Atomic:
+def _pair_sum(head: str, short: str) -> Helper:
     """Add a pair of the value and -0, the neutral element of IEEE addition, to the element's aligned word.
 
     ptxas emits compare-and-swap for red.add.f16 of a single element.
@@ -90,17 +80,17 @@ def _pair_sum(head: str, short: str) -> Atomic:
         f"  add_pair_{short}((unsigned int *)((unsigned long long)place & ~3ull),\n"
         f"{' ' * (12 + len(short))}(unsigned int)value << shift | 0x80000000u >> shift);\n}}"
     )
-    return Atomic(text, (f"add_pair_{short}",))
+    return Helper(text, (f"add_pair_{short}",))
 
 
-def _odd_pair_sum(head: str, name: str, dtype: DType, dialect: dialects.Dialect) -> Atomic:
+def _odd_pair_sum(head: str, name: str, dtype: DType, dialect: dialects.Dialect) -> Helper:
     """Add pairs to all elements but the last, whose word ends beyond the array.
 
     Adding -0 there would change the bits of what looks like a NaN.
     """
     swap = _swap(_head(f"{name}_last", dtype, dialect), Combine.SUM, dtype, dialect)
     pairs = _pair_sum(f"{head}  if (place == last) return {name}_last(place, value);\n", dialects.SHORT[dtype])
-    return Atomic(f"{swap.text}\n{pairs.text}", (*swap.needs, *pairs.needs))
+    return Helper(f"{swap.text}\n{pairs.text}", (*swap.needs, *pairs.needs))
 
 
 def _float_order(which: str, dtype: DType) -> str:
@@ -122,7 +112,7 @@ def _float_order(which: str, dtype: DType) -> str:
     )
 
 
-def _swap(head: str, combine: Combine, dtype: DType, dialect: dialects.Dialect, *, swaps_halves: bool = True) -> Atomic:
+def _swap(head: str, combine: Combine, dtype: DType, dialect: dialects.Dialect, *, swaps_halves: bool = True) -> Helper:
     """Return a reduction by compare-and-swap, for any type and operator.
 
     A maximum or minimum that leaves the element as it is ends without a swap. No device swaps bytes, and HIP no halves
@@ -169,4 +159,4 @@ def _swap(head: str, combine: Combine, dtype: DType, dialect: dialects.Dialect, 
         f"    {value} join = {join};\n    {stored} stored = ({stored}){new};\n{unchanged}"
         f"    seen = atomicCAS(at, before, {whole});\n  }} while (seen != before);\n}}"
     )
-    return Atomic(text, needed)
+    return Helper(text, needed)

@@ -320,9 +320,6 @@ class PackedLanes:
                 packed = packed_field(value)
                 return None if packed is None else self._packed_field(packed)
 
-    def _is_below_exponent(self, bits: int) -> bool:
-        return 1 << bits <= _EXPONENT[self.dtype][1]
-
     def _places(self, bits: int) -> tuple[tuple[int, int], ...]:
         """Return the places of elements in order, `bits` apart, from the lowest bit of the first word on."""
         return tuple(divmod(lane * bits, WORD_BITS) for lane in range(self.lanes.count))
@@ -330,7 +327,7 @@ class PackedLanes:
     def _packed_field(self, packed: PackedValue) -> _Field | None:
         """Return the field of `word >> shift`: one word for all lanes, one for some lanes each, or one for each."""
         source, bits = packed.source, packed.bits
-        if packed.shift is None or not self._is_below_exponent(bits):
+        if packed.shift is None or 1 << bits > _EXPONENT[self.dtype][1]:
             return None
         shift = rewrite(packed.shift, _without_cast)
         if self.lanes.is_uniform(source):

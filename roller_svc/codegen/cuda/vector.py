@@ -234,17 +234,15 @@ class _WideLoop:
         checked = [i for i, is_checked in zip(load.index, load.bounds_checked, strict=False) if is_checked]
         if any(not self.lanes.is_uniform(i) or any(any(x.bounds_checked) for x in loads_of(i)) for i in checked):
             return None
-        if not guard and not checked and load.tensor not in self.lanes.written and all(map(self._is_uniform, load.index)):
+        if not guard and not checked and load.tensor not in self.lanes.written and all(map(self.lanes.is_uniform, load.index)):
             return self._load_uniform(load, buffer)
         chunks = self._chunks(buffer, load.index)
         if chunks is None:
             return None
         local = self.read[load, guard] = self._local(load.tensor, buffer, " = {}" if guard or checked else "")
-        self._move(chunks, local, store=False, tests=(*self._tests(guard), *self._checks(load, buffer)))
+        tests = (*map(self.visitor.scalar.value, guard), *self._checks(load, buffer))
+        self._move(chunks, local, store=False, tests=tests)
         return local
-
-    def _is_uniform(self, index: Expr) -> bool:
-        return self.lanes.is_uniform(index)
 
     def _load_uniform(self, load: Load, buffer: BufferRef) -> str | None:
         if not load.index and "." in load.tensor:
@@ -256,9 +254,6 @@ class _WideLoop:
         self.visitor.scalar.buffers[name] = BufferRef(identifier, buffer.dtype, ())
         self.read[load, ()] = name
         return name
-
-    def _tests(self, guard: Guard) -> tuple[str, ...]:
-        return tuple(self.visitor.scalar.value(cond) for cond in guard)
 
     def _checks(self, load: Load, buffer: BufferRef) -> tuple[str, ...]:
         """Return the range tests of indices from data."""

@@ -10,20 +10,12 @@ from dataclasses import dataclass, replace
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load
-from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup, TileAxis
+from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup, TileAxis, TileSpace
 from roller_svc.ir.index import div, mod
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Compute, Let, Loop, Node, Storage
-from roller_svc.schedule.nest_statements import (
-    RowReads,
-    convert_to_type,
-    local_name,
-    register,
-    row_dtype,
-    row_tensors,
-    wrap_in_storages,
-)
+from roller_svc.schedule.nest_statements import RowReads, row_storages, row_tensors, wrap_in_storages
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +32,10 @@ class GemmView:
 
     @classmethod
     def of(cls, group: KernelGroup, program: RProgram) -> GemmView:
-        space = program.space
+        return cls.of_space(group, program.space)
+
+    @classmethod
+    def of_space(cls, group: KernelGroup, space: TileSpace) -> GemmView:
         if group.operands is None:
             raise InvariantError(f"expected a contraction, got {group.name}")
         (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
@@ -84,20 +79,12 @@ class GemmView:
         index = tuple(AxisRef(loop.var) for loop in lanes)
         extents = tuple(loop.extent for loop in lanes)
         reads = RowReads(rows, index, at)
-        storages: list[Storage] = []
         nodes: list[Node] = []
         for position, statement in enumerate(self.group.statements):
-            if statement is self.group.row_reduction:
-                continue
-            value = convert_to_type(accumulator if position == 0 else reads.apply(statement.body), statement)
-            if statement.output in rows:
-                storages.append(register(local_name(statement.output), row_dtype(statement), *extents))
-                nodes.append(Compute(local_name(statement.output), index, value))
-                value = Load(local_name(statement.output), index, statement.type.dtype)
-            if statement.output not in self.group.register_tensors:
-                output_index = tuple(reads.apply(i) for i in statement.index)
-                nodes.append(Compute(statement.output, output_index, value))
-        return storages, tuple(nodes)
+            if statement is not self.group.row_reduction:
+                value = accumulator if position == 0 else reads.apply(statement.body)
+                nodes += reads.store(self.group, statement, value)
+        return row_storages(self.group.statements, rows, *extents), tuple(nodes)
 
 
 def bind_members(axis: TileAxis, position: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

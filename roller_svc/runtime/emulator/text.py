@@ -99,7 +99,7 @@ def _check_bounds(source: KernelSource) -> None:
 
 def comment_out_wrappers(text: str) -> str:
     """Comment out the wrappers, keeping the lines. Raises LaunchError for an `asm` elsewhere."""
-    code = _NOT_CODE.sub(_blank, text)
+    code = _NOT_CODE.sub(lambda match: _blank_text(match[0]), text)
     lines = text.split("\n")
     visible = code
     opaque = [("TensorMap", match.start(), match.end()) for match in _OPAQUE_MAP.finditer(code)]
@@ -167,10 +167,6 @@ def _device_functions(code: str) -> Iterator[tuple[str, int, int]]:
             if depth == 0:
                 yield match[1], match.start(), position + 1
                 break
-
-
-def _blank(match: re.Match[str]) -> str:
-    return _blank_text(match[0])
 
 
 def _blank_text(text: str) -> str:

@@ -15,8 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,24 +22,22 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.ir.canonical import Limit, as_array, to_json
 from roller_svc.ir.model_plan import MAX_BYTES, ModelKernel, ModelPlan
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.saved.metadata import CorruptKernelError, FileEntry, Identifier, Text
 from roller_svc.runtime.saved.plan_json import plan_from_json, plan_to_json
 from roller_svc.runtime.saved.serialization import (
-    DAMAGE,
     METADATA,
     KernelBundle,
     check_digest,
-    damaged,
-    directory_path,
     load,
     read_block,
     read_file,
+    read_folder,
     read_metadata,
     save,
+    write_folder,
 )
 
 FORMAT = "roller-model/2"
@@ -127,19 +123,7 @@ def save_model(model: ModelBundle, directory: str | os.PathLike[str], make_heade
     Readers see the whole model or none. Files of other names in an existing directory stay unchanged. `make_header`
     returns the C header for a plan, a name, and the names of the files of weights and packed weights.
     """
-    target = directory_path(directory)
-    if target.exists() and not target.is_dir():
-        raise ArgumentError(f"{target} is not a directory", code="not-a-folder")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
-            staged = Path(temporary) / "model"
-            staged.mkdir()
-            _write(model, staged, make_header)
-            _move(staged, target)
-    except OSError as failure:
-        raise ArgumentError(f"cannot write to {target}: {failure.strerror}", code="unwritable-folder") from failure
-    return target
+    return write_folder(directory, lambda folder: _write(model, folder, make_header))
 
 
 def load_model(directory: str | os.PathLike[str]) -> ModelBundle:
@@ -148,13 +132,7 @@ def load_model(directory: str | os.PathLike[str]) -> ModelBundle:
     Raises UnknownKernelError if there is no model, and ArgumentError (damaged-kernel) if its files have changed since
     it was saved.
     """
-    path = directory_path(directory)
-    if not (path / METADATA).is_file():
-        raise UnknownKernelError(f"{path} has no saved model ({METADATA} is missing)")
-    try:
-        return _read(path)
-    except DAMAGE as error:
-        raise damaged(path, "model", error) from error
+    return read_folder(directory, "model", _read)
 
 
 def _write(model: ModelBundle, folder: Path, make_header: MakeHeader) -> None:
@@ -201,18 +179,6 @@ def _write(model: ModelBundle, folder: Path, make_header: MakeHeader) -> None:
 def _file_name(kind: str, number: int) -> str:
     stem, suffix = next((stem, suffix) for each, stem, suffix in _FILE_KINDS if each == kind)
     return f"{stem}{f'.{number}' if number else ''}{suffix}"
-
-
-def _move(staged: Path, target: Path) -> None:
-    if not target.exists() or not any(target.iterdir()):
-        staged.rename(target)  # also replaces an empty directory
-        return
-    # Without its metadata a half-replaced directory is not a model, rather than a wrong one.
-    (target / METADATA).unlink(missing_ok=True)
-    if (target / KERNELS).is_dir() and not (target / KERNELS).is_symlink():
-        shutil.rmtree(target / KERNELS)
-    for path in sorted(staged.iterdir(), key=lambda path: path.name == METADATA):  # metadata comes last
-        path.replace(target / path.name)
 
 
 def _read(path: Path) -> ModelBundle:

@@ -6,9 +6,10 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -64,14 +65,12 @@ def save(kernel: KernelBundle, directory: str | os.PathLike[str]) -> Path:
 
     Readers see the whole kernel or none. Files of other names in an existing directory stay unchanged.
     """
-    target = directory_path(directory)
-    if target.exists() and not target.is_dir():
-        raise ArgumentError(f"{target} is not a directory", code="not-a-folder")
-    try:
-        _write(_files(kernel), target)
-    except OSError as failure:
-        raise ArgumentError(f"cannot write to {target}: {failure.strerror}", code="unwritable-folder") from failure
-    return target
+
+    def write(folder: Path) -> None:
+        for name, data in _files(kernel).items():
+            (folder / name).write_bytes(data)
+
+    return write_folder(directory, write)
 
 
 def load(directory: str | os.PathLike[str]) -> KernelBundle:
@@ -82,18 +81,16 @@ def load(directory: str | os.PathLike[str]) -> KernelBundle:
     Raises UnknownKernelError if there is no kernel, and ArgumentError (damaged-kernel) if its files have
     changed since it was saved.
     """
-    path = directory_path(directory)
-    if not (path / METADATA).is_file():
-        raise UnknownKernelError(f"{path} has no saved kernel ({METADATA} is missing)")
-    try:
-        metadata = read_metadata(path, Metadata, MAX_METADATA_BYTES, FORMAT)
-        names = _file_names(metadata.language)
-        text, binary = (read_file(path, name, _MAX_FILE_BYTES) for name in names)
-        for name, content in zip(names, (text, binary), strict=True):
-            check_digest(name, content, metadata.files)
-        compiled = metadata.compiled(text.decode(), binary)
-    except DAMAGE as error:
-        raise damaged(path, "kernel", error) from error
+    return read_folder(directory, "kernel", _read)
+
+
+def _read(path: Path) -> KernelBundle:
+    metadata = read_metadata(path, Metadata, MAX_METADATA_BYTES, FORMAT)
+    names = _file_names(metadata.language)
+    text, binary = (read_file(path, name, _MAX_FILE_BYTES) for name in names)
+    for name, content in zip(names, (text, binary), strict=True):
+        check_digest(name, content, metadata.files)
+    compiled = metadata.compiled(text.decode(), binary)
     return KernelBundle(compiled, metadata.expression, metadata.target, metadata.digest, metadata.estimate, metadata.extra)
 
 
@@ -146,20 +143,52 @@ def directory_path(directory: str | os.PathLike[str]) -> Path:
     return Path(directory)
 
 
-def _write(files: Mapping[str, bytes], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
-        staged = Path(temporary) / "kernel"
-        staged.mkdir()
-        for name, data in files.items():
-            (staged / name).write_bytes(data)
-        if not target.exists() or not any(target.iterdir()):
-            staged.rename(target)  # also replaces an empty directory
-            return
-        # Without its metadata a half-replaced directory is not a kernel, rather than a wrong one.
-        (target / METADATA).unlink(missing_ok=True)
-        for name in files:  # metadata comes last
-            (staged / name).replace(target / name)
+def write_folder(directory: str | os.PathLike[str], write: Callable[[Path], None]) -> Path:
+    """Write a directory by a function that fills an empty one, and return its path.
+
+    Readers see all of it or none. Files of other names in an existing directory stay unchanged.
+    """
+    target = directory_path(directory)
+    if target.exists() and not target.is_dir():
+        raise ArgumentError(f"{target} is not a directory", code="not-a-folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+            staged = Path(temporary) / "staged"
+            staged.mkdir()
+            write(staged)
+            _move(staged, target)
+    except OSError as failure:
+        raise ArgumentError(f"cannot write to {target}: {failure.strerror}", code="unwritable-folder") from failure
+    return target
+
+
+def _move(staged: Path, target: Path) -> None:
+    if not target.exists() or not any(target.iterdir()):
+        staged.rename(target)  # also replaces an empty directory
+        return
+    # Without its metadata a half-replaced directory is nothing that is saved, rather than something wrong.
+    (target / METADATA).unlink(missing_ok=True)
+    for path in sorted(staged.iterdir(), key=lambda path: path.name == METADATA):  # metadata comes last
+        replaced = target / path.name
+        if path.is_dir() and replaced.is_dir() and not replaced.is_symlink():
+            shutil.rmtree(replaced)
+        path.replace(replaced)
+
+
+def read_folder(directory: str | os.PathLike[str], what: str, read: Callable[[Path], T]) -> T:
+    """Read what is saved in a directory.
+
+    Raises UnknownKernelError if there is nothing, and ArgumentError (damaged-kernel) if its files cannot be read.
+    """
+    path = directory_path(directory)
+    if not (path / METADATA).is_file():
+        raise UnknownKernelError(f"{path} has no saved {what} ({METADATA} is missing)")
+    try:
+        return read(path)
+    except DAMAGE as error:
+        message = f"{path} is not a saved {what}: {error}"
+        raise ArgumentError(message, code="damaged-kernel", hint=f"save the {what} again") from error
 
 
 def _parameters(source: KernelSource) -> dict[str, str]:
@@ -247,12 +276,6 @@ def check_digest(name: str, content: bytes | memoryview, files: Mapping[str, Fil
     """Check a file against the digest in the metadata."""
     if name not in files or files[name].sha256 != hashlib.sha256(content).hexdigest():
         raise CorruptKernelError(f"{name} is not the file that was saved (its sha256 differs)")
-
-
-def damaged(path: Path, what: str, error: Exception) -> ArgumentError:
-    """Return the error of a folder that cannot be read."""
-    message = f"{path} is not a saved {what}: {error}"
-    return ArgumentError(message, code="damaged-kernel", hint=f"save the {what} again")
 
 
 def read_file(directory: Path, name: str, limit_bytes: int) -> bytes:

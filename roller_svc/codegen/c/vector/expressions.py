@@ -302,9 +302,8 @@ class Vector(VectorAccess):
             case OpKind.FMA:
                 product = Op(OpKind.MUL, op.args[:2], op.dtype)
                 return self._binary(Op(OpKind.ADD, (product, op.args[2]), op.dtype))
-            case OpKind.SHL | OpKind.SHR as kind if _is_within(self._folded(op.args[1]), 0, dtype.bits - 1):
-                sign, by = kind.value, int(_number(self._folded(op.args[1])))
-                return VectorValue(f"({self.value(op.args[0]).text} {sign} {by})", dtype, is_vector=True)
+            case OpKind.SHL | OpKind.SHR as kind if 0 <= (by := _number(self._folded(op.args[1]))) < dtype.bits:
+                return VectorValue(f"({self.value(op.args[0]).text} {kind.value} {int(by)})", dtype, is_vector=True)
             case OpKind.SHL | OpKind.SHR as kind if self._is_shift(op.args[1], dtype.bits):
                 return VectorValue(
                     f"({self.splat(self.value(op.args[0]))} {kind.value} {self.splat(self.value(op.args[1]))})",
@@ -564,10 +563,6 @@ def _natural_bits(cond: Expr) -> int:
 
 def _number(expr: Expr) -> float:
     return expr.value if isinstance(expr, Const) else -1
-
-
-def _is_within(expr: Expr, low: int, high: int) -> bool:
-    return isinstance(expr, Const) and low <= expr.value <= high
 
 
 def _is_power_of_two(expr: Expr) -> bool:

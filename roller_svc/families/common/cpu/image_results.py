@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim
 from roller_svc.families.common.cpu.input_patch import dispatch_length, pixel_at, remaining_pixels
 from roller_svc.families.common.cpu.micro_kernel import LANE
+from roller_svc.families.common.cpu.parallel_loops import whole_or_tail
 from roller_svc.families.common.view import GemmView, bind_members, member_values
 from roller_svc.ir.expr import Expr, Load
-from roller_svc.ir.index import add, le, mul, num, ref, sub
-from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node, Transpose
+from roller_svc.ir.index import add, ceil_div, linearize, mul, num, ref, sub
+from roller_svc.ir.schedule import Let, Loop, LoopKind, Node, Transpose
+from roller_svc.schedule.nest_statements import nest_loops
 
 TRANSPOSED = ".transposed"
 
@@ -43,10 +45,7 @@ class ImageResults:
 
     def pixel_number(self, at: tuple[Expr, ...]) -> Expr:
         """Return the number of a position of the patch."""
-        number: Expr = num(0)
-        for (_, pixels), pixel in zip(self.window_dims, at, strict=True):
-            number = add(mul(number, num(pixels)), pixel)
-        return number
+        return linearize(zip(at, self.pixels, strict=True))
 
     def nodes(self) -> tuple[Node, ...]:
         """Store the accumulators of a panel through the epilogue."""
@@ -84,20 +83,14 @@ class ImageResults:
 
     def _store_filters(self) -> tuple[Node, ...]:
         """Store adjacent filters of one output position."""
-        filters, wide = self.image.filters, self.wide
+        filters = self.image.filters
         number = self._stored_pixel(ref(f"{self.image.window_dims[-1].pixel.name}.done"))
 
         def stores(count: int) -> tuple[Node, ...]:
             at = member_values(filters, add(ref(".filters.place"), ref(LANE)))
             return self._store(self.tensor, (*self.panel, number, ref(LANE)), count, at)
 
-        tail = filters.extent % wide
-        if not tail:
-            return stores(wide)
-        if filters.extent < wide:
-            return stores(tail)
-        inside = le(add(ref(".filters.place"), num(wide)), num(filters.extent))
-        return (Branch(inside, stores(wide), stores(tail)),)
+        return whole_or_tail(ref(".filters.place"), self.wide, filters.extent, stores)
 
     def _store_pixels(self) -> tuple[Node, ...]:
         """Store a row of adjacent output positions of one filter."""
@@ -138,6 +131,16 @@ class ImageResults:
         if full:
             nodes = (Loop(".part", full, LoopKind.SERIAL, block(mul(ref(".part"), num(lanes)), lanes)),)
         return (*nodes, *block(num(full * lanes), tail)) if tail else nodes
+
+
+def image_tasks(
+    view: GemmView, image: ImageSpace, pixels: tuple[int, ...], filters: int, nodes: tuple[Node, ...]
+) -> tuple[Node, ...]:
+    """Return parallel loops over tasks, each of `pixels` output positions along the window dimensions and of filters."""
+    tasks = [(batch.name, batch.extent) for batch in view.batch]
+    for slide, size in zip(image.window_dims, pixels, strict=True):
+        tasks.append((f"{slide.pixel.name}.task", ceil_div(slide.pixel.extent, size)))
+    return nest_loops(LoopKind.PARALLEL, [*tasks, (".filters.task", ceil_div(image.filters.extent, filters))], nodes)
 
 
 def has_equal_patches(dim: ImageWindowDim, pixels: int) -> bool:

@@ -12,7 +12,7 @@ from roller_svc.families.common.cpu.micro_kernel import LANE
 from roller_svc.families.common.view import bind_members, member_values
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
-from roller_svc.ir.index import add, ceil_div, conjuncts, div, eq, logical_and, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, conjuncts, div, eq, linearize, logical_and, mod, mul, num, ref, sub
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node
 from roller_svc.schedule.guards import unswitch_guards
 
@@ -70,9 +70,8 @@ class InputPatch:
 
     def offset_in_tile(self, channel: Expr, tiles: tuple[Expr, ...], inside: Expr) -> Expr:
         """Return the offset of an element for non-overlapping tiles; `tiles` are tile numbers of each dimension."""
-        number: Expr = num(0)
-        for tile, whole, size in zip(tiles, self.pixels, self.tile, strict=True):
-            number = add(mul(number, num(whole // size)), tile)
+        counts = (whole // size for whole, size in zip(self.pixels, self.tile, strict=True))
+        number = linearize(zip(tiles, counts, strict=True))
         row = add(mul(number, num(self.channels)), channel)
         return add(mul(row, num(math.prod(self.tile))), inside)
 
@@ -107,7 +106,7 @@ class InputPatch:
             nodes = (self._coordinate_loop(slide, pixels, nodes),)
         if self.image.channels_last:
             return nodes
-        return self._channel_loop(nodes)
+        return loop_over_channels(self.image, self.channels, nodes)
 
     def _coordinate_loop(self, slide: ImageWindowDim, pixels: int, nodes: tuple[Node, ...]) -> Node:
         """Loop over the coordinates that the remaining output positions need."""
@@ -116,14 +115,6 @@ class InputPatch:
             min_extent = num((slide.taps - 1) * slide.dilation + 1)
             limit = add(mul(sub(remaining_pixels(slide), num(1)), num(slide.stride)), min_extent)
         return Loop(coordinate_name(slide), slide.input_extent(pixels), LoopKind.SERIAL, nodes, limit)
-
-    def _channel_loop(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        axis = self.image.channels
-        if axis is None:
-            return nodes
-        position = add(mul(ref(".step"), num(self.channels)), ref(".channel"))
-        limit = ref(".channels") if axis.extent % self.channels else None
-        return (Loop(".channel", self.channels, LoopKind.SERIAL, bind_members(axis, position, nodes), limit),)
 
     def _coordinates(self) -> dict[str, Expr]:
         """Return values of the source's axes that select the element at the coordinate variables."""
@@ -217,12 +208,9 @@ class InputPatch:
 
     def _bind_tile_row(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind the offset of the first element of a row of the last dimension around the nodes."""
-        tiles: list[Expr] = []
-        row: Expr = num(0)
-        for slide, size in zip(self.image.window_dims[:-1], self.tile[:-1], strict=True):
-            coordinate = ref(coordinate_name(slide))
-            tiles.append(div(coordinate, size))
-            row = add(mul(row, num(size)), mod(coordinate, size))
+        places = [(ref(coordinate_name(slide)), n) for slide, n in zip(self.image.window_dims[:-1], self.tile[:-1], strict=True)]
+        tiles = [div(coordinate, size) for coordinate, size in places]
+        row = linearize((mod(coordinate, size), size) for coordinate, size in places)
         offset = self.offset_in_tile(num(0), (*tiles, num(0)), mul(row, num(self.tile[-1])))
         return (Let(ROW_OF_TILES, offset, nodes),)
 
@@ -266,6 +254,16 @@ class InputPatch:
         if tail:
             nodes = (Branch(eq(ref(".channels"), num(tail)), channels(tail), nodes),)
         return (self._coordinate_loop(slide, self.pixels[-1], nodes),)
+
+
+def loop_over_channels(image: ImageSpace, channels: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Loop over the input channels of step `.step`, `channels` or, in the last one, `.channels`."""
+    axis = image.channels
+    if axis is None:
+        return nodes
+    position = add(mul(ref(".step"), num(channels)), ref(".channel"))
+    limit = ref(".channels") if axis.extent % channels else None
+    return (Loop(".channel", channels, LoopKind.SERIAL, bind_members(axis, position, nodes), limit),)
 
 
 # names shared with the loops around the patch --------------------------------------------------------------

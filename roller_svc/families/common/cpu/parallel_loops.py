@@ -11,6 +11,7 @@ from roller_svc.ir.index import add, ceil_div, le, mul, num, ref, sub
 from roller_svc.ir.program import Axis
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
+from roller_svc.schedule.nest_statements import nest_loops
 
 Point = dict[str, Expr]  # outer axis → its value
 
@@ -38,32 +39,33 @@ def outer_loops(
     nodes = nodes_at(at, 1) if simd_rows is None else _simd_group(at, simd_rows, nodes_at)
     for axis in reversed(group.outer):
         nodes = loop_over_points(axis, program.block[axis.name], simd_rows, nodes)
-    for axis in reversed(group.outer):
-        tasks = ceil_div(axis.extent, program.block[axis.name])
-        nodes = (Loop(f"{axis.name}.task", tasks, LoopKind.PARALLEL, nodes),)
-    return nodes
+    return task_loops(group.outer, program, nodes)
+
+
+def task_loops(axes: Iterable[Axis], program: RProgram, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return parallel loops over the tasks along the axes, the first one outermost."""
+    tasks = [(f"{axis.name}.task", ceil_div(axis.extent, program.block[axis.name])) for axis in axes]
+    return nest_loops(LoopKind.PARALLEL, tasks, nodes)
 
 
 def _simd_group(at: Point, simd_rows: SimdRows, nodes_at: Callable[[Point, int], tuple[Node, ...]]) -> tuple[Node, ...]:
     """Return the nodes of a full group of `width` points, and of the tail group where it differs."""
-    axis, width = simd_rows.axis, simd_rows.width
-    start = ref(f"{axis.name}.first")
+    axis, start = simd_rows.axis, ref(f"{simd_rows.axis.name}.first")
     at[axis.name] = add(start, simd_rows.lane)
-    nodes = nodes_at(at, width) if axis.extent >= width else ()
-    tail = axis.extent % width
-    if not tail:
-        return nodes
-    tail_nodes = nodes_at(at, tail)
-    inside = le(add(start, num(width)), num(axis.extent))
-    return (Branch(inside, nodes, tail_nodes),) if nodes else tail_nodes
+    return whole_or_tail(start, simd_rows.width, axis.extent, lambda count: nodes_at(at, count))
+
+
+def whole_or_tail(first: Expr, size: int, extent: int, nodes_of: Callable[[int], tuple[Node, ...]]) -> tuple[Node, ...]:
+    """Return the nodes of `size` points from `first` on, or of the tail at the axis's end, by a test if both occur."""
+    tail = extent % size
+    if extent < size or not tail:
+        return nodes_of(tail or size)
+    return (Branch(le(add(first, num(size)), num(extent)), nodes_of(size), nodes_of(tail)),)
 
 
 def serial_loops(axes: tuple[Axis, ...], nodes: Iterable[Node]) -> tuple[Node, ...]:
     """Loop over the axes, the first one outermost, around the nodes."""
-    nodes = tuple(nodes)
-    for axis in reversed(axes):
-        nodes = (Loop(axis.name, axis.extent, LoopKind.SERIAL, nodes),)
-    return nodes
+    return nest_loops(LoopKind.SERIAL, ((axis.name, axis.extent) for axis in axes), nodes)
 
 
 def loop_over_points(axis: Axis, tile: int, simd_rows: SimdRows | None, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -47,7 +47,8 @@ class TaskRules(CpuRules):
         return replace(self, min_tasks=1, max_tasks=most, needs_whole_waves=False)
 
     def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
-        steps = {i: self._block_steps(i, base) for i in range(len(self.workload.extents))}
+        steps: dict[int, Tile] = {i: (extent,) for i, extent in enumerate(self.workload.extents)}
+        steps |= {i: self._block_steps(i, self.workload.extents[i], base.tile[i]) for i in self.workload.spatial}
         return self._block_level(steps, self._block_rank(), lambda t: self.evaluate(t, base))
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
@@ -60,8 +61,8 @@ class TaskRules(CpuRules):
         return self._measured(block, "", "" if tasks == 1 or self._fills_waves(tasks) else "execution unit")
 
     @abstractmethod
-    def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
-        """Return the extents of a task's tile along an axis, ascending."""
+    def _block_steps(self, axis: int, extent: int, unit: int) -> Tile:
+        """Return the extents of a task's tile along a spatial axis, ascending; a thread has `unit` of its `extent`."""
 
     def _block_rank(self) -> Tile:
         """Return the order of growth: outermost axes last."""

@@ -6,6 +6,7 @@ Both the model and the schedule read it. Axes are positions in the space.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -46,6 +47,23 @@ class MapAccess:
         """Return the axes of its tile in shared memory: the output's last but one, its own last."""
         others = tuple(i for i in self.index or () if i not in (row, self.contiguous_axis))
         return (*others, row, *(() if self.contiguous_axis is None else (self.contiguous_axis,)))
+
+    def sectors(self, elements: int, lanes: Iterable[tuple[int, int]]) -> int:
+        """Return the sectors of one warp access of `elements` by each lane.
+
+        `lanes`: the lanes along each axis, from the inside out, and the elements between neighbours.
+        """
+        left, count, run = REQUEST_THREADS, 1, elements * self.bytes
+        for threads, stride in lanes:
+            along, step = min(left, threads), stride * self.bytes
+            if along < 2:
+                continue
+            if 0 < step <= max(run, SECTOR_BYTES // 2):
+                run += step * (along - 1)
+            elif step:
+                count *= along
+            left //= along
+        return count * -(-run // SECTOR_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_waves, streaming_bandwidth
@@ -21,6 +21,14 @@ BLOCK_CYCLES = 50.0  # a core starts one block after another
 DEPENDENT_CYCLES = 6.0  # latency of a dependent operation
 
 
+class ThreadWork(NamedTuple):
+    """Bounds of a block: a thread's instructions, a warp's cycles at L1, and a block's latency on an empty core."""
+
+    instructions: float
+    requests: float
+    chain_cycles: float
+
+
 def make_block_cycles(mach: Machine, warps: int, instructions: float, requests: float, chain: float) -> Callable[[float], float]:
     """Return the cycles of resident blocks: the longest of issue, L1 requests and a block's chain."""
 
@@ -29,6 +37,41 @@ def make_block_cycles(mach: Machine, warps: int, instructions: float, requests: 
         return max(issue, blocks * warps * requests * mach.request_cycles, chain) + 0.1 * min(issue, chain)
 
     return block_cycles
+
+
+def simt_costs(
+    p: Workload[Any], launch: Launch, needs: BlockResources, work: ThreadWork, requested_bytes: float, fma_s: float, dram_s: float
+) -> Costs:
+    """Return the longest of issue, cache and DRAM time, but for what a block's chain takes.
+
+    Args:
+        needs: of a block, as the model assumes them.
+        requested_bytes: that the last cache delivers.
+    """
+    mach, hw, last = p.machine, p.machine.hw, p.machine.llc
+    resident = blocks_per_core(launch.compiled or needs, hw)
+    warps = -(-launch.threads // hw.limits.warp_size)
+    block_cycles = make_block_cycles(mach, warps, work.instructions, work.requests, work.chain_cycles)
+    waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    return Costs(
+        core_s=mach.seconds(core_cycles),
+        core_stage="latency" if work.chain_cycles * waves > 0.7 * core_cycles else "compute",
+        stage_seconds=(
+            ("fma", fma_s),
+            (last.name if last else "cache", requested_bytes / (last.bytes_per_s if last else math.inf)),
+            ("dram", dram_s),
+        ),
+        occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
+        waves=waves,
+        resources=needs,
+    )
+
+
+def dram_bytes_of_blocks(p: Workload[Any], moved: float) -> float:
+    """Return DRAM bytes of blocks that move some; successive ones find part of shared data and cut lines in the LLC."""
+    whole = p.footprint.transferred_bytes(p.extents)
+    again = max(0.0, moved - whole)
+    return dram_bytes_with_reuse(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
 
 
 def nest_registers(points: int, words: int, limits: Limits) -> int:
@@ -44,34 +87,17 @@ def serial_cost(p: Workload[Any], launch: Launch) -> Costs:
     shared = launch.threads * p.elem_bytes if launch.reduce_threads > 1 else 0
     needs = BlockResources(launch.threads, nest_registers(per_thread, words, hw.limits), shared)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    warps = -(-launch.threads // hw.limits.warp_size)
     iterations = max(1, -(-p.inner_points // (launch.reduce_threads * launch.split_k)))
     instructions, loads = _thread_instructions(p, launch, per_thread)
-    chain = _chain_cycles(p, launch, iterations)
-    requests = _cache_requests(p, launch)
-
-    block_cycles = make_block_cycles(mach, warps, instructions, requests, chain)
-    waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    work = ThreadWork(instructions, _cache_requests(p, launch), _chain_cycles(p, launch, iterations))
     block_bytes = p.footprint.transferred_bytes(_clipped(p, launch))
     requested = launch.grid * p.footprint.requested_bytes(_clipped(p, launch))
-    last = mach.llc
     busy = min(launch.grid, resident * mach.cores)
     sectors = block_bytes / max(1, p.footprint.bytes(_clipped(p, launch)))  # memory moves more than what is asked for
     in_flight = busy * launch.threads * per_thread * p.elem_bytes * sectors * max(1.0, loads) * min(iterations, UNROLL)
-    dram_bytes = _dram_bytes(p, launch, block_bytes)
+    dram_s = _dram_bytes(p, launch, block_bytes) / streaming_bandwidth(mach, in_flight)
     compute_s = p.space.flops * _padding_factor(p, launch) / mach.unit.flops_per_s
-    return Costs(
-        core_s=mach.seconds(core_cycles),
-        core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
-        stage_seconds=(
-            ("fma", compute_s),
-            (last.name if last else "cache", requested / (last.bytes_per_s if last else math.inf)),
-            ("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
-        ),
-        occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
-        waves=waves,
-        resources=needs,
-    )
+    return simt_costs(p, launch, needs, work, requested, compute_s, dram_s)
 
 
 def _thread_instructions(p: Workload[Any], launch: Launch, per_thread: int) -> tuple[float, float]:
@@ -151,10 +177,7 @@ def _clipped(p: Workload[Any], launch: Launch) -> Tile:
 
 def _dram_bytes(p: Workload[Any], launch: Launch, block_bytes: float) -> float:
     """Return whole transactions of accessed data, and what blocks reread after LLC evictions."""
-    whole = p.footprint.transferred_bytes(p.footprint.extents)
-    again = max(0.0, launch.grid * block_bytes - whole)
-    resident = dram_bytes_with_reuse(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
-    return resident + launch.workspace_bytes
+    return dram_bytes_of_blocks(p, launch.grid * block_bytes) + launch.workspace_bytes
 
 
 def _padding_factor(p: Workload[Any], launch: Launch) -> float:

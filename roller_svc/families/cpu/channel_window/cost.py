@@ -9,6 +9,7 @@ from roller_svc.families.common.cpu.memory import (
     transfer_s,
 )
 from roller_svc.families.common.cpu.op_counts import work_cycles
+from roller_svc.families.common.cpu.task_costs import count_waves, make_costs
 from roller_svc.families.cpu.channel_window.workload import ChannelSpace
 from roller_svc.ir.expr import loads_of
 from roller_svc.ir.program import Combine
@@ -25,7 +26,7 @@ def channel_window_cost(p: Workload[ChannelSpace], launch: Launch) -> Costs:
     mach, space, costs = p.machine, p.facts, p.machine.costs.window
     at = len(space.leading) + len(space.lines)
     positions, width = launch.thread[at], launch.thread[at + 1]
-    waves = -(-launch.grid // mach.cores)
+    waves = count_waves(p, launch)
     share = max(waves / launch.grid, 1 / mach.cores)
     tiles = -(-space.columns.extent // positions) * (p.outer_points / space.columns.extent / width)
     taps_s = mach.seconds(share * tiles * tile_cycles(mach, space, positions, width))
@@ -39,18 +40,8 @@ def channel_window_cost(p: Workload[ChannelSpace], launch: Launch) -> Costs:
         memory_s *= 1.0 + NARROW_BYTES / (clipped[at + 1] * p.elem_bytes)
     busy_s = taps_s + again_s
     overlapped = max(busy_s, memory_s) + costs.imperfect_memory_overlap * min(busy_s, memory_s)
-    return Costs(
-        core_s=overlapped + task_s,
-        core_stage=None,
-        stage_seconds=(
-            ("compute", taps_s),
-            ("again", again_s),
-            ("task", task_s),
-            (dominant_level(p, launch), memory_s),
-        ),
-        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
-        waves=waves,
-    )
+    stages = {"compute": taps_s, "again": again_s, "task": task_s}
+    return make_costs(p, launch, overlapped + task_s, stages, (dominant_level(p, launch), memory_s))
 
 
 def tile_cycles(mach: Machine, space: ChannelSpace, positions: int, width: int) -> float:

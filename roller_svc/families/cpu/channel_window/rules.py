@@ -65,12 +65,9 @@ class ChannelWindowRules(TaskRules):
     def _allows_small_tasks(self, block: Tile) -> bool:
         return True
 
-    def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
+    def _block_steps(self, axis: int, extent: int, unit: int) -> Tile:
         """Return whole lines of positions; channels and lines whole or in a few parts."""
         p = self.workload
-        extent, unit = p.extents[axis], base.tile[axis]
-        if axis not in p.spatial:
-            return (extent,)
         whole = round_up(extent, unit)
         if axis == self._channels - 1:
             return (whole,)

@@ -7,16 +7,16 @@ line have code of their own, where columns beyond the input are the margin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points
+from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points, task_loops, whole_or_tail
 from roller_svc.families.common.cpu.window_reduction import Plane, PlaneWindowDim
 from roller_svc.families.cpu.channel_window.workload import ChannelSpace
 from roller_svc.ir.expr import Const, Expr, Load, Select, axes_of, iter_subexpressions, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.index import add, ceil_div, le, logical_and, min_, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, le, linearize, logical_and, min_, mul, num, ref, sub
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
@@ -24,11 +24,10 @@ from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
-    convert_to_type,
     is_reduction,
-    local_name,
+    nest_loops,
     register,
-    row_dtype,
+    row_storages,
     row_tensors,
     wrap_in_storages,
 )
@@ -53,11 +52,7 @@ class _Tasks:
         channels, columns = self.space.channels, self.space.columns
         width = self.program.thread[channels.name]
         rows = SimdRows(channels, width, ref(LANE))
-        nodes = self._channel_group(width) if channels.extent >= width else ()
-        if tail := channels.extent % width:
-            tail_nodes = self._channel_group(tail)
-            inside = le(add(ref(f"{channels.name}.first"), num(width)), num(channels.extent))
-            nodes = (Branch(inside, nodes, tail_nodes),) if nodes else tail_nodes
+        nodes = whole_or_tail(ref(f"{channels.name}.first"), width, channels.extent, self._channel_group)
         nodes = loop_over_points(channels, self.program.block[channels.name], rows, nodes)
         outer = [a for a in self.group.outer if a.name not in (channels.name, columns.axis)]
         for axis in reversed(outer):
@@ -65,17 +60,14 @@ class _Tasks:
         nodes = wrap_in_storages(self._packed_weights(), (*self._pack_weights(), *nodes))
         first = mul(ref(f"{channels.name}.task"), num(self.program.block[channels.name]))
         nodes = (Let(f"{channels.name}.block", first, nodes),)
-        for axis in (channels, *reversed(outer)):
-            tasks = ceil_div(axis.extent, self.program.block[axis.name])
-            nodes = (Loop(f"{axis.name}.task", tasks, LoopKind.PARALLEL, nodes),)
-        return nodes
+        return task_loops((*outer, channels), self.program, nodes)
 
     # weights --------------------------------------------------------------------------------------------------------
     def _packed_weights(self) -> list[Storage]:
         block = min(self.program.block[self.space.channels.name], self.space.channels.extent)
+        taps = self.space.line_taps * self.space.columns.taps
         return [
-            Storage(_packed(number), load.dtype, (self._taps, block), Scope.STACK, ())
-            for number, load in enumerate(self.space.weights)
+            Storage(_packed(number), load.dtype, (taps, block), Scope.STACK, ()) for number, load in enumerate(self.space.weights)
         ]
 
     def _pack_weights(self) -> tuple[Node, ...]:
@@ -83,9 +75,8 @@ class _Tasks:
         channels = self.space.channels
         block = self.program.block[channels.name]
         start = ref(f"{channels.name}.block")
-        column = ref(self.space.columns.inner) if self.space.columns.inner is not None else num(0)
         nodes: tuple[Node, ...] = tuple(
-            Compute(_packed(number), (self.tap_number(column), ref(".channel")),
+            Compute(_packed(number), (self.tap_number(_tap(self.space.columns)), ref(".channel")),
                     substitute(load, {channels.name: add(start, ref(".channel"))}))
             for number, load in enumerate(self.space.weights)
         )  # fmt: skip
@@ -93,21 +84,12 @@ class _Tasks:
             return ()
         limit = min_(num(block), sub(num(channels.extent), start)) if channels.extent % block else None
         nodes = (Loop(".channel", min(block, channels.extent), LoopKind.SERIAL, nodes, limit),)
-        for dim in reversed((*self.space.lines, self.space.columns)):
-            if dim.inner is not None:
-                nodes = (Loop(dim.inner, dim.taps, LoopKind.SERIAL, nodes),)
-        return nodes
-
-    @property
-    def _taps(self) -> int:
-        return self.space.line_taps * self.space.columns.taps
+        return _loop_over_taps((*self.space.lines, self.space.columns), nodes)
 
     def tap_number(self, column: Expr) -> Expr:
         """Return the number of a tap in packed weights; `column` is that along the columns."""
-        number: Expr = num(0)
-        for dim in self.space.lines:
-            number = add(mul(number, num(dim.taps)), ref(dim.inner) if dim.inner is not None else num(0))
-        return add(mul(number, num(self.space.columns.taps)), column)
+        lines = [(_tap(dim), dim.taps) for dim in self.space.lines]
+        return linearize([*lines, (column, self.space.columns.taps)])
 
     # tiles ----------------------------------------------------------------------------------------------------------
     def _channel_group(self, width: int) -> tuple[Node, ...]:
@@ -186,11 +168,7 @@ class _Tile:
             nodes = (Branch(test, plain, nodes),)
         if inside is not None:
             nodes = (Branch(inside, nodes, tuple(self._columns(is_inside=False, guards=frozenset()))),)
-        nodes = (*self._load_weights(), *nodes)
-        for dim in reversed(self.space.lines):
-            if dim.inner is not None:
-                nodes = (Loop(dim.inner, dim.taps, LoopKind.SERIAL, nodes),)
-        return nodes
+        return _loop_over_taps(self.space.lines, (*self._load_weights(), *nodes))
 
     def _line_guards(self, plane: Plane) -> Iterator[Expr]:
         """Yield the conditions in the plane's value that depend on lines alone."""
@@ -268,15 +246,9 @@ class _Tile:
         nodes: list[Node] = []
         for statement in group.statements:
             acc = Load(acc_name(statement.output), (ref(".position"), ref(LANE)), space.reduction.statement.accumulator)
-            value = convert_to_type(acc if is_reduction(statement) else reads.apply(statement.body), statement)
-            if statement.output in rows:
-                nodes.append(self._vector(Compute(local_name(statement.output), (ref(LANE),), value)))
-                value = Load(local_name(statement.output), (ref(LANE),), statement.type.dtype)
-            if statement.output not in group.register_tensors:
-                index = tuple(reads.apply(i) for i in statement.index)
-                nodes.append(self._vector(Compute(statement.output, index, value)))
-        storages = [register(local_name(s.output), row_dtype(s), self.width) for s in group.statements if s.output in rows]
-        yield from wrap_in_storages(storages, tuple(nodes))
+            value = acc if is_reduction(statement) else reads.apply(statement.body)
+            nodes += map(self._vector, reads.store(group, statement, value))
+        yield from wrap_in_storages(row_storages(group.statements, rows, self.width), tuple(nodes))
 
 
 def _packed(number: int) -> str:
@@ -291,8 +263,17 @@ def _vector_of(name: str) -> str:
 
 def _position(dim: PlaneWindowDim, output: Expr) -> Expr:
     """Return the position under the current tap of an output."""
-    tap = ref(dim.inner) if dim.inner is not None else num(0)
-    return add(mul(output, num(dim.stride)), dim.tap_position(tap))
+    return add(mul(output, num(dim.stride)), dim.tap_position(_tap(dim)))
+
+
+def _tap(dim: PlaneWindowDim) -> Expr:
+    """Return the current tap."""
+    return ref(dim.inner) if dim.inner is not None else num(0)
+
+
+def _loop_over_taps(dims: Iterable[PlaneWindowDim], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    taps = [(dim.inner, dim.taps) for dim in dims if dim.inner is not None]
+    return nest_loops(LoopKind.SERIAL, taps, nodes)
 
 
 def _bounds(dim: PlaneWindowDim, bounds: tuple[int, int]) -> Expr | None:

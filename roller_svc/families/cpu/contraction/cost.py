@@ -23,6 +23,7 @@ from roller_svc.families.common.cpu.micro_kernel_cost import (
     smallest_cache,
     source_bandwidth,
 )
+from roller_svc.families.common.cpu.task_costs import MANY_TASKS_PER_CORE, count_waves, sum_task_costs
 from roller_svc.families.cpu.contraction.blocking import Blocking, count_l1_ways, lines_per_set, plan_blocking
 from roller_svc.families.cpu.contraction.workload import ContractionFacts, OperandLayout, count_members
 from roller_svc.perf.common import Costs, Launch
@@ -53,23 +54,15 @@ def cpu_contraction(p: Workload[ContractionFacts], launch: Launch) -> Costs:
     update = _update(p, sizes)
     packing = sizes.plan.steps * _packing(p, launch, sizes)
     store = _store(p, sizes)
-    waves = -(-launch.grid // mach.cores)
     average = p.outer_points / (sizes.rows * sizes.columns) / launch.grid  # of a whole tile: those at edges are smaller
-    busy = average * launch.grid / mach.cores if launch.grid >= 4 * mach.cores else max(1.0, waves * average)
-    parts = (kernel, update, packing, store + mach.costs.task_cycles)
+    is_even = launch.grid >= MANY_TASKS_PER_CORE * mach.cores
+    busy = average * launch.grid / mach.cores if is_even else max(1.0, count_waves(p, launch) * average)
+    parts = {"compute": kernel, "update": update, "packing": packing, "task": store + mach.costs.task_cycles}
     others = p.compulsory_bytes - (p.b.total_bytes if sizes.plan.streams_b else 0)
     memory = others / source_bandwidth(mach, p.compulsory_bytes)
-    found, names = smallest_cache(mach, p.compulsory_bytes), ("compute", "update", "packing", "task")
-    return Costs(
-        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed_fraction * memory,
-        core_stage=None,
-        stage_seconds=(
-            *((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)),
-            (mach.dram.name if found is None else found.name, memory),
-        ),
-        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
-        waves=waves,
-    )
+    found = smallest_cache(mach, p.compulsory_bytes)
+    level = mach.dram.name if found is None else found.name
+    return sum_task_costs(p, launch, parts, busy, memory, costs.memory_exposed_fraction, level)
 
 
 def _sizes(p: Workload[ContractionFacts], launch: Launch) -> _Sizes:

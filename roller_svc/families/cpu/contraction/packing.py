@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE
+from roller_svc.families.common.cpu.parallel_loops import whole_or_tail
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES
 from roller_svc.families.common.view import bind_members, member_values
 from roller_svc.families.cpu.contraction.workload import CpuOperand, OperandLayout
@@ -83,13 +84,9 @@ class Panels:
         limit = ref(f"{self.role}.panels") if limit is None else limit
         return Loop(f"{self.role}.panel", self.count, LoopKind.SERIAL, nodes, limit)
 
-    def dispatch_edge(self, whole: tuple[Node, ...], edge: tuple[Node, ...]) -> tuple[Node, ...]:
+    def dispatch_edge(self, nodes_of: Callable[[int], tuple[Node, ...]]) -> tuple[Node, ...]:
         """Return the nodes of a full panel or of one cut by the end of the axis, by a test if both occur."""
-        if not self.tail:
-            return whole
-        if self.axis.extent < self.size:
-            return edge
-        return (Branch(le(add(self.position, num(self.size)), num(self.axis.extent)), whole, edge),)
+        return whole_or_tail(self.position, self.size, self.axis.extent, nodes_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +107,7 @@ class Packing:
             case OperandLayout.PANEL_MAJOR:
                 return (_routine(self._pack_contiguous(panels)),)
             case OperandLayout.K_MAJOR:
-                whole, edge = self._pack_transposed(panels, panels.size), self._pack_transposed(panels, panels.tail)
-                return (panels.loop(panels.dispatch_edge((_routine(whole),), (_routine(edge),))),)
+                return (panels.loop(panels.dispatch_edge(lambda count: (_routine(self._pack_transposed(panels, count)),))),)
             case OperandLayout.STRIDED:
                 return (panels.loop((_routine(self._pack_strided(panels)),)),)
 
@@ -216,7 +212,7 @@ class Packing:
             gathered = self._pack_gathered(panels, count)
             return for_panel(panels, rows, count) if gathered is None else contiguous_or(panels, rows, count, gathered)
 
-        return panels.dispatch_edge(cut(panels.size), cut(panels.tail))
+        return panels.dispatch_edge(cut)
 
     def _pack_gathered(self, panels: Panels, count: int) -> tuple[Node, ...] | None:
         """Gather rows by a table of element offsets; None if the source is not a plain load with affine address.

@@ -45,6 +45,7 @@ from roller_svc.ir.schedule import (
     Storage,
 )
 from roller_svc.perf.workload import Workload
+from roller_svc.schedule.nest_statements import nest_loops
 
 PREFETCH_ROW = "m.prefetch"
 
@@ -223,7 +224,6 @@ class _Blocked:
 
     # the tree, from the outside in ----------------------------------------------------------------------------------
     def tasks(self) -> tuple[Node, ...]:
-        view = self.view
         k_remaining = min_(num(self.plan.kc), sub(num(self.plan.depth), ref(K_FIRST)))
         step: tuple[Node, ...] = (*self._pack_b(), *self._over_blocks())
         step = (Let(K_COUNT, k_remaining if self.plan.depth % self.plan.kc else num(self.plan.kc), step),)
@@ -233,12 +233,10 @@ class _Blocked:
         columns = self.columns
         remaining = sub(num(ceil_div(columns.axis.extent, columns.size)), mul(ref("n.task"), num(columns.count)))
         nodes = columns.bind_first(mul(ref("n.task"), num(columns.count)), remaining, nodes)
-        for panels, blocks in ((columns, 1), (self.rows, self.blocks)):
-            tasks = ceil_div(panels.axis.extent, blocks * panels.count * panels.size)
-            nodes = (Loop(f"{panels.role}.task", tasks, LoopKind.PARALLEL, nodes),)
-        for batch in reversed(view.batch):
-            nodes = (Loop(batch.name, batch.extent, LoopKind.PARALLEL, nodes),)
-        return nodes
+        tasks = [(batch.name, batch.extent) for batch in self.view.batch]
+        for panels, blocks in ((self.rows, self.blocks), (columns, 1)):
+            tasks.append((f"{panels.role}.task", ceil_div(panels.axis.extent, blocks * panels.count * panels.size)))
+        return nest_loops(LoopKind.PARALLEL, tasks, nodes)
 
     def _allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         rows, columns = self.rows, self.columns
@@ -290,7 +288,7 @@ class _Blocked:
             kernel = replace(self._micro_kernel(1, width), a=self._flip, initial=None, prefetches=())
             return kernel.nodes(tile)
 
-        return (columns.loop(columns.dispatch_edge(summed(columns.size), summed(columns.tail))),)
+        return (columns.loop(columns.dispatch_edge(summed)),)
 
     def _flip(self, _: Expr) -> Expr:
         return Const(0 if self.dot is None else self.dot.sign_mask, WORD)
@@ -303,7 +301,7 @@ class _Blocked:
         """Loop over the row blocks of A: pack a block, then multiply it by all panels of B."""
         nodes, rows = self._multiply(), self.rows
         if self.plan.packs_a:
-            nodes = (*self._packing_of_a.nodes(rows), *nodes)
+            nodes = (*self._packing(PACKED_A, self.view.operands.a, self.operands[0]).nodes(rows), *nodes)
         of_task = self.blocks * rows.count
         task, block = mul(ref("m.task"), num(of_task)), mul(ref(BLOCK), num(rows.count))
         nodes = rows.bind_first(add(task, block), sub(ref("m.all"), block), nodes)
@@ -311,10 +309,6 @@ class _Blocked:
         nodes = (Loop(BLOCK, self.blocks, LoopKind.SERIAL, nodes, None if self.blocks == 1 else blocks),)
         remaining = sub(num(ceil_div(self.view.m.extent, rows.size)), task)
         return (Let("m.all", min_(num(of_task), remaining), nodes),)
-
-    @property
-    def _packing_of_a(self) -> Packing:
-        return self._packing(PACKED_A, self.view.operands.a, self.operands[0])
 
     def _packing(self, buffer: str, source: Expr, operand: CpuOperand) -> Packing:
         k, kc, lanes = self.view.k, self.plan.kc, self.lanes
@@ -328,12 +322,15 @@ class _Blocked:
         rows, columns = self.rows, self.columns
 
         def over_columns(height: int) -> tuple[Node, ...]:
-            edge = self._tile(height, columns.tail)
-            if columns.tail and self.plan.packs_b_on_first_use and self._first_panel_may_have(height):
-                edge = (Branch(self._is_first_panel, self._packing_of_b.pack_edge(columns)), *edge)
-            return columns.dispatch_edge(self._tile(height, columns.size), edge)
+            def tile(width: int) -> tuple[Node, ...]:
+                nodes = self._tile(height, width)
+                if width < columns.size and self.plan.packs_b_on_first_use and self._first_panel_may_have(height):
+                    return (Branch(self._is_first_panel, self._packing_of_b.pack_edge(columns)), *nodes)
+                return nodes
 
-        nodes = rows.dispatch_edge(over_columns(rows.size), over_columns(rows.tail))
+            return columns.dispatch_edge(tile)
+
+        nodes = rows.dispatch_edge(over_columns)
         inner, outer = (columns, rows) if self.plan.rows_outer else (rows, columns)
         return (outer.loop((inner.loop(nodes),)),)
 

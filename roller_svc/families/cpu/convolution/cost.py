@@ -9,12 +9,12 @@ from typing import Any
 from roller_svc.families.common.cpu.image_space import ImageSpace
 from roller_svc.families.common.cpu.memory import (
     L1_PANEL_FRACTION,
-    dominant_level,
     private_bandwidth,
     seconds_per_byte,
     transfer_s,
 )
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles, source_bandwidth
+from roller_svc.families.common.cpu.task_costs import count_tasks_of_core, sum_task_costs
 from roller_svc.families.cpu.convolution.workload import plan_task
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS
@@ -47,23 +47,11 @@ def cpu_convolution(p: Workload[ImageSpace], launch: Launch) -> Costs:
     packing = sizes.steps * _packing(p, image, sizes)
     results = sizes.windows * sizes.panels * _results(p, image, sizes)
     update = _update(p, image, sizes)
-    waves = -(-launch.grid // mach.cores)
-    busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
-    parts = (kernel, update, staging + packing, results + mach.costs.task_cycles)
+    parts = {"compute": kernel, "update": update, "packing": staging + packing, "task": results + mach.costs.task_cycles}
     moved = sum(t.transferred_bytes(p.extents) for t in p.footprint.reads)
     memory = moved * seconds_per_byte(mach, p.compulsory_bytes, launch.grid)
     memory += sum(transfer_s(p, t, launch.block, launch.grid) for t in p.footprint.writes)
-    names = ("compute", "update", "packing", "task")
-    return Costs(
-        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed_fraction * memory,
-        core_stage=None,
-        stage_seconds=(
-            *((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)),
-            (dominant_level(p, launch), memory),
-        ),
-        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
-        waves=waves,
-    )
+    return sum_task_costs(p, launch, parts, count_tasks_of_core(p, launch), memory, costs.memory_exposed_fraction)
 
 
 def _sizes(p: Workload[ImageSpace], image: ImageSpace, launch: Launch) -> _Sizes:
@@ -137,7 +125,7 @@ def _staging(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
         rows *= last.input_extent(pixels)
         return rows * (costs.row_cycles + _run_cycles(p, s.channels, costs.copy_cycles))
     length = last.input_extent(pixels)
-    source = source_bandwidth(p.machine, _image_bytes(p)) / p.machine.cores / p.machine.clock_hz
+    source = source_bandwidth(p.machine, max(p.a.total_bytes, p.b.total_bytes)) / p.machine.cores / p.machine.clock_hz
     moved = length * max(1, image.pixel_stride) * p.elem_bytes / source
     return rows * s.channels * (costs.row_cycles + _row_cycles(p, image, s, length) + moved)
 
@@ -171,10 +159,6 @@ def _divided_dims(p: Workload[Any], image: ImageSpace) -> int:
 def _run_cycles(p: Workload[Any], length: int, each: float) -> float:
     lanes = p.machine.unit.shape[-1]
     return each * (length // lanes) + p.machine.costs.convolution.element_cycles * min(length % lanes, 6)
-
-
-def _image_bytes(p: Workload[Any]) -> int:
-    return max(p.a.total_bytes, p.b.total_bytes)
 
 
 def _packing(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:

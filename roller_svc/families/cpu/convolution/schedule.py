@@ -11,25 +11,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from roller_svc.errors import InvariantError
-from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches
+from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches, image_tasks
 from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim
-from roller_svc.families.common.cpu.input_patch import (
-    WINDOW,
-    InputPatch,
-    pixel_at,
-    remaining_pixels,
-)
+from roller_svc.families.common.cpu.input_patch import WINDOW, InputPatch, loop_over_channels, pixel_at, remaining_pixels
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, ROW, VECTOR, CTile, KLoop, MicroKernel
+from roller_svc.families.common.cpu.parallel_loops import serial_loops, whole_or_tail
 from roller_svc.families.common.view import GemmView, bind_members, member_values
 from roller_svc.families.cpu.convolution.workload import plan_task
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, substitute
-from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, div, eq, le, min_, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, div, eq, linearize, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Axis, Combine, TensorType, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -47,6 +42,7 @@ from roller_svc.ir.schedule import (
     Transpose,
 )
 from roller_svc.perf.workload import Workload
+from roller_svc.schedule.nest_statements import nest_loops, wrap_in_storages
 
 PACKED = ".weights"
 
@@ -75,9 +71,7 @@ class PackedWeights:
     def row(self) -> Expr:
         """Return the row of channel `.channel` under the taps."""
         channel: Expr = num(0) if self.image.channels is None else ref(".channel")
-        tap: Expr = num(0)
-        for axis in self._taps:
-            tap = add(mul(tap, num(axis.extent)), ref(axis.name))
+        tap = linearize((ref(axis.name), axis.extent) for axis in self._taps)
         if self.image.channels_last:
             return add(mul(tap, num(self.channels)), channel)
         return add(mul(channel, num(self.image.taps)), tap)
@@ -86,19 +80,13 @@ class PackedWeights:
         """Pack packed[panel][row][filter] = weight, and 0 beyond the last filter."""
         filters, wide = self.image.filters, self.wide
         position = add(ref(".filters.first"), mul(ref(".filters.panel"), num(wide)))
-        tail = filters.extent % wide
-        nodes = self._pack_rows(position, tail or wide)
-        if tail and filters.extent > wide:
-            inside = le(add(position, num(wide)), num(filters.extent))
-            nodes = (Branch(inside, self._pack_panel(position), nodes),)
-        elif not tail:
-            nodes = self._pack_panel(position)
+        nodes = whole_or_tail(position, wide, filters.extent, lambda count: self._pack_panel(position, count))
         return (Loop(".filters.panel", self.panels, LoopKind.SERIAL, nodes, ref(".filters.panels")),)
 
-    def _pack_panel(self, position: Expr) -> tuple[Node, ...]:
-        """Pack a full panel; rows that are contiguous for each filter are transposed in blocks."""
-        load = self._contiguous_source()
-        return self._pack_rows(position, self.wide) if load is None else self._pack_transposed(load, position)
+    def _pack_panel(self, position: Expr, count: int) -> tuple[Node, ...]:
+        """Pack a panel of `count` filters; rows of a full one that are contiguous for each are transposed in blocks."""
+        load = self._contiguous_source() if count == self.wide else None
+        return self._pack_rows(position, count) if load is None else self._pack_transposed(load, position)
 
     def _pack_transposed(self, load: Load, position: Expr) -> tuple[Node, ...]:
         """Transpose blocks of rows; the last one may overlap the one before.
@@ -123,7 +111,8 @@ class PackedWeights:
             at[channels.members[0].name] = start if self._taps else add(start, ref(".row"))
         source = replace(load, index=tuple(substitute(i, at) for i in load.index))
         target = (ref(".filters.panel"), ref(".row"), mul(ref(".vector"), num(lanes)))
-        nodes: tuple[Node, ...] = (Transpose(PACKED, target, self.wide, source, self._filter_stride(load)),)
+        stride = (self._strides(load) or {}).get(filters.members[0].name, 0)
+        nodes: tuple[Node, ...] = (Transpose(PACKED, target, self.wide, source, stride),)
         blocks = ceil_div(self.channels * taps, lanes)
         nodes = (Loop(".block", blocks, LoopKind.SERIAL, (Let(".row", first, nodes),), limit),)
         return (Loop(".vector", self.wide // lanes, LoopKind.SERIAL, nodes),)
@@ -151,9 +140,6 @@ class PackedWeights:
             step *= axis.extent
         return load
 
-    def _filter_stride(self, load: Load) -> int:
-        return (self._strides(load) or {}).get(self.image.filters.members[0].name, 0)
-
     def _strides(self, load: Load) -> dict[str, int] | None:
         """Return the memory stride of each axis in elements, or None if an index is not affine."""
         if self.type is None:
@@ -175,14 +161,7 @@ class PackedWeights:
         if count < self.wide:
             beyond = Compute(PACKED, (*target, add(num(count), ref(LANE))), identity(Combine.SUM, self.dtype))
             nodes += (Loop(LANE, self.wide - count, LoopKind.VECTOR, (beyond,)),)
-        for tap in reversed(self._taps):
-            nodes = (Loop(tap.name, tap.extent, LoopKind.SERIAL, nodes),)
-        channels = self.image.channels
-        if channels is None:
-            return nodes
-        channel = add(mul(ref(".step"), num(self.channels)), ref(".channel"))
-        limit = ref(".channels") if channels.extent % self.channels else None
-        return (Loop(".channel", self.channels, LoopKind.SERIAL, bind_members(channels, channel, nodes), limit),)
+        return loop_over_channels(self.image, self.channels, serial_loops(self._taps, nodes))
 
     @property
     def _taps(self) -> tuple[Axis, ...]:
@@ -194,14 +173,9 @@ ACC = ".sums"
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[ImageSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks over groups, output positions and filters."""
-    image, hw, operands = workload.facts, workload.machine.hw, group.operands
-    if operands is None:
-        raise InvariantError(f"expected a convolution, got {group.name}")
-    space = group.space
-    (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    view = GemmView(group, space.role(AxisRole.BATCH), m, n, k, operands, space.compute_dtype)
-    pixels_are_m = image.window_dims[0].pixel in m.members
-    image_operand, weights = (operands.a, operands.b) if pixels_are_m else (operands.b, operands.a)
+    image, hw, view = workload.facts, workload.machine.hw, GemmView.of_space(group, group.space)
+    pixels_are_m = image.window_dims[0].pixel in view.m.members
+    image_operand, weights = (view.operands.a, view.operands.b) if pixels_are_m else (view.operands.b, view.operands.a)
     named = workload.footprint.tile
     plan, lanes = plan_task(workload, named(program.block), named(program.thread)), program.unit.shape[-1]
     patch = InputPatch(image, image_operand, view.dtype, plan.pixels, plan.tile, plan.channels, lanes)
@@ -257,8 +231,7 @@ class _Tasks:
         nodes: tuple[Node, ...] = (*self.weights.pack(), *self._over_patches())
         nodes = (Let(".channels", min_(num(kc), remaining) if depth % kc else num(kc), nodes),)
         nodes = (Loop(".step", self.steps, LoopKind.SERIAL, nodes),)
-        for storage in self._allocate():
-            nodes = (Storage(storage.tensor, storage.dtype, storage.shape, storage.scope, nodes),)
+        nodes = wrap_in_storages(reversed(self._allocate()), nodes)
         filters, panels = self.image.filters, self.weights.panels
         block = panels * self.weights.wide
         remaining = sub(num(ceil_div(filters.extent, self.weights.wide)), mul(ref(".filters.task"), num(panels)))
@@ -267,13 +240,8 @@ class _Tasks:
         for slide, _ in reversed(self.window_dims):
             name = slide.pixel.name
             nodes = (Let(f"{name}.first", mul(ref(f"{name}.task"), num(self._task(slide))), nodes),)
-        nodes = (Loop(".filters.task", ceil_div(filters.extent, block), LoopKind.PARALLEL, nodes),)
-        for slide, _ in reversed(self.window_dims):
-            tasks = ceil_div(slide.pixel.extent, self._task(slide))
-            nodes = (Loop(f"{slide.pixel.name}.task", tasks, LoopKind.PARALLEL, nodes),)
-        for batch in reversed(self.view.batch):
-            nodes = (Loop(batch.name, batch.extent, LoopKind.PARALLEL, nodes),)
-        return nodes
+        pixels = tuple(map(self._task, self.image.window_dims))
+        return image_tasks(self.view, self.image, pixels, block, nodes)
 
     def _allocate(self) -> tuple[Storage, ...]:
         dtype, wide = self.view.dtype, self.weights.wide
@@ -357,9 +325,8 @@ class _Tasks:
                 nodes.append(Prefetch(statement.output, index, 0, for_write=True))
         prefetches = bind_members(self.image.filters, add(ref(".filters.place"), ref(".filter")), tuple(nodes))
         prefetches = (Loop(".filter", self.weights.wide, LoopKind.SERIAL, prefetches),)
-        for slide, _ in reversed(self.window_dims[:-1]):
-            prefetches = (Loop(f"{slide.pixel.name}.row", self._tile(slide), LoopKind.SERIAL, prefetches),)
-        return prefetches
+        rows = [(f"{slide.pixel.name}.row", self._tile(slide)) for slide in self.image.window_dims[:-1]]
+        return nest_loops(LoopKind.SERIAL, rows, prefetches)
 
     # the micro-kernel -----------------------------------------------------------------------------------------------
     def _micro_kernel(self) -> tuple[Node, ...]:
@@ -395,9 +362,7 @@ class _Tasks:
         calls = math.prod(self._tiles(slide, pixels) for slide, pixels in self.window_dims)
         if self.weights.panels == 1 or calls > self.weights.wide:
             return ()
-        call: Expr = num(0)
-        for slide, pixels in self.window_dims:
-            call = add(mul(call, num(self._tiles(slide, pixels))), ref(f"{slide.pixel.name}.tile"))
+        call = linearize((ref(f"{slide.pixel.name}.tile"), self._tiles(slide, pixels)) for slide, pixels in self.window_dims)
         rows, elems_per_step = self.weights.shape[1], ceil_div(self.weights.wide, calls)
         element = mul(add(mul(call, num(rows)), self.weights.row), num(elems_per_step))
         return (Prefetch(PACKED, (add(ref(".filters.panel"), num(1)), num(0), element), 0),)
@@ -443,7 +408,5 @@ class _Tasks:
     def _panel_index(self) -> tuple[Expr, Expr]:
         if self.steps == 1:
             return num(0), num(0)
-        patch: Expr = num(0)
-        for (slide, _), patches in zip(self.window_dims, self._patches_per_task, strict=True):
-            patch = add(mul(patch, num(patches)), ref(f"{slide.pixel.name}.window"))
-        return patch, ref(".filters.panel")
+        windows = (ref(f"{slide.pixel.name}.window") for slide in self.image.window_dims)
+        return linearize(zip(windows, self._patches_per_task, strict=True)), ref(".filters.panel")

@@ -29,11 +29,10 @@ from roller_svc.schedule.guards import unswitch_guards
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
-    convert_to_type,
     inner_axes,
     is_reduction,
-    local_name,
     row_dtype,
+    row_storages,
     row_tensors,
     wrap_in_storages,
 )
@@ -79,9 +78,7 @@ class _Columns:
             if is_reduction(statement):
                 name = acc_name(statement.output)
                 storages.append(Storage(name, statement.accumulator, (self.count,), Scope.STACK, ()))
-            if statement.output in rows:
-                name = local_name(statement.output)
-                storages.append(Storage(name, row_dtype(statement), (self.count,), Scope.STACK, ()))
+            storages += row_storages((statement,), rows, self.count, scope=Scope.STACK)
             nodes += self._statement(statement, RowReads(rows, (ref(COLUMN),), self.at))
         return wrap_in_storages(storages, tuple(nodes))
 
@@ -92,22 +89,10 @@ class _Columns:
             value: Expr = Load(acc, (ref(COLUMN),), statement.accumulator)
             return [
                 *self._reduction(statement, inner, reads),
-                *self._for_columns(self._store_value(statement, value, reads)),
+                *self._for_columns(tuple(reads.store(self.group, statement, value))),
             ]
         body = reads.with_axes({a.name: ref(a.name) for a in inner}).apply(statement.body)
-        return list(serial_loops(inner, self._for_columns(self._store_value(statement, body, reads))))
-
-    def _store_value(self, statement: TensorExpr, value: Expr, reads: RowReads) -> tuple[Node, ...]:
-        """Store a column's value in its row tensor, if it has one, and in memory."""
-        value = convert_to_type(value, statement)
-        nodes: list[Node] = []
-        if statement.output in reads.rows:
-            nodes.append(Compute(local_name(statement.output), (ref(COLUMN),), value))
-            value = Load(local_name(statement.output), (ref(COLUMN),), statement.type.dtype)
-        if statement.output not in self.group.register_tensors:
-            index = tuple(reads.apply(i) for i in statement.index)
-            nodes.append(Compute(statement.output, index, value))
-        return tuple(nodes)
+        return list(serial_loops(inner, self._for_columns(tuple(reads.store(self.group, statement, body)))))
 
     def _reduction(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
         combine, dtype = statement.combine or Combine.SUM, statement.accumulator

@@ -28,6 +28,7 @@ from roller_svc.families.common.cpu.memory import (
     transfer_s,
 )
 from roller_svc.families.common.cpu.op_counts import OpCounts, StatementWork, alu_cycles, work_cycles
+from roller_svc.families.common.cpu.task_costs import count_waves, make_costs
 from roller_svc.families.cpu.loops.workload import LoopFacts
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Combine
@@ -49,8 +50,7 @@ def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
     """Return the operations, loads and tasks of the busiest core, overlapped with memory."""
     mach, costs = p.machine, p.machine.costs.loops
     statements = p.facts.statements or (StatementWork(p.outer_points * p.inner_points, _unknown_op_counts(p), None, frozenset()),)
-    waves = -(-launch.grid // mach.cores)
-    share = max(waves / launch.grid, 1 / mach.cores)  # of all tasks, those of the core with the most
+    share = max(count_waves(p, launch) / launch.grid, 1 / mach.cores)  # of all tasks, those of the core with the most
     steps = _steps(p, launch, statements)
     compute, loads, again = (mach.seconds(share * sum(part)) for part in zip(*(s.cycles for s in steps), strict=True))
     aliasing = count_4k_aliasing(p, launch.block) if launch.pipeline.nontemporal else 0.0
@@ -61,19 +61,9 @@ def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
     apart = sum(_overlap(costs, mach.seconds(share * sum(s.cycles)), s.apart_s) for s in steps)
     prefetched = _prefetched_fraction(p, launch)
     moving = prefetched * memory + (1 - prefetched) * sum(s.apart_s for s in steps)
-    return Costs(
-        core_s=prefetched * joint + (1 - prefetched) * max(joint, apart) + task,
-        core_stage=None,
-        stage_seconds=(
-            ("compute", compute),
-            ("loads", loads + waits),
-            ("again", again),
-            ("task", task),
-            (dominant_level(p, launch), moving),
-        ),
-        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
-        waves=waves,
-    )
+    core_s = prefetched * joint + (1 - prefetched) * max(joint, apart) + task
+    stages = {"compute": compute, "loads": loads + waits, "again": again, "task": task}
+    return make_costs(p, launch, core_s, stages, (dominant_level(p, launch), moving))
 
 
 @dataclass(frozen=True, slots=True)

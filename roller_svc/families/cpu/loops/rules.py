@@ -20,6 +20,7 @@ VECTOR_STEPS = (1, 2, 4)
 # rows whose reductions run in parallel: as many memory streams, and one load of shared operands
 ROWS_PER_ITERATION = 4
 MAX_STEPS = 8
+TASKS_PER_CORE = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +78,14 @@ class CpuLoopRules(TaskRules):
         p = self.workload
         return [(p.extents, ThreadTile(tuple([1] * len(p.extents))))]
 
-    def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
+    def _block_steps(self, axis: int, extent: int, unit: int) -> Tile:
         """Return whole threads: powers of two, about equal cuts for the cores, and the whole axis."""
         p = self.workload
-        extent, unit = p.extents[axis], base.tile[axis]
-        if axis not in p.spatial:
-            return (extent,)
         whole = round_up(extent, unit)
         if self.max_tasks == 1:
             return (whole,)
-        sizes = {whole} | equal_parts(extent, unit, self._cuts())
+        cuts = (2, *(n * p.machine.cores for n in TASKS_PER_CORE))
+        sizes = {whole} | equal_parts(extent, unit, cuts)
         sizes |= {unit << i for i in (0, 2, 3, 4) if unit << i < whole}
         return tuple(sorted(sizes))[-MAX_STEPS:] if axis == p.vector_axis else tuple(sorted(sizes))
 
@@ -94,10 +93,6 @@ class CpuLoopRules(TaskRules):
         """Return the order of growth: the vector axis first."""
         count = len(self.workload.extents)
         return tuple([-1 if i == self.workload.vector_axis else count - i for i in range(count)])
-
-    def _cuts(self) -> tuple[int, ...]:
-        cores = self.workload.machine.cores
-        return (2, cores, 2 * cores, 4 * cores, 8 * cores, 16 * cores)
 
 
 def loop_rules(p: Workload[Any], *, serial: bool) -> CpuLoopRules:

@@ -17,6 +17,7 @@ from roller_svc.families.common.cpu.memory import (
     nontemporal_write_s,
     seconds_per_byte,
 )
+from roller_svc.families.common.cpu.task_costs import count_waves, make_costs
 from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import AccessFootprint, Tile
@@ -45,26 +46,15 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
     if launch.pipeline.nontemporal and _nontemporal_fraction(p, layout) < 1:
         compute += vectors * TEST_OPERATIONS * mach.costs.loops.operation_cycles
     tiles = math.prod(-(-e // t) for e, t in zip(p.extents, launch.thread, strict=True))
-    waves = -(-launch.grid // mach.cores)
-    share = waves * math.prod(min(b, e) for b, e in zip(launch.block, p.extents, strict=True)) / p.outer_points
-    cycles = (transposed, compute, tiles * each_tile, launch.grid * mach.costs.task_cycles)
-    seconds = [mach.seconds(c * share) for c in cycles]
+    share = count_waves(p, launch) * math.prod(min(b, e) for b, e in zip(launch.block, p.extents, strict=True)) / p.outer_points
+    task = launch.grid * mach.costs.task_cycles
+    cycles = {"transpose": transposed, "compute": compute, "loops": tiles * each_tile, "task": task}
+    seconds = {name: mach.seconds(c * share) for name, c in cycles.items()}
     memory = _memory_s(p, layout, launch) * share * min(launch.grid, mach.cores)  # of the busiest core
-    core = sum(seconds)
+    core = sum(seconds.values())
     leak = costs.block_imperfect_overlap if layout.kind is TransposeKind.BLOCK else costs.interleave_imperfect_overlap
-    return Costs(
-        core_s=max(core, memory) + leak * min(core, memory),
-        core_stage=None,
-        stage_seconds=(
-            ("transpose", seconds[0]),
-            ("compute", seconds[1]),
-            ("loops", seconds[2]),
-            ("task", seconds[3]),
-            (dominant_level(p, launch), memory),
-        ),
-        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
-        waves=waves,
-    )
+    core_s = max(core, memory) + leak * min(core, memory)
+    return make_costs(p, launch, core_s, seconds, (dominant_level(p, launch), memory))
 
 
 def _overlap(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:
@@ -112,11 +102,8 @@ def _shared_line_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> 
 
 
 def _nontemporal_fraction(p: Workload[Any], layout: TransposeSpace) -> float:
-    return nontemporal_fraction(p.outer_points // p.extents[layout.row], _row_bytes(p, layout))
-
-
-def _row_bytes(p: Workload[Any], layout: TransposeSpace) -> int:
-    return p.extents[layout.row] * layout.transposed[0].dtype.bytes
+    row = p.extents[layout.row]
+    return nontemporal_fraction(p.outer_points // row, row * layout.transposed[0].dtype.bytes)
 
 
 def _transferred_bytes(tensors: Iterable[AccessFootprint], extents: Tile) -> float:

@@ -87,8 +87,7 @@ class TransposeRules(TaskRules):
         buffer_bytes = points * sum(load.dtype.bytes for load in layout.transposed)
         return "capacity" if buffer_bytes > MAX_BUFFER_BYTES and points > 4 * least else ""
 
-    def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
-        extent, unit = self.workload.extents[axis], base.tile[axis]
+    def _block_steps(self, axis: int, extent: int, unit: int) -> Tile:
         tiles = -(-extent // unit)
         cores = self.workload.machine.cores
         if self.max_tasks == 1:

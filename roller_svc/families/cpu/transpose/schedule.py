@@ -11,17 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points
+from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points, task_loops, whole_or_tail
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES
 from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace
 from roller_svc.ir.expr import Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, le, min_, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, linearize, min_, mul, num, ref
 from roller_svc.ir.program import Axis, TensorExpr
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
-    Branch,
     Compute,
     Loop,
     LoopKind,
@@ -33,15 +32,7 @@ from roller_svc.ir.schedule import (
     Transpose,
 )
 from roller_svc.perf.workload import Workload
-from roller_svc.schedule.nest_statements import (
-    RowReads,
-    convert_to_type,
-    local_name,
-    register,
-    row_dtype,
-    row_tensors,
-    wrap_in_storages,
-)
+from roller_svc.schedule.nest_statements import RowReads, nest_loops, row_storages, row_tensors, wrap_in_storages
 
 LANE = ".lane"
 BLOCK_ROW, BLOCK_COLUMN = ".block.row", ".block.column"
@@ -93,10 +84,7 @@ class _Layout:
         for axis in reversed(self.group.outer):
             if axis not in (self.row, *self.columns):
                 nodes = self._steps(axis, nodes)
-        for axis in reversed(self.group.outer):
-            tasks = ceil_div(axis.extent, self.program.block[axis.name])
-            nodes = (Loop(f"{axis.name}.task", tasks, LoopKind.PARALLEL, nodes),)
-        return nodes
+        return task_loops(self.group.outer, self.program, nodes)
 
     def _steps(self, axis: Axis, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         tile = self.program.thread[axis.name]
@@ -105,12 +93,7 @@ class _Layout:
 
     def _dispatch_edge(self, axis: Axis, nodes_at: Callable[[int], tuple[Node, ...]]) -> tuple[Node, ...]:
         """Return nodes for full tiles along an axis and for the tail at its end."""
-        tile = self.program.thread[axis.name]
-        whole, tail = nodes_at(self._whole(axis)), axis.extent % tile
-        if not tail or axis.extent < tile:
-            return whole
-        inside = le(add(ref(f"{axis.name}.first"), num(tile)), num(axis.extent))
-        return (Branch(inside, whole, nodes_at(tail)),)
+        return whole_or_tail(ref(f"{axis.name}.first"), self.program.thread[axis.name], axis.extent, nodes_at)
 
     # tiles ----------------------------------------------------------------------------------------------------------
     def _tile(self, width: int, count: int) -> tuple[Node, ...]:
@@ -159,9 +142,7 @@ class _Layout:
     def _rows(self, width: int, count: int) -> tuple[Node, ...]:
         """Map from the buffers, row by row of the result."""
         at = self._at(ref(LANE))
-        column: Expr = num(0)
-        for axis in self.columns:
-            column = add(mul(column, num(axis.extent)), ref(f"{axis.name}.column"))
+        column = linearize((ref(f"{axis.name}.column"), axis.extent) for axis in self.columns)
 
         def from_buffer(node: Expr) -> Expr:
             if isinstance(node, Load) and node in self.layout.transposed:
@@ -177,19 +158,15 @@ class _Layout:
         reads = RowReads(locals_, (ref(LANE),), at)
         nodes: list[Node] = []
         for s in self.group.statements:
-            value = convert_to_type(reads.apply(bodies[s.output]), s)
-            if s.output in locals_:
-                nodes.append(_lanes(width, Compute(local_name(s.output), (ref(LANE),), value)))
-                value = Load(local_name(s.output), (ref(LANE),), row_dtype(s))
-            if s.output not in self.group.register_tensors:
-                nodes.append(_lanes(width, self._store(s, tuple(reads.apply(i) for i in s.index), value)))
-        buffers = [register(local_name(s.output), row_dtype(s), width) for s in self.group.statements if s.output in locals_]
-        return wrap_in_storages(buffers, tuple(nodes))
+            for store in reads.store(self.group, s, reads.apply(bodies[s.output])):
+                nodes.append(_lanes(width, store if store.tensor != s.output else self._stored_result(store)))
+        return wrap_in_storages(row_storages(self.group.statements, locals_, width), tuple(nodes))
 
-    def _store(self, statement: TensorExpr, index: tuple[Expr, ...], value: Expr) -> Compute:
+    def _stored_result(self, store: Compute) -> Compute:
+        """Return the store of a result, to the buffer of short rows if they are interleaved."""
         if self.layout.kind is TransposeKind.INTERLEAVE:
-            return Compute(INTERLEAVED, (ref(f"{self.row.name}.short"), ref(LANE)), value)
-        return Compute(statement.output, index, convert_to_type(value, statement), nontemporal=self.program.pipeline.nontemporal)
+            return Compute(INTERLEAVED, (ref(f"{self.row.name}.short"), ref(LANE)), store.value)
+        return replace(store, nontemporal=self.program.pipeline.nontemporal)
 
     def _prefetch_next_tile(self, width: int, count: int) -> tuple[Node, ...]:
         """Prefetch the next tile along the columns if a tile reads short segments of many rows.
@@ -241,10 +218,9 @@ class _Layout:
     def _over_columns(self, count: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         if not nodes:
             return ()
-        for axis in reversed(self.columns):
-            extent = count if axis is self.columns[0] else axis.extent
-            nodes = (Loop(f"{axis.name}.column", extent, LoopKind.SERIAL, nodes),)
-        return nodes
+        first, *others = self.columns
+        loops = [(f"{first.name}.column", count), *((f"{axis.name}.column", axis.extent) for axis in others)]
+        return nest_loops(LoopKind.SERIAL, loops, nodes)
 
     def _interleave(self, count: int) -> tuple[Node, ...]:
         """Map along the columns, one element of the short rows at a time, then interleave all."""

@@ -13,6 +13,7 @@ from roller_svc.families.common.cpu.memory import (
     transfer_s,
 )
 from roller_svc.families.common.cpu.op_counts import work_cycles
+from roller_svc.families.common.cpu.task_costs import count_waves, make_costs
 from roller_svc.families.common.cpu.window_reduction import WindowedSum
 from roller_svc.families.cpu.window.deinterleave import contiguous_load, deinterleave, is_sorted_by_vectors
 from roller_svc.families.cpu.window.workload import (
@@ -37,36 +38,26 @@ def window_cost(p: Workload[PlaneSpace], launch: Launch) -> Costs:
     mach, space = p.machine, p.facts
     costs = mach.costs.window
     planes = math.prod(_mean(a.extent, b) for a, b in zip(space.leading, launch.block, strict=False))
-    cycles = [0.0, 0.0, 0.0, 0.0]
+    cycles = dict.fromkeys(("staging", "compute", "results", "task"), 0.0)
     again = 0.0
     for one in space.reductions:
         found = layout(space, one, launch.block, launch.thread)
         fill = found.elements / mach.unit.shape[-1] * len(one.planes)
         again += 2 * planes * sum(found.elements * plane.dtype.bytes for plane in one.planes)  # there and back
-        parts = (staging_cycles(mach, one, found), tap_cycles(mach, one, found), line_cycles(mach, found))
-        cycles = [c + planes * part for c, part in zip(cycles, (*parts, 0.0), strict=True)]
-        cycles[3] += fill + costs.task_cycles
-    waves = -(-launch.grid // mach.cores)
-    seconds = [mach.seconds(c * waves) for c in cycles]
+        cycles["staging"] += planes * staging_cycles(mach, one, found)
+        cycles["compute"] += planes * tap_cycles(mach, one, found)
+        cycles["results"] += planes * line_cycles(mach, found)
+        cycles["task"] += fill + costs.task_cycles
+    waves = count_waves(p, launch)
+    seconds = {name: mach.seconds(c * waves) for name, c in cycles.items()}
     staged = staged_bytes(space, launch.block, launch.thread)
     # a staged row block and its source share the cache
     memory = _memory_s(p, launch) + again * waves * private_seconds_per_byte(mach, 2 * staged)
     # while a row block is computed, only its successor's prefetched part is in flight
-    exposed = max(0.0, sum(seconds[1:]) - min(1.0, costs.prefetch_distance_bytes / staged) * memory)
-    overlapped = sum(seconds) - exposed
-    return Costs(
-        core_s=max(overlapped, memory) + costs.imperfect_memory_overlap * min(overlapped, memory) + exposed,
-        core_stage=None,
-        stage_seconds=(
-            ("staging", seconds[0]),
-            ("compute", seconds[1]),
-            ("results", seconds[2]),
-            ("task", seconds[3]),
-            (dominant_level(p, launch), memory),
-        ),
-        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
-        waves=waves,
-    )
+    exposed = max(0.0, sum([*seconds.values()][1:]) - min(1.0, costs.prefetch_distance_bytes / staged) * memory)
+    overlapped = sum(seconds.values()) - exposed
+    core_s = max(overlapped, memory) + costs.imperfect_memory_overlap * min(overlapped, memory) + exposed
+    return make_costs(p, launch, core_s, seconds, (dominant_level(p, launch), memory))
 
 
 def _memory_s(p: Workload[Any], launch: Launch) -> float:

@@ -69,18 +69,12 @@ class CpuWindowRules(TaskRules):
         return any(block[self.planes.first + i] < a.extent for i, a in enumerate(self.planes.axes))
 
     def _evaluate_thread(self, thread: Tile) -> TileMetrics:
-        fits = vector_registers(self.workload, self.planes, thread) <= self._registers
+        most = self.workload.machine.hw.limits.max_registers_per_thread
+        fits = vector_registers(self.workload, self.planes, thread) <= most
         return self._measured(thread, "" if fits else "registers per thread")
 
-    @property
-    def _registers(self) -> int:
-        return self.workload.machine.hw.limits.max_registers_per_thread
-
-    def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
+    def _block_steps(self, axis: int, extent: int, unit: int) -> Tile:
         p = self.workload
-        extent, unit = p.extents[axis], base.tile[axis]
-        if axis not in p.spatial:
-            return (extent,)
         whole = round_up(extent, unit)
         if axis < self.planes.first:
             cuts = equal_parts(extent, unit, (*CUTS, p.machine.cores * MAX_TASKS_PER_CORE), min_units=0)

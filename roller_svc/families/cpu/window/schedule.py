@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from roller_svc.errors import require
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import SCARCE_REGISTERS
+from roller_svc.families.common.cpu.parallel_loops import task_loops
 from roller_svc.families.common.cpu.window_reduction import Plane, WindowedSum
 from roller_svc.families.cpu.window.deinterleave import (
     Deinterleave,
@@ -34,7 +35,7 @@ from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import Const, Expr, Load, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, div, le, logical_and, max_, min_, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, div, le, linearize, logical_and, max_, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine, TensorType, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -52,16 +53,7 @@ from roller_svc.ir.schedule import (
 )
 from roller_svc.perf.workload import Workload
 from roller_svc.schedule.guards import unswitch_guards
-from roller_svc.schedule.nest_statements import (
-    RowReads,
-    acc_name,
-    convert_to_type,
-    is_reduction,
-    local_name,
-    row_dtype,
-    row_tensors,
-    wrap_in_storages,
-)
+from roller_svc.schedule.nest_statements import RowReads, acc_name, is_reduction, row_storages, row_tensors, wrap_in_storages
 
 LANE, STEP = ".lane", ".step"
 PLANE = ".plane"  # number of a plane among those that are staged at once
@@ -139,8 +131,7 @@ class StagedReduction:
         """Return the index of an element of the current line in the buffer of lines."""
         line: Expr = num(0)
         if self._lines_at_once(plane):
-            for dim, here in zip(self.layout.dims[:-1], self._outer_coordinates(), strict=True):
-                line = add(mul(line, num(dim.places)), here)
+            line = linearize(zip(self._outer_coordinates(), (dim.places for dim in self.layout.dims[:-1]), strict=True))
         return (line, position)
 
     def _contiguous_load(self, plane: Plane) -> Load | None:
@@ -465,26 +456,23 @@ class _Windows:
 
     def tasks(self) -> tuple[Node, ...]:
         lanes, registers = self.program.unit.shape[-1], self.hw.limits.max_registers_per_thread
-        sums = [StagedReduction(s, self._layout(s), lanes, registers, self._planes_at_once) for s in self.space.reductions]
+        sums = [
+            StagedReduction(s, layout(self.space, s, *self._tiles), lanes, registers, self._planes_at_once)
+            for s in self.space.reductions
+        ]
         nodes = tuple(node for s in sums for node in s.fill_margins())
         nodes += self._each_plane(sums)
         nodes = wrap_in_storages([buffer for s in sums for buffer in s.buffers()] + self._row_buffers(), nodes)
         for axis in self.space.axes:
             first = mul(ref(f"{axis.name}.task"), num(self.program.block[axis.name]))
             nodes = (Let(f"{axis.name}.first", first, nodes),)
-        for axis in reversed(self.group.outer):
-            count = ceil_div(axis.extent, self.program.block[axis.name])
-            nodes = (Loop(f"{axis.name}.task", count, LoopKind.PARALLEL, nodes),)
-        return nodes
+        return task_loops(self.group.outer, self.program, nodes)
 
     @property
     def _tiles(self) -> tuple[Tile, Tile]:
         """Return the tiles of a task and of the registers, in the order of the outer axes."""
         block, thread = (tuple(t[a.name] for a in self.group.outer) for t in (self.program.block, self.program.thread))
         return block, thread
-
-    def _layout(self, of: WindowedSum) -> PlaneLayout:
-        return layout(self.space, of, *self._tiles)
 
     @property
     def _planes_at_once(self) -> int:
@@ -616,12 +604,7 @@ class _Windows:
             value = (
                 results[statement.output] if is_reduction(statement) else reads.apply(_replace_loads(statement.body, unbuffered))
             )
-            value = convert_to_type(value, statement)
-            if statement.output in buffered:
-                yield Compute(local_name(statement.output), (ref(LANE),), value)
-                value = Load(local_name(statement.output), (ref(LANE),), statement.type.dtype)
-            if statement.output not in self.group.register_tensors:
-                yield Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value)
+            yield from reads.store(self.group, statement, value)
 
     def _row_tensors(self) -> frozenset[str]:
         """Return the tensors that later statements read from a buffer.
@@ -633,13 +616,9 @@ class _Windows:
         return row_tensors(self.group) - {s.output for s in statements if s.accumulator is s.type.dtype}
 
     def _row_buffers(self) -> list[Storage]:
-        rows, width = self._row_tensors(), self.space.axes[-1]
+        width = self.space.axes[-1]
         count = min(width.extent, self.program.block[width.name])
-        return [
-            Storage(local_name(s.output), row_dtype(s), (count,), Scope.STACK, ())
-            for s in self.group.statements
-            if s.output in rows
-        ]
+        return row_storages(self.group.statements, self._row_tensors(), count, scope=Scope.STACK)
 
 
 def _replace_loads(expr: Expr, values: Mapping[str, Expr]) -> Expr:

@@ -6,14 +6,14 @@ import math
 from functools import cache
 
 from roller_svc.analysis.winograd import transforms
-from roller_svc.families.common.cpu.memory import dominant_level, private_bandwidth, seconds_per_byte, transfer_s
+from roller_svc.families.common.cpu.memory import private_bandwidth, seconds_per_byte, transfer_s
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles, source_bandwidth
+from roller_svc.families.common.cpu.task_costs import count_tasks_of_core, sum_task_costs
 from roller_svc.families.cpu.winograd.transform_nodes import count_operations
 from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask, plan_task
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.workload import Workload
 
-STAGES = ("compute", "transform", "packing", "task")
 # Bytes that pass through the last-level cache between two calls, over those of the weights: a model has other layers.
 OTHER_DATA_FACTOR = 4.0
 
@@ -26,22 +26,11 @@ def cpu_winograd(p: Workload[WinogradSpace], launch: Launch) -> Costs:
     transform = _input_transforms(p, task) + _output_transforms(p, task)
     staging = _staging(p, task)
     results = _results(p, task)
-    waves = -(-launch.grid // mach.cores)
-    busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
-    parts = (product, transform, staging, results + mach.costs.task_cycles)
+    parts = {"compute": product, "transform": transform, "packing": staging, "task": results + mach.costs.task_cycles}
     moved = sum(t.transferred_bytes(p.extents) for t in p.footprint.reads if not t.access.constant)
     memory = moved * seconds_per_byte(mach, p.compulsory_bytes, launch.grid)
     memory += sum(transfer_s(p, t, launch.block, launch.grid) for t in p.footprint.writes)
-    return Costs(
-        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed_fraction * memory,
-        core_stage=None,
-        stage_seconds=(
-            *((n, mach.seconds(c * busy)) for n, c in zip(STAGES, parts, strict=True)),
-            (dominant_level(p, launch), memory),
-        ),
-        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
-        waves=waves,
-    )
+    return sum_task_costs(p, launch, parts, count_tasks_of_core(p, launch), memory, costs.memory_exposed_fraction)
 
 
 def _products(p: Workload[WinogradSpace], task: WinogradTask) -> float:

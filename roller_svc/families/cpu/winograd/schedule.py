@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from roller_svc.errors import InvariantError
-from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches
+from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches, image_tasks
 from roller_svc.families.common.cpu.image_space import ImageWindowDim
 from roller_svc.families.common.cpu.input_patch import WINDOW, InputPatch, tap_shift
 from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
@@ -32,8 +31,8 @@ from roller_svc.families.cpu.winograd.winograd_view import pixels_are_rows
 from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask, plan_task
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, Select
-from roller_svc.ir.group import AxisRole, KernelGroup
-from roller_svc.ir.index import add, ceil_div, logical_and, lt, min_, mul, num, ref, sub
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.index import add, ceil_div, linearize, logical_and, lt, min_, mul, num, ref, sub
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -50,6 +49,7 @@ from roller_svc.ir.schedule import (
     Transpose,
 )
 from roller_svc.perf.workload import Workload
+from roller_svc.schedule.nest_statements import nest_loops
 
 INPUTS, PRODUCTS, RESULTS, CHANNELS = ".inputs", ".products", ".results", ".channels.last"
 POSITION = ".position"
@@ -57,14 +57,9 @@ POSITION = ".position"
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[WinogradSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks over groups, blocks of tiles and of filters."""
-    image, operands = workload.facts.image, group.operands
-    if operands is None:
-        raise InvariantError(f"expected a Winograd convolution, got {group.name}")
-    axes = group.space
-    (m,), (n,), (k,) = (axes.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    view = GemmView(group, axes.role(AxisRole.BATCH), m, n, k, operands, axes.compute_dtype)
+    image, view = workload.facts.image, GemmView.of_space(group, group.space)
     filters_last = pixels_are_rows(group, image)
-    source, weights = (operands.a, operands.b) if filters_last else (operands.b, operands.a)
+    source, weights = (view.operands.a, view.operands.b) if filters_last else (view.operands.b, view.operands.a)
     lanes, tile = program.unit.shape[-1], workload.footprint.tile
     task = plan_task(workload, tile(program.block), tile(program.thread))
     patch = InputPatch(task.padded, _within_image(task, source), view.dtype, task.pixels, task.pixels, task.chunk, lanes)
@@ -119,13 +114,7 @@ class _Task:
             count = num(min(pixels, slide.pixel.extent)) if has_equal_patches(slide, pixels) else remaining
             nodes = (Let(f"{name}.count", count, nodes),)
             nodes = (Let(f"{name}.at", mul(ref(f"{name}.task"), num(pixels)), nodes),)
-        nodes = (Loop(".filters.task", ceil_div(filters.extent, task.block_filters), LoopKind.PARALLEL, nodes),)
-        for slide, pixels in reversed(self.window_dims):
-            tasks = ceil_div(slide.pixel.extent, pixels)
-            nodes = (Loop(f"{slide.pixel.name}.task", tasks, LoopKind.PARALLEL, nodes),)
-        for batch in reversed(self.view.batch):
-            nodes = (Loop(batch.name, batch.extent, LoopKind.PARALLEL, nodes),)
-        return nodes
+        return image_tasks(self.view, task.space.image, task.pixels, task.block_filters, nodes)
 
     def _buffers(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         task, lanes = self.task, self.task.lanes
@@ -190,14 +179,9 @@ class _Task:
 
     def _over_tiles(self, nodes: tuple[Node, ...], counts: tuple[int, ...]) -> tuple[Node, ...]:
         """Loop over tiles, `counts` along each window dimension; `.tile` is a tile's number."""
-        dims = [*zip(self.window_dims, counts, strict=True)]
-        number: Expr = num(0)
-        for (slide, _), count in dims:
-            number = add(mul(number, num(count)), ref(f"{slide.pixel.name}.tile"))
-        nodes = (Let(".tile", number, nodes),)
-        for (slide, _), count in reversed(dims):
-            nodes = (Loop(f"{slide.pixel.name}.tile", count, LoopKind.SERIAL, nodes),)
-        return nodes
+        names = [f"{slide.pixel.name}.tile" for slide in self.task.space.image.window_dims]
+        number = linearize(zip(map(ref, names), counts, strict=True))
+        return nest_loops(LoopKind.SERIAL, zip(names, counts, strict=True), (Let(".tile", number, nodes),))
 
     # products -------------------------------------------------------------------------------------------------------
     def _over_groups(self) -> Node:

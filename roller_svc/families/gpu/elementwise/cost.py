@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, MapSpace, Tile
-from roller_svc.families.common.gpu.serial_cost import make_block_cycles
+from roller_svc.families.common.gpu.serial_cost import ThreadWork, dram_bytes_of_blocks, simt_costs
 from roller_svc.ir.hardware import Limits
-from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_waves, streaming_bandwidth
+from roller_svc.perf.common import Costs, Launch, streaming_bandwidth
 from roller_svc.perf.footprint import ADDRESS_OPS, DIVISION_OPS
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
@@ -82,25 +82,14 @@ def elementwise_cost(p: Workload[MapSpace], launch: Launch) -> Costs:
     chain = mach.dram_latency_cycles + THREAD_INSTRUCTIONS * SCHEDULERS
     if tile.staged:
         chain += BARRIER_CYCLES + hw.block_level.latency_s * mach.clock_hz
-
-    block_cycles = make_block_cycles(mach, warps, instructions, requests, chain)
-    waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
     moved = launch.grid * p.footprint.transferred_bytes(clipped)
     requested = launch.grid * p.footprint.requested_bytes(clipped)
-    last = mach.llc
     in_flight = _loaded_bytes(tile, launch.threads) * min(launch.grid, resident * mach.cores)
-    return Costs(
-        core_s=mach.seconds(core_cycles),
-        core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
-        stage_seconds=(
-            ("fma", p.space.flops * launch.grid * math.prod(launch.block) / p.outer_points / mach.unit.flops_per_s),
-            (last.name if last else "cache", requested / (last.bytes_per_s if last else math.inf)),
-            ("dram", _dram_bytes(p, moved) / streaming_bandwidth(mach, in_flight)),
-        ),
-        occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
-        waves=waves,
-        resources=needs,
+    fma_s = p.space.flops * launch.grid * math.prod(launch.block) / p.outer_points / mach.unit.flops_per_s
+    dram_s = dram_bytes_of_blocks(p, moved) / streaming_bandwidth(mach, in_flight)
+    work = ThreadWork(instructions, requests, chain)
+    return simt_costs(p, launch, needs, work, requested, fma_s, dram_s)._replace(
         issue_s=mach.seconds(launch.grid * warps * instructions / mach.issue_per_cycle / mach.cores),
         resident_blocks=min(resident, -(-launch.grid // mach.cores)),
     )
@@ -110,13 +99,6 @@ def _loaded_bytes(tile: MapTile, threads: int) -> int:
     """Return the bytes that a block requests before it waits; without inputs, as many are stored at once."""
     reads = [a for a in tile.map.accesses if not a.access.is_output] or tile.map.accesses
     return sum([tile.staged_bytes(a) if a in tile.staged else tile.elements(a) * a.bytes * threads for a in reads])
-
-
-def _dram_bytes(p: Workload[MapSpace], moved: float) -> float:
-    """Return DRAM bytes; successive blocks find part of shared data and cut lines in the LLC."""
-    whole = p.footprint.transferred_bytes(p.extents)
-    again = max(0.0, moved - whole)
-    return dram_bytes_with_reuse(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
 
 
 def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[float, float]:
@@ -153,15 +135,8 @@ def _sectors(tile: MapTile, access: MapAccess, each: int) -> float:
         return float(max(1, REQUEST_THREADS * tile.width // access.repeat * access.bytes // SECTOR_BYTES))
     if access.is_opaque and access.contiguous_axis != tile.map.row:
         return float(min(REQUEST_THREADS, -(-access.access.tensor_bytes // SECTOR_BYTES)))
-    lanes, count, run = REQUEST_THREADS, 1, each * access.bytes
-    for i in reversed(tile.map.thread_order(tile.block)):
-        along = min(lanes, tile.block[i] // tile.thread[i])
-        if along < 2:
-            continue
-        step = access.steps[i] * access.bytes * (tile.width if i == tile.map.row else 1)
-        if 0 < step <= max(run, SECTOR_BYTES // 2):
-            run += step * (along - 1)
-        elif step:
-            count *= along
-        lanes //= along
-    return count * -(-run // SECTOR_BYTES)
+    lanes = [
+        (tile.block[i] // tile.thread[i], access.steps[i] * (tile.width if i == tile.map.row else 1))
+        for i in reversed(tile.map.thread_order(tile.block))
+    ]
+    return access.sectors(each, lanes)

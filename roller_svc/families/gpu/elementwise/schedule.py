@@ -15,28 +15,13 @@ from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
 from roller_svc.families.gpu.elementwise import ELEMENTWISE
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.index import add, ceil_div, div, le, lt, mod, mul, num, ref
-from roller_svc.ir.program import StatementKind
+from roller_svc.ir.index import add, ceil_div, div, le, linearize, lt, mod, mul, num, ref
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.perf.workload import Workload
-from roller_svc.schedule.nest_statements import (
-    RowReads,
-    convert_to_type,
-    local_name,
-    register,
-    row_dtype,
-    row_tensors,
-    wrap_in_storages,
-)
+from roller_svc.schedule.nest_statements import RowReads, nest_loops, row_storages, row_tensors, wrap_in_storages
 
 THREAD, ITEM = ".thread", ".item"
-
-
-def is_map_group(group: KernelGroup) -> bool:
-    """Return whether all statements are maps over the outer axes."""
-    names = {a.name for a in group.outer}
-    return bool(names) and all(s.kind is StatementKind.MAP and names == {a.name for a in s.axes} for s in group.statements)
 
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[MapSpace]) -> tuple[ScheduleTree, ...]:
@@ -88,16 +73,11 @@ class _Map:
             staging = [node for access in self.staged for node in self._stage(access)]
             nodes = wrap_in_storages([self._buffer(a) for a in self.staged], (*staging, Barrier(), *nodes))
         order = [self.names[i] for i in self.map.thread_order(self._tile(self.program.block))]
-        thread: Expr = num(0)
-        for axis in order:
-            thread = add(mul(thread, num(self.threads(axis))), ref(f"{axis}.thread"))
-        nodes = (Let(THREAD, thread, nodes),)
-        for axis in reversed(order):
-            nodes = (Loop(f"{axis}.thread", self.threads(axis), LoopKind.THREAD, nodes),)
-        for axis_ in reversed(self.group.outer):
-            count = ceil_div(axis_.extent, self.block[axis_.name])
-            nodes = (Loop(f"{axis_.name}.block", count, LoopKind.BLOCK, nodes),)
-        return nodes
+        threads = [(f"{axis}.thread", self.threads(axis)) for axis in order]
+        thread = linearize((ref(name), count) for name, count in threads)
+        nodes = nest_loops(LoopKind.THREAD, threads, (Let(THREAD, thread, nodes),))
+        blocks = [(f"{axis.name}.block", ceil_div(axis.extent, self.block[axis.name])) for axis in self.group.outer]
+        return nest_loops(LoopKind.BLOCK, blocks, nodes)
 
     # points ---------------------------------------------------------------------------------------------------------
     def _points(self) -> tuple[Node, ...]:
@@ -113,11 +93,7 @@ class _Map:
             return self._statements({**at, row: position}, {**in_tile, row: local}, lane)
 
         nodes = self._adjacent(row, first, width, point)
-        buffers = [
-            register(local_name(s.output), row_dtype(s), *((width,) if width > 1 else ()))
-            for s in self.group.statements
-            if s.output in row_tensors(self.group)
-        ]
+        buffers = row_storages(self.group.statements, row_tensors(self.group), *((width,) if width > 1 else ()))
         nodes = wrap_in_storages(buffers, nodes)
         for axis in reversed(self.group.outer):
             if axis.name != row and axis.extent % self.block[axis.name]:
@@ -165,12 +141,8 @@ class _Map:
         reads = RowReads(rows, () if lane is None else (lane,), at)
         nodes: list[Node] = []
         for statement in self.group.statements:
-            value = convert_to_type(reads.apply(self._load_from_buffers(statement.body, in_tile)), statement)
-            if statement.output in rows:
-                nodes.append(Compute(local_name(statement.output), reads.index, value))
-                value = Load(local_name(statement.output), reads.index, row_dtype(statement))
-            if statement.output not in self.group.register_tensors:
-                nodes.append(Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value))
+            value = reads.apply(self._load_from_buffers(statement.body, in_tile))
+            nodes += reads.store(self.group, statement, value)
         return tuple(nodes)
 
     def _load_from_buffers(self, body: Expr, in_tile: dict[str, Expr]) -> Expr:

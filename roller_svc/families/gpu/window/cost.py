@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, Tile
+from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, MapAccess, Tile
 from roller_svc.families.common.gpu.row_cost import row_reduction_cost
-from roller_svc.families.common.gpu.serial_cost import make_block_cycles
+from roller_svc.families.common.gpu.serial_cost import ThreadWork, dram_bytes_of_blocks, simt_costs
 from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, WindowFacts, WindowSpace
 from roller_svc.ir.hardware import Limits
-from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_waves, streaming_bandwidth
+from roller_svc.perf.common import Costs, Launch, streaming_bandwidth
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import Workload
@@ -41,36 +41,19 @@ def window_cost(p: Workload[WindowFacts], launch: Launch) -> Costs:
     mach, hw, windows = p.machine, p.machine.hw, p.facts.windows
     needs = BlockResources(launch.threads, window_registers(windows, launch.thread, hw.limits), 0)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    warps = -(-launch.threads // hw.limits.warp_size)
     instructions, requests = _thread_work(p, windows, launch)
     lines = max(1, windows.inputs(launch.thread) // windows.live_inputs(launch.thread))
     chain = mach.dram_latency_cycles + lines * DEPENDENT_CYCLES * SCHEDULERS
-
-    block_cycles = make_block_cycles(mach, warps, instructions, requests, chain)
-    waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
     moved = launch.grid * p.footprint.transferred_bytes(clipped)
     requested = launch.grid * p.footprint.requested_bytes(clipped)
-    whole = p.footprint.transferred_bytes(p.extents)
-    again = max(0.0, moved - whole)
-    last = mach.llc
     busy = min(launch.grid, resident * mach.cores) * launch.threads
     together = min(windows.inputs(launch.thread), max(windows.live_inputs(launch.thread), LOADS_IN_FLIGHT))
     in_flight = busy * together * max(a.bytes for a in windows.map.accesses if _is_under(windows, a))
-    dram_bytes = dram_bytes_with_reuse(mach, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
     padded = launch.grid * math.prod(launch.block[i] for i in p.spatial) / p.outer_points
-    return Costs(
-        core_s=mach.seconds(core_cycles),
-        core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
-        stage_seconds=(
-            ("fma", p.space.flops * padded / mach.unit.flops_per_s),
-            (last.name if last else "cache", requested / (last.bytes_per_s if last else math.inf)),
-            ("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
-        ),
-        occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
-        waves=waves,
-        resources=needs,
-    )
+    fma_s = p.space.flops * padded / mach.unit.flops_per_s
+    dram_s = dram_bytes_of_blocks(p, moved) / streaming_bandwidth(mach, in_flight)
+    return simt_costs(p, launch, needs, ThreadWork(instructions, requests, chain), requested, fma_s, dram_s)
 
 
 def _thread_work(p: Workload[Any], windows: WindowSpace, launch: Launch) -> tuple[float, float]:
@@ -129,16 +112,6 @@ def _sectors(windows: WindowSpace, access: MapAccess, launch: Launch, each: int)
     """Sectors that one access of a warp touches: lanes stand along the row, then along the next axes out."""
     if access.is_opaque:
         return float(REQUEST_THREADS)
-    lanes, count, run = REQUEST_THREADS, 1, each * access.bytes
     order = sorted(range(len(access.steps)), key=lambda i: i == windows.row)
-    for i in reversed(order):
-        along = min(lanes, launch.block[i] // launch.thread[i])
-        if along < 2:
-            continue
-        step = access.steps[i] * access.bytes * launch.thread[i]
-        if 0 < step <= max(run, SECTOR_BYTES // 2):
-            run += step * (along - 1)
-        elif step:
-            count *= along
-        lanes //= along
-    return count * -(-run // SECTOR_BYTES)
+    lanes = [(launch.block[i] // launch.thread[i], access.steps[i] * launch.thread[i]) for i in reversed(order)]
+    return access.sectors(each, lanes)

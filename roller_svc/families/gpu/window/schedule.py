@@ -26,12 +26,11 @@ from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
-    convert_to_type,
     inner_axes,
     is_reduction,
-    local_name,
+    nest_loops,
     register,
-    row_dtype,
+    row_storages,
     row_tensors,
     wrap_in_storages,
 )
@@ -90,14 +89,11 @@ class _Windows:
             threads = self.program.block[axis.name] // self.program.thread[axis.name]
             at = add(mul(ref(f"{axis.name}.block"), num(threads)), ref(f"{axis.name}.thread"))
             nodes = (Let(f"{axis.name}.first", mul(at, num(self.program.thread[axis.name])), nodes),)
-        order = sorted(self.group.outer, key=lambda a: a.name == self.row)
-        for axis in reversed(order):
-            threads = self.program.block[axis.name] // self.program.thread[axis.name]
-            nodes = (Loop(f"{axis.name}.thread", threads, LoopKind.THREAD, nodes),)
-        for axis in reversed(self.group.outer):
-            count = ceil_div(axis.extent, self.program.block[axis.name])
-            nodes = (Loop(f"{axis.name}.block", count, LoopKind.BLOCK, nodes),)
-        return nodes
+        block, thread = self.program.block, self.program.thread
+        order = sorted((a.name for a in self.group.outer), key=lambda name: name == self.row)
+        nodes = nest_loops(LoopKind.THREAD, [(f"{name}.thread", block[name] // thread[name]) for name in order], nodes)
+        blocks = [(f"{axis.name}.block", ceil_div(axis.extent, block[axis.name])) for axis in self.group.outer]
+        return nest_loops(LoopKind.BLOCK, blocks, nodes)
 
     def _first_outputs(self) -> dict[str, Expr]:
         return {a.name: ref(f"{a.name}.first") for a in self.group.outer}
@@ -137,8 +133,7 @@ class _Windows:
                 storages.append(register(acc_name(statement.output), statement.accumulator, *shape))
                 start = Compute(acc_name(statement.output), index, identity(combine, statement.accumulator))
                 nodes += (*self._for_each_output((start,)), *self._reduce_windows(statement, combine))
-            if statement.output in row_tensors(self.group):
-                storages.append(register(local_name(statement.output), row_dtype(statement), *shape))
+            storages += row_storages((statement,), row_tensors(self.group), *shape)
         return wrap_in_storages(storages, (*self._guard_first_output(tuple(nodes)), *self._store_outputs()))
 
     def _guard_first_output(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -159,9 +154,7 @@ class _Windows:
         for axis in self.group.outer:
             if axis.name != done and (inside := self._inside(at[axis.name], axis.name)) is not None:
                 nodes = (Branch(inside, nodes),)
-        for var, count in reversed(self.elements[:-1]):
-            nodes = (Loop(var, count, LoopKind.UNROLL, nodes),)
-        return nodes
+        return nest_loops(LoopKind.UNROLL, self.elements[:-1], nodes)
 
     def _store_row(self, last: tuple[str, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         var, count = last
@@ -190,12 +183,7 @@ class _Windows:
                 value: Expr = Load(acc_name(statement.output), index, statement.accumulator)
             else:
                 value = reads.apply(statement.body)
-            value = convert_to_type(value, statement)
-            if statement.output in rows:
-                nodes.append(Compute(local_name(statement.output), index, value))
-                value = Load(local_name(statement.output), index, statement.type.dtype)
-            if statement.output not in self.group.register_tensors:
-                nodes.append(Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value))
+            nodes += reads.store(self.group, statement, value)
         return tuple(nodes)
 
     # windows --------------------------------------------------------------------------------------------------------
