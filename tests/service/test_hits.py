@@ -261,7 +261,7 @@ def flip_blobs(store: Store) -> None:
 def test_a_result_that_is_gone_or_damaged_is_built_again(
     pair: Pair, damage: Callable[[Store], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hits, "MAX_AGE_S", 0.0)
+    monkeypatch.setattr(hits, "MAX_AGE_S", -1.0)
     assert pair.same(Sent())
     damage(Store(pair.folder))
     head, _ = pair.remembering.ask(Sent())
@@ -284,7 +284,7 @@ def test_the_store_is_asked_once_a_second(pair: Pair, monkeypatch: pytest.Monkey
     monkeypatch.setattr(hits, "MAX_AGE_S", 1e6)
     assert all(pair.remembering.hit(Sent()) for _ in range(20))
     assert asked == 0
-    monkeypatch.setattr(hits, "MAX_AGE_S", 0.0)
+    monkeypatch.setattr(hits, "MAX_AGE_S", -1.0)
     assert all(pair.remembering.hit(Sent()) for _ in range(20))
     assert asked == 20
 
@@ -293,7 +293,7 @@ def test_a_store_that_is_away_is_reported_by_the_route(pair: Pair, monkeypatch: 
     def away(store: Store, action: str) -> Any:
         raise StoreError("cannot read the store: gone")
 
-    monkeypatch.setattr(hits, "MAX_AGE_S", 0.0)
+    monkeypatch.setattr(hits, "MAX_AGE_S", -1.0)
     with monkeypatch.context() as broken:
         broken.setattr(Store, "find_result", away)
         assert not pair.same(Sent())
@@ -302,7 +302,7 @@ def test_a_store_that_is_away_is_reported_by_the_route(pair: Pair, monkeypatch: 
 
 
 def test_a_model_whose_upload_is_gone_is_unknown(tmp_path: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hits, "MAX_AGE_S", 0.0)
+    monkeypatch.setattr(hits, "MAX_AGE_S", -1.0)
     with services(tmp_path / "store", builder) as pair:
         state = pair.remembering.state
         blob = state.store.put_upload(b"a model")
