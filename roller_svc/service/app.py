@@ -181,7 +181,7 @@ def create_app(
         await asyncio.to_thread(close)  # the loop meanwhile responds to interrupted requests
 
     app = create_api(lifespan)
-    metrics = Metrics()
+    metrics = Metrics(is_shared=settings.processes > 1)
     hits = HitAnswers(store, partial(run_in, compute), metrics)
     app.state.roller = State(
         settings=settings,

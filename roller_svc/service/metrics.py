@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from roller_svc.farm.operations import Operation
@@ -15,9 +16,14 @@ MEDIA_TYPE = CONTENT_TYPE_LATEST
 
 
 class Metrics:
-    """Counters of this process, rendered together with figures of the farm."""
+    """Counters of this service, rendered together with figures of the farm.
 
-    def __init__(self) -> None:
+    Args:
+        is_shared: whether the counters of several processes are added up (processes.py).
+    """
+
+    def __init__(self, *, is_shared: bool = False) -> None:
+        self._is_shared = is_shared
         self._registry = CollectorRegistry()
         self._submissions = Counter(
             "roller_submissions",
@@ -31,9 +37,12 @@ class Metrics:
         self._submissions.labels(operation.cache.value).inc()
 
     def render(self, figures: Figures) -> bytes:
-        farm = CollectorRegistry()
+        farm, own = CollectorRegistry(), self._registry
+        if self._is_shared:
+            own = CollectorRegistry()
+            MultiProcessCollector(own)  # type: ignore[no-untyped-call]  # it has no types
         farm.register(_FigureCollector(figures))
-        return generate_latest(self._registry) + generate_latest(farm)
+        return generate_latest(own) + generate_latest(farm)
 
 
 class _FigureCollector(Collector):
