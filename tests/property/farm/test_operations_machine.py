@@ -193,7 +193,7 @@ class OperationsMachine(RuleBasedStateMachine):
 
     def change(self, which: object, **values: object) -> None:
         with self.queue.database.write() as connection:
-            connection.execute(update(operations).where(which).values(**values))  # type: ignore[arg-type]
+            connection.execute(update(operations).where(which).values(**values))
 
     def wait_a_day(self) -> None:
         day_s = 86_400
