@@ -38,6 +38,7 @@ class Settings(BaseSettings):
     store_quota_bytes: int | None = Field(
         None, ge=0, description="size to which the service reduces the store, by removing the least recently used"
     )
+    min_free_bytes: int = Field(1 << 26, ge=0, description="free space of the store's disk below which the service is not ready")
     database: SecretStr = Field(
         SecretStr(""),
         description="URL of the operations' database: sqlite:///FILE or postgresql://...; default: SQLite in the store",
@@ -49,6 +50,7 @@ class Settings(BaseSettings):
     api_keys: SecretStr = Field(
         SecretStr(""), description="API keys the service accepts, separated by commas; none: loopback only, anonymously"
     )
+    require_key: bool = Field(default=False, description="refuse to start without an API key or OIDC, on loopback too")
     oidc_issuer: str = Field("", description="issuer of OIDC tokens that the service accepts, besides API keys")
     oidc_audience: str = Field("", description="audience that these tokens must have")
     oidc_jwks: str = Field("", description="file, or https URL, with the issuer's public keys (a JWK set)")

@@ -10,6 +10,7 @@ from roller_svc.cli import format as show
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.collection import collect, verify
 from roller_svc.farm.objects import MEMORY
+from roller_svc.farm.results import is_result
 from roller_svc.farm.store import Store
 from roller_svc.farm.store_archive import export_results, import_results
 
@@ -57,7 +58,7 @@ def _open_store(current: settings.Settings) -> Store:
         raise ArgumentError("a store in memory belongs to its service: expected a directory or s3://BUCKET/PREFIX")
     if current.is_local_store and not current.folder.is_dir():
         raise ArgumentError(f"no store in {current.store}", hint="--store DIR, or ROLLER_STORE")
-    return Store(current.store, settings.s3_options())
+    return Store(current.store, settings.s3_options(), is_result)
 
 
 def _collect(store: Store, current: settings.Settings, options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ is announced again by the sweeper, and idle workers look into the database now a
 - Each queue of the farm is one quorum queue for each environment, since only workers of it can claim.
 - A message is dropped when it is older than MESSAGE_TTL_S or was delivered DELIVERY_LIMIT times, and a queue that
   nobody uses is deleted. Nothing is dead-lettered: the database has every operation and its failures.
+- Any other message is rejected with one line in the log: it may name another time, and would wait.
 - A message is acknowledged when a builder takes it, so that a busy worker holds at most one of each queue. The lease
   of the claim takes over from there: builds may take longer than RabbitMQ's consumer timeout.
 """
@@ -13,6 +14,7 @@ is announced again by the sweeper, and idle workers look into the database now a
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import queue
 import ssl
@@ -27,10 +29,11 @@ from celery import Celery
 from celery.exceptions import Reject
 from celery.worker import WorkController, state
 from celery.worker.consumer import Consumer
-from kombu import Connection, Exchange, Queue
+from kombu import Connection, Exchange, Message, Queue
 from kombu.exceptions import KombuError
 
 from roller_svc.errors import ArgumentError, BuildServiceError
+from roller_svc.farm.operations import is_id
 from roller_svc.farm.queue import QueuedId
 
 TASK = "roller.build_next"
@@ -40,6 +43,7 @@ DELIVERY_LIMIT = 5
 QUEUE_EXPIRES_S = 3600
 MAX_QUEUE_LENGTH = 100_000  # messages; the oldest is dropped first
 MAX_OUTBOX_LENGTH = 10_000
+MAX_BODY_BYTES = 1024  # of a message
 CONNECT_TIMEOUT_S = 4
 CONFIRM_TIMEOUT_S = 5
 HEARTBEAT_S = 10
@@ -196,6 +200,40 @@ class _AnnouncementConsumer(Consumer):
             "celery.worker.consumer.tasks:Tasks",
             "celery.worker.consumer.consumer:Evloop",
         )
+
+    def create_task_handler(self) -> Callable[[Message], None]:
+        handle = super().create_task_handler()
+
+        def receive(message: Message) -> None:
+            fault = _find_fault(message)
+            if fault is None:
+                handle(message)
+            else:
+                log.warning("a message that is no announcement is dropped: %s", fault)
+                message.reject_log_error(log, self.connection_errors)
+
+        return receive
+
+
+def _find_fault(message: Message) -> str | None:
+    """Return what shows that a message is none of `CeleryCourier`, or None."""
+    headers = message.headers
+    if not isinstance(headers, dict) or headers.get("task") != TASK:
+        return "it is of another task"
+    if any(headers.get(field) is not None for field in ("eta", "expires")):
+        return "it is for another time"
+    body = message.body.encode() if isinstance(message.body, str) else message.body
+    if len(body) > MAX_BODY_BYTES or message.content_type != "application/json" or message.content_encoding != "utf-8":
+        return "its content is of another kind"
+    try:
+        arguments, names, options = json.loads(body)
+    except (ValueError, TypeError, RecursionError):
+        return "its content is of another form"
+    if not (isinstance(arguments, list) and len(arguments) == 1 and isinstance(arguments[0], str) and is_id(arguments[0])):
+        return "it has no operation's id"
+    if names or not isinstance(options, dict) or any(options.values()):
+        return "it has further parts"
+    return None
 
 
 def check_broker_url(url: str) -> None:

@@ -3,12 +3,15 @@
 A kernel, a model and an upload are *items*: a name, the names that go with it (actions, listings) and their blobs. An
 item that is pinned stays, and so does one that was used within the grace period. A blob stays while an item that stays
 refers to it. Nothing is removed while results are being written (store_lock.py). Names are removed before their blobs,
-so that a reader finds a complete result, or none.
+so that a reader finds a complete result, or none. A collection lets publications go on after each HOLD_S, and then
+chooses again: what they refer to stays.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -30,7 +33,9 @@ from roller_svc.farm.store_lock import Collecting, collecting, store_time_s
 from roller_svc.farm.store_uses import USES
 
 GRACE_S = 3600.0  # longer than a publication, and than the time between two writes of a use
-BATCH = 50  # removals between two looks at the lock
+BATCH = 500  # removals between two looks at the lock; of S3, one request
+HOLD_S = 1.0  # for which removals hold up publications
+PAUSE_S = 0.2  # in which these go on
 
 
 @dataclass(slots=True)
@@ -92,7 +97,8 @@ class Surveyor:
         self._contents: dict[str, tuple[str, bytes | None]] = {}
         self._manifests: dict[bytes, Json] = {}
 
-    def survey(self) -> Survey:
+    def survey(self, blobs: dict[str, ObjectInfo] | None = None) -> Survey:
+        """Read all names, and list the blobs unless they are given: those of an earlier survey."""
         items: dict[str, Item] = {}
         dangling: list[ObjectInfo] = []
         for folder in (KERNELS, MODELS, UPLOADS):
@@ -114,7 +120,8 @@ class Surveyor:
         pinned = {info.name.removeprefix(f"{PINS}/") for info in self._objects.list(f"{PINS}/")}
         for name, item in items.items():
             item.is_pinned = name.partition("/")[2] in pinned
-        blobs = {info.name.rpartition("/")[2]: info for info in self._objects.list(f"{BLOBS}/")}
+        if blobs is None:
+            blobs = {info.name.rpartition("/")[2]: info for info in self._objects.list(f"{BLOBS}/")}
         return Survey(items, blobs, dangling, store_time_s(self._objects))
 
     def _follow(self, items: dict[str, Item], info: ObjectInfo, name: str, blobs: set[str], dangling: list[ObjectInfo]) -> None:
@@ -172,19 +179,26 @@ def collect(
     store.objects.remove_staged()
     surveyor = Surveyor(store)
     survey = surveyor.survey()
-    if _is_empty(choose_removals(survey, quota_bytes, grace_s, keep)):
-        return CollectionReport([], 0, 0, 0, survey.size_bytes)
-    with collecting(store.objects) as right:
-        survey = surveyor.survey()
-        removals = choose_removals(survey, quota_bytes, grace_s, keep)
-        _remove(store.objects, right, removals.names)
-        _remove(store.objects, right, [survey.blobs[digest].name for digest in removals.blobs])
+    size_bytes, count = survey.size_bytes, len(survey.blobs)
+    removed_items, removed_actions = set[str](), set[str]()
+    while not _is_empty(choose_removals(survey, quota_bytes, grace_s, keep)):
+        with collecting(store.objects) as right:
+            survey = surveyor.survey(survey.blobs)
+            removals = choose_removals(survey, quota_bytes, grace_s, keep)
+            blobs = {survey.blobs[digest].name: digest for digest in removals.blobs}
+            removed = _remove(store.objects, right, [*removals.names, *blobs], HOLD_S)
+        removed_items |= removed & survey.items.keys()
+        removed_actions |= {name for name in removed if name.startswith(f"{ACTIONS}/")}
+        for name in removed & blobs.keys():
+            del survey.blobs[blobs[name]]
+        time.sleep(PAUSE_S)
+        survey = surveyor.survey(survey.blobs)
     return CollectionReport(
-        [f"sha256:{name.removeprefix(f'{ACTIONS}/')}" for name in removals.names if name.startswith(f"{ACTIONS}/")],
-        sum(name in survey.items for name in removals.names),
-        len(removals.blobs),
-        removals.size_bytes,
-        survey.size_bytes - removals.size_bytes,
+        [f"sha256:{name.removeprefix(f'{ACTIONS}/')}" for name in sorted(removed_actions)],
+        len(removed_items),
+        count - len(survey.blobs),
+        size_bytes - survey.size_bytes,
+        survey.size_bytes,
     )
 
 
@@ -222,10 +236,17 @@ def _is_empty(removals: Removals) -> bool:
     return not removals.names and not removals.blobs
 
 
-def _remove(objects: Objects, right: Collecting, names: list[str]) -> None:
+def _remove(objects: Objects, right: Collecting, names: list[str], limit_s: float = math.inf) -> set[str]:
+    """Remove objects in order, for a time; return the names of those that are removed."""
+    until_s = time.monotonic() + limit_s
+    removed = set[str]()
     for batch in _batches(names):
         right.check()
         objects.remove(batch)
+        removed.update(batch)
+        if time.monotonic() > until_s:
+            break
+    return removed
 
 
 def _batches(names: list[str]) -> Iterator[list[str]]:

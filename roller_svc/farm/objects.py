@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import stat
 import tempfile
 import time
@@ -113,10 +114,11 @@ class Objects:
                 yield from map(_to_info, batch)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, those that are missing included."""
-        for name in names:
+        """Remove objects, those that are missing included: several by one request."""
+        several = list(names)
+        if several:
             with contextlib.suppress(FileNotFoundError), _as_store_error("remove from"):
-                self._store.delete(name)
+                self._store.delete(several if len(several) > 1 else several[0])
 
     @contextlib.contextmanager
     def spool(self) -> Iterator[tuple[IO[bytes], Path]]:
@@ -129,9 +131,10 @@ class Objects:
         with _as_store_error("write to"):
             self._store.put(name, path)
 
-    def check_writable(self) -> None:
-        """Write a byte. Raises StoreError if that fails."""
+    def check_writable(self, min_free_bytes: int = 0) -> None:
+        """Write a byte. Raises StoreError if that fails, or if there is less free space where uploads arrive."""
         self.write(CHECKED_NAME, b"1")
+        _check_free(Path(tempfile.gettempdir()), min_free_bytes)
 
     def remove_leftovers(self) -> None:
         """Remove unfinished files of writers that were killed."""
@@ -174,6 +177,11 @@ class FolderObjects(Objects):
                 return ObjectInfo(name, found.st_size, found.st_mtime, f"{found.st_ino} {found.st_mtime_ns}")
         return None
 
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError), _as_store_error("remove from"):
+                self._store.delete(name)
+
     def write(self, name: str, content: bytes) -> None:
         self._free(name)
         super().write(name, content)
@@ -205,9 +213,10 @@ class FolderObjects(Objects):
             path.replace(target)
             _sync(target.parent)
 
-    def check_writable(self) -> None:
+    def check_writable(self, min_free_bytes: int = 0) -> None:
         with _as_store_error("write to"), tempfile.TemporaryFile(dir=self.root / "tmp", buffering=0) as probe:
             probe.write(b"1")
+        _check_free(self.root, min_free_bytes)
 
     def remove_leftovers(self) -> None:
         _remove_old((self.root / "tmp").glob("*"))
@@ -231,6 +240,13 @@ class FolderObjects(Objects):
             log.warning("%s is a directory: it is set aside", path)
             with _as_store_error("write to"):
                 path.rename(tempfile.mkdtemp(prefix=f"{path.name}-", dir=self.root / "set-aside"))
+
+
+def _check_free(folder: Path, min_free_bytes: int) -> None:
+    with _as_store_error("write to"):
+        free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < min_free_bytes:
+        raise StoreError(f"the store's disk has {free_bytes} bytes left, less than {min_free_bytes}", code="store-full")
 
 
 def _remove_old(paths: Iterable[Path]) -> None:

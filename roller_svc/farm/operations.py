@@ -13,6 +13,7 @@ from roller_svc.farm.store import Json
 HIT_PREFIX = "hit-"
 _HIT_ID = re.compile(r"hit-[0-9a-f]{64}")
 _ID = re.compile(r"[0-9a-z-]{1,80}")
+_NUMBERED_ID = re.compile(r"([0-9]{13})-")
 
 
 class OperationState(Enum):
@@ -80,6 +81,10 @@ def format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def new_id() -> str:
-    """Return a new id; ids sort by creation time."""
-    return f"{int(datetime.now(UTC).timestamp() * 1000):013d}-{uuid.uuid4().hex[:16]}"
+def new_id(latest: str | None = None) -> str:
+    """Return a new id, which sorts after the latest one: by creation time, unless a clock was ahead."""
+    number = int(datetime.now(UTC).timestamp() * 1000)
+    match = None if latest is None else _NUMBERED_ID.match(latest)
+    if match is not None:
+        number = max(number, int(match[1]) + 1)
+    return f"{number:013d}-{uuid.uuid4().hex[:16]}"

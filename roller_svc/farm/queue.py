@@ -4,19 +4,26 @@ An action has at most one operation that is not done, so identical requests shar
 operation for the time of a lease, which it renews by heartbeats. Each claim has a higher `attempt`, and a write names
 the attempt it belongs to: a worker that lost its lease changes nothing. Operations that are done never change.
 Builds are executed at least once and published exactly once.
+
+Clocks may be wrong, and be set right. Leases, deadlines and waits for a worker are measured by what is seen to stand
+still (sightings.py). A retry that is further away than any delay is ready. Operations are in the order of their ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     Row,
+    Select,
+    and_,
     case,
     delete,
     func,
@@ -33,7 +40,10 @@ from roller_svc.errors import BuildServiceError, CancelledError, QueueFullError,
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import actions, clients, events, interests, operations
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState, format_time, new_id
+from roller_svc.farm.sightings import Sighting, Sightings, plausible_age_s
 from roller_svc.farm.store import UPLOADS, Json
+
+Part = TypeVar("Part")
 
 LEASE_S = 15.0
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)  # before each retry; after the last one the operation is poisoned
@@ -42,6 +52,8 @@ EVERY_QUEUE = "*"  # but queues of single machines
 MACHINE_PREFIX = "local."  # of the queue of a single machine
 _QUEUED, _BUILDING, _DONE = (state.value for state in (OperationState.QUEUED, OperationState.BUILDING, OperationState.DONE))
 _IS_ALIVE = operations.c.state != literal_column("'done'")  # a literal, as only that can use the partial index
+_OWN_PRIORITY = func.coalesce(interests.c.priority, operations.c.priority)  # of a client that waits
+_OF_DEADLINES = (operations.c.deadline, operations.c.create_time, now_s().label("now_s"))
 _MAX_SUBMITS = 8  # tries of a submission that others overtake
 
 
@@ -49,8 +61,9 @@ _MAX_SUBMITS = 8  # tries of a submission that others overtake
 class Submission:
     """A validated request.
 
-    `max_alive` limits the operations of this client that are not done; None: no limit. A deadline is in seconds from
-    now; the operation fails if it is not done by then. `measured_on` is the kind of device that the build measures on.
+    `priority` ranks it within the share of its client. `max_alive` limits the operations of this client that are not
+    done; None: no limit. A deadline is in seconds from now; the operation fails if it is not done by then.
+    `measured_on` is the kind of device that the build measures on.
     """
 
     action: str
@@ -106,13 +119,26 @@ class OperationQueue:
         generator: digest of the code whose actions these are; only its own operations are claimed.
         max_alive: operations that are not done, in total.
         lease_s: time after its last heartbeat at which a worker is taken for dead.
+        clock: of monotonic seconds, in which leases and deadlines are measured.
     """
 
-    def __init__(self, database: Database, generator: str, *, max_alive: int, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self,
+        database: Database,
+        generator: str,
+        *,
+        max_alive: int,
+        lease_s: float = LEASE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.database = database
         self.generator = generator
         self.lease_s = lease_s
         self._max_alive = max_alive
+        self._leases: Sightings[tuple[str, int]] = Sightings(clock)
+        self._deadlines: Sightings[str] = Sightings(clock)
+        self._own_deadlines: Sightings[str] = Sightings(clock)  # of the claims that this process renews
+        self._unserved: Sightings[str] = Sightings(clock)
 
     # ---------------------------------------------------------------- clients
 
@@ -157,30 +183,32 @@ class OperationQueue:
     def position(self, operation_id: str) -> int | None:
         """Return how many builds of its queue start before an operation, or None if it is not queued.
 
-        It assumes that nothing else arrives, and that clients are served round-robin.
+        It assumes that nothing else arrives, that clients are served round-robin, and that no two wait for the same.
         """
-        mine = operations.alias("mine")
+        waits = _select_waits(operations.c.queue).where(operations.c.state == _QUEUED).cte("waits")
+        mine = waits.alias("mine")
         is_earlier = or_(
-            operations.c.priority > mine.c.priority,
-            (operations.c.priority == mine.c.priority) & (operations.c.create_time < mine.c.create_time),
+            waits.c.priority > mine.c.priority,
+            (waits.c.priority == mine.c.priority) & (waits.c.id < mine.c.id),
         )
         query = (
             select(
-                operations.c.client,
+                waits.c.client,
                 mine.c.client.label("own_client"),
-                func.count().label("queued"),
+                func.sum(case((waits.c.id != mine.c.id, 1), else_=0)).label("others"),
                 func.sum(case((is_earlier, 1), else_=0)).label("earlier"),
             )
-            .join(mine, (mine.c.id == operation_id) & (mine.c.queue == operations.c.queue))
-            .where(mine.c.state == _QUEUED, operations.c.state == _QUEUED)
-            .group_by(operations.c.client, mine.c.client)
+            .join(mine, (mine.c.id == operation_id) & (mine.c.queue == waits.c.queue))
+            .group_by(waits.c.client, mine.c.client)
         )
         with self.database.read() as connection:
             rows = connection.execute(query).all()
-        own = [int(row.earlier) for row in rows if row.client == row.own_client]
-        if not own:
-            return None
-        return own[0] + sum(min(int(row.queued), own[0] + 1) for row in rows if row.client != row.own_client)
+        earlier = {row.client: int(row.earlier) for row in rows if row.client == row.own_client}
+        starts = {
+            own: number + sum(min(int(row.others), number + 1) for row in rows if row.own_client == own != row.client)
+            for own, number in earlier.items()
+        }
+        return min(starts.values(), default=None)
 
     def ended(self, operation_ids: Iterable[str]) -> set[str]:
         """Return the ids whose operations are done or do not exist."""
@@ -225,14 +253,16 @@ class OperationQueue:
     ) -> Claim | None:
         """Claim an operation in one of the queues for a worker; None if there is nothing to do.
 
-        Clients are served round-robin. Within a client, the highest priority is first, then the fewest failures, then
-        the oldest. Builds that measure are claimed only for kinds of devices in `measured_on`; None: for all.
+        Clients are served round-robin: an operation is due by the earliest share of those who wait for it. Within a
+        client, the highest of its own priorities is first, then the fewest failures, then the oldest. Builds that
+        measure are claimed only for kinds of devices in `measured_on`; None: for all.
         """
         while True:
             with self.database.read() as connection:
-                candidate = self._next(connection, queues, measured_on)
-            if candidate is None:
+                due = self._next(connection, queues, measured_on)
+            if due is None:
                 return None
+            candidate, client = due
             with self.database.write() as connection:
                 row = connection.execute(
                     update(operations)
@@ -243,12 +273,13 @@ class OperationQueue:
                         worker=worker,
                         claim_time=now_s(),
                         lease_until=now_s() + self.lease_s,
+                        lease_s=self.lease_s,
                         unserved_since=None,
                     )
                     .returning(*operations.c)
                 ).one_or_none()
                 if row is not None:
-                    _record_claim(connection, self.database, row.client)
+                    _record_claim(connection, self.database, client)
                     _add_event(connection, row.id, "building", {"attempt": row.attempt, "worker": worker})
                     return Claim(
                         row.id,
@@ -266,15 +297,17 @@ class OperationQueue:
         """Renew the leases of claims; return the state of each by its operation's id."""
         leases = {claim.id: Lease.LOST for claim in claims}
         with self.database.write() as connection:
-            for claim in claims:
-                row = connection.execute(
-                    update(operations)
-                    .where(*_fence(claim))
-                    .values(lease_until=now_s() + self.lease_s)
-                    .returning(operations.c.is_cancelled, (operations.c.deadline < now_s()).label("is_overdue"))
-                ).one_or_none()
-                if row is not None:
-                    leases[claim.id] = Lease.CANCELLED if row.is_cancelled else Lease.OVERDUE if row.is_overdue else Lease.CURRENT
+            renewals = [
+                update(operations)
+                .where(*_fence(claim))
+                .values(lease_until=now_s() + self.lease_s, lease_s=self.lease_s)
+                .returning(operations.c.id, operations.c.is_cancelled, *_OF_DEADLINES)
+                for claim in claims
+            ]
+            rows = [row for renewal in renewals for row in connection.execute(renewal)]
+        overdue = _find_overdue(rows, self._own_deadlines)
+        for row in rows:
+            leases[row.id] = Lease.CANCELLED if row.is_cancelled else Lease.OVERDUE if row.id in overdue else Lease.CURRENT
         return leases
 
     def finish(self, claim: Claim, facts: Json) -> bool:
@@ -334,26 +367,31 @@ class OperationQueue:
         with self.database.read() as connection:
             if not connection.scalar(select(func.count()).select_from(operations).where(_IS_ALIVE)):
                 return []
-        expired = [operations.c.state == _BUILDING, operations.c.lease_until < now_s()]
-        overdue = [operations.c.state == _QUEUED, operations.c.deadline < now_s()]
+            expired = self._find_expired(connection)
+            limited = select(operations.c.id, *_OF_DEADLINES).where(_IS_ALIVE, operations.c.deadline.is_not(None))
+            overdue = _find_overdue(connection.execute(limited).all(), self._deadlines)
         unsent = [
             operations.c.state == _QUEUED,
-            operations.c.start_after <= now_s(),
-            or_(operations.c.send_time.is_(None), operations.c.send_time < now_s() - RESEND_S),
+            _is_ready(),
+            or_(
+                operations.c.send_time.is_(None),
+                operations.c.send_time < now_s() - RESEND_S,
+                operations.c.send_time > now_s(),
+            ),
         ]
         with self.database.write() as connection:
             lost = BuildServiceError("the worker was lost: it renewed its lease no more", code="worker-lost")
-            cancelled = [*expired, operations.c.is_cancelled]
-            self._end(connection, cancelled, CancelledError("the operation was cancelled"))
-            self._requeue(connection, expired, lost)
-            self._end(connection, overdue, overdue_error())
+            for part in _in_parts(expired, 50):
+                is_expired = or_(*part)
+                cancelled = [is_expired, operations.c.is_cancelled]
+                self._end(connection, cancelled, CancelledError("the operation was cancelled"))
+                self._requeue(connection, [is_expired], lost)
+            for ids in _in_parts(sorted(overdue)):
+                self._end(connection, [operations.c.state == _QUEUED, operations.c.id.in_(ids)], overdue_error())
             rows = connection.execute(
-                update(operations)
-                .where(*unsent)
-                .values(send_time=now_s())
-                .returning(operations.c.id, operations.c.queue, operations.c.create_time)
+                update(operations).where(*unsent).values(send_time=now_s()).returning(operations.c.id, operations.c.queue)
             ).all()
-        return [QueuedId(row.id, row.queue) for row in sorted(rows, key=lambda row: row.create_time)]
+        return [QueuedId(row.id, row.queue) for row in sorted(rows, key=lambda row: row.id)]
 
     def end_unserved(self, served: Collection[str], limit_s: float) -> list[str]:
         """Note which operations wait for a queue that nobody serves; end those that have done so for `limit_s`.
@@ -364,18 +402,26 @@ class OperationQueue:
         is_served = _is_in(served)
         unserved = [*waiting, ~is_served, operations.c.unserved_since.is_(None)]
         served_again = [*waiting, is_served, operations.c.unserved_since.is_not(None)]
-        overdue = [*waiting, ~is_served, operations.c.unserved_since < now_s() - limit_s]
         changes = select(operations.c.id).where(*waiting, or_(~is_served, operations.c.unserved_since.is_not(None)))
+        since = operations.c.unserved_since
+        still = select(operations.c.id, operations.c.queue, since, now_s().label("now_s")).where(
+            *waiting, ~is_served, since.is_not(None)
+        )
         with self.database.read() as connection:
             if connection.execute(changes.limit(1)).first() is None:
                 return []
+            rows = connection.execute(still).all()
+        ages_s = self._unserved.ages_s(
+            {row.id: Sighting(row.unserved_since, plausible_age_s(row.unserved_since, row.now_s, limit_s)) for row in rows}
+        )
+        overdue = [row for row in rows if ages_s[row.id] > limit_s]
         ended: list[str] = []
         with self.database.write() as connection:
             connection.execute(update(operations).where(*served_again).values(unserved_since=None))
             connection.execute(update(operations).where(*unserved).values(unserved_since=now_s()))
-            for queue in connection.scalars(select(operations.c.queue).where(*overdue).distinct()).all():
-                error = unserved_error(queue, limit_s)
-                ended += self._end(connection, [*overdue, operations.c.queue == queue], error)
+            for row in overdue:
+                stands = [*waiting, ~is_served, operations.c.id == row.id, since == row.unserved_since]
+                ended += self._end(connection, stands, unserved_error(row.queue, limit_s))
         return ended
 
     def live_uploads(self) -> set[str]:
@@ -391,7 +437,7 @@ class OperationQueue:
         query = (
             select(operations)
             .where(operations.c.state == _QUEUED, operations.c.generator.not_in(sorted(served)))
-            .order_by(operations.c.create_time)
+            .order_by(operations.c.id)
             .limit(limit)
         )
         with self.database.read() as connection:
@@ -451,7 +497,7 @@ class OperationQueue:
             select(operations)
             .join(interests, interests.c.operation == operations.c.id)
             .where(operations.c.action == submission.action, _IS_ALIVE)
-            .where(interests.c.client == submission.client, operations.c.priority >= submission.priority)
+            .where(interests.c.client == submission.client, submission.priority <= _OWN_PRIORITY)
             .where(operations.c.deadline.is_(None), operations.c.is_cancelled.is_(False))
         )
         with self.database.read() as connection:
@@ -467,23 +513,27 @@ class OperationQueue:
             .where(same, _IS_ALIVE)
             .values(
                 is_cancelled=False,
-                priority=case((operations.c.priority < submission.priority, submission.priority), else_=operations.c.priority),
                 deadline=None if latest is None else case((operations.c.deadline < latest, latest), else_=operations.c.deadline),
             )
             .returning(*operations.c)
         ).one_or_none()
         if row is not None:
-            _add_interest(connection, self.database, row.id, submission.client)
+            _add_interest(connection, self.database, row.id, submission)
             return _to_operation(row, CacheStatus.JOINED)
-        remembered = select(operations).where(same, operations.c.remember_until > now_s())
+        remembered = select(operations).where(
+            same,
+            operations.c.remember_until > now_s(),
+            operations.c.end_time <= now_s(),  # not by a clock that was ahead
+        )
         row = connection.execute(remembered.order_by(operations.c.end_time.desc()).limit(1)).one_or_none()
         return None if row is None else _to_operation(row, CacheStatus.HIT)
 
     def _insert(self, connection: Connection, submission: Submission) -> Operation | None:
         """Queue a new operation; return None if another process queued one of this action."""
         self._check_capacity(connection, submission)
+        latest = connection.scalar(select(func.max(operations.c.id)))
         values = {
-            "id": new_id(), "action": submission.action, "request": submission.request, "queue": submission.queue,
+            "id": new_id(latest), "action": submission.action, "request": submission.request, "queue": submission.queue,
             "generator": self.generator, "client": submission.client, "priority": submission.priority,
             "state": _QUEUED, "create_time": now_s(), "start_after": now_s(), "send_time": now_s(),
             "deadline": _time_in(submission.deadline_s), "attempt": 0, "failures": 0, "is_cancelled": False,
@@ -495,7 +545,7 @@ class OperationQueue:
         row = connection.execute(insertion).one_or_none()
         if row is None:
             return None
-        _add_interest(connection, self.database, row.id, submission.client)
+        _add_interest(connection, self.database, row.id, submission)
         _add_event(connection, row.id, "queued", {})
         return _to_operation(row)
 
@@ -509,31 +559,46 @@ class OperationQueue:
         if (connection.scalar(own) or 0) >= submission.max_alive:
             raise QuotaExceededError(f"{submission.max_alive} builds of this client are waiting already; try again later")
 
-    def _next(self, connection: Connection, queues: Sequence[str], measured_on: Collection[str] | None) -> str | None:
-        """Return the id of the operation to build next."""
+    def _next(self, connection: Connection, queues: Sequence[str], measured_on: Collection[str] | None) -> tuple[str, str] | None:
+        """Return the id of the operation to build next, and the client whose turn it is."""
         ready = [
             operations.c.state == _QUEUED,
             operations.c.generator == self.generator,
-            operations.c.start_after <= now_s(),
+            _is_ready(),
             _is_in(queues),
         ]
         if measured_on is not None:
             is_free = operations.c.measured_on.in_(sorted(measured_on))
             ready.append(or_(operations.c.measured_on.is_(None), is_free))
+        waits = _select_waits(operations.c.failures).where(*ready).cte("waits")
         client = connection.scalar(
-            select(operations.c.client)
-            .outerjoin(clients, clients.c.client == operations.c.client)
-            .where(*ready)
-            .group_by(operations.c.client)
-            .order_by(func.coalesce(func.min(clients.c.last_claim), 0), func.min(operations.c.create_time))
+            select(waits.c.client)
+            .outerjoin(clients, clients.c.client == waits.c.client)
+            .group_by(waits.c.client)
+            .order_by(func.coalesce(func.min(clients.c.last_claim), 0), func.min(waits.c.id))
             .limit(1)
         )
         if client is None:
             return None
-        order = (operations.c.priority.desc(), operations.c.failures, operations.c.create_time, operations.c.id)
-        mine = select(operations.c.id).where(*ready, operations.c.client == client)
-        found: str | None = connection.scalar(mine.order_by(*order).limit(1))
-        return found
+        order = (waits.c.priority.desc(), waits.c.failures, waits.c.id)
+        found = connection.scalar(select(waits.c.id).where(waits.c.client == client).order_by(*order).limit(1))
+        return None if found is None else (found, client)
+
+    def _find_expired(self, connection: Connection) -> list[ColumnElement[bool]]:
+        """Return the conditions of the claims whose leases were not renewed for as long as they are."""
+        building = select(operations.c.id, operations.c.attempt, operations.c.lease_until, operations.c.lease_s)
+        rows = connection.execute(building.where(operations.c.state == _BUILDING)).all()
+        ages_s = self._leases.ages_s({(row.id, row.attempt): Sighting(row.lease_until) for row in rows})
+        return [
+            and_(
+                operations.c.id == row.id,
+                operations.c.attempt == row.attempt,
+                operations.c.state == _BUILDING,
+                operations.c.lease_until == row.lease_until,
+            )
+            for row in rows
+            if ages_s[row.id, row.attempt] >= (row.lease_s or self.lease_s)
+        ]
 
     def _end(
         self,
@@ -592,6 +657,21 @@ def _fence(claim: Claim) -> list[ColumnElement[bool]]:
     return [operations.c.id == claim.id, operations.c.attempt == claim.attempt, operations.c.state == _BUILDING]
 
 
+def _is_ready() -> ColumnElement[bool]:
+    """Return the condition that the pause before a retry has ended. None is longer than the longest delay."""
+    start = operations.c.start_after
+    return or_(start <= now_s(), start > now_s() + max(RETRY_DELAYS_S))
+
+
+def _find_overdue(rows: Sequence[Row[Any]], deadlines: Sightings[str]) -> set[str]:
+    """Return the ids of operations that are older than their deadlines allow. A row has `_OF_DEADLINES`."""
+    limits_s = {row.id: row.deadline - row.create_time for row in rows if row.deadline is not None}
+    sightings = {
+        row.id: Sighting(None, plausible_age_s(row.create_time, row.now_s, limits_s[row.id])) for row in rows if row.id in limits_s
+    }
+    return {operation_id for operation_id, age_s in deadlines.ages_s(sightings).items() if age_s > limits_s[operation_id]}
+
+
 def _is_in(queues: Collection[str]) -> ColumnElement[bool]:
     """Return the condition that an operation is in one of the queues."""
     named = operations.c.queue.in_(sorted(name for name in queues if name != EVERY_QUEUE))
@@ -623,9 +703,24 @@ def _insert_ignoring_conflicts(database: Database, table: Any) -> Any:
     return _dialect(database).insert(table).on_conflict_do_nothing()
 
 
-def _add_interest(connection: Connection, database: Database, operation_id: str, client: str) -> None:
-    values = {"operation": operation_id, "client": client}
-    connection.execute(_insert_ignoring_conflicts(database, interests).values(values))
+def _select_waits(*columns: Column[Any]) -> Select[Any]:
+    """Select who waits for operations, and with which priority. One that nobody is known to wait for is its client's."""
+    client = func.coalesce(interests.c.client, operations.c.client).label("client")
+    priority = _OWN_PRIORITY.label("priority")
+    return select(operations.c.id, client, priority, *columns).outerjoin(interests, interests.c.operation == operations.c.id)
+
+
+def _add_interest(connection: Connection, database: Database, operation_id: str, submission: Submission) -> None:
+    """Note that a client waits for an operation. Its priority is the highest that it has asked with."""
+    given = submission.priority
+    values = {"operation": operation_id, "client": submission.client, "priority": given}
+    highest = case((interests.c.priority > given, interests.c.priority), else_=given)
+    connection.execute(
+        _dialect(database)
+        .insert(interests)
+        .values(values)
+        .on_conflict_do_update(index_elements=[interests.c.operation, interests.c.client], set_={"priority": highest})
+    )
 
 
 def _add_event(connection: Connection, operation_id: str, kind: str, data: Mapping[str, object]) -> None:
@@ -659,6 +754,6 @@ def _to_operation(row: Row[Any], cache: CacheStatus = CacheStatus.MISS) -> Opera
     )
 
 
-def _in_parts(values: Sequence[str], size: int = 500) -> Iterable[Sequence[str]]:
+def _in_parts(values: Sequence[Part], size: int = 500) -> Iterable[Sequence[Part]]:
     """Split a list so that each part fits in one query."""
     return (values[start : start + size] for start in range(0, len(values), size))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import Row, delete, func, insert, select, update
 
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import workers
 from roller_svc.farm.operations import format_time
+from roller_svc.farm.sightings import Sighting, Sightings
 from roller_svc.farm.store import Json
 
 ALIVE_S = 30.0  # since the last heartbeat
@@ -29,12 +31,21 @@ class Worker:
 
 
 class WorkerRegistry:
-    def __init__(self, database: Database) -> None:
+    """The table of workers. One is alive while its heartbeat is seen to change.
+
+    Args:
+        database: with the table.
+        clock: of monotonic seconds, in which heartbeats are awaited.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
+        self._heartbeats: Sightings[str] = Sightings(clock)
 
     def add(self, worker: Worker) -> None:
         with self._database.write() as connection:
-            connection.execute(delete(workers).where(workers.c.heartbeat < now_s() - 10 * ALIVE_S))
+            is_old = func.abs(now_s() - workers.c.heartbeat) > 10 * ALIVE_S  # of a clock that was ahead, too
+            connection.execute(delete(workers).where(is_old))
             connection.execute(
                 insert(workers).values(
                     id=worker.id,
@@ -61,9 +72,11 @@ class WorkerRegistry:
 
     def alive(self) -> list[Worker]:
         """Return the workers that are alive, in order of their ids."""
-        query = select(workers).where(workers.c.heartbeat >= now_s() - ALIVE_S).order_by(workers.c.id)
+        query = select(workers, func.abs(now_s() - workers.c.heartbeat).label("age_s")).order_by(workers.c.id)
         with self._database.read() as connection:
-            return [_to_worker(row) for row in connection.execute(query)]
+            rows = connection.execute(query).all()
+        ages_s = self._heartbeats.ages_s({row.id: Sighting(row.heartbeat, row.age_s) for row in rows})
+        return [_to_worker(row) for row in rows if ages_s[row.id] <= ALIVE_S]
 
 
 def served_queues(alive: Sequence[Worker], generator: str) -> frozenset[str]:

@@ -62,10 +62,10 @@ def read_figures(database: Database, registry: WorkerRegistry) -> Figures:
         queues = connection.execute(alive.group_by(operations.c.queue, operations.c.state)).all()
         ended = connection.execute(recent).all()
     return Figures(
-        tuple(QueueFigures(row.queue, row.state, row.number, row.oldest_s) for row in queues),
+        tuple(QueueFigures(row.queue, row.state, row.number, max(0.0, row.oldest_s)) for row in queues),
         Counter(SUCCEEDED if row.error is None else str(row.error["code"]) for row in ended),
-        _quantiles([row.wait for row in ended if row.wait is not None]),
-        _quantiles([row.build for row in ended if row.build is not None]),
+        _quantiles([max(0.0, row.wait) for row in ended if row.wait is not None]),
+        _quantiles([max(0.0, row.build) for row in ended if row.build is not None]),
         Counter("draining" if worker.is_draining else "active" for worker in registry.alive()),
     )
 

@@ -22,7 +22,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -36,6 +36,7 @@ from roller_svc.farm.store_uses import UseLog
 
 Json = dict[str, object]
 KERNELS, MODELS, ACTIONS, UPLOADS, DERIVED, PINS = "kernels", "models", "ac", "uploads", "derived", "pins"
+MAX_CHECKED = 10_000  # manifests
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +93,18 @@ class Store:
     Args:
         location: a folder, `s3://BUCKET/PREFIX` or `memory:`.
         options: for S3; see `open_objects`.
+        is_result: whether a manifest has the facts and files of a result; one without them is a miss.
     """
 
-    def __init__(self, location: str | Path, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        location: str | Path,
+        options: Mapping[str, str] | None = None,
+        is_result: Callable[[Json], bool] = lambda _: True,
+    ) -> None:
         self.objects = open_objects(str(location), options or {})
+        self._is_result = is_result
+        self._is_usable: dict[bytes, bool] = {}  # manifests that were checked, by their pointers
         self.blobs = Blobs(self.objects)
         self.uses = UseLog(self.objects)
 
@@ -244,18 +253,18 @@ class Store:
         manifest = self._resolve(action_name)
         return None if manifest is None else _hex_digest(str(manifest["digest"]))
 
-    def adopt(self, name: str, pointer: bytes, blobs: Iterable[bytes]) -> bool:
-        """Write blobs and a name of another store; return whether the name is complete. A complete one stays."""
-        with writing(self.objects):
-            for content in blobs:
-                self.put(content)
-            manifest = self._manifest(pointer)
-            folder, _, digest = name.partition("/")
-            if manifest is None or (folder != ACTIONS and _hex_digest(str(manifest["digest"])) != digest):
-                return False
-            if not self.objects.create(name, pointer) and not self.is_complete(name):
-                self.objects.write(name, pointer)
-            return self.is_complete(name)
+    def adopt(self, name: str, pointer: bytes) -> bool:
+        """Write a name of another store, whose blobs were put under the same `writing`; return whether it is complete.
+
+        A complete one that is there already stays.
+        """
+        manifest = self._manifest(pointer)
+        folder, _, digest = name.partition("/")
+        if manifest is None or (folder != ACTIONS and _hex_digest(str(manifest["digest"])) != digest):
+            return False
+        if not self.objects.create(name, pointer) and not self.is_complete(name):
+            self.objects.write(name, pointer)
+        return self.is_complete(name)
 
     # --------------------------------------------------------------- listings
 
@@ -365,10 +374,17 @@ class Store:
     def _document(self, pointer: bytes) -> Json | None:
         """Return the manifest of a pointer, whose blobs are not checked."""
         manifest = parse_json(self.get(pointer.decode("ascii", "replace")))
-        if manifest is not None and not _is_manifest(manifest):
-            log.warning("the manifest %s is of another version: it is ignored", pointer.decode())
-            return None
-        return manifest
+        return None if manifest is None or not self._check_manifest(pointer, manifest) else manifest
+
+    def _check_manifest(self, pointer: bytes, manifest: Json) -> bool:
+        """Whether a manifest is one of a result. That is remembered, because what its hash names never changes."""
+        if pointer not in self._is_usable:
+            if len(self._is_usable) >= MAX_CHECKED:
+                self._is_usable.clear()
+            self._is_usable[pointer] = is_usable = _is_manifest(manifest) and self._is_result(manifest)
+            if not is_usable:
+                log.warning("the manifest %s is of another version or of no result: it is ignored", pointer.decode())
+        return self._is_usable[pointer]
 
 
 def _derived(digest: str, kind: str) -> str:

@@ -5,17 +5,19 @@ A member has the name and the content of the store's object. The blobs of a resu
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import re
 import tarfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from roller_svc.errors import ArgumentError, StoreError, UnknownKernelError
 from roller_svc.farm.blobs import BLOBS, blob_name
 from roller_svc.farm.store import ACTIONS, KERNELS, MODELS, Store
+from roller_svc.farm.store_lock import writing
 
 MAX_MEMBER_BYTES = 1 << 30
 _BLOB = re.compile(rf"{BLOBS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})")
@@ -58,20 +60,25 @@ def export_results(store: Store, path: Path, digests: Collection[str] = ()) -> C
 
 def import_results(store: Store, path: Path) -> Copied:
     """Take over what is in a file. What the store has stays. Raises ArgumentError for a file of another kind."""
-    count = size_bytes = 0
-    blobs: list[bytes] = []
-    for name, content in _members(path):
-        if _BLOB.fullmatch(name):
+    with contextlib.closing(_members(path)) as members:
+        copied = list(iter(lambda: _import_next(store, path, members), None))
+    return Copied(len(copied), sum(copied))
+
+
+def _import_next(store: Store, path: Path, members: Iterator[tuple[str, bytes]]) -> int | None:
+    """Write the next name, and its blobs as they are read; return their bytes, or None at the end."""
+    size_bytes = 0
+    with writing(store.objects):
+        for name, content in members:
+            if not _BLOB.fullmatch(name):
+                if not store.adopt(name, content):
+                    raise _invalid(path, f"{name} is not complete")
+                return size_bytes
             if hashlib.sha256(content).hexdigest() != name.rpartition("/")[2]:
                 raise _invalid(path, f"the content of {name} has another hash")
-            blobs.append(content)
-        elif not store.adopt(name, content, blobs):
-            raise _invalid(path, f"{name} is not complete")
-        else:
-            count += 1
-            size_bytes += sum(map(len, blobs))
-            blobs = []
-    return Copied(count, size_bytes)
+            store.put(content)
+            size_bytes += len(content)
+    return None
 
 
 def _chosen(store: Store, digests: Collection[str]) -> list[str]:
@@ -93,12 +100,13 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(member, io.BytesIO(content))
 
 
-def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+def _members(path: Path) -> Generator[tuple[str, bytes], None, None]:
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
                 is_known = _BLOB.fullmatch(member.name) or _NAME.fullmatch(member.name)
-                file = archive.extractfile(member) if member.isfile() and is_known else None
+                is_plain = member.isfile() and not member.issparse()  # few bytes would become many
+                file = archive.extractfile(member) if is_plain and is_known else None
                 if file is None or member.size > MAX_MEMBER_BYTES:
                     raise _invalid(path, f"unexpected member {member.name[:80]!r}")
                 yield member.name, file.read()

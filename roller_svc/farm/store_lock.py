@@ -5,7 +5,8 @@
 
 A writer adds its object and then looks for a collection; a collector adds its lock and then waits until there is no
 writer. Each sees the other, because a read sees every write that has ended. Both die with their processes: an object
-that is not renewed is ignored after a time by the store's clock, before which its owner stops by its own clock.
+that is not renewed is ignored after a time by the store's clock, before which its owner stops by its own clock. One from
+the future, by a clock that was ahead, is ignored if it is not seen to change for that time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 
 from roller_svc.errors import StoreError
 from roller_svc.farm.objects import Objects
+from roller_svc.farm.sightings import Sighting, Sightings
 
 WRITERS, LOCK = "writers", "collecting/lock"
 WRITER_S = 600.0  # after which a writer is dead; it gives up after half of it
@@ -60,10 +62,11 @@ def writing(objects: Objects) -> Iterator[Writing]:
     """Hold off collections. Raises StoreError if one takes too long."""
     name = f"{WRITERS}/{uuid.uuid4().hex}"
     give_up_s = time.monotonic() + COLLECTOR_S + WAIT_S
+    locks: Sightings[str] = Sightings()
     try:
         right = Writing()
         objects.note(name)
-        while _is_collected(objects, name):
+        while _is_collected(objects, name, locks):
             objects.remove([name])
             if time.monotonic() > give_up_s:
                 raise StoreError("the store is being collected; try again", code="store-busy")
@@ -81,7 +84,7 @@ def collecting(objects: Objects) -> Iterator[Collecting]:
     token = uuid.uuid4().hex.encode()
     if not objects.create(LOCK, token):
         lock = objects.info(LOCK)
-        if lock is not None and store_time_s(objects) - lock.write_time_s <= COLLECTOR_S:
+        if lock is not None and -COLLECTOR_S <= store_time_s(objects) - lock.write_time_s <= COLLECTOR_S:
             raise StoreError("another collection of the store is running", code="store-busy")
         objects.remove([LOCK])
         if not objects.create(LOCK, token):
@@ -104,13 +107,15 @@ def store_time_s(objects: Objects) -> float:
     return time.time() if probe is None else probe.write_time_s
 
 
-def _is_collected(objects: Objects, name: str) -> bool:
+def _is_collected(objects: Objects, name: str, locks: Sightings[str]) -> bool:
     """Whether a collection is running that a writer has to wait for."""
     lock = objects.info(LOCK)
     if lock is None:
         return False
     own = objects.info(name)
-    return own is None or own.write_time_s - lock.write_time_s <= COLLECTOR_S
+    if own is not None and own.write_time_s - lock.write_time_s > COLLECTOR_S:
+        return False
+    return locks.ages_s({LOCK: Sighting(lock.version)})[LOCK] <= COLLECTOR_S
 
 
 def _wait_for_writers(objects: Objects, right: Collecting) -> None:
@@ -118,7 +123,7 @@ def _wait_for_writers(objects: Objects, right: Collecting) -> None:
     while True:
         writers = list(objects.list(f"{WRITERS}/"))
         now_s = store_time_s(objects) if writers else 0.0
-        if all(writer.write_time_s < now_s - WRITER_S for writer in writers):
+        if all(abs(now_s - writer.write_time_s) > WRITER_S for writer in writers):
             objects.remove(writer.name for writer in writers)
             return
         if time.monotonic() > give_up_s:

@@ -28,6 +28,7 @@ from roller_svc.farm.machine import describe_worker, machine_queues
 from roller_svc.farm.measuring import machine_locks
 from roller_svc.farm.queue import EVERY_QUEUE, OperationQueue
 from roller_svc.farm.registry import WorkerRegistry
+from roller_svc.farm.results import is_result
 from roller_svc.farm.routing import machine_queue
 from roller_svc.farm.runner import BuildRunner
 from roller_svc.farm.scratch import scratch_folder
@@ -87,7 +88,7 @@ def create_app(
     resources = contextlib.ExitStack()  # closed in the reverse order
     if tracing is not None:
         resources.callback(tracing.close)
-    store = Store(settings.store, s3_options())
+    store = Store(settings.store, s3_options(), is_result)
     store.objects.remove_leftovers()
     database = Database(settings.database_url)
     resources.callback(database.close)
@@ -95,7 +96,7 @@ def create_app(
     request_database = Database(settings.database_url, busy_timeout_s=REQUEST_BUSY_TIMEOUT_S) if database.is_sqlite else database
     resources.callback(request_database.close)
     upgrade(database)
-    authenticator = Authenticator(settings, ApiKeys(database))
+    authenticator = Authenticator(settings, ApiKeys(database), store.objects)
     authenticator.check_address()
     limits = worker_limits(settings, resources.enter_context(scratch_folder()))
 
@@ -215,7 +216,7 @@ def _parts(store: Store, farm: BuildFarm, settings: Settings) -> dict[str, Part]
     """Return what the service needs, by name. Nothing fails without the broker, so it is not essential."""
     parts = {
         "database": Part(farm.check_database, is_essential=True),
-        "store": Part(store.objects.check_writable, is_essential=True),
+        "store": Part(lambda: store.objects.check_writable(settings.min_free_bytes), is_essential=True),
     }
     if settings.broker.get_secret_value():
         parts["broker"] = Part(farm.courier.check, is_essential=False)

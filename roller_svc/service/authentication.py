@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Protocol
 
-from roller_svc.errors import ArgumentError
-from roller_svc.farm.api_keys import ApiKeys, Scope, has_key, id_of_key
+from roller_svc.errors import ArgumentError, StoreError
+from roller_svc.farm.api_keys import ApiKey, ApiKeys, Scope, has_key, id_of_key
+from roller_svc.farm.objects import Objects
 from roller_svc.service.access import EVERY_SCOPE, Principal
 from roller_svc.service.key_cache import KeyCache
 from roller_svc.settings import Settings, is_loopback
 
 ANONYMOUS = ""
+KEYS_MARK = "keys/made"  # an object of the store
+
+log = logging.getLogger(__name__)
 
 
 class TokenVerifier(Protocol):
@@ -27,10 +32,13 @@ class TokenVerifier(Protocol):
 class Authenticator:
     """Finds principals. Keys of the environment have every scope."""
 
-    def __init__(self, settings: Settings, keys: ApiKeys) -> None:
+    def __init__(self, settings: Settings, keys: ApiKeys, objects: Objects) -> None:
         self._settings = settings
+        self._keys = keys
+        self._objects = objects
+        self._has_mark = objects.info(KEYS_MARK) is not None
         self._environment = {form: client_id_of(key) for key in settings.accepted_keys for form in _key_encodings(key)}
-        self._cache = KeyCache(keys.all)
+        self._cache = KeyCache(self._read_keys)
         self._cache.load()
         self._tokens = _token_verifier(settings)
 
@@ -40,13 +48,33 @@ class Authenticator:
         return not self._environment and self._tokens is None and self._cache.is_empty
 
     def check_address(self) -> None:
-        """Raise ArgumentError if the service would listen beyond loopback without a key."""
-        if self.is_open and not is_loopback(self._settings.host):
+        """Raise ArgumentError if the service would be open where it must not be."""
+        if not self.is_open:
+            return
+        if self._has_mark:
+            raise ArgumentError(
+                "refusing to serve without an API key: the store says that there were keys, and the database has none",
+                code="keys-lost",
+                hint="restore the database, see ROLLER_DATABASE; or make a key by `roller keys add NAME`; "
+                f"or remove {KEYS_MARK} from the store to open the service",
+            )
+        if self._settings.require_key or not is_loopback(self._settings.host):
             raise ArgumentError(
                 f"refusing to listen on {self._settings.host} without an API key",
                 code="no-api-key",
-                hint="roller keys add NAME, or set ROLLER_API_KEYS, or listen on 127.0.0.1",
+                hint="roller keys add NAME, or set ROLLER_API_KEYS, or listen on 127.0.0.1 without ROLLER_REQUIRE_KEY",
             )
+
+    def _read_keys(self) -> list[ApiKey]:
+        """Read the keys; note in the store that there are some, so that a lost database opens nothing."""
+        keys = self._keys.all()
+        if keys and not self._has_mark:
+            try:
+                self._objects.write(KEYS_MARK, b"")
+                self._has_mark = True
+            except StoreError as failure:  # the next read tries again
+                log.warning("the store does not know yet that there are API keys: %s", failure.message)
+        return keys
 
     async def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
         """Return the principal of a request, or None if its credentials are missing or wrong. Raises StoreError."""

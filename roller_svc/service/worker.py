@@ -21,6 +21,7 @@ from roller_svc.farm.measuring import machine_locks
 from roller_svc.farm.objects import MEMORY
 from roller_svc.farm.queue import OperationQueue
 from roller_svc.farm.registry import WorkerRegistry
+from roller_svc.farm.results import is_result
 from roller_svc.farm.runner import BuildRunner
 from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
@@ -83,7 +84,7 @@ class FarmWorker:
                 "a worker cannot share a store in memory: expected ROLLER_STORE to be a directory or s3://BUCKET/PREFIX",
                 code="invalid-setting",
             )
-        store = Store(settings.store, s3_options())
+        store = Store(settings.store, s3_options(), is_result)
         limits = worker_limits(settings, resources.enter_context(scratch_folder()))
         models = ModelBuilds(store, settings.model_timeout_s, settings.estimates_timeout_s, limits)
         resources.callback(models.close)

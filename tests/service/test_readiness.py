@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,6 +67,38 @@ def test_a_service_without_its_store_is_not_ready(tmp_path: Path) -> None:
         assert (response.status_code, response.json()["parts"]["store"]) == (503, "failed")
         (tmp_path / "tmp").mkdir()
         assert client.get("/readyz").status_code == 200
+
+
+def test_a_database_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
+    with served(create_app(Settings(store=tmp_path), unused)) as client:
+        with contextlib.closing(sqlite3.connect(tmp_path / "operations.db", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")  # holds the write lock
+            response = client.get("/readyz")
+            assert (response.status_code, response.json()["parts"]["database"]) == (503, "timeout")
+            other.execute("ROLLBACK")
+        until_s = time.monotonic() + 60
+        while client.get("/readyz").status_code != 200:
+            assert time.monotonic() < until_s
+
+
+def test_a_damaged_database_is_noticed(tmp_path: Path) -> None:
+    app = create_app(Settings(store=tmp_path, workers=0), unused)
+    with served(app) as client:
+        assert client.get("/readyz").status_code == 200
+        database = app.state.roller.farm.queue.database
+        with database.read() as connection:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        database.engine.dispose()  # with what its connections remember
+        with (tmp_path / "operations.db").open("r+b") as file:
+            file.write(b"\xff" * 65536)
+        response = client.get("/readyz")
+        assert (response.status_code, response.json()["parts"]["database"]) == (503, "failed")
+
+
+def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
+    with served(create_app(Settings(store=tmp_path, min_free_bytes=1 << 60), unused)) as client:
+        response = client.get("/readyz")
+        assert (response.status_code, response.json()["parts"]) == (503, {"database": "ok", "store": "failed"})
 
 
 def test_a_service_without_its_broker_is_ready_and_says_so(tmp_path: Path) -> None:

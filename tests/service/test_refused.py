@@ -16,10 +16,11 @@ from roller_svc.errors import ArgumentError
 from roller_svc.farm.api_keys import ApiKeys, Scope
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
-from roller_svc.farm.store import Artifact
+from roller_svc.farm.objects import open_objects
+from roller_svc.farm.store import Artifact, Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.app import create_app
-from roller_svc.service.authentication import Authenticator
+from roller_svc.service.authentication import KEYS_MARK, Authenticator
 from roller_svc.settings import Settings
 
 KEY = "the-key-of-this-test"
@@ -125,14 +126,50 @@ def test_what_is_not_the_key_is_refused(locked_port: int, shown: str) -> None:
 def test_a_public_address_wants_a_key(host: str, tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/operations.db")
     upgrade(database)
-    keys = ApiKeys(database)
+    keys, objects = ApiKeys(database), open_objects("memory:", {})
     with pytest.raises(ArgumentError, match="without an API key"):
-        Authenticator(Settings(host=host), keys).check_address()
-    Authenticator(Settings(host=host, api_keys=KEY), keys).check_address()
+        Authenticator(Settings(host=host), keys, objects).check_address()
+    Authenticator(Settings(host=host, api_keys=KEY), keys, objects).check_address()
     _, key = keys.add("first", [Scope.READ])
     keys.revoke(key.id)
-    Authenticator(Settings(host=host), keys).check_address()  # it is closed to all, but not open
+    Authenticator(Settings(host=host), keys, objects).check_address()  # it is closed to all, but not open
     database.close()
+
+
+def test_a_key_may_be_required_on_loopback_too(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="without an API key") as refused:
+        create_app(Settings(store=tmp_path, require_key=True))
+    assert refused.value.code == "no-api-key"
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_lost_database_opens_nothing(tmp_path: Path, is_running: bool) -> None:
+    """The keys are in the database alone; the store remembers that there were some."""
+    keys = tmp_path / "keys.db"
+
+    def authenticator(path: Path) -> Authenticator:
+        database = Database(f"sqlite:///{path}")
+        upgrade(database)
+        return Authenticator(Settings(), ApiKeys(database), store.objects)
+
+    store = Store(tmp_path / "store")
+    service = authenticator(keys)
+    assert service.is_open
+    database = Database(f"sqlite:///{keys}")
+    ApiKeys(database).add("first", [Scope.READ])
+    database.close()
+    if is_running:
+        service._cache.load()  # as its next request does
+    else:
+        service = authenticator(keys)
+    assert not service.is_open
+    with pytest.raises(ArgumentError, match="database has none") as refused:
+        authenticator(tmp_path / "empty.db").check_address()
+    assert refused.value.code == "keys-lost"
+    assert refused.value.hint is not None
+    assert "roller keys add" in refused.value.hint
+    store.objects.remove([KEYS_MARK])
+    authenticator(tmp_path / "empty.db").check_address()
 
 
 @pytest.mark.parametrize(

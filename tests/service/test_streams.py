@@ -35,7 +35,10 @@ def memory_bytes() -> int:
 def store_model(store: Store, content: bytes) -> str:
     """Have a model with this bundle in the store; return the blob's digest."""
     digest = hashlib.sha256(content).hexdigest()
-    facts: dict[str, object] = {"digest": "sha256:" + "d" * 64, "files": {"bundle": digest}}
+    facts: dict[str, object] = {
+        "digest": "sha256:" + "d" * 64, "target": "cpu-x86-avx2", "inputs": [], "outputs": [], "kernels": [], "plan": {},
+        "estimate": {"seconds": 0.1}, "files": {"bundle": digest},
+    }  # fmt: skip
     store.publish(MODEL_ACTION, Artifact("sha256:" + "d" * 64, facts, {"bundle": content}, "models"))
     return digest
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Double, Engine, Table, create_engine, event, select
+from sqlalchemy import Connection, Double, Engine, Table, create_engine, delete, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError as UrlError
@@ -17,6 +18,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from roller_svc.errors import ArgumentError, StoreError
+from roller_svc.farm.database.tables import api_keys, interests, operations, probes
 
 BUSY_TIMEOUT_S = 20.0  # how long a writer of SQLite waits for another
 REQUEST_BUSY_TIMEOUT_S = 5.0  # the same for a request of a client, which waits for the answer
@@ -24,6 +26,7 @@ CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 20  # of PostgreSQL
 POOL_SIZE, MAX_OVERFLOW = 8, 24
 POOL_TIMEOUT_S = 10
+PROBE_S = 3600.0  # after which the row of a process that has ended is removed
 _DRIVERS = {
     "sqlite": "sqlite", "sqlite+pysqlite": "sqlite", "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
@@ -57,6 +60,7 @@ class Database:
 
     def __init__(self, url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
         self.url = parse_url(url)
+        self._process = uuid.uuid4().hex  # of the row that `check` writes
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(self.url, busy_timeout_s) if self.is_sqlite else _postgresql_engine(self.url)
 
@@ -77,9 +81,18 @@ class Database:
         return (sqlite if self.is_sqlite else postgresql).insert(table)
 
     def check(self) -> None:
-        """Raise StoreError if the database is away."""
+        """Write a row, and read it and one of each table that requests need. Raises StoreError."""
+        values = {"process": self._process, "time": now_s()}
+        row = self.insert(probes).values(values)
+        with self.write() as connection:
+            connection.execute(delete(probes).where(func.abs(now_s() - probes.c.time) > PROBE_S))
+            connection.execute(row.on_conflict_do_update(index_elements=[probes.c.process], set_=values))
         with self.read() as connection:
-            connection.execute(select(1))
+            if connection.execute(select(probes).where(probes.c.process == self._process)).first() is None:
+                raise StoreError("the database has lost what was written to it", code="database-error")
+            for table in (operations, interests, api_keys):
+                latest = [column.desc() for column in table.primary_key]
+                connection.execute(select(table).order_by(*latest).limit(1)).all()
 
     def close(self) -> None:
         self.engine.dispose()

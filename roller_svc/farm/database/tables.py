@@ -30,7 +30,7 @@ operations = Table(
     Column("queue", String(80), nullable=False),
     Column("measured_on", String(8)),  # kind of device that the build measures on: cpu or gpu
     Column("generator", String(64), nullable=False),  # the code that computed `action`
-    Column("client", String(80), nullable=False),  # who sent it first, and whose share it uses
+    Column("client", String(80), nullable=False),  # who sent it first, and whose quota it uses
     Column("request_id", String(64)),  # of the request that queued it, for logs
     Column("traceparent", String(64)),  # of that request's span (W3C Trace Context)
     Column("priority", Integer, nullable=False),
@@ -45,6 +45,7 @@ operations = Table(
     Column("worker", String(80)),
     Column("claim_time", Double),  # of the last attempt
     Column("lease_until", Double),
+    Column("lease_s", Double),  # for how long its worker may be silent; null: an earlier version claimed it
     Column("is_cancelled", Boolean, nullable=False),
     Column("end_time", Double),
     Column("facts", JSON(none_as_null=True)),
@@ -63,6 +64,7 @@ interests = Table(
     metadata,
     Column("operation", ForeignKey("operations.id", ondelete="CASCADE"), primary_key=True),
     Column("client", String(80), primary_key=True),
+    Column("priority", Integer),  # within the client's share; null: that of the operation
     Index("interests_client", "client"),
 )
 
@@ -133,6 +135,14 @@ action_parts = Table(
     metadata,
     Column("digest", String(64), primary_key=True),
     Column("content", JSON, nullable=False),
+)
+
+# What processes wrote last to show that they can; see Database.check.
+probes = Table(
+    "probes",
+    metadata,
+    Column("process", String(80), primary_key=True),
+    Column("time", Double, nullable=False),
 )
 
 workers = Table(

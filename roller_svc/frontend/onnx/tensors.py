@@ -34,6 +34,11 @@ def constant_of(array: Array, dtype: DType, builder: GraphBuilder) -> Tensor:
 
 def array_of(tensor: TensorProto) -> Array:
     """Return the value of a tensor. Raises ArgumentError if the proto is damaged."""
+    if any(extent < 0 for extent in tensor.dims):  # numpy would infer it
+        shape = list(tensor.dims)[:8]
+        raise ArgumentError(
+            f"tensor {tensor.name[:80]!r} is damaged: its shape is {shape}, expected extents of 0 or more", code="invalid-graph"
+        )
     try:
         return np.asarray(numpy_helper.to_array(tensor))
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:

@@ -22,7 +22,7 @@ from roller_svc.errors import BuildServiceError, CompileError, QueueFullError
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import events, metadata, operations
 from roller_svc.farm.operations import Operation, OperationState
-from roller_svc.farm.queue import Claim, Lease, OperationQueue, Submission
+from roller_svc.farm.queue import LEASE_S, Claim, Lease, OperationQueue, Submission
 from roller_svc.farm.store import Artifact, Store
 
 ACTIONS = st.sampled_from([f"sha256:{number:064x}" for number in range(4)])
@@ -51,7 +51,8 @@ class OperationsMachine(RuleBasedStateMachine):
 
         metadata.create_all(database.engine)
         self.store = Store(self.folder / "store")
-        self.queue = OperationQueue(database, "a" * 64, max_alive=MAX_ALIVE)
+        self.seconds = 0.0  # the monotonic clock
+        self.queue = OperationQueue(database, "a" * 64, max_alive=MAX_ALIVE, clock=lambda: self.seconds)
         self.known: set[str] = set()  # operations that were accepted and not forgotten
         self.done: dict[str, Operation] = {}
         self.published: dict[str, dict[str, object]] = {}
@@ -88,7 +89,7 @@ class OperationsMachine(RuleBasedStateMachine):
     @rule()
     def forget(self) -> None:
         forgotten = {operation_id for operation_id in self.known if self.operation(operation_id).done}
-        self.wait_a_day()
+        self.wait_long()
         assert self.queue.forget(3600.0) == len(forgotten)
         self.known -= forgotten
         self.done = {}
@@ -136,9 +137,14 @@ class OperationsMachine(RuleBasedStateMachine):
 
     @rule()
     def all_leases_expire(self) -> None:
-        self.change(operations.c.state == "building", lease_until=now_s() - 1)
+        self.queue.sweep()
+        self.seconds += LEASE_S
         self.queue.sweep()
         self.current = {}
+
+    @rule(hours=st.sampled_from([-1, 1]))
+    def the_clock_steps(self, hours: int) -> None:
+        self.day += hours / 24
 
     @rule()
     def pauses_end(self) -> None:
@@ -195,12 +201,13 @@ class OperationsMachine(RuleBasedStateMachine):
         with self.queue.database.write() as connection:
             connection.execute(update(operations).where(which).values(**values))
 
-    def wait_a_day(self) -> None:
-        day_s = 86_400
+    def wait_long(self) -> None:
+        """Let longer pass than the clock has stepped back."""
+        days_s = 100 * 86_400
         self.change(
             operations.c.state == "done",
-            end_time=operations.c.end_time - day_s,
-            remember_until=operations.c.remember_until - day_s,
+            end_time=operations.c.end_time - days_s,
+            remember_until=operations.c.remember_until - days_s,
         )
 
     def publish(self, claim: Claim) -> dict[str, object]:

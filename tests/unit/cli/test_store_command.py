@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import text_kernel
 
 from roller_svc.cli import main
-from roller_svc.farm.store import Artifact, Store
+from roller_svc.compiler.request import build_request
+from roller_svc.farm.store import Store
 
-ACTION, KERNEL = "sha256:" + "a" * 64, "sha256:" + "c" * 64
+ACTION = "sha256:" + "a" * 64
+BUILT = text_kernel(build_request("y[i] = x[i]", {"x": ("float32", (4,))}, target="cpu-x86-avx2", select="model"), "text")
+KERNEL = BUILT.digest
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     found = Store(tmp_path / "store")
-    found.publish(ACTION, Artifact(KERNEL, {"note": "first"}, {"source": b"void f() {}"}))
+    found.publish(ACTION, BUILT)
     return found
 
 
@@ -58,7 +62,7 @@ def test_results_are_exported_and_imported(store: Store, tmp_path: Path, capsys:
     file, other = tmp_path / "results.tar", Store(tmp_path / "other")
     assert run(capsys, store, "export", str(file))["names"] == 2
     assert run(capsys, other, "import", str(file))["names"] == 2
-    assert other.action_result(ACTION) == {"note": "first"}
+    assert other.action_result(ACTION) == BUILT.facts
     file.write_bytes(b"no archive" * 100)
     assert run(capsys, other, "import", str(file), code=2)["error"]["code"] == "invalid-archive"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import subprocess
 import tarfile
 import threading
 import time
@@ -11,12 +13,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from clocks import ManualClock
 
 from roller_svc.errors import ArgumentError, StoreError, UnknownKernelError
-from roller_svc.farm import store_lock
+from roller_svc.farm import collection, store_lock
 from roller_svc.farm.blobs import BLOBS
 from roller_svc.farm.collection import collect, verify
 from roller_svc.farm.objects import Objects
+from roller_svc.farm.sightings import Sightings
 from roller_svc.farm.store import MODELS, Artifact, Store
 from roller_svc.farm.store_archive import export_results, import_results
 from roller_svc.farm.store_keeper import StoreKeeper
@@ -201,6 +205,25 @@ def test_dead_writers_and_collectors_are_ignored(tmp_path: Path, monkeypatch: py
     assert store.objects.info("collecting/lock") is None
 
 
+@pytest.mark.parametrize("age_s", [-3600.0, 3600.0])
+def test_dead_writers_and_collectors_of_another_clock_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float
+) -> None:
+    store = Store(tmp_path)
+    store.objects.note("writers/killed")
+    store.objects.note("collecting/lock", b"killed")
+    set_age(store, age_s, "writers", "collecting")
+    with store_lock.collecting(store.objects):
+        assert list(store.objects.list("writers/")) == []
+    store.objects.note("collecting/lock", b"killed")
+    set_age(store, age_s, "collecting")
+    clock = ManualClock()
+    monkeypatch.setattr(store_lock, "Sightings", lambda: Sightings(clock))
+    monkeypatch.setattr(time, "sleep", lambda _: setattr(clock, "now_s", clock.now_s + 1 + store_lock.COLLECTOR_S))
+    publish(store, 1)
+    assert present(store, 1) == [1]
+
+
 def test_a_collector_that_was_overtaken_removes_nothing(any_store: Store) -> None:
     with store_lock.collecting(any_store.objects) as right:
         right.check()
@@ -246,6 +269,42 @@ def test_a_collection_that_is_interrupted_leaves_complete_results_or_none(tmp_pa
                 assert store.file(digest(number), "source") == bytes([number]) * SIZE
         collect(store, 0, grace_s=0)
         assert blobs(store) == set()
+
+
+def test_publications_go_on_between_removals_and_keep_what_they_refer_to(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        any_store.put(bytes([number]) * SIZE)  # of publications that were killed
+    publish(any_store, 7)
+    monkeypatch.setattr(collection, "BATCH", 1)
+    monkeypatch.setattr(collection, "HOLD_S", -1.0)
+    pauses: list[set[str]] = []
+
+    def pause(_: float) -> None:
+        assert any_store.objects.info(store_lock.LOCK) is None
+        pauses.append(blobs(any_store))
+        if len(pauses) == 2:
+            for number in range(6):
+                publish(any_store, number)
+
+    monkeypatch.setattr(collection.time, "sleep", pause)
+    before = blobs(any_store)
+    report = collect(any_store, None, grace_s=0)
+    assert [len(before) - len(left) for left in pauses] == [1, 2]
+    assert present(any_store, *range(6), 7) == [*range(6), 7]
+    assert report.removed_blobs == 2
+
+
+def test_many_objects_are_removed_by_one_request() -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.requests: list[object] = []
+
+        def delete(self, names: object) -> None:
+            self.requests.append(names)
+
+    store = Recorder()
+    Objects(store).remove(iter(["a", "b"]))
+    assert store.requests == [["a", "b"]]
 
 
 def test_verify_finds_damage_and_removes_it(any_store: Store) -> None:
@@ -308,6 +367,34 @@ def test_other_files_are_not_imported(tmp_path: Path, fault: str) -> None:
         import_results(target, bad)
     assert present(target, 1) == []
     assert list(target.objects.list("kernels/")) == []
+
+
+def test_a_sparse_member_is_not_imported(tmp_path: Path) -> None:
+    """A few bytes of an archive would become many of the store."""
+    zeros = 1 << 24
+    name = f"{BLOBS}/{hashlib.sha256(bytes(zeros)).hexdigest()[:2]}/{hashlib.sha256(bytes(zeros)).hexdigest()}"
+    (tmp_path / name).parent.mkdir(parents=True)
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(zeros)
+    for form in ("gnu", "posix"):
+        archive = tmp_path / f"{form}.tar"
+        subprocess.run(["tar", "--sparse", f"--format={form}", "-cf", archive, "-C", tmp_path, name], check=True)
+        assert archive.stat().st_size < 1 << 16
+        store = Store(tmp_path / form)
+        with pytest.raises(ArgumentError, match="unexpected member"):
+            import_results(store, archive)
+        assert blobs(store) == set()
+
+
+def test_blobs_of_an_archive_are_written_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = Store(tmp_path / "source"), Store(tmp_path / "target")
+    publish(source, 1, shared=b"shared")
+    export_results(source, tmp_path / "all.tar")
+    written: list[int] = []
+    put = Store.put
+    monkeypatch.setattr(Store, "put", lambda store, content: (written.append(len(blobs(store))), put(store, content))[1])
+    import_results(target, tmp_path / "all.tar")
+    assert written == [0, 1, 2]  # source, binary and manifest
 
 
 def test_the_keeper_writes_uses_and_stays_within_the_quota(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -9,8 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Sized
 from functools import partial
+from typing import Any
 
 import pytest
+from kombu import Message
 
 from roller_svc.errors import ArgumentError, BuildServiceError
 from roller_svc.farm import celery_courier
@@ -147,6 +150,65 @@ def test_a_receiver_begins_again_when_celery_gives_up(monkeypatch: pytest.Monkey
     count = len(starts)
     time.sleep(0.05)
     assert len(starts) == count
+
+
+def message_of(**changes: Any) -> Message:
+    """A message as the courier publishes it, with changes."""
+    app = celery_courier._celery_app("amqp://127.0.0.1//")
+    sent = app.amqp.as_task_v2("0000000000001-a", celery_courier.TASK, ("0000000000001-a",), ignore_result=True)
+    values = {
+        "headers": dict(sent.headers), "body": json.dumps(sent.body), "content_type": "application/json",
+        "content_encoding": "utf-8",
+    }  # fmt: skip
+    values["headers"] |= changes.pop("headers", {})
+    return Message(**(values | changes))
+
+
+FORGED: dict[str, dict[str, Any]] = {
+    "another task": {"headers": {"task": "os.system"}},
+    "no task": {"headers": {"task": None}},
+    "a time": {"headers": {"eta": "2099-01-01T00:00:00+00:00"}},
+    "a time that is none": {"headers": {"eta": "soon"}},
+    "an end": {"headers": {"expires": "2001-01-01T00:00:00+00:00"}},
+    "pickle": {"content_type": "application/x-python-serialize", "body": b"\x80\x04."},
+    "bytes that are no UTF-8": {"body": b"\xff\xfe["},
+    "another encoding": {"content_encoding": "utf-16"},
+    "junk": {"body": "{"},
+    "brackets": {"body": "[" * 1024},
+    "a number": {"body": "1"},
+    "more arguments": {"body": '[["a", "b"], {}, {}]'},
+    "an id that is none": {"body": '[["../a"], {}, {}]'},
+    "an id that is a list": {"body": '[[["a"]], {}, {}]'},
+    "names": {"body": '[["a"], {"x": 1}, {}]'},
+    "callbacks": {"body": '[["a"], {}, {"callbacks": [{"task": "t"}]}]'},
+    "much": {"body": json.dumps([["a" * 2000], {}, {}])},
+}
+
+
+def receiving(monkeypatch: pytest.MonkeyPatch, message: Message) -> tuple[list[Message], list[Message]]:
+    """What Celery's handler gets of a message, and what is rejected."""
+    handled, rejected = list[Message](), list[Message]()
+    monkeypatch.setattr(celery_courier.Consumer, "create_task_handler", lambda _: handled.append)
+    monkeypatch.setattr(message, "reject_log_error", lambda *_: rejected.append(message), raising=False)
+    consumer = object.__new__(celery_courier._AnnouncementConsumer)
+    consumer.connection_errors = ()
+    consumer.create_task_handler()(message)
+    return handled, rejected
+
+
+def test_an_announcement_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    for body in (str, str.encode):
+        message = message_of()
+        message.body = body(message.body)
+        assert receiving(monkeypatch, message) == ([message], [])
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_forged_message_costs_a_line(kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    message = message_of(**FORGED[kind])
+    assert receiving(monkeypatch, message) == ([], [message])
+    (record,) = caplog.records
+    assert (record.exc_info, "is dropped" in record.getMessage()) == (None, True)
 
 
 def test_tls_checks_the_certificate() -> None:

@@ -6,15 +6,17 @@ import threading
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from databases import new_database
-from sqlalchemy import Inspector, insert, inspect, select, text
+from sqlalchemy import Inspector, event, insert, inspect, select, text
 
 from roller_svc.errors import ArgumentError, StoreError
 from roller_svc.farm.database.connect import Database, now_s, parse_url
-from roller_svc.farm.database.migrate import upgrade
-from roller_svc.farm.database.tables import clients, metadata
+from roller_svc.farm.database.migrate import _config, upgrade
+from roller_svc.farm.database.tables import clients, metadata, probes
+from roller_svc.farm.queue import OperationQueue
 
 
 @pytest.fixture
@@ -27,6 +29,31 @@ def test_migrations_make_the_tables_of_this_version(empty: Database) -> None:
     with empty.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
         assert indexes(inspect(connection)) == indexes_of_metadata()
+    empty.close()
+
+
+def test_rows_of_an_earlier_version_keep_their_meaning(empty: Database) -> None:
+    config = _config()
+    with empty.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for number, priority in enumerate([0, 5]):
+            connection.execute(
+                text(
+                    "INSERT INTO operations (id, action, request, queue, generator, client, priority, state, create_time,"
+                    " start_after, attempt, failures, is_cancelled) VALUES (:id, :id, '{}', 'q', 'g', 'me', :priority,"
+                    " 'queued', 1, 1, 0, 0, false)"
+                ),
+                {"id": f"000000000000{number}-a", "priority": priority},
+            )
+            connection.execute(text("INSERT INTO interests VALUES (:id, 'me')"), {"id": f"000000000000{number}-a"})
+    upgrade(empty)
+    queue = OperationQueue(empty, "g", max_alive=9)
+    assert [queue.position(f"000000000000{number}-a") for number in (0, 1)] == [1, 0]
+    claim = queue.claim("w", ["q"])
+    assert claim is not None
+    assert claim.id == "0000000000001-a"
+    assert queue.cancel("0000000000000-a", "me") is not None
     empty.close()
 
 
@@ -108,6 +135,21 @@ def test_failures_are_store_errors(database: Database) -> None:
     with pytest.raises(StoreError, match="the database failed") as caught, database.write() as connection:
         connection.execute(text("SELECT nothing FROM nowhere"))
     assert caught.value.code == "database-error"
+
+
+def test_a_database_that_is_read_only_fails_its_check(database: Database) -> None:
+    database.check()
+    database.check()
+    with database.read() as connection:
+        assert len(connection.execute(select(probes)).all()) == 1
+    if not database.is_sqlite:
+        with database.write() as connection:
+            connection.execute(text(f"ALTER DATABASE {database.url.database} SET default_transaction_read_only = on"))
+    else:
+        event.listen(database.engine, "connect", lambda connection, _: connection.execute("PRAGMA query_only = ON"))
+    database.engine.dispose()
+    with pytest.raises(StoreError, match=r"read.?only"):
+        database.check()
 
 
 def test_a_commit_survives_a_power_cut(tmp_path: Path) -> None:

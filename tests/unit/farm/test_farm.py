@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from clocks import ManualClock
 from sqlalchemy import update
 
 from roller_svc.compiler.action import PARTS, ActionKey, hash_parts
@@ -65,7 +66,8 @@ class Setup:
     def __init__(self, database: Database, root: Path, generator: str = GENERATOR) -> None:
         self.courier = Courier()
         self.store = Store(root)
-        self.queue = OperationQueue(database, generator, max_alive=100)
+        self.clock = ManualClock()
+        self.queue = OperationQueue(database, generator, max_alive=100, clock=self.clock)
         self.registry = WorkerRegistry(database)
         self.farm = BuildFarm(self.queue, self.store, self.courier, self.registry, Digests(), retention_s=1000.0)
 
@@ -259,8 +261,8 @@ def test_who_waits_is_woken_when_no_worker_comes(setup: Setup) -> None:
     woken = threading.Event()
     operation = setup.farm.submit(request())
     setup.farm.watch(operation.id, woken.set)
-    with setup.queue.database.write() as connection:
-        connection.execute(update(operations).values(unserved_since=now_s() - NO_WORKER_TIMEOUT_S - 1))
+    setup.farm.sweep()
+    setup.clock.now_s += NO_WORKER_TIMEOUT_S + 1
     setup.farm.sweep()
     assert woken.is_set()
     assert (setup.operation(operation.id).error or {})["code"] == "no-worker"

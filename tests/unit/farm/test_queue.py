@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from clocks import ManualClock
 from sqlalchemy import update
 
 from roller_svc.errors import BuildServiceError, CompileError, QueueFullError, QuotaExceededError
 from roller_svc.farm.database.connect import Database, now_s
-from roller_svc.farm.database.tables import operations
+from roller_svc.farm.database.tables import interests, operations
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState
-from roller_svc.farm.queue import RETRY_DELAYS_S, Claim, Lease, OperationQueue, QueuedId, Submission
+from roller_svc.farm.queue import LEASE_S, RETRY_DELAYS_S, Claim, Lease, OperationQueue, QueuedId, Submission
 
 GENERATOR = "a" * 64
 FACTS = {"digest": "sha256:" + "1" * 64}
@@ -22,8 +23,13 @@ LOST = BuildServiceError("killed", code="worker-lost")
 
 
 @pytest.fixture
-def queue(database: Database) -> OperationQueue:
-    return OperationQueue(database, GENERATOR, max_alive=100)
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def queue(database: Database, clock: ManualClock) -> OperationQueue:
+    return OperationQueue(database, GENERATOR, max_alive=100, clock=clock)
 
 
 def submission(action: str = "a", client: str = "", **more: Any) -> Submission:
@@ -48,8 +54,10 @@ def change(queue: OperationQueue, operation_id: str, **values: Any) -> None:
         connection.execute(update(operations).where(operations.c.id == operation_id).values(**values))
 
 
-def expire(queue: OperationQueue, operation_id: str) -> None:
-    change(queue, operation_id, lease_until=now_s() - 1)
+def expire(queue: OperationQueue, clock: ManualClock) -> None:
+    """Let the leases end that are not renewed: the next sweep finds them."""
+    queue.sweep()
+    clock.now_s += LEASE_S
 
 
 def make_ready(queue: OperationQueue, operation_id: str) -> None:
@@ -134,10 +142,10 @@ def test_what_is_done_never_changes(queue: OperationQueue) -> None:
     assert found(queue, operation.id) == done
 
 
-def test_a_worker_that_lost_its_lease_changes_nothing(queue: OperationQueue) -> None:
+def test_a_worker_that_lost_its_lease_changes_nothing(queue: OperationQueue, clock: ManualClock) -> None:
     operation = queue.submit(submission())
     stale = claimed(queue, "stalled")
-    expire(queue, operation.id)
+    expire(queue, clock)
     queue.sweep()
     make_ready(queue, operation.id)
     fresh = claimed(queue, "other")
@@ -149,10 +157,10 @@ def test_a_worker_that_lost_its_lease_changes_nothing(queue: OperationQueue) -> 
     assert found(queue, operation.id).facts == FACTS
 
 
-def test_a_lease_that_is_renewed_is_not_swept(queue: OperationQueue) -> None:
+def test_a_lease_that_is_renewed_is_not_swept(queue: OperationQueue, clock: ManualClock) -> None:
     operation = queue.submit(submission())
     claim = claimed(queue)
-    change(queue, operation.id, lease_until=now_s() + 1)
+    expire(queue, clock)
     assert queue.renew([claim]) == {operation.id: Lease.CURRENT}
     assert queue.sweep() == []
     assert found(queue, operation.id).state is OperationState.BUILDING
@@ -188,10 +196,10 @@ def test_several_sweepers_send_an_operation_once(queue: OperationQueue) -> None:
     assert [entry for part in sent for entry in part] == [QueuedId(operation.id, "build.cuda")]
 
 
-def test_several_sweepers_count_a_lost_worker_once(queue: OperationQueue) -> None:
+def test_several_sweepers_count_a_lost_worker_once(queue: OperationQueue, clock: ManualClock) -> None:
     operation = queue.submit(submission())
     claimed(queue)
-    expire(queue, operation.id)
+    expire(queue, clock)
     together(6, lambda _: queue.sweep())
     make_ready(queue, operation.id)
     assert claimed(queue).failures == 1
@@ -216,7 +224,61 @@ def test_priority_orders_the_builds_of_one_client(queue: OperationQueue) -> None
     queue.submit(submission("raised", "other", priority=3))
     queue.submit(submission("of-others", "other"))
     order = [claimed(queue).action for _ in range(6)]
-    assert order == ["high", "of-others", "raised", "first", "second", "low"]
+    assert order == ["high", "raised", "first", "of-others", "second", "low"]
+
+
+def test_an_operation_is_due_by_the_earliest_share_of_those_who_wait(queue: OperationQueue) -> None:
+    """Who asks first with a low priority, behind much of its own, delays nobody else who asks for the same."""
+    for number in range(60):
+        queue.submit(submission(f"own{number}", "greedy", priority=100))
+    wanted = [f"wanted{number}" for number in range(3)]
+    for action in wanted:
+        queue.submit(submission(action, "greedy", priority=-100))
+        assert queue.submit(submission(action, "victim")).cache is CacheStatus.JOINED
+    queue.submit(submission("new", "victim"))
+    order = [claimed(queue).action for _ in range(8)]
+    assert [action for action in order if not action.startswith("own")] == [*wanted, "new"]
+    assert sum(action.startswith("own") for action in order) == 4
+
+
+def test_a_turn_is_taken_by_the_client_whose_it_was(queue: OperationQueue) -> None:
+    queue.submit(submission("shared", "a"))
+    queue.submit(submission("shared", "b", priority=1))
+    queue.submit(submission("of-a", "a"))
+    queue.submit(submission("of-b", "b"))
+    assert [claimed(queue).action for _ in range(3)] == ["shared", "of-b", "of-a"]
+
+
+def test_who_cancels_and_asks_again_has_the_priority_it_asks_with(queue: OperationQueue) -> None:
+    kept = queue.submit(submission("shared", "other", priority=-5))
+    queue.submit(submission("shared", "me", priority=-5))
+    queue.submit(submission("mine", "me"))
+    queue.cancel(kept.id, "me")
+    again = queue.submit(submission("shared", "me", priority=9))
+    assert (again.id, again.cache) == (kept.id, CacheStatus.JOINED)
+    assert queue.position(kept.id) == 0
+    queue.cancel(kept.id, "other")
+    assert [claimed(queue).action for _ in range(2)] == ["shared", "mine"]
+
+
+def test_a_priority_is_raised_by_asking_again_and_never_lowered(queue: OperationQueue) -> None:
+    for action in "abc":
+        queue.submit(submission(action, "me"))
+    queue.submit(submission("c", "me", priority=2))
+    queue.submit(submission("c", "me", priority=-2))
+    queue.submit(submission("a", "me", priority=-2))
+    assert [claimed(queue).action for _ in range(3)] == ["c", "a", "b"]
+
+
+def test_rows_of_an_earlier_version_keep_their_priority(queue: OperationQueue) -> None:
+    first, second = (queue.submit(submission(action, "me")) for action in "ab")
+    with queue.database.write() as connection:
+        connection.execute(update(interests).values(priority=None))
+    change(queue, second.id, priority=3)
+    assert queue.position(second.id) == 0
+    assert queue.insert_foreign("9999999999999-legacy", {})  # nobody is known to wait for it
+    assert queue.position("9999999999999-legacy") == 0
+    assert [claimed(queue).id for _ in range(2)] == [second.id, first.id]
 
 
 def test_what_failed_waits_behind_what_did_not(queue: OperationQueue) -> None:
@@ -326,11 +388,11 @@ def test_a_client_that_asks_again_revives_a_cancelled_build(queue: OperationQueu
     assert claimed(queue).failures == 0
 
 
-def test_a_cancelled_operation_of_a_lost_worker_ends(queue: OperationQueue) -> None:
+def test_a_cancelled_operation_of_a_lost_worker_ends(queue: OperationQueue, clock: ManualClock) -> None:
     operation = queue.submit(submission(client="a"))
     claimed(queue)
     queue.cancel(operation.id, "a")
-    expire(queue, operation.id)
+    expire(queue, clock)
     queue.sweep()
     assert str((found(queue, operation.id).error or {})["code"]) == "operation-cancelled"
 
@@ -462,7 +524,7 @@ def claimed_free(queue: OperationQueue) -> Claim:
     return Claim(operation.id, 0, "c", operation.request, 0)
 
 
-def test_an_operation_whose_queue_nobody_serves_fails_after_a_while(queue: OperationQueue) -> None:
+def test_an_operation_whose_queue_nobody_serves_fails_after_a_while(queue: OperationQueue, clock: ManualClock) -> None:
     cuda = queue.submit(submission("a"))
     local = queue.submit(submission("b", queue="local.m"))
     assert not cuda.is_unserved
@@ -472,8 +534,10 @@ def test_an_operation_whose_queue_nobody_serves_fails_after_a_while(queue: Opera
     assert not found(queue, cuda.id).is_unserved
     assert found(queue, local.id).is_unserved  # every queue, but not those of single machines
     assert queue.end_unserved({"build.cpu"}, 60.0) == []
-    change(queue, cuda.id, unserved_since=now_s() - 61)
-    assert queue.end_unserved({"build.cpu"}, 60.0) == [cuda.id]
+    assert queue.end_unserved({"build.cpu"}, 60.0) == []
+    queue.submit(submission("later"))
+    clock.now_s += 61
+    assert queue.end_unserved({"build.cpu", "local.m"}, 60.0) == [cuda.id]
     error = found(queue, cuda.id).error or {}
     assert error["code"] == "no-worker"
     assert "--queues build.cuda" in str(error["message"])

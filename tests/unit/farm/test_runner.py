@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import ManualClock
 from sqlalchemy import select, update
 
 from roller_svc.compiler.request import build_request
@@ -28,7 +29,7 @@ from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import operations
 from roller_svc.farm.measuring import DeviceLocks
 from roller_svc.farm.models import Request, request_record
-from roller_svc.farm.operations import Operation
+from roller_svc.farm.operations import Operation, OperationState
 from roller_svc.farm.queue import OperationQueue, Submission
 from roller_svc.farm.registry import Worker, WorkerRegistry
 from roller_svc.farm.runner import BuildRunner, InProcessBuilders
@@ -301,8 +302,16 @@ def test_a_worker_without_heartbeats_is_overtaken_and_interrupted(setup: Setup) 
     setup.builds.gate.clear()
     building = in_thread(stalled.run_next)
     assert setup.builds.begun.acquire(timeout=30)
-    setup.change(lease_until=now_s() - 1)
-    setup.queue.sweep()
+    clock = ManualClock()
+    sweeper = OperationQueue(setup.queue.database, GENERATOR, max_alive=100, clock=clock)
+
+    def is_overtaken() -> bool:
+        sweeper.sweep()
+        clock.now_s += LEASE_S
+        sweeper.sweep()
+        return setup.operation(operation.id).state is OperationState.QUEUED
+
+    wait_until(is_overtaken)  # a heartbeat may come between
     setup.change(start_after=now_s() - 1)
     claim = setup.queue.claim("other")
     assert claim is not None

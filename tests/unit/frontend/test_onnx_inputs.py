@@ -204,3 +204,15 @@ def test_an_input_without_elements_stays_an_input() -> None:
     got = interpret(found, weights, {"past": np.zeros((1, 2, 0, 4), np.float32), "x": x})
     np.testing.assert_array_equal(got["y"], x)
     assert got["z"].shape == (1, 2, 0, 4)
+
+
+@pytest.mark.parametrize("dims", [[-4], [2, -2], [-1, -4], [-1]])
+def test_a_weight_with_a_negative_extent_is_damaged(dims: list[int]) -> None:
+    weight = TensorProto(name="w", data_type=FLOAT, dims=dims, raw_data=bytes(16))
+    for nodes, initializers in (
+        ([helper.make_node("Add", ["x", "w"], ["y"])], [weight]),
+        ([helper.make_node("Constant", [], ["w"], value=weight), helper.make_node("Add", ["x", "w"], ["y"])], []),
+    ):
+        graph = helper.make_graph(nodes, "g", [info("x", FLOAT, [4])], [info("y", FLOAT, None)], initializers)
+        with pytest.raises((ArgumentError, UnsupportedModelError), match="extents of 0 or more"):
+            imported(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
