@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="roller-bench-") as folder, ExitStack() as resources:
         servers = start_servers(Path(folder), options.processes, options.other, resources)
-        rows = measure_in_turns(servers, options.connections, options.rounds, options.seconds)
+        rows = measure_rounds(servers, options.connections, options.rounds, options.seconds)
     print(json.dumps({"cpus": os.cpu_count(), "load": os.getloadavg()[0], "rows": rows}, indent=2))
 
 
@@ -143,9 +143,7 @@ def request_build(port: int) -> bytes:
     return content
 
 
-def measure_in_turns(
-    servers: Mapping[str, Server], connections: Sequence[int], rounds: int, seconds: float
-) -> list[dict[str, Any]]:
+def measure_rounds(servers: Mapping[str, Server], connections: Sequence[int], rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Measure each server with each number of connections in each round; return medians and ratios to the bare route."""
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
     for number in range(rounds):

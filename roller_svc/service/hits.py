@@ -2,12 +2,14 @@
 
 The routed path makes an answer once. A later request of the same bytes gets it again without parsing, if the client has
 the scopes that the route asked for and the store still has the result, which is looked up at most once a second.
+The action of a request does not change while a process lives: it reads specs, compilers' versions and its own source once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +31,8 @@ from roller_svc.service.metrics import Metrics
 
 PATHS = frozenset({"/v1/kernels:compile", "/v1/graphs:compile"})
 MAX_AGE_S = 1.0  # after which the store is asked again whether it has the result
-MAX_ANSWER_BYTES = 16 << 20  # of all answers and their facts
+MAX_BYTES = 16 << 20  # of memory for all answers
+OVERHEAD_BYTES = 2 << 10  # of memory for an answer beside its content
 _KEY = "hit_key"  # in the state of a request that may be remembered
 _ONCE = (b"content-type", b"prefer")  # headers that change the answer, as routes read them
 _NEVER = frozenset({b"idempotency-key"})  # headers whose meaning only the routed path knows
@@ -41,7 +44,9 @@ Run = Callable[[Callable[[], bool]], Awaitable[bool]]
 class Answer:
     """A response to a hit. Its content is split at the time of its creation."""
 
-    operation: Operation
+    operation_id: str
+    action: str
+    facts_digest: bytes
     upload: str | None  # the blob of the model that was compiled
     scopes: frozenset[KeyScope]
     headers: list[tuple[bytes, bytes]]
@@ -70,7 +75,7 @@ class HitAnswers:
         self._store = store
         self._run = run
         self._metrics = metrics
-        self._answers: LruCache[bytes, Answer] = LruCache(MAX_ANSWER_BYTES)
+        self._answers: LruCache[bytes, Answer] = LruCache(MAX_BYTES)
 
     async def find(self, scope: Scope, body: bytes) -> Answer | None:
         """Return the answer to a request that has passed all checks but those of its body; None: route it."""
@@ -82,8 +87,8 @@ class HitAnswers:
         if answer is None or not answer.scopes <= scope["state"]["principal"].scopes or not await self._is_current(answer):
             return None
         scope["route"] = answer.route  # for the name of its span
-        bind_contextvars(operation=answer.operation.id, cache=CacheStatus.HIT.value)
-        self._metrics.count(answer.operation)
+        bind_contextvars(operation=answer.operation_id, cache=CacheStatus.HIT.value)
+        self._metrics.count(CacheStatus.HIT)
         return answer
 
     def remember(
@@ -91,11 +96,13 @@ class HitAnswers:
     ) -> None:
         """Keep the response to a request that was a hit."""
         key = request.scope["state"].get(_KEY)
-        if key is None or operation.cache is not CacheStatus.HIT:
+        if key is None or operation.cache is not CacheStatus.HIT or operation.facts is None:
             return
         before, _, after = bytes(response.body).partition(operation.create_time.encode())
         answer = Answer(
-            operation,
+            operation.id,
+            operation.action,
+            _digest_of(operation.facts),
             wanted.blob if isinstance(wanted, ModelRequest) else None,
             scopes,
             response.raw_headers,
@@ -104,7 +111,7 @@ class HitAnswers:
             request.scope.get("route"),
             asyncio.get_running_loop().time(),
         )
-        self._answers.put(key, answer, 4 * len(response.body))
+        self._answers.put(key, answer, OVERHEAD_BYTES + len(response.body))
 
     async def _is_current(self, answer: Answer) -> bool:
         """Whether the store still has the result, as of a short time ago. Concurrent requests ask once."""
@@ -127,13 +134,17 @@ class HitAnswers:
         return is_there
 
     def _is_stored(self, answer: Answer) -> bool:
-        facts: Json | None = self._store.find_result(answer.operation.action)
-        if facts is None or facts != answer.operation.facts:
+        facts = self._store.find_result(answer.action)
+        if facts is None or _digest_of(facts) != answer.facts_digest:
             return False
         if answer.upload is None:
             return True
         self._store.uses.note(f"{UPLOADS}/{answer.upload}")
         return self._store.has(answer.upload)
+
+
+def _digest_of(facts: Json) -> bytes:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
 def _key_of(scope: Scope, body: bytes) -> bytes | None:

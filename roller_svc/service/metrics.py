@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from roller_svc.farm.operations import Operation
+from roller_svc.farm.operations import CacheStatus
 from roller_svc.farm.statistics import WINDOW_S, Figures
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
@@ -23,26 +23,24 @@ class Metrics:
     """
 
     def __init__(self, *, is_shared: bool = False) -> None:
-        self._is_shared = is_shared
         self._registry = CollectorRegistry()
+        if is_shared:
+            MultiProcessCollector(self._registry)  # type: ignore[no-untyped-call]  # it has no types
         self._submissions = Counter(
             "roller_submissions",
             "Requests for builds that this process accepted, by how they met the cache",
             ["cache"],
-            registry=self._registry,
+            registry=None if is_shared else self._registry,  # the collector reads those of all processes from files
         )
 
-    def count(self, operation: Operation) -> None:
+    def count(self, cache: CacheStatus) -> None:
         """Count an accepted request."""
-        self._submissions.labels(operation.cache.value).inc()
+        self._submissions.labels(cache.value).inc()
 
     def render(self, figures: Figures) -> bytes:
-        farm, own = CollectorRegistry(), self._registry
-        if self._is_shared:
-            own = CollectorRegistry()
-            MultiProcessCollector(own)  # type: ignore[no-untyped-call]  # it has no types
+        farm = CollectorRegistry()
         farm.register(_FigureCollector(figures))
-        return generate_latest(own) + generate_latest(farm)
+        return generate_latest(self._registry) + generate_latest(farm)
 
 
 class _FigureCollector(Collector):

@@ -97,7 +97,7 @@ class State:
         operation = await run_in(self.compute if is_quick else self.submissions, lambda: self.farm.find_hit(request))
         if operation is None:
             operation = await self.query(lambda: self.farm.submit(request, terms))
-        self.metrics.count(operation)
+        self.metrics.count(operation.cache)
         return operation
 
     async def explain(self, request: BuildRequest) -> Explanation:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from roller_svc.farm.operations import CacheStatus, Operation, OperationState
+from roller_svc.farm.operations import CacheStatus
 from roller_svc.farm.statistics import Figures, QueueFigures
 from roller_svc.service.metrics import Metrics
 
@@ -39,7 +39,7 @@ def exposed() -> dict[str, set[str]]:
     """The labels of each metric that a service in use exposes."""
     metrics = Metrics()
     for cache in CacheStatus:
-        metrics.count(Operation("id", "action", OperationState.QUEUED, cache, "", {}))
+        metrics.count(cache)
     samples: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.render(FIGURES).decode()):
         for sample in family.samples:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import re
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,20 +18,26 @@ from typing import Any
 import httpx
 import pytest
 from builders import BODY, Builder, digest_of
+from fastapi import Request
+from fastapi.responses import JSONResponse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from serving import answer_of, running
 
+from roller_svc.client.schemas import CompileRequest
 from roller_svc.errors import StoreError
 from roller_svc.farm.api_keys import ApiKeys, Scope, id_of_key
 from roller_svc.farm.blobs import blob_name
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
+from roller_svc.farm.operations import cached_operation
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.service import hits, key_cache
 from roller_svc.service.app import create_app
 from roller_svc.service.hits import Answer, HitAnswers
+from roller_svc.service.mapping import build_request_from_body
+from roller_svc.service.metrics import Metrics
 from roller_svc.service.state import State
 from roller_svc.settings import Settings
 
@@ -311,7 +320,10 @@ def test_a_model_whose_upload_is_gone_is_unknown(tmp_path: Path, builder: Builde
             content=json.dumps({"model": {"blob": f"sha256:{blob}"}, "target": "cpu-x86-avx2"}).encode(),
         )
         operation = json.loads(pair.routing.ask(sent)[1])
-        facts: dict[str, object] = {"digest": "sha256:" + "d" * 64, "files": {}}
+        facts: dict[str, object] = {
+            "digest": "sha256:" + "d" * 64, "target": "cpu-x86-avx2", "inputs": [], "outputs": [], "kernels": [], "plan": {},
+            "estimate": {"seconds": 0.1}, "files": {"bundle": hashlib.sha256(b"content").hexdigest()},
+        }  # fmt: skip
         artifact = Artifact("sha256:" + "d" * 64, facts, {"bundle": b"content"}, "models")
         state.store.publish(operation["metadata"]["action"], artifact)
         assert [pair.same(sent) for _ in range(3)] == [False, True, True]
@@ -341,16 +353,31 @@ def test_hits_are_counted_and_logged_alike(pair: Pair, caplog: pytest.LogCapture
     assert fields == [{"method": "POST", "path": PATH, "status": 200}] * 2
 
 
-def test_answers_are_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = len(pair.remembering.ask(Sent())[1])
-    state = pair.remembering.state
-    bounded = HitAnswers(state.store, state.run, state.metrics)
-    monkeypatch.setattr(bounded._answers, "_max_weight", 4 * size * 4)
-    monkeypatch.setattr(state.hits, "_answers", bounded._answers)
-    several = [Sent(headers=(("Prefer", f"wait={number}"),)) for number in range(1, 9)]
-    for sent in several:
-        pair.remembering.ask(sent)
-    assert 1 <= sum(pair.remembering.hit(sent) for sent in several[::-1]) <= 4
+def test_the_memory_of_answers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests may be much larger or smaller than their answers: what is kept has the weight it is given."""
+    monkeypatch.setattr(hits, "MAX_BYTES", 1 << 20)
+    wanted = build_request_from_body(CompileRequest(**BODY))
+
+    async def remember(answers: HitAnswers, count: int) -> None:
+        for number in range(count):
+            facts: dict[str, object] = {"digest": f"sha256:{number:064x}", "names": [str(each) for each in range(number % 100)]}
+            operation = cached_operation(f"sha256:{number:064x}", facts, {"expression": "x" * 10_000})
+            response = JSONResponse({"create_time": operation.create_time, **facts})
+            state = {"hit_key": number.to_bytes(32)}
+            request = Request({"type": "http", "headers": [], "state": state})
+            answers.remember(request, wanted, operation, response, frozenset({Scope.COMPILE}))
+
+    async def run_now(work: Callable[[], bool]) -> bool:
+        return work()
+
+    answers = HitAnswers(Store(tmp_path), run_now, Metrics())
+    asyncio.run(remember(answers, 1))
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    asyncio.run(remember(answers, 1000))
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 1 << 18 < after - before < hits.MAX_BYTES
 
 
 targets = st.sampled_from([PATH, PATH, PATH, f"{PATH}/", f"{PATH}?a", "/v1/kernels:measure", "/v1/graphs:compile", "/v1/kernels"])

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -103,6 +104,12 @@ def children_of(pid: int) -> set[int]:
     return found
 
 
+def is_replaced(victim: int, parent: int) -> bool:
+    """Whether another process serves instead of one of two."""
+    now = children_of(parent)
+    return victim not in now and len(now) == 2
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + 60
     while not condition():
@@ -140,7 +147,7 @@ def test_processes_share_one_port_and_one_that_is_killed_is_replaced(tmp_path: P
         assert len(httpx.get(f"{address}/v1/workers").json()["workers"]) == 1  # the builders are not multiplied
         for victim in sorted(children_of(process.pid)):
             os.kill(victim, signal.SIGKILL)
-            wait_for(lambda victim=victim: victim not in (now := children_of(process.pid)) and len(now) == 2)  # type: ignore[misc]
+            wait_for(partial(is_replaced, victim, process.pid))
             wait_for(lambda: listeners(port) == 2 and is_ready(address))
         assert httpx.post(f"{address}/v1/kernels:compile", json=body, timeout=60).json()["metadata"]["cache"] == "hit"
         processes = children_of(process.pid)
