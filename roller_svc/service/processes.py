@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -29,6 +30,7 @@ Serve = Callable[[Settings, Callable[[], None]], object]  # calls its second arg
 
 FAILED = 3  # exit code of a process that could not start
 POLL_S = 0.5
+RESTART_S = 2.0  # between two starts of a process, so that one that fails at once costs little
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # where counters of several processes are added up
 
 log = logging.getLogger(__name__)
@@ -42,11 +44,17 @@ class ServiceProcess:
         self._reader, writer = _spawn.Pipe(duplex=False)
         self._process: SpawnProcess = _spawn.Process(target=_serve, args=(settings, serve, writer))
         self._process.start()
+        self._start_s = time.monotonic()
         writer.close()  # so that the end of the process ends the pipe
 
     @property
     def exit_code(self) -> int | None:
         return self._process.exitcode
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has ended, and another one may start."""
+        return self.exit_code is not None and time.monotonic() >= self._start_s + RESTART_S
 
     def has_begun(self) -> bool:
         """Wait for a short time for the process to serve; return whether it does. Do not call it again then."""
@@ -83,8 +91,11 @@ class Supervisor:
 
     def run(self) -> bool:
         """Serve; return False if the first process could not start. Raises ArgumentError if the port is taken."""
+        host, port = self._settings.host, self._settings.port
+        with _bind(host, port, is_shared=False):
+            pass  # no other service listens on it, which a shared port would not tell
         # Bound without listening: the port stays this service's while processes are replaced.
-        with bind_shared(self._settings.host, self._settings.port) as reserved, _counters_folder(), self._stopped_by_signals():
+        with bind_shared(host, port) as reserved, _counters_folder(), self._stopped_by_signals():
             try:
                 return self._run(int(reserved.getsockname()[1]))
             finally:
@@ -104,7 +115,7 @@ class Supervisor:
         log.info("%d processes are running on http://%s:%d", settings.processes, settings.host, port)
         while not self._stopping.wait(POLL_S):
             for number, process in enumerate(self._processes):
-                if process.exit_code is not None and not self._stopping.is_set():
+                if process.is_due and not self._stopping.is_set():
                     log.error("process %d ended with exit code %d: it is started again", number, process.exit_code)
                     self._processes[number] = self._start(settings, number)
         return True
@@ -146,13 +157,17 @@ def run_processes(settings: Settings, serve: Serve) -> bool:
 
 def bind_shared(host: str, port: int) -> socket.socket:
     """Return a socket bound to a port that other processes of this user may bind, too. Raises ArgumentError."""
+    return _bind(host, port, is_shared=True)
+
+
+def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         with contextlib.ExitStack() as resources:
             bound = resources.enter_context(socket.socket(family, kind, protocol))
-            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-                bound.setsockopt(socket.SOL_SOCKET, option, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
             bound.bind(address)
             resources.pop_all()
             return bound

@@ -36,6 +36,7 @@ from roller_svc.farm.store import Artifact, Store
 from roller_svc.service import hits, key_cache
 from roller_svc.service.app import create_app
 from roller_svc.service.hits import Answer, HitAnswers
+from roller_svc.service.logs import LogFormatter, Redactor
 from roller_svc.service.mapping import build_request_from_body
 from roller_svc.service.metrics import Metrics
 from roller_svc.service.state import State
@@ -344,13 +345,16 @@ def test_hits_are_counted_and_logged_alike(pair: Pair, caplog: pytest.LogCapture
 
     pair.routing.ask(Sent())
     before = count(pair.remembering), count(pair.routing)
+    caplog.handler.setFormatter(LogFormatter("json", Redactor()))
     caplog.clear()
     with caplog.at_level("INFO", logger="roller_svc.service.request_log"):
         assert pair.same(Sent())
     assert (count(pair.remembering), count(pair.routing)) == (before[0] + 1, before[1] + 1)
-    ours = [record for record in caplog.records if record.getMessage() == "request" and getattr(record, "path", "") == PATH]
-    fields = [{name: getattr(record, name) for name in ("method", "path", "status")} for record in ours]
-    assert fields == [{"method": "POST", "path": PATH, "status": 200}] * 2
+    lines = [json.loads(line) for line in caplog.text.splitlines() if json.loads(line).get("path") == PATH]
+    times = [(line.pop("timestamp"), line.pop("seconds")) for line in lines]
+    assert len(times) == 2
+    assert lines[0] == lines[1]
+    assert {"request_id", "client", "operation", "cache", "method", "path", "status"} <= set(lines[0])
 
 
 def test_the_memory_of_answers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,11 +131,22 @@ def is_ready(address: str) -> bool:
         return False
 
 
+def refusal(folder: Path, *arguments: str) -> str:
+    """What a service of two processes says that cannot start."""
+    command = [sys.executable, "-m", "roller_svc", "serve", "--port", "0", "--processes", "2", "--store", str(folder), *arguments]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "ROLLER_API_KEYS": ""}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert ended.returncode != 0
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
 @pytest.mark.slow
 def test_processes_share_one_port_and_one_that_is_killed_is_replaced(tmp_path: Path) -> None:
     with service_of_processes(tmp_path / "store") as (process, address):
         port = int(address.rpartition(":")[2])
         wait_for(lambda: listeners(port) == 2)
+        assert "Address already in use" in refusal(tmp_path, "--port", str(port))  # a second service takes no part of it
         body = BODY | {"options": {"top_k": 10, "select": "model"}}
         first = httpx.post(f"{address}/v1/kernels:compile", json=body, headers={"Prefer": "wait=60"}, timeout=90)
         assert (first.status_code, first.json()["done"]) == (200, True)
@@ -170,9 +181,4 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     [(("--store", "memory:"), "cannot share a store in memory"), (("--host", "0.0.0.0"), "without an API key")],
 )
 def test_processes_that_cannot_start_say_why(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    command = [sys.executable, "-m", "roller_svc", "serve", "--port", "0", "--processes", "2", "--store", str(tmp_path), *arguments]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "ROLLER_API_KEYS": ""}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
-    assert ended.returncode != 0
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert message in refusal(tmp_path, *arguments)
