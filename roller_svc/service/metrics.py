@@ -28,7 +28,7 @@ class Metrics:
             MultiProcessCollector(self._registry)  # type: ignore[no-untyped-call]  # it has no types
         self._submissions = Counter(
             "roller_submissions",
-            "Requests for builds that this process accepted, by how they met the cache",
+            "Requests for builds that this service accepted, by how they met the cache",
             ["cache"],
             registry=None if is_shared else self._registry,  # the collector reads those of all processes from files
         )
