@@ -39,9 +39,12 @@ from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import BuildServiceError, CancelledError, QueueFullError, QuotaExceededError, RollerError
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import actions, clients, events, interests, operations
+from roller_svc.farm.idempotency import KeyedRequest, record_key
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState, format_time, new_id
 from roller_svc.farm.sightings import Sighting, Sightings, plausible_age_s
 from roller_svc.farm.store import UPLOADS, Json
+from roller_svc.farm.usage import read_allowance
+from roller_svc.settings import Resource
 
 Part = TypeVar("Part")
 
@@ -73,6 +76,8 @@ class Submission:
     priority: int = 0
     deadline_s: float | None = None
     max_alive: int | None = None
+    max_build_s: float | None = None  # of this client in a day
+    keyed: KeyedRequest | None = None  # a request that may be repeated: its key gets the operation
     measured_on: str | None = None
     is_served: bool = True  # whether a worker takes from the queue now
     request_id: str | None = None  # of the request, for logs
@@ -91,6 +96,7 @@ class Claim:
     measured_on: str | None = None
     request_id: str | None = None
     traceparent: str | None = None
+    client: str = ""  # that the build is for
     ready_time: float = 0.0  # since when it could be claimed, by the database's clock
 
 
@@ -146,17 +152,25 @@ class OperationQueue:
         """Join the operation of the same action, or queue a new one.
 
         An error of the request's own that is remembered is returned as the operation that had it. Raises
-        QueueFullError and QuotaExceededError.
+        QueueFullError and QuotaExceededError, and ConflictError if the key belongs to another request: then
+        nothing is queued.
         """
-        joined = self._find_joined(submission)
+        joined = self._find_joined(submission) if submission.keyed is None else None
         if joined is not None:
             return joined
         for _ in range(_MAX_SUBMITS):
             with self.database.write() as connection:
                 operation = self._join(connection, submission) or self._insert(connection, submission)
+                if operation is not None and submission.keyed is not None and operation.cache is not CacheStatus.HIT:
+                    record_key(connection, self.database, submission.keyed, operation.id)
             if operation is not None:
                 return operation
         raise BuildServiceError("the operation could not be queued; try again", code="queue-contended")
+
+    def check_capacity(self, submission: Submission) -> None:
+        """Raise QueueFullError or QuotaExceededError if a new operation would not be queued now."""
+        with self.database.read() as connection:
+            self._check_capacity(connection, submission)
 
     def get(self, operation_id: str) -> Operation | None:
         with self.database.read() as connection:
@@ -290,6 +304,7 @@ class OperationQueue:
                         row.measured_on,
                         row.request_id,
                         row.traceparent,
+                        row.client,
                         row.start_after,
                     )
 
@@ -553,11 +568,10 @@ class OperationQueue:
         alive = select(func.count()).select_from(operations).where(_IS_ALIVE)
         if (connection.scalar(alive) or 0) >= self._max_alive:
             raise QueueFullError(f"{self._max_alive} builds are waiting already; try again later")
-        if submission.max_alive is None:
-            return
         own = alive.where(operations.c.client == submission.client)
-        if (connection.scalar(own) or 0) >= submission.max_alive:
+        if submission.max_alive is not None and (connection.scalar(own) or 0) >= submission.max_alive:
             raise QuotaExceededError(f"{submission.max_alive} builds of this client are waiting already; try again later")
+        read_allowance(connection, submission.client, Resource.BUILD_SECONDS, submission.max_build_s).check()
 
     def _next(self, connection: Connection, queues: Sequence[str], measured_on: Collection[str] | None) -> tuple[str, str] | None:
         """Return the id of the operation to build next, and the client whose turn it is."""

@@ -14,9 +14,9 @@ from roller_svc.farm.api_keys import ApiKey, ApiKeys, Scope, has_key, id_of_key
 from roller_svc.farm.objects import Objects
 from roller_svc.service.access import EVERY_SCOPE, Principal
 from roller_svc.service.key_cache import KeyCache
+from roller_svc.service.shares import ANONYMOUS
 from roller_svc.settings import Settings, is_loopback
 
-ANONYMOUS = ""
 KEYS_MARK = "keys/made"  # an object of the store
 
 log = logging.getLogger(__name__)
@@ -80,23 +80,19 @@ class Authenticator:
         """Return the principal of a request, or None if its credentials are missing or wrong. Raises StoreError."""
         await self._cache.refresh()
         if self.is_open:
-            return self._principal(ANONYMOUS, EVERY_SCOPE)
+            return Principal(ANONYMOUS, EVERY_SCOPE)
         offered = _credentials(headers)
         client = self._environment_client(offered)
         if client is not None:
-            return self._principal(client, EVERY_SCOPE)
+            return Principal(client, EVERY_SCOPE)
         key_id = id_of_key(offered)
         if key_id is not None:
             key = await self._cache.find(key_id)
             if not has_key(key, offered) or key is None:
                 return None
-            return self._principal(key.id, key.scopes, key.quota)
+            return Principal(key.id, key.scopes, key.quota)
         verified = None if self._tokens is None else await self._tokens.verify(offered)
-        return None if verified is None else self._principal(*verified)
-
-    def _principal(self, client: str, scopes: frozenset[Scope], quota: int | None = None) -> Principal:
-        is_shared = len(self._settings.accepted_keys) > 1 or self._tokens is not None or not self._cache.is_empty
-        return Principal(client, scopes, quota or self._settings.max_alive_of_client(is_shared=is_shared))
+        return None if verified is None else Principal(*verified)
 
     def _environment_client(self, offered: str) -> str | None:
         text = offered.encode("latin-1")  # as the header was decoded

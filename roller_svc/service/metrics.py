@@ -11,6 +11,8 @@ from prometheus_client.registry import Collector
 
 from roller_svc.farm.operations import CacheStatus
 from roller_svc.farm.statistics import WINDOW_S, Figures
+from roller_svc.service.shares import Shares
+from roller_svc.settings import Resource
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
@@ -32,15 +34,41 @@ class Metrics:
             ["cache"],
             registry=None if is_shared else self._registry,  # the collector reads those of all processes from files
         )
+        self._refusals = Counter(
+            "roller_refusals",
+            "Requests that exceeded a limit",
+            ["resource", "status"],
+            registry=None if is_shared else self._registry,
+        )
 
     def count(self, cache: CacheStatus) -> None:
         """Count an accepted request."""
         self._submissions.labels(cache.value).inc()
 
-    def render(self, figures: Figures) -> bytes:
+    def count_refusal(self, resource: Resource, status: int) -> None:
+        """Count a request that exceeded a limit."""
+        self._refusals.labels(resource.value, str(status)).inc()
+
+    def render(self, figures: Figures, shares: Shares) -> bytes:
         farm = CollectorRegistry()
+        farm.register(_ShareCollector(shares))
         farm.register(_FigureCollector(figures))
         return generate_latest(self._registry) + generate_latest(farm)
+
+
+class _ShareCollector(Collector):
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+
+    def collect(self) -> Iterator[Metric]:
+        used = GaugeMetricFamily("roller_resource_used", "What clients use of each resource of this process", labels=["resource"])
+        limit = GaugeMetricFamily("roller_resource_limit", "How much all clients may use of it", labels=["resource"])
+        for resource, each in self._shares.limits.items():
+            if each.total is not None and resource is not Resource.BUILDS:  # a total of all processes
+                used.add_metric([resource], self._shares.used(resource))
+                limit.add_metric([resource], each.total)
+        yield used
+        yield limit
 
 
 class _FigureCollector(Collector):

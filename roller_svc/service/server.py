@@ -12,18 +12,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from roller_svc.service.app import create_app
-from roller_svc.service.connections import ConnectionLimits, ServiceConfig
+from roller_svc.service.connections import ConnectionLimits, ServiceConfig, descriptor_limit, fit_connections
 from roller_svc.service.logs import configure_logging
 from roller_svc.service.middleware import allowed_hosts
 from roller_svc.service.processes import bind_shared, run_processes
 from roller_svc.service.telemetry import open_tracing
-from roller_svc.settings import Settings, forget_secrets
+from roller_svc.settings import Resource, Settings, forget_secrets
 
 STOP_S = 10  # for running requests to finish at shutdown
 KEEP_ALIVE_S = 5
-MAX_BACKLOG = 128  # connections that the event loop accepts before it serves one
-ACCEPT_ITERATIONS = 4  # of the event loop, from accepting connections to closing those they displace
-RESERVED_DESCRIPTORS = 64  # for the store, workers and compilers
 MAX_DESCRIPTORS = 1 << 16
 
 
@@ -57,8 +54,8 @@ class ServiceServer(uvicorn.Server):
 def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> ServiceConfig:
     """Return the server's configuration; `overrides` are options of uvicorn.Config."""
     allowed_hosts(settings)  # reports an invalid host now, not at the first request
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    backlog, max_connections = fit_connections(soft, settings.max_connections)
+    shares = app.state.roller.shares
+    max_connections = sum(shares.limits[each].total for each in (Resource.CONNECTIONS, Resource.PROBES))
     limits = ConnectionLimits(max_connections, settings.header_timeout_s, settings.body_timeout_s, settings.body_timeout_s)
     options: dict[str, Any] = {
         "host": settings.host,
@@ -67,19 +64,11 @@ def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> Service
         "server_header": False,
         "log_config": None,  # see service/logs.py
         "access_log": False,  # see service/request_log.py
-        "backlog": backlog,
+        "backlog": fit_connections(descriptor_limit(), max_connections)[0],
         "timeout_keep_alive": KEEP_ALIVE_S,
         "timeout_graceful_shutdown": STOP_S,
     }
     return ServiceConfig(app, limits, **options | overrides)
-
-
-def fit_connections(descriptors: int, requested: int) -> tuple[int, int]:
-    """Return the backlog and the number of connections that fit a descriptor limit."""
-    if descriptors == resource.RLIM_INFINITY:
-        return MAX_BACKLOG, requested
-    backlog = max(1, min(MAX_BACKLOG, descriptors // 16))
-    return backlog, max(1, min(requested, descriptors - RESERVED_DESCRIPTORS - ACCEPT_ITERATIONS * backlog))
 
 
 def raise_descriptor_limit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from roller_svc.errors import QueueFullError
 from roller_svc.farm.operations import CacheStatus
 from roller_svc.farm.statistics import Figures, QueueFigures
 from roller_svc.service.metrics import Metrics
+from roller_svc.service.shares import Shares
+from roller_svc.settings import LIMITS, Resource
 
 DASHBOARD = json.loads((Path(__file__).resolve().parents[2] / "docker" / "grafana" / "roller.json").read_text())
 FIGURES = Figures(
@@ -38,10 +42,13 @@ def queries() -> Iterator[str]:
 def exposed() -> dict[str, set[str]]:
     """The labels of each metric that a service in use exposes."""
     metrics = Metrics()
+    shares = Shares(LIMITS, metrics.count_refusal)
+    with contextlib.suppress(QueueFullError):
+        shares.hold(Resource.UPLOADS, "client", 100)
     for cache in CacheStatus:
         metrics.count(cache)
     samples: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(metrics.render(FIGURES).decode()):
+    for family in text_string_to_metric_families(metrics.render(FIGURES, shares).decode()):
         for sample in family.samples:
             samples.setdefault(sample.name, set()).update(sample.labels)
     return samples

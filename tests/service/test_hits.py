@@ -39,8 +39,9 @@ from roller_svc.service.hits import Answer, HitAnswers
 from roller_svc.service.logs import LogFormatter, Redactor
 from roller_svc.service.mapping import build_request_from_body
 from roller_svc.service.metrics import Metrics
+from roller_svc.service.shares import ANONYMOUS
 from roller_svc.service.state import State
-from roller_svc.settings import Settings
+from roller_svc.settings import Resource, Settings
 
 PATH = "/v1/kernels:compile"
 TIME = re.compile(rb'"create_time":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"')
@@ -331,6 +332,17 @@ def test_a_model_whose_upload_is_gone_is_unknown(tmp_path: Path, builder: Builde
         state.store.objects.remove([blob_name(blob)])
         assert not pair.same(sent)
         assert pair.remembering.ask(sent)[0][0].startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.parametrize("resource", [Resource.CONNECTIONS, Resource.BODY_BYTES])
+def test_a_remembered_hit_uses_what_is_finite(pair: Pair, resource: Resource) -> None:
+    with ExitStack() as stack:
+        for service in (pair.remembering, pair.routing):
+            shares = service.state.shares
+            stack.enter_context(shares.hold(resource, ANONYMOUS, shares.part_of(resource, ANONYMOUS) or 0))
+        assert not pair.same(Sent())
+        assert pair.remembering.ask(Sent())[0][0].startswith(b"HTTP/1.1 503")
+    assert pair.same(Sent())
 
 
 def test_hits_are_counted_and_logged_alike(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:

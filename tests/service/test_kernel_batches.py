@@ -23,7 +23,7 @@ MAX_ITEMS = 12
 
 @pytest.fixture
 def app(tmp_path: Path, builder: Builder) -> Any:
-    settings = Settings(store=tmp_path / "store", workers=1, queue_length=8, queue_length_per_client=4, max_items=MAX_ITEMS)
+    settings = Settings(store=tmp_path / "store", workers=1, queue_length=8, max_items=MAX_ITEMS)
     return create_app(settings, builder, digest_of)
 
 
@@ -71,9 +71,13 @@ def test_failures_are_those_of_their_items(client: Client) -> None:
     assert [entry["error"]["status"] for entry in entries[1:]] == [422, 422, 404]
 
 
-def test_the_quota_counts_items(client: Client, builder: Builder) -> None:
-    builder.gate.clear()
-    entries = results(client, *(item(number) for number in range(6)), item(0))
+def test_the_quota_counts_items(tmp_path: Path, builder: Builder) -> None:
+    app = create_app(Settings(store=tmp_path, workers=1, queue_length_per_client=4, api_keys="key"), builder, digest_of)
+    headers = {"X-API-Key": "key"}
+    with running(app) as (_, port), Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0, headers=headers) as client:
+        builder.gate.clear()
+        entries = results(client, *(item(number) for number in range(6)), item(0))
+        builder.gate.set()
     codes = [entry.get("error", {}).get("code") for entry in entries]
     assert codes == [None] * 4 + ["quota-exceeded"] * 2 + [None]
     assert entries[6]["operation"]["name"] == entries[0]["operation"]["name"]

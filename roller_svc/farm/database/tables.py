@@ -112,6 +112,17 @@ api_keys = Table(
     Column("revoke_time", Double),
 )
 
+# What clients used by the day; see farm/usage.py.
+usage = Table(
+    "usage",
+    metadata,
+    Column("client", String(80), primary_key=True),
+    Column("day", Integer, primary_key=True),  # since 1970, in UTC
+    Column("resource", String(24), primary_key=True),
+    Column("amount", Double, nullable=False),
+    Index("usage_day", "day"),
+)
+
 # Keys of actions that were submitted, in parts; see farm/actions.py.
 actions = Table(
     "actions",

@@ -15,12 +15,13 @@ from roller_svc.farm.farm import Terms
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
 from roller_svc.ir.report import BuildRequest
-from roller_svc.service.access import requires
+from roller_svc.service.access import principal_of, requires
 from roller_svc.service.mapping import build_request_from_body, operation_json
 from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import State, state_of
 from roller_svc.service.submission import check_scopes, terms_of
+from roller_svc.settings import Resource
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
 
@@ -40,7 +41,7 @@ async def batch_compile(body: BatchCompileRequest, request: Request) -> Response
             code="too-many-items",
         )
     entries: list[Json] = []
-    with state.admit_batch():
+    with state.shares.hold(Resource.BATCHES, principal_of(request).client):
         batch = _Batch(state, request)
         for number, item in enumerate(body.requests):
             if number % CHECK_EVERY == 0 and await request.is_disconnected():

@@ -67,12 +67,13 @@ async def operation(operation_id: str, request: Request, wait: Annotated[float, 
     response_model=OperationResponse | ModelOperationResponse,
     dependencies=[requires(Scope.COMPILE)],
 )
-async def cancel_operation(operation_id: str, body: CancelRequest, request: Request) -> Response:
+async def cancel_operation(operation_id: str, request: Request, body: CancelRequest | None = None) -> Response:
     """Withdraw this client's interest in an operation, which ends when nobody else waits for it."""
-    if body.for_all:
+    for_all = body is not None and body.for_all
+    if for_all:
         check_scope(principal_of(request), Scope.ADMIN)
     state, client = state_of(request), principal_of(request).client
-    result = await state.query(lambda: state.farm.cancel(operation_id, client, for_all=body.for_all))
+    result = await state.query(lambda: state.farm.cancel(operation_id, client, for_all=for_all))
     if result is None:
         raise _unknown(operation_id)
     return operation_response(result, 200, {})
