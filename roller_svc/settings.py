@@ -139,6 +139,7 @@ class Settings(BaseSettings):
         le=256,
         description="build worker processes of the service, and estimate worker processes; 0: only others build",
     )
+    processes: int = Field(1, ge=1, le=64, description="processes that serve requests on one port; only the first one builds")
     queue_length: int = Field(256, ge=1, le=100_000, description="queued and running builds; a further one is rejected with 503")
     queue_length_per_client: int | None = Field(
         None,

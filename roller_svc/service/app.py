@@ -8,6 +8,7 @@ import gc
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -50,13 +51,14 @@ from roller_svc.service.builds import (
 from roller_svc.service.client_uses import UseRecorder
 from roller_svc.service.connections import descriptor_limit, fit_limits
 from roller_svc.service.disassembly import ListingCache
+from roller_svc.service.hits import HitAnswers
 from roller_svc.service.metrics import Metrics
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.readiness import Part, Readiness
 from roller_svc.service.request_log import RequestLogMiddleware
 from roller_svc.service.shares import Shares
-from roller_svc.service.state import State
+from roller_svc.service.state import State, run_in
 from roller_svc.settings import Resource, Settings, s3_options
 
 if TYPE_CHECKING:
@@ -100,7 +102,8 @@ def create_app(
     uses = UseRecorder(AuditLog(database).note_uses)
     authenticator = Authenticator(settings, ApiKeys(database), store.objects, uses)
     authenticator.check_address()
-    shares = Shares(fit_limits(settings.limit_table, descriptor_limit()))
+    metrics = Metrics(is_shared=settings.processes > 1)
+    shares = Shares(fit_limits(settings.limit_table, descriptor_limit()), metrics.count_refusal)
     limits = worker_limits(settings, resources.enter_context(scratch_folder()))
 
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
@@ -186,7 +189,7 @@ def create_app(
         await asyncio.to_thread(close)  # the loop meanwhile responds to interrupted requests
 
     app = create_api(lifespan)
-    metrics = Metrics(shares)
+    hits = HitAnswers(store, partial(run_in, compute), metrics)
     app.state.roller = State(
         settings=settings,
         store=store,
@@ -203,12 +206,18 @@ def create_app(
         authenticator=authenticator,
         readiness=Readiness(_parts(store, farm, settings)),
         shares=shares,
-        metrics=metrics,
         model_estimates=model_estimates,
+        hits=hits,
+        metrics=metrics,
         tracing=tracing,
     )
     app.add_middleware(
-        RequestLimitsMiddleware, settings=settings, authenticator=authenticator, shares=shares, routes=routes_of(app)
+        RequestLimitsMiddleware,
+        settings=settings,
+        authenticator=authenticator,
+        shares=shares,
+        routes=routes_of(app),
+        hits=hits,
     )
     if tracing is not None:
         app.add_middleware(tracing.middleware, tracing=tracing)

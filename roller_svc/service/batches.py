@@ -13,19 +13,17 @@ from fastapi.responses import JSONResponse, Response
 from roller_svc.client.schemas import BatchCompileItem, CompileRequest, GraphBatchItem, GraphRequest
 from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import ArgumentError, BuildServiceError, RollerError
-from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.farm import Terms
 from roller_svc.farm.models import Request as FarmRequest
 from roller_svc.farm.models import request_record
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
-from roller_svc.ir.options import SelectionMode
-from roller_svc.service.access import check_scope, principal_of
+from roller_svc.service.access import principal_of
 from roller_svc.service.mapping import operation_json
 from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import State, state_of
-from roller_svc.service.submission import terms_of
+from roller_svc.service.submission import check_scopes, terms_of
 from roller_svc.settings import Resource
 
 CHECK_EVERY = 16  # builds of a batch between checks for a disconnected client
@@ -74,8 +72,7 @@ class _Batch:
     async def submit(self, body: CompileRequest | GraphRequest) -> Result:
         """Submit a build, unless an equal one of the batch was submitted."""
         try:
-            if body.options.select == SelectionMode.MEASURE.value:
-                check_scope(principal_of(self._request), Scope.MEASURE)
+            check_scopes(self._request, body)
             wanted, terms = await self._state.run(lambda: self._to_request(body)), terms_of(body, self._request)
             key = json.dumps(request_record(wanted), sort_keys=True), terms
             if key not in self._submitted:

@@ -18,11 +18,11 @@ class RequestMetrics:
     """Counts the requests of this process.
 
     Args:
-        registry: gets the metrics.
+        registry: gets the metrics; None: they are read from the files of all processes.
         routes: of the application.
     """
 
-    def __init__(self, registry: CollectorRegistry, routes: Iterable[APIRoute]) -> None:
+    def __init__(self, registry: CollectorRegistry | None, routes: Iterable[APIRoute]) -> None:
         self._routes = tuple(routes)
         self._series_of = lru_cache(MAX_PATHS)(self._find_series)
         self._requests = Counter("roller_http_requests", "Requests", ["route", "method", "status"], registry=registry)

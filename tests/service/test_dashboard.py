@@ -14,7 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from roller_svc.errors import QueueFullError
-from roller_svc.farm.operations import CacheStatus, Operation, OperationState
+from roller_svc.farm.operations import CacheStatus
 from roller_svc.farm.statistics import Figures, QueueFigures
 from roller_svc.service.metrics import Metrics
 from roller_svc.service.shares import Shares
@@ -47,15 +47,15 @@ def queries() -> Iterator[str]:
 
 def exposed() -> dict[str, set[str]]:
     """The labels of each metric that a service in use exposes."""
-    shares = Shares(LIMITS)
+    metrics = Metrics()
+    shares = Shares(LIMITS, metrics.count_refusal)
     with contextlib.suppress(QueueFullError):
         shares.hold(Resource.UPLOADS, "client", 100)
-    metrics = Metrics(shares)
     for cache in CacheStatus:
-        metrics.count(Operation("id", "action", OperationState.QUEUED, cache, "", {}))
+        metrics.count(cache)
     metrics.of_requests([]).observe("GET", "/", 200, 0.1)
     samples: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(metrics.render(FIGURES, free_bytes=1).decode()):
+    for family in text_string_to_metric_families(metrics.render(FIGURES, shares, free_bytes=1).decode()):
         for sample in family.samples:
             samples.setdefault(sample.name, set()).update(sample.labels)
     return samples
