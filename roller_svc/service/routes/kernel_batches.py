@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -57,7 +57,7 @@ class _Batch:
         self._state = state
         self._request = request
         self._submitted: dict[Wanted, Result] = {}
-        self._deadline_s = asyncio.get_running_loop().time() + state.settings.estimates_timeout_s
+        self._deadline_s = time.monotonic() + state.settings.estimates_timeout_s
 
     async def submit(self, body: CompileRequest) -> Result:
         """Submit a request, unless an equal one of the batch was submitted."""
@@ -75,7 +75,7 @@ class _Batch:
         """Raise BuildServiceError if nothing may be submitted any more."""
         if self._state.is_ending:
             raise BuildServiceError("the service is shutting down", code="shutting-down")
-        if asyncio.get_running_loop().time() > self._deadline_s:
+        if time.monotonic() > self._deadline_s:
             raise BuildServiceError("the request was not submitted in time; send it again", code="batch-timeout")
 
 
