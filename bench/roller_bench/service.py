@@ -99,17 +99,24 @@ def start_servers(folder: Path, processes: int, other: Path | None, resources: E
     servers: dict[str, Server] = {}
     for name, (count, checkout) in names.items():
         more = ["--processes", str(count)] if count > 1 else []
-        command = ["-m", "roller_svc", "serve", "--workers", "1", *more]
-        variables = {"ROLLER_STORE": str(folder / name), "ROLLER_CALIBRATE": "0"}
-        if checkout is not None:
-            variables["PYTHONPATH"] = str(checkout)
-        servers[name] = resources.enter_context(run_server(command, folder / f"{name}.log", variables))
+        servers[name] = resources.enter_context(run_service(folder / name, "--workers", "1", *more, checkout=checkout))
         for _ in range(8 * count):  # every process has validated the request and has the answer
             content = request_build(servers[name].port)
     answer = folder / "answer"
     answer.write_bytes(content)
     command = ["-m", "roller_bench.service", "--serve-bare", str(answer)]
     return {BARE: resources.enter_context(run_server(command, folder / "bare.log", {})), **servers}
+
+
+@contextmanager
+def run_service(folder: Path, *options: str, checkout: Path | None = None) -> Iterator[Server]:
+    """Run a service whose store is in a folder, until the block ends."""
+    folder.mkdir(exist_ok=True)
+    variables = {"ROLLER_STORE": str(folder / "store"), "ROLLER_CALIBRATE": "0"}
+    if checkout is not None:
+        variables["PYTHONPATH"] = str(checkout)
+    with run_server(["-m", "roller_svc", "serve", *options], folder / "log", variables) as server:
+        yield server
 
 
 @contextmanager
