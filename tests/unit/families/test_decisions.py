@@ -126,7 +126,7 @@ def test_cpu_trees_pack_and_loop_as_planned(target: str) -> None:
 
 @pytest.mark.parametrize("target", GPUS)
 def test_gpu_blocks_take_what_the_cost_assumes(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads, and shared memory but that of statements of a reduction."""
+    """Compare threads, bytes of shared memory, and blocks."""
     dialect_of = function.dialect_of
     monkeypatch.setattr(function, "dialect_of", lambda arch: replace(dialect_of(arch), static_shared_bytes=0))
     hw, checked = hardware.load(target), 0
@@ -139,7 +139,9 @@ def test_gpu_blocks_take_what_the_cost_assumes(target: str, monkeypatch: pytest.
                 if needs is None:
                     continue
                 assert needs.threads == math.prod(launch.block), (case.id, tiles.tile_text)
-                spare = needs.shared_bytes - launch.shared_bytes
-                assert spare == 0 or family.name == "gpu/reduction", (case.id, tiles.tile_text)
+                assert needs.shared_bytes == launch.shared_bytes, (case.id, tiles.tile_text)
+                cost = family.model(workload).launch(workload, tiles)
+                blocks = cost.pipeline.persistent_blocks or cost.pipeline.stream_k_blocks or cost.grid
+                assert blocks == math.prod(launch.grid), (case.id, tiles.tile_text)
                 checked += 1
     assert checked > 10
