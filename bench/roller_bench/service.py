@@ -51,14 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @contextmanager
-def services(folder: Path, count: int) -> Iterator[list[int]]:
+def services(folder: Path, count: int, workers: int = 1) -> Iterator[list[int]]:
     """Run services on one store; yield their ports."""
     ports = [_free_port() for _ in range(count)]
     environment = os.environ | {"ROLLER_STORE": str(folder / "store"), "ROLLER_CALIBRATE": "0"}
     with (folder / "log").open("wb") as log:
         started = [
             subprocess.Popen(
-                [sys.executable, "-m", "roller_svc", "serve", "--port", str(port), "--workers", "1"],
+                [sys.executable, "-m", "roller_svc", "serve", "--port", str(port), "--workers", str(workers)],
                 env=environment,
                 stdout=log,
                 stderr=log,
