@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -69,7 +69,7 @@ class _Batch:
         self._request = request
         self._to_request = to_request
         self._submitted: dict[tuple[str, Terms], Result] = {}
-        self._deadline_s = asyncio.get_running_loop().time() + state.settings.estimates_timeout_s
+        self._deadline_s = time.monotonic() + state.settings.estimates_timeout_s
 
     async def submit(self, body: CompileRequest | GraphRequest) -> Result:
         """Submit a build, unless an equal one of the batch was submitted."""
@@ -89,7 +89,7 @@ class _Batch:
         """Raise BuildServiceError if nothing may be submitted any more."""
         if self._state.is_ending:
             raise BuildServiceError("the service is shutting down", code="shutting-down")
-        if asyncio.get_running_loop().time() > self._deadline_s:
+        if time.monotonic() > self._deadline_s:
             raise BuildServiceError("the request was not submitted in time; send it again", code="batch-timeout")
 
 
