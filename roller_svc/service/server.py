@@ -22,6 +22,7 @@ from roller_svc.settings import Resource, Settings, forget_secrets
 STOP_S = 10  # for running requests to finish at shutdown
 KEEP_ALIVE_S = 5
 MAX_DESCRIPTORS = 1 << 16
+MAX_PENDING = 1024  # connections that the kernel keeps until they are accepted; a further one is tried again after a second
 
 
 class ServiceServer(uvicorn.Server):
@@ -38,6 +39,9 @@ class ServiceServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in (each for server in self.servers for each in server.sockets):
+            with socket.fromfd(listener.fileno(), listener.family, listener.type) as same:
+                same.listen(MAX_PENDING)  # uvicorn's backlog is also how many are accepted at once
         if self.started:
             self._on_start()
 

@@ -65,6 +65,13 @@ class Shares:
         share.add(amount)
         return share
 
+    def check(self, resource: Resource, client: str, amount: int = 1) -> None:
+        """Raise QuotaExceededError or QueueFullError if `hold` would, before there is any work."""
+        if not self._fits(resource, client, amount):
+            refusal = self._refusal(resource, client, amount)
+            self._count_refusal(resource, 429 if isinstance(refusal, QuotaExceededError) else 503)
+            raise refusal
+
     async def wait_for(self, resource: Resource, client: str) -> Share:
         """Use one place as soon as there is one. The client that uses the fewest is next.
 
@@ -104,10 +111,7 @@ class Shares:
             raise
 
     def _take(self, resource: Resource, client: str, amount: int) -> None:
-        if not self._fits(resource, client, amount):
-            refusal = self._refusal(resource, client, amount)
-            self._count_refusal(resource, 429 if isinstance(refusal, QuotaExceededError) else 503)
-            raise refusal
+        self.check(resource, client, amount)
         self._count(resource, client, amount)
 
     def _count(self, resource: Resource, client: str, amount: int) -> None:

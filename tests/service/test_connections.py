@@ -8,6 +8,8 @@ import os
 import re
 import resource
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -33,7 +35,7 @@ from roller_svc.service.connections import (
     RESERVED_DESCRIPTORS,
     fit_connections,
 )
-from roller_svc.service.server import ServiceServer
+from roller_svc.service.server import MAX_PENDING, ServiceServer
 from roller_svc.settings import LIMITS, Resource, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -378,6 +380,18 @@ def test_connections_leave_descriptors_for_everything_else(descriptors: int) -> 
         # those that the loop has accepted and not yet looked at come on top
         assert most + ACCEPT_ITERATIONS * backlog + RESERVED_DESCRIPTORS <= descriptors
     assert fit_connections(resource.RLIM_INFINITY, 7)[1] == 7
+
+
+def test_the_kernel_keeps_connections_until_they_are_accepted(tmp_path: Path, gate: Gate) -> None:
+    """More than the event loop accepts at once: the kernel drops others, and their clients try again after a second."""
+    with service(tmp_path, gate) as (server, _):
+        listener = server.servers[0].sockets[0]
+        until(lambda: _max_pending(listener) == MAX_PENDING)
+
+
+def _max_pending(listener: Any) -> int:
+    """The field `tcpi_sacked` of Linux's tcp_info, which is the backlog of a socket that listens."""
+    return int(struct.unpack_from("I", listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32), 28)[0])
 
 
 @pytest.mark.slow

@@ -108,7 +108,9 @@ def test_waits_of_one_client_close_the_service_to_nobody(tmp_path: Path, builder
     with service(tmp_path, builder, limits, max_connections=40) as (app, port, greedy, other), contextlib.ExitStack() as stack:
         builder.gate.clear()
         name = greedy.post(COMPILE, json=body(0)).json()["name"]
-        connections, statuses = [], []
+        connections, statuses, sought = [], [], []
+        find = app.state.roller.farm.get
+        app.state.roller.farm.get = lambda operation_id: sought.append(operation_id) or find(operation_id)
         for number in range(60):
             connection = stack.enter_context(connected(port))
             connections.append(connection)
@@ -120,6 +122,7 @@ def test_waits_of_one_client_close_the_service_to_nobody(tmp_path: Path, builder
                 assert b"retry-after: " in answer.lower()
                 statuses.append(parsed(answer)[0])
         assert statuses == [429] * (60 - waiting)
+        assert len(sought) == waiting  # a refused request costs no search
         assert other.get("/healthz").status_code == 200
         assert other.get("/readyz").status_code == 200
         assert other.get("/metrics").status_code == 200
