@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from pathlib import Path
 
 from roller_svc import settings
 from roller_svc.cli import format as show
 from roller_svc.errors import ArgumentError
+from roller_svc.farm.audit import AuditEvent, AuditLog, local_client
 from roller_svc.farm.backup import back_up, restore
 from roller_svc.farm.collection import collect, verify
 from roller_svc.farm.database.connect import Database
+from roller_svc.farm.database.migrate import open_upgraded
 from roller_svc.farm.objects import MEMORY
 from roller_svc.farm.results import is_result
 from roller_svc.farm.store import Store
@@ -50,7 +53,7 @@ def execute(options: argparse.Namespace) -> int:
         case "verify":
             return _verify(store, options)
         case "pin":
-            return _pin(store, options)
+            return _pin(store, current, options)
         case "backup":
             return _back_up(store, current, options)
         case "restore":
@@ -105,7 +108,7 @@ def _verify(store: Store, options: argparse.Namespace) -> int:
     return 1 if lines and not options.remove else 0
 
 
-def _pin(store: Store, options: argparse.Namespace) -> int:
+def _pin(store: Store, current: settings.Settings, options: argparse.Namespace) -> int:
     if options.digest is None:
         if options.remove:
             raise ArgumentError("--remove needs a digest", code="invalid-option")
@@ -113,8 +116,10 @@ def _pin(store: Store, options: argparse.Namespace) -> int:
         show.print_result(options, {"pins": pins}, "\n".join(pins))
     elif options.remove:
         store.unpin(options.digest)
+        _record(current, AuditEvent.UNPINNED, options.digest)
     else:
         store.pin(options.digest)
+        _record(current, AuditEvent.PINNED, options.digest)
     return 0
 
 
@@ -143,3 +148,12 @@ def _restore(store: Store, current: settings.Settings, options: argparse.Namespa
     text = f"{done.rows} rows, {done.names} names and {done.blobs} blobs, {len(done.damaged)} of them damaged"
     show.print_result(options, facts, "\n".join([*lines, text]))
     return 1 if done.damaged else 0
+
+
+def _record(current: settings.Settings, event: AuditEvent, digest: str) -> None:
+    """Add an entry to the audit log of the store's service, if there is one here."""
+    if not current.has_database:
+        print("not in the audit log: no database here; ROLLER_DATABASE names it", file=sys.stderr)
+        return
+    with open_upgraded(current.database_url) as database:
+        AuditLog(database).record(event, local_client(), digest)

@@ -31,7 +31,7 @@ from roller_svc.service.builds import BuildWork, RequestBuilds, worker_limits
 from roller_svc.service.logs import configure_logging
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.telemetry import open_tracing
-from roller_svc.settings import Settings, forget_secrets, s3_options
+from roller_svc.settings import Resource, Settings, forget_secrets, s3_options
 
 if TYPE_CHECKING:
     from roller_svc.service.tracing import Tracing
@@ -93,7 +93,7 @@ class FarmWorker:
         builds = RequestBuilds(settings.build_timeout_s, limits, models, None, work)
         resources.callback(builds.close)
         environment = environment_digest()
-        queue = OperationQueue(database, environment, max_alive=settings.queue_length, lease_s=settings.lease_s)
+        queue = OperationQueue(database, environment, max_alive=settings.total_of(Resource.BUILDS), lease_s=settings.lease_s)
         self.runner = BuildRunner(
             queue,
             store,

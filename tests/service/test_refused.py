@@ -22,9 +22,11 @@ from roller_svc.farm.store import Artifact, Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.app import create_app
 from roller_svc.service.authentication import Authenticator
+from roller_svc.service.client_uses import UseRecorder
 from roller_svc.service.worker import FarmWorker
 from roller_svc.settings import Settings
 
+NO_USES = UseRecorder(lambda _: None)
 KEY = "the-key-of-this-test"
 JSON = {"Content-Type": "application/json"}
 COMPILE, ESTIMATES = "/v1/kernels:compile", "/v1/estimates"
@@ -130,11 +132,11 @@ def test_a_public_address_wants_a_key(host: str, tmp_path: Path) -> None:
     upgrade(database)
     keys, objects = ApiKeys(database), open_objects("memory:", {})
     with pytest.raises(ArgumentError, match="without an API key"):
-        Authenticator(Settings(host=host), keys, objects).check_address()
-    Authenticator(Settings(host=host, api_keys=KEY), keys, objects).check_address()
+        Authenticator(Settings(host=host), keys, objects, NO_USES).check_address()
+    Authenticator(Settings(host=host, api_keys=KEY), keys, objects, NO_USES).check_address()
     _, key = keys.add("first", [Scope.READ])
     keys.revoke(key.id)
-    Authenticator(Settings(host=host), keys, objects).check_address()  # it is closed to all, but not open
+    Authenticator(Settings(host=host), keys, objects, NO_USES).check_address()  # it is closed to all, but not open
     database.close()
 
 
@@ -162,7 +164,7 @@ def test_a_lost_database_opens_nothing(tmp_path: Path, is_running: bool) -> None
     def authenticator(path: Path) -> Authenticator:
         database = Database(f"sqlite:///{path}")
         upgrade(database)
-        return Authenticator(Settings(), ApiKeys(database), store.objects)
+        return Authenticator(Settings(), ApiKeys(database), store.objects, NO_USES)
 
     store = Store(tmp_path / "store")
     service = authenticator(keys)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Double, Engine, Table, create_engine, delete, event, func, select
+from sqlalchemy import Connection, Double, Engine, Integer, Table, create_engine, delete, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError as UrlError
@@ -48,6 +48,23 @@ def _now_in_sqlite(element: now_s, compiler: SQLCompiler, **_: Any) -> str:
 @compiles(now_s, "postgresql")
 def _now_in_postgresql(element: now_s, compiler: SQLCompiler, **_: Any) -> str:
     return "(extract(epoch from clock_timestamp())::double precision)"
+
+
+class today(FunctionElement[int]):  # noqa: N801 - reads as an SQL function
+    """The day of the database's clock since 1970, in UTC."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(today, "sqlite")
+def _today_in_sqlite(element: today, compiler: SQLCompiler, **_: Any) -> str:
+    return "CAST(julianday('now') - 2440587.5 AS INTEGER)"
+
+
+@compiles(today, "postgresql")
+def _today_in_postgresql(element: today, compiler: SQLCompiler, **_: Any) -> str:
+    return "(floor(extract(epoch from clock_timestamp()) / 86400)::integer)"
 
 
 class Database:
