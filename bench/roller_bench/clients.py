@@ -2,8 +2,9 @@
 
 For each finite resource, a greedy client sends what uses it up, and repeats a refused request after about two seconds,
 as `Retry-After` says: services do not limit how often a client sends. Another client sends cached compiles and
-requests of the same kind, one at a time, alone and beside the greedy one in turns. Prints JSON: latencies, their
-ratio, statuses and the largest memory of the service. The greedy client is a process of its own.
+requests of the same kind, one at a time, alone and with the greedy one in turns. Prints JSON, one line
+for each resource: latencies, their ratio, statuses and the largest memory of the service. The greedy client is a process
+of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ Send = Callable[[Target, str], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Use up a resource by so many requests at once; measure another client by cached compiles and `request`."""
+    """Use up a resource by numbers of requests at once; measure another client by cached compiles and `request`."""
 
     attacks: Sequence[tuple[int, Send]]
     request: Send
@@ -60,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a client saw of one kind of request."""
+    """Latencies and statuses of one kind of request."""
 
     latencies_s: list[float]
     statuses: Counter[int]
@@ -257,37 +258,36 @@ CASES: Mapping[str, Case] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m roller_bench.clients")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: 3)")
-    parser.add_argument("--rounds", type=int, default=2, help="measurements alone and beside the greedy client (default: 2)")
+    parser.add_argument("--rounds", type=int, default=2, help="measurements alone and with the greedy client (default: 2)")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
     options = parser.parse_args(arguments)
-    rows = []
     with tempfile.TemporaryDirectory(prefix="roller-bench-") as folder:
         with run_service(Path(folder), "--workers", "1") as server:
             request_build(server.port)
         os.environ["ROLLER_API_KEYS"] = f"{GREEDY},{OTHER}"
         for name in options.cases:
             with run_service(Path(folder), "--workers", "0") as server:  # nothing that is queued ends
-                rows.append({"case": name} | measure(server.port, CASES[name], options.rounds, options.seconds))
-    print(json.dumps({"cpus": os.cpu_count(), "rows": rows}, indent=2))
+                row = measure(server.port, CASES[name], options.rounds, options.seconds)
+                print(json.dumps({"case": name, "cpus": os.cpu_count()} | row), flush=True)
 
 
 def measure(port: int, case: Case, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the latencies of the other client, alone and beside the greedy one."""
+    """Return the latencies of the other client, alone and with the greedy one."""
     asyncio.run(_prepare(Target(port, "")))
     target = Target(port, asyncio.run(_queue_operation(port)))
     before_bytes = memory_bytes(port)
     sends = {"cached_compile": _compile, "same_kind": case.request}
-    alone, beside = ({kind: Sample([], Counter()) for kind in sends} for _ in range(2))
+    alone, together = ({kind: Sample([], Counter()) for kind in sends} for _ in range(2))
     for _ in range(rounds):
         asyncio.run(repeat(sends, alone, target, seconds))
         with greedy(case, target):
             time.sleep(SETTLE_S)
-            asyncio.run(repeat(sends, beside, target, seconds))
+            asyncio.run(repeat(sends, together, target, seconds))
     return {
         kind: {
             "alone": alone[kind].summary(),
-            "beside": beside[kind].summary(),
-            "p99_ratio": beside[kind].percentile_s(99) / alone[kind].percentile_s(99),
+            "together": together[kind].summary(),
+            "p99_ratio": together[kind].percentile_s(99) / alone[kind].percentile_s(99),
         }
         for kind in sends
     } | {"memory_before_mb": before_bytes >> 20, "memory_mb": memory_bytes(port) >> 20}
@@ -304,7 +304,7 @@ async def _prepare(target: Target) -> None:
 async def _queue_operation(port: int) -> str:
     """Queue a build; return the name of its operation."""
     body = json.dumps(BODY | {"expression": f"C[m, n] = A[m, n] * {secrets.randbelow(1 << 40)}.0 + B[m, n]"}).encode()
-    reader, writer = await _begin(Target(port, ""), GREEDY, "POST", COMPILE, len(body), is_json=True)
+    reader, writer = await _begin(Target(port, ""), OTHER, "POST", COMPILE, len(body), is_json=True)
     writer.write(body)
     answer = await reader.read()
     writer.close()
@@ -312,7 +312,7 @@ async def _queue_operation(port: int) -> str:
 
 
 async def repeat(sends: Mapping[str, Send], samples: Mapping[str, Sample], target: Target, seconds: float) -> None:
-    """Send requests of each kind in turn, one after the other, for so many seconds of each."""
+    """Send requests of each kind in turn, one after the other, for `seconds` of each."""
     for kind, send in sends.items():
         until_s = time.perf_counter() + seconds
         while (begin_s := time.perf_counter()) < until_s:

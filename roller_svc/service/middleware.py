@@ -130,6 +130,7 @@ class RequestLimitsMiddleware:
         answer = None
         with self._shares.hold(Resource.BODY_BYTES, exchange.client, 0) as share:
             try:
+                self._shares.check(Resource.BODY_BYTES, exchange.client, _declared_bytes(Headers(scope=scope)))
                 rejection = await self._read(receive, body, share)
             except QueueFullError as error:
                 await _send_refusal(send, error)
@@ -172,9 +173,8 @@ class RequestLimitsMiddleware:
             scope["state"]["principal"] = principal
             bind_contextvars(client=principal.client)
         if self._takes_body(scope):
-            length = headers.get("content-length", "0")
             max_bytes = self._max_blob_bytes if _is_blob(scope) else self._max_body_bytes
-            if length.isdecimal() and int(length[:20]) > max_bytes:
+            if _declared_bytes(headers) > max_bytes:
                 return too_large(max_bytes)
             if _is_blob(scope) or not _has_content(headers):
                 return None
@@ -258,6 +258,12 @@ def allowed_hosts(settings: Settings) -> frozenset[Authority]:
 
 def _has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
+
+
+def _declared_bytes(headers: Headers) -> int:
+    """Return the length of a body that comes in one piece; 0 for chunks."""
+    length = headers.get("content-length", "0")
+    return int(length[:20]) if length.isdecimal() else 0
 
 
 def _has_content(headers: Headers) -> bool:

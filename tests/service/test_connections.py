@@ -315,11 +315,18 @@ def test_a_body_that_breaks_off_leaves_nothing_behind(tmp_path: Path, gate: Gate
         healthy(port)
 
 
-def test_bodies_are_bounded_together(tmp_path: Path, gate: Gate) -> None:
-    with service(tmp_path, gate, max_body_bytes=4096, limits="body_bytes=4096/4096") as (_, port), connected(port) as first:
+@pytest.mark.parametrize(
+    "sent", [POST + b"Content-Length: 2000\r\n\r\n", CHUNKED + b"\r\n7d0\r\n" + b" " * 2000], ids=["declared", "chunks"]
+)
+def test_bodies_are_bounded_together(tmp_path: Path, gate: Gate, sent: bytes) -> None:
+    """One whose length is declared is refused before it is sent."""
+    limits = {"max_body_bytes": 4096, "limits": "body_bytes=4096/4096"}
+    with service(tmp_path, gate, **limits) as (server, port), connected(port) as first:
         first.sendall(POST + b"Content-Length: 4000\r\n\r\n" + b" " * 3000)
+        shares = server.config.app.state.roller.shares
+        until(lambda: shares.used(Resource.BODY_BYTES) == 3000)
         with connected(port) as second:
-            second.sendall(POST + b"Content-Length: 2000\r\n\r\n" + b" " * 1999)
+            second.sendall(sent)
             status, body = parsed(received(second))
         assert (status, body["code"]) == (503, "too-many-bodies")
         first.close()
