@@ -117,6 +117,10 @@ class Settings(BaseSettings):
     oidc_audience: str = Field("", description="audience that these tokens must have")
     oidc_jwks: str = Field("", description="file, or https URL, with the issuer's public keys (a JWK set)")
     oidc_scopes_claim: str = Field("scope", description="claim with the scopes of a token, as a list or separated by spaces")
+    oidc_groups: str = Field(
+        "", description="scopes of the members of groups: GROUP=SCOPE, separated by semicolons, in addition to a token's own"
+    )
+    oidc_groups_claim: str = Field("groups", description="claim with the groups of a token's subject, as a list")
     allowed_hosts: str = Field("", description="further names of the service, each with or without a port, separated by commas")
     max_connections: int = Field(
         1000,
@@ -135,6 +139,7 @@ class Settings(BaseSettings):
         le=256,
         description="build worker processes of the service, and estimate worker processes; 0: only others build",
     )
+    processes: int = Field(1, ge=1, le=64, description="processes that serve requests on one port; only the first one builds")
     queue_length: int = Field(256, ge=1, le=100_000, description="queued and running builds; a further one is rejected with 503")
     queue_length_per_client: int | None = Field(
         None,
@@ -160,6 +165,9 @@ class Settings(BaseSettings):
     )
     retention_s: float = Field(
         7 * 86_400.0, ge=60, description="how long operations are kept after they are done; results stay in the store"
+    )
+    audit_retention_s: float = Field(
+        90 * 86_400.0, ge=3600, description="how long entries of the audit log are kept, which `roller audit` shows"
     )
     worker_memory_bytes: int | None = Field(
         None,
@@ -278,7 +286,16 @@ class Settings(BaseSettings):
     @property
     def database_url(self) -> str:
         """URL of the operations' database: the setting, or SQLite in `folder`."""
-        return self.database.get_secret_value() or f"sqlite:///{self.folder.absolute() / 'operations.db'}"
+        return self.database.get_secret_value() or f"sqlite:///{self._database_file}"
+
+    @property
+    def has_database(self) -> bool:
+        """Whether the database is named, or the store's folder has it."""
+        return bool(self.database.get_secret_value()) or (self.is_local_store and self._database_file.is_file())
+
+    @property
+    def _database_file(self) -> Path:
+        return self.folder.absolute() / "operations.db"
 
     @property
     def is_distributed(self) -> bool:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roller_bench.service import BODY, build, services
+from roller_bench.service import BODY, request_build, run_service
 
 GREEDY, OTHER = "a-greedy-key", "another-key"
 COMPILE, EXPLAIN, BATCH, ESTIMATES, GRAPH_ESTIMATE = (
@@ -262,12 +262,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="roller-bench-") as folder:
-        with services(Path(folder), 1) as ports:
-            build(ports[0])
+        with run_service(Path(folder), "--workers", "1") as server:
+            request_build(server.port)
         os.environ["ROLLER_API_KEYS"] = f"{GREEDY},{OTHER}"
         for name in options.cases:
-            with services(Path(folder), 1, workers=0) as ports:  # nothing that is queued ends
-                row = measure(ports[0], CASES[name], options.rounds, options.seconds)
+            with run_service(Path(folder), "--workers", "0") as server:  # nothing that is queued ends
+                row = measure(server.port, CASES[name], options.rounds, options.seconds)
                 print(json.dumps({"case": name, "cpus": os.cpu_count()} | row), flush=True)
 
 

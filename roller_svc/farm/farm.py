@@ -11,6 +11,7 @@ from typing import Protocol
 from roller_svc.compiler.action import ActionKey
 from roller_svc.errors import ArgumentError, BuildServiceError, InputError, RollerError
 from roller_svc.farm.actions import ActionLog, Explanation
+from roller_svc.farm.audit import AuditLog
 from roller_svc.farm.courier import Courier
 from roller_svc.farm.idempotency import KeyedRequest
 from roller_svc.farm.models import ModelRequest, Request, parse_record, request_record
@@ -68,6 +69,7 @@ class BuildFarm:
         registry: lists the workers.
         digests: validates requests.
         retention_s: how long operations that are done are kept.
+        audit_retention_s: how long entries of the audit log are kept.
         no_worker_timeout_s: how long an operation waits for a queue that no worker takes from.
     """
 
@@ -80,6 +82,7 @@ class BuildFarm:
         digests: Digests,
         *,
         retention_s: float,
+        audit_retention_s: float,
         no_worker_timeout_s: float = NO_WORKER_TIMEOUT_S,
     ) -> None:
         self.queue = queue
@@ -90,6 +93,8 @@ class BuildFarm:
         self._digests = digests
         self._actions = ActionLog(queue.database, store)
         self._retention_s = retention_s
+        self._audit = AuditLog(queue.database)
+        self._audit_retention_s = audit_retention_s
         self._no_worker_timeout_s = no_worker_timeout_s
         self._served: frozenset[str] | None = None  # queues that workers take from, as of the last sweep
         self._watcher = EndWatcher(queue.ended)
@@ -260,9 +265,11 @@ class BuildFarm:
         while True:
             try:
                 self.sweep()
+                self.queue.database.checkpoint()
                 if seconds_since_forgetting >= FORGET_S:
                     seconds_since_forgetting = 0.0
                     self.queue.forget(self._retention_s)
+                    self._audit.forget(self._audit_retention_s)
                     self._actions.forget_unbuilt(self._retention_s)
             except BuildServiceError as failure:  # the database is away, or a validating worker was lost
                 log.warning("no sweep: %s", failure.message)

@@ -37,6 +37,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import BuildServiceError, CancelledError, QueueFullError, QuotaExceededError, RollerError
+from roller_svc.farm.audit import AuditEvent, record_event
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import actions, clients, events, interests, operations
 from roller_svc.farm.idempotency import KeyedRequest, record_key
@@ -57,6 +58,7 @@ _QUEUED, _BUILDING, _DONE = (state.value for state in (OperationState.QUEUED, Op
 _IS_ALIVE = operations.c.state != literal_column("'done'")  # a literal, as only that can use the partial index
 _OWN_PRIORITY = func.coalesce(interests.c.priority, operations.c.priority)  # of a client that waits
 _OF_DEADLINES = (operations.c.deadline, operations.c.create_time, now_s().label("now_s"))
+MAX_PROGRAM_CHARACTERS = 200  # in the audit log
 _MAX_SUBMITS = 8  # tries of a submission that others overtake
 
 
@@ -161,6 +163,8 @@ class OperationQueue:
         for _ in range(_MAX_SUBMITS):
             with self.database.write() as connection:
                 operation = self._join(connection, submission) or self._insert(connection, submission)
+                if operation is not None:
+                    _record_request(connection, submission, operation)
                 if operation is not None and submission.keyed is not None and operation.cache is not CacheStatus.HIT:
                     record_key(connection, self.database, submission.keyed, operation.id)
             if operation is not None:
@@ -241,6 +245,8 @@ class OperationQueue:
         """
         with self.database.write() as connection:
             whose = interests.c.operation == operation_id
+            if connection.execute(select(operations.c.id).where(operations.c.id == operation_id, _IS_ALIVE)).first():
+                record_event(connection, AuditEvent.CANCELLED_FOR_ALL if for_all else AuditEvent.CANCELLED, client, operation_id)
             connection.execute(delete(interests).where(whose if for_all else whose & (interests.c.client == client)))
             others = connection.scalar(select(func.count()).select_from(interests).where(whose))
             if not others:
@@ -741,6 +747,22 @@ def _add_event(connection: Connection, operation_id: str, kind: str, data: Mappi
     last = select(func.coalesce(func.max(events.c.number), 0) + 1).where(events.c.operation == operation_id)
     connection.execute(
         insert(events).values(operation=operation_id, number=last.scalar_subquery(), time=now_s(), type=kind, data=dict(data))
+    )
+
+
+def _record_request(connection: Connection, submission: Submission, operation: Operation) -> None:
+    """Add to the audit log who asked for what, so that it is known when the operation is forgotten."""
+    program = str(submission.request.get("expression") or submission.request.get("model"))
+    record_event(
+        connection,
+        AuditEvent.REQUESTED,
+        submission.client,
+        operation.id,
+        cache=operation.cache.value,
+        action=submission.action,
+        queue=submission.queue,
+        program=program[:MAX_PROGRAM_CHARACTERS],
+        request_id=submission.request_id,
     )
 
 

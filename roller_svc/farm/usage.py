@@ -55,6 +55,19 @@ class DailyUsage:
             connection.execute(insertion)
             connection.execute(delete(usage).where(usage.c.day < today() - ACCOUNT_DAYS))
 
+    def totals(self, days: int) -> dict[str, dict[str, float]]:
+        """Return what each client used in the last days, today included, by resource; most seconds of builds first."""
+        query = (
+            select(usage.c.client, usage.c.resource, func.sum(usage.c.amount).label("amount"))
+            .where(usage.c.day > today() - days)
+            .group_by(usage.c.client, usage.c.resource)
+        )
+        found: dict[str, dict[str, float]] = {}
+        with self._database.read() as connection:
+            for row in connection.execute(query):
+                found.setdefault(row.client, dict.fromkeys(_WORDS, 0.0))[Resource(row.resource)] = row.amount
+        return dict(sorted(found.items(), key=lambda each: (-each[1][Resource.BUILD_SECONDS], each[0])))
+
 
 def read_allowance(connection: Connection, client: str, resource: Resource, limit: float | None) -> Allowance:
     """Return what a client may still use today; everything if there is no limit."""

@@ -26,6 +26,15 @@ class Principal:
     max_alive: int | None = None  # operations of this client that are not done, if its key limits them
 
 
+@dataclass(frozen=True, slots=True)
+class VerifiedToken:
+    """The claims of a valid token of an identity provider. `client` is a hash of the issuer and of the subject."""
+
+    client: str
+    subject: str
+    scopes: frozenset[Scope]
+
+
 class RequiredScope:
     """A dependency of a route that rejects clients without a scope."""
 

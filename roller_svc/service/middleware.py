@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import unquote
 
 from fastapi.routing import APIRoute
@@ -16,6 +17,7 @@ from roller_svc.errors import ArgumentError, QueueFullError, StoreError
 from roller_svc.service.access import OPEN_PATHS, PROBE_PATHS, methods_of
 from roller_svc.service.authentication import Authenticator
 from roller_svc.service.bodies import BodyError, check_json, max_value_count
+from roller_svc.service.hits import HitAnswers
 from roller_svc.service.hosts import Authority, is_own_host, is_same_origin, parse_authority
 from roller_svc.service.problems import (
     RETRY_AFTER_S,
@@ -32,6 +34,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 BLOBS_PATH = "/v1/blobs/"
 MAX_TARGET_BYTES = 8192
+MAX_PATHS = 1024  # whose methods are remembered
 VALUES_PER_ITEM = 64  # JSON values per item of an estimate request, on average
 FREE_VALUES = 1 << 14  # JSON values allowed regardless of the items
 SMALL_BODY_BYTES = 1 << 16  # validated on the event loop
@@ -50,14 +53,23 @@ class RequestLimitsMiddleware:
     """Rejects, as problem+json, requests that no route should see."""
 
     def __init__(
-        self, app: ASGIApp, *, settings: Settings, authenticator: Authenticator, shares: Shares, routes: Iterable[APIRoute]
+        self,
+        app: ASGIApp,
+        *,
+        settings: Settings,
+        authenticator: Authenticator,
+        shares: Shares,
+        routes: Iterable[APIRoute],
+        hits: HitAnswers,
     ) -> None:
         self._app = app
+        self._hits = hits
         self._max_body_bytes = settings.max_body_bytes
         self._max_blob_bytes = settings.max_blob_bytes
         self._max_values = FREE_VALUES + VALUES_PER_ITEM * settings.max_items
         self._authenticator = authenticator
-        self._routes = tuple(routes)
+        known_routes = tuple(routes)
+        self._methods = lru_cache(MAX_PATHS)(lambda path: methods_of(known_routes, path))
         self._hosts = allowed_hosts(settings)
         self._shares = shares
 
@@ -115,6 +127,7 @@ class RequestLimitsMiddleware:
 
     async def _handle_body(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         body = bytearray()
+        answer = None
         with self._shares.hold(Resource.BODY_BYTES, exchange.client, 0) as share:
             try:
                 self._shares.check(Resource.BODY_BYTES, exchange.client, _declared_bytes(Headers(scope=scope)))
@@ -124,9 +137,15 @@ class RequestLimitsMiddleware:
                 return
             if rejection is None:
                 exchange.unread = False
-                rejection = await self._body_problem(bytes(body))
+                with await self._shares.process(exchange.client):
+                    answer = await self._hits.find(scope, bytes(body))
+                if answer is None:  # a body that has an answer had no problem
+                    rejection = await self._body_problem(bytes(body))
         if rejection is not None:
             await _send_problem(send, rejection)
+        elif answer is not None:
+            await send({"type": "http.response.start", "status": 200, "headers": list(answer.headers)})
+            await send({"type": "http.response.body", "body": answer.body})
         else:
             await self._process(scope, _replay_body(bytes(body), receive), send, exchange)
 
@@ -167,7 +186,7 @@ class RequestLimitsMiddleware:
 
     def _takes_body(self, scope: Scope) -> bool:
         """Whether a route reads the body. That of another request is not read."""
-        return scope["method"] in BODY_METHODS and scope["method"] in methods_of(self._routes, scope["path"])
+        return scope["method"] in BODY_METHODS and scope["method"] in self._methods(scope["path"])
 
     def _host_problem(self, scope: Scope, headers: Headers) -> dict[str, object] | None:
         """Return the problem of a request for another host or from another site's page, or None."""

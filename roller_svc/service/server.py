@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -14,6 +15,7 @@ from roller_svc.service.app import create_app
 from roller_svc.service.connections import ConnectionLimits, ServiceConfig, descriptor_limit, fit_connections
 from roller_svc.service.logs import configure_logging
 from roller_svc.service.middleware import allowed_hosts
+from roller_svc.service.processes import bind_shared, run_processes
 from roller_svc.service.telemetry import open_tracing
 from roller_svc.settings import Resource, Settings, forget_secrets
 
@@ -24,13 +26,24 @@ MAX_PENDING = 1024  # connections that the kernel keeps until they are accepted;
 
 
 class ServiceServer(uvicorn.Server):
-    """Notifies the application of a shutdown before it waits for running requests."""
+    """Notifies the application of a shutdown before it waits for running requests.
+
+    Args:
+        config: of the server.
+        on_start: called when it serves.
+    """
+
+    def __init__(self, config: ServiceConfig, on_start: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config)
+        self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in (each for server in self.servers for each in server.sockets):
             with socket.fromfd(listener.fileno(), listener.family, listener.type) as same:
                 same.listen(MAX_PENDING)  # uvicorn's backlog is also how many are accepted at once
+        if self.started:
+            self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.begin_shutdown()
@@ -72,11 +85,21 @@ def raise_descriptor_limit() -> None:
 
 def run_server(settings: Settings) -> bool:
     """Serve until a signal arrives; return False if the server could not start."""
+    return _serve(settings) if settings.processes == 1 else run_processes(settings, serve_shared)
+
+
+def serve_shared(settings: Settings, on_start: Callable[[], None]) -> None:
+    """Serve by one of several processes, on their common port."""
+    with bind_shared(settings.host, settings.port) as bound:
+        _serve(settings, on_start, [bound])
+
+
+def _serve(settings: Settings, on_start: Callable[[], None] = lambda: None, sockets: list[socket.socket] | None = None) -> bool:
     raise_descriptor_limit()
     configure_logging(settings)
     tracing = open_tracing(settings)  # reads OTEL_* variables, some of them secrets
     forget_secrets()
-    server = ServiceServer(server_config(create_app(settings, ready=True, tracing=tracing), settings))
+    server = ServiceServer(server_config(create_app(settings, ready=True, tracing=tracing), settings), on_start)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises the signal that ended it
-        server.run()
+        server.run(sockets)
     return server.started

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
 
@@ -30,18 +30,24 @@ _WORDS: Mapping[Resource, str] = {
     Resource.RESPONSE_BYTES: "bytes of responses in memory",
 }
 _CODES = {Resource.CONNECTIONS: "too-many-connections", Resource.BODY_BYTES: "too-many-bodies"}  # of 503; else queue-full
+CountRefusal = Callable[[Resource, int], None]
 _processing: ContextVar[Share | None] = ContextVar("processing", default=None)  # of the current request
 
 
 class Shares:
-    """Counts what clients use. Used on the event loop only."""
+    """Counts what clients use. Used on the event loop only.
 
-    def __init__(self, limits: Mapping[Resource, Limit]) -> None:
+    Args:
+        limits: of each resource.
+        count_refusal: counts a request that exceeds a limit, with its status.
+    """
+
+    def __init__(self, limits: Mapping[Resource, Limit], count_refusal: CountRefusal = lambda resource, status: None) -> None:
         self.limits = dict(limits)
         self._used: dict[Resource, Counter[str]] = {resource: Counter() for resource in limits}
         self._totals: Counter[Resource] = Counter()
         self._waiting: dict[Resource, dict[str, deque[asyncio.Future[None]]]] = {resource: {} for resource in limits}
-        self.refusals: Counter[tuple[Resource, int]] = Counter()  # by status
+        self._count_refusal = count_refusal
 
     def part_of(self, resource: Resource, client: str) -> int | None:
         """Return how much one client may use; None: no limit."""
@@ -63,7 +69,7 @@ class Shares:
         """Raise QuotaExceededError or QueueFullError if `hold` would, before there is any work."""
         if not self._fits(resource, client, amount):
             refusal = self._refusal(resource, client, amount)
-            self.refusals[resource, 429 if isinstance(refusal, QuotaExceededError) else 503] += 1
+            self._count_refusal(resource, 429 if isinstance(refusal, QuotaExceededError) else 503)
             raise refusal
 
     async def wait_for(self, resource: Resource, client: str) -> Share:

@@ -25,6 +25,7 @@ from roller_svc.ir.report import BuildRequest
 from roller_svc.service.access import principal_of
 from roller_svc.service.authentication import Authenticator
 from roller_svc.service.disassembly import ListingCache
+from roller_svc.service.hits import HitAnswers
 from roller_svc.service.metrics import Metrics
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.readiness import Readiness
@@ -59,6 +60,7 @@ class State:
     idempotency: IdempotencyKeys
     authenticator: Authenticator
     readiness: Readiness
+    hits: HitAnswers
     shares: Shares
     metrics: Metrics
     tracing: Tracing | None = None
@@ -72,11 +74,11 @@ class State:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work that uses the store or takes milliseconds in a thread of `compute`."""
-        return await self._run_in(self.compute, work)
+        return await run_in(self.compute, work)
 
     async def query(self, work: Callable[[], T]) -> T:
         """Run work that uses the database in a thread of `queries`, so that nothing else waits for a locked one."""
-        return await self._run_in(self.queries, work)
+        return await run_in(self.queries, work)
 
     async def find(self, operation_id: str) -> Operation | None:
         """Return an operation or None. A hit is in the store and needs no database."""
@@ -88,7 +90,7 @@ class State:
         operation = await self._check(request, terms.client, self.compute, lambda: self.farm.find_hit(request))
         if operation is None:
             operation = await self.query(lambda: self.farm.submit(request, terms))
-        self.metrics.count(operation)
+        self.metrics.count(operation.cache)
         return operation
 
     def response_share(self, request: Request) -> Share:
@@ -102,14 +104,9 @@ class State:
     async def _check(self, request: FarmRequest, client: str, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         """Run work on a request in a pool if it is validated; a client's validations wait for each other before that."""
         if not isinstance(request, BuildRequest) or self.is_cached(request):
-            return await self._run_in(pool, work)
+            return await run_in(pool, work)
         with await self.shares.wait_for(Resource.CHECKS, client):
-            return await self._run_in(self.submissions, work)
-
-    async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """Run work in a thread of a pool, with the context of this request."""
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(work))
+            return await run_in(self.submissions, work)
 
     def begin_shutdown(self) -> None:
         """Wake the requests that wait for operations, which respond with the current state. Call on the event loop."""
@@ -198,6 +195,12 @@ class State:
     async def _estimate(self, work: Callable[[], T], client: str, *, is_large: bool) -> T:
         with await self.shares.wait_for(Resource.LARGE_ESTIMATES, client) if is_large else contextlib.nullcontext():
             return await asyncio.get_running_loop().run_in_executor(self.batches, work)
+
+
+async def run_in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """Run work in a thread of a pool, with the context of this request."""
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(work))
 
 
 def state_of(request: Request) -> State:

@@ -11,13 +11,15 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from structlog.contextvars import bind_contextvars
 
-from roller_svc.client.schemas import BuildTerms
+from roller_svc.client.schemas import BuildTerms, CompileRequest, GraphRequest
 from roller_svc.errors import QueueFullError
+from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.farm import Terms
 from roller_svc.farm.idempotency import KeyedRequest
 from roller_svc.farm.models import Request as FarmRequest
 from roller_svc.farm.operations import Operation
-from roller_svc.service.access import principal_of
+from roller_svc.ir.options import SelectionMode
+from roller_svc.service.access import check_scope, principal_of
 from roller_svc.service.problems import request_id_of
 from roller_svc.service.responses import operation_response
 from roller_svc.service.state import state_of
@@ -53,9 +55,9 @@ def terms_of(body: BuildTerms, request: Request, keyed: KeyedRequest | None = No
 
 
 async def submit_and_wait(
-    request: Request, body: BuildTerms, wanted: FarmRequest, idempotency_key: str | None, prefer: str | None
+    request: Request, body: CompileRequest | GraphRequest, wanted: FarmRequest, idempotency_key: str | None, prefer: str | None
 ) -> Response:
-    """Submit a build and respond with its operation: 200 if it is done, 202 if not."""
+    """Submit a build and respond with its operation: 200 if it is done, 202 if not. A hit is remembered."""
     state = state_of(request)
     operation = await _submit(request, body, wanted, idempotency_key)
     bind_contextvars(operation=operation.id, cache=operation.cache.value)
@@ -65,7 +67,22 @@ async def submit_and_wait(
     except QueueFullError:  # a preference that cannot be met is ignored (RFC 7240)
         seconds = 0.0
     applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}
-    return operation_response(operation, 202, applied)
+    response = operation_response(operation, 202, applied)
+    state.hits.remember(request, wanted, operation, response, needed_scopes(body))
+    return response
+
+
+def check_scopes(request: Request, body: CompileRequest | GraphRequest) -> None:
+    """Raise ForbiddenError if the client lacks a scope that its build needs."""
+    for scope in Scope:
+        if scope in needed_scopes(body):
+            check_scope(principal_of(request), scope)
+
+
+def needed_scopes(body: CompileRequest | GraphRequest) -> frozenset[Scope]:
+    """Return the scopes that a build needs. One that measures runs the client's kernel on a worker."""
+    measures = body.options.select == SelectionMode.MEASURE.value
+    return frozenset({Scope.COMPILE, Scope.MEASURE} if measures else {Scope.COMPILE})
 
 
 def preferred_wait_s(prefer: str | None, max_s: float) -> float:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from roller_svc.errors import ArgumentError, StoreError
+from roller_svc.farm.backup import check_restored
 from roller_svc.farm.build import build_task
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
@@ -85,6 +86,7 @@ class FarmWorker:
                 code="invalid-setting",
             )
         store = Store(settings.store, s3_options(), is_result)
+        check_restored(store)
         limits = worker_limits(settings, resources.enter_context(scratch_folder()))
         models = ModelBuilds(store, settings.model_timeout_s, settings.estimates_timeout_s, limits)
         resources.callback(models.close)

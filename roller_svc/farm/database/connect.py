@@ -75,7 +75,7 @@ class Database:
         busy_timeout_s: how long a writer of SQLite waits for another.
     """
 
-    def __init__(self, url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
+    def __init__(self, url: str | URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
         self.url = parse_url(url)
         self._process = uuid.uuid4().hex  # of the row that `check` writes
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
@@ -111,11 +111,17 @@ class Database:
                 latest = [column.desc() for column in table.primary_key]
                 connection.execute(select(table).order_by(*latest).limit(1)).all()
 
+    def checkpoint(self) -> None:
+        """Write what SQLite's log has to the database's file, as far as readers allow. A copy of the file then has it."""
+        if self.is_sqlite:
+            with self.read() as connection:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+
     def close(self) -> None:
         self.engine.dispose()
 
 
-def parse_url(url: str) -> URL:
+def parse_url(url: str | URL) -> URL:
     """Parse a database's URL. Raises ArgumentError, which never quotes the password."""
     try:
         parsed = make_url(url)

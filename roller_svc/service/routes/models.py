@@ -17,6 +17,8 @@ from starlette.requests import ClientDisconnect
 
 from roller_svc.client.schemas import (
     BlobResponse,
+    GraphBatchRequest,
+    GraphBatchResponse,
     GraphEstimateResponse,
     GraphRequest,
     ModelOperationResponse,
@@ -27,16 +29,16 @@ from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest
 from roller_svc.farm.store import Store
 from roller_svc.farm.usage import BLOCK_BYTES
-from roller_svc.ir.options import SelectionMode
 from roller_svc.service import problems
-from roller_svc.service.access import check_scope, principal_of, requires
+from roller_svc.service.access import principal_of, requires
+from roller_svc.service.batches import submit_batch
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.middleware import too_large
 from roller_svc.service.model_builds import check_target
 from roller_svc.service.parts_response import PartsResponse
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import state_of
-from roller_svc.service.submission import IdempotencyKey, Prefer, submit_and_wait
+from roller_svc.service.submission import IdempotencyKey, Prefer, check_scopes, submit_and_wait
 from roller_svc.settings import Resource
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -136,11 +138,17 @@ async def compile_graph(
     body: GraphRequest, request: Request, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Compile a model unless it is stored: 200 if done, 202 if not. `Prefer: wait=SECONDS` waits for it."""
-    if body.options.select == SelectionMode.MEASURE.value:
-        check_scope(principal_of(request), Scope.MEASURE)
+    check_scopes(request, body)
     state = state_of(request)
     wanted = await state.run(lambda: _request(state.store, body))
     return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
+
+
+@router.post("/graphs:batchCompile", response_model=GraphBatchResponse, dependencies=[requires(Scope.COMPILE)])
+async def batch_compile_graphs(body: GraphBatchRequest, request: Request) -> Response:
+    """Compile models, each for several targets: an operation or an error for each of them."""
+    store = state_of(request).store
+    return await submit_batch(request, body.requests, partial(_request, store))
 
 
 @router.post(

@@ -56,3 +56,17 @@ def test_each_day_begins_with_nothing(daily: DailyUsage, database: Database) -> 
     daily.add("a", Resource.STORED_BYTES, 1)
     with database.read() as connection:
         assert len(connection.execute(select(usage)).all()) == 2  # the oldest one is deleted
+
+
+def test_totals_of_clients_outlive_their_operations(daily: DailyUsage, database: Database) -> None:
+    daily.add("a", Resource.BUILD_SECONDS, 5)
+    shift(database, 7)  # operations of that day are forgotten
+    daily.add("a", Resource.BUILD_SECONDS, 1)
+    daily.add("b", Resource.BUILD_SECONDS, 2)
+    daily.add("b", Resource.STORED_BYTES, 3)
+    assert daily.totals(30) == {
+        "a": {Resource.BUILD_SECONDS: 6, Resource.STORED_BYTES: 0},
+        "b": {Resource.BUILD_SECONDS: 2, Resource.STORED_BYTES: 3},
+    }
+    assert list(daily.totals(7)) == ["b", "a"]  # the most first
+    assert daily.totals(7)["a"][Resource.BUILD_SECONDS] == 1
