@@ -7,6 +7,7 @@ compiled as a model, and everything else stays with torch. `report()` says which
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,6 +40,8 @@ from roller_svc.settings import settings
 
 log = logging.getLogger(__name__)
 
+VIEW = "a view, which copies nothing"
+_SHOWN_REASONS = 5
 MAX_REPORTS = 256  # the last ones are reported
 # Constants that change more often than this become inputs.
 MAX_REBUILDS = 3
@@ -51,6 +54,10 @@ _VIEWS = frozenset(
         "transpose.int", "unsqueeze.default", "view.default", "_unsafe_view.default", "unbind.int",
     )
 ) | {"getitem"}  # fmt: skip
+
+
+class LeftToTorchWarning(UserWarning):
+    """All operators of a graph stay with torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,7 @@ def _keep_backward(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., An
     return run
 
 
-class _Support(OperatorSupportBase):  # type: ignore[misc]  # torch has no types here
+class _Support(OperatorSupportBase):
     """Answers the partitioner, and keeps the reasons."""
 
     def __init__(self) -> None:
@@ -168,9 +175,18 @@ def _compile(module: fx.GraphModule, _: Sequence[Any], *, options: SearchOptions
             fused.add_submodule(node.target, part)
             record.parts.append(part)
     _RECORDS.append(record)
+    _warn_of_nothing(record)
     fused.recompile()
     run: Callable[..., Any] = make_boxed_func(fused.forward)
     return run
+
+
+def _warn_of_nothing(record: _Record) -> None:
+    """Warn if no part of a graph is compiled, although it has more than views. Python shows the same warning once."""
+    reasons = {f"{node.operator}: {node.reason}" for node in record.eager if node.reason != VIEW}
+    if reasons and not record.parts:
+        text = "; ".join(sorted(reasons)[:_SHOWN_REASONS])
+        warnings.warn(f"nothing of a graph is compiled, torch runs it ({text})", LeftToTorchWarning, stacklevel=2)
 
 
 def _eager_nodes(module: fx.GraphModule, checker: SupportChecker, parts: set[fx.Node]) -> list[UnsupportedNode]:
@@ -179,7 +195,7 @@ def _eager_nodes(module: fx.GraphModule, checker: SupportChecker, parts: set[fx.
         if node.op in ("placeholder", "output", "get_attr") or node in parts or operator_name(node) == "getitem":
             continue
         reason = checker.reason_against(node)
-        nodes.append(UnsupportedNode(operator_name(node), node.name, reason or "a view, which copies nothing"))
+        nodes.append(UnsupportedNode(operator_name(node), node.name, reason or VIEW))
     return nodes
 
 
@@ -200,7 +216,7 @@ class _Built:
     identity: tuple[tuple[int, int], ...]
 
 
-class _Part(torch.nn.Module):  # type: ignore[misc]
+class _Part(torch.nn.Module):
     """A group of nodes that is compiled at its first call, and again when its constants have changed."""
 
     def __init__(self, source: fx.GraphModule, constants: Sequence[int], options: SearchOptions) -> None:

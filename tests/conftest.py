@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from skips import SkipReport
+from skips import PACKAGES, SkipReport
 
 from roller_svc.runtime.cuda.module import device_present
 
@@ -60,6 +60,10 @@ def _skip_without_parts(items: list[pytest.Item]) -> None:
         "emulator": None if shutil.which("g++") else "there is no g++ here (apt install g++)",
     }
     for item in items:
+        for program in (name for marker in item.iter_markers("needs") for name in marker.args):
+            package = PACKAGES[program]
+            if shutil.which(program) is None:
+                item.add_marker(pytest.mark.skip(reason=f"there is no {program} here (apt install {package})"))
         for marker, reason in missing.items():
             if reason and item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))

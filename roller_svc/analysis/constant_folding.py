@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind
@@ -16,10 +18,13 @@ _FLOAT_LIMIT = {
     DType.FLOAT8_E4M3FN: 464.0,
     DType.FLOAT8_E5M2: 61440.0,
 }
-_FOLDED = frozenset({
-    OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.FLOORDIV, OpKind.MOD, OpKind.NEG, OpKind.MAX, OpKind.MIN, OpKind.POW,
-    OpKind.SHL, OpKind.SHR,
-})  # fmt: skip
+INTEGER_FUNCTIONS: dict[OpKind, Callable[[int, int], int]] = {
+    OpKind.ADD: operator.add, OpKind.SUB: operator.sub, OpKind.MUL: operator.mul, OpKind.FLOORDIV: operator.floordiv,
+    OpKind.MOD: operator.mod, OpKind.MAX: max, OpKind.MIN: min, OpKind.POW: operator.pow, OpKind.SHL: operator.lshift,
+    OpKind.SHR: operator.rshift,
+}  # fmt: skip
+_DIVISIONS = frozenset({OpKind.FLOORDIV, OpKind.MOD})
+_OF_COUNTS = frozenset({OpKind.POW, OpKind.SHL, OpKind.SHR})
 _GROWING = frozenset({OpKind.POW, OpKind.SHL})
 _MOST_BITS = 64  # beyond which no power or shift fits a type
 
@@ -42,7 +47,7 @@ def constant_int(x: Expr) -> int | None:
         case Cast(arg=arg, dtype=dtype) if not dtype.is_float:
             value_below = constant_int(arg)
             return value_below if value_below is not None and holds(value_below, dtype) else None
-        case Op(kind=kind, args=args) if kind in _FOLDED and not x.dtype.is_float:
+        case Op(kind=kind, args=args) if (kind is OpKind.NEG or kind in INTEGER_FUNCTIONS) and not x.dtype.is_float:
             values = [constant_int(arg) for arg in args]
             result = None if None in values else _folded(kind, [v for v in values if v is not None])
             return None if result is not None and kind in _GROWING and not holds(result, x.dtype) else result
@@ -51,28 +56,11 @@ def constant_int(x: Expr) -> int | None:
 
 
 def _folded(kind: OpKind, v: list[int]) -> int | None:
-    match kind:
-        case OpKind.ADD:
-            return v[0] + v[1]
-        case OpKind.SUB:
-            return v[0] - v[1]
-        case OpKind.MUL:
-            return v[0] * v[1]
-        case OpKind.FLOORDIV:
-            return v[0] // v[1] if v[1] else None
-        case OpKind.MOD:
-            return v[0] % v[1] if v[1] else None
-        case OpKind.NEG:
-            return -v[0]
-        case OpKind.MAX:
-            return max(v)
-        case OpKind.MIN:
-            return min(v)
-        case OpKind.POW if 0 <= v[1] <= _MOST_BITS:
-            return int(v[0] ** v[1])
-        case OpKind.SHL if 0 <= v[1] <= _MOST_BITS:
-            return v[0] << v[1]
-        case OpKind.SHR if v[1] >= 0:
-            return v[0] >> v[1]
-        case _:
-            return None
+    if kind is OpKind.NEG:
+        return -v[0]
+    a, b = v
+    if kind in _DIVISIONS and b == 0:
+        return None
+    if kind in _OF_COUNTS and (b < 0 or (kind in _GROWING and b > _MOST_BITS)):
+        return None
+    return INTEGER_FUNCTIONS[kind](a, b)

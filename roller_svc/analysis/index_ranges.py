@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from operator import is_
 
+from roller_svc.analysis.constant_folding import INTEGER_FUNCTIONS
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, iter_subexpressions, loads_of
 from roller_svc.ir.index import add, num
@@ -18,6 +19,7 @@ Range = tuple[int, int]
 # Types of the intermediate values that must fit in 32 bits: of compared indices, and of indices, which may be int64.
 COMPARED = frozenset({DType.INT32})
 INDEXED = frozenset({DType.INT32, DType.INT64})
+_FOLDED = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.FLOORDIV, OpKind.MOD, OpKind.MIN, OpKind.MAX})
 
 
 def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
@@ -135,23 +137,9 @@ def fold(expr: Expr, values: Mapping[str, int]) -> Expr:
 
 
 def _value(kind: OpKind, a: int, b: int) -> int | None:
-    match kind:
-        case OpKind.ADD:
-            return a + b
-        case OpKind.SUB:
-            return a - b
-        case OpKind.MUL:
-            return a * b
-        case OpKind.FLOORDIV if b > 0:
-            return a // b
-        case OpKind.MOD if b > 0:
-            return a % b
-        case OpKind.MIN:
-            return min(a, b)
-        case OpKind.MAX:
-            return max(a, b)
-        case _:
-            return None
+    if kind not in _FOLDED or (kind in (OpKind.FLOORDIV, OpKind.MOD) and b <= 0):
+        return None
+    return INTEGER_FUNCTIONS[kind](a, b)
 
 
 def _identity(kind: OpKind, a: Expr, b: Expr) -> Expr | None:

@@ -24,13 +24,7 @@ COLUMNS = ("value", "unit", "taken", "min", "median", "max")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default=hardware.LOCAL, metavar="ID", help="device to measure; default: local, the host CPU")
     parser.add_argument("--output", metavar="FILE", help="write the spec to FILE as YAML, and print the measurements")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=calibration.SECONDS,
-        metavar="S",
-        help="approximate duration (default: %(default)s)",
-    )
+    common.add_seconds(parser)
     parser.add_argument("--json", action="store_true", help="write the spec as JSON to stdout")
 
 
@@ -41,12 +35,8 @@ def execute(options: argparse.Namespace) -> int:
     spec = _calibrate(options.target, options.seconds)
     if options.output:
         _write(Path(options.output), hardware.to_yaml(spec))
-    if options.json:
-        show.print_json(hardware.to_mapping(spec))
-    elif options.output:
-        print(show.format_table(COLUMNS, _rows(spec)))
-    else:
-        print(hardware.to_yaml(spec), end="")
+    text = show.format_table(COLUMNS, _rows(spec)) if options.output else hardware.to_yaml(spec).removesuffix("\n")
+    show.print_result(options, hardware.to_mapping(spec), text)
     return 0
 
 

@@ -34,12 +34,8 @@ def execute(options: argparse.Namespace) -> int:
         for kind, listing in listings.items():
             (folder / f"kernel.{kind}").write_text(listing, encoding="utf-8")
         facts["saved"] = options.save
-    if options.json:
-        show.print_json(facts | {"source": kernel.source} | listings)
-        return 0
-    print(summary(facts))
-    for text in ([kernel.source] if options.source else []) + list(listings.values()):
-        print(f"\n{text}")
+    shown = [summary(facts), *([kernel.source] if options.source else []), *listings.values()]
+    show.print_result(options, facts | {"source": kernel.source} | listings, "\n\n".join(shown))
     return 0
 
 

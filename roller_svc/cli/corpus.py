@@ -68,10 +68,8 @@ def execute(options: argparse.Namespace) -> int:
     rows_in_order = [done[case.id] for case in cases]
     totals = corpus.summarize(rows_in_order) | {"target": options.target, "seconds": time.monotonic() - start}
     journal.drop()
-    if options.json:
-        show.print_json({"cases": [row.as_json() for row in rows_in_order], "summary": totals})
-    else:
-        print(_report(rows_in_order, totals))
+    facts = {"cases": [row.as_json() for row in rows_in_order], "summary": totals}
+    show.print_result(options, facts, _report(rows_in_order, totals))
     return 1 if totals["wrong"] or totals["error"] else 0
 
 

@@ -17,6 +17,7 @@ from roller_svc.compiler.request import read_top_k
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.options import EstimateOptions
 
+COLUMNS = ("target", "", "estimated", "bound", "occupancy", "waves", "unit", "tiles")
 SENSITIVITY_COLUMNS = ("target", "resource", "saves")
 ROOFLINE_COLUMNS = ("target", "level", "seconds", "operations", "bytes")
 
@@ -36,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     server = common.server_url(options)
     estimates = _estimate_remotely(options, server) if server else _estimate_locally(options)
-    if options.json:
-        show.print_json({"estimates": estimates})
-    else:
-        print(show.format_table(("target", "", "estimated", "bound", "occupancy", "waves", "unit", "tiles"), _rows(estimates)))
-        print(f"\nRoofline (lower bounds)\n{show.format_table(ROOFLINE_COLUMNS, _roofline_rows(estimates))}")
-        if options.sensitivity:
-            table = show.format_table(SENSITIVITY_COLUMNS, _sensitivity_rows(estimates))
-            print(f"\nSensitivity to each resource (+10 %), for the same tiles\n{table}")
+    parts = [
+        show.format_table(COLUMNS, _rows(estimates)),
+        f"Roofline (lower bounds)\n{show.format_table(ROOFLINE_COLUMNS, _roofline_rows(estimates))}",
+    ]
+    if options.sensitivity:
+        table = show.format_table(SENSITIVITY_COLUMNS, _sensitivity_rows(estimates))
+        parts.append(f"Sensitivity to each resource (+10 %), for the same tiles\n{table}")
+    show.print_result(options, {"estimates": estimates}, "\n\n".join(parts))
     return 0
 
 

@@ -46,12 +46,8 @@ def execute(options: argparse.Namespace) -> int:
     changes = analyze_sensitivity(report.results[0].plan, report.groups, report.hardware)
     facts["sensitivity"] = sensitivity_json(changes)
     source = _source(report)
-    if options.json:
-        show.print_json(facts | {"source": source})
-        return 0
-    print(format_report(facts, options.steps))
-    if options.source and source is not None:
-        print(f"\n{source}")
+    shown = [format_report(facts, options.steps), *([source] if options.source and source is not None else [])]
+    show.print_result(options, facts | {"source": source}, "\n\n".join(shown))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,14 @@ def print_json(document: object) -> None:
     """Print a JSON document to stdout; infinities and NaN become null."""
     json.dump(finite(document), sys.stdout, indent=1, allow_nan=False)
     print()
+
+
+def print_result(options: argparse.Namespace, facts: object, text: str) -> None:
+    """Print a result as JSON where --json is given, else as text."""
+    if options.json:
+        print_json(facts)
+    elif text:
+        print(text)
 
 
 def format_seconds(seconds: float | None) -> str:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from roller_svc import settings
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.farm.api_keys import ApiKey, ApiKeys, Scope
-from roller_svc.farm.database.connect import Database
-from roller_svc.farm.database.migrate import upgrade
+from roller_svc.farm.database.migrate import open_upgraded
 
 DAY_S = 86_400.0
 COLUMNS = ("id", "name", "scopes", "quota", "created", "expires", "state")
@@ -41,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    with _open_keys(options) as keys:
+    with open_upgraded(settings.read_settings(store=options.store).database_url) as database:
+        keys = ApiKeys(database)
         match options.action:
             case "add":
                 return _add(keys, options)
@@ -52,36 +50,20 @@ def execute(options: argparse.Namespace) -> int:
                 return 0
 
 
-@contextmanager
-def _open_keys(options: argparse.Namespace) -> Iterator[ApiKeys]:
-    """Open the database of the settings, with the tables of this version."""
-    database = Database(settings.read_settings(store=options.store).database_url)
-    try:
-        upgrade(database)
-        yield ApiKeys(database)
-    finally:
-        database.close()
-
-
 def _add(keys: ApiKeys, options: argparse.Namespace) -> int:
     common.check_positive(options, *(name for name in ("quota", "days") if getattr(options, name) is not None))
     scopes = {Scope(name) for name in options.scope or [Scope.COMPILE.value]}
     lifetime_s = None if options.days is None else options.days * DAY_S
     text, key = keys.add(options.name, scopes, quota=options.quota, lifetime_s=lifetime_s)
-    if options.json:
-        show.print_json({"key": text, **_facts(key)})
-        return 0
-    print(text)
-    print(f"key {key.id} of {key.name}: keep it, as it is not shown again", file=sys.stderr)
+    show.print_result(options, {"key": text, **_facts(key)}, text)
+    if not options.json:
+        print(f"key {key.id} of {key.name}: keep it, as it is not shown again", file=sys.stderr)
     return 0
 
 
 def _list(keys: ApiKeys, options: argparse.Namespace) -> int:
     found = keys.all()
-    if options.json:
-        show.print_json({"keys": [_facts(key) for key in found]})
-    else:
-        print(show.format_table(COLUMNS, map(_row, found)))
+    show.print_result(options, {"keys": [_facts(key) for key in found]}, show.format_table(COLUMNS, map(_row, found)))
     return 0
 
 

@@ -27,10 +27,7 @@ def execute(options: argparse.Namespace) -> int:
     report = build_kernel(request)
     (result,) = lint_reports([report])
     facts = {"target": report.hardware.id, "expression": text(report.program), **lint_json(report, result)}
-    if options.json:
-        show.print_json(facts)
-    else:
-        print(format_summary(facts))
+    show.print_result(options, facts, format_summary(facts))
     return 0
 
 

@@ -137,10 +137,7 @@ def _execute(options: argparse.Namespace) -> int:
             facts, text = model.plan, _plan_text(model)
         case _:
             facts, text = _profile(model, options)
-    if options.json:
-        show.print_json(facts)
-    else:
-        print(text)
+    show.print_result(options, facts, text)
     return 0
 
 

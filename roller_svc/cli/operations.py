@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -43,36 +43,28 @@ def execute(options: argparse.Namespace) -> int:
         match options.action:
             case "list":
                 common.check_positive(options, "count")
-                return _list(islice(service.operations(), options.count), as_json=options.json)
+                operations = list(islice(service.operations(), options.count))
+                _print(options, {"operations": [_facts(operation) for operation in operations]}, operations)
             case "watch":
-                return _watch(service, _name(options), as_json=options.json)
+                _watch(service, _name(options), as_json=options.json)
             case "cancel":
-                return _show(service.cancel(_name(options), for_all=options.for_all), as_json=options.json)
+                cancelled = service.cancel(_name(options), for_all=options.for_all)
+                _print(options, _facts(cancelled), [cancelled])
             case _:
-                return _show(service.operation(_name(options)), as_json=options.json)
+                found = service.operation(_name(options))
+                _print(options, _facts(found), [found])
+    return 0
 
 
 def _name(options: argparse.Namespace) -> str:
     return f"operations/{options.id.removeprefix('operations/')}"
 
 
-def _list(operations: Iterable[AnyOperation], *, as_json: bool) -> int:
-    if as_json:
-        show.print_json({"operations": [_facts(operation) for operation in operations]})
-    else:
-        print(show.format_table(COLUMNS, [_row(operation) for operation in operations]))
-    return 0
+def _print(options: argparse.Namespace, facts: dict[str, Any], operations: Sequence[AnyOperation]) -> None:
+    show.print_result(options, facts, show.format_table(COLUMNS, [_row(operation) for operation in operations]))
 
 
-def _show(operation: AnyOperation, *, as_json: bool) -> int:
-    if as_json:
-        show.print_json(_facts(operation))
-    else:
-        print(show.format_table(COLUMNS, [_row(operation)]))
-    return 0
-
-
-def _watch(service: Client, name: str, *, as_json: bool) -> int:
+def _watch(service: Client, name: str, *, as_json: bool) -> None:
     """Print events as they happen. Raises the error of a failed build."""
     for event in service.events(name):
         if as_json:
@@ -85,7 +77,6 @@ def _watch(service: Client, name: str, *, as_json: bool) -> int:
         raise error_from_problem(operation.error.model_dump(), BuildError)
     if not operation.done:
         print("the stream ended before the operation", file=sys.stderr)
-    return 0
 
 
 def _facts(operation: AnyOperation) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
-from roller_svc.calibration import calibrate_at_first_use, pin_calibration
+from roller_svc.calibration import SECONDS, calibrate_at_first_use, pin_calibration
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.options import EstimateOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
@@ -189,6 +189,11 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
         if not 0 < value < math.inf:
             message = f"--{name.replace('_', '-')} must be positive and finite, got {value:g}"
             raise ArgumentError(message, code="invalid-option")
+
+
+def add_seconds(parser: argparse.ArgumentParser) -> None:
+    text = "approximate duration of the measurement (default: %(default)s)"
+    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help=text)
 
 
 def check_seconds(options: argparse.Namespace) -> None:

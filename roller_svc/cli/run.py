@@ -61,10 +61,7 @@ def execute(options: argparse.Namespace) -> int:
         "max_rel_error": None if agreement is None else agreement.max_rel_error,
         "numpy_s": None if measurement is None else measure_numpy_s(program, arrays),
     }
-    if options.json:
-        show.print_json(facts)
-    else:
-        print(format_summary(facts))
+    show.print_result(options, facts, format_summary(facts))
     return 0
 
 

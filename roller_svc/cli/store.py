@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from roller_svc import settings
 from roller_svc.cli import format as show
@@ -50,7 +49,8 @@ def execute(options: argparse.Namespace) -> int:
         case _:
             copied = import_results(store, Path(options.file))
     facts = {"names": copied.names, "bytes": copied.size_bytes}
-    return _print(options, facts, f"{copied.names} names and {copied.size_bytes} bytes of blobs")
+    show.print_result(options, facts, f"{copied.names} names and {copied.size_bytes} bytes of blobs")
+    return 0
 
 
 def _open_store(current: settings.Settings) -> Store:
@@ -76,7 +76,8 @@ def _collect(store: Store, current: settings.Settings, options: argparse.Namespa
         f"removed {report.removed_items} results and {report.removed_blobs} blobs, {report.removed_bytes} bytes; "
         f"{report.size_bytes} bytes are left"
     )
-    return _print(options, facts, text)
+    show.print_result(options, facts, text)
+    return 0
 
 
 def _verify(store: Store, options: argparse.Namespace) -> int:
@@ -89,7 +90,7 @@ def _verify(store: Store, options: argparse.Namespace) -> int:
     }
     lines = [*(f"damaged     {name}" for name in damage.blobs), *(f"incomplete  {name}" for name in damage.names)]
     text = f"{damage.checked_blobs} blobs and {damage.checked_names} names checked, {len(lines)} faults"
-    _print(options, facts, "\n".join([*lines, text]))
+    show.print_result(options, facts, "\n".join([*lines, text]))
     return 1 if lines and not options.remove else 0
 
 
@@ -98,17 +99,9 @@ def _pin(store: Store, options: argparse.Namespace) -> int:
         if options.remove:
             raise ArgumentError("--remove needs a digest", code="invalid-option")
         pins = store.pins()
-        return _print(options, {"pins": pins}, "\n".join(pins))
-    if options.remove:
+        show.print_result(options, {"pins": pins}, "\n".join(pins))
+    elif options.remove:
         store.unpin(options.digest)
     else:
         store.pin(options.digest)
-    return 0
-
-
-def _print(options: argparse.Namespace, facts: dict[str, Any], text: str) -> int:
-    if options.json:
-        show.print_json(facts)
-    elif text:
-        print(text)
     return 0

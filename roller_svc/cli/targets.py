@@ -23,13 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=[CHECK], help="compare a spec with the local device")
     parser.add_argument("id", nargs="?", metavar="ID", help="device to check (default: local)")
     parser.add_argument("--hardware", metavar="FILE", help="YAML spec, instead of ID")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=calibration.SECONDS,
-        metavar="S",
-        help="approximate duration of the measurement (default: %(default)s)",
-    )
+    common.add_seconds(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
     common.add_server(parser)
 
@@ -47,11 +41,9 @@ def execute(options: argparse.Namespace) -> int:
         rows = [device_json(spec) for spec in hardware.all_specs()]
         if error := hardware.local_spec_error():
             print(tell.render_error(error, ""), file=sys.stderr)
-    if options.json:
-        show.print_json({"targets": rows})
-        return 0
     table_rows = [(row["id"], row["arch"], "yes" if row["compiles"] else "no", row["toolchain"]) for row in rows]
-    print(show.format_table(("target", "arch", "compiles", "with, or what is missing"), table_rows))
+    table = show.format_table(("target", "arch", "compiles", "with, or what is missing"), table_rows)
+    show.print_result(options, {"targets": rows}, table)
     return 0
 
 
@@ -63,11 +55,9 @@ def _check(options: argparse.Namespace) -> int:
     spec = _spec(options)
     comparisons = calibration.compare_spec(spec, options.seconds)
     agrees = all(comparison.agrees for comparison in comparisons)
-    if options.json:
-        show.print_json({"target": spec.id, "name": spec.name, "agrees": agrees, "figures": [_json(f) for f in comparisons]})
-    else:
-        print(show.format_table(COLUMNS, [_row(comparison) for comparison in comparisons]))
-        print(_format_verdict(spec, comparisons))
+    facts = {"target": spec.id, "name": spec.name, "agrees": agrees, "figures": [_json(f) for f in comparisons]}
+    table = show.format_table(COLUMNS, [_row(comparison) for comparison in comparisons])
+    show.print_result(options, facts, f"{table}\n{_format_verdict(spec, comparisons)}")
     return 0 if agrees else 1
 
 

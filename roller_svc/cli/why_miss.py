@@ -12,8 +12,7 @@ from roller_svc.cli import options as common
 from roller_svc.cli import remote
 from roller_svc.compiler.action import action_key, part_contents
 from roller_svc.farm.actions import ActionLog, explanation_json
-from roller_svc.farm.database.connect import Database
-from roller_svc.farm.database.migrate import upgrade
+from roller_svc.farm.database.migrate import open_upgraded
 from roller_svc.farm.store import Store
 from roller_svc.ir.options import KernelOptions
 
@@ -32,10 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     server = common.server_url(options)
     facts = remote.explain_action(options, server) if server else _explain_locally(options)
-    if options.json:
-        show.print_json(facts)
-    else:
-        print(_text(facts))
+    show.print_result(options, facts, _text(facts))
     return 0
 
 
@@ -44,13 +40,9 @@ def _explain_locally(options: argparse.Namespace) -> dict[str, Any]:
     request = common.parse_request(options)
     key, contents = action_key(request), part_contents(request)
     current = settings.read_settings(store=options.store)
-    database = Database(current.database_url)
-    try:
-        upgrade(database)
+    with open_upgraded(current.database_url) as database:
         log = ActionLog(database, Store(current.store, settings.s3_options()))
         return explanation_json(log.explain(key, contents))
-    finally:
-        database.close()
 
 
 def _text(facts: dict[str, Any]) -> str:

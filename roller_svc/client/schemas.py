@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypeAliasType
 
 from roller_svc.ir.options import (
     EstimateOptions,
@@ -31,6 +32,7 @@ MAX_PRIORITY = 100
 MAX_TIMEOUT_S = 7 * 86_400.0
 MAX_FIELDS = 64  # of an object, including unknown ones
 MAX_SPEC_VALUES = 4096  # the largest shipped spec has about 450
+MAX_CONSTANT_VALUES = 16_384  # larger arrays belong in the model's file
 
 
 def check_size(limit: int) -> BeforeValidator:
@@ -39,6 +41,22 @@ def check_size(limit: int) -> BeforeValidator:
     def check(value: object) -> object:
         if isinstance(value, list | dict) and len(value) > limit:
             raise _too_long(value, limit)
+        return value
+
+    return BeforeValidator(check)
+
+
+def check_values(limit: int, what: str) -> BeforeValidator:
+    """Return a validator that rejects nested collections with too many values, at any depth, before it validates them."""
+
+    def check(value: object) -> object:
+        count, level = 0, [value]
+        while level and count <= limit:
+            count += len(level)
+            children = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
+            level = [child for node in children for child in node]
+        if count + len(level) > limit:
+            raise PydanticCustomError("too_long", f"too many values in {what}: the limit is {{most}}", {"most": limit})
         return value
 
     return BeforeValidator(check)
@@ -56,8 +74,9 @@ Names = Annotated[list[Name], FailFast, check_size(MAX_INPUTS)]
 
 Extent = Annotated[int, Field(ge=0)]
 Extents = Annotated[list[Extent], Field(min_length=1, fail_fast=True), check_size(MAX_DIMENSIONS)]
+Spec = Annotated[dict[str, Any], check_values(MAX_SPEC_VALUES, "the spec")]
 Number = bool | int | Annotated[float, Field(allow_inf_nan=False)]
-Numbers = Annotated[list[Number], FailFast, check_size(MAX_DIMENSIONS)]
+Numbers = TypeAliasType("Numbers", "Number | Annotated[list[Numbers], FailFast]")  # a number, or an array as nested lists
 
 
 class RequestModel(BaseModel):
@@ -96,11 +115,8 @@ _DEFAULTS: dict[Any, Any] = {InputNames: [], Tiles: {}}
 
 def _options_model(record: type[EstimateOptions], *, checked: bool) -> Any:
     """Return the base of a model with the options of a record. `checked`: the model checks values, not only types."""
-    return create_model(
-        record.__name__,
-        __base__=RequestModel,
-        **{name: _option_field(option, checked=checked) for name, option in options_of(record).items()},
-    )  # type: ignore[call-overload]
+    options: dict[str, Any] = {name: _option_field(option, checked=checked) for name, option in options_of(record).items()}
+    return create_model(record.__name__, __base__=RequestModel, **options)
 
 
 def _option_field(option: Option, *, checked: bool) -> tuple[Any, Any]:
@@ -112,21 +128,13 @@ def _option_field(option: Option, *, checked: bool) -> tuple[Any, Any]:
     return kind, Field(_DEFAULTS.get(option.type, encode(default)), description=option.help, **bounds)
 
 
-class CompileOptions(_options_model(KernelOptions, checked=False)):  # type: ignore[misc]  # a class that is made
+_KernelOptions: Any = _options_model(KernelOptions, checked=False)
+_EstimateOptions: Any = _options_model(EstimateOptions, checked=False)
+_NamedOptions: Any = _options_model(NamedOptions, checked=True)
+
+
+class CompileOptions(_KernelOptions):
     """The options of roller_svc.compile."""
-
-
-def _limit_spec(value: object) -> object:
-    """Reject a spec with too many values, at any depth."""
-    count, level = 0, [value]
-    while level and count <= MAX_SPEC_VALUES:
-        count += len(level)
-        children = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
-        level = [child for node in children for child in node]
-    if count + len(level) > MAX_SPEC_VALUES:
-        message = "too many values in the spec: the limit is {most}"
-        raise PydanticCustomError("too_long", message, {"most": MAX_SPEC_VALUES})
-    return value
 
 
 class BuildTerms(RequestModel):
@@ -142,7 +150,7 @@ class CompileRequest(ProgramModel, BuildTerms):
     """A request to compile a kernel for a `target` or for `hardware`, a spec as JSON."""
 
     target: Name | None = None
-    hardware: Annotated[dict[str, Any], BeforeValidator(_limit_spec)] | None = None
+    hardware: Spec | None = None
     options: CompileOptions = CompileOptions()
 
     @model_validator(mode="after")
@@ -163,12 +171,12 @@ class CancelRequest(RequestModel):
 
 
 class ValidateHardwareRequest(RequestModel):
-    hardware: Annotated[dict[str, Any], BeforeValidator(_limit_spec)] | Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)] = (
-        Field(description="a spec as JSON, or the text of a YAML file")
+    hardware: Spec | Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)] = Field(
+        description="a spec as JSON, or the text of a YAML file"
     )
 
 
-class EstimateRequest(_options_model(EstimateOptions, checked=False)):  # type: ignore[misc]
+class EstimateRequest(_EstimateOptions):
     items: Annotated[list[ProgramModel], Field(min_length=1, fail_fast=True), check_size(MAX_ITEMS)]
     targets: Annotated[list[Name], Field(min_length=1, fail_fast=True), check_size(MAX_TARGETS)]
     top_k: int = 1
@@ -187,7 +195,7 @@ class GraphSource(RequestModel):
         return self
 
 
-class GraphOptions(_options_model(NamedOptions, checked=True)):  # type: ignore[misc]
+class GraphOptions(_NamedOptions):
     """The options of compile_model."""
 
     threads: int | None = Field(None, ge=1)
@@ -195,8 +203,8 @@ class GraphOptions(_options_model(NamedOptions, checked=True)):  # type: ignore[
     dims: Annotated[dict[Name, Extent | Extents], check_size(MAX_DIMENSIONS)] = Field(
         {}, description="extents of symbolic dimensions; a list makes a bucket for each"
     )
-    constants: Annotated[dict[Name, Number | Numbers], check_size(MAX_INPUTS)] = Field(
-        {}, description="values of inputs, which the compiled model does not have; of a vector, a list of its elements"
+    constants: Annotated[dict[Name, Numbers], check_size(MAX_INPUTS), check_values(MAX_CONSTANT_VALUES, "the constants")] = Field(
+        {}, description="values of inputs, which the compiled model does not have; of an array, nested lists of its elements"
     )
     inputs: Annotated[dict[Name, TensorTypeModel], check_size(MAX_INPUTS)] = Field(
         {}, description="types of inputs that an ONNX model leaves open"

@@ -6,11 +6,12 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from roller_svc.compiler.action import action_digest, estimate_digest
 from roller_svc.errors import ArgumentError, UnknownKernelError
+from roller_svc.ir.canonical import from_json, to_json
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import BuildRequest
@@ -41,20 +42,14 @@ class KernelCache:
 
     def load(self, request: BuildRequest) -> KernelBundle | None:
         """Return the kernel that an equal request has left; None if there is none."""
-        try:
-            return saved.load(self._kernel(request))
-        except (UnknownKernelError, ArgumentError):
-            return None
+        return _load_kernel(self._kernel(request))
 
     def save(self, request: BuildRequest, bundle: KernelBundle) -> None:
         saved.save(bundle, self._kernel(request))
 
     def load_efficient(self, request: BuildRequest) -> KernelBundle | None:
         """Return the most efficient kernel of an equal request; None if that is the one that `load` returns."""
-        try:
-            return saved.load(self._efficient(request))
-        except (UnknownKernelError, ArgumentError):
-            return None
+        return _load_kernel(self._efficient(request))
 
     def save_efficient(self, request: BuildRequest, bundle: KernelBundle) -> None:
         """Keep the most efficient kernel. Do so before `save`: a kernel that can be loaded has no other one later."""
@@ -87,17 +82,12 @@ class KernelCache:
     def load_choice(self, key: str) -> PlanChoice | None:
         """Return the choice that a compile has left under a key; None if there is none."""
         try:
-            document = json.loads(self._choice(key).read_bytes())
-            alone, launch = (tuple(map(float, document[name])) for name in ("alone_s", "launch_s"))
-            seconds = {str(kind): float(value) for kind, value in document["seconds"].items()}
-            efficient = tuple(None if each is None else float(each) for each in document["efficient_s"])
-            is_measured = document["is_measured"] is True
-            return PlanChoice(str(document["kind"]), alone, launch, seconds, is_measured, efficient)
-        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return from_json(PlanChoice, json.loads(self._choice(key).read_bytes()))
+        except (FileNotFoundError, ValueError, ArgumentError, RecursionError):
             return None
 
     def save_choice(self, key: str, choice: PlanChoice) -> None:
-        _replace(self._choice(key), json.dumps(asdict(choice), separators=(",", ":")).encode())
+        _replace(self._choice(key), json.dumps(to_json(choice), separators=(",", ":")).encode())
 
     def _choice(self, key: str) -> Path:
         return self.folder / "plans" / f"{key}.json"
@@ -113,6 +103,13 @@ class KernelCache:
 
     def _object(self, key: str) -> Path:
         return self.folder / "objects" / f"{key}.o"
+
+
+def _load_kernel(folder: Path) -> KernelBundle | None:
+    try:
+        return saved.load(folder)
+    except (UnknownKernelError, ArgumentError):
+        return None
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roller_svc.families.matching import supports_attention, transpose_space, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
@@ -44,7 +44,7 @@ class PartitionCache:
         options = self._plain_options(hw)
         default = [self._partition(option) for option in options]
         recomputed = [
-            self._partition(option.with_inlined_outputs)
+            self._partition(replace(option, inline_outputs=True))
             for option in options
             if not option.is_cpu and len(self.program.outputs) > 1
         ]
@@ -66,13 +66,13 @@ class PartitionCache:
         """Return the partitions with col2im that differ from the default ones."""
         if not self._has_transposed_convolution:
             return []
-        found = [self._partition(option.with_col2im) for option in options]
+        found = [self._partition(replace(option, col2im=True)) for option in options]
         return [groups for groups in found if groups not in default]
 
     def _with_packed_constants(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
         """Return the partitions that pack the constants of products of few rows, and differ from the default ones."""
         constants = frozenset(self.program.constants)
-        found = [self._partition(option.with_packed_constants(constants)) for option in options if option.is_cpu]
+        found = [self._partition(replace(option, packed_constants=constants)) for option in options if option.is_cpu]
         return [groups for groups in found if groups not in default] if constants else []
 
     def unloadable_operands(
@@ -90,13 +90,13 @@ class PartitionCache:
         """
         options = self._plain_options(hw)
         if self._has_transposed_convolution:
-            options += [option.with_col2im for option in options]
+            options += [replace(option, col2im=True) for option in options]
         option = next((o for o in options if self._partition(o) is groups), None)
         wanted = self.unloadable_operands(groups, hw, constraints)
         if option is None or not wanted:
             return
         for _ in range(MAX_COPY_ROUNDS):
-            copying = option.with_operand_copies(wanted)
+            copying = replace(option, operand_copies=wanted)
             copied = self._partition(copying)
             missing = self.unloadable_operands(copied, hw, constraints)
             if not missing:
@@ -120,7 +120,7 @@ class PartitionCache:
         """Return the default options, and those without fused attention if the program has any."""
         options = [traits(hw)]
         if any(group.attention is not None for group in self.groups(hw)):
-            options.append(options[0].without_attention)
+            options.append(replace(options[0], attention_dtypes=frozenset()))
         return options
 
     @property

@@ -105,7 +105,7 @@ def shows_options(record: type[EstimateOptions]) -> Callable[[F], F]:
             for option in options_of(record).values()
         ]
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]  # inspect reads it; Callable has none
         texts = "\n".join(f"    {name}: {option.help}" for name, option in options_of(record).items())
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{texts}"
         return function

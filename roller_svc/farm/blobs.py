@@ -22,7 +22,7 @@ SMALL_BYTES = 1 << 20  # a hit checks the hash of a blob of this size, and only 
 REMEMBER_S = 600.0  # after which an intact blob is checked again
 SETTLED_S = 2.0  # age of an object from which its version tells any change: clocks of file systems are coarse
 MAX_REMEMBERED = 100_000
-_HEX = re.compile(r"[0-9a-f]{64}")
+HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Blobs:
 
     def info(self, digest: str) -> ObjectInfo | None:
         """Return the description of a blob's object, or None if there is none; its content is not checked."""
-        return self.objects.info(blob_name(digest)) if _HEX.fullmatch(digest) else None
+        return self.objects.info(blob_name(digest)) if HEX_DIGEST.fullmatch(digest) else None
 
     def open(self, digest: str) -> BlobReader | None:
         """Begin to read a blob; None if it is missing or known to be damaged. One of a single part is checked now."""

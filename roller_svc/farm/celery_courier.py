@@ -159,10 +159,11 @@ class CeleryReceiver:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
 
-        @self._app.task(name=TASK)  # type: ignore[untyped-decorator]  # Celery has no annotations
         def build_next(_: str) -> None:
             if not offer():
                 raise Reject("this worker stops", requeue=True)
+
+        self._app.task(build_next, name=TASK)
 
     def start(self) -> None:
         self._thread.start()
@@ -190,10 +191,10 @@ class CeleryReceiver:
             self._closing.wait(RECONNECT_PAUSE_S)
 
 
-class _AnnouncementConsumer(Consumer):  # type: ignore[misc]  # Celery has no annotations
+class _AnnouncementConsumer(Consumer):
     """A consumer of tasks alone: no remote control, no events, no queues for delayed messages."""
 
-    class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # Celery has no annotations
+    class Blueprint(Consumer.Blueprint):
         default_steps = (
             "celery.worker.consumer.connection:Connection",
             "celery.worker.consumer.tasks:Tasks",

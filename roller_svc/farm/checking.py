@@ -54,7 +54,7 @@ class RequestValidator:
     def __init__(
         self,
         timeout_s: float,
-        limits: WorkerLimits = WorkerLimits(),  # noqa: B008 - frozen
+        limits: WorkerLimits = WorkerLimits(),
         remember_errors_s: float = REMEMBER_ERRORS_S,
     ) -> None:
         self._timeout_s = timeout_s

@@ -27,7 +27,7 @@ class EstimatePool:
     longer than `timeout_s` in a process of its own is rejected.
     """
 
-    def __init__(self, workers: int, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
+    def __init__(self, workers: int, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:
         self._worker_count = workers
         self._timeout_s = timeout_s
         limits = replace(limits, memory_bytes=MEMORY_BYTES, nice=NICE)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING
 
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, UnknownConfigurationKeyError
 from obstore.store import LocalStore, MemoryStore, ObjectStore, S3Store
@@ -26,6 +26,7 @@ from obstore.store import LocalStore, MemoryStore, ObjectStore, S3Store
 from roller_svc.errors import ArgumentError, StoreError
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ClientConfig
 
 MEMORY = "memory:"
@@ -120,10 +121,10 @@ class Objects:
                 self._store.delete(several if len(several) > 1 else several[0])
 
     @contextlib.contextmanager
-    def spool(self) -> Iterator[tuple[BinaryIO, Path]]:
+    def spool(self) -> Iterator[tuple[IO[bytes], Path]]:
         """Give a local file for content that arrives in parts; it is removed at the end."""
         with _as_store_error("write to"), tempfile.NamedTemporaryFile(prefix="roller-blob-") as file:
-            yield file, Path(file.name)  # type: ignore[misc]  # a named temporary file is one
+            yield file, Path(file.name)
 
     def move_in(self, path: Path, name: str) -> None:
         """Make a local file the content of an object; the file may be gone afterwards."""
@@ -194,7 +195,7 @@ class FolderObjects(Objects):
         return is_new
 
     @contextlib.contextmanager
-    def spool(self) -> Iterator[tuple[BinaryIO, Path]]:
+    def spool(self) -> Iterator[tuple[IO[bytes], Path]]:
         with _as_store_error("write to"):  # a full disk also fails the end of the inner block
             handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
             try:
@@ -283,7 +284,7 @@ def open_objects(location: str, options: Mapping[str, str]) -> Objects:
         bucket = S3Store(
             match[1],
             prefix=match[2] or None,
-            config={name: value for name, value in options.items() if name != ALLOW_HTTP},  # type: ignore[arg-type]
+            config={name: value for name, value in options.items() if name != ALLOW_HTTP},  # type: ignore[arg-type]  # obstore checks the keys
             client_options=client,
             retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRIES_S)},
         )
@@ -292,9 +293,9 @@ def open_objects(location: str, options: Mapping[str, str]) -> Objects:
     return Objects(bucket)
 
 
-def _to_info(meta: Mapping[str, object]) -> ObjectInfo:
+def _to_info(meta: ObjectMeta) -> ObjectInfo:
     write_time, e_tag = meta["last_modified"], meta["e_tag"]
-    return ObjectInfo(str(meta["path"]), int(meta["size"]), write_time.timestamp(), f"{e_tag} {write_time}")  # type: ignore[attr-defined, call-overload]  # of ObjectMeta
+    return ObjectInfo(meta["path"], meta["size"], write_time.timestamp(), f"{e_tag} {write_time}")
 
 
 @contextlib.contextmanager

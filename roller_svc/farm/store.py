@@ -22,15 +22,14 @@ import contextlib
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from roller_svc.compiler.action import SCHEMA
 from roller_svc.errors import ArgumentError, StoreError, UnknownKernelError
-from roller_svc.farm.blobs import BlobReader, Blobs, blob_name
+from roller_svc.farm.blobs import HEX_DIGEST, BlobReader, Blobs, blob_name
 from roller_svc.farm.objects import FolderObjects, open_objects
 from roller_svc.farm.store_lock import Writing, writing
 from roller_svc.farm.store_uses import UseLog
@@ -38,7 +37,6 @@ from roller_svc.farm.store_uses import UseLog
 Json = dict[str, object]
 KERNELS, MODELS, ACTIONS, UPLOADS, DERIVED, PINS = "kernels", "models", "ac", "uploads", "derived", "pins"
 MAX_CHECKED = 10_000  # manifests
-_HEX = re.compile(r"[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ class Artifact:
 class BlobWriter:
     """A blob that arrives in parts."""
 
-    def __init__(self, file: BinaryIO, digest: str, place: Callable[[], None]) -> None:
+    def __init__(self, file: IO[bytes], digest: str, place: Callable[[], None]) -> None:
         self.size_bytes = 0
         self._file = file
         self._digest = digest
@@ -126,7 +124,7 @@ class Store:
 
     def get(self, digest: str) -> bytes | None:
         """Return a blob, or None if it is missing or does not match its hash."""
-        if not _HEX.fullmatch(digest):
+        if not HEX_DIGEST.fullmatch(digest):
             return None
         content = self.objects.read(blob_name(digest))
         if content is None or hashlib.sha256(content).hexdigest() != digest:
@@ -198,13 +196,13 @@ class Store:
 
     def _result(self, action: str, read_manifest: Callable[[bytes], Json | None]) -> Json | None:
         bare = _hex_digest(action)
-        pointer = self.objects.read(f"{ACTIONS}/{bare}") if _HEX.fullmatch(bare) else None
+        pointer = self.objects.read(f"{ACTIONS}/{bare}") if HEX_DIGEST.fullmatch(bare) else None
         manifest = None if pointer is None else read_manifest(pointer)
         if manifest is None:
             return None
         digest = _hex_digest(str(manifest["digest"]))
         name = f"{MODELS if manifest.get('folder') == MODELS else KERNELS}/{digest}"
-        if not _HEX.fullmatch(digest):
+        if not HEX_DIGEST.fullmatch(digest):
             return None
         own = self.objects.read(name)
         if own is None or (own != pointer and read_manifest(own) is None):
@@ -281,7 +279,7 @@ class Store:
         """Keep a kernel, model or upload in collections. Raises UnknownKernelError if there is none."""
         bare = _hex_digest(digest)
         with writing(self.objects):
-            names = [f"{folder}/{bare}" for folder in (KERNELS, MODELS, UPLOADS)] if _HEX.fullmatch(bare) else []
+            names = [f"{folder}/{bare}" for folder in (KERNELS, MODELS, UPLOADS)] if HEX_DIGEST.fullmatch(bare) else []
             if not any(self.objects.info(name) for name in names):
                 raise UnknownKernelError(f"no kernel, model or upload {digest[:80]}")
             self.objects.write(f"{PINS}/{bare}", b"")
@@ -289,7 +287,7 @@ class Store:
     def unpin(self, digest: str) -> None:
         """Undo `pin`."""
         bare = _hex_digest(digest)
-        if _HEX.fullmatch(bare):
+        if HEX_DIGEST.fullmatch(bare):
             self.objects.remove([f"{PINS}/{bare}"])
 
     def pins(self) -> list[str]:
@@ -307,7 +305,7 @@ class Store:
         return None if blob is None else self.blobs.open(blob)
 
     def _derived_digest(self, digest: str, kind: str, tool: str) -> str | None:
-        if not _HEX.fullmatch(_hex_digest(digest)):
+        if not HEX_DIGEST.fullmatch(_hex_digest(digest)):
             return None
         entry = parse_json(self.objects.read(_derived(digest, kind))) or {}
         blob = entry.get("blob")
@@ -341,7 +339,7 @@ class Store:
     def _kernel(self, digest: str) -> Json | None:
         """Return the manifest of a kernel, if it is complete."""
         bare = _hex_digest(digest)
-        pointer = self.objects.read(f"{KERNELS}/{bare}") if _HEX.fullmatch(bare) else None
+        pointer = self.objects.read(f"{KERNELS}/{bare}") if HEX_DIGEST.fullmatch(bare) else None
         manifest = None if pointer is None else self._complete_manifest(pointer)
         if manifest is not None:
             self.uses.note(f"{KERNELS}/{bare}")

@@ -77,43 +77,12 @@ class FusionOptions:
     @property
     def without_fusion(self) -> FusionOptions:
         """Return the options of a single statement, which nothing is fused with."""
-        return FusionOptions(
-            self.is_cpu,
-            has_matrix_unit=False,
-            num_cores=1,
-            operand_copies=self.operand_copies,
-            inline_outputs=self.inline_outputs,
-            col2im=self.col2im,
-            packed_constants=self.packed_constants,
-        )
-
-    @property
-    def without_attention(self) -> FusionOptions:
-        """Return the options without fused attention."""
-        return replace(self, attention_dtypes=frozenset())
+        return replace(self, has_matrix_unit=False, num_cores=1, attention_dtypes=frozenset(), fuse_dual_gemm=False)
 
     @property
     def with_dual_gemm(self) -> FusionOptions:
         """Return the options with dual GEMM."""
         return replace(self, fuse_dual_gemm=self.has_matrix_unit)
-
-    @property
-    def with_inlined_outputs(self) -> FusionOptions:
-        """Return the options whose readers of outputs compute them again, in the nest that stores them."""
-        return replace(self, inline_outputs=True)
-
-    @property
-    def with_col2im(self) -> FusionOptions:
-        """Return the options whose transposed convolutions are GEMMs followed by col2im."""
-        return replace(self, col2im=True)
-
-    def with_packed_constants(self, constants: frozenset[str]) -> FusionOptions:
-        """Return the options whose products of few rows with these tensors are contractions, which pack them once."""
-        return replace(self, packed_constants=constants)
-
-    def with_operand_copies(self, copies: frozenset[OperandCopy]) -> FusionOptions:
-        """Return the options with these operand copies."""
-        return replace(self, operand_copies=copies)
 
 
 def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from roller_svc.compiler.partition_cache import PartitionCache
@@ -47,6 +47,12 @@ class CostTable:
             found = self.stored[digest]
             self.known[key] = None if found is None else Cost(int(found[0]), found[1])
         return self.known[key]
+
+    def is_faster(self, merged: OpNode, members: Iterable[OpNode], constants: Mapping[str, Constant]) -> bool:
+        """Return whether the model expects a node to take less time than those it is merged of."""
+        cost, costs = self.cost(merged, constants), [self.cost(node, constants) for node in members]
+        known = [each.seconds for each in costs if each is not None]
+        return cost is not None and len(known) == len(costs) and cost.seconds < sum(known)
 
     def _estimate(self, program: TensorProgram) -> list[float] | None:
         try:

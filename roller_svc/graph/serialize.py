@@ -251,23 +251,14 @@ def _parameter(value: object) -> Any:
 
 def _array(where: str, type_: TensorType, values: object) -> np.ndarray[Any, np.dtype[Any]]:
     """Return nested lists as an array of exactly that type."""
-    flat: list[object] = []
-
-    def collect(value: object, shape: tuple[int, ...]) -> None:
-        if not shape:
-            flat.append(_element(where, type_, value))
-            return
-        if not isinstance(value, list | tuple) or len(value) != shape[0]:
-            raise _malformed(f"{where}: values are not nested lists of the shape {list(type_.shape)}")
-        for each in value:
-            collect(each, shape[1:])
-
     if type_.elements > MAX_VALUES:
         raise _malformed(f"{where} has {type_.elements} values, {MAX_VALUES} at most: use weights beside the graph")
-    collect(values, type_.shape)
-    dtype = numpy_dtype(type_.dtype)
-    wide = np.array(flat, object if type_.dtype.is_float is False else np.float64)
-    return wide.astype(dtype).reshape(type_.shape)
+    given = np.array(values, object)
+    if given.shape != type_.shape and (given.size or type_.elements):
+        raise _malformed(f"{where}: values are not nested lists of the shape {list(type_.shape)}")
+    exact = [_element(where, type_, value) for value in given.flat]
+    wide = np.array(exact, np.float64 if type_.dtype.is_float else object)
+    return wide.astype(numpy_dtype(type_.dtype)).reshape(type_.shape)
 
 
 def _element(where: str, type_: TensorType, value: object) -> object:

@@ -17,7 +17,7 @@ _LIBYAML = hasattr(yaml, "CSafeLoader")  # without libyaml PyYAML parses the sam
 _BaseLoader: Any = yaml.CSafeLoader if _LIBYAML else yaml.SafeLoader
 
 
-class _Loader(_BaseLoader):  # type: ignore[misc]  # the base is chosen at import
+class _Loader(_BaseLoader):
     """safe_load that rejects duplicate keys, of which YAML silently takes the last."""
 
     def construct_mapping(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Annotated
 
@@ -206,21 +206,8 @@ def _launch_key(launch: LaunchSpec) -> tuple[object, ...]:
 
 
 def _map_key(view: TensorMap) -> tuple[object, ...]:
-    return (
-        view.symbol,
-        view.buffer,
-        view.dtype.value,
-        view.mode.value,
-        view.extents,
-        view.strides_bytes,
-        view.box,
-        view.element_strides,
-        view.lower,
-        view.upper,
-        view.swizzle.value,
-        view.offset_bytes,
-        view.tf32,
-    )
+    values = (getattr(view, each.name) for each in fields(view))
+    return tuple(value.value if isinstance(value, Enum) else value for value in values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ memory or an enclosing storage node. Code generators visit the tree once, depth 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -77,6 +78,24 @@ class Storage:
     subview_of: Load | None = None  # first element of the part of a tensor in memory that this storage is
     alignment_bytes: int = SHARED_ALIGNMENT_BYTES  # of the first byte; shared memory only
     overlays: tuple[str, ...] = ()  # adjacent shared buffers in scope whose memory the body uses for this one instead
+
+    @property
+    def elements(self) -> int:
+        """Elements, padding of rows among them."""
+        return math.prod(self.shape[:-1]) * (self.shape[-1] + self.pad) if self.shape else 1
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.dtype.bytes
+
+
+def shared_bytes(buffers: Iterable[Storage]) -> int:
+    """Return the shared memory of buffers that are allocated one inside the other, the first outermost."""
+    end = 0
+    for buffer in buffers:
+        start = -(-end // buffer.alignment_bytes) * buffer.alignment_bytes
+        end = start + -(-buffer.bytes // SHARED_ALIGNMENT_BYTES) * SHARED_ALIGNMENT_BYTES
+    return end
 
 
 @dataclass(frozen=True, slots=True)

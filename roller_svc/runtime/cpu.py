@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -190,7 +191,7 @@ def load_library(binary: bytes, name: str) -> ctypes.CDLL:
     except OSError as error:
         raise LaunchError(f"{name}: cannot load shared object: {error}", code="load-failed") from error
     finally:
-        os.unlink(path)  # noqa: PTH108 - the mapping keeps it
+        Path(path).unlink()  # the mapping keeps the file
     # Threads of an OpenMP runtime wait inside its code: unloading it with the last kernel would crash them.
     for runtime in _OPENMP_RUNTIMES:
         with contextlib.suppress(OSError):

@@ -6,28 +6,15 @@ import math
 
 import numpy as np
 
+from roller_svc.analysis.wide_values import Array, max_finite, min_normal, unit_roundoff, wide_dtype, wrap
 from roller_svc.errors import InvariantError
 from roller_svc.ir.accumulation import AccumulatorPrecision
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.program import Combine
+from roller_svc.ir.program import Combine, identity
 from roller_svc.semantics import rounding
 from roller_svc.semantics.evaluator import Term
-from roller_svc.semantics.values import Array, max_finite, min_normal, unit_roundoff, wide_dtype, wrap
 
 _DEVIATIONS = 8.0
-
-
-def identity(combine: Combine, dtype: DType) -> int | float:
-    """Return the neutral element of a reduction."""
-    match combine:
-        case Combine.SUM | Combine.ANY:
-            return 0
-        case Combine.PROD | Combine.ALL:
-            return 1
-        case Combine.MAX:
-            return -math.inf if dtype.is_float else dtype.integer_range[0]
-        case Combine.MIN:
-            return math.inf if dtype.is_float else dtype.integer_range[1]
 
 
 class Accumulator:
@@ -46,7 +33,7 @@ class Accumulator:
         self.dtype = dtype
         self.track = track
         self.accumulation = accumulation  # how a matrix unit adds the terms, if one may
-        start = 0 if combine is None else identity(combine, dtype)
+        start = 0 if combine is None else identity(combine, dtype).value
         self.value = np.full(shape, start, dtype=wide_dtype(dtype))
         # Sum of the terms' own bounds; for a map or a logical reduction their maximum.
         self.error: Array | None = None

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roller_svc.analysis.wide_values import Array, max_finite, storage_dtype, widen
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.program import TensorProgram
 from roller_svc.semantics.interpreter import Value
-from roller_svc.semantics.values import Array, max_finite, storage_dtype, widen
 
 # The bounds are first-order, and a device may be slightly less accurate than documented.
 SLACK = 2.0

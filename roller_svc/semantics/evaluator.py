@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from roller_svc.analysis.scalar_ops import apply
+from roller_svc.analysis.wide_values import Array, convert, round_to, wide_dtype
 from roller_svc.errors import IndexRangeError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of
 from roller_svc.ir.program import Combine, TensorType
 from roller_svc.semantics import rounding
-from roller_svc.semantics.scalar_ops import apply
-from roller_svc.semantics.values import Array, convert, round_to, wide_dtype
 
 
 @dataclass(frozen=True, slots=True)

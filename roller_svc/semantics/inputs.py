@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from roller_svc.analysis.wide_values import Array, convert, narrow
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, iter_subexpressions, loads_of
 from roller_svc.ir.program import StatementKind, TensorProgram
-from roller_svc.semantics.values import Array, convert, narrow
 
 _POSITIVE_DOMAIN = frozenset({OpKind.LOG, OpKind.LOG2, OpKind.LOG10, OpKind.SQRT, OpKind.RSQRT})
 _DIVISIONS = frozenset({OpKind.FLOORDIV, OpKind.MOD, OpKind.FMOD, OpKind.REMAINDER, OpKind.TRUNC_DIV})

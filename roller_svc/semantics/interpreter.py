@@ -15,15 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roller_svc.errors import ArgumentError, InvariantError
-from roller_svc.ir.accumulation import AccumulatorPrecision
-from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Expr, Op, OpKind, Select
-from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
-from roller_svc.semantics import rounding
-from roller_svc.semantics.accumulate import Accumulator
-from roller_svc.semantics.evaluator import Evaluator, Tensors, Term, accumulation_dtype, as_dtype
-from roller_svc.semantics.values import (
+from roller_svc.analysis.wide_values import (
     Array,
     min_normal,
     narrow,
@@ -33,6 +25,14 @@ from roller_svc.semantics.values import (
     widen,
     wrap,
 )
+from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.ir.accumulation import AccumulatorPrecision
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Expr, Op, OpKind, Select
+from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
+from roller_svc.semantics import rounding
+from roller_svc.semantics.accumulate import Accumulator
+from roller_svc.semantics.evaluator import Evaluator, Tensors, Term, accumulation_dtype, as_dtype
 
 # Points evaluated at once: a few arrays of 8 B a point stay in a core's caches.
 BLOCK_POINTS = 1 << 19

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from roller_svc.analysis.scalar_ops import apply
+from roller_svc.analysis.wide_values import Array, convert, max_finite, min_normal, min_subnormal, round_to, unit_roundoff
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, OpKind
-from roller_svc.semantics.scalar_ops import apply
-from roller_svc.semantics.values import Array, convert, max_finite, min_normal, min_subnormal, round_to, unit_roundoff
 
 Error = Array | None
 

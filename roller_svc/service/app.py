@@ -90,8 +90,8 @@ def create_app(
     database = Database(settings.database_url)
     resources.callback(database.close)
     # Two pools of connections only for SQLite, whose limit on waiting is of the connection.
-    asked = Database(settings.database_url, busy_timeout_s=REQUEST_BUSY_TIMEOUT_S) if database.is_sqlite else database
-    resources.callback(asked.close)
+    request_database = Database(settings.database_url, busy_timeout_s=REQUEST_BUSY_TIMEOUT_S) if database.is_sqlite else database
+    resources.callback(request_database.close)
     upgrade(database)
     authenticator = Authenticator(settings, ApiKeys(database), store.objects)
     authenticator.check_address()
@@ -118,15 +118,15 @@ def create_app(
     announcements = Announcements(settings, environment_digest())
     resources.callback(announcements.close)
     registry = WorkerRegistry(database)
-    queue, asked_queue = (
+    queue, request_queue = (
         OperationQueue(each, environment_digest(), max_alive=settings.queue_length, lease_s=settings.lease_s)
-        for each in (database, asked)
+        for each in (database, request_database)
     )
     if store.folder is not None:
         import_records(store.folder, queue)
     digests = RequestDigests(validator.key if digest is None else key_function(digest), models)
     farm = BuildFarm(
-        asked_queue,
+        request_queue,
         store,
         announcements.courier,
         registry,
@@ -192,7 +192,7 @@ def create_app(
         large_requests=asyncio.Semaphore(settings.estimates_at_once),
         estimate_cache=EstimateCache(estimators.estimate),
         models=models,
-        idempotency=IdempotencyKeys(asked),
+        idempotency=IdempotencyKeys(request_database),
         authenticator=authenticator,
         readiness=Readiness(_parts(store, farm, settings)),
         model_estimates=model_estimates,

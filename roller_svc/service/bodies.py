@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+from collections import Counter
 
 MAX_DEPTH = 32
 
@@ -54,8 +55,7 @@ def _children(node: list[object] | dict[str, object]) -> list[object]:
 def _unique_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        seen: set[str] = set()
-        duplicate = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]  # add gives None
+        duplicate, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise BodyError(f"the body has the name {duplicate[:100]!r} twice in one object")
     return fields
 

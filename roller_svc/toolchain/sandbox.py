@@ -232,7 +232,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
     except OSError:  # missing or inaccessible
         return
     try:
-        if not os.path.isdir(descriptor):  # noqa: PTH112
+        if not os.path.isdir(descriptor):  # noqa: PTH112 - of a descriptor
             rights &= _FILE_RIGHTS
         _syscall(_LANDLOCK_ADD_RULE, rules, _RULE_PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
     finally:
@@ -305,7 +305,7 @@ def _drop_capabilities() -> None:
 
 def _other_threads() -> int:
     try:
-        return len(os.listdir("/proc/self/task")) - 1  # noqa: PTH208
+        return len(os.listdir("/proc/self/task")) - 1  # noqa: PTH208 - pathlib is slow to import
     except OSError:  # no /proc, or restricted already
         return 0
 
@@ -328,7 +328,7 @@ def main(words: list[str]) -> int:
     die_with_parent(int(arguments.pop("parent")[0]))
     layers = restrict_self(arguments.pop("readable", []), arguments.pop("writable", []))
     if landlock_abi() and not any(layer.startswith("landlock") for layer in layers):
-        print("the kernel has Landlock, but cannot restrict this process further", file=sys.stderr)  # noqa: T201
+        sys.stderr.write("the kernel has Landlock, but cannot restrict this process further\n")
         return LAUNCH_FAILED
     stay_in_group()
     environment = dict(word.split("=", 1) for word in arguments.pop("variable", []))
@@ -339,7 +339,7 @@ def main(words: list[str]) -> int:
     try:
         os.execve(words[end + 1], words[end + 1 :], environment)
     except OSError as error:
-        print(f"{words[end + 1]} cannot be started: {error}", file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"{words[end + 1]} cannot be started: {error}\n")
     return LAUNCH_FAILED
 
 

@@ -21,7 +21,7 @@ _TOKEN = re.compile(
 )
 _HASH = re.compile(r"^[ \t]*#[ \t]*([^\n]*)$|#", re.MULTILINE)
 _DIRECTIVE = re.compile(
-    r"(?!.*\b__has_)(?:define|undef|if|ifdef|ifndef|elif|else|endif)\b[^#]*"
+    r"(?!.*\b__has_)(?:define|undef|if|ifdef|ifndef|elif|else|endif|error)\b[^#]*"
     r"|include[ \t]*<(?:features|stdint|string|time)\.h>[ \t]*"
     r"|pragma[ \t]+(?:omp|unroll|clang[ \t]+fp)\b[^#]*"
 )

@@ -33,7 +33,7 @@ _POOL = (
     where in n m k N M K N0 x y x0 x1 input0 output0 0 1 2 3 7 -1 0.0 .5 1e-5 1e38 255 256 65536 2147483648 1e400
     99999999999999999999 max( min( abs( exp( floor( const( extent( where( pow( clip( fma( isnan( bitwise_and(
     .when([ .cast( .call( .val() .dtype() .like( .size(0) `exp` `max` `float16` `int8` 'any' merge_op= dtype=
-    float32 int32 bool einsum( if else lambda and or not import strs.max""".split(),  # noqa: SIM905 - words are read more easily than a list of strings
+    float32 int32 bool einsum( if else lambda and or not import strs.max""".split(),  # noqa: SIM905 - words are read more easily
     *("\n", "\t", "\r\n", "\x00", "\x7f", "é", "“", "\u2028", "\U0001f600", "\ud800", "\\", "\n#"),
 )
 
@@ -150,7 +150,7 @@ _SUFFIXES = tuple(
     """ + A; - A; * A; * 2 + A; / 2; // A; // 3; % 4; % A; ** 2; << 1; >> A; & A; | A < 3; < A; >= 2; == 0; * 0.5;
     + 0.5; * B; - B; * extent(A); [A]; .call(`abs`); .call(`floor`); .call(`max`, [A]); .call(`min`, [3]); .call(`exp`);
     .cast(`float32`); .cast(`int32`); .cast(`int8`); .cast(`float16`); .like(A); .when([A >= 1]); .when([A > 1], 0);
-    .when([A % 2 == 0, A < 5], A); .when(A * B < 7 | A == B, 1)""".split(";")  # noqa: SIM905 - as above
+    .when([A % 2 == 0, A < 5], A); .when(A * B < 7 | A == B, 1)""".split(";")  # noqa: SIM905 - words are read more easily
 )
 
 

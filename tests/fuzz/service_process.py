@@ -66,7 +66,7 @@ class ServiceProcess:
         return sum(_rss_bytes(pid) for pid in self.tree() if pid != self.pid)
 
     def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208 - a count, of a folder that is no file
+        return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
 
     def wait_until_quiet(self) -> None:
         """Return once neither the service nor a child is at work."""
@@ -115,7 +115,7 @@ def start(command: Sequence[str], folder: Path, environment: dict[str, str]) -> 
 def descendants(root: int) -> tuple[int, ...]:
     """A process and all its descendants that live."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is wanted
+    for name in (each.name for each in Path("/proc").iterdir()):
         if name.isdecimal() and (fields := _stat(int(name))):
             children.setdefault(int(fields[1]), []).append(int(name))
     found, pending = [root], [root]

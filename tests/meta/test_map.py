@@ -49,7 +49,7 @@ def calls_of(steps: list[Step], run: Callable[[], object]) -> list[Step]:
     codes = {}
     for path, name in steps:
         found = function_of(path, name)
-        codes[inspect.unwrap(found).__code__] = path, name  # type: ignore[arg-type, attr-defined]
+        codes[inspect.unwrap(found).__code__] = path, name
     seen: list[Step] = []
 
     def watch(frame: FrameType, event: str, _: object) -> None:
@@ -74,7 +74,7 @@ def test_a_walk_names_few_files(heading: str) -> None:
 @pytest.mark.parametrize(("path", "name"), STEPS + MODEL_STEPS)
 def test_a_step_of_the_walk_is_a_function_of_its_file(path: str, name: str) -> None:
     found = function_of(path, name)
-    assert inspect.getsourcefile(found) == str(ROOT / "roller_svc" / path)  # type: ignore[arg-type]
+    assert inspect.getsourcefile(found) == str(ROOT / "roller_svc" / path)
 
 
 def test_a_compile_takes_the_steps_in_this_order() -> None:

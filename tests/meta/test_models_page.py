@@ -7,7 +7,6 @@ import importlib.util
 import io
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +87,7 @@ def test_the_python_example_prints_what_is_shown(tmp_path: Path, monkeypatch: py
     assert re.findall(r"^\d+\. `(\w+)`", section, re.MULTILINE) == re.findall(r"'(\w+)'", shown)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no cc")
+@pytest.mark.needs("gcc")
 def test_the_c_example_runs_a_saved_model(tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
     built = roller_svc.compile_model(mlp(), select="model", top_k=1, name="mlp")

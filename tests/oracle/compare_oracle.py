@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from roller_svc.analysis.wide_values import storage_dtype
 from roller_svc.errors import InputError
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import dtype_named
@@ -30,7 +31,6 @@ from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import Value, evaluate, reference
-from roller_svc.semantics.values import storage_dtype
 
 
 def load_module(path: Path) -> ModuleType:

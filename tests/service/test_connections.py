@@ -185,7 +185,7 @@ def test_deadlines_do_not_touch_a_request_that_is_whole(tmp_path: Path, gate: Ga
 
 def test_an_idle_connection_is_closed(tmp_path: Path, gate: Gate) -> None:
     with service(tmp_path, gate) as (server, port):
-        server.config.timeout_keep_alive = SHORT_S  # type: ignore[assignment]  # uvicorn gives it to call_later
+        server.config.timeout_keep_alive = SHORT_S  # uvicorn gives it to call_later
         with connected(port) as connection:
             connection.sendall(HEALTH)
             assert received(connection).endswith(b'{"status":"ok"}')
@@ -322,7 +322,7 @@ def test_the_end_is_announced_and_everyone_has_an_answer(tmp_path: Path, gate: G
     announced = threading.Event()
     with service(tmp_path, gate) as (server, port), ExitStack() as stack:
         server.config.timeout_graceful_shutdown = 1
-        server.begin_shutdown = announced.set  # type: ignore[method-assign]
+        server.begin_shutdown = announced.set
         idle, half, body, waiting = (stack.enter_context(connected(port)) for _ in range(4))
         idle.sendall(HEALTH)
         assert b"ok" in answer_of(idle)

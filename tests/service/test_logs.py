@@ -138,7 +138,7 @@ def test_a_request_is_logged_with_its_id_and_client(tmp_path: Path, caplog: pyte
         client.get("/healthz")
     assert response.headers["x-request-id"] == "mine"
     logged = [record for record in caplog.records if record.getMessage() == "request"]
-    assert [(r.levelname, r.method, r.path, r.status) for r in logged] == [  # type: ignore[attr-defined]
+    assert [(r.levelname, r.method, r.path, r.status) for r in logged] == [
         ("INFO", "GET", "/nothing%0a", 404),
         ("DEBUG", "GET", "/healthz", 200),
     ]

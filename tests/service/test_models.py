@@ -190,6 +190,20 @@ def test_a_constant_chooses_the_branch(client: Client) -> None:
     assert raised.value.code == "dtype-mismatch"
 
 
+def test_a_constant_has_any_number_of_dimensions(client: Client, tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    content = model(nodes, {"x": (1, 2), "w": (2, 3)}, {"y": (1, 3)}).SerializeToString()
+    response = client.compile_model(content, "local", GraphOptions(constants={"w": [[1, 2, 3], [4, 5, 6.5]]})).response
+    assert response is not None
+    assert [each.name for each in response.inputs] == ["x"]
+    zipfile.ZipFile(io.BytesIO(client.file(response.links["bundle"]))).extractall(tmp_path)
+    np.testing.assert_array_equal(load_model(tmp_path)(x=np.ones((1, 2), np.float32))["y"], [[5, 7, 9.5]])
+    for gap, code in (([[1.0, 2.0], [3.0]], "invalid-option"), ([[1.0], [2.0]], "shape-mismatch")):
+        with pytest.raises(InputError) as raised:
+            client.estimate_model(content, CPU, GraphOptions(constants={"w": gap}))
+        assert raised.value.code == code
+
+
 def test_unsupported_nodes_are_all_named(client: Client) -> None:
     nodes = [helper.make_node("NonZero", ["x"], ["n"], "first"), helper.make_node("Unique", ["x"], ["y"], "second")]
     content = model(nodes, {"x": (4,)}, {"y": (4,)}).SerializeToString()
@@ -237,6 +251,8 @@ def test_external_data_is_rejected(client: Client) -> None:
         ({"options": {"name": "double"}}, 422, "invalid-option"),
         ({"options": {"dims": {"batch": -1}}}, 422, "invalid-body"),
         ({"options": {"constants": {"rate": "16000"}}}, 422, "invalid-body"),
+        ({"options": {"constants": {"rate": [[1.0], ["16000"]]}}}, 422, "invalid-body"),
+        ({"options": {"constants": {"rate": [[0] * 1000] * 17}}}, 422, "invalid-body"),
         ({"options": {"progress": 1}}, 422, "invalid-body"),
     ],
 )

@@ -160,7 +160,7 @@ class FakeCupy:
 
             self._run(stream.ptr, run)
 
-        launch.ptr = name  # type: ignore[attr-defined] # a stand-in for the driver's handle
+        launch.ptr = name  # a stand-in for the driver's handle
         return launch
 
 

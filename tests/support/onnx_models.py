@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +33,7 @@ def model(
     nodes: list[Any],
     inputs: dict[str, tuple[Any, ...]],
     outputs: dict[str, Any],
-    initializers: list[Any] = [],  # noqa: B006
+    initializers: Sequence[Any] = (),
     *,
     dtype: int = TensorProto.FLOAT,
     opset: int = 18,

@@ -10,6 +10,7 @@ import numpy as np
 from run_tree import run_tree
 
 from roller_svc import hardware
+from roller_svc.analysis.wide_values import storage_dtype
 from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import dtype_named
@@ -21,7 +22,6 @@ from roller_svc.schedule.schedule import Schedule
 from roller_svc.semantics.compare import Agreement, agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
-from roller_svc.semantics.values import storage_dtype
 from roller_svc.toolchain import compile_source
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -18,6 +18,10 @@ ALLOWED = {
 }
 
 
+# Programs that tests run, and the Debian packages of .ci/run that have them.
+PACKAGES = {"gcc": "gcc", "g++": "g++", "clang": "clang", "clang++": "clang"}
+
+
 def who_runs(reason: str) -> str | None:
     """Return who runs the tests that are skipped for a reason, or None if the reason is not allowed."""
     return next((runner for pattern, runner in ALLOWED.items() if re.fullmatch(pattern, reason)), None)

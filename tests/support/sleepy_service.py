@@ -59,14 +59,14 @@ def main() -> None:
     settings = read_settings()
     server.raise_descriptor_limit()
     configure_logging(settings)
-    roller_svc.service.app.Store = SleepyStore  # type: ignore[misc]  # where create_app finds it
+    roller_svc.service.app.Store = SleepyStore  # where create_app finds it
     app = roller_svc.service.app.create_app(settings, work=sleepy_build)
     server.ServiceServer(server.server_config(app, settings)).run()
 
 
 def work() -> None:
     """Work with the ROLLER_* settings and the options of `roller worker`."""
-    roller_svc.service.worker.Store = SleepyStore  # type: ignore[misc]  # where FarmWorker finds it
+    roller_svc.service.worker.Store = SleepyStore  # where FarmWorker finds it
     run_worker = roller_svc.service.worker.run_worker
     roller_svc.service.worker.run_worker = lambda *given: run_worker(*given, work=sleepy_build)
     sys.exit(main_of_roller(["worker", *sys.argv[1:]]))

@@ -123,7 +123,7 @@ def test_calls_that_do_not_fit(kernel: roller_svc.Kernel, arrays: dict[str, Any]
         case "output":
             out = {"Q": np.zeros((24, 17), np.float32)}
         case "positional":
-            given = [arrays["A"], arrays["B"]]  # type: ignore[assignment]  # what is refused
+            given = [arrays["A"], arrays["B"]]  # what is refused
     with pytest.raises(InputError):
         kernel.run(given, out)
 

@@ -111,7 +111,7 @@ def test_wrong_arrays_and_options_are_refused(built: Model) -> None:
         with pytest.raises(InputError):
             built.run(arrays)
     with pytest.raises(ArgumentError, match="keyword"):
-        built(X)  # type: ignore[arg-type]
+        built(X)
     options: list[dict[str, Any]] = [
         {"plan": 1}, {"plan": {}}, {"plan": "fast"}, {"winograd": "on"}, {"winograd": 1}, {"threads": 0},
         {"threads": 4096}, {"select": "guess"}, {"dims": {"n": 0}}, {"dims": {"n": [2, 2]}}, {"dims": {"n": 2}},

@@ -7,17 +7,17 @@ from importlib.metadata import entry_points
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+pytest.importorskip("torch")
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of torch's own modules
     from roller_svc import torch_backend
 
-import roller_svc  # noqa: E402
-from roller_svc.errors import ArgumentError  # noqa: E402
+import roller_svc
+from roller_svc.errors import ArgumentError
 
 OPTIONS = {"select": "model", "top_k": 1}
 
@@ -83,6 +83,12 @@ def test_what_is_not_supported_stays_with_torch_and_is_reported():
     assert "aten.lgamma.default 'lgamma': the operator is not supported" in str(report)
 
 
+def test_a_graph_of_which_nothing_is_compiled_is_named():
+    with pytest.warns(torch_backend.LeftToTorchWarning, match=r"aten\.lgamma\.default: the operator is not supported"):
+        (report,) = check(torch.lgamma, torch.rand(4) + 1)
+    assert report.parts == ()
+
+
 def test_views_alone_stay_with_torch():
     (report,) = check(lambda x: x.reshape(2, 8).t()[1:], torch.randn(4, 4))
     assert report.parts == ()
@@ -128,12 +134,14 @@ def test_gradients_are_those_of_torch():
 
 
 def test_symbolic_shapes_stay_with_torch():
-    module = nn.Linear(4, 3).eval()
+    module, x = nn.Linear(4, 3).eval(), torch.randn(3, 4)
     fast = compiled(module, dynamic=True)
     with torch.no_grad():
-        for batch in (3, 5):
-            x = torch.randn(batch, 4)
-            torch.testing.assert_close(fast(x), module(x))
+        with pytest.warns(torch_backend.LeftToTorchWarning, match="symbolic"):
+            result = fast(x)
+        torch.testing.assert_close(result, module(x))
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(fast(x), module(x))
     assert all(report.parts == () for report in torch_backend.report())
     assert any("symbolic" in node.reason for report in torch_backend.report() for node in report.eager)
 

@@ -37,7 +37,7 @@ def check_full_product(equation: str, arrays: Mapping[str, Array], results: Mapp
     """Compare the result of an einsum; return None if there is no PyTorch with a device."""
     if importlib.util.find_spec("torch") is None:
         return None
-    import torch  # noqa: PLC0415 - optional, and slow to import
+    import torch
 
     if not torch.cuda.is_available():
         return None

@@ -17,6 +17,7 @@ from roller_bench.gpu.device_inputs import allocate, on_device, read_elements
 from roller_bench.gpu.interleaved import RollerWork, TimedWork, screening_median, time_interleaved
 from roller_bench.gpu.samples import TimedCase, data_bytes, timing_inputs, timing_patterns
 from roller_svc import hardware
+from roller_svc.analysis.wide_values import storage_dtype
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import merge_ranked_plans, rank_partitions, select_for_measurement
@@ -29,7 +30,6 @@ from roller_svc.runtime.cuda.arrays import DeviceBytes, import_cupy
 from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.interpreter import evaluate_sample, sample_indices
-from roller_svc.semantics.values import storage_dtype
 from roller_svc.toolchain import compile_source
 from roller_svc.verify.kernel_stats import summarize_kernels
 from roller_svc.verify.run_and_verify import MAX_INTERPRETED_POINTS, SAMPLED_ELEMENTS, accumulation_of
@@ -276,6 +276,6 @@ def _free(cupy: Any) -> None:
     """Free the memory pools of CuPy and torch: the next case has other sizes."""
     cupy.get_default_memory_pool().free_all_blocks()
     if importlib.util.find_spec("torch") is not None:
-        import torch  # noqa: PLC0415 - optional, and slow to import
+        import torch
 
         torch.cuda.empty_cache()

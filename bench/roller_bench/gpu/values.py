@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller_bench.gpu.cases.check import Check
+from roller_svc.analysis.wide_values import min_normal, narrow
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram
 from roller_svc.runtime.binding import Array
 from roller_svc.semantics.inputs import random_inputs
-from roller_svc.semantics.values import min_normal, narrow
 
 
 class Values(Enum):

@@ -71,7 +71,7 @@ def run_own(file: str, threads: int, arrays: str, select: str) -> dict[str, Any]
 
 
 def run_onnxruntime(file: str, threads: int, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    import onnxruntime  # noqa: PLC0415 - an engine that need not be installed
+    import onnxruntime
 
     onnxruntime.set_default_logger_severity(3)
     options = onnxruntime.SessionOptions()
@@ -84,7 +84,7 @@ def run_onnxruntime(file: str, threads: int, arrays: Mapping[str, Any]) -> dict[
 
 
 def run_openvino(file: str, threads: int, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    import openvino  # noqa: PLC0415 - an engine that need not be installed
+    import openvino
 
     config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32",
               "NUM_STREAMS": 1}  # fmt: skip
@@ -105,8 +105,8 @@ def run_openvino(file: str, threads: int, arrays: Mapping[str, Any]) -> dict[str
 
 def run_inductor(file: str, threads: int, arrays: Mapping[str, Any], modules: str) -> dict[str, Any]:
     """Time torch.compile with frozen weights, on the module that build(name) of the Python file returns."""
-    import torch  # noqa: PLC0415 - an engine that need not be installed
-    from torch._dynamo.utils import counters  # noqa: PLC0415 - part of torch
+    import torch
+    from torch._dynamo.utils import counters
 
     spec = importlib.util.spec_from_file_location("modules", modules)
     if spec is None or spec.loader is None:

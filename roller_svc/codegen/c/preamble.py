@@ -18,6 +18,9 @@ CHECKED = """static long checked(long i, long size, long check, long long *statu
   return 0;  // a place that exists: the caller reports the index and throws the result away
 }"""
 
+FLOAT16_CHECK = """#ifndef __FLT16_MAX__
+#error this kernel needs the type _Float16: compile it with gcc 12, with clang 15, or with a later version
+#endif"""
 
 # Never inlined or cloned: candidates share the function, and the measured code is the delivered code.
 ROUTINE = "static __attribute__((noinline, noclone)) void"
@@ -48,7 +51,11 @@ def preamble(functions: tuple[Function, ...], scratch: str) -> str:
     names = tuple(dict.fromkeys(name for f in functions for name in f.helpers))
     helpers = [_helper_text(name) for name in names]
     routines = [f"{ROUTINE} {name}{text}" for f in functions for name, text in f.routines]
-    if types := vector_typedefs("\n".join([*helpers, *routines, *(f.text for f in functions)])):
+    code = "\n".join([*helpers, *routines, *(f.text for f in functions)])
+    types = vector_typedefs(code)
+    if dialects.C.half in f"{types}{code}":
+        parts.append(FLOAT16_CHECK)
+    if types:
         parts.append(types)
     if any(is_transpose_helper(name) for name in names):
         parts.append(SHUFFLE)

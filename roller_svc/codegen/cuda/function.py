@@ -203,20 +203,19 @@ class CodeGenCuda(CodeGenVisitor):
         self.scalar.buffers[storage.tensor] = BufferRef(identifier, storage.dtype, storage.shape, storage.pad, storage.swizzled)
         type_ = self.dialect.storage_type(storage.dtype)
         if storage.scope is Scope.SHARED:
-            count = math.prod(storage.shape[:-1]) * (storage.shape[-1] + storage.pad)
             reused = [self.shared_buffers[t] for t in (*storage.aliases, *storage.overlays)]
             end = max((buffer.end for buffer in reused or self.shared_buffers.values()), default=0)
             start = min(
                 (buffer.offset for buffer in reused),
                 default=ceil_div(end, storage.alignment_bytes) * storage.alignment_bytes,
             )
-            if storage.overlays and start + count * storage.dtype.bytes > end:
+            if storage.overlays and start + storage.bytes > end:
                 raise InvariantError(f"{storage.tensor} is larger than {', '.join(storage.overlays)}")
             self.shared_buffers[storage.tensor] = SharedBuffer(
                 type_,
                 identifier,
-                count,
-                count * storage.dtype.bytes,
+                storage.elements,
+                storage.bytes,
                 start,
                 bool(reused),
                 storage.alignment_bytes,

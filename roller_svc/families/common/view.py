@@ -13,7 +13,6 @@ from roller_svc.ir.expr import AxisRef, Expr, Load
 from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup, TileAxis, TileSpace
 from roller_svc.ir.index import div, mod
 from roller_svc.ir.program import StatementKind
-from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Compute, Let, Loop, Node, Storage
 from roller_svc.schedule.nest_statements import RowReads, row_storages, row_tensors, wrap_in_storages
 
@@ -31,11 +30,7 @@ class GemmView:
     dtype: DType  # of staged operands and accumulators
 
     @classmethod
-    def of(cls, group: KernelGroup, program: RProgram) -> GemmView:
-        return cls.of_space(group, program.space)
-
-    @classmethod
-    def of_space(cls, group: KernelGroup, space: TileSpace) -> GemmView:
+    def of(cls, group: KernelGroup, space: TileSpace) -> GemmView:
         if group.operands is None:
             raise InvariantError(f"expected a contraction, got {group.name}")
         (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
@@ -43,6 +38,15 @@ class GemmView:
         if space.transposed:
             operands = replace(operands, a=operands.b, b=operands.a)
         return cls(group, space.role(AxisRole.BATCH), m, n, k, operands, space.compute_dtype)
+
+    @classmethod
+    def of_attention(cls, group: KernelGroup) -> GemmView:
+        """Return attention's product of probabilities and V."""
+        if group.attention is None:
+            raise InvariantError(f"expected attention, got {group.name}")
+        space, operands = group.space, ContractionOperands(group.attention.q, group.attention.v)
+        (m,), (n,), (keys,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+        return cls(group, space.role(AxisRole.BATCH), m, n, keys, operands, space.compute_dtype)
 
     def with_second_result(self, result: Load) -> GemmView:
         """Return the view with the second accumulator of a dual GEMM replaced by `result`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -35,6 +37,17 @@ def upgrade(database: Database) -> None:
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+@contextmanager
+def open_upgraded(url: str) -> Iterator[Database]:
+    """Open a database, with the tables of this version."""
+    database = Database(url)
+    try:
+        upgrade(database)
+        yield database
+    finally:
+        database.close()
 
 
 def _revision(connection: Connection) -> str | None:

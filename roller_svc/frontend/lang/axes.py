@@ -75,7 +75,7 @@ def infer_axes(statement: Statement, scope: Scope, *, scatter: bool, constant_of
 
 def lhs(statement: Statement) -> Get:
     """Return the left-hand side of a scatter as an indexed tensor."""
-    return Get(statement.name, statement.index, statement.start, statement.end, statement.name_end, 1)
+    return Get(statement.name, statement.index, statement.name_end, start=statement.start, end=statement.end, depth=1)
 
 
 def _iter_nodes(roots: Iterable[Node]) -> Iterator[Node]:

@@ -92,7 +92,7 @@ def type_arg(node: Node) -> TypeArg:
             if dtype_named(name) is None:
                 hint = names.did_you_mean(name, names.TYPE_NAMES)
                 raise SyntaxFault("unknown-type", f"`{name}` is not a type", node, hint)
-            return Text(name, node.start, node.end)
+            return Text(name, start=node.start, end=node.end)
         case _:
             raise SyntaxFault("unknown-type", "a type is a quoted name or `x.dtype()`", node)
 
@@ -103,7 +103,7 @@ def function_call(call: ParsedCall) -> Node:
         return _const(call)
     if call.name == "extent":
         call.expect(1, 1)
-        return Extent(_axis(call.positional[0], call), call.start, call.end)
+        return Extent(_axis(call.positional[0], call), start=call.start, end=call.end)
     if call.name in names.SELECTS:
         call.expect(3, 3)
         return _select(call, call.positional)
@@ -113,7 +113,7 @@ def function_call(call: ParsedCall) -> Node:
         return apply_named(call, call.name, call.at_name, call.positional, None if type_ is None else type_arg(type_))
     if dtype_named(call.name) is not None:
         call.expect(1, 1)
-        return _cast(call, call.positional[0], Text(call.name, call.name_start, call.name_end))
+        return _cast(call, call.positional[0], Text(call.name, start=call.name_start, end=call.name_end))
     raise unknown_function(call.name, call.at_name)
 
 
@@ -149,7 +149,7 @@ def _const(call: ParsedCall) -> Node:
 def _infinity(node: Node) -> Node:
     """Return the number that a quoted name of an infinity stands for; other nodes as they are."""
     value = names.INFINITIES.get(node.value) if isinstance(node, Text) else None
-    return node if value is None else Num(value, node.start, node.end)
+    return node if value is None else Num(value, start=node.start, end=node.end)
 
 
 def _cast(call: ParsedCall, arg: Node, type_: TypeArg) -> CastTo:
@@ -187,7 +187,7 @@ def apply_named(call: ParsedCall, name: str, span: Span, args: Sequence[Node], t
         if len(args) != 2:
             raise SyntaxFault("wrong-arguments", f"`{name}` takes 2 arguments, got {len(args)}", span)
         sign = names.OPERATOR_FUNCTIONS[name]
-        return Binary(sign, args[0], args[1], call.start, call.end, depth_above(args, call))
+        return Binary(sign, args[0], args[1], start=call.start, end=call.end, depth=depth_above(args, call))
     function = names.function_named(name)
     if function is None:
         raise unknown_function(name, span)
@@ -195,7 +195,7 @@ def apply_named(call: ParsedCall, name: str, span: Span, args: Sequence[Node], t
         takes = names.arguments(function.min_arguments, function.max_arguments)
         raise SyntaxFault("wrong-arguments", f"`{name}` takes {takes}, got {len(args)}", span)
     below = args if type_ is None else (*args, type_)
-    return Apply(name, tuple(args), type_, call.start, call.end, span.start, span.end, depth_above(below, call))
+    return Apply(name, tuple(args), type_, span.start, span.end, start=call.start, end=call.end, depth=depth_above(below, call))
 
 
 def method_call(receiver: Node, call: ParsedCall) -> Node:
@@ -240,7 +240,7 @@ def _method_when(receiver: Node, call: ParsedCall) -> Node:
         raise SyntaxFault("wrong-arguments", "merge_op is `all` or `any`", merge)
     any_holds = merge is not None and merge.value == "any"
     below = (receiver, *conditions) if other is None else (receiver, *conditions, other)
-    return When(receiver, conditions, other, any_holds, call.start, call.end, depth_above(below, call))
+    return When(receiver, conditions, other, any_holds, start=call.start, end=call.end, depth=depth_above(below, call))
 
 
 def _method_val(receiver: Node, call: ParsedCall) -> Node:
@@ -248,27 +248,27 @@ def _method_val(receiver: Node, call: ParsedCall) -> Node:
         raise SyntaxFault("wrong-arguments", f"`{call.name}` takes an axis or a tensor's name", receiver)
     call.expect(1 if call.name == "size" else 0, 1)
     if not call.positional:
-        return Extent(receiver, call.start, call.end)
+        return Extent(receiver, start=call.start, end=call.end)
     dim = call.positional[0]
     if not (isinstance(dim, Num) and isinstance(dim.value, int)):
         raise SyntaxFault("wrong-arguments", "the number of a dimension is an integer", dim)
-    return DimSize(receiver, dim.value, call.start, call.end)
+    return DimSize(receiver, dim.value, start=call.start, end=call.end)
 
 
 def _method_dtype(receiver: Node, call: ParsedCall) -> Node:
     call.expect(0, 0)
-    return TypeOf(receiver, call.start, call.end, depth_above((receiver,), call))
+    return TypeOf(receiver, start=call.start, end=call.end, depth=depth_above((receiver,), call))
 
 
 def _method_like(receiver: Node, call: ParsedCall) -> Node:
     call.expect(1, 1)
     value = call.positional[0]
-    return Like(receiver, value, call.start, call.end, depth_above((receiver, value), call))
+    return Like(receiver, value, start=call.start, end=call.end, depth=depth_above((receiver, value), call))
 
 
 def _method_up_cast(receiver: Node, call: ParsedCall) -> Node:
     call.expect(0, 0)
-    return UpCast(receiver, call.start, call.end, depth_above((receiver,), call))
+    return UpCast(receiver, start=call.start, end=call.end, depth=depth_above((receiver,), call))
 
 
 _METHODS = {

@@ -9,6 +9,7 @@ import islpy as isl
 import numpy as np
 
 from roller_svc.analysis.intervals import Bounds, bounds, widen_to_int64
+from roller_svc.analysis.wide_values import Array
 from roller_svc.frontend.lang import point_grid as points
 from roller_svc.frontend.lang.polyhedra import OpaqueExprError, Polyhedra, limited_context
 from roller_svc.ir.affine import Affine, affine
@@ -203,7 +204,7 @@ class Ranges:
         violation = np.argwhere(np.broadcast_to(bad, tuple(extents.values())))[0]
         return self._make_leaves(dict(zip(extents, map(int, violation), strict=True)), index)
 
-    def _may_hold(self, condition: Expr, axes: Mapping[str, points.Array], *, holds: bool) -> points.Array:
+    def _may_hold(self, condition: Expr, axes: Mapping[str, Array], *, holds: bool) -> Array:
         """Return where a condition may hold (or fail), with unknown loads."""
         match condition:
             case Op(kind=OpKind.LNOT, args=(arg,)):
@@ -215,7 +216,7 @@ class Ranges:
                 try:
                     return np.asarray((points.evaluate(condition, axes) != 0) == holds)
                 except points.OpaqueValueError:
-                    return np.asarray(True)  # noqa: FBT003 - the value, not an option
+                    return np.ones((), bool)
 
     def _atoms(self, condition: Expr, *, holds: bool) -> list[tuple[Coeffs, Span]]:
         """Return bounds on sums of axes that a condition implies where it holds (or fails)."""

@@ -6,164 +6,128 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-@dataclass(frozen=True, slots=True)
-class Num:
-    value: int | float
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Syntax:
+    """A node: its place in the text, and the number of levels below it."""
+
     start: int
     end: int
     depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Num(Syntax):
+    value: int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Syntax):
     """A quoted name, allowed in some arguments only."""
 
     value: str
-    start: int
-    end: int
-    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(Syntax):
     """A bare name: an axis, or a tensor without an index."""
 
     name: str
-    start: int
-    end: int
-    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Get:
+class Get(Syntax):
     """tensor[index, ...]; the name ends at `name_end`."""
 
     tensor: str
     index: tuple[Node, ...]
-    start: int
-    end: int
     name_end: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class Unary:
+class Unary(Syntax):
     sign: str
     arg: Node
-    start: int
-    end: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Syntax):
     sign: str
     left: Node
     right: Node
-    start: int
-    end: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(Syntax):
     """A function of the function table; `name_start` and `name_end` are the span of its name."""
 
     function: str
     args: tuple[Node, ...]
     type: TypeArg | None
-    start: int
-    end: int
     name_start: int
     name_end: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class CastTo:
+class CastTo(Syntax):
     """A cast. `literal_form`: written const(x, t), where t must be able to hold x."""
 
     arg: Node
     type: TypeArg
     literal_form: bool
-    start: int
-    end: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class When:
+class When(Syntax):
     """`value` where the conditions hold, else `other` (None if missing)."""
 
     value: Node
     conditions: tuple[Node, ...]
     other: Node | None
     any_holds: bool
-    start: int
-    end: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(Syntax):
     """K.val() or extent(K)."""
 
     axis: Ref
-    start: int
-    end: int
-    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class DimSize:
+class DimSize(Syntax):
     """tensor.val(d) or tensor.size(d)."""
 
     tensor: Ref
     dim: int
-    start: int
-    end: int
-    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Like:
+class Like(Syntax):
     """x.like(c): `value` in the type of `model`, which is not read."""
 
     model: Node
     value: Node
-    start: int
-    end: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class UpCast:
+class UpCast(Syntax):
     """x.up_cast(): Antares' widening of a narrow type."""
 
     arg: Node
-    start: int
-    end: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Group(Syntax):
     """(a, b) or [a, b], allowed in arguments only."""
 
     items: tuple[Node, ...]
-    start: int
-    end: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class TypeOf:
+class TypeOf(Syntax):
     """x.dtype(), of an expression or a tensor's bare name; nothing is read."""
 
     arg: Node
-    start: int
-    end: int
-    depth: int
 
 
 Node = Num | Text | Ref | Get | Unary | Binary | Apply | CastTo | When | Extent | DimSize | Like | UpCast | Group | TypeOf

@@ -49,15 +49,15 @@ class TreeBuilder:
             raise SyntaxFault("bad-number", f"`{text[:40]}` is not a decimal number", span) from None
         if value is None or math.isinf(value):
             raise SyntaxFault("literal-out-of-range", f"no type can hold `{text[:40]}`", span)
-        return Num(value, span.start, span.end)
+        return Num(value, start=span.start, end=span.end)
 
     def ref(self, parts: list[Token]) -> Ref:
         span = _span(parts[0])
-        return Ref(str(parts[0]), span.start, span.end)
+        return Ref(str(parts[0]), start=span.start, end=span.end)
 
     def text(self, parts: list[Token]) -> Text:
         span = _span(parts[0])
-        return Text(str(parts[0])[1:-1], span.start, span.end)
+        return Text(str(parts[0])[1:-1], start=span.start, end=span.end)
 
     def chain(self, parts: Parts) -> Node:
         """Build a chain of binary operators with Python's precedence, left to right, by the shunting-yard algorithm."""
@@ -86,8 +86,8 @@ class TreeBuilder:
         if sign == "+":
             return node
         if sign == "-" and isinstance(node, Num):
-            return Num(-node.value, start, node.end)
-        return Unary(str(sign), node, start, node.end, depth_above((node,), node))
+            return Num(-node.value, start=start, end=node.end)
+        return Unary(str(sign), node, start=start, end=node.end, depth=depth_above((node,), node))
 
     def parenthesis(self, parts: Parts) -> Node:
         """Extend the span of an operation over its brackets, but not that of a tensor or a name."""
@@ -108,7 +108,7 @@ class TreeBuilder:
 
     def _make_group(self, items: tuple[Node, ...], parts: Parts) -> Group:
         span = Span(_span(parts[0]).start, _span(parts[-1]).end)
-        return Group(items, span.start, span.end, depth_above(items, span))
+        return Group(items, start=span.start, end=span.end, depth=depth_above(items, span))
 
     def indices(self, parts: Parts) -> tuple[Node, ...]:
         return tuple(_node(part) for part in parts if not isinstance(part, Token))
@@ -119,7 +119,7 @@ class TreeBuilder:
         name, last = _span(parts[0]), _span(parts[-1])
         index = parts[2] if isinstance(parts[2], tuple) else ()
         span = Span(name.start, last.end)
-        return Get(str(parts[0]), index, span.start, span.end, name.end, depth_above(index, span))
+        return Get(str(parts[0]), index, name.end, start=span.start, end=span.end, depth=depth_above(index, span))
 
     def arguments(self, parts: Parts) -> tuple[object, ...]:
         return tuple(part for part in parts if not isinstance(part, Token))
@@ -157,9 +157,8 @@ class TreeBuilder:
         return WhereItem(str(parts[0]), _node(parts[2]), span.start, span.end)
 
     def statement(self, parts: Parts) -> Statement:
-        where: tuple[WhereItem, ...] = ()
-        if isinstance(parts[-1], list):
-            where = tuple(parts.pop())  # type: ignore[arg-type]  # the list that `where` made, by the grammar
+        where = parts.pop() if isinstance(parts[-1], list) else []
+        assert isinstance(where, list)  # what `where` made
         value = _node(parts.pop())
         assigned = parts.pop()
         assert isinstance(assigned, tuple)  # what `assign` made
@@ -171,7 +170,7 @@ class TreeBuilder:
             end -= 2
         index = parts[2] if isinstance(parts[2], tuple) else ()
         stop = _span(parts[end]).end
-        return Statement(str(parts[0]), index, type_, assigned[0], assigned[1], value, where, name.start, stop, name.end)
+        return Statement(str(parts[0]), index, type_, assigned[0], assigned[1], value, tuple(where), name.start, stop, name.end)
 
 
 # Python's precedence, loosest first.
@@ -194,20 +193,20 @@ def _reduce_top(operands: list[Node], operators: list[object]) -> None:
     if sign == "^":
         raise SyntaxFault("xor-operator", "`^` is not in the language", _span(sign), "write `bitwise_xor(x, y)`")
     span = Span(left.start, right.end)
-    operands.append(Binary(str(sign), left, right, span.start, span.end, depth_above((left, right), span)))
+    operands.append(Binary(str(sign), left, right, start=span.start, end=span.end, depth=depth_above((left, right), span)))
 
 
 def _node(part: object) -> Node:
     """Return a part that the grammar guarantees to be a value, not a keyword argument."""
-    assert not isinstance(part, (Token, tuple, list, Keyword))
-    return part  # type: ignore[return-value]  # one of Node, by the grammar
+    assert isinstance(part, Node)
+    return part
 
 
 def _type_name(part: object) -> Text:
     name, span = str(part), _span(part)
     if dtype_named(name) is None:
         raise SyntaxFault("unknown-type", f"`{name}` is not a type", span, names.did_you_mean(name, names.TYPE_NAMES))
-    return Text(name, span.start, span.end)
+    return Text(name, start=span.start, end=span.end)
 
 
 def _number(text: str) -> int | float | None:

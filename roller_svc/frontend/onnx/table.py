@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
+from roller_svc.frontend.onnx.rows import Read, Reader, call, flag, integer, integers, named, number, required, text
 from roller_svc.frontend.onnx.use import Node, Use
 from roller_svc.frontend.ops.elementwise import becomes_infinite
 from roller_svc.ir.dtype import DType, dtype_named, promote
 
 EINSUM = "einsum"
-Reader = Callable[[Node], Use]
 
 # TensorProto.DataType → element type.
 DATA_TYPES = {
@@ -24,15 +23,7 @@ SHIFTS = {"LEFT": "shift_left", "RIGHT": "shift_right"}
 _STASHED = {DType.FLOAT32: 1, DType.FLOAT64: 11}
 _DEPTH_ORDERS = {"DCR": "blocks_first", "CRD": "channels_first"}
 _SAME = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
-
-
-def _plain(node: Node, operator: str) -> Use:
-    return Use(operator, node.all())
-
-
-def _with_numbers(node: Node, operator: str, numbers: dict[str, float]) -> Use:
-    """Convert an activation. ONNX's defaults may differ from the operator's."""
-    return Use(operator, node.all(), {name: node.number(name, default) for name, default in numbers.items()})
+_SAMPLING_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
 def _div(node: Node) -> Use:
@@ -89,34 +80,6 @@ def _clip(node: Node) -> Use:
     return Use("clip", node.leading(1), bounds)
 
 
-def _gelu(node: Node) -> Use:
-    return Use("gelu", node.all(), {"approximate": node.text("approximate", "none")})
-
-
-def _gemm(node: Node) -> Use:
-    return Use(
-        "gemm",
-        node.leading(3),
-        {
-            "alpha": node.number("alpha", 1.0),
-            "beta": node.number("beta", 1.0),
-            "transpose_a": bool(node.integer("transA", 0)),
-            "transpose_b": bool(node.integer("transB", 0)),
-        },
-    )
-
-
-def _einsum(node: Node) -> Use:
-    return Use(EINSUM, node.all(), {"equation": node.text("equation", "")})
-
-
-def _spatial(node: Node) -> int:
-    spatial = node.operand(0).rank - 2
-    if not 1 <= spatial <= 3:
-        raise node.unsupported(f"a tensor of {spatial + 2} dimensions")
-    return spatial
-
-
 def _padding(node: Node) -> object:
     auto = node.text("auto_pad", "NOTSET")
     pads = node.integers("pads") or (0,)
@@ -145,7 +108,7 @@ def _check_kernel(node: Node) -> None:
 
 def _conv(node: Node) -> Use:
     _check_kernel(node)
-    return Use(f"conv{_spatial(node)}d", node.leading(3), _window(node) | {"groups": node.integer("group", 1)})
+    return Use(f"conv{node.spatial_rank}d", node.leading(3), _window(node) | {"groups": node.integer("group", 1)})
 
 
 def _conv_transpose(node: Node) -> Use:
@@ -160,15 +123,15 @@ def _conv_transpose(node: Node) -> Use:
     elif window["padding"] == "valid":
         window["padding"] = 0
     parameters = {"groups": node.integer("group", 1), "output_padding": more}
-    return Use(f"conv_transpose{_spatial(node)}d", node.leading(3), window | parameters)
+    return Use(f"conv_transpose{node.spatial_rank}d", node.leading(3), window | parameters)
 
 
 def _per_dimension(node: Node, value: object) -> tuple[int, ...]:
     """Return one number per dimension."""
     if not isinstance(value, tuple):
-        return (1,) * _spatial(node)
-    if len(value) != _spatial(node):
-        raise node.invalid(f"{len(value)} numbers for {_spatial(node)} dimensions")
+        return (1,) * node.spatial_rank
+    if len(value) != node.spatial_rank:
+        raise node.invalid(f"{len(value)} numbers for {node.spatial_rank} dimensions")
     return value
 
 
@@ -182,11 +145,11 @@ def _padding_for(
     if node.operand(0).rank != node.operand(1).rank:
         raise node.invalid(f"a weight of {node.operand(1).rank} dimensions, and input of {node.operand(0).rank}")
     smaller, larger, behind = [], [], []
-    sizes = node.operand(0).shape[2:], node.operand(1).shape[2:], shape[-_spatial(node) :]
+    sizes = node.operand(0).shape[2:], node.operand(1).shape[2:], shape[-node.spatial_rank :]
     steps = _per_dimension(node, window["stride"]), _per_dimension(node, window["dilation"])
-    added = _per_dimension(node, extra) if extra else (0,) * _spatial(node)
-    if len(shape) < _spatial(node):
-        raise node.invalid(f"output_shape has {len(shape)} numbers for {_spatial(node)} dimensions")
+    added = _per_dimension(node, extra) if extra else (0,) * node.spatial_rank
+    if len(shape) < node.spatial_rank:
+        raise node.invalid(f"output_shape has {len(shape)} numbers for {node.spatial_rank} dimensions")
     for size, kernel, requested, stride, dilation, add in zip(*sizes, *steps, added, strict=True):
         total = (size - 1) * stride + (kernel - 1) * dilation + 1 + add - requested
         behind.append(add + max(-total, 0))
@@ -206,12 +169,7 @@ def _pool(node: Node, kind: str) -> Use:
         parameters["count_include_pad"] = bool(node.integer("count_include_pad", 0))
     if kind == "lp":
         parameters["p"] = node.number("p", 2)
-    return Use(f"{kind}_pool{_spatial(node)}d", node.leading(1), parameters)
-
-
-def _global_pool(node: Node, kind: str) -> Use:
-    parameters = {"p": node.number("p", 2)} if kind == "lp" else {}
-    return Use(f"global_{kind}_pool{_spatial(node)}d", node.leading(1), parameters)
+    return Use(f"{kind}_pool{node.spatial_rank}d", node.leading(1), parameters)
 
 
 def _softmax(node: Node, operator: str) -> Use:
@@ -278,15 +236,6 @@ def _reduce(node: Node, operator: str) -> Use:
     return Use(operator, node.leading(1), parameters)
 
 
-def _arg(node: Node, operator: str) -> Use:
-    parameters = {
-        "axis": node.integer("axis", 0),
-        "keepdims": bool(node.integer("keepdims", 1)),
-        "last": bool(node.integer("select_last_index", 0)),
-    }
-    return Use(operator, node.leading(1), parameters)
-
-
 def _transpose(node: Node) -> Use:
     order = node.integers("perm")
     return Use("transpose", node.all(), {} if order is None else {"permutation": order})
@@ -314,10 +263,6 @@ def _pad(node: Node) -> Use:
     return Use("pad", node.leading(1), parameters)
 
 
-def _gather(node: Node, operator: str) -> Use:
-    return Use(operator, node.all(), {"axis": node.integer("axis", 0), "negative": True})
-
-
 def _reshape(node: Node) -> Use:
     x, shape = node.operand(0), node.required("shape", 1)
     if not node.integer("allowzero", 0):
@@ -336,14 +281,6 @@ def _flatten(node: Node) -> Use:
 def _squeeze(node: Node) -> Use:
     x, axes = node.operand(0), node.setting("axes", 1)
     return Use("squeeze", (x,), {"axis": [d for d, size in enumerate(x.shape) if size == 1] if axes is None else axes})
-
-
-def _unsqueeze(node: Node) -> Use:
-    return Use("unsqueeze", node.leading(1), {"axis": node.required("axes", 1)})
-
-
-def _expand(node: Node) -> Use:
-    return Use("broadcast_to", node.leading(1), {"shape": node.required("shape", 1)})
 
 
 def _slice(node: Node) -> Use:
@@ -373,47 +310,12 @@ def _dropout(node: Node) -> Use:
     return Use("identity", node.leading(1))
 
 
-def _scatter(node: Node, operator: str) -> Use:
-    reduction = node.text("reduction", "none")
-    parameters: dict[str, object] = {"reduction": reduction, "negative": True}
-    if operator == "scatter_elements":
-        parameters["axis"] = node.integer("axis", 0)
-    return Use(operator, node.all(), parameters)
-
-
 def _cumulate(node: Node, operator: str) -> Use:
     axis = node.required("axis", 1)
     if len(axis) != 1:
         raise node.invalid(f"axis is {list(axis)}; one dimension is expected")
     flags = {name: bool(node.integer(name, 0)) for name in ("exclusive", "reverse")}
     return Use(operator, node.leading(1), {"axis": axis[0], **flags})
-
-
-def _trilu(node: Node) -> Use:
-    upper, diagonal = bool(node.integer("upper", 1)), node.constant(1, "k") or (0,)
-    return Use("trilu", node.leading(1), {"upper": upper, "diagonal": diagonal[0]})
-
-
-def _lp_norm(node: Node) -> Use:
-    return Use("lp_norm", node.all(), {"axis": node.integer("axis", -1), "p": node.number("p", 2)})
-
-
-def _gather_nd(node: Node) -> Use:
-    return Use("gather_nd", node.all(), {"batch_dims": node.integer("batch_dims", 0), "negative": True})
-
-
-def _reverse_sequence(node: Node) -> Use:
-    parameters = {"time_axis": node.integer("time_axis", 0), "batch_axis": node.integer("batch_axis", 1)}
-    return Use("reverse_sequence", node.all(), parameters)
-
-
-def _depth_to_space(node: Node) -> Use:
-    order = _DEPTH_ORDERS[node.choice("mode", "DCR", _DEPTH_ORDERS)]
-    return Use("depth_to_space", node.all(), {"block": node.integer("blocksize", 1), "order": order})
-
-
-def _space_to_depth(node: Node) -> Use:
-    return Use("space_to_depth", node.all(), {"block": node.integer("blocksize", 1)})
 
 
 def _tile(node: Node) -> Use:
@@ -425,17 +327,6 @@ def _tile(node: Node) -> Use:
         raise node.invalid(f"tiles is {tiles} and axis is {axis}")
     repeats[int(axis)] = int(tiles)
     return Use("tile", node.leading(1), {"repeats": repeats})
-
-
-def _col2im(node: Node) -> Use:
-    parameters = {
-        "image": node.required("image_shape", 1),
-        "kernel": node.required("block_shape", 2),
-        "stride": node.integers("strides") or 1,
-        "padding": node.integers("pads") or 0,
-        "dilation": node.integers("dilations") or 1,
-    }
-    return Use("col2im", node.leading(1), parameters)
 
 
 def _center_crop_pad(node: Node) -> Use:
@@ -450,46 +341,6 @@ def _center_crop_pad(node: Node) -> Use:
         before = abs(more) // 2 * (1 if more > 0 else -1)
         pads[axis % x.rank], pads[axis % x.rank + x.rank] = before, more - before
     return Use("pad", (x,), {"pads": pads})
-
-
-def _is_inf(node: Node) -> Use:
-    flags = {sign: bool(node.integer(f"detect_{sign}", 1)) for sign in ("negative", "positive")}
-    return Use("isinf", node.all(), flags)
-
-
-def _shrink(node: Node) -> Use:
-    return _with_numbers(node, "shrink", {"lambd": 0.5, "bias": 0.0})
-
-
-def _lrn(node: Node) -> Use:
-    parameters = {
-        "size": node.integer("size", 0),
-        "alpha": node.number("alpha", 1e-4),
-        "beta": node.number("beta", 0.75),
-        "bias": node.number("bias", 1.0),
-    }
-    return Use("local_response_norm", node.all(), parameters)
-
-
-def _tensor_scatter(node: Node) -> Use:
-    mode = node.text("mode", "linear")
-    if mode not in ("linear", "circular"):
-        raise node.invalid(f"mode is {mode[:40]!r}, not linear or circular")
-    parameters = {"axis": node.integer("axis", -2), "circular": mode == "circular"}
-    return Use("cache_update", node.leading(3), parameters)
-
-
-_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-
-
-def _grid_sample(node: Node) -> Use:
-    mode = node.text("mode", "linear")
-    parameters = {
-        "mode": _MODES.get(mode, mode),
-        "padding": node.text("padding_mode", "zeros"),
-        "align_corners": bool(node.integer("align_corners", 0)),
-    }
-    return Use("grid_sample", node.leading(2), parameters)
 
 
 def _roi_align(node: Node) -> Use:
@@ -514,7 +365,7 @@ def _roi_align(node: Node) -> Use:
 
 
 def _deform_conv(node: Node) -> Use:
-    if _spatial(node) != 2:
+    if node.spatial_rank != 2:
         raise node.unsupported(f"a tensor of {node.operand(0).rank} dimensions")
     _check_kernel(node)
     parameters = {
@@ -527,33 +378,29 @@ def _deform_conv(node: Node) -> Use:
     return Use("deform_conv2d", node.all(), parameters)
 
 
-def _element_type(node: Node, name: str) -> str | None:
-    """Return an element type that is an attribute; None if it is not given."""
-    value = node.integer(name, 0)
-    if value == 0:
-        return None
-    if value not in DATA_TYPES:
-        raise node.unsupported(f"{name}={value}")
-    return DATA_TYPES[value].value
+def _element_type(name: str) -> Read:
+    """Return the reader of an element type that is an attribute; None if it is not given."""
+
+    def read(node: Node) -> str | None:
+        value = node.integer(name, 0)
+        if value and value not in DATA_TYPES:
+            raise node.unsupported(f"{name}={value}")
+        return DATA_TYPES[value].value if value else None
+
+    return read
 
 
-def _block(node: Node) -> dict[str, object]:
-    """Return the axis and the size of blocks; a scale of one element has neither."""
-    return {"axis": node.integer("axis", 1), "block": node.integer("block_size", 0)}
+def _sampling_mode(node: Node) -> str:
+    mode = node.text("mode", "linear")
+    return _SAMPLING_MODES.get(mode, mode)
 
 
-def _quantize(node: Node) -> Use:
-    parameters = _block(node) | {
-        "dtype": _element_type(node, "output_dtype"),
-        "precision": _element_type(node, "precision"),
-        "saturate": bool(node.integer("saturate", 1)),
-    }
-    return Use("quantize_linear", node.leading(3), parameters)
+def _diagonal(node: Node) -> int:
+    return (node.constant(1, "k") or (0,))[0]
 
 
-def _dequantize(node: Node) -> Use:
-    return Use("dequantize_linear", node.leading(3), _block(node) | {"dtype": _element_type(node, "output_dtype")})
-
+# Of a quantization: a scale of one element has neither axis nor block.
+_BLOCK = {"axis": integer("axis", 1), "block": integer("block_size", 0)}
 
 # Types of results that are not those of the language: comparisons are int8 there, positions int32.
 RESULT_TYPES = {
@@ -579,12 +426,14 @@ _SAME_OPERATORS = {
     "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Softplus": "softplus", "Softsign": "softsign", "Sqrt": "sqrt",
     "Sub": "sub", "Sum": "add", "Tan": "tan", "Tanh": "tanh", "Where": "where", "Xor": "logical_xor",
 }  # fmt: skip
+# Activations. ONNX's defaults may differ from the operator's.
 _NUMBERED: dict[str, tuple[str, dict[str, float]]] = {
     "Celu": ("celu", {"alpha": 1.0}),
     "Elu": ("elu", {"alpha": 1.0}),
     "HardSigmoid": ("hard_sigmoid", {"alpha": 0.2, "beta": 0.5}),
     "LeakyRelu": ("leaky_relu", {"alpha": 0.01}),
     "Selu": ("selu", {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}),
+    "Shrink": ("shrink", {"lambd": 0.5, "bias": 0.0}),
     "ThresholdedRelu": ("thresholded_relu", {"alpha": 1.0}),
 }
 _REDUCTIONS = {
@@ -593,69 +442,113 @@ _REDUCTIONS = {
 }  # fmt: skip
 
 NODES: dict[str, Reader] = {
-    **{name: partial(_plain, operator=operator) for name, operator in _SAME_OPERATORS.items()},
-    **{name: partial(_with_numbers, operator=operator, numbers=numbers) for name, (operator, numbers) in _NUMBERED.items()},
+    **{name: call(operator) for name, operator in _SAME_OPERATORS.items()},
+    **{
+        name: call(operator, **{key: number(key, default) for key, default in numbers.items()})
+        for name, (operator, numbers) in _NUMBERED.items()
+    },
     **{f"Reduce{name}": partial(_reduce, operator=f"reduce_{kind}") for name, kind in _REDUCTIONS.items()},
-    "ArgMax": partial(_arg, operator="argmax"),
-    "ArgMin": partial(_arg, operator="argmin"),
+    **{
+        f"Arg{name}": call(
+            f"arg{name.lower()}",
+            1,
+            axis=integer("axis", 0),
+            keepdims=flag("keepdims", default=True),
+            last=flag("select_last_index"),
+        )
+        for name in ("Max", "Min")
+    },
     "AveragePool": partial(_pool, kind="avg"),
     "BatchNormalization": _batch_norm,
     "BitShift": _bit_shift,
     "Cast": _cast,
     "CenterCropPad": _center_crop_pad,
     "Clip": _clip,
-    "Col2Im": _col2im,
+    "Col2Im": call(
+        "col2im",
+        1,
+        image=required("image_shape", 1),
+        kernel=required("block_shape", 2),
+        stride=integers("strides", 1),
+        padding=integers("pads", 0),
+        dilation=integers("dilations", 1),
+    ),
     "Concat": _concat,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "CumProd": partial(_cumulate, operator="cumprod"),
     "CumSum": partial(_cumulate, operator="cumsum"),
     "DeformConv": _deform_conv,
-    "DepthToSpace": _depth_to_space,
-    "DequantizeLinear": _dequantize,
+    "DepthToSpace": call("depth_to_space", block=integer("blocksize", 1), order=named("mode", "DCR", _DEPTH_ORDERS)),
+    "DequantizeLinear": call("dequantize_linear", 3, **_BLOCK, dtype=_element_type("output_dtype")),
     "Div": _div,
     "Dropout": _dropout,
-    "Einsum": _einsum,
-    "Expand": _expand,
+    "Einsum": call(EINSUM, equation=text("equation", "")),
+    "Expand": call("broadcast_to", 1, shape=required("shape", 1)),
     "Flatten": _flatten,
-    "Gather": partial(_gather, operator="gather"),
-    "GatherElements": partial(_gather, operator="gather_elements"),
-    "GatherND": _gather_nd,
-    "Gelu": _gelu,
-    "Gemm": _gemm,
-    "GlobalAveragePool": partial(_global_pool, kind="avg"),
-    "GlobalLpPool": partial(_global_pool, kind="lp"),
-    "GlobalMaxPool": partial(_global_pool, kind="max"),
-    "GridSample": _grid_sample,
+    "Gather": call("gather", axis=integer("axis", 0), negative=True),
+    "GatherElements": call("gather_elements", axis=integer("axis", 0), negative=True),
+    "GatherND": call("gather_nd", batch_dims=integer("batch_dims", 0), negative=True),
+    "Gelu": call("gelu", approximate=text("approximate", "none")),
+    "Gemm": call(
+        "gemm",
+        3,
+        alpha=number("alpha", 1.0),
+        beta=number("beta", 1.0),
+        transpose_a=flag("transA"),
+        transpose_b=flag("transB"),
+    ),
+    "GlobalAveragePool": call("global_avg_pool{}d", 1),
+    "GlobalLpPool": call("global_lp_pool{}d", 1, p=number("p", 2)),
+    "GlobalMaxPool": call("global_max_pool{}d", 1),
+    "GridSample": call(
+        "grid_sample", 2, mode=_sampling_mode, padding=text("padding_mode", "zeros"), align_corners=flag("align_corners")
+    ),
     "GroupNormalization": _group_norm,
     "InstanceNormalization": _group_norm,
-    "IsInf": _is_inf,
-    "LRN": _lrn,
+    "IsInf": call("isinf", negative=flag("detect_negative", default=True), positive=flag("detect_positive", default=True)),
+    "LRN": call(
+        "local_response_norm",
+        size=integer("size", 0),
+        alpha=number("alpha", 1e-4),
+        beta=number("beta", 0.75),
+        bias=number("bias", 1.0),
+    ),
     "LayerNormalization": partial(_norm, operator="layer_norm", operands=3),
     "LogSoftmax": partial(_softmax, operator="log_softmax"),
-    "LpNormalization": _lp_norm,
+    "LpNormalization": call("lp_norm", axis=integer("axis", -1), p=number("p", 2)),
     "LpPool": partial(_pool, kind="lp"),
     "MaxPool": partial(_pool, kind="max"),
     "Mod": _mod,
     "Pad": _pad,
     "Pow": _pow,
-    "QuantizeLinear": _quantize,
+    "QuantizeLinear": call(
+        "quantize_linear",
+        3,
+        **_BLOCK,
+        dtype=_element_type("output_dtype"),
+        precision=_element_type("precision"),
+        saturate=flag("saturate", default=True),
+    ),
     "RMSNormalization": partial(_norm, operator="rms_norm", operands=2),
     "Reshape": _reshape,
-    "ReverseSequence": _reverse_sequence,
+    "ReverseSequence": call("reverse_sequence", time_axis=integer("time_axis", 0), batch_axis=integer("batch_axis", 1)),
     "RoiAlign": _roi_align,
-    "Scatter": partial(_scatter, operator="scatter_elements"),
-    "ScatterElements": partial(_scatter, operator="scatter_elements"),
-    "ScatterND": partial(_scatter, operator="scatter_nd"),
-    "Shrink": _shrink,
+    **{
+        name: call("scatter_elements", reduction=text("reduction", "none"), negative=True, axis=integer("axis", 0))
+        for name in ("Scatter", "ScatterElements")
+    },
+    "ScatterND": call("scatter_nd", reduction=text("reduction", "none"), negative=True),
     "SimplifiedLayerNormalization": partial(_norm, operator="rms_norm", operands=2),
     "Slice": _slice,
     "Softmax": partial(_softmax, operator="softmax"),
-    "SpaceToDepth": _space_to_depth,
+    "SpaceToDepth": call("space_to_depth", block=integer("blocksize", 1)),
     "Squeeze": _squeeze,
-    "TensorScatter": _tensor_scatter,
+    "TensorScatter": call(
+        "cache_update", 3, axis=integer("axis", -2), circular=named("mode", "linear", {"linear": False, "circular": True})
+    ),
     "Tile": _tile,
     "Transpose": _transpose,
-    "Trilu": _trilu,
-    "Unsqueeze": _unsqueeze,
+    "Trilu": call("trilu", 1, upper=flag("upper", default=True), diagonal=_diagonal),
+    "Unsqueeze": call("unsqueeze", 1, axis=required("axes", 1)),
 }

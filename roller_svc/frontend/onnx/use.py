@@ -117,6 +117,14 @@ class Node:
             raise self.unsupported(f"the element type {str(getattr(array, 'dtype', None))[:40]}")
         return dtype
 
+    @property
+    def spatial_rank(self) -> int:
+        """The dimensions of the first operand behind batch and channels: one to three."""
+        spatial = self.operand(0).rank - 2
+        if not 1 <= spatial <= 3:
+            raise self.unsupported(f"a tensor of {spatial + 2} dimensions")
+        return spatial
+
     def all(self) -> tuple[Operand, ...]:
         return self.leading(len(self.operands))
 

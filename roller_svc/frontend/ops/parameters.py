@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.errors import ArgumentError
-from roller_svc.frontend.lang.input_types import short_repr
+from roller_svc.frontend.lang.input_types import short_repr, whole_number
 from roller_svc.frontend.lang.names import INFINITIES
 from roller_svc.ir.dtype import dtype_named
 
@@ -99,14 +98,9 @@ def required(parameter: Parameter) -> Parameter:
 
 
 def _integer(parameter: Parameter, value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        integer_value = operator.index(value)  # type: ignore[arg-type]  # not an integer is what the except is for
-    except TypeError:
-        return None
+    number = whole_number(value)
     low = -MAX_INTEGER if parameter.minimum is None else parameter.minimum
-    return integer_value if low <= integer_value <= MAX_INTEGER else None
+    return number if number is not None and low <= number <= MAX_INTEGER else None
 
 
 def _number(_: Parameter, value: object) -> float | int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -139,31 +139,35 @@ def _product(counts: list[int | str]) -> str:
     return factors[0] if len(factors) == 1 else f"({' * '.join(factors)})"
 
 
-def _global(call: Call, spatial: int, *, mean: bool) -> str:
+def _whole(call: Call, spatial: int) -> tuple[str, tuple[str, ...], int]:
+    """Return an element of the input, the index of its channel's result, and the number of elements of a channel."""
     layout, letters, x = call.text("layout"), SPATIAL[spatial], call.x
     call.check_rank(x, spatial + 2, layout)
     data = sizes(layout, x.shape)
     axes = {"N": call.axis("n"), "C": call.axis("c")}
     read = x.at(*arrange(layout, axes | {s: call.axis(s.lower()) for s in letters}))
-    index = arrange(layout, axes | dict.fromkeys(letters, "0"))
-    if not mean:
-        return statement(call.output, index, ">=!", read)
+    return read, arrange(layout, axes | dict.fromkeys(letters, "0")), math.prod(data[s] for s in letters)
+
+
+def _global_max(call: Call, spatial: int) -> str:
+    read, index, _ = _whole(call, spatial)
+    return statement(call.output, index, ">=!", read)
+
+
+def _global_mean(call: Call, spatial: int) -> str:
+    read, index, count = _whole(call, spatial)
     total = call.intermediate("sum")
-    count = math.prod(data[s] for s in letters)
     return join_statements(
-        statement(total, index, "+=!", floating(read, x.dtype)),
+        statement(total, index, "+=!", floating(read, call.x.dtype)),
         statement(call.output, index, "=", f"{total}[{', '.join(index)}] / {count}"),
     )
 
 
 def _global_norm(call: Call, spatial: int) -> str:
-    layout, letters, x = call.text("layout"), SPATIAL[spatial], call.x
-    call.check_rank(x, spatial + 2, layout)
-    axes = {"N": call.axis("n"), "C": call.axis("c")}
-    read = x.at(*arrange(layout, axes | {s: call.axis(s.lower()) for s in letters}))
-    index, total = arrange(layout, axes | dict.fromkeys(letters, "0")), call.intermediate("sum")
+    read, index, _ = _whole(call, spatial)
+    total = call.intermediate("sum")
     return join_statements(
-        statement(total, index, "+=!", power(call, floating(read, x.dtype))),
+        statement(total, index, "+=!", power(call, floating(read, call.x.dtype))),
         statement(call.output, index, "=", root(call, f"{total}[{', '.join(index)}]")),
     )
 
@@ -185,71 +189,33 @@ def _parameters(spatial: int) -> tuple[Parameter, ...]:
 _DILATION = integers("dilation", 1, "steps inside of the window", minimum=1)
 _P = number("p", 2.0, "the power, more than 0")
 
+
+def _windowed(name: str, about: str, write: Callable[..., str], *more: Parameter) -> Iterable[Operator]:
+    """Return the operator of windows over one, two and three dimensions."""
+    for spatial in SPATIAL:
+        parameters = (*_parameters(spatial), _DILATION, *more)
+        yield Operator(f"{name}{spatial}d", about, ("x",), partial(write, spatial=spatial), parameters)
+
+
+def _of_channels(name: str, about: str, write: Callable[..., str], *more: Parameter) -> Iterable[Operator]:
+    """Return the operator of whole channels over one, two and three dimensions."""
+    about = f"{about}; the spatial dimensions stay, with extent 1."
+    for spatial in SPATIAL:
+        yield Operator(f"{name}{spatial}d", about, ("x",), partial(write, spatial=spatial), (_layout(spatial), *more))
+
+
 OPERATORS = (
-    *(
-        Operator(
-            f"max_pool{spatial}d",
-            "Greatest element of each window; padding is less than any.",
-            ("x",),
-            partial(_max, spatial=spatial),
-            (*_parameters(spatial), _DILATION),
-        )
-        for spatial in (1, 2, 3)
+    *_windowed("max_pool", "Greatest element of each window; padding is less than any.", _max),
+    *_windowed(
+        "max_pool_indices",
+        "Where in the whole tensor, as one number, the greatest element of each window is first.",
+        _max_indices,
+        flag("column_major", "the spatial dimensions are numbered from the last to the first"),
+        dtype("dtype", "int64", "type of the result"),
     ),
-    *(
-        Operator(
-            f"max_pool_indices{spatial}d",
-            "Where in the whole tensor, as one number, the greatest element of each window is first.",
-            ("x",),
-            partial(_max_indices, spatial=spatial),
-            (
-                *_parameters(spatial),
-                _DILATION,
-                flag("column_major", "the spatial dimensions are numbered from the last to the first"),
-                dtype("dtype", "int64", "type of the result"),
-            ),
-        )
-        for spatial in (1, 2, 3)
-    ),
-    *(
-        Operator(
-            f"lp_pool{spatial}d",
-            "Root `p` of the sum of the powers `p` of the magnitudes in each window.",
-            ("x",),
-            partial(_norm, spatial=spatial),
-            (*_parameters(spatial), _DILATION, _P),
-        )
-        for spatial in (1, 2, 3)
-    ),
-    *(
-        Operator(
-            f"global_lp_pool{spatial}d",
-            "Root `p` of the sum of the powers `p` of each channel's magnitudes; the spatial dimensions stay, with extent 1.",
-            ("x",),
-            partial(_global_norm, spatial=spatial),
-            (_layout(spatial), _P),
-        )
-        for spatial in (1, 2, 3)
-    ),
-    *(
-        Operator(
-            f"avg_pool{spatial}d",
-            "Mean of each window.",
-            ("x",),
-            partial(_mean, spatial=spatial),
-            (*_parameters(spatial), _DILATION, flag("count_include_pad", "padding counts, as zeros", default=True)),
-        )
-        for spatial in (1, 2, 3)
-    ),
-    *(
-        Operator(
-            f"global_{name}_pool{spatial}d",
-            f"{about} of each channel; the spatial dimensions stay, with extent 1.",
-            ("x",),
-            partial(_global, spatial=spatial, mean=name == "avg"),
-            (_layout(spatial),),
-        )
-        for name, about in (("avg", "Mean"), ("max", "Greatest element"))
-        for spatial in (1, 2, 3)
-    ),
+    *_windowed("lp_pool", "Root `p` of the sum of the powers `p` of the magnitudes in each window.", _norm, _P),
+    *_of_channels("global_lp_pool", "Root `p` of the sum of the powers `p` of each channel's magnitudes", _global_norm, _P),
+    *_windowed("avg_pool", "Mean of each window.", _mean, flag("count_include_pad", "padding counts, as zeros", default=True)),
+    *_of_channels("global_avg_pool", "Mean of each channel", _global_mean),
+    *_of_channels("global_max_pool", "Greatest element of each channel", _global_max),
 )

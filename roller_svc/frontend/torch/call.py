@@ -18,8 +18,16 @@ from roller_svc.ir.program import TensorType
 
 Converter = Callable[["AtenCall"], Operand | Sequence[Operand | Empty | None]]
 Scalar = bool | int | float
-# Arguments that change where a tensor is, or in which order of dimensions; not its elements.
-WITHOUT_EFFECT = frozenset({"device", "implicit", "memory_format", "non_blocking", "pin_memory"})
+# Arguments that no element depends on: they choose a place, an order of dimensions in memory or an algorithm, or are of
+# training.
+WITHOUT_EFFECT = frozenset(
+    {
+        "compute_mode", "cudnn_enable", "cudnn_enabled", "device", "implicit", "memory_format", "momentum", "non_blocking",
+        "padding_idx", "path", "pin_memory", "scale_grad_by_freq", "sorted", "sparse", "sparse_grad", "stable", "unroll_dim",
+    }
+)  # fmt: skip
+# Arguments that the types of operands and results tell.
+OF_TYPES = frozenset({"dtype", "half_to_float", "out_dtype", "output_size", "shape", "size", "C", "HxW", "N", "m", "n"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +207,7 @@ class AtenCall:
     def check_all_read(self) -> None:
         """Raise ArgumentError if an argument was not read and is not its default."""
         for name, value in self.arguments.items():
-            if name in self.read or name in WITHOUT_EFFECT:
+            if name in self.read | WITHOUT_EFFECT | OF_TYPES:
                 continue
             if not (name in self.defaults and self.defaults[name] == value) and value is not None:
                 raise self.unsupported(f"{name}={value!r:.40}")

@@ -146,14 +146,19 @@ _ABSENT = object()
 def _check(
     node: fx.Node, results: Operand | Sequence[Operand | Empty | None], expected: Sequence[TensorType | Empty | None]
 ) -> object:
-    """Return the results if they have the types that torch infers. Raises InvariantError if not."""
+    """Return the results if they have the types that torch infers. Raises InvariantError if not.
+
+    A converter may return the first result alone; nodes that read further ones are then not supported.
+    """
     listed = [results] if isinstance(results, Operand) else list(results)
+    if isinstance(results, Operand):
+        listed += [each if isinstance(each, Empty) else None for each in expected[1:]]
     if len(listed) != len(expected):
         raise InvariantError(f"{operator_name(node)} {node.name}: {len(listed)} results, torch has {len(expected)}")
     for result, type_ in zip(listed, expected, strict=True):
         if isinstance(result, Operand) and result.type != type_:
             raise InvariantError(f"{operator_name(node)} {node.name}: the result is {result.type}, torch's {type_}")
-    return results if isinstance(results, Operand) else listed
+    return listed[0] if isinstance(results, Operand) and len(listed) == 1 else listed
 
 
 def add_input(name: str, tensor: torch.Tensor, builder: GraphBuilder) -> Operand | Empty:

@@ -29,7 +29,11 @@ def batch_operators(graph: Graph, costs: CostTable) -> Graph:
         replace(node, body=batch_operators(node.body, costs)) if isinstance(node, LoopNode) else node for node in graph.nodes
     ]
     for group in _groups(nodes, graph.constants):
-        batches = [batch for batch in _independent(group, nodes) if _is_faster(batch, graph.constants, costs)]
+        batches = [
+            batch
+            for batch in _independent(group, nodes)
+            if costs.is_faster(merge_branches(batch), (branch.node for branch in batch), graph.constants)
+        ]
         if batches:
             nodes = _merge(nodes, batches)
     return replace(graph, nodes=tuple(nodes))
@@ -88,14 +92,6 @@ def _independent(group: Sequence[Branch], nodes: Sequence[Node]) -> Iterator[lis
         size = math.ceil(len(branches) / math.ceil(len(branches) / MAX_BATCH))
         pieces = (branches[i : i + size] for i in range(0, len(branches), size))
         yield from (piece for piece in pieces if len(piece) > 1)
-
-
-def _is_faster(batch: Sequence[Branch], constants: Mapping[str, Constant], costs: CostTable) -> bool:
-    """Return whether the model expects the merged node to take less time than its members."""
-    merged = costs.cost(merge_branches(batch), constants)
-    members = [costs.cost(branch.node, constants) for branch in batch]
-    known = [cost.seconds for cost in members if cost is not None]
-    return merged is not None and len(known) == len(members) and merged.seconds < sum(known)
 
 
 def _merge(nodes: Sequence[Node], batches: Sequence[Sequence[Branch]]) -> tuple[Node, ...]:

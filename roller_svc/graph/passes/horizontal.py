@@ -33,7 +33,10 @@ def fuse_horizontally(graph: Graph, weights: Weights, costs: CostTable) -> Graph
     graph = replace(graph, nodes=nodes)
     groups = _groups(graph)
     contiguous = [group for group in groups if group[0].is_contiguous]
-    best = _merge_groups(graph, [g for g in contiguous if _is_faster(g, graph, costs)], weights)
+    faster = [
+        group for group in contiguous if costs.is_faster(merge_branches(group), (branch.node for branch in group), graph.constants)
+    ]
+    best = _merge_groups(graph, faster, weights)
     if len(contiguous) < len(groups):
         strided = [group for group in groups if not group[0].is_contiguous]
         other = fuse_operators(_merge_groups(best, strided, weights), costs)
@@ -81,14 +84,6 @@ def _with_weights(merged: OpNode, group: Sequence[Branch], constants: dict[str, 
         inputs[position] = f"{merged.outputs[0]}.{name}"
         constants[inputs[position]] = weights.add_typed(np.concatenate(arrays, axis=dim), type_)
     return replace(merged, inputs=tuple(inputs))
-
-
-def _is_faster(group: Sequence[Branch], graph: Graph, costs: CostTable) -> bool:
-    """Return whether the model expects the merged node to take less time than its members."""
-    merged = costs.cost(merge_branches(group), graph.constants)
-    members = [costs.cost(branch.node, graph.constants) for branch in group]
-    known = [cost.seconds for cost in members if cost is not None]
-    return merged is not None and len(known) == len(members) and merged.seconds < sum(known)
 
 
 def _seconds(graph: Graph, costs: CostTable) -> float | None:

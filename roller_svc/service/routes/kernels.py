@@ -153,7 +153,7 @@ class _Bundle:
     def __init__(self, store: Store, digest: str) -> None:
         names = _facts(store, digest)["files"]
         assert isinstance(names, dict)
-        self._file = tempfile.SpooledTemporaryFile(BUNDLE_MEMORY_BYTES)  # noqa: SIM115  # closed by `close`
+        self._file = tempfile.SpooledTemporaryFile(BUNDLE_MEMORY_BYTES)  # noqa: SIM115 - closed by `close`
         with zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED) as archive:
             for kind in sorted(store.kinds(digest)):
                 _add_file(archive, names[kind], store.open_file(digest, kind))

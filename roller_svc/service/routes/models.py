@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
@@ -67,7 +68,7 @@ async def _put_blob(digest: str, request: Request) -> Response:
             if len(part) >= PART_BYTES:
                 content = bytes(part)
                 part.clear()
-                await state.run(lambda content=content: blob.write(content))  # type: ignore[misc]  # mypy cannot infer it
+                await state.run(partial(blob.write, content))
         await state.run(lambda: blob.write(bytes(part)))
         await state.run(blob.finish)
         body = {"digest": digest, "bytes": blob.size_bytes}

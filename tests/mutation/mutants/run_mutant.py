@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc import hardware
+from roller_svc.analysis.wide_values import Array
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
@@ -25,7 +26,6 @@ from roller_svc.ir.rprogram import PipelineOptions, RProgram, RTile
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import Value, evaluate
-from roller_svc.semantics.values import Array
 from roller_svc.verify.run_and_verify import accumulation_of
 from tests.mutation.mutants.mutation import Case, Mutation
 

@@ -199,7 +199,7 @@ class OperationsMachine(RuleBasedStateMachine):
 
     def change(self, which: object, **values: object) -> None:
         with self.queue.database.write() as connection:
-            connection.execute(update(operations).where(which).values(**values))  # type: ignore[arg-type]
+            connection.execute(update(operations).where(which).values(**values))
 
     def wait_long(self) -> None:
         """Let longer pass than the clock has stepped back."""

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import roller_svc
+from roller_svc.analysis.wide_values import convert, widen
 from roller_svc.ir.dtype import DType
-from roller_svc.semantics.values import convert, widen
 
 NARROW = {
     "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16),

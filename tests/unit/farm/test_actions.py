@@ -59,7 +59,7 @@ class Setup:
 
     def rows(self) -> tuple[int, int]:
         with self.database.read() as connection:
-            return tuple(connection.scalar(select(func.count()).select_from(each)) for each in (actions, action_parts))  # type: ignore[return-value]
+            return tuple(connection.scalar(select(func.count()).select_from(each)) for each in (actions, action_parts))
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def changed_parts(one: ActionKey, other: ActionKey) -> set[str]:
 
 
 def spec_with(**changes: object) -> Mapping[str, object]:
-    return hardware.to_mapping(dataclasses.replace(hardware.load("cpu-x86-avx2"), **changes))  # type: ignore[arg-type]
+    return hardware.to_mapping(dataclasses.replace(hardware.load("cpu-x86-avx2"), **changes))
 
 
 @pytest.mark.parametrize(

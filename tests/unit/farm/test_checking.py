@@ -61,7 +61,7 @@ def test_a_refusal_is_checked_again_after_a_time() -> None:
     checking = RequestValidator(20.0, remember_errors_s=0.0)
     checking.close()
     stub = Failing(KernelTimeoutError("the machine was busy"))
-    checking._workers = stub  # type: ignore[assignment]
+    checking._workers = stub
     with pytest.raises(InputError):
         checking.digest(REQUEST)
     assert not checking.is_cached(REQUEST)
@@ -72,7 +72,7 @@ def test_a_refusal_is_checked_again_after_a_time() -> None:
 
 def test_a_program_that_takes_too_long_is_refused_once_and_for_all(checking: RequestValidator) -> None:
     stub = Failing(KernelTimeoutError("late"))
-    checking._workers = stub  # type: ignore[assignment]
+    checking._workers = stub
     for _ in range(2):
         with pytest.raises(InputError) as refused:
             checking.digest(REQUEST)
@@ -83,7 +83,7 @@ def test_a_program_that_takes_too_long_is_refused_once_and_for_all(checking: Req
 def test_a_process_that_died_is_no_fault_of_the_program(checking: RequestValidator) -> None:
     lost = [BuildServiceError("died", code="worker-lost") for _ in range(MAX_ATTEMPTS)]
     stub = Failing(*lost)
-    checking._workers = stub  # type: ignore[assignment]
+    checking._workers = stub
     with pytest.raises(BuildServiceError):
         checking.digest(REQUEST)
     assert not checking.is_cached(REQUEST)
@@ -93,7 +93,7 @@ def test_a_process_that_died_is_no_fault_of_the_program(checking: RequestValidat
 
 def test_a_stalled_machine_is_not_remembered(checking: RequestValidator) -> None:
     stub = Failing(BuildServiceError("stalled", code="worker-stalled"))
-    checking._workers = stub  # type: ignore[assignment]
+    checking._workers = stub
     with pytest.raises(BuildServiceError):
         checking.digest(REQUEST)
     assert stub.asked == 1

@@ -71,7 +71,7 @@ def together(count: int, work: Callable[[int], object]) -> list[object]:
 
     def run(number: int) -> None:
         barrier.wait()
-        results[number] = work(number)  # type: ignore[call-overload]
+        results[number] = work(number)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
     for thread in threads:
@@ -193,7 +193,7 @@ def test_several_sweepers_send_an_operation_once(queue: OperationQueue) -> None:
     assert queue.sweep() == []  # a courier has just got it
     change(queue, operation.id, send_time=now_s() - 60)
     sent = together(6, lambda _: queue.sweep())
-    assert [entry for part in sent for entry in part] == [QueuedId(operation.id, "build.cuda")]  # type: ignore[attr-defined]
+    assert [entry for part in sent for entry in part] == [QueuedId(operation.id, "build.cuda")]
 
 
 def test_several_sweepers_count_a_lost_worker_once(queue: OperationQueue, clock: ManualClock) -> None:

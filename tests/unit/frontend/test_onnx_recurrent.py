@@ -189,8 +189,8 @@ def test_other_orders_of_gates() -> None:
     weights = Weights()
     builder = GraphBuilder("layer", weights, reference)
     assert all(array is not None for array in w[:4])
-    biases = np.split(w[3][0], 2)  # type: ignore[index]  # it is given
-    operands = [builder.add_constant(reordered(a), DType.FLOAT32) for a in (w[1][0], w[2][0], *biases)]  # type: ignore[index]
+    biases = np.split(w[3][0], 2)  # it is given
+    operands = [builder.add_constant(reordered(a), DType.FLOAT32) for a in (w[1][0], w[2][0], *biases)]
     cell = Cell(CellKind.LSTM, DEFAULT_ACTIVATIONS[CellKind.LSTM], "ifco")
     entry = builder.add_input(TensorType(DType.FLOAT32, (STEPS, BATCH, INPUTS)), "x")
     output, last = add_direction(builder, cell, entry, CellWeights(*operands), [None, None])

@@ -15,6 +15,7 @@ from schedule_support import program
 
 from roller_svc import hardware
 from roller_svc.analysis.operand import all_operands, operands
+from roller_svc.analysis.wide_values import Array
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensitivity_json
 from roller_svc.compiler.lower_and_emit import emit_plan
@@ -37,7 +38,6 @@ from roller_svc.ir.rprogram import WARPGROUP_THREADS
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
-from roller_svc.semantics.values import Array
 from roller_svc.verify.kernel_stats import summarize_kernels
 
 MI250X = hardware.load("amd-mi250x")

@@ -125,10 +125,10 @@ def test_matrix_units_are_what_the_instruction_sets_have() -> None:
 def test_architectures_are_ordered_as_numbers() -> None:
     names = ("sm_37", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
     archs = [arch_named(name) for name in names]
-    assert archs == sorted(archs)  # type: ignore[type-var]  # none of them is None
+    assert archs == sorted(archs)  # none of them is None
     assert [str(arch) for arch in archs] == list(names)
     gfx = [arch_named(name) for name in ("gfx906", "gfx908", "gfx90a", "gfx942", "gfx1100")]
-    assert gfx == sorted(gfx)  # type: ignore[type-var]  # none of them is None
+    assert gfx == sorted(gfx)  # none of them is None
     assert str(gfx[2]) == "gfx90a"
     assert arch_named("sm_90; rm") is None
 

@@ -172,7 +172,7 @@ def test_the_drivers_version_decides(monkeypatch: pytest.MonkeyPatch, version: i
         place._obj.value = version
         return 0
 
-    library.cuDriverGetVersion = told  # type: ignore[attr-defined]
+    library.cuDriverGetVersion = told
     monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda _: library)
     cuda_driver.driver.cache_clear()
     driver = cuda_driver.driver()

@@ -311,7 +311,7 @@ def test_results_reach_other_libraries_by_dlpack_after_the_launch(cupy: FakeCupy
             return types.SimpleNamespace(from_dlpack=lambda array: handed.append(array.numpy.copy()) or "foreign")
 
     Foreign.__module__ = "jaxlike"
-    cupy.from_dlpack = lambda array: array.inner  # type: ignore[attr-defined] # the part of CuPy that it stands for
+    cupy.from_dlpack = lambda array: array.inner  # the part of CuPy that it stands for
     assert CudaModule(COMPILED).run({"A": Foreign(floats())}) == {"C": "foreign"}
     assert np.array_equal(handed[0], 2 * floats())
     with pytest.raises(ArgumentError, match="cannot be written in place"):

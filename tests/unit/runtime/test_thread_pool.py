@@ -158,7 +158,7 @@ def test_set_num_threads_limits_kernels_that_are_loaded_and_later_ones(limit: No
 @pytest.mark.parametrize("threads", [0, -1, 1.0, True, "2", 1 << 31])
 def test_a_number_of_threads_is_a_positive_int(threads: object) -> None:
     with pytest.raises(ArgumentError, match="positive int") as raised:
-        roller_svc.set_num_threads(threads)  # type: ignore[arg-type]
+        roller_svc.set_num_threads(threads)
     assert raised.value.code == "invalid-option"
 
 
@@ -196,7 +196,7 @@ def test_workers_that_were_moved_do_not_spoil_results() -> None:
     call = module(MANY_LOOPS).bind(operands())
     every = os.sched_getaffinity(0)
     assert run(call) == [1.0] * 24
-    tasks = [int(name) for name in os.listdir("/proc/self/task")]  # noqa: PTH208 - names of threads
+    tasks = [int(each.name) for each in Path("/proc/self/task").iterdir()]
     masks = {task: os.sched_getaffinity(task) for task in tasks}
     try:
         for mask in ({min(every)}, {max(every)}, every):

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from roller_svc.analysis.wide_values import storage_dtype
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import reference
-from roller_svc.semantics.values import storage_dtype
 
 F32, I32, U8 = DType.FLOAT32, DType.INT32, DType.UINT8
 

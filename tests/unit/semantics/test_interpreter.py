@@ -8,13 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from roller_svc.analysis.wide_values import storage_dtype
 from roller_svc.errors import ArgumentError, IndexRangeError
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.semantics import interpreter
 from roller_svc.semantics.interpreter import evaluate, evaluate_sample, reference
-from roller_svc.semantics.values import storage_dtype
 
 BY_STORAGE = {storage_dtype(d): d for d in DType}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,18 +13,34 @@ from pathlib import Path
 import pytest
 from reference_kernels import add
 
+import roller_svc
+from roller_svc.errors import CompileError
 from roller_svc.toolchain.gcc import compile_c
 
 ROOT = Path(__file__).parents[3]
-needs_clang = pytest.mark.skipif(shutil.which("clang") is None, reason="there is no clang here (apt install clang libomp-dev)")
+pytestmark = pytest.mark.needs("clang", "gcc")
 
 
-@needs_clang
+def has_float16() -> bool:
+    """Whether clang has _Float16 here: on x86-64 from version 15 on."""
+    command = ["clang", "-dM", "-E", "-x", "c", os.devnull]
+    return "__FLT16_MAX__" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_clang_knows_all_flags() -> None:
     assert compile_c(add(("-fopenmp",)), cc="clang").log == ""
 
 
-@needs_clang
+def test_kernels_of_float16_compile_or_say_what_they_need() -> None:
+    kernel = roller_svc.compile("y[i] = x[i] * 2.0", {"x": ("float16", [64])}, target="cpu-x86-avx2", select="model")
+    source = dataclasses.replace(add(), text=kernel.source, launches=())
+    if has_float16():
+        assert compile_c(source, cc="clang").log == ""
+    for cc, options in (("gcc", ("-U__FLT16_MAX__",)), ("clang", ("-U__FLT16_MAX__",))):
+        with pytest.raises(CompileError, match="this kernel needs the type _Float16: compile it with gcc 12, with clang 15"):
+            compile_c(dataclasses.replace(source, options=options), cc=cc)
+
+
 @pytest.mark.slow
 def test_corpus_without_gcc_is_right(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
@@ -31,8 +48,7 @@ def test_corpus_without_gcc_is_right(tmp_path: Path) -> None:
     for name in ("clang", "ld"):
         (programs / name).symlink_to(str(shutil.which(name)))
     document = json.loads((ROOT / "bench" / "data" / "public.json").read_text())
-    # clang has _Float16 on x86-64 from version 15 on
-    cases = [case for case in document["cases"][::20] if "float16" not in str(case)]
+    cases = [case for case in document["cases"][::20] if has_float16() or "float16" not in str(case)]
     corpus = tmp_path / "corpus.json"
     corpus.write_text(json.dumps({"cases": cases}))
     command = [sys.executable, "-m", "roller_svc", "corpus", corpus, "--small", "--jobs", "1", "--json"]

@@ -52,7 +52,7 @@ def baseline_work(name: str, case: TimedCase, program: TensorProgram, arrays: Ma
     """
     if lack := missing(name):
         return BaselineWork({"name": name, "skipped": lack})
-    from roller_bench.gpu.baselines.torch_timing import prepare, tensors_of  # noqa: PLC0415 - needs torch
+    from roller_bench.gpu.baselines.torch_timing import prepare, tensors_of
 
     prepare()
     began = time.monotonic()
@@ -90,21 +90,21 @@ def missing(name: str) -> str | None:
 
 def _variants(name: str, case: TimedCase, program: TensorProgram, tensors: Mapping[str, Any]) -> list[Variant]:
     if name == "library":
-        from roller_bench.gpu.baselines.torch_library import library_variants  # noqa: PLC0415 - needs torch
+        from roller_bench.gpu.baselines.torch_library import library_variants
 
         return library_variants(case, program, tensors)
     if name == "triton":
-        from roller_bench.gpu.baselines.triton_baseline import triton_variants  # noqa: PLC0415 - needs Triton
+        from roller_bench.gpu.baselines.triton_baseline import triton_variants
 
         return triton_variants(case, program, tensors)
-    from roller_bench.gpu.baselines.torch_compile import compiled_variants  # noqa: PLC0415 - needs torch
+    from roller_bench.gpu.baselines.torch_compile import compiled_variants
 
     return compiled_variants(program, tensors)
 
 
 def _try_variants(variants: Iterable[Variant], program: TensorProgram) -> _TriedVariants:
     """Time a few samples of each variant and record the errors of those that fail."""
-    from roller_bench.gpu.baselines.torch_timing import TorchWork  # noqa: PLC0415 - needs torch
+    from roller_bench.gpu.baselines.torch_timing import TorchWork
 
     expected_shapes = [list(program.types[out.tensor].shape) for out in program.outputs]
     tried = _TriedVariants()
@@ -128,6 +128,6 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions that torch, its compiler and Triton raise for unsupported programs."""
     if importlib.util.find_spec("triton") is None:
         return (RuntimeError,)
-    from triton.errors import TritonError  # noqa: PLC0415 - optional
+    from triton.errors import TritonError
 
     return (RuntimeError, TritonError)

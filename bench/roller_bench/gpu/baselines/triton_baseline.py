@@ -23,7 +23,7 @@ def has_triton_kernel(case: TimedCase) -> bool:
 
 def triton_variants(case: TimedCase, program: TensorProgram, tensors: Mapping[str, Any]) -> list[Variant]:
     """Return the variant for a case. It is compiled and autotuned at the first call."""
-    from roller_bench.gpu.baselines import triton_kernels as kernels  # noqa: PLC0415 - needs Triton
+    from roller_bench.gpu.baselines import triton_kernels as kernels
 
     kernel = _kernel(case, program)
     if kernel is None:

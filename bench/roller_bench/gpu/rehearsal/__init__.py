@@ -49,7 +49,7 @@ class RehearsedWork(Generic[T, R]):
         self.__module__, self.__name__ = work.__module__, work.__name__  # which worker processes import and show
 
     def __call__(self, task: T) -> R:
-        from roller_bench.gpu.rehearsal.install import install_device  # noqa: PLC0415 - only where a device is to be there
+        from roller_bench.gpu.rehearsal.install import install_device
 
         device = install_device(self._plan)
         device.begin(task)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from roller_svc.families.common.gpu.row_space import RowAccess, RowIteration, RowSpace
+from roller_svc.ir.schedule import shared_bytes
 from roller_svc.perf.common import Costs, Launch, simt_waves, streaming_bandwidth
 from roller_svc.perf.footprint import ADDRESS_OPS, Tile
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core
@@ -27,8 +28,8 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
     iteration = rows.row_iteration(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
     warp = hw.limits.warp_size
     registers = rows.registers(launch.thread, iteration, launch.threads, hw.limits)
-    shared_bytes = rows.shared_bytes(launch.block, launch.thread, iteration, launch.reduce_threads, hw.limits)
-    needs = BlockResources(launch.threads, registers, shared_bytes)
+    buffers = rows.shared_buffers(launch.block, launch.thread, iteration, launch.reduce_threads, hw.limits)
+    needs = BlockResources(launch.threads, registers, shared_bytes(buffers))
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // warp)
     instructions = thread_instructions(p, rows, launch, iteration)

@@ -11,8 +11,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from roller_svc.families.common.gpu.packed_rows import PackedRows
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import TileAccess, TileSpace
 from roller_svc.ir.hardware import HardwareSpec, Limits
+from roller_svc.ir.schedule import Scope, Storage
 from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile
 from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import block_registers, overhead_registers
@@ -111,6 +113,7 @@ class RowSpace:
     # Instructions at an element of a sum of products, with the outer axes that their values depend on; None: other
     # reductions.
     products: tuple[tuple[float, Tile], ...] | None = None
+    accumulators_of: tuple[tuple[str, DType], ...] = ()  # the reductions of the group: output, type of its accumulator
 
     def row_iteration(self, block: Tile, thread: Tile, lanes: int, split_k: int = 1) -> RowIteration:
         """Return how threads iterate over a row of which each rTask has a split."""
@@ -137,11 +140,6 @@ class RowSpace:
             return False
         return all(block[i] == 1 or thread[i] > 1 or self.periods[i] == 1 for i in self.spatial)
 
-    def staged_bytes(self, block: Tile, thread: Tile) -> int:
-        """Return the shared memory of a block's staged rows."""
-        elements = self.points // thread[self.inner] * thread[self.inner]
-        return sum([elements * a.bytes for a in self.accesses if self.is_staged(a, block, thread)])
-
     def is_peeled(self, run: int) -> bool:
         """Return whether rows whose vectors have `run` elements are peeled."""
         return run == self.peeled_elems and self.points % run != 0
@@ -157,12 +155,6 @@ class RowSpace:
     def cached_inputs(self) -> tuple[RowAccess, ...]:
         """Return the inputs that several statements read along a row."""
         return tuple([a for a in self.read if a.num_passes > 1])
-
-    def cached_bytes(self, iteration: RowIteration, lanes: int, threads: int) -> int:
-        """Return the shared memory of a block's rows."""
-        chunks = min(iteration.iterations * lanes, self.points // iteration.vector_elems)
-        elements = chunks * iteration.vector_elems * iteration.points * (threads // lanes)
-        return sum([elements * a.bytes for a in self.cached_inputs])
 
     def registers(self, thread: Tile, iteration: RowIteration, threads: int, limits: Limits) -> int:
         """Return a thread's registers: chunks in flight, cached rows, accumulators."""
@@ -192,19 +184,39 @@ class RowSpace:
             return iteration.points * 2
         return iteration.points * (iteration.vector_elems if self.contiguous_along_reduction else 1)
 
-    def shared_bytes(self, block: Tile, thread: Tile, iteration: RowIteration, lanes: int, limits: Limits) -> int:
-        """Return the shared memory of a block: staged operands, stored rows, and the block reduction.
+    def shared_buffers(self, block: Tile, thread: Tile, iteration: RowIteration, lanes: int, limits: Limits) -> tuple[Storage, ...]:
+        """Return the shared memory of a block: stored rows, staged operands, and the sums of lanes."""
+        rows = math.prod([block[i] // thread[i] for i in self.spatial])
+        buffers: list[Storage] = []
+        if self.is_shared(iteration, rows * lanes, limits):
+            chunks = min(iteration.iterations * lanes, self.points // iteration.vector_elems)
+            shape = (rows, iteration.points, chunks, iteration.vector_elems)
+            buffers += [_shared_buffer(a.footprint.access, shape) for a in self.cached_inputs]
+        aligned = (self.points // thread[self.inner] * thread[self.inner],)
+        buffers += [_shared_buffer(a.footprint.access, aligned) for a in self.accesses if self.is_staged(a, block, thread)]
+        layout = lane_buffer_shape(iteration.points, rows, lanes, limits.warp_size, adjacent=self.contiguous_along_reduction)
+        if layout is not None:
+            buffers += [Storage(f"{output}.lanes", dtype, layout, Scope.SHARED, ()) for output, dtype in self.accumulators_of]
+        return tuple(buffers)
 
-        The latter is a word for each warp and row, or for each thread for columns.
-        """
-        warp = limits.warp_size
-        threads = lanes * math.prod([block[i] // thread[i] for i in self.spatial])
-        row_bytes = self.cached_bytes(iteration, lanes, threads) if self.is_shared(iteration, threads, limits) else 0
-        row_bytes += self.staged_bytes(block, thread)
-        if lanes == 1 or (self.contiguous_along_reduction and lanes <= warp):
-            return row_bytes
-        words = iteration.points * (threads // warp if self.contiguous_along_reduction else threads)
-        return row_bytes + self.num_reductions * words * WORD_BYTES * self.words
+
+def lane_buffer_shape(points: int, rows: int, lanes: int, warp: int, *, adjacent: bool) -> tuple[int, ...] | None:
+    """Return the shape of the shared memory in which lanes of a row reduce; None if they need none.
+
+    Args:
+        points: rows that a thread computes together.
+        rows: threads of a block that have the same lane.
+        lanes: threads that share a row.
+        warp: threads of a warp.
+        adjacent: whether the lanes of a row are adjacent threads, whose warps reduce by shuffles.
+    """
+    if lanes == 1 or (adjacent and lanes <= warp):
+        return None
+    return (points, rows, lanes // warp) if adjacent else (lanes, points, rows)
+
+
+def _shared_buffer(access: TileAccess, shape: Tile) -> Storage:
+    return Storage(access.tensor, access.dtype, shape, Scope.SHARED, ())
 
 
 def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> RowSpace:

@@ -151,7 +151,7 @@ PREFETCH_ROWS = 8  # prefetch distance in rows of B; 4 to 16 perform alike
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[ContractionFacts]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks, each a blocked contraction."""
-    view = GemmView.of(replace(group, space=program.space), program)
+    view = GemmView.of(replace(group, space=program.space), program.space)
     tile = workload.footprint.tile
     plan = plan_blocking(workload, tile(program.block), tile(program.thread))
     return (ScheduleTree(group.name, _Blocked(view, program, workload, plan).tasks()),)

@@ -173,7 +173,7 @@ ACC = ".sums"
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[ImageSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks over groups, output positions and filters."""
-    image, hw, view = workload.facts, workload.machine.hw, GemmView.of_space(group, group.space)
+    image, hw, view = workload.facts, workload.machine.hw, GemmView.of(group, group.space)
     pixels_are_m = image.window_dims[0].pixel in view.m.members
     image_operand, weights = (view.operands.a, view.operands.b) if pixels_are_m else (view.operands.b, view.operands.a)
     named = workload.footprint.tile

@@ -57,7 +57,7 @@ POSITION = ".position"
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[WinogradSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks over groups, blocks of tiles and of filters."""
-    image, view = workload.facts.image, GemmView.of_space(group, group.space)
+    image, view = workload.facts.image, GemmView.of(group, group.space)
     filters_last = pixels_are_rows(group, image)
     source, weights = (view.operands.a, view.operands.b) if filters_last else (view.operands.b, view.operands.a)
     lanes, tile = program.unit.shape[-1], workload.footprint.tile

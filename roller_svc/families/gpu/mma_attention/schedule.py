@@ -37,8 +37,6 @@ from roller_svc.families.common.gpu.matrix.mainloop import (
     ACC,
     LANE,
     LANES,
-    SHARED_A,
-    SHARED_B,
     A,
     B,
     a_fragment,
@@ -46,12 +44,12 @@ from roller_svc.families.common.gpu.matrix.mainloop import (
 )
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
 from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
-from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
+from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS, SHARED_A, SHARED_B
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, substitute
-from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup
+from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.index import add, div, eq, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -118,22 +116,13 @@ class _Kernel:
 
     @classmethod
     def of(cls, group: KernelGroup, attention: Attention, program: RProgram, facts: AttentionOperands) -> _Kernel:
-        space = program.space
-        (m,), (n,), (keys,), (head_dim,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
-        tile = mma_attention_tile(program, facts)
+        (head_dim,) = group.space.role(AxisRole.INNER)
+        tile, view = mma_attention_tile(program, facts), GemmView.of_attention(group)
+        m, n, keys = view.m, view.n, view.k
         of_q, of_k, of_v = (tile.m, tile.head_dim), (tile.kv, tile.head_dim), (tile.n, tile.kv)
         q = _RowCopy(SHARED_A, facts.q.operand, tile.q, facts.q.load, m, head_dim, of_q, tile.threads)
         k = _KvCopy(SHARED_B, facts.k.operand, tile.k, facts.k.load, keys, head_dim, of_k, tile.threads)
         v = _RowCopy(VALUES, facts.v.operand, tile.v, facts.v.load, n, keys, of_v, tile.threads)
-        view = GemmView(
-            group,
-            space.role(AxisRole.BATCH),
-            m,
-            n,
-            keys,
-            ContractionOperands(attention.q, attention.v),
-            space.compute_dtype,
-        )
         kv_loop = KvTileLoop(tile, m, keys, facts.bounds)
         return cls(
             view,

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, operand_b2, operands
 from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue
-from roller_svc.families.common.gpu.matrix.mainloop import SHARED_A, SHARED_B, MmaMainloop
+from roller_svc.families.common.gpu.matrix.mainloop import MmaMainloop
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.matrix.staging import MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import stream_k_launches
-from roller_svc.families.common.gpu.matrix.tile import MmaTile, StagedTile, load_class, mma_tile, staged
+from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B, MmaTile, StagedTile, load_class, mma_tile, staged
 from roller_svc.families.common.view import GemmView
 from roller_svc.families.gpu.mma_contraction import MMA_CONTRACTION
 from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
@@ -95,7 +95,7 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[MmaFacts]) -
 
     A block computes block.m x block.n of the output, a warp thread.m x thread.n of that.
     """
-    view, arch = GemmView.of(group, program), workload.machine.hw.arch
+    view, arch = GemmView.of(group, program.space), workload.machine.hw.arch
     a, b = operands(group)
     tile = mma_tile(program, a, b)
     load = load_class(a, tile.a.dtype, arch)
@@ -113,7 +113,7 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[MmaFacts]) -
 
 def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, arch: Arch) -> MmaOperandCopy:
     """Return the copy of B, or of both B operands of a dual GEMM."""
-    view, (_, b), second = GemmView.of(group, program), operands(group), operand_b2(group)
+    view, (_, b), second = GemmView.of(group, program.space), operands(group), operand_b2(group)
     load, dtype = load_class(b, tile.b.dtype, arch), tile.b.dtype
     if second is None:
         return MmaOperandCopy(SHARED_B, b, tile.b, load, view.n, view.k, (tile.n, tile.k), tile.threads)

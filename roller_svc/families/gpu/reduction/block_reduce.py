@@ -6,6 +6,7 @@ consist of whole warps. Strided lanes store their values to shared memory and sp
 
 from __future__ import annotations
 
+from roller_svc.families.common.gpu.row_space import lane_buffer_shape
 from roller_svc.families.gpu.reduction.thread_mapping import LANE, POINT, ThreadRows
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load
@@ -19,9 +20,9 @@ FIRST, SLOT, TOTAL = ".in_warp", ".slot", ".total"
 
 def reduction_buffers(rows: ThreadRows, statement: TensorExpr) -> tuple[Storage, ...]:
     """Return the shared memory of a reduction. Each reduction has its own, which saves a barrier between two."""
-    if rows.lanes == 1 or (rows.lanes_are_adjacent and rows.lanes <= rows.warp):
+    shape = lane_buffer_shape(rows.count, rows.points, rows.lanes, rows.warp, adjacent=rows.lanes_are_adjacent)
+    if shape is None:
         return ()
-    shape = (rows.count, rows.points, rows.lanes // rows.warp) if rows.lanes_are_adjacent else (rows.lanes, rows.count, rows.points)
     return (Storage(_buffer_name(statement), statement.accumulator, shape, Scope.SHARED, ()),)
 
 

@@ -14,6 +14,7 @@ from roller_svc.errors import require
 from roller_svc.families.common.gpu.loop_rules import LoopRules
 from roller_svc.families.common.gpu.row_space import RowAccess, RowIteration, RowSpace, exceeds_registers
 from roller_svc.families.common.gpu.serial_rules import SerialRules
+from roller_svc.ir.schedule import shared_bytes
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
 from roller_svc.perf.workload import Workload
@@ -197,8 +198,8 @@ class ReductionRules(LoopRules):
         granted = min(registers, limits.max_registers_per_thread)
         if block_registers(threads, granted, limits) > limits.registers_per_core:
             return "registers per core"
-        shared_bytes = self.rows.shared_bytes(block, base.tile, iteration, base.reduce_threads, limits)
-        if shared_bytes > limits.shared_bytes_per_block:
+        buffers = self.rows.shared_buffers(block, base.tile, iteration, base.reduce_threads, limits)
+        if shared_bytes(buffers) > limits.shared_bytes_per_block:
             return "shared memory"
         if self.rows.is_shared(iteration, threads, limits) and self._registers_hold_a_row():
             return "rows in shared memory"

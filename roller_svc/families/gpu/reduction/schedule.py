@@ -6,7 +6,7 @@ is the whole row, values that several statements read stay in registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,7 +22,7 @@ from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.errors import require
 from roller_svc.families.common.gpu.launch_bounds import REGISTER_MARGIN, min_resident_blocks
 from roller_svc.families.common.gpu.packed_rows import unpacks_pairs
-from roller_svc.families.common.gpu.row_space import RowSpace, exceeds_registers
+from roller_svc.families.common.gpu.row_space import RowSpace
 from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.reduction.block_reduce import reduce_lanes, reduction_buffers
 from roller_svc.families.gpu.reduction.online_reduction import OnlinePass
@@ -57,12 +57,11 @@ from roller_svc.ir.expr import (
     substitute,
 )
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec, Limits
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, eq, num, ref
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
-from roller_svc.perf.machine import register_words
 from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     acc_name,
@@ -83,8 +82,9 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[RowSpace | N
     peeled = peeled_row(rows)
     tilings = {s.output: row_tiling(s, group.outer, program, peeled) for s in group.statements}
     staged = StagedOperands.of(group, rows, tilings) if peeled is not None else StagedOperands()
-    cached = _cached_values(group, rows, tilings, staged, lambda part: _is_shared(rows, part, hw.limits))
-    reduction = _Reduction(group, rows, tilings, row_tensors(group), cached, staged, hw.limits)
+    is_shared = _is_shared(workload, program)
+    cached = _cached_values(group, rows, tilings, staged, is_shared=is_shared)
+    reduction = _Reduction(group, rows, tilings, row_tensors(group), cached, staged, is_shared)
     reduction = reduction.with_online_passes().with_packed_chunks(hw)
     nodes = rows.for_each_serial_row(reduction.nodes(), has_barrier=reduction.reuses_one_buffer)
     nodes = nodes if peeled is None else peeled.bind(staged.wrap(nodes, rows, has_barrier=reduction.reads_staged_later))
@@ -97,6 +97,16 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[RowSpace | N
             resident=min_resident_blocks(REDUCTION.model(workload), program, margin),
         ),
     )
+
+
+def _is_shared(workload: Workload[RowSpace | None], program: RProgram) -> bool:
+    """Return whether rows that several statements read are stored in shared memory."""
+    rows = workload.facts
+    if rows is None:
+        return False
+    block, thread = workload.footprint.tile(program.block), workload.footprint.tile(program.thread)
+    iteration = rows.row_iteration(block, thread, program.reduce_threads, program.split_k)
+    return rows.is_shared(iteration, program.threads, workload.machine.hw.limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +122,8 @@ def _cached_values(
     rows: ThreadRows,
     tilings: dict[str, RowTiling | None],
     staged: StagedOperands,
-    is_shared: Callable[[RowTiling], bool],
+    *,
+    is_shared: bool,
 ) -> dict[Expr, _Cached]:
     """Return names for what several statements read of a whole row in flight, and for loads of its edges.
 
@@ -143,7 +154,7 @@ def _cached_values(
             continue
         part = parts[0][1]
         bodies = [index_map(s, rows, p, rows.read_at).apply(s.body) for s, p in parts]
-        values = () if is_shared(part) else shared_values(bodies, may_share)
+        values = () if is_shared and part.part is not RowPart.EDGES else shared_values(bodies, may_share)
         counts: dict[Load, int] = {}
         for body in bodies:
             remaining = replace_all(body, dict.fromkeys(values, num(0)))
@@ -165,7 +176,7 @@ class _Reduction:
     row_values: frozenset[str]  # tensors with one value for each row that later statements read
     cached: dict[Expr, _Cached]
     staged: StagedOperands
-    limits: Limits
+    is_shared: bool  # cached values but those of edges are in shared memory
     online_passes: tuple[OnlinePass, ...] = ()
     packed: Mapping[str, PackedChunks] = field(default_factory=dict[str, PackedChunks])  # by output
 
@@ -490,7 +501,7 @@ class _Reduction:
         return Storage(cached.name, value.dtype, shape, Scope.SHARED, ())
 
     def _is_shared(self, tiling: RowTiling) -> bool:
-        return _is_shared(self.rows, tiling, self.limits)
+        return self.is_shared and tiling.part is not RowPart.EDGES
 
     def _cache_index(self, tiling: RowTiling) -> tuple[Expr, ...]:
         element = ref(VECTOR_ELEMENT) if tiling.vector_elems > 1 else num(0)
@@ -521,15 +532,6 @@ class _Reduction:
                 where(self.rows.for_each_row(nodes, guarded=guarded)),
             ),
         )
-
-
-def _is_shared(rows: ThreadRows, tiling: RowTiling, limits: Limits) -> bool:
-    """Return whether the cached values of a part of a row are in shared memory."""
-    if tiling.part is RowPart.EDGES:
-        return False
-    elements, threads = rows.count * tiling.iterations * tiling.vector_elems, rows.program.threads
-    words = register_words(rows.program.space.compute_dtype)
-    return rows.lanes_are_adjacent and exceeds_registers(elements, tiling.vector_elems, threads, words, limits)
 
 
 def _divisors(expr: Expr) -> Iterator[Load]:

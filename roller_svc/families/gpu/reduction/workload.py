@@ -11,6 +11,7 @@ from roller_svc.families.common.gpu.packed_rows import axis_positions, packed_ro
 from roller_svc.families.common.gpu.row_space import RowAccess, RowSpace, row_space
 from roller_svc.ir.expr import Const, Load, axes_of, loads_of
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
+from roller_svc.ir.program import StatementKind
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -22,7 +23,9 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[RowSpace | Non
     if not base.space.role(AxisRole.INNER):
         return base.with_facts(None)
     rows = row_space(base.space, base.footprint, base.machine.hw)
-    rows = _with_shared_values(_with_joint_passes(replace(rows, products=_products(group)), group), group)
+    accumulators = tuple([(s.output, s.accumulator) for s in group.statements if s.kind is StatementKind.REDUCE])
+    rows = replace(rows, products=_products(group), accumulators_of=accumulators)
+    rows = _with_shared_values(_with_joint_passes(rows, group), group)
     packed = packed_rows(group, base.machine.hw, rows.vector_elems, rows.vector_rows)
     return base.with_facts(rows if packed is None else replace(rows, vector_elems=packed.vector_elems, packed=packed))
 

@@ -46,7 +46,7 @@ PASSES = {TargetKind.AMD: 2}
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[SimtFacts]) -> tuple[ScheduleTree, ...]:
     """Return one tree: a block computes block.m x block.n of C by k-tiles of block.k, a thread thread.m x thread.n."""
-    view, hw, loads = GemmView.of(group, program), workload.machine.hw, workload.facts.loads
+    view, hw, loads = GemmView.of(group, program.space), workload.machine.hw, workload.facts.loads
     if loads is None:
         raise InvariantError(f"expected operands of FMA units, got {program.unit.name}")
     rows, types, warp = program.block[view.k.name], dict(group.inputs), hw.limits.warp_size

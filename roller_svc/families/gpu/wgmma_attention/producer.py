@@ -24,13 +24,18 @@ from roller_svc.families.common.gpu.warpgroups.producer import (
     STAGE,
     ProducerCopy,
     TmaOperand,
-    operand_storage,
     staged_tile,
 )
-from roller_svc.families.common.gpu.warpgroups.tile import WARPS, WgmmaOperand
+from roller_svc.families.common.gpu.warpgroups.tile import EMPTY, FULL, WARPS, WgmmaOperand
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import VISIT, k_tile_loop
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
-from roller_svc.families.gpu.wgmma_attention.workload import WgmmaAttentionFacts, WgmmaAttentionTile
+from roller_svc.families.gpu.wgmma_attention.workload import (
+    KEYS,
+    QUERIES,
+    VALUES,
+    WgmmaAttentionFacts,
+    WgmmaAttentionTile,
+)
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Op, OpKind
 from roller_svc.ir.group import TileAxis
@@ -44,13 +49,9 @@ from roller_svc.ir.schedule import (
     Loop,
     LoopKind,
     Node,
-    Scope,
-    Storage,
 )
 from roller_svc.ir.schedule_hopper import FenceMbarrierInit, FenceProxyAsync, MbarrierArrive, MbarrierInit, MbarrierWait
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
-
-QUERIES, KEYS, VALUES = ".q_shared", ".k_shared", ".v_shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +71,15 @@ class OperandPipeline:
 
     @property
     def full(self) -> str:
-        return f"{self.buffer}.full"
+        return self.buffer + FULL
 
     @property
     def empty(self) -> str:
-        return f"{self.buffer}.empty"
+        return self.buffer + EMPTY
 
     @property
     def uses_tma(self) -> bool:
         return isinstance(self.copy, TmaOperand)
-
-    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Allocate the stages around the nodes."""
-        return (operand_storage(self.buffer, self.operand, self.stages, body),)
-
-    def with_barriers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Allocate the mbarriers around the nodes."""
-        for name in (self.empty, self.full):
-            body = (Storage(name, DType.UINT64, (self.stages,), Scope.SHARED, body),)
-        return body
 
     def issue(self, stage: Expr) -> tuple[Node, ...]:
         """Start to fill the stage: one thread issues TMA loads, or all threads copy."""
@@ -112,18 +103,6 @@ class AttentionPipeline:
     v: OperandPipeline
     tensor_maps: tuple[TensorMap, ...]
     is_persistent: bool
-
-    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Allocate all stages around the nodes."""
-        for operand in (self.v, self.k, self.q):
-            body = operand.allocate(body)
-        return body
-
-    def with_barriers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Allocate all mbarriers around the nodes, inside all buffers, which need larger alignment."""
-        for operand in (self.v, self.k, self.q):
-            body = operand.with_barriers(body)
-        return body
 
     def init_barriers(self) -> Node:
         """Initialise the mbarriers with their arrival counts on one thread."""
@@ -245,7 +224,7 @@ class _OperandSetup:
         operand, (axis, along) = self.operand, self.axes
         boxes = operand.copy_plan
         if isinstance(boxes, TmaTile):
-            tma = TmaOperand(self.buffer, self._map, boxes, self.origin, num(0), full_barrier=f"{self.buffer}.full")
+            tma = TmaOperand(self.buffer, self._map, boxes, self.origin, num(0), full_barrier=self.buffer + FULL)
             return OperandPipeline(self.buffer, operand, stages, tma, self.step)
         kind, step = (_KvCopy, ref(KEY_STEP)) if self.buffer == KEYS else (ProducerCopy, self.step)
         atom = operand.atom_bytes // operand.dtype.bytes

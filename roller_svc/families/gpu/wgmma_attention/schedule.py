@@ -41,7 +41,7 @@ from roller_svc.families.gpu.wgmma_attention.workload import (
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load
-from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup
+from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, eq, lt, mul, num, ref, sub
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Let, Loop, LoopKind, Node, PackFragment, ScheduleTree
@@ -86,42 +86,36 @@ class _Kernel:
 
     @classmethod
     def of(cls, group: KernelGroup, attention: Attention, program: RProgram, facts: WgmmaAttentionFacts) -> _Kernel:
-        space = program.space
-        (m,), (n,), (keys,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-        tile = wgmma_attention_tile(program, facts)
-        batch, operands = space.role(AxisRole.BATCH), ContractionOperands(attention.q, attention.v)
-        view = GemmView(group, batch, m, n, keys, operands, space.compute_dtype)
-        outputs = EpilogueStore(view, tile.m, tile.n)
-        tma_store = TmaStoreEpilogue.of(tile.result, outputs)
-        pipeline = attention_pipeline(tile, facts, (m, n), is_persistent=program.pipeline.persistent_blocks > 0)
-        kv_loop = KvTileLoop(tile, m, keys, facts.operands.bounds)
+        tile, view = wgmma_attention_tile(program, facts), GemmView.of_attention(group)
+        outputs, store = EpilogueStore(view, tile.m, tile.n), tile.result.tma_store
+        pipeline = attention_pipeline(tile, facts, (view.m, view.n), is_persistent=program.pipeline.persistent_blocks > 0)
+        kv_loop = KvTileLoop(tile, view.m, view.k, facts.operands.bounds)
         return cls(
             view,
             tile,
             kv_loop,
-            Softmax(attention, tile, m, keys, RESULT),
+            Softmax(attention, tile, view.m, view.k, RESULT),
             pipeline,
-            tma_store or WarpgroupEpilogue(tile.result, outputs),
+            WarpgroupEpilogue(tile.result, outputs) if store is None else TmaStoreEpilogue(tile.result, outputs, store),
             exact_bounds(group),
             program.pipeline.persistent_blocks,
         )
 
     def tree(self) -> ScheduleTree:
         """Return the launch."""
-        tile, results = self.tile, self.results
+        tile = self.tile
         is_producer = eq(ref(GROUP), num(tile.consumers))
         nodes: tuple[Node, ...] = (
             self.pipeline.init_barriers(), Barrier(), Branch(is_producer, self._producer(), self._consumer()),
         )  # fmt: skip
-        nodes = self.pipeline.allocate(results.allocate(self.pipeline.with_barriers(nodes)))
+        nodes = wrap_in_storages(tile.shared_buffers, nodes)
         nodes = warpgroup_threads(tile.consumers, nodes)
         if self.blocks:
             nodes = (Loop(BLOCK, self.blocks, LoopKind.BLOCK, nodes),)
         else:
             nodes = self.kv_loop.block_loops(self.view, self.kv_loop.bind_bounds(nodes))
-        maps = (
-            (*self.pipeline.tensor_maps, results.tensor_map) if isinstance(results, TmaStoreEpilogue) else self.pipeline.tensor_maps
-        )
+        store = tile.result.tma_store
+        maps = self.pipeline.tensor_maps if store is None else (*self.pipeline.tensor_maps, store.tensor_map)
         return ScheduleTree(self.view.group.name, nodes, tensor_maps=maps)
 
     # roles ----------------------------------------------------------------------------------------------------------

@@ -14,14 +14,16 @@ from roller_svc.families.common.gpu.attention.terms import attention_operations
 from roller_svc.families.common.gpu.attention.tile import AttentionOperands, TiledAttention, prepare_attention_operands
 from roller_svc.families.common.gpu.matrix.tile import OperandLoad
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
+from roller_svc.families.common.gpu.warpgroups.result_store import ResultStore, TmaStoreBoxes
 from roller_svc.families.common.gpu.warpgroups.tile import (
+    EMPTY,
+    FULL,
     ROWS,
     SWIZZLE_ATOMS,
     WARPS,
     WgmmaOperand,
     WgmmaTile,
-    aligned_buffer_bytes,
-    barrier_bytes,
+    barriers,
     block_threads,
     consumer_register_limit,
 )
@@ -29,8 +31,10 @@ from roller_svc.families.common.gpu.warpgroups.tma_load import TmaLoadPlan, plan
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions, RProgram
+from roller_svc.ir.schedule import Storage, shared_bytes
 from roller_svc.perf.workload import Workload
 
+QUERIES, KEYS, VALUES = ".q_shared", ".k_shared", ".v_shared"
 WARP_ROWS = ROWS // WARPS  # rows of a warp, as in an `mma.sync` instruction
 
 
@@ -44,6 +48,7 @@ class WgmmaAttentionFacts:
     v: TmaLoadPlan | str
     kv: TileAxis
     head_dim: TileAxis
+    results: ResultStore
     _tiles: dict[tuple[int, int, int, int, int], WgmmaAttentionTile] = field(default_factory=dict, compare=False)
 
     def tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
@@ -69,12 +74,15 @@ class WgmmaAttentionFacts:
             _staged(self.operands.q, self.q, m, along),
             _staged(self.operands.k, self.k, keys, along),
             _staged(self.operands.v, self.v, n, KTileOrder.linear(self.kv.extent, keys)),
+            self.results.boxes((m, n), n, ROWS * n // WARPGROUP_THREADS),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
     """A tile with 64 rows per consumer. `stages`: of the pipelines of K and of V."""
+
+    tma_store: TmaStoreBoxes | None
 
     @property
     def consumers(self) -> int:
@@ -87,9 +95,8 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
     @property
     def result(self) -> WgmmaTile:
         """The output as a contraction's tile, for the epilogue."""
-        return WgmmaTile(
-            self.m, self.n, self.kv, ROWS, self.n, PipelineOptions(self.stages), self.q, self.v, KTileOrder.linear(self.kv, self.kv)
-        )
+        order, pipeline = KTileOrder.linear(self.kv, self.kv), PipelineOptions(self.stages)
+        return WgmmaTile(self.m, self.n, self.kv, ROWS, self.n, pipeline, self.q, self.v, order, tma_store=self.tma_store)
 
     @property
     def producer_registers(self) -> int:
@@ -107,11 +114,16 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
         return ROWS * (self.n + self.kv + weights) // WARPGROUP_THREADS
 
     @property
+    def shared_buffers(self) -> tuple[Storage, ...]:
+        """All shared memory of a block: Q, K, V and the output, then barriers, which need less alignment."""
+        slots = ((QUERIES, 1), (KEYS, self.stages), (VALUES, self.stages))
+        staged = [buffer.buffer(name, stages) for buffer, (name, stages) in zip((self.q, self.k, self.v), slots, strict=True)]
+        synchronised = [barriers(name + role, stages) for name, stages in slots for role in (FULL, EMPTY)]
+        return (*staged, self.result.result_buffer, *synchronised)
+
+    @property
     def shared_bytes(self) -> int:
-        """Buffers of Q, K, V and the output, then all barriers."""
-        slots = ((1, self.q), (self.stages, self.k), (self.stages, self.v))
-        buffers = sum(aligned_buffer_bytes(count * buffer.bytes) for count, buffer in slots)
-        return buffers + self.result.epilogue_bytes + sum(barrier_bytes(count) for count, _ in slots)
+        return shared_bytes(self.shared_buffers)
 
 
 def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> WgmmaAttentionFacts:
@@ -129,8 +141,9 @@ def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> 
         return plan_tma_load(of.operand, of.dtype, (axis, along), batch, types)
 
     return WgmmaAttentionFacts(
-        found, feed(found.q, m, features), feed(found.k, keys, features), feed(found.v, n, keys), keys, features
-    )
+        found, feed(found.q, m, features), feed(found.k, keys, features), feed(found.v, n, keys), keys, features,
+        ResultStore.of(group, group.space),
+    )  # fmt: skip
 
 
 def wgmma_attention_tile(program: RProgram, known: WgmmaAttentionFacts) -> WgmmaAttentionTile:

@@ -39,7 +39,6 @@ from roller_svc.families.common.gpu.warpgroups.terms import (
 )
 from roller_svc.families.common.gpu.warpgroups.tile import (
     ADDRESS_REGISTERS,
-    CONSUMER_REGISTERS,
     ROWS,
     STEP_BYTES,
     WARPS,
@@ -47,7 +46,6 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     WgmmaOperand,
     WgmmaOperandLoad,
     WgmmaTile,
-    launch_registers,
 )
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
@@ -55,7 +53,7 @@ from roller_svc.ir.rprogram import PipelineOptions
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.occupancy import BlockResources, blocks_per_core
+from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.workload import Workload
 
@@ -71,8 +69,10 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     known = wgmma_block(p, launch.block, launch.thread)
     tile = known.tile.as_pingpong if launch.pipeline.pingpong else known.tile
     tile = tile._replace(pipeline=launch.pipeline)
+    if launch.split_k > 1:
+        tile = tile.as_partial
     cores = cluster_cores(mach.cores, launch.pipeline.cluster_size)
-    needs = block_resources(tile)
+    needs = tile.resources
     resident = blocks_per_core(launch.compiled or needs, hw)
     if launch.pipeline.persistent_blocks:
         resident = min(resident, -(-launch.pipeline.persistent_blocks // cores))
@@ -117,17 +117,6 @@ def wgmma_block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock
     if known is None:
         known = p.facts.blocks[block, group] = _block(p, block, group)
     return known
-
-
-def block_resources(tile: WgmmaTile) -> BlockResources:
-    """Return a block's resources at launch: `setmaxnreg` redistributes registers with several consumers.
-
-    With one consumer, each thread has what the role with the most registers needs.
-    """
-    if tile.consumers > 1:
-        return BlockResources(tile.threads, launch_registers(tile.threads), tile.shared_bytes)
-    registers = max(tile.accumulator_registers + CONSUMER_REGISTERS, tile.producer_registers)
-    return BlockResources(tile.threads, registers, tile.shared_bytes)
 
 
 def result_llc_cycles(p: Workload[WgmmaFacts], tiles: int) -> float:
@@ -202,7 +191,7 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
         imperfect_overlap=WGMMA_IMPERFECT_OVERLAP,
     )
     latencies = _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b)
-    return WgmmaBlock(tile, step, moved, latencies, block_resources(tile))
+    return WgmmaBlock(tile, step, moved, latencies, tile.resources)
 
 
 def _port_cycles(tile: WgmmaTile, moved: tuple[float, float]) -> float:

@@ -11,7 +11,7 @@ from roller_svc.families.common.gpu.warpgroups.knobs import nearest_blocks
 from roller_svc.families.common.gpu.warpgroups.terms import CLUSTER_PARTS, MAX_CLUSTER_BLOCKS
 from roller_svc.families.common.gpu.warpgroups.tile import CONSUMER_REGISTERS
 from roller_svc.families.family import Knob, Nearest
-from roller_svc.families.gpu.wgmma_contraction.cost import block_resources, wgmma_block
+from roller_svc.families.gpu.wgmma_contraction.cost import wgmma_block
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.rprogram import RProgram
@@ -70,7 +70,7 @@ def _unsupported_pingpong(model: Model[WgmmaFacts], program: RProgram) -> str:
     registers = tile.accumulator_registers + CONSUMER_REGISTERS
     if registers > tile.consumer_registers:
         return f"{taken.tile_text} takes {registers} registers of a consumer, which has {tile.consumer_registers}"
-    if limits := exceeded_limits(block_resources(tile), p.machine.hw):
+    if limits := exceeded_limits(tile.resources, p.machine.hw):
         return f"ping-pong with {taken.pipeline.stages} stages of {taken.tile_text} takes {' and '.join(limits)}"
     clusters = (_unsupported_cluster(model, taken, side, taken.pipeline.cluster[side]) for side in (0, 1))
     return next((reason for side, reason in enumerate(clusters) if reason and taken.pipeline.cluster[side] > 1), "")

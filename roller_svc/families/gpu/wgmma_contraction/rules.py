@@ -56,7 +56,6 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
 )
 from roller_svc.families.gpu.wgmma_contraction.cost import (
     UNLIMITED,
-    block_resources,
     prefetch_stages,
     result_llc_cycles,
     shared_step,
@@ -128,7 +127,7 @@ def pingpong_block(p: Workload[WgmmaFacts], known: WgmmaBlock) -> WgmmaBlock | N
     if known.tile.tile_consumers > 1 or not has_heavy_epilogue(p):
         return None
     tile = known.tile.as_pingpong
-    needs = block_resources(tile)
+    needs = tile.resources
     exceeded = tile.accumulator_registers + CONSUMER_REGISTERS > tile.consumer_registers
     if exceeded or needs.shared_bytes > p.machine.hw.limits.shared_bytes_per_block:
         return None
@@ -228,6 +227,8 @@ class WgmmaContractionRules(TilePrefilter):
         if split_k > 1 and p.space.transposed:
             return []  # launches of a split reduction have groups of their own
         known = wgmma_block(p, block, base.tile)
+        if split_k > 1:
+            known = known._replace(tile=known.tile.as_partial, resources=known.tile.as_partial.resources)
         tasks = spatial_grid(p, block) * split_k
         steps = -(-known.tile.k_order.steps // split_k)
         resident, stages = self._ring(known, -(-tasks // cores), steps)
@@ -362,21 +363,21 @@ class WgmmaContractionRules(TilePrefilter):
         One block per SM gets a few stages more, since nothing else needs the shared memory.
         """
         hw = self.workload.machine.hw
-        tile, step = known.tile, known.step
-        fixed = tile.epilogue_bytes
-        each = tile.a.bytes + tile.b.bytes + tile.barrier_bytes // MIN_MATRIX_STAGES
-        buffers = 2 * SWIZZLE_ATOMS[0] * 8  # what each operand's ring is rounded up by
+        step = known.step
         for resident in range(min(most_blocks, blocks_per_core(known.resources, hw)), 0, -1):
             max_shared_bytes = hw.limits.shared_bytes_per_core // resident - hw.limits.shared_bytes_reserved_per_block
-            fitting = (min(max_shared_bytes, hw.limits.shared_bytes_per_block) - fixed - buffers) // each
+            max_shared_bytes = min(max_shared_bytes, hw.limits.shared_bytes_per_block)
             busy = step.cycles(resident, UNLIMITED)
             latency = step.latency + BOX_LATENCY_CYCLES + resident * step.llc
             needed = 1 + math.ceil(latency / busy) if prefetch_stages(known, UNLIMITED) > 1 else MIN_MATRIX_STAGES
-            if needed <= fitting or resident == 1:
+            if resident == 1 or known.tile.with_stages(needed).shared_bytes <= max_shared_bytes:
                 wanted = needed if resident > 1 else max(needed + 1, MAX_STAGES // 2)
                 if steps <= MAX_STAGES:  # all of k at once
                     wanted = max(wanted, steps)
-                return resident, max(MIN_MATRIX_STAGES, min(fitting, wanted, steps, MAX_STAGES))
+                stages = max(MIN_MATRIX_STAGES, min(wanted, steps, MAX_STAGES))
+                while stages > MIN_MATRIX_STAGES and known.tile.with_stages(stages).shared_bytes > max_shared_bytes:
+                    stages -= 1
+                return resident, stages
         return 1, MIN_MATRIX_STAGES
 
     def _clusters(self, block: Tile, known: WgmmaBlock) -> Iterator[tuple[int, int]]:

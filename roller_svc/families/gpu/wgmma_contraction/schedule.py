@@ -14,10 +14,9 @@ from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.matrix.epilogue import (
     EpilogueStore,
 )
-from roller_svc.families.common.gpu.matrix.mainloop import SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import fixup_tiles
-from roller_svc.families.common.gpu.matrix.tile import LoadClass
+from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B, LoadClass
 from roller_svc.families.common.gpu.warpgroups.cluster_reduction import BARRIERS, ClusterReductionEpilogue
 from roller_svc.families.common.gpu.warpgroups.epilogue import (
     TmaStoreEpilogue,
@@ -64,6 +63,7 @@ from roller_svc.ir.schedule import Barrier, Branch, Compute, Loop, LoopKind, Nod
 from roller_svc.ir.schedule_hopper import ClusterBarrier
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
 from roller_svc.perf.workload import Workload
+from roller_svc.schedule.nest_statements import wrap_in_storages
 
 _BUFFERS = (SHARED_A, SHARED_B)
 MAPS = ((".a_map",), (".b_map", ".b_map_2"))  # tensor maps of A, and of B for each accumulator
@@ -103,7 +103,7 @@ class _Contraction:
 
     @classmethod
     def of(cls, group: KernelGroup, program: RProgram, loads: WgmmaOperandLoads) -> _Contraction:
-        view, operands = GemmView.of(group, program), all_operands(group)
+        view, operands = GemmView.of(group, program.space), all_operands(group)
         (m, n, k), block, thread = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
         tile = loads.tile((block[m], block[n], block[k]), (thread[m], thread[n]), program.pipeline)
         sides = _OperandSides(view, tile, operands, loads)
@@ -112,9 +112,9 @@ class _Contraction:
         outputs = EpilogueStore(view, tile.m * tile.pipeline.cluster[0], tile.columns * tile.pipeline.cluster[1])
         if tile.pipeline.cluster_k > 1:
             return cls(group.name, view, tile, copies, maps, ClusterReductionEpilogue(tile, outputs))
-        tma_store = TmaStoreEpilogue.of(tile, outputs)
-        maps = maps if tma_store is None else (*maps, tma_store.tensor_map)
-        return cls(group.name, view, tile, copies, maps, tma_store or WarpgroupEpilogue(tile, outputs))
+        if (store := tile.tma_store) is None:
+            return cls(group.name, view, tile, copies, maps, WarpgroupEpilogue(tile, outputs))
+        return cls(group.name, view, tile, copies, (*maps, store.tensor_map), TmaStoreEpilogue(tile, outputs, store))
 
     def tree(self, scheduler: TileScheduler, epilogue: tuple[Node, ...], of_consumer: TileScheduler | None = None) -> ScheduleTree:
         """Return one launch; `epilogue` is what consumers do with the accumulators of a tile.
@@ -137,7 +137,7 @@ class _Contraction:
         )  # fmt: skip
         if mainloop.consumers_of_multicast and tile.pipeline.cluster_k == 1:
             nodes += (ClusterBarrier(),)  # no block may exit while others arrive at its barriers
-        nodes = scheduler.bind_block(mainloop.allocate(self.results.allocate(nodes)))
+        nodes = scheduler.bind_block(wrap_in_storages(tile.shared_buffers, nodes))
         nodes = (Loop(BLOCK, scheduler.blocks, LoopKind.BLOCK, warpgroup_threads(tile.consumers, nodes)),)
         cluster = tile.pipeline.cluster_size
         return ScheduleTree(self.name, nodes, tensor_maps=self.maps, cluster=cluster)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.operand import all_operands
 from roller_svc.families.common.gpu.matrix.terms import epilogue_slots
+from roller_svc.families.common.gpu.warpgroups.result_store import ResultStore
 from roller_svc.families.common.gpu.warpgroups.tile import WgmmaBlock, WgmmaOperandLoads, plan_wgmma_loads
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import UnitKind
@@ -28,4 +29,5 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WgmmaFacts] | 
     if unit.kind is not UnitKind.WGMMA or group.attention is not None or not base.is_contraction:
         return None
     loads = plan_wgmma_loads(base.space, unit, all_operands(group), hw.arch)
+    loads = replace(loads, results=ResultStore.of(group, base.space))
     return base.with_facts(WgmmaFacts(loads, epilogue_slots(base, 1)))

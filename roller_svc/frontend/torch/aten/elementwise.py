@@ -24,10 +24,6 @@ def _predicate(call: AtenCall, operator: str) -> Operand:
     return call.run(operator, x if x.dtype.is_float else call.cast(x, DType.FLOAT32))
 
 
-def _not(call: AtenCall) -> Operand:
-    return call.run("logical_not", call.cast(call.x, DType.BOOL))
-
-
 def _bitwise_not(call: AtenCall) -> Operand:
     return call.run("logical_not" if call.dtype is DType.BOOL else "bitwise_not", call.x)
 
@@ -127,28 +123,12 @@ def _clamp_tensor(call: AtenCall) -> Operand:
     return x
 
 
-def _hardtanh(call: AtenCall) -> Operand:
-    return clip(call, call.x, call.number("min_val"), call.number("max_val"))
-
-
-def _gelu(call: AtenCall) -> Operand:
-    return call.run("gelu", call.x, approximate=call.text("approximate"))
-
-
-def _leaky_relu(call: AtenCall) -> Operand:
-    return call.run("leaky_relu", call.x, alpha=float(call.number("negative_slope")))
-
-
 def _elu(call: AtenCall) -> Operand:
     """Convert `scale * (x if x > 0 else alpha * expm1(input_scale * x))`."""
     x, alpha, scale, inner = call.x, *(float(call.number(n)) for n in ("alpha", "scale", "input_scale"))
     if inner != 1:
         raise call.unsupported(f"input_scale={inner}")
     return call.run("elu", x, alpha=alpha) if scale == 1 else call.run("selu", x, alpha=alpha, gamma=scale)
-
-
-def _celu(call: AtenCall) -> Operand:
-    return call.run("celu", call.x, alpha=float(call.number("alpha")))
 
 
 def _softplus(call: AtenCall) -> Operand:
@@ -160,10 +140,6 @@ def _softplus(call: AtenCall) -> Operand:
         return call.run("softplus", x)
     scaled = call.run("softplus", call.run("mul", x, call.scalar(beta, x.dtype)))
     return call.run("div", scaled, call.scalar(beta, x.dtype))
-
-
-def _log_sigmoid(call: AtenCall) -> Operand:
-    return call.run("neg", call.run("softplus", call.run("neg", call.x)))
 
 
 def _prelu(call: AtenCall) -> Operand:
@@ -179,15 +155,10 @@ def _threshold(call: AtenCall) -> Operand:
 
 
 def _cast(call: AtenCall) -> Operand:
-    call.value("dtype")
     x, target = call.x, call.dtype
     if target is DType.FLOAT8_E4M3FN and x.dtype is not target:
         return call.run("cast", x, dtype=target.value, saturate=False)
     return call.cast(x)
-
-
-def _same(call: AtenCall) -> Operand:
-    return call.x
 
 
 def _copy(call: AtenCall) -> Operand:
@@ -239,35 +210,27 @@ TABLE: dict[str, Converter] = {
     **{f"aten.rsub.{form}": partial(_scaled, operator="sub", swapped=True) for form in ("Scalar", "Tensor")},
     **{f"aten.div.{form}": _divide for form in ("Scalar", "Scalar_mode", "Tensor", "Tensor_mode")},
     "aten.floor_divide.default": partial(_divide, rounding="floor"),
-    "aten.logical_not.default": _not,
+    "aten.logical_not.default": lambda call: call.run("logical_not", call.cast(call.x, DType.BOOL)),
     "aten.bitwise_not.default": _bitwise_not,
     "aten.pow.Tensor_Scalar": _pow_scalar,
     "aten.where.self": _where,
     "aten.masked_fill.Scalar": _masked_fill,
     "aten.masked_fill.Tensor": _masked_fill,
-    "aten.clamp.default": _clamp,
-    "aten.clamp.Tensor": _clamp_tensor,
-    "aten.clamp_min.default": _clamp,
-    "aten.clamp_min.Tensor": _clamp_tensor,
-    "aten.clamp_max.default": _clamp,
-    "aten.clamp_max.Tensor": _clamp_tensor,
-    "aten.hardtanh.default": _hardtanh,
-    "aten.gelu.default": _gelu,
-    "aten.leaky_relu.default": _leaky_relu,
+    **{f"aten.{name}.default": _clamp for name in ("clamp", "clamp_min", "clamp_max")},
+    **{f"aten.{name}.Tensor": _clamp_tensor for name in ("clamp", "clamp_min", "clamp_max")},
+    "aten.hardtanh.default": lambda call: clip(call, call.x, call.number("min_val"), call.number("max_val")),
+    "aten.gelu.default": lambda call: call.run("gelu", call.x, approximate=call.text("approximate")),
+    "aten.leaky_relu.default": lambda call: call.run("leaky_relu", call.x, alpha=float(call.number("negative_slope"))),
     "aten.elu.default": _elu,
-    "aten.celu.default": _celu,
+    "aten.celu.default": lambda call: call.run("celu", call.x, alpha=float(call.number("alpha"))),
     "aten.selu.default": lambda call: call.run("selu", call.x),
     "aten.softplus.default": _softplus,
-    "aten.log_sigmoid.default": _log_sigmoid,
+    "aten.log_sigmoid.default": lambda call: call.run("neg", call.run("softplus", call.run("neg", call.x))),
     "aten.prelu.default": _prelu,
     "aten._prelu_kernel.default": lambda call: call.run("prelu", call.operand("self"), call.operand("weight")),
     "aten.threshold.default": _threshold,
     "aten._to_copy.default": _cast,
     "prims.convert_element_type.default": _cast,
-    "aten.alias.default": _same,
-    "aten.clone.default": _same,
-    "aten.contiguous.default": _same,
-    "aten.detach.default": _same,
-    "aten.lift_fresh_copy.default": _same,
+    **{f"aten.{name}.default": lambda call: call.x for name in ("alias", "clone", "contiguous", "detach", "lift_fresh_copy")},
     "aten.copy.default": _copy,
 }

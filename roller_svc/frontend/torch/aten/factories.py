@@ -14,7 +14,7 @@ from roller_svc.frontend.torch.call import AtenCall, Converter, Scalar
 
 def _fill(call: AtenCall, value: Scalar | None = None) -> Operand:
     """Convert a tensor of one number: a constant that is broadcast."""
-    for name in ("size", "self", "stride", "dtype", "layout"):
+    for name in ("self", "stride", "layout"):
         if name in call.arguments:
             call.value(name)
     if value is None:
@@ -24,8 +24,7 @@ def _fill(call: AtenCall, value: Scalar | None = None) -> Operand:
 
 
 def _arange(call: AtenCall) -> Operand:
-    for name in ("dtype", "layout"):
-        call.value(name)
+    call.value("layout")
     start = call.number("start") if "start" in call.arguments else 0
     step = call.number("step") if "step" in call.arguments else 1
     end = call.number("end")
@@ -36,9 +35,7 @@ def _arange(call: AtenCall) -> Operand:
 
 
 def _eye(call: AtenCall) -> Operand:
-    for name in ("n", "m", "dtype", "layout"):
-        if name in call.arguments:
-            call.value(name)
+    call.value("layout")
     if math.prod(call.shape) > MAX_GENERATED_ELEMENTS:
         raise call.unsupported(f"a matrix of {call.shape[0]} x {call.shape[1]}")
     return call.constant(np.eye(call.shape[0], call.shape[1]), call.dtype)

@@ -18,13 +18,10 @@ from roller_svc.ir.dtype import DType
 
 
 def _embedding(call: AtenCall) -> Operand:
-    for name in ("padding_idx", "scale_grad_by_freq", "sparse"):  # of gradients
-        call.value(name)
     return call.run("embedding", call.operand("weight"), call.operand("indices"))
 
 
 def _gather(call: AtenCall) -> Operand:
-    call.value("sparse_grad")
     x, index = call.operand("self"), call.operand("index")
     if x.rank == 0 or index.rank == 0:
         raise call.unsupported("a scalar")
@@ -160,7 +157,6 @@ def _masked_put(call: AtenCall, x: Operand, mask: Operand, values: Operand) -> O
 
 def _top_k(call: AtenCall) -> list[Operand]:
     """Convert `topk`, whose results may be in any order where sorted=False."""
-    call.value("sorted")
     x = call.operand("self")
     axis = call.axis("dim", x.rank)
     return list(add_top_k(x, call.integer("k"), axis, call.builder, largest=call.flag("largest")))
@@ -168,8 +164,6 @@ def _top_k(call: AtenCall) -> list[Operand]:
 
 def _sort(call: AtenCall) -> list[Operand]:
     """Sort by taking all elements in order. Equal elements keep their order."""
-    if "stable" in call.arguments:
-        call.value("stable")
     x = call.operand("self")
     if x.rank == 0:
         return [x, call.scalar(0, DType.INT64)]

@@ -54,8 +54,6 @@ def _grouped_product(call: AtenCall, weight_name: str) -> Operand:
     x, weight, ends = call.x, call.operand(weight_name), call.value("offs")
     if call.has("bias") and call.value("bias") is not None:
         raise call.unsupported("a bias")
-    if call.has("out_dtype"):
-        call.value("out_dtype")
     if not isinstance(ends, Operand):
         return call.cast(call.run("matmul", x, weight))
     if (x.rank, weight.rank) != (2, 3):
@@ -83,13 +81,13 @@ def _batched(call: AtenCall, x: Operand, spatial: int) -> tuple[Operand, bool]:
     return call.run("unsqueeze", x, axis=(0,)), True
 
 
-def _conv(call: AtenCall) -> Operand:
+def _conv(call: AtenCall, *, transposed: bool = False) -> Operand:
     weight, bias = call.operand("weight"), call.optional("bias")
     spatial = _spatial(call, weight)
     x, single = _batched(call, call.operand("input"), spatial)
     padding = call.value("padding")
     y = call.run(
-        f"conv{spatial}d",
+        f"conv_transpose{spatial}d" if transposed else f"conv{spatial}d",
         x,
         weight,
         *([] if bias is None else [bias]),
@@ -97,33 +95,14 @@ def _conv(call: AtenCall) -> Operand:
         padding=padding if isinstance(padding, str) else call.integers("padding"),
         dilation=call.integers("dilation"),
         groups=call.integer("groups"),
-    )
-    return call.run("squeeze", y, axis=(0,)) if single else y
-
-
-def _conv_transpose(call: AtenCall) -> Operand:
-    weight, bias = call.operand("weight"), call.optional("bias")
-    spatial = _spatial(call, weight)
-    x, single = _batched(call, call.operand("input"), spatial)
-    y = call.run(
-        f"conv_transpose{spatial}d",
-        x,
-        weight,
-        *([] if bias is None else [bias]),
-        stride=call.integers("stride"),
-        padding=call.integers("padding"),
-        output_padding=call.integers("output_padding"),
-        dilation=call.integers("dilation"),
-        groups=call.integer("groups"),
+        **({"output_padding": call.integers("output_padding")} if transposed else {}),
     )
     return call.run("squeeze", y, axis=(0,)) if single else y
 
 
 def _convolution(call: AtenCall) -> Operand:
-    if call.flag("transposed"):
-        return _conv_transpose(call)
     call.value("output_padding")  # of transposed convolutions
-    return _conv(call)
+    return _conv(call, transposed=call.flag("transposed"))
 
 
 def _pool(call: AtenCall, operator: str, spatial: int) -> Operand:
@@ -154,7 +133,6 @@ def _adaptive_pool(call: AtenCall, kind: str, spatial: int) -> Operand:
     """Convert an adaptive pool: windows of one extent where that divides, else products with averaging matrices."""
     x, single = _batched(call, call.operand("self"), spatial)
     sizes, wanted = x.shape[2:], call.shape[-spatial:]
-    call.value("output_size")
     if set(wanted) == {1}:
         y = call.run(f"global_{kind}_pool{spatial}d", x)
     elif all(size % out == 0 for size, out in zip(sizes, wanted, strict=True)):
@@ -180,10 +158,6 @@ def _average_unequal_windows(call: AtenCall, x: Operand, wanted: Sequence[int]) 
         y = call.run("linear", x if last else call.run("transpose", x, permutation=order), matrix)
         x = y if last else call.run("transpose", y, permutation=[order.index(d) for d in range(x.rank)])
     return x
-
-
-def _max_adaptive_with_indices(call: AtenCall, spatial: int) -> Results:
-    return [_adaptive_pool(call, "max", spatial), None]
 
 
 def _col2im(call: AtenCall) -> Operand:
@@ -220,10 +194,6 @@ def _grid_sample(call: AtenCall) -> Operand:
 
 def _softmax(call: AtenCall, operator: str) -> Operand:
     x, axis = call.x, call.integer("dim")
-    if "half_to_float" in call.arguments:
-        call.value("half_to_float")
-    if call.has("dtype"):
-        call.value("dtype")
     if x.rank == 0:
         raise call.unsupported("a scalar")
     return call.run(operator, call.cast(x), axis=axis)
@@ -247,14 +217,8 @@ def _affine(call: AtenCall, shape: Sequence[int], dtype: DType) -> list[Operand]
 
 def _layer_norm(call: AtenCall) -> Operand:
     x, over = call.operand("input"), call.integers("normalized_shape")
-    if "cudnn_enable" in call.arguments:
-        call.value("cudnn_enable")
     affine = _affine(call, over, x.dtype)
     return call.run("layer_norm", x, *affine, axis=x.rank - len(over), epsilon=float(call.number("eps")))
-
-
-def _native_layer_norm(call: AtenCall) -> Results:
-    return [_layer_norm(call), None, None]
 
 
 def _rms_norm(call: AtenCall) -> Operand:
@@ -273,50 +237,37 @@ def _epsilon_of(call: AtenCall, dtype: DType) -> float:
     raise call.unsupported(f"a norm of {dtype.value}")
 
 
-def _fused_rms_norm(call: AtenCall) -> Results:
-    return [_rms_norm(call), None]
-
-
 def _batch_norm(call: AtenCall) -> Operand:
     x = call.operand("input")
-    if "momentum" in call.arguments:
-        call.value("momentum")  # of running means in training
     mean, variance = call.operand("running_mean"), call.operand("running_var")
-    affine = _affine(call, mean.shape, mean.dtype)
-    if not affine:
-        affine = [call.constant(np.ones(mean.shape), mean.dtype)]
+    return call.cast(_normalized(call, x, mean, variance))
+
+
+def _normalized(call: AtenCall, x: Operand, mean: Operand, variance: Operand) -> Operand:
+    """Return a batch norm by these statistics. Weight and bias that are not given change nothing."""
+    affine = _affine(call, mean.shape, mean.dtype) or [call.constant(np.ones(mean.shape), mean.dtype)]
     if len(affine) == 1:
         affine.append(call.constant(np.zeros(mean.shape), mean.dtype))
-    return call.cast(call.run("batch_norm", x, *affine, mean, variance, epsilon=float(call.number("eps"))))
+    return call.run("batch_norm", x, *affine, mean, variance, epsilon=float(call.number("eps")))
 
 
-def _native_batch_norm(call: AtenCall) -> Results:
-    return [_batch_norm(call), Empty((0,)), Empty((0,))]
-
-
-def _batch_statistics_norm(call: AtenCall) -> Results:
+def _batch_statistics_norm(call: AtenCall) -> Operand:
     """Convert a batch norm by the statistics of its own batch, as an instance norm becomes one."""
     x = call.operand("input")
     call.value("training")  # statistics are of the batch in both cases, as there are no others
-    call.value("momentum")
     axes = tuple(d for d in range(x.rank) if d != 1)
     mean = call.run("reduce_mean", x, axis=axes, keepdims=True)
     squares = call.run("square", call.run("sub", x, mean))
     variance = call.run("reduce_mean", squares, axis=axes)
-    affine = _affine(call, x.shape[1:2], x.dtype) or [call.constant(np.ones(x.shape[1]), x.dtype)]
-    affine += [call.constant(np.zeros(x.shape[1]), x.dtype)] if len(affine) == 1 else []
-    means = call.reshape(mean, x.shape[1:2])
-    return [call.run("batch_norm", x, *affine, means, variance, epsilon=float(call.number("eps"))), None, None]
+    return _normalized(call, x, call.reshape(mean, x.shape[1:2]), variance)
 
 
 def _instance_norm(call: AtenCall) -> Operand:
-    call.value("cudnn_enabled")
     if not call.flag("use_input_stats"):
         return _batch_norm(call)
     if call.value("running_mean") is not None:
         raise call.unsupported("an update of running means, as in training,")
     call.value("running_var")
-    call.value("momentum")
     x = call.operand("input")
     affine = _affine(call, x.shape[1:2], x.dtype)
     return call.run("group_norm", x, *affine, groups=x.shape[1], epsilon=float(call.number("eps")))
@@ -325,15 +276,8 @@ def _instance_norm(call: AtenCall) -> Operand:
 def _group_norm(call: AtenCall) -> Operand:
     x = call.operand("input")
     groups = call.integer("num_groups") if "num_groups" in call.arguments else call.integer("group")
-    for name in ("cudnn_enabled", "N", "C", "HxW"):
-        if name in call.arguments:
-            call.value(name)
     affine = _affine(call, x.shape[1:2], x.dtype)
     return call.run("group_norm", x, *affine, groups=groups, epsilon=float(call.number("eps")))
-
-
-def _native_group_norm(call: AtenCall) -> Results:
-    return [_group_norm(call), None, None]
 
 
 def _attention(call: AtenCall) -> Operand:
@@ -389,12 +333,7 @@ def _masked_softmax(call: AtenCall, scores: Operand, mask: Operand | None) -> Op
 _LOWEST = {DType.FLOAT64: -1e308, DType.FLOAT32: -3e38, DType.BFLOAT16: -3e38, DType.FLOAT16: -6e4}
 
 
-def _attention_with_sums(call: AtenCall) -> Results:
-    return [_attention(call), *[None] * (len(call.results) - 1)]
-
-
 def _einsum(call: AtenCall) -> Operand:
-    call.value("path")  # an order of evaluation
     operands = [call.cast(operand) for operand in call.operands("tensors")]
     return call.run("einsum", *operands, equation=call.text("equation").replace(" ", ""))
 
@@ -403,7 +342,6 @@ def _trilinear(call: AtenCall) -> Operand:
     """Convert a sum of products of three tensors, each with further dimensions, as an einsum."""
     names, operands = "abcdefghijklmnop", [call.operand(f"i{i}") for i in (1, 2, 3)]
     expanded = [call.integers(f"expand{i}") for i in (1, 2, 3)]
-    call.value("unroll_dim")
     rank = operands[0].rank + len(expanded[0])
     labels = ["".join(names[d] for d in range(rank) if d not in dims) for dims in expanded]
     result = "".join(names[d] for d in range(rank) if d not in call.integers("sumdim"))
@@ -416,7 +354,6 @@ _DISTANCES = {1.0: "reduce_l1", 2.0: "reduce_l2"}
 def _distances(call: AtenCall) -> Operand:
     """Convert the distances of all pairs of rows."""
     first, second, p = call.operand("x1"), call.operand("x2"), float(call.number("p"))
-    call.value("compute_mode")
     if p not in _DISTANCES:
         raise call.unsupported(f"a distance of order {p}")
     rows, columns = call.run("unsqueeze", first, axis=(-2,)), call.run("unsqueeze", second, axis=(-3,))
@@ -434,9 +371,9 @@ TABLE: dict[str, Converter] = {
     "aten.baddbmm.default": _baddbmm,
     "aten.einsum.default": _einsum,
     **{f"aten.conv{spatial}d.{form}": _conv for spatial in (1, 2, 3) for form in ("default", "padding")},
-    "aten.conv_transpose1d.default": _conv_transpose,
-    "aten.conv_transpose2d.input": _conv_transpose,
-    "aten.conv_transpose3d.input": _conv_transpose,
+    "aten.conv_transpose1d.default": partial(_conv, transposed=True),
+    "aten.conv_transpose2d.input": partial(_conv, transposed=True),
+    "aten.conv_transpose3d.input": partial(_conv, transposed=True),
     "aten.convolution.default": _convolution,
     **{f"aten.max_pool{spatial}d.default": partial(_pool, operator="max_pool", spatial=spatial) for spatial in (1, 2, 3)},
     **{f"aten.max_pool{spatial}d_with_indices.default": partial(_max_pool_with_indices, spatial=spatial) for spatial in (2, 3)},
@@ -449,19 +386,19 @@ TABLE: dict[str, Converter] = {
         for prefix in ("", "_")
         if spatial > 1 or not prefix
     },
-    **{f"aten.adaptive_max_pool{spatial}d.default": partial(_max_adaptive_with_indices, spatial=spatial) for spatial in (1, 2, 3)},
+    **{f"aten.adaptive_max_pool{spatial}d.default": partial(_adaptive_pool, kind="max", spatial=spatial) for spatial in (1, 2, 3)},
     **{f"aten.{name}": partial(_softmax, operator="softmax") for name in ("softmax.int", "_softmax.default")},
     **{f"aten.{name}": partial(_softmax, operator="log_softmax") for name in ("log_softmax.int", "_log_softmax.default")},
     "aten._safe_softmax.default": _safe_softmax,
     "aten.layer_norm.default": _layer_norm,
-    "aten.native_layer_norm.default": _native_layer_norm,
+    "aten.native_layer_norm.default": _layer_norm,
     "aten.rms_norm.default": _rms_norm,
-    "aten._fused_rms_norm.default": _fused_rms_norm,
-    "aten._native_batch_norm_legit_no_training.default": _native_batch_norm,
+    "aten._fused_rms_norm.default": _rms_norm,
+    "aten._native_batch_norm_legit_no_training.default": _batch_norm,
     "aten._native_batch_norm_legit.no_stats": _batch_statistics_norm,
     "aten.instance_norm.default": _instance_norm,
     "aten.group_norm.default": _group_norm,
-    "aten.native_group_norm.default": _native_group_norm,
+    "aten.native_group_norm.default": _group_norm,
     "aten.scaled_dot_product_attention.default": _attention,
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_with_sums,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
 }

@@ -27,8 +27,6 @@ def _reduced(call: AtenCall, operator: str, x: Operand, axes: Sequence[int]) -> 
 
 def _reduce(call: AtenCall, operator: str) -> Operand:
     """Convert a reduction in the result's type: sums of whole numbers are int64."""
-    if "dtype" in call.arguments:
-        call.value("dtype")
     x = call.cast(call.x)
     return _reduced(call, operator, x, _axes(call, x.rank))
 
@@ -132,7 +130,6 @@ def _shaped(call: AtenCall, y: Operand) -> Operand:
 
 def _vector_norm(call: AtenCall) -> Operand:
     order = call.number("ord")
-    call.value("dtype")
     x = call.cast(call.x)
     axes = _axes(call, x.rank)
     names = {1: "reduce_l1", 2: "reduce_l2", math.inf: "reduce_max", -math.inf: "reduce_min"}
@@ -144,7 +141,6 @@ def _vector_norm(call: AtenCall) -> Operand:
 
 
 def _cumulate(call: AtenCall, operator: str) -> Operand:
-    call.value("dtype")
     x = call.cast(call.x)
     return x if x.rank == 0 else call.run(operator, x, axis=call.axis("dim", x.rank))
 

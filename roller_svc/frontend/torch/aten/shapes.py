@@ -16,11 +16,6 @@ from roller_svc.frontend.torch.tensors import Empty
 from roller_svc.ir.dtype import DType
 
 
-def _view(call: AtenCall) -> Operand:
-    call.value("size" if "size" in call.arguments else "shape")
-    return call.reshape(call.x, call.shape)
-
-
 def _permute(call: AtenCall) -> Operand:
     x = call.x
     return _transpose(call, x, [call.dimension(d, x.rank) for d in call.integers("dims")])
@@ -37,15 +32,6 @@ def _transpose_two(call: AtenCall) -> Operand:
         first, second = (call.axis(name, x.rank) for name in ("dim0", "dim1"))
         order[first], order[second] = second, first
     return _transpose(call, x, order)
-
-
-def _t(call: AtenCall) -> Operand:
-    return _transpose(call, call.x, list(reversed(range(call.x.rank))))
-
-
-def _expand(call: AtenCall) -> Operand:
-    call.value("size")
-    return call.expand(call.x, call.shape)
 
 
 def _squeeze(call: AtenCall) -> Operand:
@@ -259,10 +245,8 @@ Taps = Callable[[AtenCall, int, int, float], tuple[Array, Array]]
 def _scales(call: AtenCall, spatial: int) -> list[float | None]:
     """Return the factors that the caller states; None where the extents decide."""
     if "scale_factors" in call.arguments:
-        call.value("output_size")
         given = call.value("scale_factors")
         return [None] * spatial if given is None else [float(factor) for factor in given]
-    call.value("output_size")
     names = ("scales_d", "scales_h", "scales_w")[-spatial:] if spatial > 1 else ("scales",)
     return [None if call.value(name) is None else float(call.value(name)) for name in names]
 
@@ -333,11 +317,11 @@ def _upsamplers() -> dict[str, Converter]:
 
 
 TABLE: dict[str, Converter] = {
-    **{f"aten.{name}.default": _view for name in ("view", "reshape", "_unsafe_view")},
+    **{f"aten.{name}.default": lambda call: call.reshape(call.x, call.shape) for name in ("view", "reshape", "_unsafe_view")},
     "aten.permute.default": _permute,
     "aten.transpose.int": _transpose_two,
-    "aten.t.default": _t,
-    "aten.expand.default": _expand,
+    "aten.t.default": lambda call: _transpose(call, call.x, list(reversed(range(call.x.rank)))),
+    "aten.expand.default": lambda call: call.expand(call.x, call.shape),
     **{f"aten.squeeze.{form}": _squeeze for form in ("default", "dim", "dims")},
     "aten.unsqueeze.default": _unsqueeze,
     "aten.slice.Tensor": _slice,

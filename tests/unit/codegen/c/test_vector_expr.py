@@ -13,13 +13,13 @@ import pytest
 from sampling import every
 
 import roller_svc
+from roller_svc.analysis.wide_values import storage_dtype
 from roller_svc.codegen.c.vector.loops import vector_cover
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.interpreter import evaluate, reference
-from roller_svc.semantics.values import storage_dtype
 
 TARGETS = pytest.mark.parametrize("target", ["local", "cpu-x86-avx2"])
 FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -10,13 +10,13 @@ import pytest
 from emulator_support import cuda, module
 from reference_kernels import tensor
 
+from roller_svc.analysis.scalar_ops import apply
 from roller_svc.codegen.dialect import CUDA
 from roller_svc.codegen.helpers import helper
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import OpKind
 from roller_svc.ir.kernel import LaunchSpec, Role
 from roller_svc.semantics.rounding import propagate
-from roller_svc.semantics.scalar_ops import apply
 
 pytestmark = pytest.mark.emulator
 

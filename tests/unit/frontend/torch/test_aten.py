@@ -7,17 +7,17 @@ import math
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
+from torch import nn
+from torch.nn import functional as F
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-
-from roller_svc.frontend.torch.export import export_module, import_program  # noqa: E402
-from roller_svc.frontend.torch.tensors import array_of  # noqa: E402
-from roller_svc.graph.interpret import interpret  # noqa: E402
-from roller_svc.graph.weights import Weights  # noqa: E402
-from roller_svc.ir.graph import verify  # noqa: E402
-from roller_svc.semantics.interpreter import reference  # noqa: E402
+from roller_svc.frontend.torch.export import export_module, import_program
+from roller_svc.frontend.torch.tensors import array_of
+from roller_svc.graph.interpret import interpret
+from roller_svc.graph.weights import Weights
+from roller_svc.ir.graph import verify
+from roller_svc.semantics.interpreter import reference
 
 # Remarks of torch on its own modules while it exports them.
 pytestmark = [

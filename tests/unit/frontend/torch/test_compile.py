@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
+from torch import nn
 
-from torch import nn  # noqa: E402
-
-import roller_svc  # noqa: E402
-from roller_svc.errors import ArgumentError, UnsupportedModelError  # noqa: E402
+import roller_svc
+from roller_svc.errors import ArgumentError, UnsupportedModelError
 
 
 class Network(nn.Module):

@@ -11,17 +11,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
+from torch import nn
 
-from torch import nn  # noqa: E402
-
-from roller_svc.errors import ArgumentError, UnsupportedModelError  # noqa: E402
-from roller_svc.frontend.torch.export import export_module, import_program  # noqa: E402
-from roller_svc.frontend.torch.tensors import array_of, tensor_of  # noqa: E402
-from roller_svc.graph.interpret import interpret  # noqa: E402
-from roller_svc.graph.weights import Weights  # noqa: E402
-from roller_svc.ir.graph import LoopNode, verify  # noqa: E402
-from roller_svc.semantics.interpreter import reference  # noqa: E402
+from roller_svc.errors import ArgumentError, UnsupportedModelError
+from roller_svc.frontend.torch.export import export_module, import_program
+from roller_svc.frontend.torch.tensors import array_of, tensor_of
+from roller_svc.graph.interpret import interpret
+from roller_svc.graph.weights import Weights
+from roller_svc.ir.graph import LoopNode, verify
+from roller_svc.semantics.interpreter import reference
 
 
 class Function(nn.Module):

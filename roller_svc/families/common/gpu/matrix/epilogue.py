@@ -9,12 +9,21 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.analysis.operand import aligned_vector_width
-from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, LANE_SUMS, MMA_SYNC, Fragment, MmaTile
+from roller_svc.families.common.gpu.matrix.tile import (
+    CHUNK_BYTES,
+    LANE_SUMS,
+    MMA_SYNC,
+    SHARED_A,
+    SHARED_B,
+    Fragment,
+    MmaTile,
+    count_operations,
+)
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import COMPARISONS, Cast, Expr, Load, Op, OpKind, axes_of, iter_subexpressions
+from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, axes_of
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.index import add, ceil_div, div, eq, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Combine, TensorExpr, identity
@@ -23,8 +32,6 @@ from roller_svc.schedule.nest_statements import RowReads, convert_to_type, row_t
 
 # Maximal operations in unrolled rounds: unrolling overlaps their loads but costs compile time.
 UNROLLED_OPERATIONS = 256
-FUNCTION_OPERATIONS = 16  # operations of an inlined function such as erf
-_PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, OpKind.MIN, OpKind.RELU}) | COMPARISONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +85,7 @@ class EpilogueStore:
     @property
     def operations(self) -> int:
         """Return the number of operations of one output point, with its store."""
-        expressions = (expression for s in self.view.group.statements[1:] for expression in iter_subexpressions(s.body))
-        return 1 + sum(1 if p.kind in _PLAIN else FUNCTION_OPERATIONS for p in expressions if isinstance(p, Op))
+        return count_operations(self.view.group.statements[1:])
 
 
 def is_inside_axis(axis: TileAxis, tile: int, position: str) -> Expr | None:

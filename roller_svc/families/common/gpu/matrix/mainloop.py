@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
 from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
-from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, Fragment, MmaTile, StagedTile
+from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, SHARED_A, SHARED_B, Fragment, MmaTile, StagedTile
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load
 from roller_svc.ir.index import add, div, mod, mul, num, ref
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.schedule import Compute, Let, LoadMatrix, Loop, LoopKind, Mma, Node, RoundFragment, Scope, Storage
 
-SHARED_A, SHARED_B = ".a_shared", ".b_shared"  # staged tiles
 A, B = ".a", ".b"  # fragments, in registers
 LANE, LANES = ".lane_id", MMA_SYNC.lanes
 

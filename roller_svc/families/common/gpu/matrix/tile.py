@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -14,13 +15,17 @@ from typing import NamedTuple
 from roller_svc.analysis.operand import Operand, staged_dtype
 from roller_svc.analysis.packed_operands import has_pair_conversions, unpacking_of
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import axes_of
+from roller_svc.ir.expr import COMPARISONS, Op, OpKind, axes_of, iter_subexpressions
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
+from roller_svc.ir.program import TensorExpr
 from roller_svc.ir.rprogram import RProgram
 
 REGISTER_BYTES, WAVE = 4, 64
+SHARED_A, SHARED_B = ".a_shared", ".b_shared"  # staged tiles
 LANE_SUMS = 4
+FUNCTION_OPERATIONS = 16  # operations of an inlined function such as erf
+_PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, OpKind.MIN, OpKind.RELU}) | COMPARISONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,3 +306,9 @@ def warp_registers(fragment: Fragment, fragments_m: int, fragments_n: int, k_ste
     sums = LANE_SUMS * fragments_m * fragments_n
     words = fragment.a_words * fragments_m + fragment.b_words * fragments_n
     return sums + FRAGMENT_FACTOR * words + K_STEP_REGISTERS * k_steps + BASE_REGISTERS
+
+
+def count_operations(statements: Iterable[TensorExpr]) -> int:
+    """Return the number of operations of one output point in the maps of an epilogue, with its store."""
+    expressions = (expression for s in statements for expression in iter_subexpressions(s.body))
+    return 1 + sum(1 if p.kind in _PLAIN else FUNCTION_OPERATIONS for p in expressions if isinstance(p, Op))

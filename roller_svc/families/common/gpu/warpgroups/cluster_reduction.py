@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore
-from roller_svc.families.common.gpu.matrix.mainloop import SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES
-from roller_svc.families.common.gpu.warpgroups.epilogue import MAX_OPERATIONS, for_each_accumulator
+from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.warpgroups.epilogue import for_each_accumulator
 from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP
+from roller_svc.families.common.gpu.warpgroups.result_store import MAX_OPERATIONS
 from roller_svc.families.common.gpu.warpgroups.tile import READ_BATCH_WORDS, WgmmaTile, batch_rounds
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import K_RANK, RANK
 from roller_svc.ir.expr import Expr, Load
@@ -43,10 +43,6 @@ class ClusterReductionEpilogue:
     def finish(self) -> tuple[Node, ...]:
         """Return nothing: no work is left after the last tile."""
         return ()
-
-    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Return the nodes: parts reuse the stages of the pipeline."""
-        return body
 
     def nodes(self) -> tuple[Node, ...]:
         """Store the block's part, then add some rows of all parts and run the epilogue on them."""

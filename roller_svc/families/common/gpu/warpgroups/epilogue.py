@@ -22,16 +22,13 @@ from roller_svc.families.common.gpu.matrix.epilogue import (
 )
 from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS
-from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, group_in_tile, on_one_lane
-from roller_svc.families.common.gpu.warpgroups.tile import BUFFER_ALIGNMENT_BYTES, EPILOGUE_ROWS, ROWS, WARPS, WgmmaTile
-from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile, plan_tma_store
-from roller_svc.families.common.view import GemmView, bind_members
+from roller_svc.families.common.gpu.warpgroups.result_store import EPILOGUE_ROWS, RESULTS_MAP, TmaStoreBoxes
+from roller_svc.families.common.gpu.warpgroups.tile import ACC_TILE, RESULT_BUFFERS, RESULTS, ROWS, WARPS, WgmmaTile
+from roller_svc.families.common.view import bind_members
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, axes_of
-from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.index import add, ceil_div, div, eq, lt, mod, mul, num, ref
-from roller_svc.ir.program import TensorType
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage
 from roller_svc.ir.schedule_hopper import (
     WARP_THREADS,
@@ -42,10 +39,6 @@ from roller_svc.ir.schedule_hopper import (
     TmaStoreWaitGroup,
     WarpBarrier,
 )
-from roller_svc.ir.tensor_map import Swizzle, TensorMap
-from roller_svc.schedule.nest_statements import RowReads, row_tensors
-
-ACC_TILE = ".sums"
 
 
 def for_each_accumulator(tile: WgmmaTile, store: Callable[[Expr, Expr, Load], Node], dtype: DType) -> Node:
@@ -75,13 +68,6 @@ class WarpgroupEpilogue:
     def finish(self) -> tuple[Node, ...]:
         """Return nothing: no work is left after the last tile."""
         return ()
-
-    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Allocate a buffer for each warp around the nodes."""
-        tile = self.tile
-        shape = (tile.consumers * WARPS, EPILOGUE_ROWS, tile.epilogue_columns)
-        pad = tile.epilogue_row_words - tile.epilogue_columns
-        return (Storage(ACC_TILE, self.outputs.view.dtype, shape, Scope.SHARED, body, pad),)
 
     def nodes(self) -> tuple[Node, ...]:
         """Process chunks of 16 rows and some columns.
@@ -160,75 +146,30 @@ class WarpgroupEpilogue:
         return add(mul(ref("n.block"), num(tile.columns)), own)
 
 
-RESULTS, PACKED = ".results", ".packed"
-MAP = ".results_map"
-BUFFERS = 2
-RESULT_BYTES = 2  # element size; stmatrix moves pairs
-CHUNK_COLUMNS = (
-    32,
-    16,
-)  # two buffers of 16 rows of 64 bytes match the buffer of 32 columns of accumulators
+PACKED = ".packed"
 BLOCK_COLUMNS = 16  # columns of one stmatrix of four matrices, 16 rows high
 WORDS = 8  # elements of a lane in this block
-# Maximal unrolled operations on all of a thread's results; more cost compile time.
-MAX_OPERATIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TmaStoreEpilogue:
-    """Epilogue that stores one tensor by TMA, in boxes of 16 rows by `columns`."""
+    """Epilogue that stores one tensor by TMA, in boxes of 16 rows by some columns."""
 
     tile: WgmmaTile
     outputs: EpilogueStore
-    tensor: str
-    type_: TensorType
-    columns: int
-    boxes: TmaTile
-
-    @classmethod
-    def of(cls, tile: WgmmaTile, outputs: EpilogueStore) -> TmaStoreEpilogue | None:
-        """Return the epilogue, or None if outputs are not of one 16-bit tensor, need row access, or form no boxes."""
-        # a placeholder for the second accumulator, whose register differs by chunk
-        view = outputs.view.with_second_result(Load(ACC, (), outputs.view.dtype))
-        group, outputs = view.group, replace(outputs, view=view)
-        if len(group.stored) != 1 or not _needs_no_rows(group, view):
-            return None
-        ((tensor, type_),) = group.stored
-        statement = next(s for s in group.statements if s.output == tensor)
-        columns = next((c for c in CHUNK_COLUMNS if tile.group_columns % c == 0), None)
-        large = outputs.operations * (tile.accumulator_set_registers // tile.num_accumulators) > MAX_OPERATIONS
-        if type_.dtype.bytes != RESULT_BYTES or not type_.dtype.is_float or columns is None or large:
-            return None
-        target = Load(tensor, statement.index, type_.dtype)
-        overhangs = (view.m.extent % tile.m != 0, view.n.extent % tile.columns != 0)
-        plan = plan_tma_store(target, type_.dtype, (view.m, view.n), view.batch, dict(group.stored), overhangs)
-        boxes = plan if isinstance(plan, str) else (plan.tile(EPILOGUE_ROWS, KTileOrder.linear(view.n.extent, columns), columns))
-        if isinstance(boxes, str) or boxes.copies != 1:
-            return None
-        return cls(tile, outputs, tensor, type_, columns, boxes)
-
-    @property
-    def tensor_map(self) -> TensorMap:
-        return self.boxes.tensor_map(MAP, self.tensor, Swizzle(self.columns * RESULT_BYTES))
-
-    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Allocate two buffers for each warp around the nodes."""
-        shape = (self.tile.consumers * WARPS, BUFFERS, EPILOGUE_ROWS, self.columns)
-        return (
-            Storage(RESULTS, self.type_.dtype, shape, Scope.SHARED, body, swizzled=True, alignment_bytes=BUFFER_ALIGNMENT_BYTES),
-        )
+    store: TmaStoreBoxes
 
     def nodes(self) -> tuple[Node, ...]:
         """Store all chunks of a warp."""
-        chunks = [(f, c) for f in range(self.tile.fragments) for c in range(self.tile.group_columns // self.columns)]
+        chunks = [(f, c) for f in range(self.tile.fragments) for c in range(self.tile.group_columns // self.store.columns)]
         nodes: tuple[Node, ...] = ()
         for number, (fragment, chunk) in enumerate(chunks):
-            reuses_buffer = number == 0 and len(chunks) % BUFFERS  # the previous tile may have ended in the same buffer
-            wait = TmaStoreWaitGroup(0 if reuses_buffer else BUFFERS - 1, read=True)
+            reuses_buffer = number == 0 and len(chunks) % RESULT_BUFFERS  # the previous tile may have ended in the same buffer
+            wait = TmaStoreWaitGroup(0 if reuses_buffer else RESULT_BUFFERS - 1, read=True)
             nodes += (
                 on_one_lane((wait,)),
                 WarpBarrier(),
-                *self._store_chunk(num(number % BUFFERS), fragment, chunk),
+                *self._store_chunk(num(number % RESULT_BUFFERS), fragment, chunk),
             )
         return nodes
 
@@ -238,18 +179,18 @@ class TmaStoreEpilogue:
         return (on_one_lane((TmaStoreWaitGroup(0, read=True),)),)
 
     def _store_chunk(self, stage: Expr, fragment: int, chunk: int) -> tuple[Node, ...]:
-        first = chunk * self.columns
+        first = chunk * self.store.columns
         nodes: tuple[Node, ...] = ()
-        for block in range(self.columns // BLOCK_COLUMNS):
+        for block in range(self.store.columns // BLOCK_COLUMNS):
             column = block * BLOCK_COLUMNS
             matrix, row = div(ref(LANE), COLUMNS), mod(ref(LANE), COLUMNS)
             at = (_warp_in_consumers(), stage, add(row, mul(mod(matrix, 2), num(COLUMNS))),
                   add(num(column), mul(div(matrix, 2), num(COLUMNS))))  # fmt: skip
             packed = (*self._pack_registers(fragment, first + column), StoreMatrix(RESULTS, at, 4, PACKED, (num(0),)))
-            nodes += (Storage(PACKED, self.type_.dtype, (WORDS,), Scope.REGISTER, packed),)
-        step = add(self._first_column(self.columns), num(chunk))
-        coordinates, _ = self.boxes.coordinates(self._first_row(fragment), step, self.boxes.boxes[0])
-        store = TmaStore(MAP, coordinates, RESULTS, (_warp_in_consumers(), stage, num(0), num(0)))
+            nodes += (Storage(PACKED, self.store.dtype, (WORDS,), Scope.REGISTER, packed),)
+        step = add(self._first_column(self.store.columns), num(chunk))
+        coordinates, _ = self.store.boxes.coordinates(self._first_row(fragment), step, self.store.boxes.boxes[0])
+        store = TmaStore(RESULTS_MAP, coordinates, RESULTS, (_warp_in_consumers(), stage, num(0), num(0)))
         return (*nodes, FenceProxyAsync(), WarpBarrier(), on_one_lane((store, TmaStoreCommitGroup())))
 
     def _pack_registers(self, fragment: int, first: int) -> tuple[Node, ...]:
@@ -263,8 +204,8 @@ class TmaStoreEpilogue:
         lead = view.n.members[-1].name
         pair = Loop(".pair", 2, LoopKind.VECTOR, ())
         stores = view.vector_epilogue(total, pair, {lead: add(ref(lead), ref(".pair"))})
-        nodes = tuple(_redirect_stores(node, self.tensor, register) for node in stores)
-        if _depends_on_position(self.outputs.view):
+        nodes = tuple(_redirect_stores(node, self.store.tensor, register) for node in stores)
+        if self.store.depends_on_position:
             column = add(mul(ref(".i"), num(COLUMNS)), mul(mod(ref(LANE), 4), num(2)))
             nodes = bind_members(view.m, ref("m.place"), bind_members(view.n, ref("n.place"), nodes))
             for axis, size in ((view.m, self.outputs.m), (view.n, self.outputs.n)):
@@ -291,25 +232,6 @@ class TmaStoreEpilogue:
 def _warp_in_consumers() -> Expr:
     """Return the number of a warp among those of all consumers."""
     return add(mul(ref(GROUP), num(WARPS)), ref(WARP))
-
-
-def _needs_no_rows(group: KernelGroup, view: GemmView) -> bool:
-    """Return whether outputs need no row access: other tensors vary along one side only, and pairs stay adjacent."""
-    rows = {m.name for m in view.m.members if m.extent > 1}
-    columns = {m.name for m in view.n.members if m.extent > 1}
-    own = {s.output for s in group.statements}
-    for statement in group.statements[1:]:
-        for load in statement.reads:
-            axes = {name for i in load.index for name in axes_of(i)}
-            if load.tensor not in own and ((axes & rows and axes & columns) or any(load.bounds_checked)):
-                return False
-    return not (_depends_on_position(view) and view.n.members[-1].extent % 2)
-
-
-def _depends_on_position(view: GemmView) -> bool:
-    """Return whether outputs depend on their position."""
-    reads = RowReads(row_tensors(view.group), (), {})
-    return any(axes_of(reads.apply(s.body)) for s in view.group.statements[1:])
 
 
 def _redirect_stores(node: Node, tensor: str, register: Expr) -> Node:

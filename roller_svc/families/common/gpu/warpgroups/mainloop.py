@@ -13,19 +13,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE
 from roller_svc.families.common.gpu.matrix.staging import THREAD
+from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.warpgroups.producer import (
-    EMPTY,
-    FULL,
     STAGE,
     PrefetchedProducerCopy,
     ProducerCopy,
     TmaOperand,
-    operand_storage,
     smem_matrix,
 )
-from roller_svc.families.common.gpu.warpgroups.tile import PINGPONG_CONSUMERS, ROWS, WARPS, WgmmaTile
+from roller_svc.families.common.gpu.warpgroups.tile import EMPTY, FULL, ORDER, PINGPONG_CONSUMERS, ROWS, WARPS, WgmmaTile
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import (
     K_RANK,
     RANK,
@@ -66,7 +64,6 @@ from roller_svc.ir.schedule_hopper import (
 )
 
 GROUP, WARP = ".group", ".warp"  # warpgroup of the block; warp of the warpgroup
-ORDER = ".order"  # mbarriers of a ping-pong schedule: one for each consumer, on which the other one arrives
 STEP, ITERATION = "k.step", ".iteration"  # k-tile within the output tile; k-tile of the block over all its tiles
 STEP_ACC = ".step_sums"  # accumulators of one k-tile under promotion
 
@@ -93,16 +90,6 @@ class WgmmaMainloop:
     @property
     def producer_copies(self) -> tuple[ProducerCopy, ...]:
         return tuple(copy for copy in self.copies if isinstance(copy, ProducerCopy))
-
-    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Allocate the stages and their barriers around the nodes."""
-        tile = self.tile
-        for name in (EMPTY, FULL):
-            body = (Storage(name, DType.UINT64, (tile.pipeline.stages,), Scope.SHARED, body),)
-        if tile.pipeline.pingpong:
-            body = (Storage(ORDER, DType.UINT64, (PINGPONG_CONSUMERS,), Scope.SHARED, body),)
-        body = (operand_storage(SHARED_B, tile.b, tile.pipeline.stages, body),)
-        return (operand_storage(SHARED_A, tile.a, tile.pipeline.stages, body),)
 
     def init_barriers(self) -> Node:
         """Initialise the mbarriers with their arrival counts on one thread."""

@@ -14,7 +14,7 @@ from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.tile import LoadKind, StagedTile
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.register_prefetch import RegisterPrefetch, SourceLoad, item_value
-from roller_svc.families.common.gpu.warpgroups.tile import BUFFER_ALIGNMENT_BYTES, STEP_BYTES, WgmmaOperand
+from roller_svc.families.common.gpu.warpgroups.tile import FULL, STEP_BYTES, WgmmaOperand
 from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaTile
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite
@@ -26,7 +26,6 @@ from roller_svc.ir.schedule_hopper import SharedMatrix, TmaLoad
 
 STAGE = ".slot"
 SLOT_HERE = ref(STAGE)
-FULL, EMPTY = ".full", ".empty"  # mbarriers of each stage
 _IN_ROW, _IN_BATCH = ".k_in_row", ".in_batch"
 # Items of a thread with loads in flight together: 32 registers of wide loads or unpacked elements; 16 elements of 16
 # bits for single loads, whose addresses need more registers; for cp.async as many addresses as registers hold.
@@ -296,13 +295,6 @@ class TmaOperand:
                 ),
             )
         return nodes
-
-
-def operand_storage(name: str, operand: WgmmaOperand, stages: int, body: tuple[Node, ...]) -> Storage:
-    """Allocate an operand's stages around the nodes."""
-    atom = operand.atom_bytes // operand.dtype.bytes
-    shape = (stages, operand.panels, operand.rows, atom)
-    return Storage(name, operand.dtype, shape, Scope.SHARED, body, swizzled=True, alignment_bytes=BUFFER_ALIGNMENT_BYTES)
 
 
 def staged_tile(operand: WgmmaOperand) -> StagedTile:

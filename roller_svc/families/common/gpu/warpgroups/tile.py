@@ -18,6 +18,8 @@ from roller_svc.families.common.gpu.matrix.tile import (
     BANK_WORDS,
     CHUNK_BYTES,
     ROW_PADDING_WORDS,
+    SHARED_A,
+    SHARED_B,
     WORD_BYTES,
     LoadClass,
     LoadKind,
@@ -31,6 +33,7 @@ from roller_svc.families.common.gpu.warpgroups.register_prefetch import (
     choose_prefetched_k_tiles,
     plan_register_prefetch,
 )
+from roller_svc.families.common.gpu.warpgroups.result_store import EPILOGUE_ROWS, ResultStore, TmaStoreBoxes
 from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaLoadPlan, TmaTile, plan_tma_load
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.dtype import DType
@@ -38,7 +41,7 @@ from roller_svc.ir.group import AxisRole, TileAxis, TileSpace
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions, RProgram
-from roller_svc.ir.schedule import SHARED_ALIGNMENT_BYTES
+from roller_svc.ir.schedule import Scope, Storage, shared_bytes
 from roller_svc.ir.tensor_map import MapMode
 from roller_svc.perf.occupancy import BlockResources
 
@@ -51,9 +54,12 @@ MAX_CONSUMERS = 3  # with more, accumulators of 64 x 256 do not fit in registers
 SWIZZLE_ATOMS = (128, 64, 32)  # bytes of a row that a swizzle mode permutes (PTX ISA, "Shared Memory Matrix Layout")
 BUFFER_ALIGNMENT_BYTES = SWIZZLE_ATOMS[0] * PATTERN_ROWS  # of a buffer of the pipeline
 TRANSPOSABLE_BYTES = 2  # element size for which wgmma reads MN-major operands; all others must be K-major
-BARRIER_BYTES = 8
+FULL, EMPTY = ".full", ".empty"  # mbarriers of each stage
+ORDER = ".order"  # mbarriers of a ping-pong schedule: one for each consumer, on which the other one arrives
+ACC_TILE, RESULTS = ".sums", ".results"  # of warps: accumulators by rows; outputs for TMA
+RESULT_BUFFERS = 2  # of a warp, one written while TMA reads the other
 WARPS = WARPGROUP_THREADS // 32
-EPILOGUE_ROWS, EPILOGUE_COLUMNS = 16, 32  # of the accumulators that a warp passes to the epilogue at once
+EPILOGUE_COLUMNS = 32  # of the accumulators that a warp passes to the epilogue at once
 # Words of all parts of split results that a thread reads before it stores: stores keep later reads from moving up.
 READ_BATCH_WORDS = 64
 CORE_REGISTERS = 65536  # (CUDA Programming Guide, compute capability 9.0)
@@ -139,6 +145,11 @@ class WgmmaOperand:
         """TMA copies of the tile."""
         return 0 if isinstance(self.copy_plan, LoadClass) else self.num_parts * self.copy_plan.copies
 
+    def buffer(self, name: str, stages: int) -> Storage:
+        """Return the shared memory of the stages."""
+        shape = (stages, self.panels, self.rows, self.atom_bytes // self.dtype.bytes)
+        return Storage(name, self.dtype, shape, Scope.SHARED, (), swizzled=True, alignment_bytes=BUFFER_ALIGNMENT_BYTES)
+
     @property
     def producer_registers(self) -> int:
         """Registers of a producer thread that copies it without a prefetch."""
@@ -177,6 +188,8 @@ class WgmmaTile(NamedTuple):
     num_accumulators: int = 1
     # products along k before accumulators are promoted (ir/accumulation.py); None: all
     promotion_interval: int | None = None
+    accumulator: DType = DType.FLOAT32
+    tma_store: TmaStoreBoxes | None = None  # of warps' outputs; None: accumulators by rows, through shared memory
 
     @property
     def columns(self) -> int:
@@ -251,14 +264,18 @@ class WgmmaTile(NamedTuple):
         a, b = fit_prefetches(self.a, self.b, PINGPONG_CONSUMERS)
         return self._replace(a=a, b=b, pipeline=replace(self.pipeline, pingpong=True))
 
+    def with_stages(self, stages: int) -> WgmmaTile:
+        return self._replace(pipeline=replace(self.pipeline, stages=stages))
+
+    @property
+    def as_partial(self) -> WgmmaTile:
+        """The tile of a launch that stores partial results."""
+        return self._replace(tma_store=None)
+
     @property
     def consumer_registers(self) -> int:
         """Registers of a consumer thread after setmaxnreg; with one consumer, the architectural maximum."""
         return consumer_register_limit(self.consumers, self.producer_registers)
-
-    @property
-    def pipeline_bytes(self) -> int:
-        return aligned_buffer_bytes(self.pipeline.stages * self.a.bytes) + aligned_buffer_bytes(self.pipeline.stages * self.b.bytes)
 
     @property
     def epilogue_columns(self) -> int:
@@ -281,19 +298,42 @@ class WgmmaTile(NamedTuple):
         return -(-self.m * self.partial_row_words * WORD_BYTES // (self.a.bytes + self.b.bytes))
 
     @property
-    def epilogue_bytes(self) -> int:
-        """Buffers of all consumer warps; parts of a split tile reuse the pipeline's stages."""
-        if self.pipeline.cluster_k > 1:
-            return 0
-        return WARPS * self.consumers * EPILOGUE_ROWS * self.epilogue_row_words * WORD_BYTES
+    def result_buffer(self) -> Storage:
+        """Shared memory through which all consumer warps store outputs."""
+        warps = WARPS * self.consumers
+        if self.tma_store is None:
+            pad = self.epilogue_row_words - self.epilogue_columns
+            shape = (warps, EPILOGUE_ROWS, self.epilogue_columns)
+            return Storage(ACC_TILE, self.accumulator, shape, Scope.SHARED, (), pad)
+        buffers = (warps, RESULT_BUFFERS, EPILOGUE_ROWS, self.tma_store.columns)
+        alignment = BUFFER_ALIGNMENT_BYTES
+        return Storage(RESULTS, self.tma_store.dtype, buffers, Scope.SHARED, (), swizzled=True, alignment_bytes=alignment)
 
     @property
-    def barrier_bytes(self) -> int:
-        return barrier_bytes(self.pipeline.stages) + (SHARED_ALIGNMENT_BYTES if self.pipeline.pingpong else 0)
+    def shared_buffers(self) -> tuple[Storage, ...]:
+        """All shared memory of a block, in order; parts of a split tile reuse the pipeline's stages."""
+        pipeline = self.pipeline
+        order = (barriers(ORDER, PINGPONG_CONSUMERS),) if pipeline.pingpong else ()
+        return (
+            self.a.buffer(SHARED_A, pipeline.stages), self.b.buffer(SHARED_B, pipeline.stages), *order,
+            barriers(FULL, pipeline.stages), barriers(EMPTY, pipeline.stages),
+            *(() if pipeline.cluster_k > 1 else (self.result_buffer,)),
+        )  # fmt: skip
 
     @property
     def shared_bytes(self) -> int:
-        return self.pipeline_bytes + self.epilogue_bytes + self.barrier_bytes
+        return shared_bytes(self.shared_buffers)
+
+    @property
+    def resources(self) -> BlockResources:
+        """A block's resources at launch: `setmaxnreg` redistributes registers with several consumers.
+
+        With one consumer, each thread has what the role with the most registers needs.
+        """
+        if self.consumers > 1:
+            return BlockResources(self.threads, launch_registers(self.threads), self.shared_bytes)
+        registers = max(self.accumulator_registers + CONSUMER_REGISTERS, self.producer_registers)
+        return BlockResources(self.threads, registers, self.shared_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +367,7 @@ class WgmmaOperandLoads:
     k: TileAxis
     b2: WgmmaOperandLoad | None = None
     promotion_interval: int | None = None
+    results: ResultStore | None = None  # of a group whose kernel is planned; None: only its operands are known
     _k_orders: dict[int, KTileOrder] = field(default_factory=dict, compare=False)
     _staged: dict[tuple[int, int, int, int], WgmmaOperand] = field(default_factory=dict, compare=False)
 
@@ -367,7 +408,11 @@ class WgmmaOperandLoads:
         a, b = self.staged(0, m, group_m, k), self.staged(1, n, group_n, k)
         consumers = PINGPONG_CONSUMERS if pipeline.pingpong else m // group_m * (n // group_n)
         a, b = fit_prefetches(a, b, consumers)
-        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, pipeline, a, b, self.k_order(k), sums, self.promotion_interval)
+        tile = WgmmaTile(m, sums * n, k, group_m, sums * group_n, pipeline, a, b, self.k_order(k), sums, self.promotion_interval)
+        if (results := self.results) is None:
+            return tile
+        boxes = results.boxes((m, n), tile.group_columns, tile.accumulator_set_registers // sums)
+        return tile._replace(accumulator=results.accumulator, tma_store=boxes)
 
     def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
         """Return the tile of A (0) or B (1), `extent` points of m or n, by TMA where it comes in boxes."""
@@ -501,14 +546,9 @@ def consumer_register_limit(consumers: int, producer_registers: int) -> int:
     return min(MAX_REGISTERS, remaining // (WARPGROUP_THREADS * consumers) // 8 * 8)
 
 
-def aligned_buffer_bytes(size: int) -> int:
-    """Round up to the alignment of buffers."""
-    return round_up(size, BUFFER_ALIGNMENT_BYTES)
-
-
-def barrier_bytes(slots: int) -> int:
-    """Return the bytes of the `full` and `empty` barriers of `slots` stages."""
-    return 2 * -(-slots * BARRIER_BYTES // SHARED_ALIGNMENT_BYTES) * SHARED_ALIGNMENT_BYTES
+def barriers(name: str, slots: int) -> Storage:
+    """Return the shared memory of mbarriers."""
+    return Storage(name, DType.UINT64, (slots,), Scope.SHARED, ())
 
 
 class WgmmaBlock(NamedTuple):

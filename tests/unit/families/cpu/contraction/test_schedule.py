@@ -211,7 +211,7 @@ def test_output_lines_are_prefetched_during_the_micro_kernel(height: int, is_fir
 @pytest.mark.parametrize(("height", "steps"), [(14, 64), (9, 256), (14, 14), (14, 5), (30, 7)])
 def test_output_prefetch_covers_every_row(height: int, steps: int) -> None:
     (group,) = partition(program_of((height, 16, steps), then=RELU), AVX2)
-    prefetches = OutputPrefetch(GemmView.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).in_step(steps)
+    prefetches = OutputPrefetch(GemmView.of(group, tiled(group, (height, 16, height, 16, steps)).space), height, 16).in_step(steps)
     prefetched: set[int] = set()
     for k in range(steps):
         nodes = prefetches
@@ -226,7 +226,7 @@ def test_unpacked_rows_of_a_are_prefetched_one_tile_ahead(rows: int, height: int
     """Each line of each row once, and none of rows that are near anyway."""
     (group,) = partition(program_of((rows, 16, 48)), AVX2)
     operand = cpu_operands(group)[0]
-    view = GemmView.of(group, tiled(group, (height, 16, -(-rows // height) * height, 16, 48)))
+    view = GemmView.of(group, tiled(group, (height, 16, -(-rows // height) * height, 16, 48)).space)
     prefetches = OperandPrefetch(view, operand, height, AVX2).nodes()
     prefetched: Counter[tuple[int, int]] = Counter()
     for k in range(48) if prefetches else ():

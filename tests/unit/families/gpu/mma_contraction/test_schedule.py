@@ -24,8 +24,9 @@ from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import ScheduleError
-from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, SHARED_A, A, B
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, A, B
 from roller_svc.families.common.gpu.matrix.stream_k import partial_tiles
+from roller_svc.families.common.gpu.matrix.tile import SHARED_A
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import lt, num, ref

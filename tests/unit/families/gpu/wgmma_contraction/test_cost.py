@@ -335,7 +335,7 @@ def test_parts_fit_the_stages_that_they_reuse() -> None:
     for program in programs:
         tile = wgmma_tile(program, operands(found), H200.arch)
         assert tile.pipeline.stages >= tile.min_partial_stages
-        assert tile.m * tile.partial_row_words * WORD_BYTES <= tile.pipeline_bytes
+        assert tile.m * tile.partial_row_words * WORD_BYTES <= tile.pipeline.stages * (tile.a.bytes + tile.b.bytes)
         assert tile.k_order.steps >= program.pipeline.cluster_k
         assert program.pipeline.cluster_size <= MAX_CLUSTER_BLOCKS
 

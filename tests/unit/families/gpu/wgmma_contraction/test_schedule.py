@@ -468,7 +468,7 @@ def test_every_tile_has_one_block(
     """Any number of blocks in any order; the blocks of a cluster are adjacent and compute the same tiles."""
     shape = f"float16 {batches} 64 64"
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A=shape, B=shape)
-    view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
+    view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128).space)
     size = cluster[0] * cluster[1]
     pipeline = PipelineOptions(raster=raster, persistent_blocks=clusters * size, cluster=cluster)
     scheduler = PersistentTiles(view, (rows, columns), 5, pipeline)
@@ -493,7 +493,7 @@ def test_every_tile_has_one_block(
 def test_two_consumers_compute_alternate_tiles(clusters: int, cluster: tuple[int, int]) -> None:
     """Also with fewer tiles than consumers. K-tiles of the block are counted over both."""
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A="float16 2 64 64", B="float16 2 64 64")
-    view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
+    view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128).space)
     blocks = clusters * cluster[0] * cluster[1]
     described = (view, (3, 5), 5, PipelineOptions(raster=2, persistent_blocks=blocks, cluster=cluster))
     scheduler = PersistentTiles(*described)
@@ -509,7 +509,7 @@ def test_parts_of_a_tile_cover_its_k_tiles(steps: int, parts: int, cluster: tupl
     """Adjacent, in the order of ranks, even up to one k-tile; blocks that share operands have the same part."""
     parts = min(parts, steps)
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A="float16 2 64 64", B="float16 2 64 64")
-    view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
+    view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128).space)
     scheduler = PersistentTiles(view, (3, 2), steps, PipelineOptions(cluster=cluster, cluster_k=parts))
     size = cluster[0] * cluster[1]
     by_tile: dict[tuple[int, int, int], list[tuple[int, int]]] = {}

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from roller_svc.analysis.integer_power import raise_integers
+from roller_svc.analysis.wide_values import Array, truncate, wrap
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, OpKind
-from roller_svc.semantics.values import Array, truncate, wrap
 
 _Function = Callable[..., Any]
 
