@@ -239,7 +239,7 @@ def ask(task: str) -> str:
         case ["write", path]:
             run_sandboxed(["/bin/echo", "x"], own, CompileLimits(), Path(path))
         case ["call", name]:
-            supervisor._request(supervisor._requests, name, ("a", "b"))  # type: ignore[arg-type]
+            supervisor._request(supervisor._requests, name, ("a", "b"))
     return "done"
 
 
