@@ -204,11 +204,21 @@ FarmError = BuildServiceError  # the former name
 
 
 class QueueFullError(BuildServiceError):
+    """Something finite is used up. `retry_after_s` says when to try again; None: soon."""
+
     default_code = "queue-full"
+
+    def __init__(self, message: str, *, code: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_s = retry_after_s
 
 
 class QuotaExceededError(QueueFullError):
     default_code = "quota-exceeded"
+
+
+class SlowRequestError(InputError):
+    default_code = "request-timeout"
 
 
 class CancelledError(BuildServiceError):

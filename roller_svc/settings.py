@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from roller_svc.errors import ArgumentError
+from roller_svc.errors import ArgumentError, InvariantError
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -20,6 +22,66 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 PREFIX = "ROLLER_"
 OTEL_SECRETS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 _CGROUP = Path("/sys/fs/cgroup")
+MAX_BUFFERED_BODIES = 64  # bodies of maximum size in memory
+_LIMIT = re.compile(r"(\w+)=(none|\d{1,18})/(none|\d{1,18})", re.ASCII)
+
+
+class Resource(StrEnum):
+    """A thing of which a service has a finite amount."""
+
+    CONNECTIONS = "connections"
+    PROBES = "probes"
+    REQUESTS = "requests"
+    WAITS = "waits"
+    STREAMS = "streams"
+    UPLOADS = "uploads"
+    BATCHES = "batches"
+    CHECKS = "checks"
+    ESTIMATES = "estimates"
+    LARGE_ESTIMATES = "large_estimates"
+    MODEL_ESTIMATES = "model_estimates"
+    LISTINGS = "listings"
+    BODY_BYTES = "body_bytes"
+    RESPONSE_BYTES = "response_bytes"
+    BUILDS = "builds"
+    BUILD_SECONDS = "build_seconds"
+    STORED_BYTES = "stored_bytes"
+
+
+class Limit(NamedTuple):
+    """How much of a resource there is for all clients, and for each client; None: no limit."""
+
+    total: int | None
+    each: int | None
+
+    def scaled_to(self, total: int) -> Limit:
+        """Return this limit with another total, and the same part of it for each client."""
+        if self.total is None or self.each is None:
+            return Limit(total, self.each)
+        return Limit(total, max(1, total * self.each // self.total))
+
+
+# Of one process, but for builds and what is counted by the day: these are limits of all processes together.
+# docs/operating.md has this table.
+LIMITS: Mapping[Resource, Limit] = {
+    Resource.CONNECTIONS: Limit(1000, 250),  # requests in progress, each on its connection
+    Resource.PROBES: Limit(32, 16),  # further connections, for /healthz, /readyz and /metrics
+    Resource.REQUESTS: Limit(None, 4),  # processed at once; others wait
+    Resource.WAITS: Limit(500, 125),  # requests that wait for an operation
+    Resource.STREAMS: Limit(64, 16),  # event streams
+    Resource.UPLOADS: Limit(8, 2),  # blobs that arrive
+    Resource.BATCHES: Limit(16, 2),  # batches of builds that are submitted
+    Resource.CHECKS: Limit(2, 1),  # programs that are parsed and checked at once; others wait
+    Resource.ESTIMATES: Limit(16, 4),  # estimate requests
+    Resource.LARGE_ESTIMATES: Limit(2, 1),  # large ones that are computed at once; others wait
+    Resource.MODEL_ESTIMATES: Limit(4, 1),
+    Resource.LISTINGS: Limit(2, 1),  # PTX or SASS that is made at once; others wait
+    Resource.BODY_BYTES: Limit(64 << 20, 16 << 20),  # of JSON bodies in memory
+    Resource.RESPONSE_BYTES: Limit(256 << 20, 64 << 20),  # of blobs and bundles in memory while they are sent
+    Resource.BUILDS: Limit(256, 128),  # queued and running
+    Resource.BUILD_SECONDS: Limit(None, 86_400),  # a day
+    Resource.STORED_BYTES: Limit(None, 16 << 30),  # a day
+}
 
 
 def _variables(*names: str) -> AliasChoices:
@@ -55,6 +117,10 @@ class Settings(BaseSettings):
     oidc_audience: str = Field("", description="audience that these tokens must have")
     oidc_jwks: str = Field("", description="file, or https URL, with the issuer's public keys (a JWK set)")
     oidc_scopes_claim: str = Field("scope", description="claim with the scopes of a token, as a list or separated by spaces")
+    oidc_groups: str = Field(
+        "", description="scopes of the members of groups: GROUP=SCOPE, separated by semicolons, in addition to a token's own"
+    )
+    oidc_groups_claim: str = Field("groups", description="claim with the groups of a token's subject, as a list")
     allowed_hosts: str = Field("", description="further names of the service, each with or without a port, separated by commas")
     max_connections: int = Field(
         1000,
@@ -73,6 +139,7 @@ class Settings(BaseSettings):
         le=256,
         description="build worker processes of the service, and estimate worker processes; 0: only others build",
     )
+    processes: int = Field(1, ge=1, le=64, description="processes that serve requests on one port; only the first one builds")
     queue_length: int = Field(256, ge=1, le=100_000, description="queued and running builds; a further one is rejected with 503")
     queue_length_per_client: int | None = Field(
         None,
@@ -80,6 +147,11 @@ class Settings(BaseSettings):
         le=100_000,
         description="queued and running builds of one client; a further one is rejected with 429; default: half of "
         "the queue if there are several API keys",
+    )
+    limits: str = Field(
+        "",
+        description="changes to the limits of all clients together and of each: NAME=TOTAL/EACH, separated by commas, "
+        "either of them none; docs/operating.md has the names",
     )
     lease_s: float = Field(15.0, ge=1, le=600, description="time after its last heartbeat at which a worker is taken for dead")
     no_worker_timeout_s: float = Field(
@@ -93,6 +165,9 @@ class Settings(BaseSettings):
     )
     retention_s: float = Field(
         7 * 86_400.0, ge=60, description="how long operations are kept after they are done; results stay in the store"
+    )
+    audit_retention_s: float = Field(
+        90 * 86_400.0, ge=3600, description="how long entries of the audit log are kept, which `roller audit` shows"
     )
     worker_memory_bytes: int | None = Field(
         None,
@@ -160,6 +235,33 @@ class Settings(BaseSettings):
     def _empty_is_unset(cls, value: object) -> object:
         return None if value == "" else value
 
+    @field_validator("limits")
+    @classmethod
+    def _limits_are_readable(cls, value: str) -> str:
+        parse_limits(value)
+        return value
+
+    @property
+    def limit_table(self) -> dict[Resource, Limit]:
+        """The limit of each resource: those of `limits`, else of settings of their own, else the defaults."""
+        sizes = {
+            Resource.CONNECTIONS: self.max_connections,
+            Resource.LARGE_ESTIMATES: self.estimates_at_once,
+            Resource.BODY_BYTES: MAX_BUFFERED_BODIES * self.max_body_bytes,
+            Resource.BUILDS: self.queue_length,
+        }
+        table = {name: limit.scaled_to(sizes[name]) if name in sizes else limit for name, limit in LIMITS.items()}
+        if self.queue_length_per_client is not None:
+            table[Resource.BUILDS] = Limit(self.queue_length, self.queue_length_per_client)
+        return table | parse_limits(self.limits)
+
+    def total_of(self, resource: Resource) -> int:
+        """Return how much of a resource there is for all clients. Raises InvariantError if it has no total."""
+        total = self.limit_table[resource].total
+        if total is None:
+            raise InvariantError(f"{resource} has no total")
+        return total
+
     @property
     def allowed_host_names(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
@@ -184,18 +286,21 @@ class Settings(BaseSettings):
     @property
     def database_url(self) -> str:
         """URL of the operations' database: the setting, or SQLite in `folder`."""
-        return self.database.get_secret_value() or f"sqlite:///{self.folder.absolute() / 'operations.db'}"
+        return self.database.get_secret_value() or f"sqlite:///{self._database_file}"
+
+    @property
+    def has_database(self) -> bool:
+        """Whether the database is named, or the store's folder has it."""
+        return bool(self.database.get_secret_value()) or (self.is_local_store and self._database_file.is_file())
+
+    @property
+    def _database_file(self) -> Path:
+        return self.folder.absolute() / "operations.db"
 
     @property
     def is_distributed(self) -> bool:
         """Whether other machines may build: there is a broker, or a database that they can reach."""
         return bool(self.broker.get_secret_value()) or not self.database_url.startswith("sqlite")
-
-    def max_alive_of_client(self, *, is_shared: bool) -> int:
-        """Return the limit of builds of one client: the setting, or half of all if others share the service."""
-        if self.queue_length_per_client is not None:
-            return self.queue_length_per_client
-        return max(1, self.queue_length // 2) if is_shared else self.queue_length
 
     @property
     def cache_folder(self) -> Path:
@@ -209,6 +314,22 @@ class Settings(BaseSettings):
     @property
     def accepted_keys(self) -> frozenset[str]:
         return frozenset(key.strip() for key in self.api_keys.get_secret_value().split(",") if key.strip())
+
+
+def parse_limits(text: str) -> dict[Resource, Limit]:
+    """Parse `NAME=TOTAL/EACH,...`. Raises ValueError."""
+    limits: dict[Resource, Limit] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _LIMIT.fullmatch(part)
+        if match is None or match[1] not in LIMITS:
+            raise ValueError(f"expected NAME=TOTAL/EACH with a NAME of {', '.join(LIMITS)}; got {part[:80]!r}")
+        limit = Limit(*(None if number == "none" else int(number) for number in match.groups()[1:]))
+        has_no_total = LIMITS[Resource(match[1])].total is None
+        if has_no_total != (limit.total is None) or 0 in limit:
+            total = "none" if has_no_total else "a number of at least 1"
+            raise ValueError(f"{match[1]}=TOTAL/EACH: expected {total} as TOTAL, and EACH not to be 0; got {part!r}")
+        limits[Resource(match[1])] = limit
+    return limits
 
 
 def read_settings(**overrides: object) -> Settings:

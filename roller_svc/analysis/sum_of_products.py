@@ -37,8 +37,10 @@ def sum_of_products(statement: TensorExpr) -> SumOfProducts | None:
 
 
 def _factors(body: Expr, dtype: DType) -> list[Expr]:
-    """Return the factors of the product, without implicit casts between floats."""
-    while isinstance(body, Cast) and body.dtype.compute is body.arg.dtype.compute and body.implicit:
+    """Return the factors of the product, without casts between floats that round nothing."""
+    while (
+        isinstance(body, Cast) and body.dtype.compute is body.arg.dtype.compute and (body.implicit or body.dtype is dtype.compute)
+    ):
         body = body.arg
     if isinstance(body, Op) and body.kind is OpKind.DIV:
         return _divide_factor(_factors(body.args[0], dtype), body.args[1])

@@ -30,7 +30,9 @@ COMMANDS = {
     "operations": "list, show, watch and cancel the builds of a service",
     "store": "collect, verify, pin, export and import the results in a store",
     "why-miss": "say which part of a request's key differs from the nearest stored result",
-    "keys": "add, list and revoke the API keys of the service",
+    "keys": "add, list, limit and revoke the API keys of the service",
+    "warm": "build models for several targets ahead, on a service or into a store",
+    "audit": "list who made and used keys, and who asked for, cancelled and pinned what",
 }
 
 # Subcommands that are entry points of another distribution, with what installs it.

@@ -9,8 +9,10 @@ from typing import Any
 from roller_svc.api import Kernel
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
+from roller_svc.cli.builds import print_builds
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.serialize import kernel_json
+from roller_svc.errors import ArgumentError
 from roller_svc.ir.options import KernelOptions
 
 
@@ -19,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_device(parser)
     common.add_options(parser, KernelOptions)
     common.add_server(parser)
+    parser.add_argument("--targets", metavar="ID,ID", help="devices: build for each on the service, and print a table")
     parser.add_argument("--save", metavar="DIR", help="write source, binary and metadata.json to DIR")
     parser.add_argument("--source", action="store_true", help="print the kernel's source")
     parser.add_argument("--ptx", action="store_true", help="print a CUDA kernel's PTX; with --save also write it")
@@ -26,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    if options.targets:
+        return _build_for_targets(options)
     kernel = build(options)
     facts = kernel_facts(kernel)
     listings = {kind: make() for kind, make in (("ptx", kernel.ptx), ("sass", kernel.sass)) if getattr(options, kind)}
@@ -37,6 +42,21 @@ def execute(options: argparse.Namespace) -> int:
     shown = [summary(facts), *([kernel.source] if options.source else []), *listings.values()]
     show.print_result(options, facts | {"source": kernel.source} | listings, "\n\n".join(shown))
     return 0
+
+
+def _build_for_targets(options: argparse.Namespace) -> int:
+    """Have the service compile for several devices. Return 1 if it fails for one of them."""
+    server, only_files = common.server_url(options), ("save", "source", "ptx", "sass", "target", "hardware")
+    if not server or any(getattr(options, name) for name in only_files):
+        raise ArgumentError(
+            f"--targets needs --server, and excludes {', '.join(f'--{name}' for name in only_files)}", code="invalid-option"
+        )
+    remote = import_module("roller_svc.cli.remote")
+    targets = common.parse_names(options.targets)
+    options.target = targets[0]
+    with remote.open_client(server) as service:
+        results = service.compile_for_targets(remote.compile_request(options), targets)
+    return print_builds(options, {"": results})
 
 
 def build(options: argparse.Namespace) -> Kernel:

@@ -1,4 +1,4 @@
-"""roller keys: add, list and revoke the API keys of a service, in its database."""
+"""roller keys: add, list, limit and revoke the API keys of a service, in its database."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from roller_svc import settings
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.farm.api_keys import ApiKey, ApiKeys, Scope
+from roller_svc.farm.audit import AuditLog, ClientUse, local_client
 from roller_svc.farm.database.migrate import open_upgraded
 
 DAY_S = 86_400.0
-COLUMNS = ("id", "name", "scopes", "quota", "created", "expires", "state")
+COLUMNS = ("id", "name", "scopes", "quota", "created", "expires", "state", "last used")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed = actions.add_parser("list", help="list all keys, without their secrets", allow_abbrev=False)
     revoked = actions.add_parser("revoke", help="revoke a key, within seconds", allow_abbrev=False)
     revoked.add_argument("id", help="id of the key; `roller keys list` has it")
-    for action in (added, listed, revoked):
+    limited = actions.add_parser("limit", help="change the quota of a key, within seconds", allow_abbrev=False)
+    limited.add_argument("id", help="id of the key")
+    limited.add_argument("--quota", type=int, metavar="N", help="queued and running builds (default: the service's)")
+    for action in (added, listed, revoked, limited):
         action.add_argument("--store", metavar="DIR", help="directory of the service's store, which has the database")
         action.add_argument("--json", action="store_true", help="write JSON to stdout")
 
@@ -44,27 +48,42 @@ def execute(options: argparse.Namespace) -> int:
             case "add":
                 return _add(keys, options)
             case "list":
-                return _list(keys, options)
+                return _list(keys, AuditLog(database), options)
+            case "limit":
+                _check_quota(options)
+                keys.limit(options.id, options.quota, local_client())
+                return 0
             case _:
-                keys.revoke(options.id)
+                keys.revoke(options.id, local_client())
                 return 0
 
 
 def _add(keys: ApiKeys, options: argparse.Namespace) -> int:
-    common.check_positive(options, *(name for name in ("quota", "days") if getattr(options, name) is not None))
+    _check_quota(options)
+    common.check_positive(options, *(["days"] if options.days is not None else []))
     scopes = {Scope(name) for name in options.scope or [Scope.COMPILE.value]}
     lifetime_s = None if options.days is None else options.days * DAY_S
-    text, key = keys.add(options.name, scopes, quota=options.quota, lifetime_s=lifetime_s)
+    text, key = keys.add(options.name, scopes, quota=options.quota, lifetime_s=lifetime_s, by=local_client())
     show.print_result(options, {"key": text, **_facts(key)}, text)
     if not options.json:
         print(f"key {key.id} of {key.name}: keep it, as it is not shown again", file=sys.stderr)
     return 0
 
 
-def _list(keys: ApiKeys, options: argparse.Namespace) -> int:
-    found = keys.all()
-    show.print_result(options, {"keys": [_facts(key) for key in found]}, show.format_table(COLUMNS, map(_row, found)))
+def _check_quota(options: argparse.Namespace) -> None:
+    common.check_positive(options, *(["quota"] if options.quota is not None else []))
+
+
+def _list(keys: ApiKeys, log: AuditLog, options: argparse.Namespace) -> int:
+    found, uses = keys.all(), {use.client: use for use in log.uses()}
+    facts = [_facts(key) | _use(uses.get(key.id)) for key in found]
+    rows = [(*_row(key), uses[key.id].last_time if key.id in uses else "never") for key in found]
+    show.print_result(options, {"keys": facts}, show.format_table(COLUMNS, rows))
     return 0
+
+
+def _use(use: ClientUse | None) -> dict[str, Any]:
+    return {"first_use_time": use and use.first_time, "last_use_time": use and use.last_time}
 
 
 def _facts(key: ApiKey) -> dict[str, Any]:

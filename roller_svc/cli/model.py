@@ -64,6 +64,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="an ONNX file, a JSON graph, or the folder of a saved model")
     parser.add_argument("--target", metavar="ID", default="local", help="device (default: %(default)s)")
     common.add_calibration(parser)
+    add_graph_options(parser)
+    common.add_server(parser)
+    parser.add_argument("--json", action="store_true", help="write JSON to stdout")
+
+
+def add_graph_options(parser: argparse.ArgumentParser, **defaults: str) -> None:
+    """Add the options of compile_model. `graph_options` reads them."""
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the model (default: the device's cores)")
     parser.add_argument(
         "--dim",
@@ -90,9 +97,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", default="auto", metavar="KIND", help="auto, serial, parallel, rammer or eager (default: %(default)s)"
     )
-    common.add_options(parser, NamedOptions)
-    common.add_server(parser)
-    parser.add_argument("--json", action="store_true", help="write JSON to stdout")
+    common.add_options(parser, NamedOptions, **defaults)
 
 
 def _add_arrays(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +152,7 @@ def _model(options: argparse.Namespace) -> Model:
     if (path / "metadata.json").is_file():
         return load_model(path)
     if server := common.server_url(options):
-        bundle = remote.model_bundle(options, server, _graph_options(options))
+        bundle = remote.model_bundle(options, server, graph_options(options))
         with tempfile.TemporaryDirectory(prefix="roller-") as folder:
             remote.unpack(bundle, Path(folder))
             return load_model(folder)
@@ -166,7 +171,7 @@ def _model(options: argparse.Namespace) -> Model:
         )
 
 
-def _graph_options(options: argparse.Namespace) -> GraphOptions:
+def graph_options(options: argparse.Namespace) -> GraphOptions:
     """Return the options of the request to a service. Raises ArgumentError."""
     types = {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in _types(options).items()}
     constants = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in _constants(options).items()}

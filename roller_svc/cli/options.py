@@ -94,6 +94,11 @@ def server_url(options: argparse.Namespace) -> str:
     return options.server or settings().server
 
 
+def parse_names(text: str) -> list[str]:
+    """Return the names in a list that is separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def read_expression(options: argparse.Namespace) -> str:
     """Return the program text and store it in the context for error messages."""
     argument: str = options.expression

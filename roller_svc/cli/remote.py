@@ -34,7 +34,7 @@ def open_client(server: str) -> Client:
 def kernel(options: argparse.Namespace, server: str) -> api.Kernel:
     """Compile a kernel on the service and load it in this process."""
     with open_client(server) as service:
-        request = _compile_request(options)
+        request = compile_request(options)
         queue = service.submit(request).metadata.waiting_for
         if queue is not None:
             hint = "; --select model needs no device" if request.options.select == "measure" else ""
@@ -51,19 +51,19 @@ def kernel(options: argparse.Namespace, server: str) -> api.Kernel:
 def explain_action(options: argparse.Namespace, server: str) -> dict[str, Any]:
     """Return why the service's store has or lacks the result of a request."""
     with open_client(server) as service:
-        return service.explain(_compile_request(options)).model_dump()
+        return service.explain(compile_request(options)).model_dump()
 
 
 def model_bundle(options: argparse.Namespace, server: str, graph: GraphOptions) -> bytes:
     """Compile a model on the service, and return its bundle."""
     with open_client(server) as service:
-        operation = service.compile_model(_model_source(Path(options.file)), options.target, graph)
+        operation = service.compile_model(model_source(Path(options.file)), options.target, graph)
         if operation.response is None:
             raise BuildServiceError(f"unexpected response from {server}: no model", code="bad-answer")
         return service.file(operation.response.links["bundle"])
 
 
-def _model_source(path: Path) -> Path | dict[str, Any]:
+def model_source(path: Path) -> Path | dict[str, Any]:
     """Return the path of an ONNX file, or the JSON graph in a file."""
     if path.is_dir():
         raise ArgumentError("a service takes files: an ONNX file or a JSON graph in one file", code="invalid-option")
@@ -116,7 +116,7 @@ def validate_body(model: type[B], fields: dict[str, Any]) -> B:
         raise ArgumentError(f"{field}: {first['msg']}", code="invalid-body") from failure
 
 
-def _compile_request(options: argparse.Namespace) -> CompileRequest:
+def compile_request(options: argparse.Namespace) -> CompileRequest:
     # The service knows the specs of its targets; send a spec from a file along.
     device = common.parse_device(options)
     if "hardware" in device:

@@ -16,11 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--store", metavar="DIR", help="directory of the store; created if missing")
     parser.add_argument("--workers", type=int, help="build worker processes")
+    parser.add_argument("--processes", type=int, help="processes that serve requests; only the first one builds")
     common.add_calibration(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    current = settings.read_settings(host=options.host, port=options.port, store=options.store, workers=options.workers)
+    current = settings.read_settings(
+        host=options.host, port=options.port, store=options.store, workers=options.workers, processes=options.processes
+    )
     settings.use(current)
     if error := hardware.local_spec_error():
         raise error

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,13 +22,15 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from roller_svc.client.problems import error_from_problem, error_of_response
 from roller_svc.client.retry import RETRY_STATUSES, RetryPolicy, parse_retry_after
 from roller_svc.client.schemas import (
+    MAX_TARGETS,
     ActionResponse,
-    BatchCompileRequest,
     BatchCompileResponse,
     BatchResult,
     CancelRequest,
     CompileRequest,
     EstimateRequest,
+    GraphBatchResponse,
+    GraphBatchResult,
     GraphEstimateResponse,
     GraphOptions,
     GraphRequest,
@@ -38,18 +41,19 @@ from roller_svc.client.schemas import (
     ValidateHardwareRequest,
     ValidHardware,
 )
-from roller_svc.errors import ArgumentError, BuildError, BuildServiceError, RollerError
+from roller_svc.errors import ArgumentError, BuildError, BuildServiceError, InputError, RollerError
 
 CONNECT_TIMEOUT_S = 5.0
 RESPONSE_TIMEOUT_S = 120.0
 WAIT_S = 30.0  # how long one request waits for an operation
 POLL_PAUSE_S = 0.1  # between two of them, for a service that does not wait
-BATCH_SIZE = 256  # requests of a batch that are sent at once
+BATCH_SIZE = 256  # builds of a batch that are sent at once
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 AnyOperation = OperationResponse | ModelOperationResponse
 Op = TypeVar("Op", OperationResponse, ModelOperationResponse, AnyOperation)
+Key = TypeVar("Key", int, str)
 ModelFile = str | os.PathLike[str] | bytes | Mapping[str, Any]
 
 _ANY_OPERATION: TypeAdapter[AnyOperation] = TypeAdapter(AnyOperation)
@@ -128,33 +132,72 @@ class Calls:
 
         Requests for which the service has no place now are sent again.
         """
+        documents = [_to_json(body) for body in bodies]
+
+        def to_batch(numbers: Sequence[int]) -> list[dict[str, Any]]:
+            return [documents[number] for number in numbers]
+
+        numbers = range(len(bodies))
+        results = yield from self._build_all(numbers, to_batch, timeout_s)
+        return [results[number] for number in numbers]
+
+    def compile_for_targets(
+        self, body: CompileRequest, targets: Sequence[str], timeout_s: float | None
+    ) -> Call[dict[str, OperationResponse | RollerError]]:
+        """Compile a kernel for several targets by one request and wait; return the operation or the error of each."""
+        fields = {name: value for name, value in _to_json(body).items() if name not in ("target", "hardware")}
+        to_batch = partial(_for_targets, fields)
+        return self._build_all(unique(targets), to_batch, timeout_s)
+
+    def _build_all(
+        self, wanted: Sequence[Key], to_batch: Callable[[Sequence[Key]], list[dict[str, Any]]], timeout_s: float | None
+    ) -> Call[dict[Key, Any]]:
+        """Compile the kernels that keys stand for, and wait; return the operation or the error of each key."""
         deadline = Deadline(timeout_s, self._clock)
-        results: dict[int, OperationResponse | RollerError] = {}
-        missing, failures = list(range(len(bodies))), 0
+        path = "/v1/kernels:batchCompile"
+        results = yield from self._submit_all(path, BatchCompileResponse, wanted, to_batch, deadline)
+        yield from self._await_all(results, deadline)
+        return results
+
+    def _submit_all(
+        self,
+        path: str,
+        kind: type[BatchCompileResponse] | type[GraphBatchResponse],
+        wanted: Sequence[Key],
+        to_batch: Callable[[Sequence[Key]], list[dict[str, Any]]],
+        deadline: Deadline,
+    ) -> Call[dict[Key, Any]]:
+        """Submit what keys stand for; return the operation or the error of each key.
+
+        What the service has no place for now is sent again. The service joins equal actions, so a batch may be
+        repeated without a key.
+        """
+        results: dict[Key, AnyOperation | RollerError] = {}
+        missing, failures = list(wanted), 0
         while missing:
-            rejected: list[int] = []
+            rejected: list[Key] = []
             for some in _parts(missing, BATCH_SIZE):
-                entries = yield from self._submit_batch([bodies[number] for number in some], deadline)
-                for number, entry in zip(some, entries, strict=True):
-                    results[number] = _result(entry)
+                document = yield from self._json(Send("POST", path, {"requests": to_batch(some)}), deadline)
+                entries: Sequence[BatchResult | GraphBatchResult] = self._parse(kind, document).results
+                if len(entries) != len(some):
+                    raise self._unexpected(f"expected {len(some)} results")
+                for key, entry in zip(some, entries, strict=True):
+                    results[key] = _result(entry)
                     if entry.error is not None and entry.error.status in RETRY_STATUSES:
-                        rejected.append(number)
+                        rejected.append(key)
             missing, failures = rejected, failures + 1
             if missing:
                 pause_s = self._retry.pause_s(failures)
                 if self._retry.attempts == 1 or pause_s > deadline.remaining_s:
                     break
                 yield Sleep(pause_s)
-        for number, result in results.items():
-            if isinstance(result, OperationResponse):
-                results[number] = yield from self._finished_or_error(result, deadline)
-        return [results[number] for number in range(len(bodies))]
+        return results
 
-    def _submit_batch(self, bodies: list[CompileRequest], deadline: Deadline) -> Call[list[BatchResult]]:
-        # The service joins equal actions, so a batch may be repeated without a key.
-        body = _to_json(BatchCompileRequest(requests=bodies))
-        document = yield from self._json(Send("POST", "/v1/kernels:batchCompile", body), deadline)
-        return self._parse(BatchCompileResponse, document).results
+    def _await_all(self, results: dict[Key, Any], deadline: Deadline) -> Call[None]:
+        """Replace operations by what they end with."""
+        for key, result in results.items():
+            if not isinstance(result, RollerError):
+                results[key] = yield from self._finished_or_error(result, deadline)
 
     def estimates(self, body: EstimateRequest) -> Call[list[dict[str, Any]]]:
         """Return an entry for each item and target, which may have an `error`."""
@@ -170,6 +213,29 @@ class Calls:
         """Compile an ONNX file (path or bytes) or a JSON graph, and wait. Raises the error of a failed build."""
         body = yield from self._graph_request(source, target, options)
         return (yield from self._build("/v1/graphs:compile", body, ModelOperationResponse, timeout_s))
+
+    def compile_models(
+        self, sources: Mapping[str, ModelFile], targets: Sequence[str], options: GraphOptions | None, timeout_s: float | None
+    ) -> Call[dict[str, dict[str, ModelOperationResponse | RollerError]]]:
+        """Compile models, each for several targets by one request, and wait for all.
+
+        Return the operation or the error of each model and target. All are queued before the first is waited for.
+        """
+        deadline, wanted = Deadline(timeout_s, self._clock), unique(targets)
+        results: dict[str, dict[str, Any]] = {}
+        for name, source in sources.items():
+            try:
+                body = yield from self._graph_request(source, wanted[0], options)
+                fields = {field: value for field, value in body.items() if field != "target"}
+                to_batch = partial(_for_targets, fields)
+                results[name] = yield from self._submit_all(
+                    "/v1/graphs:batchCompile", GraphBatchResponse, wanted, to_batch, deadline
+                )
+            except InputError as error:
+                results[name] = dict.fromkeys(wanted, error)
+        for each in results.values():
+            yield from self._await_all(each, deadline)
+        return results
 
     def estimate_model(self, source: ModelFile, target: str, options: GraphOptions | None) -> Call[GraphEstimateResponse]:
         """Estimate a model without a build."""
@@ -269,7 +335,7 @@ class Calls:
                 yield Sleep(POLL_PAUSE_S)
         return current
 
-    def _finished_or_error(self, operation: OperationResponse, deadline: Deadline) -> Call[OperationResponse | RollerError]:
+    def _finished_or_error(self, operation: AnyOperation, deadline: Deadline) -> Call[AnyOperation | RollerError]:
         """Wait until an operation is done; return its error if it has one."""
         try:
             return _without_error((yield from self._finished(operation, deadline)))
@@ -352,7 +418,19 @@ def _retry_after_s(reply: Reply) -> float:
     return parse_retry_after(reply.headers.get("Retry-After", "")) if isinstance(reply, httpx.Response) else 0.0
 
 
-def _result(entry: BatchResult) -> OperationResponse | RollerError:
+def unique(targets: Sequence[str]) -> list[str]:
+    """Return targets without repetitions. Raises ArgumentError if there are none."""
+    if not targets:
+        raise ArgumentError("expected at least one target", code="invalid-option")
+    return list(dict.fromkeys(targets))
+
+
+def _for_targets(fields: Mapping[str, Any], targets: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the requests of a batch that builds one thing for several targets."""
+    return [{**fields, "targets": list(some)} for some in _parts(targets, MAX_TARGETS)]
+
+
+def _result(entry: BatchResult | GraphBatchResult) -> AnyOperation | RollerError:
     if entry.operation is not None:
         return entry.operation
     problem = {} if entry.error is None else entry.error.model_dump()
@@ -379,5 +457,5 @@ def _to_json(body: BaseModel) -> dict[str, Any]:
     return body.model_dump(exclude_none=True)
 
 
-def _parts(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+def _parts(values: Sequence[Key], size: int) -> Iterator[Sequence[Key]]:
     return (values[start : start + size] for start in range(0, len(values), size))

@@ -82,6 +82,15 @@ class Client:
         """Compile kernels and wait for them; return the operation or the error of each, in their order."""
         return self._run(self._calls.batch_compile(bodies, timeout_s))
 
+    def compile_for_targets(
+        self, body: CompileRequest, targets: Sequence[str], timeout_s: float | None = MODEL_TIMEOUT_S
+    ) -> dict[str, OperationResponse | RollerError]:
+        """Compile a kernel for several targets by one request and wait; return the operation or the error of each.
+
+        The target or the spec in the body does not count.
+        """
+        return self._run(self._calls.compile_for_targets(body, targets, timeout_s))
+
     def compile_model(
         self,
         source: ModelFile,
@@ -91,6 +100,19 @@ class Client:
     ) -> ModelOperationResponse:
         """Compile an ONNX file (path or bytes) or a JSON graph (dict), and wait. Raises the error of a failed build."""
         return self._run(self._calls.compile_model(source, target, options, timeout_s))
+
+    def compile_models(
+        self,
+        sources: Mapping[str, ModelFile],
+        targets: Sequence[str],
+        options: GraphOptions | None = None,
+        timeout_s: float | None = MODEL_TIMEOUT_S,
+    ) -> dict[str, dict[str, ModelOperationResponse | RollerError]]:
+        """Compile models, given by names, each for several targets, and wait for all.
+
+        Return the operation or the error of each model and target.
+        """
+        return self._run(self._calls.compile_models(sources, targets, options, timeout_s))
 
     def estimate_model(self, source: ModelFile, target: str, options: GraphOptions | None = None) -> GraphEstimateResponse:
         """Estimate a model, as `compile_model` takes it, without a build."""

@@ -146,6 +146,13 @@ class BuildTerms(RequestModel):
     )
 
 
+def _check_one(**fields: object) -> None:
+    """Raise ValueError unless exactly one of the fields is given."""
+    if sum(value is not None for value in fields.values()) != 1:
+        *some, last = fields
+        raise ValueError(f"expected exactly one of {', '.join(some)} and {last}")
+
+
 class CompileRequest(ProgramModel, BuildTerms):
     """A request to compile a kernel for a `target` or for `hardware`, a spec as JSON."""
 
@@ -155,15 +162,35 @@ class CompileRequest(ProgramModel, BuildTerms):
 
     @model_validator(mode="after")
     def _one_device(self) -> CompileRequest:
-        if (self.target is None) == (self.hardware is None):
-            raise ValueError("expected exactly one of target and hardware")
+        _check_one(target=self.target, hardware=self.hardware)
         return self
+
+
+Targets = Annotated[list[Name], Field(min_length=1, fail_fast=True), check_size(MAX_TARGETS)]
+
+
+class BatchCompileItem(CompileRequest):
+    """A request of a batch to compile a kernel: for a `target`, for each of several `targets`, or for `hardware`."""
+
+    targets: Targets | None = None
+
+    @model_validator(mode="after")
+    def _one_device(self) -> BatchCompileItem:
+        _check_one(target=self.target, targets=self.targets, hardware=self.hardware)
+        return self
+
+    def for_each_target(self) -> list[CompileRequest]:
+        """Return the requests that this one stands for."""
+        if self.targets is None:
+            return [self]
+        fields = {name: getattr(self, name) for name in CompileRequest.model_fields}
+        return [CompileRequest(**fields | {"target": target}) for target in self.targets]
 
 
 class BatchCompileRequest(RequestModel):
     """Requests to compile kernels, which are accepted or rejected one by one."""
 
-    requests: Annotated[list[CompileRequest], Field(min_length=1, fail_fast=True), check_size(MAX_ITEMS)]
+    requests: Annotated[list[BatchCompileItem], Field(min_length=1, fail_fast=True), check_size(MAX_ITEMS)]
 
 
 class CancelRequest(RequestModel):
@@ -178,7 +205,7 @@ class ValidateHardwareRequest(RequestModel):
 
 class EstimateRequest(_EstimateOptions):
     items: Annotated[list[ProgramModel], Field(min_length=1, fail_fast=True), check_size(MAX_ITEMS)]
-    targets: Annotated[list[Name], Field(min_length=1, fail_fast=True), check_size(MAX_TARGETS)]
+    targets: Targets
     top_k: int = 1
 
 
@@ -217,6 +244,25 @@ class GraphRequest(BuildTerms):
     model: GraphSource
     target: Name
     options: GraphOptions = GraphOptions()
+
+
+class GraphBatchItem(BuildTerms):
+    """A request of a batch to compile a model: for each of several targets."""
+
+    model: GraphSource
+    targets: Targets
+    options: GraphOptions = GraphOptions()
+
+    def for_each_target(self) -> list[GraphRequest]:
+        """Return the requests that this one stands for."""
+        terms = {name: getattr(self, name) for name in BuildTerms.model_fields}
+        return [GraphRequest(model=self.model, target=target, options=self.options, **terms) for target in self.targets]
+
+
+class GraphBatchRequest(RequestModel):
+    """Requests to compile models, which are accepted or rejected one by one."""
+
+    requests: Annotated[list[GraphBatchItem], Field(min_length=1, fail_fast=True), check_size(MAX_ITEMS)]
 
 
 class ProblemItem(BaseModel):
@@ -405,15 +451,32 @@ class OperationList(BaseModel):
     next_page_token: str = Field(description="for the next page; empty on the last one")
 
 
-class BatchResult(BaseModel):
-    """The operation of an accepted request, or why it was rejected."""
+class BatchEntry(BaseModel):
+    """A build of a batch, or why it was rejected."""
 
-    operation: OperationResponse | None = None
+    request: int = Field(0, description="number of the request in the batch, from 0")
+    target: str | None = Field(None, description="null: the request has a spec")
     error: Problem | None = None
 
 
+class BatchResult(BatchEntry):
+    """The operation of a kernel for one target, or why it was rejected."""
+
+    operation: OperationResponse | None = None
+
+
 class BatchCompileResponse(BaseModel):
-    results: list[BatchResult] = Field(description="one for each request, in their order")
+    results: list[BatchResult] = Field(description="one for each request and target, in their order")
+
+
+class GraphBatchResult(BatchEntry):
+    """The operation of a model for one target, or why it was rejected."""
+
+    operation: ModelOperationResponse | None = None
+
+
+class GraphBatchResponse(BaseModel):
+    results: list[GraphBatchResult] = Field(description="one for each request and target, in their order")
 
 
 class ValidHardware(BaseModel):

@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 
 from roller_svc.errors import ArgumentError, NotFoundError
+from roller_svc.farm.audit import AuditEvent, record_event
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import api_keys as keys
 from roller_svc.farm.operations import format_time
 
 PREFIX = "rk_"
+KEYS_MARK = "keys/made"  # object of the store that says that there are keys
 ID_BYTES = 6
 SECRET_BYTES = 32
 MAX_NAME_CHARACTERS = 80
@@ -103,8 +105,9 @@ class ApiKeys:
         *,
         quota: int | None = None,
         lifetime_s: float | None = None,
+        by: str = "",
     ) -> tuple[str, ApiKey]:
-        """Make a key; return its text, which cannot be read again, and its row."""
+        """Make a key; return its text, which cannot be read again, and its row. The audit log has who made it."""
         if not scopes:
             raise ArgumentError("a key needs at least one scope", code="invalid-option")
         if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
@@ -119,6 +122,7 @@ class ApiKeys:
         }  # fmt: skip
         with self._database.write() as connection:
             connection.execute(insert(keys).values(values))
+            record_event(connection, AuditEvent.KEY_MADE, by, key_id, name=name, scopes=values["scopes"], quota=quota)
         return text, next(key for key in self.all() if key.id == key_id)
 
     def all(self) -> list[ApiKey]:
@@ -127,14 +131,25 @@ class ApiKeys:
         with self._database.read() as connection:
             return [_to_key(row) for row in connection.execute(query.order_by(keys.c.create_time, keys.c.id))]
 
-    def revoke(self, key_id: str) -> None:
-        """Revoke a key; do nothing if it was revoked. Raises NotFoundError."""
+    def limit(self, key_id: str, quota: int | None, by: str = "") -> None:
+        """Change the quota of a key; None: the service's. Raises NotFoundError. The audit log has who changed it."""
         with self._database.write() as connection:
-            known = connection.execute(select(keys.c.id).where(keys.c.id == key_id)).first()
-            if known is None:
-                raise NotFoundError(f"unknown key {key_id[:40]!r}", code="unknown-key", hint="roller keys list")
+            _check_known(connection, key_id)
+            connection.execute(update(keys).where(keys.c.id == key_id).values(quota=quota))
+            record_event(connection, AuditEvent.KEY_LIMITED, by, key_id, quota=quota)
+
+    def revoke(self, key_id: str, by: str = "") -> None:
+        """Revoke a key; do nothing if it was revoked. Raises NotFoundError. The audit log has who revoked it."""
+        with self._database.write() as connection:
+            _check_known(connection, key_id)
             revoked = update(keys).where(keys.c.id == key_id, keys.c.revoke_time.is_(None))
-            connection.execute(revoked.values(revoke_time=now_s()))
+            if connection.execute(revoked.values(revoke_time=now_s())).rowcount:
+                record_event(connection, AuditEvent.KEY_REVOKED, by, key_id)
+
+
+def _check_known(connection: Connection, key_id: str) -> None:
+    if connection.execute(select(keys.c.id).where(keys.c.id == key_id)).first() is None:
+        raise NotFoundError(f"unknown key {key_id[:40]!r}", code="unknown-key", hint="roller keys list")
 
 
 def _to_key(row: Row[Any]) -> ApiKey:

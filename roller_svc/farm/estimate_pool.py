@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,12 +21,14 @@ NICE = 5  # below requests and builds
 MEMORY_BYTES = 2 << 30  # limit of one worker process
 POLL_S = 0.2  # how often a waiting batch checks its deadline
 
+Work = Callable[[], list[EstimateResult]]
+
 
 class EstimatePool:
     """Run batches of estimates in `workers` processes, started by `start` or by the first batch.
 
-    A batch submits at most `workers + 1` chunks at a time, so concurrent batches interleave. A program that takes
-    longer than `timeout_s` in a process of its own is rejected.
+    Clients take turns. A batch submits at most `workers + 1` chunks at a time, so concurrent batches of one client
+    interleave. A program that takes longer than `timeout_s` in a process of its own is rejected.
     """
 
     def __init__(self, workers: int, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:
@@ -35,12 +39,12 @@ class EstimatePool:
         self._workers: WorkerPool[Sequence[EstimateTask], list[EstimateResult]] = WorkerPool(
             estimate_slice, timeout_s, limits, codec
         )
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="estimating")
+        self._threads = _FairThreads(workers)
 
     def start(self) -> None:
         """Start the imports of the worker processes; do not wait for them."""
         for _ in range(self._worker_count):
-            self._threads.submit(self._workers.call, ())
+            self._threads.submit("", lambda: self._workers.call(()))
 
     def estimate(self, tasks: Sequence[EstimateTask], deadline: Deadline) -> list[EstimateResult]:
         """Return the results of the tasks, in order, as far as the deadline allows."""
@@ -61,15 +65,55 @@ class EstimatePool:
 
     def close(self) -> None:
         """Kill the worker processes; callers of `estimate` get an error."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.cancel()
         self._workers.close(kill=True)
-        self._threads.shutdown(wait=True)
+        self._threads.join()
 
     def _submit(self, tasks: tuple[EstimateTask, ...], deadline: Deadline) -> Future[list[EstimateResult]]:
         try:
-            return self._threads.submit(lambda: [] if deadline.has_passed else self._workers.call(tasks))
+            return self._threads.submit(deadline.client, lambda: [] if deadline.has_passed else self._workers.call(tasks))
         except RuntimeError as closed:
             raise _shutting_down() from closed
+
+
+class _FairThreads:
+    """Threads that take the work of clients in turn."""
+
+    def __init__(self, count: int) -> None:
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="estimating")
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[tuple[Future[list[EstimateResult]], Work]]] = {}
+
+    def submit(self, client: str, work: Work) -> Future[list[EstimateResult]]:
+        """Run work after what other clients submitted before. Raises RuntimeError if the threads have ended."""
+        future: Future[list[EstimateResult]] = Future()
+        with self._lock:
+            self._threads.submit(self._run_next)
+            self._waiting.setdefault(client, deque()).append((future, work))
+        return future
+
+    def cancel(self) -> None:
+        """Take nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for future, _ in itertools.chain(*self._waiting.values()):
+                future.cancel()
+
+    def join(self) -> None:
+        self._threads.shutdown(wait=True)
+
+    def _run_next(self) -> None:
+        with self._lock:
+            client, queue = next(iter(self._waiting.items()))
+            future, work = queue.popleft()
+            del self._waiting[client]
+            if queue:
+                self._waiting[client] = queue  # after the others
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - the caller of `estimate` handles or raises it
+                future.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,20 @@ from typing import Protocol
 from roller_svc.compiler.action import ActionKey
 from roller_svc.errors import ArgumentError, BuildServiceError, InputError, RollerError
 from roller_svc.farm.actions import ActionLog, Explanation
+from roller_svc.farm.audit import AuditLog
 from roller_svc.farm.courier import Courier
-from roller_svc.farm.models import Request, parse_record, request_record
+from roller_svc.farm.idempotency import KeyedRequest
+from roller_svc.farm.models import ModelRequest, Request, parse_record, request_record
 from roller_svc.farm.operations import Operation, OperationState, action_of_hit, cached_operation, is_id
 from roller_svc.farm.queue import EVERY_QUEUE, MACHINE_PREFIX, OperationQueue, QueuedId, Submission
 from roller_svc.farm.registry import WorkerRegistry, generators, served_queues
-from roller_svc.farm.routing import measured_on, queue_of
+from roller_svc.farm.routing import check_measurable, is_known_queue, measured_on, queue_of
 from roller_svc.farm.statistics import Figures, read_figures
 from roller_svc.farm.store import Store
+from roller_svc.farm.usage import BLOCK_BYTES, DailyUsage
 from roller_svc.farm.watch import EndWatcher
+from roller_svc.ir.report import BuildRequest
+from roller_svc.settings import Resource
 
 SWEEP_S = 2.0
 NO_WORKER_TIMEOUT_S = 600.0
@@ -45,6 +50,9 @@ class Terms:
 
     client: str = ""
     max_alive: int | None = None
+    max_build_s: float | None = None  # in a day
+    max_stored_bytes: float | None = None  # in a day
+    keyed: KeyedRequest | None = None  # a request that may be repeated
     priority: int = 0
     deadline_s: float | None = None
     request_id: str | None = None
@@ -61,6 +69,7 @@ class BuildFarm:
         registry: lists the workers.
         digests: validates requests.
         retention_s: how long operations that are done are kept.
+        audit_retention_s: how long entries of the audit log are kept.
         no_worker_timeout_s: how long an operation waits for a queue that no worker takes from.
     """
 
@@ -73,15 +82,19 @@ class BuildFarm:
         digests: Digests,
         *,
         retention_s: float,
+        audit_retention_s: float,
         no_worker_timeout_s: float = NO_WORKER_TIMEOUT_S,
     ) -> None:
         self.queue = queue
         self.store = store
         self.registry = registry
         self.courier = courier
+        self.usage = DailyUsage(queue.database)
         self._digests = digests
         self._actions = ActionLog(queue.database, store)
         self._retention_s = retention_s
+        self._audit = AuditLog(queue.database)
+        self._audit_retention_s = audit_retention_s
         self._no_worker_timeout_s = no_worker_timeout_s
         self._served: frozenset[str] | None = None  # queues that workers take from, as of the last sweep
         self._watcher = EndWatcher(queue.ended)
@@ -122,7 +135,8 @@ class BuildFarm:
                 code="local-not-served",
                 hint="name the target: `roller targets` lists devices; `cpu-x86-avx2` runs on CPUs with AVX2",
             )
-        self._actions.record(*self._digests.explained_key(request))
+        if isinstance(request, BuildRequest) and not is_served and not is_known_queue(queue):
+            check_measurable(self.registry.alive(), self.queue.generator, request)
         submission = Submission(
             action,
             record,
@@ -131,15 +145,30 @@ class BuildFarm:
             terms.priority,
             terms.deadline_s,
             terms.max_alive,
+            terms.max_build_s,
+            terms.keyed,
             measured_on(request),
             is_served=is_served,
             request_id=terms.request_id,
             traceparent=terms.traceparent,
         )
+        self._actions.record(*self._digests.explained_key(request))
+        if isinstance(request, ModelRequest) and request.content is not None:
+            self._store_content(request.blob, request.content, submission, terms)
         operation = self.queue.submit(submission)
         if not operation.done:
             self._send(QueuedId(operation.id, operation.queue))
         return operation
+
+    def _store_content(self, blob: str, content: bytes, submission: Submission, terms: Terms) -> None:
+        """Store a model that came with its request, if the request would be queued now and the client may store it."""
+        is_new = not self.store.has(blob)
+        if is_new:
+            self.queue.check_capacity(submission)
+            self.usage.allowance(terms.client, Resource.STORED_BYTES, terms.max_stored_bytes).check(len(content))
+        self.store.put_upload(content)
+        if is_new:
+            self.usage.add(terms.client, Resource.STORED_BYTES, max(BLOCK_BYTES, len(content)))
 
     def get(self, operation_id: str) -> Operation | None:
         """Return an operation, with its position while it is queued; None if there is none."""
@@ -236,9 +265,11 @@ class BuildFarm:
         while True:
             try:
                 self.sweep()
+                self.queue.database.checkpoint()
                 if seconds_since_forgetting >= FORGET_S:
                     seconds_since_forgetting = 0.0
                     self.queue.forget(self._retention_s)
+                    self._audit.forget(self._audit_retention_s)
                     self._actions.forget_unbuilt(self._retention_s)
             except BuildServiceError as failure:  # the database is away, or a validating worker was lost
                 log.warning("no sweep: %s", failure.message)

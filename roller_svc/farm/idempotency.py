@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from sqlalchemy import delete, select
+from sqlalchemy import Connection, delete, select
 
 from roller_svc.errors import ConflictError
 from roller_svc.farm.database.connect import Database, now_s
@@ -52,29 +52,36 @@ class IdempotencyKeys:
         if row is None:
             return None
         if row.request_hash != request.request_hash:
-            raise ConflictError(
-                "the Idempotency-Key belongs to another request",
-                code="idempotency-key-reused",
-                hint="send a new key with each request that is not a repetition",
-            )
+            raise _conflict()
         return str(row.operation)
 
-    def record(self, request: KeyedRequest, operation_id: str) -> None:
-        """Remember the operation of a request, and forget those of the day before.
 
-        Raises ConflictError if another request took the key meanwhile.
-        """
-        values = {
-            "client": request.client, "key_hash": request.key_hash, "request_hash": request.request_hash,
-            "operation": operation_id, "create_time": now_s(),
-        }  # fmt: skip
-        insertion = self._database.insert(keys).values(values)
-        insertion = insertion.on_conflict_do_update(
+def record_key(connection: Connection, database: Database, request: KeyedRequest, operation_id: str) -> None:
+    """Give a request's key its operation, within the transaction that queues it; forget the keys of the day before.
+
+    Raises ConflictError if another request has the key, and whoever has the operation then must not queue it.
+    """
+    values = {
+        "client": request.client, "key_hash": request.key_hash, "request_hash": request.request_hash,
+        "operation": operation_id, "create_time": now_s(),
+    }  # fmt: skip
+    insertion = (
+        database.insert(keys)
+        .values(values)
+        .on_conflict_do_update(
             index_elements=[keys.c.client, keys.c.key_hash],
             set_={"operation": operation_id, "create_time": now_s()},
             where=keys.c.request_hash == request.request_hash,
         )
-        with self._database.write() as connection:
-            connection.execute(delete(keys).where(keys.c.create_time <= now_s() - REMEMBER_S))
-            connection.execute(insertion)
-        self.find(request)
+    )
+    connection.execute(delete(keys).where(keys.c.create_time <= now_s() - REMEMBER_S))
+    if connection.execute(insertion.returning(keys.c.operation)).first() is None:
+        raise _conflict()
+
+
+def _conflict() -> ConflictError:
+    return ConflictError(
+        "the Idempotency-Key belongs to another request",
+        code="idempotency-key-reused",
+        hint="send a new key with each request that is not a repetition",
+    )

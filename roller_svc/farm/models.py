@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from roller_svc import hardware
@@ -39,6 +39,7 @@ class ModelRequest:
     format: str
     target: str
     options: Json  # of compile_model
+    content: bytes | None = field(default=None, compare=False, repr=False)  # of a blob that need not be in the store
 
 
 Request = BuildRequest | ModelRequest

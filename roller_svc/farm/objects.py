@@ -134,7 +134,21 @@ class Objects:
     def check_writable(self, min_free_bytes: int = 0) -> None:
         """Write a byte. Raises StoreError if that fails, or if there is less free space where uploads arrive."""
         self.write(CHECKED_NAME, b"1")
-        _check_free(Path(tempfile.gettempdir()), min_free_bytes)
+        self._check_free(min_free_bytes)
+
+    def free_bytes(self) -> int:
+        """Return the free space where uploads arrive."""
+        with _as_store_error("read"):
+            return shutil.disk_usage(self._disk).free
+
+    @property
+    def _disk(self) -> Path:
+        return Path(tempfile.gettempdir())
+
+    def _check_free(self, min_free_bytes: int) -> None:
+        free_bytes = self.free_bytes()
+        if free_bytes < min_free_bytes:
+            raise StoreError(f"the store's disk has {free_bytes} bytes left, less than {min_free_bytes}", code="store-full")
 
     def remove_leftovers(self) -> None:
         """Remove unfinished files of writers that were killed."""
@@ -216,7 +230,11 @@ class FolderObjects(Objects):
     def check_writable(self, min_free_bytes: int = 0) -> None:
         with _as_store_error("write to"), tempfile.TemporaryFile(dir=self.root / "tmp", buffering=0) as probe:
             probe.write(b"1")
-        _check_free(self.root, min_free_bytes)
+        self._check_free(min_free_bytes)
+
+    @property
+    def _disk(self) -> Path:
+        return self.root
 
     def remove_leftovers(self) -> None:
         _remove_old((self.root / "tmp").glob("*"))
@@ -240,13 +258,6 @@ class FolderObjects(Objects):
             log.warning("%s is a directory: it is set aside", path)
             with _as_store_error("write to"):
                 path.rename(tempfile.mkdtemp(prefix=f"{path.name}-", dir=self.root / "set-aside"))
-
-
-def _check_free(folder: Path, min_free_bytes: int) -> None:
-    with _as_store_error("write to"):
-        free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < min_free_bytes:
-        raise StoreError(f"the store's disk has {free_bytes} bytes left, less than {min_free_bytes}", code="store-full")
 
 
 def _remove_old(paths: Iterable[Path]) -> None:

@@ -37,11 +37,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import BuildServiceError, CancelledError, QueueFullError, QuotaExceededError, RollerError
+from roller_svc.farm.audit import AuditEvent, record_event
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import actions, clients, events, interests, operations
+from roller_svc.farm.idempotency import KeyedRequest, record_key
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState, format_time, new_id
 from roller_svc.farm.sightings import Sighting, Sightings, plausible_age_s
 from roller_svc.farm.store import UPLOADS, Json
+from roller_svc.farm.usage import read_allowance
+from roller_svc.settings import Resource
 
 Part = TypeVar("Part")
 
@@ -54,6 +58,7 @@ _QUEUED, _BUILDING, _DONE = (state.value for state in (OperationState.QUEUED, Op
 _IS_ALIVE = operations.c.state != literal_column("'done'")  # a literal, as only that can use the partial index
 _OWN_PRIORITY = func.coalesce(interests.c.priority, operations.c.priority)  # of a client that waits
 _OF_DEADLINES = (operations.c.deadline, operations.c.create_time, now_s().label("now_s"))
+MAX_PROGRAM_CHARACTERS = 200  # in the audit log
 _MAX_SUBMITS = 8  # tries of a submission that others overtake
 
 
@@ -73,6 +78,8 @@ class Submission:
     priority: int = 0
     deadline_s: float | None = None
     max_alive: int | None = None
+    max_build_s: float | None = None  # of this client in a day
+    keyed: KeyedRequest | None = None  # a request that may be repeated: its key gets the operation
     measured_on: str | None = None
     is_served: bool = True  # whether a worker takes from the queue now
     request_id: str | None = None  # of the request, for logs
@@ -91,6 +98,7 @@ class Claim:
     measured_on: str | None = None
     request_id: str | None = None
     traceparent: str | None = None
+    client: str = ""  # that the build is for
     ready_time: float = 0.0  # since when it could be claimed, by the database's clock
 
 
@@ -146,17 +154,27 @@ class OperationQueue:
         """Join the operation of the same action, or queue a new one.
 
         An error of the request's own that is remembered is returned as the operation that had it. Raises
-        QueueFullError and QuotaExceededError.
+        QueueFullError and QuotaExceededError, and ConflictError if the key belongs to another request: then
+        nothing is queued.
         """
-        joined = self._find_joined(submission)
+        joined = self._find_joined(submission) if submission.keyed is None else None
         if joined is not None:
             return joined
         for _ in range(_MAX_SUBMITS):
             with self.database.write() as connection:
                 operation = self._join(connection, submission) or self._insert(connection, submission)
+                if operation is not None:
+                    _record_request(connection, submission, operation)
+                if operation is not None and submission.keyed is not None and operation.cache is not CacheStatus.HIT:
+                    record_key(connection, self.database, submission.keyed, operation.id)
             if operation is not None:
                 return operation
         raise BuildServiceError("the operation could not be queued; try again", code="queue-contended")
+
+    def check_capacity(self, submission: Submission) -> None:
+        """Raise QueueFullError or QuotaExceededError if a new operation would not be queued now."""
+        with self.database.read() as connection:
+            self._check_capacity(connection, submission)
 
     def get(self, operation_id: str) -> Operation | None:
         with self.database.read() as connection:
@@ -227,6 +245,8 @@ class OperationQueue:
         """
         with self.database.write() as connection:
             whose = interests.c.operation == operation_id
+            if connection.execute(select(operations.c.id).where(operations.c.id == operation_id, _IS_ALIVE)).first():
+                record_event(connection, AuditEvent.CANCELLED_FOR_ALL if for_all else AuditEvent.CANCELLED, client, operation_id)
             connection.execute(delete(interests).where(whose if for_all else whose & (interests.c.client == client)))
             others = connection.scalar(select(func.count()).select_from(interests).where(whose))
             if not others:
@@ -290,6 +310,7 @@ class OperationQueue:
                         row.measured_on,
                         row.request_id,
                         row.traceparent,
+                        row.client,
                         row.start_after,
                     )
 
@@ -553,11 +574,10 @@ class OperationQueue:
         alive = select(func.count()).select_from(operations).where(_IS_ALIVE)
         if (connection.scalar(alive) or 0) >= self._max_alive:
             raise QueueFullError(f"{self._max_alive} builds are waiting already; try again later")
-        if submission.max_alive is None:
-            return
         own = alive.where(operations.c.client == submission.client)
-        if (connection.scalar(own) or 0) >= submission.max_alive:
+        if submission.max_alive is not None and (connection.scalar(own) or 0) >= submission.max_alive:
             raise QuotaExceededError(f"{submission.max_alive} builds of this client are waiting already; try again later")
+        read_allowance(connection, submission.client, Resource.BUILD_SECONDS, submission.max_build_s).check()
 
     def _next(self, connection: Connection, queues: Sequence[str], measured_on: Collection[str] | None) -> tuple[str, str] | None:
         """Return the id of the operation to build next, and the client whose turn it is."""
@@ -727,6 +747,22 @@ def _add_event(connection: Connection, operation_id: str, kind: str, data: Mappi
     last = select(func.coalesce(func.max(events.c.number), 0) + 1).where(events.c.operation == operation_id)
     connection.execute(
         insert(events).values(operation=operation_id, number=last.scalar_subquery(), time=now_s(), type=kind, data=dict(data))
+    )
+
+
+def _record_request(connection: Connection, submission: Submission, operation: Operation) -> None:
+    """Add to the audit log who asked for what, so that it is known when the operation is forgotten."""
+    program = str(submission.request.get("expression") or submission.request.get("model"))
+    record_event(
+        connection,
+        AuditEvent.REQUESTED,
+        submission.client,
+        operation.id,
+        cache=operation.cache.value,
+        action=submission.action,
+        queue=submission.queue,
+        program=program[:MAX_PROGRAM_CHARACTERS],
+        request_id=submission.request_id,
     )
 
 

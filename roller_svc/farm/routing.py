@@ -75,6 +75,16 @@ def check_measurable(alive: Iterable[Worker], generator: str, request: BuildRequ
         )
 
 
+def is_known_queue(queue: str) -> bool:
+    """Whether a queue is one of the devices in the catalog, or of a machine: their number is bounded."""
+    return not queue.startswith(MEASURE_PREFIX) or queue in _queues_of_catalog()
+
+
+@cache
+def _queues_of_catalog() -> frozenset[str]:
+    return frozenset(queue_of_device(spec, is_measured=True) for spec in hardware.all_specs())
+
+
 def can_measure(worker: Worker, queue: str) -> bool:
     """Whether a worker takes measurements of a queue. A device other than a CPU must be in its queues by name."""
     if worker.is_draining or not queue.startswith((MEASURE_PREFIX, CPU_PREFIX, MACHINE_PREFIX)):

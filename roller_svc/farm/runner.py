@@ -20,6 +20,8 @@ from roller_svc.farm.queue import Claim, Lease, OperationQueue, overdue_error
 from roller_svc.farm.registry import Worker, WorkerRegistry
 from roller_svc.farm.statistics import SUCCEEDED
 from roller_svc.farm.store import Artifact, BuildStage, Json, Store
+from roller_svc.farm.usage import DailyUsage
+from roller_svc.settings import Resource
 
 HEARTBEATS_PER_LEASE = 3
 STOP_PAUSE_S = 0.02  # between tries to end the last builds
@@ -87,6 +89,7 @@ class BuildRunner:
     ) -> None:
         self.worker = worker
         self._queue = queue
+        self._usage = DailyUsage(queue.database)
         self._store = store
         self._builds = builds
         self._registry = registry
@@ -196,7 +199,7 @@ class BuildRunner:
         facts: Json | None = None
         stages: tuple[BuildStage, ...] = ()
         failure: RollerError = BuildServiceError("the build ended without a result")  # kept if a bug escapes below
-        start_s = time.time()
+        start_s, begin_s = time.time(), time.monotonic()
         log.info("attempt begins")
         try:
             facts, stages = self._facts(claim)
@@ -207,7 +210,15 @@ class BuildRunner:
             attempt = Attempt(claim, self.worker.id, start_s, time.time(), code, stages)
             log.info("attempt ends", extra=attempt.log_fields)
             self._record(claim, facts, failure)
+            self._count_seconds(claim, time.monotonic() - begin_s)
             self._on_attempt(attempt)
+
+    def _count_seconds(self, claim: Claim, seconds: float) -> None:
+        """Count the seconds of an attempt for the client that it was for."""
+        try:
+            self._usage.add(claim.client, Resource.BUILD_SECONDS, seconds)
+        except StoreError as away:
+            log.warning("%.1f s of %s are not counted: %s", seconds, claim.id, away.message)
 
     def _facts(self, claim: Claim) -> tuple[Json, tuple[BuildStage, ...]]:
         """Return the facts of the claim's artifact, which is in the store, and the stages of its build."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import case, func, select
 
@@ -12,10 +12,12 @@ from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import operations
 from roller_svc.farm.operations import OperationState
 from roller_svc.farm.registry import WorkerRegistry
+from roller_svc.farm.routing import is_known_queue
 
 WINDOW_S = 300.0  # of the figures of operations that ended
 MAX_ROWS = 10_000
 QUANTILES = (0.5, 0.95)
+OTHER_QUEUES = "other"  # those of devices that no worker has and the catalog lacks
 SUCCEEDED = "ok"  # in place of an error's code
 
 
@@ -61,12 +63,19 @@ def read_figures(database: Database, registry: WorkerRegistry) -> Figures:
     with database.read() as connection:
         queues = connection.execute(alive.group_by(operations.c.queue, operations.c.state)).all()
         ended = connection.execute(recent).all()
+    workers = registry.alive()
+    served = {queue for worker in workers for queue in worker.queues}
+    merged: dict[tuple[str, str], QueueFigures] = {}
+    for row in queues:
+        queue = row.queue if row.queue in served or is_known_queue(row.queue) else OTHER_QUEUES
+        before = merged.get((queue, row.state), QueueFigures(queue, row.state, 0, row.oldest_s))
+        merged[queue, row.state] = replace(before, count=before.count + row.number, oldest_s=max(before.oldest_s, row.oldest_s))
     return Figures(
-        tuple(QueueFigures(row.queue, row.state, row.number, max(0.0, row.oldest_s)) for row in queues),
+        tuple(replace(figures, oldest_s=max(0.0, figures.oldest_s)) for figures in merged.values()),
         Counter(SUCCEEDED if row.error is None else str(row.error["code"]) for row in ended),
         _quantiles([max(0.0, row.wait) for row in ended if row.wait is not None]),
         _quantiles([max(0.0, row.build) for row in ended if row.build is not None]),
-        Counter("draining" if worker.is_draining else "active" for worker in registry.alive()),
+        Counter("draining" if worker.is_draining else "active" for worker in workers),
     )
 
 

@@ -200,12 +200,9 @@ class Store:
         manifest = None if pointer is None else read_manifest(pointer)
         if manifest is None:
             return None
-        digest = _hex_digest(str(manifest["digest"]))
-        name = f"{MODELS if manifest.get('folder') == MODELS else KERNELS}/{digest}"
-        if not HEX_DIGEST.fullmatch(digest):
-            return None
-        own = self.objects.read(name)
-        if own is None or (own != pointer and read_manifest(own) is None):
+        name = _result_name(manifest)
+        own = None if name is None else self.objects.read(name)
+        if name is None or own is None or (own != pointer and read_manifest(own) is None):
             return None
         self.uses.note(name)
         return _mapping(manifest["facts"])
@@ -240,18 +237,34 @@ class Store:
     def contents(self, name: str) -> tuple[bytes | None, dict[str, bytes]]:
         """Return what an action's, kernel's or model's name refers to, and its blobs; None if it is not complete."""
         pointer = self.objects.read(name)
-        manifest = None if pointer is None else self._manifest(pointer)
-        if pointer is None or manifest is None:
-            return None, {}
-        digests = [pointer.decode(), *(str(digest) for digest in _mapping(manifest["files"]).values())]
-        blobs = {digest: self.get(digest) for digest in digests}
+        digests = None if pointer is None else self.blobs_of(name, pointer)
+        blobs = {digest: self.get(digest) for digest in digests or ()}
         complete = {digest: content for digest, content in blobs.items() if content is not None}
-        return (pointer, complete) if len(complete) == len(blobs) else (None, {})
+        return (pointer, complete) if digests and len(complete) == len(blobs) else (None, {})
 
     def result_digest(self, action_name: str) -> str | None:
         """Return the digest, in hex, of the result that `ac/<digest>` refers to."""
         manifest = self._resolve(action_name)
         return None if manifest is None else _hex_digest(str(manifest["digest"]))
+
+    def result_name(self, pointer: bytes) -> str | None:
+        """Return the name of the kernel or model whose manifest an action refers to."""
+        manifest = self._document(pointer)
+        return None if manifest is None else _result_name(manifest)
+
+    def blobs_of(self, name: str, content: bytes) -> list[str] | None:
+        """Return the digests of the blobs that a name of this content refers to; None if its manifest is missing."""
+        folder, _, rest = name.partition("/")
+        match folder:
+            case "ac" | "kernels" | "models":
+                manifest = self._document(content)
+                return None if manifest is None else [content.decode(), *map(str, _mapping(manifest["files"]).values())]
+            case "derived":
+                return [str((parse_json(content) or {}).get("blob"))]
+            case "uploads":
+                return [rest]
+            case _:
+                return []
 
     def adopt(self, name: str, pointer: bytes) -> bool:
         """Write a name of another store, whose blobs were put under the same `writing`; return whether it is complete.
@@ -314,16 +327,11 @@ class Store:
     def is_complete(self, name: str) -> bool:
         """Whether an action's, kernel's, model's, upload's or listing's name has all that it refers to, intact."""
         folder, _, rest = name.partition("/")
-        match folder:
-            case "ac":
-                return self.action_result(rest) is not None
-            case "kernels" | "models":
-                return self._resolve(name) is not None
-            case "uploads":
-                return self.blobs.is_intact(rest)
-            case _:
-                blob = (parse_json(self.objects.read(name)) or {}).get("blob")
-                return isinstance(blob, str) and self.blobs.is_intact(blob)
+        if folder == ACTIONS:
+            return self.action_result(rest) is not None
+        content = self.objects.read(name)
+        digests = None if content is None else self.blobs_of(name, content)
+        return digests is not None and all(map(self.blobs.is_intact, digests))
 
     # ---------------------------------------------------------------- details
 
@@ -385,6 +393,11 @@ class Store:
             if not is_usable:
                 log.warning("the manifest %s is of another version or of no result: it is ignored", pointer.decode())
         return self._is_usable[pointer]
+
+
+def _result_name(manifest: Json) -> str | None:
+    digest = _hex_digest(str(manifest["digest"]))
+    return f"{MODELS if manifest.get('folder') == MODELS else KERNELS}/{digest}" if HEX_DIGEST.fullmatch(digest) else None
 
 
 def _derived(digest: str, kind: str) -> str:

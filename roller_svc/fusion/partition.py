@@ -19,6 +19,7 @@ from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
 from roller_svc.fusion.grouped_axes import split_grouped_axes
 from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise, is_expensive
+from roller_svc.fusion.linear_sums import split_linear_sums
 from roller_svc.fusion.operand_copies import OperandCopy, insert_operand_copies
 from roller_svc.fusion.ordered_scatter import order_scatters
 from roller_svc.fusion.row_normalization import hoist_row_divisions
@@ -88,7 +89,7 @@ class FusionOptions:
 def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:
     """Return the statements after inlining, in the form that kernels of the target need, with operand copies."""
     inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
-    statements = tuple(drop_unit_axes(s) for s in inlined)
+    statements = split_linear_sums(tuple(drop_unit_axes(s) for s in inlined))
     if hw.col2im:
         statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
     if hw.operand_copies:

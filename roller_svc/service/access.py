@@ -13,6 +13,7 @@ from roller_svc.errors import ForbiddenError
 from roller_svc.farm.api_keys import Scope
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # without a key
+PROBE_PATHS = OPEN_PATHS | {"/metrics"}  # on connections of their own
 EVERY_SCOPE = frozenset(Scope)
 
 
@@ -22,7 +23,16 @@ class Principal:
 
     client: str
     scopes: frozenset[Scope]
-    max_alive: int  # operations of this client that are not done, at most
+    max_alive: int | None = None  # operations of this client that are not done, if its key limits them
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedToken:
+    """The claims of a valid token of an identity provider. `client` is a hash of the issuer and of the subject."""
+
+    client: str
+    subject: str
+    scopes: frozenset[Scope]
 
 
 class RequiredScope:

@@ -8,12 +8,15 @@ import gc
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.farm.api_keys import ApiKeys
+from roller_svc.farm.audit import AuditLog
+from roller_svc.farm.backup import check_restored
 from roller_svc.farm.build import build_task
 from roller_svc.farm.checking import RequestValidator
 from roller_svc.farm.database.connect import REQUEST_BUSY_TIMEOUT_S, Database
@@ -46,21 +49,25 @@ from roller_svc.service.builds import (
     key_function,
     worker_limits,
 )
+from roller_svc.service.client_uses import UseRecorder
+from roller_svc.service.connections import descriptor_limit, fit_limits
 from roller_svc.service.disassembly import ListingCache
+from roller_svc.service.hits import HitAnswers
+from roller_svc.service.metrics import Metrics
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.readiness import Part, Readiness
 from roller_svc.service.request_log import RequestLogMiddleware
-from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
-from roller_svc.settings import Settings, s3_options
+from roller_svc.service.shares import Shares
+from roller_svc.service.state import State, run_in
+from roller_svc.settings import Resource, Settings, s3_options
 
 if TYPE_CHECKING:
     from roller_svc.service.tracing import Tracing
 
 COMPUTE_THREADS = 4
 QUERY_THREADS = 4
-MODEL_ESTIMATE_THREADS = 1  # each with a worker process that may take its whole memory
-SUBMISSION_THREADS = 2  # each with a validating worker process
+MODEL_ESTIMATE_THREADS = 2  # each with a worker process that may take its whole memory
 
 
 def create_app(
@@ -86,6 +93,7 @@ def create_app(
     if tracing is not None:
         resources.callback(tracing.close)
     store = Store(settings.store, s3_options(), is_result)
+    check_restored(store)
     store.objects.remove_leftovers()
     database = Database(settings.database_url)
     resources.callback(database.close)
@@ -93,15 +101,18 @@ def create_app(
     request_database = Database(settings.database_url, busy_timeout_s=REQUEST_BUSY_TIMEOUT_S) if database.is_sqlite else database
     resources.callback(request_database.close)
     upgrade(database)
-    authenticator = Authenticator(settings, ApiKeys(database), store.objects)
+    uses = UseRecorder(AuditLog(database).note_uses)
+    authenticator = Authenticator(settings, ApiKeys(database), store.objects, uses)
     authenticator.check_address()
+    metrics = Metrics(is_shared=settings.processes > 1)
+    shares = Shares(fit_limits(settings.limit_table, descriptor_limit()), metrics.count_refusal)
     limits = worker_limits(settings, resources.enter_context(scratch_folder()))
 
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
     queries = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="query")
-    submissions = ThreadPoolExecutor(SUBMISSION_THREADS, thread_name_prefix="submission")
+    submissions = ThreadPoolExecutor(settings.total_of(Resource.CHECKS), thread_name_prefix="submission")
     model_estimates = ThreadPoolExecutor(MODEL_ESTIMATE_THREADS, thread_name_prefix="model-estimate")
-    batches = ThreadPoolExecutor(MAX_WAITING_ESTIMATES, thread_name_prefix="batch")
+    batches = ThreadPoolExecutor(settings.total_of(Resource.ESTIMATES), thread_name_prefix="batch")
     for pool in (compute, queries, submissions, batches, model_estimates):
         resources.callback(pool.shutdown, wait=True, cancel_futures=True)
     validator = RequestValidator(settings.check_timeout_s, limits, settings.remember_errors_s)
@@ -119,7 +130,7 @@ def create_app(
     resources.callback(announcements.close)
     registry = WorkerRegistry(database)
     queue, request_queue = (
-        OperationQueue(each, environment_digest(), max_alive=settings.queue_length, lease_s=settings.lease_s)
+        OperationQueue(each, environment_digest(), max_alive=settings.total_of(Resource.BUILDS), lease_s=settings.lease_s)
         for each in (database, request_database)
     )
     if store.folder is not None:
@@ -132,6 +143,7 @@ def create_app(
         registry,
         digests,
         retention_s=settings.retention_s,
+        audit_retention_s=settings.audit_retention_s,
         no_worker_timeout_s=settings.no_worker_timeout_s,
     )
     keeper = StoreKeeper(store, settings.store_quota_bytes, queue.live_uploads, farm.forget_actions)
@@ -179,6 +191,7 @@ def create_app(
         await asyncio.to_thread(close)  # the loop meanwhile responds to interrupted requests
 
     app = create_api(lifespan)
+    hits = HitAnswers(store, partial(run_in, compute), metrics)
     app.state.roller = State(
         settings=settings,
         store=store,
@@ -189,19 +202,28 @@ def create_app(
         submissions=submissions,
         is_cached=validator.is_cached,
         batches=batches,
-        large_requests=asyncio.Semaphore(settings.estimates_at_once),
         estimate_cache=EstimateCache(estimators.estimate),
         models=models,
         idempotency=IdempotencyKeys(request_database),
         authenticator=authenticator,
         readiness=Readiness(_parts(store, farm, settings)),
+        shares=shares,
         model_estimates=model_estimates,
+        hits=hits,
+        metrics=metrics,
         tracing=tracing,
     )
-    app.add_middleware(RequestLimitsMiddleware, settings=settings, authenticator=authenticator, routes=routes_of(app))
+    app.add_middleware(
+        RequestLimitsMiddleware,
+        settings=settings,
+        authenticator=authenticator,
+        shares=shares,
+        routes=routes_of(app),
+        hits=hits,
+    )
     if tracing is not None:
         app.add_middleware(tracing.middleware, tracing=tracing)
-    app.add_middleware(RequestLogMiddleware)  # the last one added is the outermost
+    app.add_middleware(RequestLogMiddleware, metrics=metrics.of_requests(routes_of(app)))  # the last one added is the outermost
     return app
 
 

@@ -10,14 +10,15 @@ from importlib import import_module
 from typing import Protocol
 
 from roller_svc.errors import ArgumentError, StoreError
-from roller_svc.farm.api_keys import ApiKey, ApiKeys, Scope, has_key, id_of_key
+from roller_svc.farm.api_keys import KEYS_MARK, ApiKey, ApiKeys, has_key, id_of_key
 from roller_svc.farm.objects import Objects
-from roller_svc.service.access import EVERY_SCOPE, Principal
+from roller_svc.service.access import EVERY_SCOPE, Principal, VerifiedToken
+from roller_svc.service.client_uses import UseRecorder
 from roller_svc.service.key_cache import KeyCache
+from roller_svc.service.shares import ANONYMOUS
 from roller_svc.settings import Settings, is_loopback
 
-ANONYMOUS = ""
-KEYS_MARK = "keys/made"  # an object of the store
+ENVIRONMENT_KEY = "a key of ROLLER_API_KEYS"  # the name of its client
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +26,16 @@ log = logging.getLogger(__name__)
 class TokenVerifier(Protocol):
     """Verifies bearer tokens of an identity provider."""
 
-    async def verify(self, token: str) -> tuple[str, frozenset[Scope]] | None:
-        """Return the client and the scopes of a valid token, or None."""
+    async def verify(self, token: str) -> VerifiedToken | None:
+        """Return what a valid token says, or None."""
 
 
 class Authenticator:
     """Finds principals. Keys of the environment have every scope."""
 
-    def __init__(self, settings: Settings, keys: ApiKeys, objects: Objects) -> None:
+    def __init__(self, settings: Settings, keys: ApiKeys, objects: Objects, uses: UseRecorder) -> None:
         self._settings = settings
+        self._uses = uses
         self._keys = keys
         self._objects = objects
         self._has_mark = objects.info(KEYS_MARK) is not None
@@ -80,23 +82,24 @@ class Authenticator:
         """Return the principal of a request, or None if its credentials are missing or wrong. Raises StoreError."""
         await self._cache.refresh()
         if self.is_open:
-            return self._principal(ANONYMOUS, EVERY_SCOPE)
+            return Principal(ANONYMOUS, EVERY_SCOPE)
         offered = _credentials(headers)
         client = self._environment_client(offered)
         if client is not None:
-            return self._principal(client, EVERY_SCOPE)
+            self._uses.note(client, ENVIRONMENT_KEY)
+            return Principal(client, EVERY_SCOPE)
         key_id = id_of_key(offered)
         if key_id is not None:
             key = await self._cache.find(key_id)
             if not has_key(key, offered) or key is None:
                 return None
-            return self._principal(key.id, key.scopes, key.quota)
+            self._uses.note(key.id, key.name)
+            return Principal(key.id, key.scopes, key.quota)
         verified = None if self._tokens is None else await self._tokens.verify(offered)
-        return None if verified is None else self._principal(*verified)
-
-    def _principal(self, client: str, scopes: frozenset[Scope], quota: int | None = None) -> Principal:
-        is_shared = len(self._settings.accepted_keys) > 1 or self._tokens is not None or not self._cache.is_empty
-        return Principal(client, scopes, quota or self._settings.max_alive_of_client(is_shared=is_shared))
+        if verified is None:
+            return None
+        self._uses.note(verified.client, verified.subject)
+        return Principal(verified.client, verified.scopes)
 
     def _environment_client(self, offered: str) -> str | None:
         text = offered.encode("latin-1")  # as the header was decoded
@@ -139,6 +142,10 @@ def _token_verifier(settings: Settings) -> TokenVerifier | None:
             hint="pip install 'roller-svc[oidc]'",
         ) from failure
     verifier: TokenVerifier = oidc.OidcVerifier(
-        settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks, settings.oidc_scopes_claim
+        settings.oidc_issuer,
+        settings.oidc_audience,
+        settings.oidc_jwks,
+        settings.oidc_scopes_claim,
+        oidc.GroupScopes(settings.oidc_groups_claim, oidc.parse_group_scopes(settings.oidc_groups)),
     )
     return verifier

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, cast
@@ -15,10 +16,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from roller_svc.service.problems import RETRY_AFTER_S, encode_problem, problem
+from roller_svc.settings import Limit, Resource
 
 MAX_HEAD_BYTES = 1 << 14  # of a request line and its headers
 FREE_CHUNKS = 1000  # chunks of a body without a minimum size
 MIN_MEAN_CHUNK_BYTES = 64  # of the further chunks
+MAX_BACKLOG = 128  # connections that the event loop accepts before it serves one
+ACCEPT_ITERATIONS = 4  # of the event loop, from accepting connections to closing those they displace
+RESERVED_DESCRIPTORS = 64  # for the store, workers and compilers
 JOINED_BYTES = 1 << 16  # of writes that are sent together
 LINGER_S = 2.0  # for a client that is still sending to read its response
 
@@ -29,6 +34,28 @@ class ConnectionLimits:
     header_timeout_s: float
     body_timeout_s: float
     write_timeout_s: float
+
+
+def descriptor_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def fit_connections(descriptors: int, requested: int) -> tuple[int, int]:
+    """Return the backlog and the number of connections that fit a descriptor limit."""
+    if descriptors == resource.RLIM_INFINITY:
+        return MAX_BACKLOG, requested
+    backlog = max(1, min(MAX_BACKLOG, descriptors // 16))
+    return backlog, max(1, min(requested, descriptors - RESERVED_DESCRIPTORS - ACCEPT_ITERATIONS * backlog))
+
+
+def fit_limits(limits: Mapping[Resource, Limit], descriptors: int) -> dict[Resource, Limit]:
+    """Return limits whose connections, those for probes included, fit a descriptor limit."""
+    clients, probes = (limits[each].total or 0 for each in (Resource.CONNECTIONS, Resource.PROBES))
+    _, fitting = fit_connections(descriptors, clients + probes)
+    probes = min(probes, max(1, fitting // 4))
+    clients = max(1, min(clients, fitting - probes))
+    sizes = {Resource.CONNECTIONS: clients, Resource.PROBES: probes}
+    return dict(limits) | {each: limits[each].scaled_to(size) for each, size in sizes.items()}
 
 
 class OpenConnections:

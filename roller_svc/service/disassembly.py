@@ -10,7 +10,7 @@ from typing import Protocol
 
 from roller_svc import toolchain
 from roller_svc.compiler.action import toolchain_versions
-from roller_svc.errors import QueueFullError, ToolchainMissingError, UnknownKernelError
+from roller_svc.errors import ToolchainMissingError, UnknownKernelError
 from roller_svc.farm.blobs import BlobReader
 from roller_svc.farm.build import BINARY, unpack
 from roller_svc.farm.store import Json, Store
@@ -18,7 +18,6 @@ from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.kernel import Language
 
 MAX_RUNNING = 2  # concurrent runs of a tool
-MAX_PENDING = 16  # queued and running
 
 
 class ListingMaker(Protocol):
@@ -92,12 +91,10 @@ class ListingCache:
             raise UnknownKernelError(f"kernel {digest} is {language}; only CUDA has {kind.upper()}", code="unknown-artifact")
 
     def request(self, digest: str, kind: str) -> Future[bytes]:
-        """Return a future of a listing; concurrent requests share it. Raises QueueFullError."""
+        """Return a future of a listing; concurrent requests share it."""
         with self._lock:
             future = self._pending.get((digest, kind))
             if future is None:
-                if len(self._pending) >= MAX_PENDING:
-                    raise QueueFullError(f"{MAX_PENDING} listings are queued already; try again later")
                 future = self._pending[digest, kind] = self._threads.submit(self._make, digest, kind)
             return future
 

@@ -19,6 +19,7 @@ from roller_svc.errors import StoreError
 from roller_svc.farm.operations import Operation, action_of_hit
 from roller_svc.farm.store import Json
 from roller_svc.service.state import State
+from roller_svc.settings import Resource
 
 POLL_S = 1.0
 KEEP_ALIVE_S = 15.0
@@ -28,12 +29,10 @@ DONE = "done"
 
 
 class EventStreamResponse(StreamingResponse):
-    """A stream that gives its slot back when it ends."""
+    """A stream that gives its place back when it ends."""
 
     def __init__(self, state: State, operation: Operation, after: int, client: str) -> None:
-        state.streams.take(client)
-        self._state = state
-        self._client = client
+        self._share = state.shares.hold(Resource.STREAMS, client)
         self._events = _events(state, operation, after)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(self._events, media_type="text/event-stream", headers=headers)
@@ -42,7 +41,7 @@ class EventStreamResponse(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._state.streams.give_back(self._client)
+            self._share.close()
             await self._events.aclose()
 
 

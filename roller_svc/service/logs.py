@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from typing import cast
 from urllib.parse import unquote, urlsplit
 
 import structlog
@@ -23,12 +24,17 @@ REDACTED = "***"
 MIN_SECRET_CHARACTERS = 6  # of a known value that is redacted wherever it appears
 QUIET_LOGGERS = ("celery", "kombu", "amqp", "alembic", "httpx")  # which log each message at level info
 
+# Each is searched only in a text that contains one of its marks (after case folding), which is quicker to find out.
 _PATTERNS = (
-    (re.compile(r"(://[^\s:/@\"']*:)[^\s@\"']+(?=@)"), rf"\g<1>{REDACTED}"),  # the password in a URL
-    (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]+", re.IGNORECASE), rf"\g<1> {REDACTED}"),
-    (re.compile(r"\b(rk_[0-9a-f]{12}_)[A-Za-z0-9_-]{20,}"), rf"\g<1>{REDACTED}"),  # an API key of the database
-    (re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), REDACTED),  # a JSON web token
-    (re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"']+", re.IGNORECASE), rf"\g<1>{REDACTED}"),
+    (("://",), re.compile(r"(://[^\s:/@\"']*:)[^\s@\"']+(?=@)"), rf"\g<1>{REDACTED}"),  # the password in a URL
+    (("bearer", "basic"), re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]+", re.IGNORECASE), rf"\g<1> {REDACTED}"),
+    (("rk_",), re.compile(r"\b(rk_[0-9a-f]{12}_)[A-Za-z0-9_-]{20,}"), rf"\g<1>{REDACTED}"),  # an API key of the database
+    (("eyj",), re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), REDACTED),  # a JSON web token
+    (
+        ("x-amz-",),
+        re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"']+", re.IGNORECASE),
+        rf"\g<1>{REDACTED}",
+    ),
 )
 
 
@@ -43,12 +49,14 @@ class Redactor:
     def redact(self, text: str) -> str:
         if self._known is not None:
             text = self._known.sub(REDACTED, text)
-        for pattern, replacement in _PATTERNS:
-            text = pattern.sub(replacement, text)
+        folded = text.casefold()
+        for marks, pattern, replacement in _PATTERNS:
+            if any(mark in folded for mark in marks):
+                text = pattern.sub(replacement, text)
         return text
 
 
-class LogFormatter(structlog.stdlib.ProcessorFormatter):
+class LogFormatter(logging.Formatter):
     """Renders a record of any library with the context of the thread or task that logs it.
 
     Args:
@@ -61,25 +69,28 @@ class LogFormatter(structlog.stdlib.ProcessorFormatter):
         renderer: Processor = structlog.processors.JSONRenderer(default=str)
         if log_format == "console":
             renderer = structlog.dev.ConsoleRenderer(colors=has_colors, exception_formatter=structlog.dev.plain_traceback)
-        super().__init__(
-            foreign_pre_chain=[
-                structlog.contextvars.merge_contextvars,
-                structlog.stdlib.ExtraAdder(),
-                structlog.stdlib.add_log_level,
-                structlog.stdlib.add_logger_name,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-            ],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                _drop_duplicates,
-                structlog.processors.format_exc_info,
-                renderer,
-            ],
+        super().__init__()
+        self._processors: tuple[Processor, ...] = (
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.ExtraAdder(),
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _drop_internals,
+            structlog.processors.format_exc_info,
         )
+        self._renderer = renderer
         self._redactor = redactor
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._redactor.redact(super().format(record))
+        event: EventDict = {"event": record.getMessage(), "_record": record}
+        if record.exc_info:
+            event["exc_info"] = record.exc_info
+        if record.stack_info:
+            event["stack_info"] = record.stack_info
+        for processor in self._processors:
+            event = cast(EventDict, processor(None, record.levelname.lower(), event))
+        return self._redactor.redact(str(self._renderer(None, record.levelname.lower(), event)))
 
 
 def configure_logging(settings: Settings) -> None:
@@ -107,8 +118,9 @@ def secrets_of(settings: Settings) -> Iterator[str]:
                 yield from (password, unquote(password))
 
 
-def _drop_duplicates(logger: object, method: str, event: EventDict) -> EventDict:
-    """Drop uvicorn's copy of its message for terminals."""
+def _drop_internals(logger: object, method: str, event: EventDict) -> EventDict:
+    """Drop the record, and uvicorn's copy of its message for terminals."""
+    event.pop("_record", None)
     event.pop("color_message", None)
     return event
 

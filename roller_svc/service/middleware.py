@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import unquote
 
 from fastapi.routing import APIRoute
@@ -12,22 +13,31 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
-from roller_svc.errors import ArgumentError, StoreError
-from roller_svc.service.access import OPEN_PATHS, methods_of
+from roller_svc.errors import ArgumentError, QueueFullError, StoreError
+from roller_svc.service.access import OPEN_PATHS, PROBE_PATHS, methods_of
 from roller_svc.service.authentication import Authenticator
 from roller_svc.service.bodies import BodyError, check_json, max_value_count
+from roller_svc.service.hits import HitAnswers
 from roller_svc.service.hosts import Authority, is_own_host, is_same_origin, parse_authority
-from roller_svc.service.problems import RETRY_AFTER_S, encode_problem, problem
-from roller_svc.settings import Settings
+from roller_svc.service.problems import (
+    RETRY_AFTER_S,
+    RETRY_STATUSES,
+    encode_problem,
+    problem,
+    retry_after_s,
+    status_of,
+)
+from roller_svc.service.shares import Share, Shares
+from roller_svc.settings import Resource, Settings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 BLOBS_PATH = "/v1/blobs/"
 MAX_TARGET_BYTES = 8192
+MAX_PATHS = 1024  # whose methods are remembered
 VALUES_PER_ITEM = 64  # JSON values per item of an estimate request, on average
 FREE_VALUES = 1 << 14  # JSON values allowed regardless of the items
 SMALL_BODY_BYTES = 1 << 16  # validated on the event loop
-MAX_BUFFERED_BODIES = 64  # bodies of maximum size in memory
 
 
 @dataclass(slots=True)
@@ -36,20 +46,32 @@ class _Exchange:
 
     unread: bool  # whether its body has not been read
     started: bool = False  # whether the response has started
+    client: str = ""
 
 
 class RequestLimitsMiddleware:
     """Rejects, as problem+json, requests that no route should see."""
 
-    def __init__(self, app: ASGIApp, *, settings: Settings, authenticator: Authenticator, routes: Iterable[APIRoute]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: Settings,
+        authenticator: Authenticator,
+        shares: Shares,
+        routes: Iterable[APIRoute],
+        hits: HitAnswers,
+    ) -> None:
         self._app = app
+        self._hits = hits
         self._max_body_bytes = settings.max_body_bytes
         self._max_blob_bytes = settings.max_blob_bytes
         self._max_values = FREE_VALUES + VALUES_PER_ITEM * settings.max_items
         self._authenticator = authenticator
-        self._routes = tuple(routes)
+        known_routes = tuple(routes)
+        self._methods = lru_cache(MAX_PATHS)(lambda path: methods_of(known_routes, path))
         self._hosts = allowed_hosts(settings)
-        self._free_body_bytes = MAX_BUFFERED_BODIES * settings.max_body_bytes
+        self._shares = shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,26 +100,62 @@ class RequestLimitsMiddleware:
         rejection = await self._request_problem(scope)
         if rejection is not None:
             await _send_problem(send, rejection)
-        elif not self._takes_body(scope):
-            await self._app(scope, receive, send)
+            return
+        try:
+            share = self._hold_connection(scope, exchange)
+        except QueueFullError as error:
+            await _send_refusal(send, error)
+            return
+        with share:
+            await self._serve(scope, receive, send, exchange)
+
+    def _hold_connection(self, scope: Scope, exchange: _Exchange) -> Share:
+        """Use a connection of the client's part, or for a probe of those for probes. Raises QueueFullError."""
+        principal = scope["state"].get("principal")
+        address = scope.get("client") or ("",)
+        exchange.client = f"at {address[0]}" if principal is None else principal.client
+        resource = Resource.PROBES if scope["path"] in PROBE_PATHS else Resource.CONNECTIONS
+        return self._shares.hold(resource, exchange.client)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
+        if not self._takes_body(scope) or not _has_content(Headers(scope=scope)):
+            await self._process(scope, receive, send, exchange)
         elif _is_blob(scope):
-            await self._app(scope, _note_end(receive, exchange), send)  # its route checks the body as it arrives
+            await self._process(scope, _note_end(receive, exchange), send, exchange)  # its route checks the body as it arrives
         else:
             await self._handle_body(scope, receive, send, exchange)
 
     async def _handle_body(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         body = bytearray()
-        try:
-            rejection = await self._read(receive, body)
+        answer = None
+        with self._shares.hold(Resource.BODY_BYTES, exchange.client, 0) as share:
+            try:
+                self._shares.check(Resource.BODY_BYTES, exchange.client, _declared_bytes(Headers(scope=scope)))
+                rejection = await self._read(receive, body, share)
+            except QueueFullError as error:
+                await _send_refusal(send, error)
+                return
             if rejection is None:
                 exchange.unread = False
-                rejection = await self._body_problem(bytes(body))
-        finally:
-            self._free_body_bytes += len(body)
+                with await self._shares.process(exchange.client):
+                    answer = await self._hits.find(scope, bytes(body))
+                if answer is None:  # a body that has an answer had no problem
+                    rejection = await self._body_problem(bytes(body))
         if rejection is not None:
             await _send_problem(send, rejection)
+        elif answer is not None:
+            await send({"type": "http.response.start", "status": 200, "headers": list(answer.headers)})
+            await send({"type": "http.response.body", "body": answer.body})
         else:
-            await self._app(scope, _replay_body(bytes(body), receive), send)
+            await self._process(scope, _replay_body(bytes(body), receive), send, exchange)
+
+    async def _process(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
+        """Give the request to the application, unless other requests of its client are first."""
+        if scope["path"] in PROBE_PATHS:
+            await self._app(scope, receive, send)
+            return
+        with await self._shares.process(exchange.client):
+            await self._app(scope, receive, send)
 
     async def _request_problem(self, scope: Scope) -> dict[str, object] | None:
         """Return the problem of a request before its body is read, or None."""
@@ -115,11 +173,10 @@ class RequestLimitsMiddleware:
             scope["state"]["principal"] = principal
             bind_contextvars(client=principal.client)
         if self._takes_body(scope):
-            length = headers.get("content-length", "0")
             max_bytes = self._max_blob_bytes if _is_blob(scope) else self._max_body_bytes
-            if length.isdecimal() and int(length[:20]) > max_bytes:
+            if _declared_bytes(headers) > max_bytes:
                 return too_large(max_bytes)
-            if _is_blob(scope):
+            if _is_blob(scope) or not _has_content(headers):
                 return None
             media = headers.get("content-type", "").partition(";")[0].strip().lower()
             if media != "application/json" and not media.endswith("+json"):
@@ -129,7 +186,7 @@ class RequestLimitsMiddleware:
 
     def _takes_body(self, scope: Scope) -> bool:
         """Whether a route reads the body. That of another request is not read."""
-        return scope["method"] in BODY_METHODS and scope["method"] in methods_of(self._routes, scope["path"])
+        return scope["method"] in BODY_METHODS and scope["method"] in self._methods(scope["path"])
 
     def _host_problem(self, scope: Scope, headers: Headers) -> dict[str, object] | None:
         """Return the problem of a request for another host or from another site's page, or None."""
@@ -148,8 +205,8 @@ class RequestLimitsMiddleware:
             return problem(403, "foreign-origin", "the request was sent by another site's page")
         return None
 
-    async def _read(self, receive: Receive, body: bytearray) -> dict[str, object] | None:
-        """Read the whole body; return a problem if it or all buffered bodies together are too large."""
+    async def _read(self, receive: Receive, body: bytearray, share: Share) -> dict[str, object] | None:
+        """Read the whole body; return a problem if it is too large. Raises QueueFullError if all bodies together are."""
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -157,9 +214,7 @@ class RequestLimitsMiddleware:
             part = message.get("body", b"")
             if len(body) + len(part) > self._max_body_bytes:
                 return too_large(self._max_body_bytes)
-            if len(part) > self._free_body_bytes:
-                return problem(503, "too-many-bodies", "the service has no memory for another body")
-            self._free_body_bytes -= len(part)
+            share.add(len(part))
             body += part
             if not message.get("more_body", False):
                 return None
@@ -203,6 +258,17 @@ def allowed_hosts(settings: Settings) -> frozenset[Authority]:
 
 def _has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
+
+
+def _declared_bytes(headers: Headers) -> int:
+    """Return the length of a body that comes in one piece; 0 for chunks."""
+    length = headers.get("content-length", "0")
+    return int(length[:20]) if length.isdecimal() else 0
+
+
+def _has_content(headers: Headers) -> bool:
+    """Whether a request has a body or says of which type it is."""
+    return _has_body(headers) or "content-type" in headers
 
 
 def _framing_problem(scope: Scope, headers: Headers) -> dict[str, object] | None:
@@ -252,11 +318,15 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
     return next_message
 
 
-async def _send_problem(send: Send, body: dict[str, object]) -> None:
+async def _send_refusal(send: Send, error: QueueFullError) -> None:
+    await _send_problem(send, problem(status_of(type(error)), error.code, error.message), retry_after_s(error))
+
+
+async def _send_problem(send: Send, body: dict[str, object], seconds: int = RETRY_AFTER_S) -> None:
     status, headers, content = encode_problem(body)
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if status == 503:
-        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+    if status in RETRY_STATUSES:
+        headers.append((b"retry-after", str(seconds).encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

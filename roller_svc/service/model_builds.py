@@ -64,10 +64,10 @@ class ModelBuilds:
         self._estimators.close(kill=True)
 
     def _task(self, request: ModelRequest) -> ModelTask:
-        content = self._store.get(request.blob)
+        content = self._store.get(request.blob) if request.content is None else request.content
         if content is None:
             raise UnknownKernelError(f"no blob sha256:{request.blob}", code="unknown-blob")
-        return ModelTask(request, content)
+        return ModelTask(replace(request, content=None), content)
 
 
 def check_target(target: str, threads: int | None) -> HardwareSpec:

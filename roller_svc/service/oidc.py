@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +19,8 @@ from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 
 from roller_svc.errors import ArgumentError, StoreError
-from roller_svc.farm.api_keys import Scope, parse_scopes
+from roller_svc.farm.api_keys import Scope, parse_scopes, with_included
+from roller_svc.service.access import VerifiedToken
 from roller_svc.settings import is_loopback
 
 # Signatures with public keys only: a token signed with the text of a public key, or with nothing, is rejected.
@@ -35,6 +37,37 @@ SCOPE_PREFIX = "roller:"  # optional, of scopes in tokens
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class GroupScopes:
+    """The claim that has groups, and the scope of the members of each group."""
+
+    claim: str
+    scopes: Mapping[str, Scope]
+
+    def of(self, claims: Mapping[str, Any]) -> frozenset[Scope]:
+        """Return the scopes of a token's groups. Groups without a scope give none."""
+        groups = claims.get(self.claim)
+        names = [name for name in groups if isinstance(name, str)] if isinstance(groups, list) else []
+        return with_included(self.scopes[name] for name in names if name in self.scopes)
+
+
+def parse_group_scopes(text: str) -> dict[str, Scope]:
+    """Parse ROLLER_OIDC_GROUPS. Raises ArgumentError.
+
+    A group may be a distinguished name with commas and equals signs: the last one is before the scope.
+    """
+    scopes: dict[str, Scope] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        group, _, name = (word.strip() for word in part.rpartition("="))
+        if not group or name not in {scope.value for scope in Scope}:
+            known = ", ".join(scope.value for scope in Scope)
+            raise ArgumentError(
+                f"ROLLER_OIDC_GROUPS: expected GROUP=SCOPE with a scope of {known}, got {part[:80]!r}", code="invalid-setting"
+            )
+        scopes[group] = Scope(name)
+    return scopes
+
+
 class OidcVerifier:
     """Verifies tokens of one issuer for one audience.
 
@@ -43,16 +76,24 @@ class OidcVerifier:
         audience: must be in `aud` of every token.
         jwks: file, or https URL, of the provider's keys.
         scopes_claim: has the scopes, as a list or separated by spaces.
+        groups: the scopes of groups, in addition to these.
         clock: of monotonic seconds.
     """
 
     def __init__(
-        self, issuer: str, audience: str, jwks: str, scopes_claim: str, clock: Callable[[], float] = time.monotonic
+        self,
+        issuer: str,
+        audience: str,
+        jwks: str,
+        scopes_claim: str,
+        groups: GroupScopes,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_source(jwks)
         self._issuer = issuer
         self._jwks = jwks
         self._scopes_claim = scopes_claim
+        self._groups = groups
         self._clock = clock
         self._keys: KeySet | None = None
         self._read_s = self._tried_s = float("-inf")
@@ -65,8 +106,8 @@ class OidcVerifier:
             sub={"essential": True},
         )
 
-    async def verify(self, token: str) -> tuple[str, frozenset[Scope]] | None:
-        """Return the client and the scopes of a valid token, or None. Raises StoreError without any keys."""
+    async def verify(self, token: str) -> VerifiedToken | None:
+        """Return what a valid token says, or None. Raises StoreError without any keys."""
         await self._refresh(MAX_AGE_S)
         claims = self._valid_claims(token)
         if claims is None and self._has_unknown_key(token):
@@ -74,11 +115,12 @@ class OidcVerifier:
             claims = self._valid_claims(token)
         if claims is None:
             return None
-        subject = f"{self._issuer}\n{claims['sub']}".encode("utf-8", "surrogatepass")
+        subject = str(claims["sub"])
+        identity = f"{self._issuer}\n{subject}".encode("utf-8", "surrogatepass")
         granted = claims.get(self._scopes_claim, [])
         names = granted.split() if isinstance(granted, str) else granted if isinstance(granted, list) else []
         scopes = parse_scopes(name.removeprefix(SCOPE_PREFIX) for name in names if isinstance(name, str))
-        return f"oidc-{hashlib.sha256(subject).hexdigest()[:16]}", scopes
+        return VerifiedToken(f"oidc-{hashlib.sha256(identity).hexdigest()[:16]}", subject, scopes | self._groups.of(claims))
 
     def _valid_claims(self, token: str) -> dict[str, Any] | None:
         try:

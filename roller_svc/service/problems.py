@@ -23,8 +23,10 @@ from roller_svc.errors import (
     InputError,
     KernelTimeoutError,
     NotFoundError,
+    QueueFullError,
     QuotaExceededError,
     RollerError,
+    SlowRequestError,
     SpecError,
     ToolchainMissingError,
 )
@@ -56,6 +58,7 @@ _STATUSES = {
     NotFoundError: 404,
     ForbiddenError: 403,
     ConflictError: 409,
+    SlowRequestError: 408,
     QuotaExceededError: 429,
     CancelledError: CLIENT_CLOSED_REQUEST,
 }
@@ -82,6 +85,11 @@ def status_of(error_class: type[RollerError], code: str = "") -> int:
     if issubclass(error_class, ToolchainMissingError):
         return 501
     return 500
+
+
+def retry_after_s(error: RollerError) -> int:
+    """Return after how many seconds a client may try again."""
+    return (error.retry_after_s if isinstance(error, QueueFullError) else None) or RETRY_AFTER_S
 
 
 def problem_from_facts(facts: Mapping[str, object], status: int, where: str = "") -> dict[str, object]:
@@ -136,7 +144,7 @@ async def _roller_error(request: Request, error: Exception) -> Response:
     status = status_of(type(error), error.code)
     if status == 500:
         log.error("request %s, %s %s: %s", request_id_of(request), request.method, _path(request), error.message)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in RETRY_STATUSES else {}
+    headers = {"Retry-After": str(retry_after_s(error))} if status in RETRY_STATUSES else {}
     if status == 403:
         headers["WWW-Authenticate"] = 'Bearer error="insufficient_scope"'  # RFC 6750
     return response(problem_from_facts(error_json(error), status), headers)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars, clear_contextvars
 
 from roller_svc.service.access import OPEN_PATHS
+from roller_svc.service.request_metrics import RequestMetrics
 
 REQUEST_ID = "X-Request-Id"
 MAX_PATH_CHARACTERS = 200  # in a record
@@ -21,10 +22,16 @@ log = logging.getLogger(__name__)
 
 
 class RequestLogMiddleware:
-    """Gives each request an id, the client's if it is valid, and logs its end with what routes bind to the context."""
+    """Gives each request an id, the client's if it is valid, and logs its end with what routes bind to the context.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        app: handles the requests.
+        metrics: counts them.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: RequestMetrics) -> None:
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -35,11 +42,12 @@ class RequestLogMiddleware:
         clear_contextvars()  # of an earlier request in the same task
         bind_contextvars(request_id=request_id)
         status: int | None = None
+        response_start_s: float | None = None
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, response_start_s
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, response_start_s = message["status"], time.perf_counter() - start_s
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
@@ -50,6 +58,7 @@ class RequestLogMiddleware:
             status = status or 500
             raise
         finally:
+            self._metrics.observe(scope["method"], scope["path"], status, response_start_s)
             _log_request(scope, status, time.perf_counter() - start_s)
 
 

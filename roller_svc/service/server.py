@@ -5,28 +5,45 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from roller_svc.service.app import create_app
-from roller_svc.service.connections import ConnectionLimits, ServiceConfig
+from roller_svc.service.connections import ConnectionLimits, ServiceConfig, descriptor_limit, fit_connections
 from roller_svc.service.logs import configure_logging
 from roller_svc.service.middleware import allowed_hosts
+from roller_svc.service.processes import bind_shared, run_processes
 from roller_svc.service.telemetry import open_tracing
-from roller_svc.settings import Settings, forget_secrets
+from roller_svc.settings import Resource, Settings, forget_secrets
 
 STOP_S = 10  # for running requests to finish at shutdown
 KEEP_ALIVE_S = 5
-MAX_BACKLOG = 128  # connections that the event loop accepts before it serves one
-ACCEPT_ITERATIONS = 4  # of the event loop, from accepting connections to closing those they displace
-RESERVED_DESCRIPTORS = 64  # for the store, workers and compilers
 MAX_DESCRIPTORS = 1 << 16
+MAX_PENDING = 1024  # connections that the kernel keeps until they are accepted; a further one is tried again after a second
 
 
 class ServiceServer(uvicorn.Server):
-    """Notifies the application of a shutdown before it waits for running requests."""
+    """Notifies the application of a shutdown before it waits for running requests.
+
+    Args:
+        config: of the server.
+        on_start: called when it serves.
+    """
+
+    def __init__(self, config: ServiceConfig, on_start: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in (each for server in self.servers for each in server.sockets):
+            with socket.fromfd(listener.fileno(), listener.family, listener.type) as same:
+                same.listen(MAX_PENDING)  # uvicorn's backlog is also how many are accepted at once
+        if self.started:
+            self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.begin_shutdown()
@@ -41,8 +58,8 @@ class ServiceServer(uvicorn.Server):
 def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> ServiceConfig:
     """Return the server's configuration; `overrides` are options of uvicorn.Config."""
     allowed_hosts(settings)  # reports an invalid host now, not at the first request
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    backlog, max_connections = fit_connections(soft, settings.max_connections)
+    shares = app.state.roller.shares
+    max_connections = sum(shares.limits[each].total for each in (Resource.CONNECTIONS, Resource.PROBES))
     limits = ConnectionLimits(max_connections, settings.header_timeout_s, settings.body_timeout_s, settings.body_timeout_s)
     options: dict[str, Any] = {
         "host": settings.host,
@@ -51,19 +68,11 @@ def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> Service
         "server_header": False,
         "log_config": None,  # see service/logs.py
         "access_log": False,  # see service/request_log.py
-        "backlog": backlog,
+        "backlog": fit_connections(descriptor_limit(), max_connections)[0],
         "timeout_keep_alive": KEEP_ALIVE_S,
         "timeout_graceful_shutdown": STOP_S,
     }
     return ServiceConfig(app, limits, **options | overrides)
-
-
-def fit_connections(descriptors: int, requested: int) -> tuple[int, int]:
-    """Return the backlog and the number of connections that fit a descriptor limit."""
-    if descriptors == resource.RLIM_INFINITY:
-        return MAX_BACKLOG, requested
-    backlog = max(1, min(MAX_BACKLOG, descriptors // 16))
-    return backlog, max(1, min(requested, descriptors - RESERVED_DESCRIPTORS - ACCEPT_ITERATIONS * backlog))
 
 
 def raise_descriptor_limit() -> None:
@@ -76,11 +85,21 @@ def raise_descriptor_limit() -> None:
 
 def run_server(settings: Settings) -> bool:
     """Serve until a signal arrives; return False if the server could not start."""
+    return _serve(settings) if settings.processes == 1 else run_processes(settings, serve_shared)
+
+
+def serve_shared(settings: Settings, on_start: Callable[[], None]) -> None:
+    """Serve by one of several processes, on their common port."""
+    with bind_shared(settings.host, settings.port) as bound:
+        _serve(settings, on_start, [bound])
+
+
+def _serve(settings: Settings, on_start: Callable[[], None] = lambda: None, sockets: list[socket.socket] | None = None) -> bool:
     raise_descriptor_limit()
     configure_logging(settings)
     tracing = open_tracing(settings)  # reads OTEL_* variables, some of them secrets
     forget_secrets()
-    server = ServiceServer(server_config(create_app(settings, ready=True, tracing=tracing), settings))
+    server = ServiceServer(server_config(create_app(settings, ready=True, tracing=tracing), settings), on_start)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises the signal that ended it
-        server.run()
+        server.run(sockets)
     return server.started

@@ -14,7 +14,7 @@ from fastapi import Request
 
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.compiler.estimates.worker import Deadline
-from roller_svc.errors import BuildServiceError, QueueFullError
+from roller_svc.errors import BuildServiceError
 from roller_svc.farm.actions import Explanation
 from roller_svc.farm.farm import BuildFarm, Terms
 from roller_svc.farm.idempotency import IdempotencyKeys
@@ -22,13 +22,15 @@ from roller_svc.farm.models import Request as FarmRequest
 from roller_svc.farm.operations import Operation, action_of_hit
 from roller_svc.farm.store import Store
 from roller_svc.ir.report import BuildRequest
+from roller_svc.service.access import principal_of
 from roller_svc.service.authentication import Authenticator
 from roller_svc.service.disassembly import ListingCache
-from roller_svc.service.event_slots import StreamSlots
+from roller_svc.service.hits import HitAnswers
 from roller_svc.service.metrics import Metrics
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.readiness import Readiness
-from roller_svc.settings import Settings
+from roller_svc.service.shares import Share, Shares
+from roller_svc.settings import Resource, Settings
 
 if TYPE_CHECKING:
     from roller_svc.service.tracing import Tracing
@@ -36,9 +38,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DISCONNECT_POLL_S = 2.0  # how often a waiting request checks for a disconnected client
-MAX_WAITING_ESTIMATES = 16  # estimate requests, queued and running
-MAX_BATCHES = 16  # of builds that are being submitted at once
-MAX_UPLOADS = 8  # blobs that arrive at once
 LARGE_REQUEST_PLANS = 64  # estimate requests of this many plans are large: their responses take memory
 
 
@@ -55,20 +54,17 @@ class State:
     submissions: ThreadPoolExecutor  # waits for requests to be validated
     is_cached: Callable[[BuildRequest], bool]  # whether a request has been validated
     batches: ThreadPoolExecutor  # waits for estimates
-    large_requests: asyncio.Semaphore  # limits concurrent large estimate requests
     estimate_cache: EstimateCache
     models: ModelBuilds
     model_estimates: ThreadPoolExecutor  # waits for estimates of models
     idempotency: IdempotencyKeys
     authenticator: Authenticator
     readiness: Readiness
+    hits: HitAnswers
+    shares: Shares
+    metrics: Metrics
     tracing: Tracing | None = None
-    streams: StreamSlots = field(default_factory=StreamSlots)
-    metrics: Metrics = field(default_factory=Metrics)
     is_ending: bool = False  # set when a shutdown begins
-    estimates_waiting: int = 0  # estimate requests, queued and running
-    uploads: int = 0  # blobs that are arriving
-    batch_requests: int = 0  # batches of builds that are being submitted
     _waiters: set[asyncio.Event] = field(default_factory=set)
 
     @property
@@ -78,11 +74,11 @@ class State:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work that uses the store or takes milliseconds in a thread of `compute`."""
-        return await self._run_in(self.compute, work)
+        return await run_in(self.compute, work)
 
     async def query(self, work: Callable[[], T]) -> T:
         """Run work that uses the database in a thread of `queries`, so that nothing else waits for a locked one."""
-        return await self._run_in(self.queries, work)
+        return await run_in(self.queries, work)
 
     async def find(self, operation_id: str) -> Operation | None:
         """Return an operation or None. A hit is in the store and needs no database."""
@@ -91,22 +87,26 @@ class State:
 
     async def submit(self, request: FarmRequest, terms: Terms) -> Operation:
         """Create an operation; a validated request does not wait for others' validations. Raises InputError."""
-        is_quick = not isinstance(request, BuildRequest) or self.is_cached(request)
-        operation = await self._run_in(self.compute if is_quick else self.submissions, lambda: self.farm.find_hit(request))
+        operation = await self._check(request, terms.client, self.compute, lambda: self.farm.find_hit(request))
         if operation is None:
             operation = await self.query(lambda: self.farm.submit(request, terms))
-        self.metrics.count(operation)
+        self.metrics.count(operation.cache)
         return operation
 
-    async def explain(self, request: BuildRequest) -> Explanation:
-        """Compare a request with the stored actions; a validated one does not wait for others' validations."""
-        pool = self.queries if self.is_cached(request) else self.submissions
-        return await asyncio.get_running_loop().run_in_executor(pool, self.farm.explain, request)
+    def response_share(self, request: Request) -> Share:
+        """Return the client's share of the bytes of responses in memory, of which nothing is used yet."""
+        return self.shares.hold(Resource.RESPONSE_BYTES, principal_of(request).client, 0)
 
-    async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """Run work in a thread of a pool, with the context of this request."""
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(work))
+    async def explain(self, request: BuildRequest, client: str) -> Explanation:
+        """Compare a request with the stored actions; a validated one does not wait for others' validations."""
+        return await self._check(request, client, self.queries, lambda: self.farm.explain(request))
+
+    async def _check(self, request: FarmRequest, client: str, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Run work on a request in a pool if it is validated; a client's validations wait for each other before that."""
+        if not isinstance(request, BuildRequest) or self.is_cached(request):
+            return await run_in(pool, work)
+        with await self.shares.wait_for(Resource.CHECKS, client):
+            return await run_in(self.submissions, work)
 
     def begin_shutdown(self) -> None:
         """Wake the requests that wait for operations, which respond with the current state. Call on the event loop."""
@@ -115,12 +115,18 @@ class State:
             event.set()
 
     async def wait(self, operation: Operation, request: Request, seconds: float) -> Operation:
-        """Wait until the operation is done, the time is up, the client disconnects or the service shuts down."""
-        deadline_s, latest, in_time = asyncio.get_running_loop().time() + seconds, operation, seconds > 0
-        while in_time and not latest.done and not self.is_ending:
-            in_time = await self._is_woken(operation.id, request, deadline_s)
-            known: Operation | None = await self.query(lambda: self.farm.get(operation.id))
-            latest = operation if known is None else replace(known, cache=operation.cache)
+        """Wait until the operation is done, the time is up, the client disconnects or the service shuts down.
+
+        Raises QueueFullError if too many requests of the client, or of all clients, wait.
+        """
+        if seconds <= 0 or operation.done:
+            return operation
+        deadline_s, latest, in_time = asyncio.get_running_loop().time() + seconds, operation, True
+        with self.shares.hold(Resource.WAITS, principal_of(request).client):
+            while in_time and not latest.done and not self.is_ending:
+                in_time = await self._is_woken(operation.id, request, deadline_s)
+                known: Operation | None = await self.query(lambda: self.farm.get(operation.id))
+                latest = operation if known is None else replace(known, cache=operation.cache)
         return latest
 
     async def _is_woken(self, operation_id: str, request: Request, deadline_s: float) -> bool:
@@ -156,8 +162,10 @@ class State:
 
         Raises QueueFullError if too many estimate requests wait, and BuildServiceError if the service shuts down.
         """
+        client, large = principal_of(request).client, plans >= LARGE_REQUEST_PLANS
         try:
-            return await self._result(lambda: self._estimate(work, is_large=plans >= LARGE_REQUEST_PLANS), request)
+            with self.shares.hold(Resource.ESTIMATES, client):
+                return await self._result(lambda: self._estimate(work, client, is_large=large), request)
         finally:
             deadline.expire()
 
@@ -167,59 +175,32 @@ class State:
         async def estimate() -> T:
             return await asyncio.get_running_loop().run_in_executor(self.model_estimates, work)
 
-        return await self._result(estimate, request)
+        with self.shares.hold(Resource.MODEL_ESTIMATES, principal_of(request).client):
+            return await self._result(estimate, request)
 
     async def _result(self, work: Callable[[], Coroutine[Any, Any, T]], request: Request) -> T | None:
         """Return the result of an estimate; None if the client disconnects."""
-        with self._admit_estimate():
-            task = asyncio.ensure_future(work())
-            try:
-                while not task.done():
-                    await asyncio.wait({task}, timeout=DISCONNECT_POLL_S)
-                    if not task.done() and self.is_ending:
-                        raise BuildServiceError("the service is shutting down", code="shutting-down")
-                    if not task.done() and await request.is_disconnected():
-                        return None
-                return task.result()
-            finally:
-                task.cancel()
+        task = asyncio.ensure_future(work())
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=DISCONNECT_POLL_S)
+                if not task.done() and self.is_ending:
+                    raise BuildServiceError("the service is shutting down", code="shutting-down")
+                if not task.done() and await request.is_disconnected():
+                    return None
+            return task.result()
+        finally:
+            task.cancel()
 
-    async def _estimate(self, work: Callable[[], T], *, is_large: bool) -> T:
-        async with self.large_requests if is_large else contextlib.nullcontext():
+    async def _estimate(self, work: Callable[[], T], client: str, *, is_large: bool) -> T:
+        with await self.shares.wait_for(Resource.LARGE_ESTIMATES, client) if is_large else contextlib.nullcontext():
             return await asyncio.get_running_loop().run_in_executor(self.batches, work)
 
-    @contextlib.contextmanager
-    def admit_upload(self) -> Iterator[None]:
-        """Count a blob while it arrives. Raises QueueFullError."""
-        if self.uploads >= MAX_UPLOADS:
-            raise QueueFullError(f"{MAX_UPLOADS} blobs are arriving; try again later")
-        self.uploads += 1
-        try:
-            yield
-        finally:
-            self.uploads -= 1
 
-    @contextlib.contextmanager
-    def admit_batch(self) -> Iterator[None]:
-        """Count a batch of builds while it is submitted. Raises QueueFullError."""
-        if self.batch_requests >= MAX_BATCHES:
-            raise QueueFullError(f"{MAX_BATCHES} batches are being submitted; try again later")
-        self.batch_requests += 1
-        try:
-            yield
-        finally:
-            self.batch_requests -= 1
-
-    @contextlib.contextmanager
-    def _admit_estimate(self) -> Iterator[None]:
-        """Count an estimate request while it runs. Raises QueueFullError."""
-        if self.estimates_waiting >= MAX_WAITING_ESTIMATES:
-            raise QueueFullError(f"{MAX_WAITING_ESTIMATES} estimate requests are waiting; try again later")
-        self.estimates_waiting += 1
-        try:
-            yield
-        finally:
-            self.estimates_waiting -= 1
+async def run_in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """Run work in a thread of a pool, with the context of this request."""
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(work))
 
 
 def state_of(request: Request) -> State:

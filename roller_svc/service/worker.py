@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from roller_svc.errors import ArgumentError, StoreError
+from roller_svc.farm.backup import check_restored
 from roller_svc.farm.build import build_task
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
@@ -30,7 +31,7 @@ from roller_svc.service.builds import BuildWork, RequestBuilds, worker_limits
 from roller_svc.service.logs import configure_logging
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.telemetry import open_tracing
-from roller_svc.settings import Settings, forget_secrets, s3_options
+from roller_svc.settings import Resource, Settings, forget_secrets, s3_options
 
 if TYPE_CHECKING:
     from roller_svc.service.tracing import Tracing
@@ -85,13 +86,14 @@ class FarmWorker:
                 code="invalid-setting",
             )
         store = Store(settings.store, s3_options(), is_result)
+        check_restored(store)
         limits = worker_limits(settings, resources.enter_context(scratch_folder()))
         models = ModelBuilds(store, settings.model_timeout_s, settings.estimates_timeout_s, limits)
         resources.callback(models.close)
         builds = RequestBuilds(settings.build_timeout_s, limits, models, None, work)
         resources.callback(builds.close)
         environment = environment_digest()
-        queue = OperationQueue(database, environment, max_alive=settings.queue_length, lease_s=settings.lease_s)
+        queue = OperationQueue(database, environment, max_alive=settings.total_of(Resource.BUILDS), lease_s=settings.lease_s)
         self.runner = BuildRunner(
             queue,
             store,

@@ -18,7 +18,7 @@ from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.compiler.estimates.worker import Deadline, EstimateResult, EstimateTask
 from roller_svc.service import state
 from roller_svc.service.app import create_app
-from roller_svc.settings import Settings
+from roller_svc.settings import Resource, Settings
 
 LARGE = state.LARGE_REQUEST_PLANS
 X4 = {"x": {"dtype": "float32", "shape": [4]}}
@@ -64,11 +64,11 @@ def test_whoever_hangs_up_is_no_longer_computed_for(tmp_path: Path, monkeypatch:
         with connected(port) as connection:
             connection.sendall(request(LARGE))
             stub.begun.acquire()
-            assert app.state.roller.estimates_waiting == 1
+            assert app.state.roller.shares.used(Resource.ESTIMATES) == 1
         assert stub.gone.wait(60.0)
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/estimates", json=body(1), timeout=60.0)
         assert answer.status_code == 200
-    assert app.state.roller.estimates_waiting == 0
+    assert app.state.roller.shares.used(Resource.ESTIMATES) == 0
 
 
 def test_a_small_request_passes_large_ones_and_these_wait_for_each_other(tmp_path: Path) -> None:
@@ -102,9 +102,8 @@ def test_whoever_waits_when_the_service_ends_is_told(tmp_path: Path, monkeypatch
     assert (status, problem["code"]) == (503, "shutting-down")
 
 
-def test_requests_beyond_the_places_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "MAX_WAITING_ESTIMATES", 1)
-    app, stub = create_app(settings(tmp_path)), Stub()
+def test_requests_beyond_the_places_are_refused(tmp_path: Path) -> None:
+    app, stub = create_app(settings(tmp_path).model_copy(update={"limits": "estimates=1/1"})), Stub()
     app.state.roller.estimate_cache = EstimateCache(stub)
     with running(app) as (_, port), connected(port) as connection:
         connection.sendall(request(LARGE))

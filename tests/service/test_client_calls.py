@@ -338,6 +338,50 @@ def test_a_long_batch_is_sent_in_parts(run: Run) -> None:
     assert [len(body["requests"]) for body in service.bodies] == list(sizes)
 
 
+def test_a_kernel_for_several_targets_is_one_request(run: Run) -> None:
+    full = {"error": json.loads(problem(503, "queue-full").content)}
+    service = Service(
+        answer({"results": [{"operation": operation(1, done=False)}, full]}),
+        answer({"results": [{"operation": operation(2)}]}),
+        answer(operation(1)),
+    )
+    results = run(service, lambda client: client.compile_for_targets(REQUEST, ["a", "b", "a"]))
+    assert {target: each.name for target, each in results.items()} == {"a": "operations/1", "b": "operations/2"}
+    assert all(each.done for each in results.values())
+    assert [[each["targets"] for each in body["requests"]] for body in service.bodies] == [[["a", "b"]], [["b"]]]
+    assert "target" not in service.bodies[0]["requests"][0]
+
+
+def test_more_targets_than_a_request_takes_are_several_requests(run: Run) -> None:
+    service = Service(answer({"results": [{"operation": operation()}] * 100}))
+    assert len(run(service, lambda client: client.compile_for_targets(REQUEST, [str(number) for number in range(100)]))) == 100
+    assert [len(each["targets"]) for each in service.bodies[0]["requests"]] == [64, 36]
+
+
+def test_models_are_all_queued_before_one_is_waited_for(run: Run) -> None:
+    waiting, done = ({"name": f"operations/{n}", "done": n > 1, "metadata": operation()["metadata"]} for n in (1, 2))
+    service = Service(
+        answer({"results": [{"operation": waiting}]}),
+        problem(422, "invalid-model"),
+        answer({"results": [{"operation": done}]}),
+        answer(waiting | {"done": True}),
+    )
+    results = run(service, lambda client: client.compile_models({"a": {}, "bad": {}, "c": {}}, ["x"]))
+    assert [getattr(results[name]["x"], "name", None) for name in ("a", "c")] == ["operations/1", "operations/2"]
+    assert results["bad"]["x"].code == "invalid-model"
+    assert [request.url.path for request in service.requests] == ["/v1/graphs:batchCompile"] * 3 + ["/v1/operations/1"]
+
+
+def test_no_targets_are_an_error(run: Run) -> None:
+    with pytest.raises(ArgumentError):
+        run(Service(), lambda client: client.compile_for_targets(REQUEST, []))
+
+
+def test_too_few_results_are_an_error(run: Run) -> None:
+    with pytest.raises(BuildServiceError, match="expected 2 results"):
+        run(Service(answer({"results": [{"operation": operation()}]})), lambda client: client.batch_compile([REQUEST] * 2))
+
+
 # ---------------------------------------------------------------- events
 
 

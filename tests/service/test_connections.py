@@ -8,6 +8,8 @@ import os
 import re
 import resource
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -25,14 +27,22 @@ from roller_svc.farm.store import Artifact
 from roller_svc.farm.watch import EndWatcher
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.app import create_app
-from roller_svc.service.connections import FREE_CHUNKS, MAX_HEAD_BYTES, MIN_MEAN_CHUNK_BYTES
-from roller_svc.service.server import ACCEPT_ITERATIONS, RESERVED_DESCRIPTORS, ServiceServer, fit_connections
-from roller_svc.settings import Settings
+from roller_svc.service.connections import (
+    ACCEPT_ITERATIONS,
+    FREE_CHUNKS,
+    MAX_HEAD_BYTES,
+    MIN_MEAN_CHUNK_BYTES,
+    RESERVED_DESCRIPTORS,
+    fit_connections,
+)
+from roller_svc.service.server import MAX_PENDING, ServiceServer
+from roller_svc.settings import LIMITS, Resource, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT_S = 0.3  # a deadline that a test waits for
 LONG_S = 600.0  # one that no test reaches
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+VERSION = b"GET /v1/version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 POST = b"POST /v1/estimates HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
 BODY: dict[str, Any] = {
@@ -98,7 +108,7 @@ def test_150_silent_connections_keep_nobody_out(tmp_path: Path, gate: Gate, sent
                 assert b"ok" in answer_of(connection)
         for _ in range(5):
             healthy(port)
-        until(lambda: len(server.server_state.connections) <= 20)
+        until(lambda: len(server.server_state.connections) <= 20 + LIMITS[Resource.PROBES].total)
 
 
 def test_a_request_that_is_answered_is_never_given_up(tmp_path: Path, gate: Gate) -> None:
@@ -110,10 +120,12 @@ def test_a_request_that_is_answered_is_never_given_up(tmp_path: Path, gate: Gate
         until(lambda: len(server.server_state.tasks) == 3)
         for _ in range(10):
             with connected(port) as late:
+                late.sendall(VERSION)
                 answer = received(late)
                 status, body = parsed(answer)
                 assert (status, body["code"]) == (503, "too-many-connections")
                 assert b"retry-after: 2" in answer.lower()
+        healthy(port)
         gate.opened.set()
         for connection in asked:
             assert answer_of(connection).startswith(b"HTTP/1.1 200")
@@ -303,14 +315,18 @@ def test_a_body_that_breaks_off_leaves_nothing_behind(tmp_path: Path, gate: Gate
         healthy(port)
 
 
-def test_bodies_are_bounded_together(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    from roller_svc.service import middleware
-
-    monkeypatch.setattr(middleware, "MAX_BUFFERED_BODIES", 1)
-    with service(tmp_path, gate, max_body_bytes=4096) as (_, port), connected(port) as first:
+@pytest.mark.parametrize(
+    "sent", [POST + b"Content-Length: 2000\r\n\r\n", CHUNKED + b"\r\n7d0\r\n" + b" " * 2000], ids=["declared", "chunks"]
+)
+def test_bodies_are_bounded_together(tmp_path: Path, gate: Gate, sent: bytes) -> None:
+    """One whose length is declared is refused before it is sent."""
+    limits = {"max_body_bytes": 4096, "limits": "body_bytes=4096/4096"}
+    with service(tmp_path, gate, **limits) as (server, port), connected(port) as first:
         first.sendall(POST + b"Content-Length: 4000\r\n\r\n" + b" " * 3000)
+        shares = server.config.app.state.roller.shares
+        until(lambda: shares.used(Resource.BODY_BYTES) == 3000)
         with connected(port) as second:
-            second.sendall(POST + b"Content-Length: 2000\r\n\r\n" + b" " * 1999)
+            second.sendall(sent)
             status, body = parsed(received(second))
         assert (status, body["code"]) == (503, "too-many-bodies")
         first.close()
@@ -371,6 +387,18 @@ def test_connections_leave_descriptors_for_everything_else(descriptors: int) -> 
         # those that the loop has accepted and not yet looked at come on top
         assert most + ACCEPT_ITERATIONS * backlog + RESERVED_DESCRIPTORS <= descriptors
     assert fit_connections(resource.RLIM_INFINITY, 7)[1] == 7
+
+
+def test_the_kernel_keeps_connections_until_they_are_accepted(tmp_path: Path, gate: Gate) -> None:
+    """More than the event loop accepts at once: the kernel drops others, and their clients try again after a second."""
+    with service(tmp_path, gate) as (server, _):
+        listener = server.servers[0].sockets[0]
+        until(lambda: _max_pending(listener) == MAX_PENDING)
+
+
+def _max_pending(listener: Any) -> int:
+    """The field `tcpi_sacked` of Linux's tcp_info, which is the backlog of a socket that listens."""
+    return int(struct.unpack_from("I", listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32), 28)[0])
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ MAX_ITEMS = 12
 
 @pytest.fixture
 def app(tmp_path: Path, builder: Builder) -> Any:
-    settings = Settings(store=tmp_path / "store", workers=1, queue_length=8, queue_length_per_client=4, max_items=MAX_ITEMS)
+    settings = Settings(store=tmp_path / "store", workers=1, queue_length=8, max_items=MAX_ITEMS)
     return create_app(settings, builder, digest_of)
 
 
@@ -71,9 +71,13 @@ def test_failures_are_those_of_their_items(client: Client) -> None:
     assert [entry["error"]["status"] for entry in entries[1:]] == [422, 422, 404]
 
 
-def test_the_quota_counts_items(client: Client, builder: Builder) -> None:
-    builder.gate.clear()
-    entries = results(client, *(item(number) for number in range(6)), item(0))
+def test_the_quota_counts_items(tmp_path: Path, builder: Builder) -> None:
+    app = create_app(Settings(store=tmp_path, workers=1, queue_length_per_client=4, api_keys="key"), builder, digest_of)
+    headers = {"X-API-Key": "key"}
+    with running(app) as (_, port), Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0, headers=headers) as client:
+        builder.gate.clear()
+        entries = results(client, *(item(number) for number in range(6)), item(0))
+        builder.gate.set()
     codes = [entry.get("error", {}).get("code") for entry in entries]
     assert codes == [None] * 4 + ["quota-exceeded"] * 2 + [None]
     assert entries[6]["operation"]["name"] == entries[0]["operation"]["name"]
@@ -91,6 +95,39 @@ def test_items_that_there_is_no_time_for_say_so(tmp_path: Path, builder: Builder
     with running(app) as (_, port), Client(base_url=f"http://127.0.0.1:{port}") as client:
         (entry,) = results(client, item(1))
     assert (entry["error"]["code"], entry["error"]["status"]) == ("batch-timeout", 503)
+
+
+def test_one_request_builds_for_several_targets(client: Client, builder: Builder) -> None:
+    several = {name: value for name, value in item(1).items() if name != "target"} | {
+        "targets": ["cpu-x86-avx2", "nvidia-nothing", "nvidia-h200-sxm", "cpu-x86-avx2"]
+    }
+    entries = results(client, item(2), several)
+    assert [(entry["request"], entry["target"]) for entry in entries] == [(0, BODY["target"])] + [
+        (1, target) for target in several["targets"]
+    ]
+    assert (entries[2]["error"]["code"], entries[2]["error"]["status"]) == ("unknown-hardware", 404)
+    names = [entries[number]["operation"]["name"] for number in (0, 1, 3, 4)]
+    assert len(set(names)) == 3  # the last is the same build as the first of its request
+    assert names[1] == names[3]
+    for name in names:
+        assert client.get(f"/v1/{name}?wait=30").json()["done"]
+    assert builder.built == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"targets": ["cpu-x86-avx2"], "target": "cpu-x86-avx2"}, "invalid-body"),
+        ({"targets": []}, "invalid-body"),
+        ({"targets": ["cpu-x86-avx2"] * 65}, "invalid-body"),
+        ({"targets": ["cpu-x86-avx2"] * (MAX_ITEMS + 1)}, "too-many-items"),
+    ],
+)
+def test_targets_have_limits(client: Client, fields: dict[str, Any], code: str) -> None:
+    body = {name: value for name, value in item(1).items() if name != "target"} | fields
+    response = client.post(BATCH, json={"requests": [body]})
+    assert (response.status_code, response.json()["code"]) == (422, code)
+    assert client.post("/v1/kernels:compile", json=body).json()["code"] == "invalid-body"  # it has one target
 
 
 # ---------------------------------------------------------------- measure

@@ -347,3 +347,71 @@ def test_files_that_cannot_be_sent_are_named(
         path.write_text(content)
     assert main(["model", "compile", str(path), "--server", str(http.base_url)]) == 2
     assert code in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- several targets
+
+
+def test_a_model_is_built_for_several_targets_by_one_request(http: httpx.Client) -> None:
+    body = {"model": {"graph": GRAPH | {"name": "several"}}, "targets": [CPU, "nothing", "nvidia-h200-sxm"], "priority": 1}
+    entries = http.post("/v1/graphs:batchCompile", json={"requests": [body]}).json()["results"]
+    assert [entry["target"] for entry in entries] == body["targets"]
+    assert [entry.get("error", {}).get("code") for entry in entries][1] == "unknown-hardware"
+    assert "error" in entries[2]  # models are built for CPUs
+    name = entries[0]["operation"]["name"]
+    assert http.get(f"/v1/{name}?wait=60").json()["response"]["target"] == CPU
+    again = http.post("/v1/graphs:batchCompile", json={"requests": [body]}).json()["results"]
+    assert again[0]["operation"]["metadata"]["cache"] == "hit"
+
+
+def test_a_blob_that_is_missing_is_the_error_of_its_request(http: httpx.Client) -> None:
+    missing = {"model": {"blob": digest_of(b"never stored")}, "targets": [CPU]}
+    present = {"model": {"graph": GRAPH}, "targets": [CPU]}
+    entries = http.post("/v1/graphs:batchCompile", json={"requests": [missing, present]}).json()["results"]
+    assert (entries[0]["error"]["code"], entries[0]["request"]) == ("unknown-blob", 0)
+    assert "operation" in entries[1]
+
+
+def test_warm_fills_a_service_and_goes_on_where_it_ended(
+    http: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / f"{number}.json") for number in range(2)]
+    for number, file in enumerate(files):
+        Path(file).write_text(json.dumps(GRAPH | {"name": f"warm{number}"}))
+    words = ["warm", "--targets", f"{CPU},nothing", "--server", str(http.base_url), "--json"]
+    assert main([*words, files[0]]) == 1  # one target is unknown
+    capsys.readouterr()
+    assert main([*words, *files]) == 1
+    builds = json.loads(capsys.readouterr().out)["builds"]
+    assert [(each["name"], each["target"], each["cache"]) for each in builds] == [
+        (files[0], CPU, "hit"),
+        (files[0], "nothing", None),
+        (files[1], CPU, "miss"),
+        (files[1], "nothing", None),
+    ]
+    assert [each["error"] and each["error"]["code"] for each in builds] == [None, "unknown-hardware"] * 2
+    assert main(["warm", "--targets", CPU, "--server", str(http.base_url), *files]) == 0
+    assert "2 builds: 2 hits, 0 failed" in capsys.readouterr().out
+    assert main([*words, "--store", str(tmp_path), *files]) == 2
+
+
+def test_warm_fills_a_store_that_a_service_then_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(GRAPH))
+    store = str(tmp_path / "store")
+    assert main(["warm", str(file), "--targets", CPU, "--store", store, "--workers", "1"]) == 0
+    assert "1 build: 0 hits, 0 failed" in capsys.readouterr().out
+    with served(create_app(Settings(store=store, workers=0))) as other:
+        response = other.post("/v1/graphs:compile", json={"model": {"graph": GRAPH}, "target": CPU})
+    assert response.json()["metadata"]["cache"] == "hit"
+
+
+def test_a_kernel_is_built_for_several_targets_from_the_command_line(
+    http: httpx.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compile", "y[i] = x[i] * 5.0", "--input", "x=float32[8]", "--targets", f"{CPU},nothing"]
+    assert main([*words, "--server", str(http.base_url)]) == 1
+    text = capsys.readouterr().out
+    assert "nothing: unknown hardware" in text
+    assert main([*words, "--server", str(http.base_url), "--save", "folder"]) == 2
+    assert main(words) == 2

@@ -24,8 +24,9 @@ from serving import running
 from roller_svc.errors import ArgumentError, StoreError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.service import oidc
+from roller_svc.service.access import VerifiedToken
 from roller_svc.service.app import create_app
-from roller_svc.service.oidc import MAX_AGE_S, MAX_STALE_S, MIN_AGE_S, OidcVerifier
+from roller_svc.service.oidc import MAX_AGE_S, MAX_STALE_S, MIN_AGE_S, GroupScopes, OidcVerifier, parse_group_scopes
 from roller_svc.settings import Settings
 
 ISSUER, AUDIENCE = "https://login.example", "roller"
@@ -42,6 +43,9 @@ def jwks(*keys: Any) -> bytes:
     return json.dumps(KeySet(list(keys or KEYS.values())).as_dict(private=False)).encode()
 
 
+NO_GROUPS = GroupScopes("groups", {})
+
+
 def token(alg: str = "RS256", key: Any = None, header: dict[str, Any] | None = None, **changes: Any) -> str:
     signer = key or KEYS[alg]
     claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": int(time.time()) + 60, "scope": "openid compile"}
@@ -53,10 +57,10 @@ def token(alg: str = "RS256", key: Any = None, header: dict[str, Any] | None = N
 def verifier(tmp_path: Path) -> OidcVerifier:
     file = tmp_path / "jwks.json"
     file.write_bytes(jwks())
-    return OidcVerifier(ISSUER, AUDIENCE, str(file), "scope")
+    return OidcVerifier(ISSUER, AUDIENCE, str(file), "scope", NO_GROUPS)
 
 
-def verified(verifier: OidcVerifier, text: str) -> tuple[str, frozenset[Scope]] | None:
+def verified(verifier: OidcVerifier, text: str) -> VerifiedToken | None:
     return asyncio.run(verifier.verify(text))
 
 
@@ -64,10 +68,9 @@ def verified(verifier: OidcVerifier, text: str) -> tuple[str, frozenset[Scope]] 
 def test_a_token_of_the_provider_is_accepted(verifier: OidcVerifier, alg: str) -> None:
     result = verified(verifier, token(alg))
     assert result is not None
-    client, scopes = result
-    assert client.startswith("oidc-")
-    assert "alice" not in client
-    assert scopes == {Scope.READ, Scope.COMPILE}
+    assert result.client.startswith("oidc-")
+    assert "alice" not in result.client
+    assert (result.subject, result.scopes) == ("alice", {Scope.READ, Scope.COMPILE})
     assert verified(verifier, token(alg, sub="bob", aud=["other", AUDIENCE])) != result
 
 
@@ -134,7 +137,34 @@ def test_other_tokens_are_rejected(verifier: OidcVerifier, name: str, text: str)
 def test_scopes_come_from_the_claim(verifier: OidcVerifier, claim: Any, scopes: set[Scope]) -> None:
     result = verified(verifier, token(scope=claim))
     assert result is not None
-    assert result[1] == scopes
+    assert result.scopes == scopes
+
+
+@pytest.mark.parametrize(
+    ("groups", "scopes"),
+    [
+        (["builders"], {Scope.READ, Scope.COMPILE, Scope.MEASURE}),
+        (["everybody", "cn=root,ou=ops", 7], set(Scope)),
+        (["Builders", "builders ", ""], {Scope.READ}),
+        ("builders", {Scope.READ}),  # no list
+        ({"builders": True}, {Scope.READ}),
+        (None, {Scope.READ}),
+    ],
+)
+def test_groups_give_scopes_beside_the_claim(tmp_path: Path, groups: Any, scopes: set[Scope]) -> None:
+    file = tmp_path / "jwks.json"
+    file.write_bytes(jwks())
+    known = GroupScopes("teams", parse_group_scopes(" builders=measure; cn=root,ou=ops=admin ;"))
+    result = verified(OidcVerifier(ISSUER, AUDIENCE, str(file), "scope", known), token(scope="read", teams=groups))
+    assert result is not None
+    assert result.scopes == scopes
+
+
+@pytest.mark.parametrize("text", ["builders", "=read", "builders=root", "a=read,b"])
+def test_groups_without_a_scope_are_refused_at_the_start(tmp_path: Path, text: str) -> None:
+    settings = Settings(store=tmp_path, oidc_issuer=ISSUER, oidc_audience=AUDIENCE, oidc_jwks="keys.json", oidc_groups=text)
+    with pytest.raises(ArgumentError, match="ROLLER_OIDC_GROUPS: expected GROUP=SCOPE"):
+        create_app(settings)
 
 
 # ---------------------------------------------------------------- keys of the provider
@@ -169,7 +199,7 @@ def provider(content: list[bytes]) -> Iterator[tuple[str, list[str]]]:
 def test_keys_are_read_from_a_url_and_again_when_they_change() -> None:
     content, now_s = [jwks(KEYS["RS256"])], [1000.0]
     with provider(content) as (url, requested):
-        verifier = OidcVerifier(ISSUER, AUDIENCE, url, "scope", lambda: now_s[0])
+        verifier = OidcVerifier(ISSUER, AUDIENCE, url, "scope", NO_GROUPS, lambda: now_s[0])
         for _ in range(5):
             assert verified(verifier, token()) is not None
         assert len(requested) == 1
@@ -192,7 +222,7 @@ def test_keys_are_read_from_a_url_and_again_when_they_change() -> None:
 def test_known_keys_are_used_while_the_provider_is_away(broken: bytes) -> None:
     content, now_s = [jwks()], [1000.0]
     with provider(content) as (url, requested):
-        verifier = OidcVerifier(ISSUER, AUDIENCE, url, "scope", lambda: now_s[0])
+        verifier = OidcVerifier(ISSUER, AUDIENCE, url, "scope", NO_GROUPS, lambda: now_s[0])
         assert verified(verifier, token()) is not None
         content[0] = broken
         now_s[0] += MAX_AGE_S + 1
@@ -209,7 +239,7 @@ def test_secret_keys_in_a_set_verify_nothing(tmp_path: Path) -> None:
     file = tmp_path / "jwks.json"
     public = KeySet([KEYS["RS256"]]).as_dict(private=False)["keys"]
     file.write_text(json.dumps({"keys": [*public, secret.as_dict()]}))
-    verifier = OidcVerifier(ISSUER, AUDIENCE, str(file), "scope")
+    verifier = OidcVerifier(ISSUER, AUDIENCE, str(file), "scope", NO_GROUPS)
     assert verified(verifier, token("HS256", secret)) is None
     assert verified(verifier, token()) is not None
 
@@ -220,7 +250,7 @@ def test_secret_keys_in_a_set_verify_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jwks_source", ["http://login.example/jwks", "ftp://login.example/jwks"])
 def test_keys_come_from_a_safe_place(tmp_path: Path, jwks_source: str) -> None:
     with pytest.raises(ArgumentError, match="ROLLER_OIDC_JWKS"):
-        OidcVerifier(ISSUER, AUDIENCE, jwks_source, "scope")
+        OidcVerifier(ISSUER, AUDIENCE, jwks_source, "scope", NO_GROUPS)
 
 
 def test_half_of_the_settings_are_an_error(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from fastapi import FastAPI
 from httpx import Client
 from serving import running
 
-from roller_svc.service import event_slots, event_stream
+from roller_svc.service import event_stream
 from roller_svc.service.app import create_app
 from roller_svc.service.builds import RequestBuilds
 from roller_svc.service.routes.operations import MAX_PAGE_SIZE
 from roller_svc.service.server import ServiceServer
-from roller_svc.settings import Settings
+from roller_svc.settings import Limit, Resource, Settings
 
 ALICE, BOB = "a-key-of-alice", "a-key-of-bob"
 WAIT = {"Prefer": "wait=30"}
@@ -283,16 +283,15 @@ def test_silent_streams_are_kept_alive(alice: Client, builder: Builder, monkeypa
         assert ": keep-alive" in (next(lines) for _ in range(20))
 
 
-def test_streams_are_limited(service: Any, alice: Client, builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_slots, "MAX_STREAMS", 3)
-    monkeypatch.setattr(event_slots, "MAX_STREAMS_PER_CLIENT", 2)
+def test_streams_are_limited(service: Any, alice: Client, builder: Builder) -> None:
+    shares = service[0].config.app.state.roller.shares
+    shares.limits[Resource.STREAMS] = Limit(3, 2)
     path = f"/v1/{blocked(alice, builder)['name']}/events"
-    slots = service[0].config.app.state.roller.streams
     with client_of(service[1], BOB) as bob, alice.stream("GET", path), alice.stream("GET", path):
         assert (alice.get(path).status_code, alice.get(path).json()["code"]) == (429, "quota-exceeded")
         with bob.stream("GET", path):
             assert (bob.get(path).status_code, bob.get(path).json()["code"]) == (503, "queue-full")
-    until(lambda: not slots.open_count)  # those who left gave their slots back
+    until(lambda: not shares.used(Resource.STREAMS))  # those who left gave their places back
     builder.gate.set()
     assert events(alice, path.removeprefix("/v1/").removesuffix("/events"))[-1]["type"] == "done"
 

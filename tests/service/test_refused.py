@@ -12,17 +12,21 @@ import pytest
 from httpx import Client
 from serving import connected, exchanged, parsed, received, running
 
-from roller_svc.errors import ArgumentError
-from roller_svc.farm.api_keys import ApiKeys, Scope
+from roller_svc.errors import ArgumentError, StoreError
+from roller_svc.farm.api_keys import KEYS_MARK, ApiKeys, Scope
+from roller_svc.farm.backup import RESTORING
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
 from roller_svc.farm.objects import open_objects
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.app import create_app
-from roller_svc.service.authentication import KEYS_MARK, Authenticator
+from roller_svc.service.authentication import Authenticator
+from roller_svc.service.client_uses import UseRecorder
+from roller_svc.service.worker import FarmWorker
 from roller_svc.settings import Settings
 
+NO_USES = UseRecorder(lambda _: None)
 KEY = "the-key-of-this-test"
 JSON = {"Content-Type": "application/json"}
 COMPILE, ESTIMATES = "/v1/kernels:compile", "/v1/estimates"
@@ -128,11 +132,11 @@ def test_a_public_address_wants_a_key(host: str, tmp_path: Path) -> None:
     upgrade(database)
     keys, objects = ApiKeys(database), open_objects("memory:", {})
     with pytest.raises(ArgumentError, match="without an API key"):
-        Authenticator(Settings(host=host), keys, objects).check_address()
-    Authenticator(Settings(host=host, api_keys=KEY), keys, objects).check_address()
+        Authenticator(Settings(host=host), keys, objects, NO_USES).check_address()
+    Authenticator(Settings(host=host, api_keys=KEY), keys, objects, NO_USES).check_address()
     _, key = keys.add("first", [Scope.READ])
     keys.revoke(key.id)
-    Authenticator(Settings(host=host), keys, objects).check_address()  # it is closed to all, but not open
+    Authenticator(Settings(host=host), keys, objects, NO_USES).check_address()  # it is closed to all, but not open
     database.close()
 
 
@@ -140,6 +144,16 @@ def test_a_key_may_be_required_on_loopback_too(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="without an API key") as refused:
         create_app(Settings(store=tmp_path, require_key=True))
     assert refused.value.code == "no-api-key"
+
+
+def test_a_store_that_is_being_restored_is_not_served(tmp_path: Path) -> None:
+    settings = Settings(store=tmp_path)
+    store = Store(tmp_path)
+    store.objects.write(RESTORING, b"a backup")
+    for start in (create_app, lambda given: FarmWorker(given, ["build.cuda"])):
+        with pytest.raises(StoreError, match="roller store restore") as refused:
+            start(settings)
+        assert refused.value.code == "restore-incomplete"
 
 
 @pytest.mark.parametrize("is_running", [False, True])
@@ -150,7 +164,7 @@ def test_a_lost_database_opens_nothing(tmp_path: Path, is_running: bool) -> None
     def authenticator(path: Path) -> Authenticator:
         database = Database(f"sqlite:///{path}")
         upgrade(database)
-        return Authenticator(Settings(), ApiKeys(database), store.objects)
+        return Authenticator(Settings(), ApiKeys(database), store.objects, NO_USES)
 
     store = Store(tmp_path / "store")
     service = authenticator(keys)

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import builders
 import pytest
+from builders import Builder, digest_of
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -41,11 +43,14 @@ class Spans:
         self.tracing = Tracing(provider)
 
     def named(self, name: str) -> ReadableSpan:
-        (span,) = [span for span in self._exporter.get_finished_spans() if span.name == name]
+        (span,) = [span for span in self.finished() if span.name == name]
         return span
 
+    def finished(self) -> list[ReadableSpan]:
+        return list(self._exporter.get_finished_spans())
+
     def names(self) -> list[str]:
-        return [span.name for span in self._exporter.get_finished_spans()]
+        return [span.name for span in self.finished()]
 
 
 @pytest.fixture
@@ -110,6 +115,15 @@ def test_requests_are_named_after_routes_and_probes_are_left_out(tmp_path: Path,
     assert sorted(spans.names()) == ["GET", "GET /v1/operations/{operation_id}"]
     assert spans.named("GET").attributes["http.response.status_code"] == 404
     assert spans.named("GET").parent is None
+
+
+def test_a_hit_from_memory_has_the_span_of_a_routed_one(tmp_path: Path, spans: Spans) -> None:
+    with served(create_app(Settings(store=tmp_path), Builder(), digest_of, tracing=spans.tracing)) as client:
+        for _ in range(3):  # built, routed, remembered
+            assert client.post("/v1/kernels:compile", json=builders.BODY, headers=WAIT).json()["response"]
+    _, routed, remembered = [span for span in spans.finished() if span.name == "POST /v1/kernels:compile"]
+    assert routed.attributes == remembered.attributes
+    assert routed.kind == remembered.kind
 
 
 def test_a_client_that_samples_nothing_is_heeded(tmp_path: Path, spans: Spans) -> None:

@@ -271,6 +271,17 @@ class Stack:
             worker.wait_until_ready()
         return workers
 
+    def run(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a command of `roller` with the settings of the services."""
+        variables = {key: value for key, value in os.environ.items() if not key.startswith("ROLLER_")}
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "roller_svc", *words],
+            env=variables | self._environment({}, 0.0, 0.0, None),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
     def lines(self, kind: str) -> list[str]:
         """What the builds noted of a kind."""
         content = self.build_log.read_text() if self.build_log.exists() else ""
@@ -320,6 +331,9 @@ class Requests:
 
     def __init__(self) -> None:
         self._clients = httpx.Client(timeout=120.0, limits=httpx.Limits(max_connections=256))
+
+    def use_key(self, key: str) -> None:
+        self._clients.headers["Authorization"] = f"Bearer {key}"
 
     def compile(self, service: ServiceProcess, number: int, wait_s: float = 0.0, **more: Any) -> dict[str, Any]:
         """An operation: the compilation of one of as many programs as there are numbers."""

@@ -12,7 +12,8 @@ import yaml
 
 from roller_svc.cli.command import COMMANDS
 from roller_svc.farm.database.tables import operations
-from roller_svc.settings import Settings
+from roller_svc.settings import LIMITS, Resource, Settings
+from roller_svc.version import __version__
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 KUBERNETES_VERSION = "1.32"
@@ -51,6 +52,37 @@ def test_kustomize_takes_every_manifest() -> None:
     (kustomization,) = (document for name, document in DOCUMENTS if name == "kustomization.yaml")
     assert set(kustomization["resources"]) == {name for name, _ in DOCUMENTS} - {"kustomization.yaml"}
     assert {image["name"] for image in kustomization["images"]} == {container(each)["image"] for each in DEPLOYMENTS}
+
+
+def test_images_have_the_version_as_their_tag() -> None:
+    (kustomization,) = (document for name, document in DOCUMENTS if name == "kustomization.yaml")
+    assert [image["newTag"] for image in kustomization["images"]] == [__version__]
+    assert COMPOSE["compose.yaml"]["services"]["roller"]["image"] == f"${{ROLLER_IMAGE:-roller-svc:{__version__}}}"
+    assert f"-t roller-svc:{__version__} ." in (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=name_of)
+def test_folders_that_are_written_are_volumes_with_room(deployment: dict[str, Any]) -> None:
+    """The root is read-only, and a pod that exceeds its volumes is evicted."""
+    (cache,) = re.findall(r"ROLLER_CACHE=(\S+)", (DOCKER / "Dockerfile").read_text(encoding="utf-8"))
+    mounted = {mount["mountPath"]: mount["name"] for mount in container(deployment)["volumeMounts"]}
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    room_bytes = {volume["name"]: gibibytes(volume["emptyDir"]["sizeLimit"]) for volume in volumes}
+    resources = container(deployment)["resources"]
+    assert {"/tmp", cache} <= mounted.keys()
+    uploads = LIMITS[Resource.UPLOADS].total
+    assert uploads is not None
+    assert room_bytes[mounted["/tmp"]] > uploads * Settings.model_fields["max_blob_bytes"].default
+    for kind in ("requests", "limits"):
+        assert gibibytes(resources[kind]["ephemeral-storage"]) >= sum(room_bytes.values())
+
+
+def test_clients_reach_the_service_by_every_name_of_the_cluster() -> None:
+    (settings,) = (document["data"] for _, document in DOCUMENTS if document["kind"] == "ConfigMap")
+    (service,) = (document["metadata"]["name"] for _, document in DOCUMENTS if document["kind"] == "Service")
+    (namespace,) = (document["metadata"]["name"] for _, document in DOCUMENTS if document["kind"] == "Namespace")
+    suffixes = ("", f".{namespace}", f".{namespace}.svc", f".{namespace}.svc.cluster.local")
+    assert set(settings["ROLLER_ALLOWED_HOSTS"].split(",")) == {service + suffix for suffix in suffixes}
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=name_of)
@@ -106,7 +138,7 @@ def test_compose_files_set_only_settings_that_exist(name: str) -> None:
 def test_a_farm_has_a_service_and_two_workers_of_one_image() -> None:
     services = COMPOSE["compose.farm.yaml"]["services"]
     assert len(farm_workers()) == 2
-    assert {service["image"] for service in (services["api"], *farm_workers())} == {"${ROLLER_IMAGE:-roller-svc}"}
+    assert {service["image"] for service in (services["api"], *farm_workers())} == {f"${{ROLLER_IMAGE:-roller-svc:{__version__}}}"}
     for service in (services["api"], *farm_workers(), COMPOSE["compose.yaml"]["services"]["roller"]):
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
@@ -119,6 +151,11 @@ def test_the_image_runs_without_root() -> None:
     assert "USER 10001" in lines
     assert 'ENTRYPOINT ["roller"]' in lines
     assert "ARG BASE=python:3.11-slim" in lines
+
+
+def gibibytes(quantity: str) -> int:
+    """Return the bytes of a quantity such as 4Gi."""
+    return int(quantity.removesuffix("Gi")) << 30
 
 
 def workers() -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 
 from roller_svc import settings
 from roller_svc.errors import ArgumentError
-from roller_svc.settings import is_loopback, read_settings
+from roller_svc.settings import LIMITS, Limit, Resource, is_loopback, read_settings
 
 
 def test_defaults_need_nothing() -> None:
@@ -102,3 +102,26 @@ def test_the_cache_is_below_the_users_cache_directory(monkeypatch: pytest.Monkey
     ):
         monkeypatch.setenv(variable, value)
         assert read_settings().cache_folder == folder
+
+
+def test_limits_are_a_table_that_settings_change() -> None:
+    assert read_settings().limit_table == LIMITS
+    changes = {"max_connections": 40, "queue_length": 10, "max_body_bytes": 2048, "estimates_at_once": 1}
+    table = read_settings(limits="uploads=16/4, stored_bytes=none/10,waits=9/none", **changes).limit_table
+    assert table[Resource.CONNECTIONS] == Limit(40, 10)
+    assert table[Resource.BUILDS] == Limit(10, 5)
+    assert table[Resource.BODY_BYTES] == Limit(64 * 2048, 16 * 2048)
+    assert table[Resource.LARGE_ESTIMATES] == Limit(1, 1)
+    assert table[Resource.UPLOADS] == Limit(16, 4)
+    assert table[Resource.WAITS] == Limit(9, None)
+    assert table[Resource.STORED_BYTES] == Limit(None, 10)
+    assert table[Resource.STREAMS] == LIMITS[Resource.STREAMS]
+    assert read_settings(queue_length_per_client=7).limit_table[Resource.BUILDS] == Limit(256, 7)
+
+
+@pytest.mark.parametrize(
+    "limits", ["uploads", "uploads=1", "chairs=1/1", "uploads=none/1", "uploads=0/1", "stored_bytes=1/1", "x=1/-1"]
+)
+def test_a_limit_that_cannot_be_is_named(limits: str) -> None:
+    with pytest.raises(ArgumentError, match="ROLLER_LIMITS"):
+        read_settings(limits=limits)

@@ -65,9 +65,10 @@ class EstimateResult:
 
 
 class Deadline:
-    """A point in time after which results are not needed; thread-safe."""
+    """A point in time after which results are not needed by a client; thread-safe."""
 
-    def __init__(self, limit_s: float = math.inf) -> None:
+    def __init__(self, limit_s: float = math.inf, client: str = "") -> None:
+        self.client = client
         self._deadline_s = time.monotonic() + limit_s
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Double, Engine, Table, create_engine, delete, event, func, select
+from sqlalchemy import Connection, Double, Engine, Integer, Table, create_engine, delete, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError as UrlError
@@ -50,6 +50,23 @@ def _now_in_postgresql(element: now_s, compiler: SQLCompiler, **_: Any) -> str:
     return "(extract(epoch from clock_timestamp())::double precision)"
 
 
+class today(FunctionElement[int]):  # noqa: N801 - reads as an SQL function
+    """The day of the database's clock since 1970, in UTC."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(today, "sqlite")
+def _today_in_sqlite(element: today, compiler: SQLCompiler, **_: Any) -> str:
+    return "CAST(julianday('now') - 2440587.5 AS INTEGER)"
+
+
+@compiles(today, "postgresql")
+def _today_in_postgresql(element: today, compiler: SQLCompiler, **_: Any) -> str:
+    return "(floor(extract(epoch from clock_timestamp()) / 86400)::integer)"
+
+
 class Database:
     """A database whose failures are StoreErrors.
 
@@ -58,7 +75,7 @@ class Database:
         busy_timeout_s: how long a writer of SQLite waits for another.
     """
 
-    def __init__(self, url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
+    def __init__(self, url: str | URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
         self.url = parse_url(url)
         self._process = uuid.uuid4().hex  # of the row that `check` writes
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
@@ -94,11 +111,17 @@ class Database:
                 latest = [column.desc() for column in table.primary_key]
                 connection.execute(select(table).order_by(*latest).limit(1)).all()
 
+    def checkpoint(self) -> None:
+        """Write what SQLite's log has to the database's file, as far as readers allow. A copy of the file then has it."""
+        if self.is_sqlite:
+            with self.read() as connection:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+
     def close(self) -> None:
         self.engine.dispose()
 
 
-def parse_url(url: str) -> URL:
+def parse_url(url: str | URL) -> URL:
     """Parse a database's URL. Raises ArgumentError, which never quotes the password."""
     try:
         parsed = make_url(url)

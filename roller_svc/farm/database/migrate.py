@@ -27,16 +27,35 @@ def upgrade(database: Database) -> None:
     with database.write() as connection:
         if not database.is_sqlite:  # SQLite's writers exclude each other
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-        revision = _revision(connection)
-        known = {script.revision for script in _script().walk_revisions()}
-        if revision is not None and revision not in known:
-            raise StoreError(
-                f"the database has the tables of a newer version ({revision}): run that version, or restore a backup",
-                code="database-newer",
-            )
+        _refuse_newer(_revision(connection))
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+    database.checkpoint()
+
+
+def check_revision(database: Database) -> str:
+    """Return the revision of a database. Raises StoreError unless it has the tables of this version."""
+    with database.read() as connection:
+        revision = _revision(connection)
+    _refuse_newer(revision)
+    head = _script().get_current_head()
+    if revision is None or revision != head:
+        raise StoreError(
+            f"expected a database with tables of revision {head}, got {revision or 'one without tables'}: "
+            "use the version that runs, or start a service of this version first",
+            code="database-older",
+        )
+    return revision
+
+
+def _refuse_newer(revision: str | None) -> None:
+    known = {script.revision for script in _script().walk_revisions()}
+    if revision is not None and revision not in known:
+        raise StoreError(
+            f"the database has the tables of a newer version ({revision}): run that version, or restore a backup",
+            code="database-newer",
+        )
 
 
 @contextmanager

@@ -112,6 +112,41 @@ api_keys = Table(
     Column("revoke_time", Double),
 )
 
+# What clients used by the day; see farm/usage.py.
+usage = Table(
+    "usage",
+    metadata,
+    Column("client", String(80), primary_key=True),
+    Column("day", Integer, primary_key=True),  # since 1970, in UTC
+    Column("resource", String(24), primary_key=True),
+    Column("amount", Double, nullable=False),
+    Index("usage_day", "day"),
+)
+
+# Who did what; see farm/audit.py.
+audit = Table(
+    "audit",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("time", Double, nullable=False),
+    Column("client", String(80), nullable=False),
+    Column("event", String(24), nullable=False),
+    Column("subject", String(120), nullable=False),
+    Column("details", JSON, nullable=False),
+    Index("audit_time", "time"),
+    Index("audit_client", "client"),
+)
+
+# When clients were seen; see farm/audit.py.
+client_uses = Table(
+    "client_uses",
+    metadata,
+    Column("client", String(80), primary_key=True),
+    Column("name", String(120), nullable=False),
+    Column("first_time", Double, nullable=False),
+    Column("last_time", Double, nullable=False),
+)
+
 # Keys of actions that were submitted, in parts; see farm/actions.py.
 actions = Table(
     "actions",

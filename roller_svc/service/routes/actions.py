@@ -11,7 +11,7 @@ from roller_svc.client.schemas import ActionResponse, CompileRequest
 from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.farm.actions import explanation_json
 from roller_svc.farm.api_keys import Scope
-from roller_svc.service.access import requires
+from roller_svc.service.access import principal_of, requires
 from roller_svc.service.mapping import build_request_from_body
 from roller_svc.service.state import state_of
 
@@ -40,4 +40,4 @@ async def explain_action(body: CompileRequest, request: Request) -> Response:
     """Do the same for a request to compile, without a build."""
     state = state_of(request)
     wanted = await state.run(lambda: build_request_from_body(body))
-    return JSONResponse(explanation_json(await state.explain(wanted)))
+    return JSONResponse(explanation_json(await state.explain(wanted, principal_of(request).client)))

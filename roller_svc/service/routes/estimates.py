@@ -14,7 +14,7 @@ from roller_svc.compiler.request import read_top_k
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.ir.options import EstimateOptions, options_of
-from roller_svc.service.access import requires
+from roller_svc.service.access import principal_of, requires
 from roller_svc.service.mapping import item_from_body
 from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
@@ -38,7 +38,7 @@ async def estimates(body: EstimateRequest, request: Request) -> Response:
         raise ArgumentError(f"too many plans: the limit is {max_plans}, got {count} estimates of {top_k}", code="too-many-items")
     options = body.model_dump(include=set(options_of(EstimateOptions)))
     items = [item_from_body(item, options) for item in body.items]
-    deadline = Deadline(state.settings.estimates_timeout_s)
+    deadline = Deadline(state.settings.estimates_timeout_s, principal_of(request).client)
     content = await state.estimate(
         lambda: _content(state.estimate_cache.encoded_estimates(items, body.targets, top_k, deadline)),
         count * top_k,

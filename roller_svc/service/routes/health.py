@@ -47,7 +47,9 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Return metrics in Prometheus's text format."""
     state = state_of(request)
-    content = await state.query(lambda: state.metrics.render(state.farm.read_figures()))
+    content = await state.query(
+        lambda: state.metrics.render(state.farm.read_figures(), state.shares, state.store.objects.free_bytes())
+    )
     return Response(content, media_type=MEDIA_TYPE)
 
 

@@ -19,13 +19,14 @@ from roller_svc.farm.routing import check_measurable
 from roller_svc.farm.store import Json, Store
 from roller_svc.ir.options import RuntimeChoice, SelectionMode
 from roller_svc.ir.report import BuildRequest
-from roller_svc.service.access import check_scope, principal_of, requires
+from roller_svc.service.access import principal_of, requires
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.disassembly import MAKERS
 from roller_svc.service.mapping import build_request_from_body, kernel_response
 from roller_svc.service.parts_response import Parts, PartsResponse
 from roller_svc.service.state import State, state_of
-from roller_svc.service.submission import IdempotencyKey, Prefer, submit_and_wait
+from roller_svc.service.submission import IdempotencyKey, Prefer, check_scopes, submit_and_wait
+from roller_svc.settings import Resource
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
 
@@ -59,8 +60,7 @@ async def compile_kernel(
     body: CompileRequest, request: Request, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Compile a kernel unless it is stored: 200 if done, 202 if not. `Prefer: wait=SECONDS` waits for it."""
-    if body.options.select == SelectionMode.MEASURE.value:
-        check_scope(principal_of(request), Scope.MEASURE)  # it runs the client's kernel on a worker
+    check_scopes(request, body)
     wanted = await state_of(request).run(lambda: build_request_from_body(body))
     return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
 
@@ -102,9 +102,9 @@ async def kernel_file(digest: str, kind: str, request: Request, if_none_match: A
     if current := not_modified(if_none_match, headers):
         return current
     if kind in MAKERS:
-        await _ensure_listing(state, digest, kind)
+        await _ensure_listing(state, digest, kind, principal_of(request).client)
     content = await state.run(lambda: _open(state, digest, kind))
-    return PartsResponse(content, state.run, _MEDIA_TYPES[kind], headers)
+    return PartsResponse(content, state.response_share(request), state.run, _MEDIA_TYPES[kind], headers)
 
 
 def _measured_request(body: CompileRequest) -> BuildRequest:
@@ -129,11 +129,12 @@ def _facts(store: Store, digest: str) -> Json:
     return facts
 
 
-async def _ensure_listing(state: State, digest: str, kind: str) -> None:
+async def _ensure_listing(state: State, digest: str, kind: str, client: str) -> None:
     """Have a listing made unless it is stored. Raises UnknownKernelError if the kernel cannot have one."""
     if await state.run(lambda: state.listings.open(digest, kind)) is None:
-        # Shielded, because other requests may wait for the same listing.
-        await asyncio.shield(asyncio.wrap_future(state.listings.request(digest, kind)))
+        with await state.shares.wait_for(Resource.LISTINGS, client):
+            # Shielded, because other requests may wait for the same listing.
+            await asyncio.shield(asyncio.wrap_future(state.listings.request(digest, kind)))
 
 
 def _open(state: State, digest: str, kind: str) -> Parts:

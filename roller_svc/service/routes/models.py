@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import re
+import time
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated
 
@@ -13,29 +17,35 @@ from starlette.requests import ClientDisconnect
 
 from roller_svc.client.schemas import (
     BlobResponse,
+    GraphBatchRequest,
+    GraphBatchResponse,
     GraphEstimateResponse,
     GraphRequest,
     ModelOperationResponse,
 )
 from roller_svc.compiler.request import validate_name
-from roller_svc.errors import ArgumentError, UnknownKernelError
+from roller_svc.errors import ArgumentError, SlowRequestError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest
 from roller_svc.farm.store import Store
-from roller_svc.ir.options import SelectionMode
+from roller_svc.farm.usage import BLOCK_BYTES
 from roller_svc.service import problems
-from roller_svc.service.access import check_scope, principal_of, requires
+from roller_svc.service.access import principal_of, requires
+from roller_svc.service.batches import submit_batch
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.middleware import too_large
 from roller_svc.service.model_builds import check_target
 from roller_svc.service.parts_response import PartsResponse
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import state_of
-from roller_svc.service.submission import IdempotencyKey, Prefer, submit_and_wait
+from roller_svc.service.submission import IdempotencyKey, Prefer, check_scopes, submit_and_wait
+from roller_svc.settings import Resource
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 PART_BYTES = 1 << 20  # of a blob, written at once
+MIN_BYTES_PER_S = 16 << 10  # of an upload, on average
+SLOW_START_S = 5.0  # that an upload may wait for its client beyond that
 _BLOB_LINKS = {"blob": {"operationId": "blob", "parameters": {"digest": "$response.body#/digest"}}}
 _BINARY_BODY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -57,12 +67,15 @@ async def put_blob(digest: str, request: Request) -> Response:
 
 
 async def _put_blob(digest: str, request: Request) -> Response:
-    state, bare = state_of(request), _bare_digest(digest)
+    state, bare, client = state_of(request), _bare_digest(digest), principal_of(request).client
     known = await state.run(lambda: state.store.has(bare))
+    limit = None if known else state.shares.part_of(Resource.STORED_BYTES, client)
     part = bytearray()
-    with state.admit_upload(), state.store.receive(bare) as blob:
-        async for chunk in request.stream():
+    with state.shares.hold(Resource.UPLOADS, client), state.store.receive(bare) as blob:
+        allowance = await state.query(lambda: state.farm.usage.allowance(client, Resource.STORED_BYTES, limit))
+        async for chunk in _stream_in_time(request):
             part += chunk
+            allowance.check(blob.size_bytes + len(part))
             if blob.size_bytes + len(part) > state.settings.max_blob_bytes:
                 return problems.response(too_large(state.settings.max_blob_bytes))
             if len(part) >= PART_BYTES:
@@ -71,8 +84,28 @@ async def _put_blob(digest: str, request: Request) -> Response:
                 await state.run(partial(blob.write, content))
         await state.run(lambda: blob.write(bytes(part)))
         await state.run(blob.finish)
+        if not known:
+            size_bytes = max(BLOCK_BYTES, blob.size_bytes)
+            await state.query(lambda: state.farm.usage.add(client, Resource.STORED_BYTES, size_bytes))
         body = {"digest": digest, "bytes": blob.size_bytes}
     return JSONResponse(body, status_code=200 if known else 201)
+
+
+async def _stream_in_time(request: Request) -> AsyncIterator[bytes]:
+    """Yield the parts of a body. Raises SlowRequestError once the client sends too slowly."""
+    waited_s, received_bytes, parts = 0.0, 0, aiter(request.stream())
+    while True:
+        start_s = time.monotonic()
+        try:
+            async with asyncio.timeout(SLOW_START_S + received_bytes / MIN_BYTES_PER_S - waited_s):
+                part = await anext(parts, None)
+        except TimeoutError as late:
+            raise SlowRequestError(f"the upload is slower than {MIN_BYTES_PER_S} bytes a second") from late
+        if part is None:
+            return
+        waited_s += time.monotonic() - start_s
+        received_bytes += len(part)
+        yield part
 
 
 @router.get(
@@ -92,7 +125,7 @@ async def blob(digest: str, request: Request, if_none_match: Annotated[str | Non
     if content is None:
         raise _unknown_blob(digest)
     headers["Content-Disposition"] = "attachment"
-    return PartsResponse(content, state.run, "application/octet-stream", headers)
+    return PartsResponse(content, state.response_share(request), state.run, "application/octet-stream", headers)
 
 
 @router.post(
@@ -105,11 +138,17 @@ async def compile_graph(
     body: GraphRequest, request: Request, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Compile a model unless it is stored: 200 if done, 202 if not. `Prefer: wait=SECONDS` waits for it."""
-    if body.options.select == SelectionMode.MEASURE.value:
-        check_scope(principal_of(request), Scope.MEASURE)
+    check_scopes(request, body)
     state = state_of(request)
     wanted = await state.run(lambda: _request(state.store, body))
     return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
+
+
+@router.post("/graphs:batchCompile", response_model=GraphBatchResponse, dependencies=[requires(Scope.COMPILE)])
+async def batch_compile_graphs(body: GraphBatchRequest, request: Request) -> Response:
+    """Compile models, each for several targets: an operation or an error for each of them."""
+    store = state_of(request).store
+    return await submit_batch(request, body.requests, partial(_request, store))
 
 
 @router.post(
@@ -128,7 +167,7 @@ async def estimate_graph(body: GraphRequest, request: Request) -> Response:
 
 
 def _request(store: Store, body: GraphRequest) -> ModelRequest:
-    """Return the request of a body, whose graph becomes a blob.
+    """Return the request of a body, with the content of its graph: only a build stores it.
 
     Raises InputError for an unknown device or blob.
     """
@@ -137,7 +176,7 @@ def _request(store: Store, body: GraphRequest) -> ModelRequest:
     options = body.options.model_dump(exclude_defaults=True) | {"select": body.options.select}
     if body.model.graph is not None:
         content = json.dumps(body.model.graph, separators=(",", ":")).encode()
-        return ModelRequest(store.put_upload(content), JSON_GRAPH, body.target, options)
+        return ModelRequest(hashlib.sha256(content).hexdigest(), JSON_GRAPH, body.target, options, content)
     name = body.model.blob or ""
     bare = _bare_digest(name)
     if not store.has(bare):

@@ -19,6 +19,7 @@ from roller_svc.service.event_stream import EventStreamResponse
 from roller_svc.service.mapping import operation_json
 from roller_svc.service.responses import operation_response
 from roller_svc.service.state import State, state_of
+from roller_svc.settings import Resource
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 
@@ -56,9 +57,10 @@ async def list_operations(
 )
 async def operation(operation_id: str, request: Request, wait: Annotated[float, Query(ge=0, le=86_400)] = 0.0) -> Response:
     """Return an operation; wait up to `wait` seconds for it to be done."""
-    state = state_of(request)
-    result = await _known(state, operation_id)
-    result = await state.wait(result, request, min(wait, state.settings.max_wait_s))
+    state, seconds = state_of(request), min(wait, state_of(request).settings.max_wait_s)
+    if seconds > 0:
+        state.shares.check(Resource.WAITS, principal_of(request).client)
+    result = await state.wait(await _known(state, operation_id), request, seconds)
     return operation_response(result, 200, {})
 
 
@@ -67,12 +69,13 @@ async def operation(operation_id: str, request: Request, wait: Annotated[float, 
     response_model=OperationResponse | ModelOperationResponse,
     dependencies=[requires(Scope.COMPILE)],
 )
-async def cancel_operation(operation_id: str, body: CancelRequest, request: Request) -> Response:
+async def cancel_operation(operation_id: str, request: Request, body: CancelRequest | None = None) -> Response:
     """Withdraw this client's interest in an operation, which ends when nobody else waits for it."""
-    if body.for_all:
+    for_all = body is not None and body.for_all
+    if for_all:
         check_scope(principal_of(request), Scope.ADMIN)
     state, client = state_of(request), principal_of(request).client
-    result = await state.query(lambda: state.farm.cancel(operation_id, client, for_all=body.for_all))
+    result = await state.query(lambda: state.farm.cancel(operation_id, client, for_all=for_all))
     if result is None:
         raise _unknown(operation_id)
     return operation_response(result, 200, {})

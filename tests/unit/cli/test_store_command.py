@@ -67,6 +67,38 @@ def test_results_are_exported_and_imported(store: Store, tmp_path: Path, capsys:
     assert run(capsys, other, "import", str(file), code=2)["error"]["code"] == "invalid-archive"
 
 
+def test_a_farm_is_backed_up_and_restored(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, other = str(tmp_path / "backup"), Store(tmp_path / "other")
+    assert run(capsys, store, "backup", folder, code=1)["error"]["code"] == "database-older"
+    assert main(["keys", "add", "me", "--store", str(store.folder)]) == 0
+    capsys.readouterr()
+    saved = run(capsys, store, "backup", folder)
+    assert (saved["names"], saved["blobs"], saved["skipped"]) == (2, 6, 0)
+    restored = {"names": 2, "blobs": 4, "rows": 1, "damaged_blobs": [], "is_same_generator": True}
+    assert run(capsys, other, "restore", folder) == restored
+    assert other.action_result(ACTION) == BUILT.facts
+    assert main(["keys", "list", "--store", str(other.folder)]) == 0
+    assert "me" in capsys.readouterr().out
+    assert run(capsys, other, "restore", folder, code=2)["error"]["code"] == "restore-not-empty"
+    assert run(capsys, store, "restore", str(tmp_path), code=2)["error"]["code"] == "invalid-backup"
+
+
+def test_a_backup_that_lost_blobs_is_restored_with_an_exit_code(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["keys", "add", "me", "--store", str(store.folder)]) == 0
+    store.objects.write("cas/sha256/00/" + "0" * 64, b"damaged")
+    assert main(["store", "backup", str(tmp_path / "backup"), "--store", str(store.folder)]) == 0
+    assert "2 names and 6 blobs" in capsys.readouterr().out
+    binary = next(path for path in (tmp_path / "backup").rglob("*") if path.is_file() and path.read_bytes() == b"\x7fELF")
+    binary.unlink()
+    monkeypatch.setattr("roller_svc.farm.backup.generator_digest", lambda: "another")
+    assert main(["store", "restore", str(tmp_path / "backup"), "--store", str(tmp_path / "new")]) == 1
+    printed = capsys.readouterr().out
+    assert f"damaged     {binary.name}" in printed
+    assert "another version" in printed
+
+
 @pytest.mark.parametrize("location", ["memory:", "no/such/folder", "gs://bucket"])
 def test_a_store_that_cannot_be_opened_is_named(location: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "verify", "--store", location]) == 2

@@ -9,6 +9,7 @@ from sqlalchemy import update
 
 from roller_svc.errors import ArgumentError, NotFoundError
 from roller_svc.farm.api_keys import ApiKeys, Scope, has_key, id_of_key, make_key, parse_scopes, with_included
+from roller_svc.farm.audit import AuditEvent, AuditLog
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import api_keys
 
@@ -76,3 +77,17 @@ def test_scopes_include_the_ones_before() -> None:
     assert with_included([Scope.COMPILE]) == {Scope.READ, Scope.COMPILE}
     assert with_included([Scope.ADMIN]) == set(Scope)
     assert parse_scopes(["measure", "other", 7, None]) == {Scope.READ, Scope.COMPILE, Scope.MEASURE}
+
+
+def test_a_quota_is_changed_and_taken_away(keys: ApiKeys, database: Database) -> None:
+    _, key = keys.add("alice", [Scope.COMPILE], quota=3)
+    for quota in (7, None):
+        keys.limit(key.id, quota, "local:root")
+        assert keys.all()[0].quota == quota
+    entries = AuditLog(database).entries(event=AuditEvent.KEY_LIMITED, limit=9)
+    assert [(entry.client, entry.subject, entry.details) for entry in entries] == [
+        ("local:root", key.id, {}),
+        ("local:root", key.id, {"quota": 7}),
+    ]
+    with pytest.raises(NotFoundError):
+        keys.limit("0" * 12, 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -158,6 +159,29 @@ def test_a_commit_survives_a_power_cut(tmp_path: Path) -> None:
         assert connection.scalar(text("PRAGMA synchronous")) == 2  # FULL
         assert connection.scalar(text("PRAGMA journal_mode")) == "wal"
     database.close()
+
+
+def test_a_copy_of_the_file_alone_has_what_a_checkpoint_wrote(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/a.db")
+    upgrade(database)
+    with database.read() as other:
+        assert other.execute(select(clients)).all() == []
+        with database.write() as connection:
+            connection.execute(insert(clients).values(client="a", last_claim=1))
+        assert clients_of_copy(tmp_path) == []  # which has the tables
+        database.checkpoint()
+        assert clients_of_copy(tmp_path) == ["a"]
+    database.close()
+
+
+def clients_of_copy(folder: Path) -> list[str]:
+    """Clients in a copy of a.db without its log."""
+    shutil.copy(folder / "a.db", folder / "copy.db")
+    copy = Database(f"sqlite:///{folder}/copy.db")
+    with copy.read() as connection:
+        found = list(connection.scalars(select(clients.c.client)))
+    copy.close()
+    return found
 
 
 @pytest.mark.parametrize(

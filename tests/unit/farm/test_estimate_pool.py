@@ -100,7 +100,8 @@ def test_what_a_slice_leaves_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> 
 class HeldWorkers:
     """Stands for the processes: notes whose chunks come, and lets none through until so many are submitted."""
 
-    def __init__(self, shared: EstimatePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, shared: EstimatePool, monkeypatch: pytest.MonkeyPatch, chunks: int) -> None:
+        self._chunks = chunks
         self.came: list[str] = []
         self.begun = threading.Event()
         self._submitted = threading.Semaphore(0)
@@ -109,8 +110,8 @@ class HeldWorkers:
         monkeypatch.setattr(shared._threads, "submit", self.submit)
         monkeypatch.setattr(shared._workers, "call", self.call)
 
-    def submit(self, task: Callable[[], object]) -> object:
-        future = self._submit(task)
+    def submit(self, client: str, task: Callable[[], list[EstimateResult]]) -> object:
+        future = self._submit(client, task)
         self._submitted.release()
         return future
 
@@ -118,7 +119,7 @@ class HeldWorkers:
         self.came.append(works[0].program.expression)
         if not self.begun.is_set():
             self.begun.set()
-            for _ in range(3):  # two chunks of the batch, one under way and one that waits, and the single estimate
+            for _ in range(self._chunks):
                 self._submitted.acquire()
         return stub_slice(works)
 
@@ -126,7 +127,8 @@ class HeldWorkers:
 def test_a_single_estimate_comes_between_the_chunks_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = 64
     with estimating() as shared, ThreadPoolExecutor(1) as other:
-        turnstile = HeldWorkers(shared, monkeypatch)
+        # two chunks of the batch, one under way and one that waits, and the single estimate
+        turnstile = HeldWorkers(shared, monkeypatch, 3)
         batch = other.submit(shared.estimate, [work("batch")] * (chunks * MAX_CHUNK), Deadline())
         turnstile.begun.wait()
         (single,) = shared.estimate([work("single")], Deadline())
@@ -134,6 +136,21 @@ def test_a_single_estimate_comes_between_the_chunks_of_a_batch(monkeypatch: pyte
     assert single.device_results == [outcome("single")]
     assert turnstile.came.index("single") <= 2  # behind the chunk under way, and the one that waited
     assert turnstile.came.count("batch") == chunks
+
+
+def test_clients_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = 4
+    with estimating() as shared, ThreadPoolExecutor(batches) as greedy:
+        turnstile = HeldWorkers(shared, monkeypatch, 2 * batches + 1)
+        results = [
+            greedy.submit(shared.estimate, [work("greedy")] * (2 * MAX_CHUNK), Deadline(client="greedy")) for _ in range(batches)
+        ]
+        turnstile.begun.wait()
+        shared.estimate([work("other")], Deadline(client="other"))
+        for each in results:
+            each.result()
+    assert turnstile.came.index("other") <= 2  # behind the chunk under way, and one more
+    assert turnstile.came.count("greedy") == 2 * batches
 
 
 # stoppable --------------------------------------------------------------------------------------------------------

@@ -69,7 +69,9 @@ class Setup:
         self.clock = ManualClock()
         self.queue = OperationQueue(database, generator, max_alive=100, clock=self.clock)
         self.registry = WorkerRegistry(database)
-        self.farm = BuildFarm(self.queue, self.store, self.courier, self.registry, Digests(), retention_s=1000.0)
+        self.farm = BuildFarm(
+            self.queue, self.store, self.courier, self.registry, Digests(), retention_s=1000.0, audit_retention_s=1000.0
+        )
 
     def build(self) -> None:
         """Build the next operation, as a worker would."""

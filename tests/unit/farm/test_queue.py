@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from clocks import ManualClock
 from sqlalchemy import update
 
-from roller_svc.errors import BuildServiceError, CompileError, QueueFullError, QuotaExceededError
+from roller_svc.errors import BuildServiceError, CompileError, ConflictError, QueueFullError, QuotaExceededError
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import interests, operations
+from roller_svc.farm.idempotency import IdempotencyKeys, KeyedRequest
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState
 from roller_svc.farm.queue import LEASE_S, RETRY_DELAYS_S, Claim, Lease, OperationQueue, QueuedId, Submission
+from roller_svc.farm.usage import DailyUsage
+from roller_svc.settings import Resource
 
 GENERATOR = "a" * 64
 FACTS = {"digest": "sha256:" + "1" * 64}
@@ -559,3 +563,45 @@ def test_a_claim_ends_the_wait_for_a_worker(queue: OperationQueue) -> None:
     assert operation.is_unserved
     queue.release(claimed(queue))
     assert not found(queue, operation.id).is_unserved
+
+
+# ---------------------------------------------------------------- keys of requests, and the day's seconds
+
+
+def test_one_key_at_once_queues_one_build(queue: OperationQueue) -> None:
+    """Eight requests find no operation of their key before any of them is queued."""
+    keys = IdempotencyKeys(queue.database)
+    begin = threading.Barrier(8)
+
+    def send(number: int) -> Operation | ConflictError:
+        keyed = KeyedRequest("client", "key", b"%d" % number)
+        assert keys.find(keyed) is None
+        begin.wait(30)
+        try:
+            return queue.submit(submission(f"action {number}", "client", keyed=keyed))
+        except ConflictError as refused:
+            return refused
+
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(send, range(8)))
+    (operation,) = (each for each in results if isinstance(each, Operation))
+    assert [each.id for each in queue.page(None, after=None, limit=100)] == [operation.id]
+    assert [each.id for each in queue.page("client", after=None, limit=100)] == [operation.id]
+
+
+def test_a_key_belongs_to_the_operation_that_its_request_joins(queue: OperationQueue) -> None:
+    first = queue.submit(submission("a", "client"))
+    keyed = KeyedRequest("client", "key", b"body")
+    assert queue.submit(submission("a", "client", keyed=keyed)).id == first.id
+    assert IdempotencyKeys(queue.database).find(keyed) == first.id
+
+
+def test_a_client_beyond_its_seconds_of_a_day_joins_and_queues_nothing(queue: OperationQueue) -> None:
+    queue.submit(submission("a", "other"))
+    DailyUsage(queue.database).add("client", Resource.BUILD_SECONDS, 10.0)
+    queue.submit(submission("a", "client", max_build_s=10.0))
+    with pytest.raises(QuotaExceededError) as refused:
+        queue.submit(submission("b", "client", max_build_s=10.0))
+    assert (refused.value.retry_after_s or 0) > 0
+    queue.submit(submission("b", "client", max_build_s=11.0))
+    queue.submit(submission("c", "other", max_build_s=10.0))

@@ -48,3 +48,13 @@ def test_figures_count_queues_ends_times_and_workers(database: Database) -> None
     with database.write() as connection:
         connection.execute(update(operations).where(operations.c.state == "done").values(end_time=now_s() - 400))
     assert read_figures(database, registry).ended == {}
+
+
+def test_queues_of_devices_that_nobody_has_are_counted_together(database: Database) -> None:
+    queue, registry = OperationQueue(database, "a" * 64, max_alive=100), WorkerRegistry(database)
+    names = [*(f"measure.sm_{number}x" for number in range(41)), "measure.sm_90a", "measure.served", "build.cpu.x86-64-v4"]
+    for name in names:
+        queue.submit(Submission(name, {}, name))
+    registry.add(Worker("1", ("measure.served",), "a" * 64, {}))
+    counts = {each.queue: each.count for each in read_figures(database, registry).queues}
+    assert counts == {"other": 41, "measure.sm_90a": 1, "measure.served": 1, "build.cpu.x86-64-v4": 1}

@@ -1,0 +1,162 @@
+"""Sums of linear combinations of products → a sum of each product, and a map that adds them.
+
+Σ -(a * b), Σ (a * b - c * d) and Σ (a - z) * b of integers are contractions in another spelling. Each product is summed
+over the axes that it varies with. What does not vary along the sum is a factor of the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.operand import value_dtype
+from roller_svc.analysis.sum_of_products import product_of
+from roller_svc.fusion.contraction import as_contraction
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of
+from roller_svc.ir.index import ref
+from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr, TensorType
+
+Statements = tuple[TensorExpr, ...]
+MAX_TERMS = 4  # of a sum: (a - u) * (b - v) has four
+INTEGER_BITS = 8  # of integers that matrix units multiply
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A product, added or subtracted."""
+
+    factors: tuple[Expr, ...]
+    is_negative: bool = False
+
+    def times(self, other: _Term) -> _Term:
+        return _Term((*self.factors, *other.factors), self.is_negative != other.is_negative)
+
+    @property
+    def negated(self) -> _Term:
+        return replace(self, is_negative=not self.is_negative)
+
+
+def split_linear_sums(statements: Statements) -> Statements:
+    """Split sums of which a product is a contraction, but that are none as they are written."""
+    return tuple(each for statement in statements for each in _split(statement))
+
+
+def _split(statement: TensorExpr) -> Statements:
+    if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
+        return (statement,)
+    dtype = statement.accumulator
+    if statement.body.dtype.compute is not dtype:  # products wrap, or are rounded, before they are added
+        return (statement,)
+    terms = _terms(statement.body, dtype)
+    if len(terms) > MAX_TERMS or (len(terms) == 1 and as_contraction(statement) is not None):
+        return (statement,)
+    sums = [_sum(statement, term, f"{statement.output}.term{i}") for i, term in enumerate(terms)]
+    if not _is_better(statement, sums, dtype):
+        return (statement,)
+    values = [_value(statement, term, each) for term, each in zip(terms, sums, strict=True)]
+    axes = statement.spatial
+    total = _add(values, [term.is_negative for term in terms], dtype)
+    combined = replace(statement, kind=StatementKind.MAP, axes=axes, body=total, combine=None)
+    # the largest last: its kernel computes the result
+    return (*sorted((each for each in sums if each is not None), key=lambda each: each.points), combined)
+
+
+def _terms(expr: Expr, dtype: DType) -> list[_Term]:
+    """Return the products that an expression adds. Those of integers are expanded."""
+    if expr.dtype.compute is not dtype:
+        return [_Term((expr,))]
+    match expr:
+        case Cast(arg=arg) if arg.dtype.compute is dtype and (expr.implicit or expr.dtype is dtype):
+            return _terms(arg, dtype)
+        case Op(kind=OpKind.NEG, args=(arg,)):
+            return [term.negated for term in _terms(arg, dtype)]
+        case Op(kind=OpKind.ADD, args=(first, second)):
+            return [*_terms(first, dtype), *_terms(second, dtype)]
+        case Op(kind=OpKind.SUB, args=(first, second)):
+            return [*_terms(first, dtype), *(term.negated for term in _terms(second, dtype))]
+        case Op(kind=OpKind.MUL, args=(first, second)):
+            parts = [_terms(first, dtype), _terms(second, dtype)]
+            if dtype.is_float:  # a sum is a factor: expanded, it would be rounded in other places
+                parts = [each if len(each) == 1 else [_Term((arg,))] for each, arg in zip(parts, expr.args, strict=True)]
+            return [one.times(other) for one, other in itertools.product(*parts)]
+        case Select(cond=cond, then=then, otherwise=Const(value=0)):
+            guarded = [_guard(term, cond) for term in _terms(then, dtype)]
+            return [term for term in guarded if term is not None] if None not in guarded else [_Term((expr,))]
+        case _:
+            return [_Term((expr,))]
+
+
+def _guard(term: _Term, cond: Expr) -> _Term | None:
+    """Return a product that is 0 where a condition fails, by its factors that vary with all of it; None if none does."""
+    used = axes_of(cond)
+    zeros = [Const(0.0 if factor.dtype.is_float else 0, factor.dtype) for factor in term.factors]
+    factors = tuple(
+        Select(cond, factor, zero, factor.dtype) if used <= axes_of(factor) else factor
+        for factor, zero in zip(term.factors, zeros, strict=True)
+    )
+    return None if factors == term.factors else replace(term, factors=factors)
+
+
+def _is_better(statement: TensorExpr, sums: list[TensorExpr | None], dtype: DType) -> bool:
+    """Return whether a sum of a product is a contraction: for integers, one whose operands matrix units take."""
+    contractions = [c for each in sums if each is not None and (c := as_contraction(each)) is not None]
+    if dtype.is_float:
+        return bool(contractions) and as_contraction(statement) is None
+    full = [each for each in sums if each is not None and len(each.spatial) == len(statement.spatial)]
+    return len(full) == len(contractions) > 0 and all(
+        (stored := value_dtype(operand)) is not None and stored.bits <= INTEGER_BITS for c in contractions for operand in (c.a, c.b)
+    )
+
+
+def _varies(factor: Expr, statement: TensorExpr) -> bool:
+    return not axes_of(factor).isdisjoint({axis.name for axis in statement.reduced})
+
+
+def _sum(statement: TensorExpr, term: _Term, name: str) -> TensorExpr | None:
+    """Return the sum of the factors that vary along it, over the axes that they vary with; None if none does."""
+    inner = [factor for factor in term.factors if _varies(factor, statement)]
+    if not inner:
+        return None
+    axes = _varying_axes(statement, inner)
+    dtype = statement.accumulator
+    return replace(
+        statement,
+        output=name,
+        name=name,
+        type=TensorType(dtype, tuple(axis.extent for axis in axes)),
+        axes=(*axes, *statement.reduced),
+        index=tuple(ref(axis.name) for axis in axes),
+        body=product_of([_convert(factor, dtype) for factor in inner]),
+    )
+
+
+def _varying_axes(statement: TensorExpr, factors: list[Expr]) -> tuple[Axis, ...]:
+    """Return the spatial axes that factors vary with, at least one."""
+    names = frozenset[str]().union(*(axes_of(factor) for factor in factors))
+    return tuple(axis for axis in statement.spatial if axis.name in names) or statement.spatial[-1:]
+
+
+def _value(statement: TensorExpr, term: _Term, total: TensorExpr | None) -> Expr:
+    """Return the value of a term's sum at a point of the result."""
+    dtype = statement.accumulator
+    outer = [_convert(factor, dtype) for factor in term.factors if not _varies(factor, statement)]
+    if total is None:
+        count = math.prod(axis.extent for axis in statement.reduced)
+        return product_of([*outer, Const(count, dtype)])
+    return product_of([Load(total.output, total.index, dtype), *outer])
+
+
+def _add(values: list[Expr], negative: list[bool], dtype: DType) -> Expr:
+    """Return the sum of values, the negative ones subtracted."""
+    order = sorted(range(len(values)), key=lambda i: negative[i])
+    first, *others = order
+    total = Op(OpKind.NEG, (values[first],), dtype) if negative[first] else values[first]
+    for i in others:
+        total = Op(OpKind.SUB if negative[i] else OpKind.ADD, (total, values[i]), dtype)
+    return total
+
+
+def _convert(factor: Expr, dtype: DType) -> Expr:
+    return factor if factor.dtype is dtype else Cast(factor, dtype, implicit=True)

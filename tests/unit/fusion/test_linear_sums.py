@@ -1,0 +1,91 @@
+"""Contractions in another spelling: signs, sums, conditions, casts and zero points around products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from roller_svc import hardware
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import estimate_program
+from roller_svc.frontend.parse import parse
+from roller_svc.fusion.linear_sums import split_linear_sums
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
+
+GPUS = ("nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "amd-mi300x")
+HALF = "a[m, k] * b[k, n]"
+HALVES = {
+    "negative": ("-(a[m, k] * b[k, n])", 1),
+    "negative factor": ("(-a[m, k]) * b[k, n]", 1),
+    "widened": ("(a[m, k] * b[k, n]).cast(float32)", 1),
+    "sum": ("a[m, k] * b[k, n] + c[m, k] * d[k, n]", 2),
+    "difference": ("a[m, k] * b[k, n] - c[m, k] * d[k, n]", 2),
+    "scaled": ("-(u[n] * a[m, k] * b[k, n])", 1),
+    "masked": ("where(k <= m, a[m, k] * b[k, n], 0.0)", 1),
+    "masked sum": ("where(k <= m, a[m, k] * b[k, n] - c[m, k] * d[k, n], 0.0)", 2),
+}
+BYTES = {
+    "constant": "(p[m, k].cast(int32) - 128) * q[k, n].cast(int32)",
+    "row": "(p[m, k].cast(int32) - zp[m].cast(int32)) * q[k, n].cast(int32)",
+    "both": "(p[m, k].cast(int32) - zp[m].cast(int32)) * (q[k, n].cast(int32) - zq[n].cast(int32))",
+}
+
+
+def program(body: str, size: int, stated: str = "") -> TensorProgram:
+    shapes = {"a": (size, size), "b": (size, size), "c": (size, size), "d": (size, size), "u": (size,)}
+    types = {name: TensorType(DType.FLOAT16, shape) for name, shape in shapes.items() if f"{name}[" in body}
+    for name, dtype, shape in (
+        ("p", DType.UINT8, (size, size)), ("q", DType.INT8, (size, size)), ("zp", DType.UINT8, (size,)), ("zq", DType.INT8, (size,))
+    ):  # fmt: skip
+        if f"{name}[" in body:
+            types[name] = TensorType(dtype, shape)
+    return parse(f"y[m, n]{stated} +=! {body}", types)
+
+
+def seconds(compute: TensorProgram, target: str) -> float:
+    return estimate_program(PartitionCache(compute), hardware.load(target)).plans[0].estimate.seconds
+
+
+@pytest.mark.parametrize("name", [*HALVES, *BYTES])
+def test_split_sums_have_the_values_of_the_statement(name: str) -> None:
+    body = HALVES[name][0] if name in HALVES else BYTES[name]
+    compute = program(body, 13)
+    split = replace(compute, statements=split_linear_sums(compute.statements))
+    assert (len(split.statements) > 1) is (name not in ("negative factor", "widened"))
+    inputs = random_inputs(compute, 7)
+    ours, theirs = (np.asarray(evaluate(each, inputs)["y"].wide, np.float64) for each in (split, compute))
+    np.testing.assert_allclose(ours, theirs, rtol=0 if name in BYTES else 1e-2, atol=0 if name in BYTES else 1e-2)
+
+
+@pytest.mark.parametrize("target", [*GPUS, "cpu-x86-avx512"])
+@pytest.mark.parametrize("name", HALVES)
+def test_every_spelling_takes_the_time_of_its_products(name: str, target: str) -> None:
+    body, products = HALVES[name]
+    limit = 1.8 if "masked" in name else 1.3
+    assert seconds(program(body, 2048), target) < limit * products * seconds(program(HALF, 2048), target)
+
+
+@pytest.mark.parametrize("target", GPUS[:2])
+@pytest.mark.parametrize("name", BYTES)
+def test_zero_points_leave_the_product_to_the_matrix_unit(name: str, target: str) -> None:
+    plain = program("p[m, k].cast(int32) * q[k, n].cast(int32)", 4096)
+    assert seconds(program(BYTES[name], 4096), target) < 1.3 * seconds(plain, target)
+
+
+def test_products_that_wrap_before_they_are_added_are_not_split() -> None:
+    compute = parse(
+        "y[m, n]: int64 +=! (p[m, k] - 3) * q[k, n]",
+        {"p": TensorType(DType.INT32, (16, 16)), "q": TensorType(DType.INT32, (16, 16))},
+    )
+    assert split_linear_sums(compute.statements) == compute.statements
+
+
+@pytest.mark.parametrize("body", ["a[m, k] * b[k, n]", "a[m, k] + a[m, k]", "(a[m, k] - u[k]) * b[k, n]"])
+def test_other_sums_stay_as_they_are(body: str) -> None:
+    compute = program(body, 16) if "n]" in body else parse(f"y[m] +=! {body}", {"a": TensorType(DType.FLOAT16, (16, 16))})
+    assert split_linear_sums(compute.statements) == compute.statements
