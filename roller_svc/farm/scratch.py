@@ -1,16 +1,23 @@
-"""Temporary directory of a process's workers: removed when the process ends, or by the next one if it was killed."""
+"""Temporary directory of a process's workers: removed when the process ends, or by the next one if it was killed.
+
+What is in it may be hostile: directories that are too deep for a path, or that nobody may read.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-import shutil
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "roller-farm-"
+FILE_BYTES = 1 << 30  # of one file of a worker
+WRITTEN_BYTES = 4 << 30  # by a worker, in all
+MAX_ENTRIES = 1 << 17  # files and directories of a worker
+MAX_THREADS = 4096  # of a worker
 _OWNER = "owner"  # a file that the owner keeps locked while it lives
 
 
@@ -25,15 +32,74 @@ def scratch_folder() -> Iterator[Path]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         os.close(handle)
+
+
+def find_excess(pid: int, folder: Path) -> str:
+    """Return what a worker has too much of: threads, bytes written or temporary files; "" for nothing."""
+    if _proc_field(pid, "status", "Threads") > MAX_THREADS:
+        return f"more than {MAX_THREADS} threads"
+    if _proc_field(pid, "io", "wchar") > WRITTEN_BYTES:  # counts files that have no name any more
+        return f"written more than {WRITTEN_BYTES} bytes"
+    folders, entries, size_bytes = [folder], 0, 0
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    if entries > MAX_ENTRIES:
+                        return f"more than {MAX_ENTRIES} temporary files"
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry))
+                    else:
+                        size_bytes += 512 * entry.stat(follow_symlinks=False).st_blocks
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError as error:
+            return f"temporary files that cannot be counted ({error.strerror})"
+    return f"temporary files of more than {WRITTEN_BYTES} bytes" if size_bytes > WRITTEN_BYTES else ""
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a directory with all that is in it, as far as it can be removed. Follows no link.
+
+    Directories are moved up to `folder` first, so that no path is long.
+    """
+    prefix = secrets.token_hex(8)
+    emptied: list[Path] = []
+    waiting = [] if folder.is_symlink() else [folder]
+    while waiting:
+        with contextlib.suppress(OSError):
+            current = waiting.pop()
+            current.chmod(0o700)
+            if current != folder:
+                current = current.rename(folder / f"{prefix}{len(emptied)}")
+            emptied.append(current)
+            for entry in list(os.scandir(current)):
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry))
+                else:
+                    Path(entry).unlink()
+    for each in reversed(emptied):
+        with contextlib.suppress(OSError):
+            each.rmdir()
+
+
+def _proc_field(pid: int, file: str, name: str) -> int:
+    """Return a number that the kernel reports of a process, 0 if it does not."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+    return 0
 
 
 def _remove_orphans(base: Path) -> None:
     for folder in base.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # of another user, or removed meanwhile
             if folder.lstat().st_uid == os.geteuid() and not _has_owner(folder):
-                shutil.rmtree(folder, ignore_errors=True)  # follows no link
+                remove_tree(folder)
 
 
 def _has_owner(folder: Path) -> bool:

@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import pickle
 import resource
-import shutil
 import signal
 import tempfile
 import threading
@@ -38,7 +37,9 @@ from roller_svc.errors import (
     KernelTimeoutError,
     RollerError,
 )
-from roller_svc.toolchain.sandbox import die_with_pipe, landlock_abi, restrict_self
+from roller_svc.farm.scratch import FILE_BYTES, find_excess, remove_tree
+from roller_svc.toolchain.sandbox import die_with_pipe, forbid_processes, limit_self, restrict_self
+from roller_svc.toolchain.supervisor import fork_supervised
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,7 +56,10 @@ STALLED_CPU_FRACTION = 0.1  # of the time limit: a worker with less CPU time was
 MAX_RESPONSE_BYTES = 1 << 30
 MAX_SOCKET_PATH_BYTES = 107
 SOCKET_BELOW_TEMPORARY_DIRECTORY = "/pymp-01234567/listener-01234567"  # as multiprocessing names it
-_READY, _RESULT, _RAISED, _PICKLED = b"r", b"j", b"e", b"p"
+MAX_PID_DIGITS = 10
+CHECK_S = 0.5  # between two looks at what a confined worker takes
+OPEN_FILES = 4096
+_RESULT, _RAISED, _PICKLED = b"j", b"e", b"p"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,11 @@ class WorkerLimits:
     """Resources of a worker process.
 
     A confined worker (`readable` is not None) can read below these paths and write to its temporary directory and below
-    `devices`. It can open no other file, no socket and no other process. Only a forked worker can be confined.
+    `devices`. It can open no other file, no socket and no other process, and starts none: its supervisor, another
+    process, starts compilers for it. Only a forked worker can be confined.
     """
 
-    memory_bytes: int | None = None  # host memory that the worker and each of its children may allocate
+    memory_bytes: int | None = None  # host memory that the worker and each of its compilers may allocate
     nice: int = 0
     scratch: Path | None = None  # parent of the workers' temporary directories; created if missing
     readable: tuple[str, ...] | None = None
@@ -117,6 +122,7 @@ class WorkerProcess(Generic[T, R]):
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
         self._lifeline: Connection | None = None  # the worker is killed when this end of its pipe is closed
+        self._pid = 0  # of the worker; that of `_process` may be its supervisor's
         self._temp_dir: str | None = None
 
     def call(self, task: T) -> R:
@@ -125,15 +131,15 @@ class WorkerProcess(Generic[T, R]):
         Raises the error of the task, KernelTimeoutError if it timed out, or BuildServiceError if the worker died.
         """
         connection = self._ready_connection()
-        assert self._process is not None
+        assert self._lifeline is not None
         cpu_before_s = self._cpu_s()
         # Covers hangs that neither a result nor the worker's death ends: sending to a stopped worker, a partial result.
-        watchdog = threading.Timer(self._timeout_s + GRACE_S, self._process.kill)
+        watchdog = threading.Timer(self._timeout_s + GRACE_S, self._lifeline.close)
         watchdog.daemon = True
         watchdog.start()
         try:
             connection.send(task)
-            if not connection.poll(self._timeout_s):
+            if not self._wait(connection):
                 used_s = self._cpu_s() - cpu_before_s
                 self.close(kill=True)
                 raise self._timeout_error(used_s)
@@ -146,6 +152,19 @@ class WorkerProcess(Generic[T, R]):
         if self._taints is not None and self._taints(task):
             self.close(kill=True)
         return self._decode_response(response)
+
+    def _wait(self, connection: Connection) -> bool:
+        """Wait for a response. Returns whether it came in time. Raises BuildError if a confined worker takes too much."""
+        end_s = time.monotonic() + self._timeout_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            if connection.poll(min(left_s, CHECK_S)):
+                return True
+            if self._limits.readable is None or self._temp_dir is None:
+                continue
+            if excess := find_excess(self._pid, Path(self._temp_dir)):
+                self.close(kill=True)
+                raise BuildError(f"the build was ended: it has {excess}", code="out-of-resources")
+        return False
 
     def _decode_response(self, response: bytes) -> R:
         """Decode a response: one byte for its kind, then the content."""
@@ -175,13 +194,9 @@ class WorkerProcess(Generic[T, R]):
         return KernelTimeoutError(f"worker timed out after {self._timeout_s:g} s and was killed")
 
     def _cpu_s(self) -> float:
-        """Return the CPU time of the worker and its reaped children; 0 if it is gone."""
-        try:
-            stat = Path(f"/proc/{self._process.pid if self._process else 0}/stat").read_text(encoding="ascii")
-        except OSError:
-            return 0.0
-        ticks = stat.rpartition(")")[2].split()[11:15]  # utime, stime, cutime, cstime: proc(5)
-        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+        """Return the CPU time of the worker, its supervisor and reaped compilers; 0 if they are gone."""
+        supervisor = self._process.pid if self._process else 0
+        return sum(_cpu_s(pid) for pid in {supervisor or 0, self._pid})
 
     def close(self, *, kill: bool = False) -> None:
         """End the worker: after its current task, or immediately if `kill`."""
@@ -189,9 +204,9 @@ class WorkerProcess(Generic[T, R]):
         self._process = self._connection = self._lifeline = None
         if connection is not None:
             connection.close()
+        if kill and lifeline is not None:
+            lifeline.close()
         if process is not None:
-            if kill:
-                process.kill()
             process.join(STOP_S)
             if process.is_alive():
                 process.kill()
@@ -199,15 +214,15 @@ class WorkerProcess(Generic[T, R]):
         if lifeline is not None:
             lifeline.close()
         if self._temp_dir is not None:
-            shutil.rmtree(self._temp_dir, ignore_errors=True)
+            remove_tree(Path(self._temp_dir))
             self._temp_dir = None
 
     def kill(self) -> None:
         """Kill the process from another thread than that of `call`, which then raises BuildServiceError."""
-        process = self._process
-        if process is not None:
-            with contextlib.suppress(ValueError):  # closed meanwhile
-                process.kill()
+        lifeline = self._lifeline
+        if lifeline is not None:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                lifeline.close()
 
     def _ready_connection(self) -> Connection:
         """Return the connection to a worker that is ready, starting one if needed.
@@ -219,9 +234,10 @@ class WorkerProcess(Generic[T, R]):
                 return self._connection
             try:
                 connection = self._start()
-                if connection.poll(START_S) and connection.recv_bytes(len(_READY)) == _READY:
+                if connection.poll(START_S):
+                    self._pid = int(connection.recv_bytes(MAX_PID_DIGITS))
                     return connection
-            except (EOFError, OSError):
+            except (EOFError, OSError, ValueError):
                 pass  # the worker or the fork server ended: try another one
             self.close(kill=True)
             time.sleep(START_PAUSE_S)  # lets multiprocessing notice that its fork server has ended
@@ -342,12 +358,14 @@ def _serve(
     codec: JsonCodec[R] | None,
 ) -> None:
     """Run a worker: receive tasks and send responses until the parent closes the connection."""
-    die_with_pipe(life_end.fileno())
+    confined = limits.readable is not None
+    if not confined:
+        die_with_pipe(life_end.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Control-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    Path("/proc/self/comm").write_text(work.__name__[:15], encoding="utf-8")  # the name in `ps` and `top`
     os.nice(limits.nice)
-    _confine(limits, temp_dir)
+    if temp_dir is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = temp_dir
     gc.collect()
     gc.freeze()  # imported objects live forever: exclude them from collections
     memory_bytes = limits.memory_bytes
@@ -355,8 +373,18 @@ def _serve(
         # Limit writable memory, not the address space: with unified virtual addressing CUDA reserves more addresses
         # than the host and the device have memory. Since Linux 4.7 private mappings count too (setrlimit(2)).
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    if confined:
+        limit_self(_CONFINED_LIMITS)
+        fork_supervised(life_end.fileno(), connection.fileno(), lambda: _confine(limits, temp_dir, signals=True))
+    Path("/proc/self/comm").write_text(work.__name__[:15], encoding="utf-8")  # the name in `ps` and `top`
+    if confined:
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):  # a terminal takes commands, and a log fills a disk
+            os.dup2(null, descriptor)
+        _confine(limits, temp_dir)
+        forbid_processes(shared_memory=bool(limits.devices))
     with contextlib.suppress(ConnectionError):
-        connection.send_bytes(_READY)
+        connection.send_bytes(str(os.getpid()).encode())
     while True:
         try:
             task: T = connection.recv()
@@ -400,17 +428,28 @@ def _check_temporary_directory() -> None:
         )
 
 
-def _confine(limits: WorkerLimits, temp_dir: str | None) -> None:
-    """Redirect temporary files to `temp_dir` and restrict file access for good (Landlock)."""
-    if temp_dir is not None:
-        os.environ["TMPDIR"] = tempfile.tempdir = temp_dir
-    if limits.readable is None or not landlock_abi():
-        return
+def _confine(limits: WorkerLimits, temp_dir: str | None, *, signals: bool = False) -> None:
+    """Restrict this process to the worker's files."""
     # The target of /proc/self: the entries of other processes expose their environment.
-    readable = (*limits.readable, f"/proc/{os.getpid()}")
-    writable = (*limits.devices, "/dev/null", *(() if temp_dir is None else (temp_dir,)))
-    restrict_self(readable, writable)
+    readable = (*(limits.readable or ()), f"/proc/{os.getpid()}")
+    writable = (*limits.devices, os.devnull, *(() if temp_dir is None else (temp_dir,)))
+    restrict_self(readable, writable, signals=signals)
 
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time of a process and its reaped children; 0 if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except OSError:
+        return 0.0
+    ticks = stat.rpartition(")")[2].split()[11:15]  # utime, stime, cutime, cstime: proc(5)
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+# Of a confined worker and its supervisor, beside WorkerLimits.
+_CONFINED_LIMITS = (
+    (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, FILE_BYTES), (resource.RLIMIT_NOFILE, OPEN_FILES),
+)  # fmt: skip
 
 # Conditions of the machine that may have passed at the next attempt.
 _TRANSIENT_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})

@@ -39,7 +39,7 @@ ECHO_CHARACTERS = 100  # of the request's text quoted in a response
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that gave up, and gRPC's for CANCELLED
 OVERDUE_CODE = "deadline-exceeded"
 RETRY_STATUSES = frozenset({429, 503})
-TOO_COSTLY_CODES = frozenset({"compile-timeout", "out-of-memory"})  # the request exceeds the service's limits
+TOO_COSTLY_CODES = frozenset({"compile-timeout", "out-of-memory", "out-of-resources"})  # the request exceeds the service's limits
 
 log = logging.getLogger(__name__)
 

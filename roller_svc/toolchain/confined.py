@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import select
@@ -12,10 +13,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from roller_svc.errors import BuildServiceError, CompileError, KernelTimeoutError
 from roller_svc.toolchain import sandbox
 from roller_svc.toolchain.limits import CompileLimits, truncate_log
+from roller_svc.toolchain.supervisor import supervised
 
 # Programs, libraries and headers; files by which clang identifies a distribution; files of Perl (for hipcc).
 SYSTEM_PATHS = (
@@ -54,22 +57,36 @@ def run_sandboxed(
     Raises:
         KernelTimeoutError: the time limit is exceeded.
     """
+    code, log, timed_out = _run(
+        command, str(directory), dataclasses.asdict(limits), None if output is None else str(output), dict(environment or {})
+    )
+    if timed_out:
+        raise KernelTimeoutError(f"{Path(command[0]).name} ran longer than {limits.timeout_s:g} s", code="compile-timeout")
+    return code, log
+
+
+@supervised
+def _run(
+    command: list[str], directory: str, limit_fields: dict[str, Any], output: str | None, environment: dict[str, str]
+) -> tuple[int, str, bool]:
+    """Return exit code, log, and whether the time limit was exceeded."""
+    limits = CompileLimits(**limit_fields)
     variables = {
         "PATH": os.pathsep.join((str(Path(command[0]).parent), "/usr/local/bin", "/usr/bin", "/bin")),
         "LC_ALL": "C",
-        "HOME": str(directory),
-        "TMPDIR": str(directory),
-        **(environment or {}),
+        "HOME": directory,
+        "TMPDIR": directory,
+        **environment,
     }
     with contextlib.ExitStack() as files:
         # The compiler gets the reading end. The writing end closes when this process ends, for whatever reason.
         reader, _ = (files.enter_context(os.fdopen(end, mode)) for end, mode in zip(os.pipe(), "rw", strict=True))
-        stdout = subprocess.PIPE if output is None else files.enter_context(output.open("wb"))
+        stdout = subprocess.PIPE if output is None else files.enter_context(Path(output).open("wb"))
         process = files.enter_context(
             subprocess.Popen(
-                [*_launch_command(command[0], directory, limits, reader.fileno()), *command],
+                [*_launch_command(command[0], Path(directory), limits, variables, reader.fileno()), *command],
                 cwd=directory,
-                env=variables,
+                env={},
                 start_new_session=True,
                 pass_fds=(reader.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -78,9 +95,7 @@ def run_sandboxed(
             )
         )
         log_bytes, timed_out = _collect_log(process, limits.timeout_s)
-    if timed_out:
-        raise KernelTimeoutError(f"{Path(command[0]).name} ran longer than {limits.timeout_s:g} s", code="compile-timeout")
-    return process.returncode, truncate_log(log_bytes.decode(errors="replace"))
+    return process.returncode, truncate_log(log_bytes.decode(errors="replace")), timed_out
 
 
 def readable_paths(program: str) -> tuple[str, ...]:
@@ -137,7 +152,7 @@ def _summary(what: str, code: int, log: str) -> str:
     return f"{what} failed (exit {code}): {first.strip()[:300]}"
 
 
-def _launch_command(program: str, directory: Path, limits: CompileLimits, pipe: int) -> list[str]:
+def _launch_command(program: str, directory: Path, limits: CompileLimits, variables: Mapping[str, str], pipe: int) -> list[str]:
     """Return the command of a process that sandboxes itself and then becomes the compiler.
 
     Code between fork and exec would not be safe with threads.
@@ -145,6 +160,7 @@ def _launch_command(program: str, directory: Path, limits: CompileLimits, pipe: 
     confinement = (
         f"parent={os.getpid()}",
         f"pipe={pipe}",
+        *(f"variable={name}={value}" for name, value in variables.items()),
         *(f"readable={path}" for path in readable_paths(program)),
         f"writable={directory}",
         "writable=/dev/null",

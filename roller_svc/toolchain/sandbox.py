@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 LAUNCH_FAILED = 127  # exit status of a shell that finds no command
 
 # <linux/prctl.h>, <linux/landlock.h>, <signal.h>: the same numbers on every machine of _MACHINES.
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _SIGKILL, _SIGPIPE, _SIGXFSZ = 9, 13, 25
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -38,17 +38,38 @@ _RIGHTS_SINCE = (
 _READING = _EXECUTE | _READ_FILE | _READ_DIR
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE
 _TCP = 0b11  # bind, connect: since ABI 4
-_SCOPES = 0b11  # abstract UNIX sockets, signals: since ABI 6
+_SCOPE_SOCKETS, _SCOPE_SIGNALS = 0b01, 0b10  # abstract UNIX sockets, signals: since ABI 6
 
-# machine → its name in audit records, and the column of its numbers in _REFUSED_CALLS
+# machine → its name in audit records, and the column of its numbers in the tables of calls
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _X32 = 0x40000000  # marks calls of the x32 ABI on x86-64, which have other numbers
-_DENIED_CALLS = {
+_ABSENT = 0xFFFFFFFF  # the number of a call that a machine does not have
+_Calls = dict[str, tuple[int, int]]
+_DENIED_CALLS: _Calls = {
     # the network
     "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
     # memory and descriptors of other processes
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438), "process_madvise": (440, 440),
+    "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
+    "migrate_pages": (256, 238), "move_pages": (279, 239),
+    # memory that no limit of the process counts, or that stays behind
+    "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
+    "semget": (64, 190), "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192),
+    "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
+    "mq_open": (240, 180), "mq_unlink": (241, 181),
+    # scheduling of other processes
+    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    # owners, modes, times and attributes of files, which Landlock does not restrict
+    "chmod": (90, _ABSENT), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, _ABSENT), "lchown": (94, _ABSENT), "fchown": (93, 55), "fchownat": (260, 54),
+    "utime": (132, _ABSENT), "utimes": (235, _ABSENT), "futimesat": (261, _ABSENT), "utimensat": (280, 88),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    # watches of files, of which a user has few
+    "inotify_init": (253, _ABSENT), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
     # calls that bypass filters
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     # namespaces and mounts
@@ -59,29 +80,51 @@ _DENIED_CALLS = {
     # the kernel itself
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "init_module": (175, 105),
     "finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104), "kexec_file_load": (320, 294),
-    "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89),
+    "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89), "syslog": (103, 116),
     # keys
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
 }  # fmt: skip
-_SOCKETPAIR, _PRLIMIT, _CLONE, _CLONE3 = (53, 199), (302, 261), (56, 220), (435, 435)
-_GROUP_CALLS = {"setpgid": (109, 154), "setsid": (112, 157)}
-_AF_UNIX = 1
-_CLONE_NEW_ANY = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
+_GROUP_CALLS: _Calls = {"setpgid": (109, 154), "setsid": (112, 157)}
+_UNTRUSTED_CALLS: _Calls = {
+    **_GROUP_CALLS,
+    # processes and signals
+    "fork": (57, _ABSENT), "vfork": (58, _ABSENT), "execve": (59, 221), "execveat": (322, 281),
+    "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
+    # writes that /proc/PID/io does not count
+    "fallocate": (285, 47), "splice": (275, 76), "tee": (276, 77), "vmsplice": (278, 75), "io_setup": (206, 0),
+}  # fmt: skip
+_CLONE, _CLONE3, _CAPSET = (56, 220), (435, 435), (126, 91)
+_CLONE_THREAD, _CLONE_NEW_ANY = 0x10000, 0x7E020000  # the latter: CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
+_AF_UNIX, _MAP_SHARED = 1, 1
+_F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP, _TIOCSTI, _TIOCLINUX = 15, 0x8901, 0x8902, 0x5412, 0x541C
+_CAPABILITY_VERSION, _CAP_DAC_OVERRIDE = 0x20080522, 1 << 1
+
+# What one argument of a call may be: the call, the argument's place, a mask of its lower half, whether it must (True) or
+# must not (False) have one of the values. A tuple, because `typing` takes milliseconds to import.
+_Rule = tuple[tuple[int, int], int, int, bool, tuple[int, ...]]
+_ALL_BITS = 0xFFFFFFFF
+_RULES: tuple[_Rule, ...] = (
+    ((53, 199), 0, _ALL_BITS, True, (_AF_UNIX,)),  # socketpair
+    ((302, 261), 0, _ALL_BITS, True, (0,)),  # prlimit: of its own process
+    ((203, 122), 0, _ALL_BITS, True, (0,)),  # sched_setaffinity: of its own thread
+    (_CLONE, 0, _CLONE_NEW_ANY, True, (0,)),
+)
 
 # Instructions of classic BPF, and return values of a filter (<linux/bpf_common.h>, <linux/seccomp.h>).
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _NUMBER_AT, _MACHINE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16  # in struct seccomp_data; low half of the argument
 _ALLOW, _KILL, _DENY = 0x7FFF0000, 0x80000000, 0x00050000
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, value
 
 
-def restrict_self(readable: Sequence[str], writable: Sequence[str]) -> tuple[str, ...]:
+def restrict_self(readable: Sequence[str], writable: Sequence[str], *, signals: bool = False) -> tuple[str, ...]:
     """Restrict this process and its children permanently. Returns the active layers: "landlock-7", "seccomp".
 
     Files beneath `readable` may be read and executed, those beneath `writable` also changed; others cannot be opened.
     Open files stay open. Missing paths and layers that the kernel lacks are skipped. Sockets except pairs of UNIX
-    sockets, and other processes' memory, are denied with EPERM.
+    sockets, and other processes' memory, are denied with EPERM. Capabilities are dropped, except to access files.
+    `signals`: whether it may signal processes that are not restricted.
 
     Raises RuntimeError if the process has other threads, which the kernel would not restrict.
     """
@@ -92,9 +135,10 @@ def restrict_self(readable: Sequence[str], writable: Sequence[str]) -> tuple[str
         )
     abi = landlock_abi()
     in_force = {
-        f"landlock-{abi}": _prctl(_PR_SET_NO_NEW_PRIVS, 1) and _restrict_files(abi, readable, writable),
-        "seccomp": _install(_deny_filter(_DENIED_CALLS)),
+        f"landlock-{abi}": _prctl(_PR_SET_NO_NEW_PRIVS, 1) and _restrict_files(abi, readable, writable, signals=signals),
+        "seccomp": _install(_deny_filter(_DENIED_CALLS, _RULES, no_clone3=True)),
     }
+    _drop_capabilities()
     return tuple(layer for layer, active in in_force.items() if active)
 
 
@@ -106,6 +150,27 @@ def landlock_abi() -> int:
 def stay_in_group() -> bool:
     """Prevent this process and its children from leaving their process group, so that killing it ends them all."""
     return _install(_deny_filter(_GROUP_CALLS))
+
+
+def forbid_processes(*, shared_memory: bool) -> bool:
+    """Prevent this process from starting or signalling others, and from disarming what ends it. Threads may start.
+
+    Call it after restrict_self. Returns whether the filter is active. `shared_memory`: whether it may map memory that
+    RLIMIT_DATA does not count.
+    """
+    own = (os.getpid(),)
+    owner_commands = (fcntl.F_SETOWN, _F_SETOWN_EX, fcntl.F_SETSIG, fcntl.F_SETLEASE, fcntl.F_NOTIFY)
+    rules: list[_Rule] = [
+        (_CLONE, 0, _CLONE_THREAD, True, (_CLONE_THREAD,)),
+        ((62, 129), 0, _ALL_BITS, True, own),  # kill
+        ((234, 131), 0, _ALL_BITS, True, own),  # tgkill
+        ((157, 167), 0, _ALL_BITS, False, (_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE)),  # prctl
+        ((72, 25), 1, _ALL_BITS, False, owner_commands),  # fcntl
+        ((16, 29), 1, _ALL_BITS, False, (_FIOSETOWN, _SIOCSPGRP, _TIOCSTI, _TIOCLINUX)),  # ioctl
+    ]
+    if not shared_memory:
+        rules.append(((9, 222), 3, _MAP_SHARED, True, (0,)))  # mmap
+    return _install(_deny_filter(_UNTRUSTED_CALLS, rules))
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -145,9 +210,10 @@ def limit_self(limits: Iterable[tuple[int, int]]) -> None:
 # Landlock -------------------------------------------------------------------------------------------------------------
 
 
-def _restrict_files(abi: int, readable: Sequence[str], writable: Sequence[str]) -> bool:
+def _restrict_files(abi: int, readable: Sequence[str], writable: Sequence[str], *, signals: bool) -> bool:
+    scopes = _SCOPE_SOCKETS | (0 if signals else _SCOPE_SIGNALS)
     supported = sum(rights for since, rights in _RIGHTS_SINCE if abi >= since)
-    attributes = struct.pack("=QQQ", supported, _TCP if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)
+    attributes = struct.pack("=QQQ", supported, _TCP if abi >= 4 else 0, scopes if abi >= 6 else 0)
     rules = _syscall(_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
     if rules < 0:
         return False
@@ -176,8 +242,8 @@ def _allow(rules: int, path: str, rights: int) -> None:
 # seccomp --------------------------------------------------------------------------------------------------------------
 
 
-def _deny_filter(calls: dict[str, tuple[int, int]]) -> list[_Instruction]:
-    """Return a filter that denies those calls, with rules for their arguments; empty for unsupported machines."""
+def _deny_filter(calls: _Calls, rules: Iterable[_Rule] = (), *, no_clone3: bool = False) -> list[_Instruction]:
+    """Return a filter that denies those calls, and others by rules; empty for unsupported machines."""
     machine = os.uname().machine
     if machine not in _MACHINES:
         return []
@@ -190,16 +256,17 @@ def _deny_filter(calls: dict[str, tuple[int, int]]) -> list[_Instruction]:
         program += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
     for numbers in calls.values():
         program += [(_EQUAL, 0, 1, numbers[column]), deny]
-    if calls is _DENIED_CALLS:
+    if no_clone3:
         # Filters cannot read clone3's flags. Without clone3 the C library starts threads with clone.
         program += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _DENY | errno.ENOSYS)]
-        for numbers, test in (
-            (_SOCKETPAIR, (_EQUAL, 0, 1, _AF_UNIX)),
-            (_PRLIMIT, (_EQUAL, 0, 1, 0)),  # its own process
-            (_CLONE, (_ANY_BIT, 1, 0, _CLONE_NEW_ANY)),
-        ):
-            program += [(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT), test]
-            program += [(_RETURN, 0, 0, _ALLOW), deny]
+    for numbers, argument, mask, wanted, values in rules:
+        # Each value jumps behind the denial if it is wanted, else to it.
+        after = [len(values) - place - (not wanted) for place in range(len(values))]
+        tests = [(_EQUAL, jump, 0, value) for jump, value in zip(after, values, strict=True)]
+        if not wanted:
+            tests[-1] = (_EQUAL, 0, 1, values[-1])
+        check = [(_LOAD, 0, 0, _FIRST_ARGUMENT_AT + 8 * argument), (_AND, 0, 0, mask), *tests, deny]
+        program += [(_EQUAL, 0, len(check), numbers[column]), *check, (_LOAD, 0, 0, _NUMBER_AT)]
     return [*program, (_RETURN, 0, 0, _ALLOW)]
 
 
@@ -227,6 +294,15 @@ def _syscall(number: int, *arguments: int | bytes) -> int:
     return int(syscall(ctypes.c_long(number), *c_arguments))
 
 
+def _drop_capabilities() -> None:
+    """Drop the capabilities of a privileged user, except the access to files, which Landlock restricts."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    _, column = _MACHINES.get(os.uname().machine, (0, -1))
+    for files in (_CAP_DAC_OVERRIDE, 0) if column >= 0 else ():
+        if _syscall(_CAPSET[column], header, struct.pack("=6I", files, files, 0, 0, 0, 0)) == 0:
+            return
+
+
 def _other_threads() -> int:
     try:
         return len(os.listdir("/proc/self/task")) - 1  # noqa: PTH208 - pathlib is slow to import
@@ -241,7 +317,7 @@ def main(words: list[str]) -> int:
     """Restrict this process by the arguments up to "--", then become the command after them.
 
     Arguments are NAME=VALUE: parent (a process), pipe (a descriptor), readable and writable (paths), RLIMIT_... (a
-    number).
+    number), variable (NAME=VALUE, of the command: this process must obey none of them).
     """
     end = words.index("--")
     arguments: dict[str, list[str]] = {}
@@ -255,12 +331,13 @@ def main(words: list[str]) -> int:
         sys.stderr.write("the kernel has Landlock, but cannot restrict this process further\n")
         return LAUNCH_FAILED
     stay_in_group()
+    environment = dict(word.split("=", 1) for word in arguments.pop("variable", []))
     # Reset signals that the interpreter ignores, because the command would inherit that.
     for number in (_SIGPIPE, _SIGXFSZ):
         ctypes.CDLL(None).signal(number, None)
     limit_self((getattr(resource, name), int(value)) for name, (value,) in arguments.items())
     try:
-        os.execv(words[end + 1], words[end + 1 :])
+        os.execve(words[end + 1], words[end + 1 :], environment)
     except OSError as error:
         sys.stderr.write(f"{words[end + 1]} cannot be started: {error}\n")
     return LAUNCH_FAILED

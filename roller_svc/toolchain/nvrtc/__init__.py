@@ -14,8 +14,9 @@ from roller_svc.errors import CompileError, ToolchainMissingError
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits, truncate_log
-from roller_svc.toolchain.nvrtc.pool import Response, pool_for
+from roller_svc.toolchain.nvrtc.pool import Response, WorkerPool, pool_for
 from roller_svc.toolchain.source_check import check_source
+from roller_svc.toolchain.supervisor import supervised
 
 INSTALL_HINT = "pip install 'roller-svc[cuda]'"
 _SYSTEM_DIRECTORIES = (
@@ -153,20 +154,36 @@ def ptxas_warnings(log: str) -> tuple[str, ...]:
 def _request(source: KernelSource, options: list[str], want: str, limits: CompileLimits) -> Response:
     check_source(source)
     library = library_for(source.arch)
-    pool = pool_for(library.path, limits)
-    version, archs = pool.describe()
+    version, archs = _describe(library.major, limits.memory_bytes)
     if source.arch.number not in archs:
         raise ToolchainMissingError(
             f"NVRTC {version} does not support {source.arch} (it supports {', '.join(f'sm_{n}' for n in archs)}); "
             f"needed: {install_hint(source.arch)}; estimates work without it"
         )
     request: dict[str, object] = {"name": f"{source.name}.cu", "text": source.text, "options": options, "want": want}
-    response = pool.request(source.name, request, limits.timeout_s)
+    response = _compile(library.major, limits.memory_bytes, source.name, request, limits.timeout_s)
     if not response.ok:
         errors = [line for line in response.log.splitlines() if "error" in line]
         first = errors[0] if errors else response.error
         raise CompileError(f"{source.name}: NVRTC failed: {first.strip()[:300]}", log=truncate_log(response.log))
     return response
+
+
+@supervised
+def _describe(major: int, memory_bytes: int) -> tuple[str, tuple[int, ...]]:
+    """Return the version and the supported architectures that the library of that major version reports."""
+    return _pool(major, memory_bytes).describe()
+
+
+@supervised
+def _compile(major: int, memory_bytes: int, name: str, request: dict[str, object], timeout_s: float) -> Response:
+    return _pool(major, memory_bytes).request(name, request, timeout_s)
+
+
+def _pool(major: int, memory_bytes: int) -> WorkerPool:
+    """Return the pool of an installed library."""
+    paths = {library.major: library.path for library in find_libraries()}
+    return pool_for(paths[major], memory_bytes)
 
 
 def wheel_roots() -> list[Path]:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc.errors import BuildServiceError, CompileError, KernelTimeoutError, ToolchainMissingError
-from roller_svc.toolchain.limits import CompileLimits
 from roller_svc.toolchain.nvrtc.worker import HEADER
 
 _WORKER = Path(__file__).with_name("worker.py")
@@ -214,6 +213,6 @@ def _pool_of_process(library: Path, memory_bytes: int, process_id: int) -> Worke
     return pool
 
 
-def pool_for(library: Path, limits: CompileLimits) -> WorkerPool:
+def pool_for(library: Path, memory_bytes: int) -> WorkerPool:
     """Return this process's pool. A forked child gets its own, because it must not share its parent's pipes."""
-    return _pool_of_process(library, limits.memory_bytes, os.getpid())
+    return _pool_of_process(library, memory_bytes, os.getpid())
