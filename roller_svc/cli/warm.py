@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_server(parser)
     parser.add_argument("--store", metavar="DIR", help="without --server: directory of the store that is filled")
     parser.add_argument("--workers", type=int, help="without --server: builds at once")
+    common.add_calibration(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
 
 
@@ -49,6 +50,7 @@ def execute(options: argparse.Namespace) -> int:
         with remote.open_client(server) as service:
             builds: Builds = service.compile_models(sources, targets, graph, options.timeout)
     else:
+        common.pin_local(options)
         builds = asyncio.run(_build_here(options, sources, targets, graph))
     return print_builds(options, builds)
 
@@ -59,7 +61,7 @@ async def _build_here(
     """Build by a service in this process that nobody else can connect to, with the store and database of the settings."""
     key = secrets.token_urlsafe()
     current = settings.read_settings(store=options.store, workers=options.workers)
-    own = current.model_copy(update={"api_keys": SecretStr(key), "host": "127.0.0.1"})
+    own = current.model_copy(update={"api_keys": SecretStr(key), "host": "127.0.0.1", "processes": 1})
     app = import_module("roller_svc.service.app").create_app(own)
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app), AsyncClient(OWN_SERVICE, api_key=key, transport=transport) as service:

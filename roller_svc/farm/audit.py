@@ -73,6 +73,11 @@ def local_client() -> str:
         return f"local:{os.getuid()}"
 
 
+def _printable(name: str) -> str:
+    """Return a name with escapes for what a terminal or a database cannot show. An identity provider may let users choose it."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in name)
+
+
 class AuditLog:
     """The tables of the audit log."""
 
@@ -88,7 +93,7 @@ class AuditLog:
         """Note that clients, given by their ids and names, are used now."""
         with self._database.write() as connection:
             for client, name in names.items():
-                known = {"name": name[:MAX_SUBJECT_CHARACTERS], "last_time": now_s()}
+                known = {"name": _printable(name)[:MAX_SUBJECT_CHARACTERS], "last_time": now_s()}
                 insertion = self._database.insert(client_uses).values(client=client, first_time=now_s(), **known)
                 connection.execute(insertion.on_conflict_do_update(index_elements=[client_uses.c.client], set_=known))
 

@@ -45,9 +45,10 @@ async def submit_batch(
         to_request: maps the body of one build to what is built. May raise InputError.
     """
     state = state_of(request)
+    builds = sum(len(item.targets or (1,)) for item in items)
+    if builds > state.settings.max_items:
+        raise ArgumentError(f"too many requests: the limit is {state.settings.max_items}, got {builds}", code="too-many-items")
     bodies = [(number, body) for number, item in enumerate(items) for body in item.for_each_target()]
-    if len(bodies) > state.settings.max_items:
-        raise ArgumentError(f"too many requests: the limit is {state.settings.max_items}, got {len(bodies)}", code="too-many-items")
     entries: list[Json] = []
     with state.shares.hold(Resource.BATCHES, principal_of(request).client):
         batch = _Batch(state, request, to_request)

@@ -43,10 +43,12 @@ class UseRecorder:
             self._writing = asyncio.create_task(self._write_pending())
 
     async def _write_pending(self) -> None:
-        while self._pending:
-            uses, self._pending = self._pending, {}
-            try:
-                await asyncio.to_thread(self._write, uses)
-            except StoreError as failure:
-                log.warning("the audit log does not know that %d clients are used: %s", len(uses), failure.message)
-        self._writing = None
+        try:
+            while self._pending:
+                uses, self._pending = self._pending, {}
+                try:
+                    await asyncio.to_thread(self._write, uses)
+                except StoreError as failure:
+                    log.warning("the audit log does not know that %d clients are used: %s", len(uses), failure.message)
+        finally:
+            self._writing = None

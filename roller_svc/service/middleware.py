@@ -126,28 +126,26 @@ class RequestLimitsMiddleware:
             await self._handle_body(scope, receive, send, exchange)
 
     async def _handle_body(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
-        body = bytearray()
-        answer = None
         with self._shares.hold(Resource.BODY_BYTES, exchange.client, 0) as share:
             try:
                 self._shares.check(Resource.BODY_BYTES, exchange.client, _declared_bytes(Headers(scope=scope)))
-                rejection = await self._read(receive, body, share)
+                body = await self._read(receive, share)
             except QueueFullError as error:
                 await _send_refusal(send, error)
                 return
-            if rejection is None:
-                exchange.unread = False
-                with await self._shares.process(exchange.client):
-                    answer = await self._hits.find(scope, bytes(body))
-                if answer is None:  # a body that has an answer had no problem
-                    rejection = await self._body_problem(bytes(body))
-        if rejection is not None:
-            await _send_problem(send, rejection)
-        elif answer is not None:
-            await send({"type": "http.response.start", "status": 200, "headers": list(answer.headers)})
-            await send({"type": "http.response.body", "body": answer.body})
-        else:
-            await self._process(scope, _replay_body(bytes(body), receive), send, exchange)
+            if isinstance(body, dict):
+                await _send_problem(send, body)
+                return
+            exchange.unread = False
+            with await self._shares.process(exchange.client):
+                answer = await self._hits.find(scope, body)
+            if answer is not None:  # a body that has an answer had no problem
+                await send({"type": "http.response.start", "status": 200, "headers": list(answer.headers)})
+                await send({"type": "http.response.body", "body": answer.body})
+            elif (rejection := await self._body_problem(body)) is not None:
+                await _send_problem(send, rejection)
+            else:
+                await self._process(scope, _replay_body(body, receive), send, exchange)
 
     async def _process(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         """Give the request to the application, unless other requests of its client are first."""
@@ -205,8 +203,9 @@ class RequestLimitsMiddleware:
             return problem(403, "foreign-origin", "the request was sent by another site's page")
         return None
 
-    async def _read(self, receive: Receive, body: bytearray, share: Share) -> dict[str, object] | None:
-        """Read the whole body; return a problem if it is too large. Raises QueueFullError if all bodies together are."""
+    async def _read(self, receive: Receive, share: Share) -> bytes | dict[str, object]:
+        """Return the whole body, or a problem if it is too large. Raises QueueFullError if all bodies together are."""
+        body = bytearray()
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -217,7 +216,7 @@ class RequestLimitsMiddleware:
             share.add(len(part))
             body += part
             if not message.get("more_body", False):
-                return None
+                return bytes(body)
 
     async def _body_problem(self, body: bytes) -> dict[str, object] | None:
         """Return the problem of a body that is not JSON or has too many values, or None."""

@@ -162,8 +162,9 @@ class Share:
 
     def add(self, amount: int) -> None:
         """Use more. Raises QuotaExceededError or QueueFullError, which changes nothing."""
-        self._shares._take(self._resource, self._client, amount)
-        self._amount += amount
+        if amount:
+            self._shares._take(self._resource, self._client, amount)
+            self._amount += amount
 
     def close(self) -> None:
         """Give everything back."""

@@ -170,13 +170,27 @@ class State:
             deadline.expire()
 
     async def estimate_model(self, work: Callable[[], T], request: Request) -> T | None:
-        """Run an estimate of a model; return None if the client disconnects. Raises as `estimate` does."""
+        """Run an estimate of a model; return None if the client disconnects. Raises as `estimate` does.
 
-        async def estimate() -> T:
-            return await asyncio.get_running_loop().run_in_executor(self.model_estimates, work)
+        The client's place is used until the work ends, which a client that disconnects does not end.
+        """
+        loop = asyncio.get_running_loop()
+        share = self.shares.hold(Resource.MODEL_ESTIMATES, principal_of(request).client)
+        try:
+            running = self.model_estimates.submit(work)
+        except RuntimeError:  # a shutdown
+            share.close()
+            raise
 
-        with self.shares.hold(Resource.MODEL_ESTIMATES, principal_of(request).client):
-            return await self._result(estimate, request)
+        def give_back(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(share.close)
+
+        async def result() -> T:
+            return await asyncio.wrap_future(running)
+
+        running.add_done_callback(give_back)
+        return await self._result(result, request)
 
     async def _result(self, work: Callable[[], Coroutine[Any, Any, T]], request: Request) -> T | None:
         """Return the result of an estimate; None if the client disconnects."""

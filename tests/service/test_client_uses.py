@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -65,6 +66,26 @@ def test_a_locked_database_takes_one_thread(caplog: pytest.LogCaptureFixture) ->
         asyncio.run(use())
     assert threads == [1, 50]
     assert "locked" in caplog.text
+
+
+def test_a_failure_of_one_write_does_not_end_the_next() -> None:
+    written: list[str] = []
+
+    def write(uses: Mapping[str, str]) -> None:
+        written.extend(uses)
+        if "a" in uses:
+            raise ValueError
+
+    async def use() -> None:
+        recorder = UseRecorder(write)
+        for client in "ab":
+            recorder.note(client, "")
+            with contextlib.suppress(ValueError):
+                await recorder._writing  # type: ignore[misc]  # nobody else waits for it
+            await settle(recorder)
+
+    asyncio.run(use())
+    assert written == ["a", "b"]
 
 
 def test_memory_is_bounded() -> None:

@@ -395,11 +395,15 @@ def test_warm_fills_a_service_and_goes_on_where_it_ended(
     assert main([*words, "--store", str(tmp_path), *files]) == 2
 
 
-def test_warm_fills_a_store_that_a_service_then_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warm_fills_a_store_that_a_service_then_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "model.json"
     file.write_text(json.dumps(GRAPH))
     store = str(tmp_path / "store")
-    assert main(["warm", str(file), "--targets", CPU, "--store", store, "--workers", "1"]) == 0
+    with monkeypatch.context() as environment:
+        environment.setenv("ROLLER_PROCESSES", "2")  # of the services that come
+        assert main(["warm", str(file), "--targets", CPU, "--store", store, "--workers", "1"]) == 0
     assert "1 build: 0 hits, 0 failed" in capsys.readouterr().out
     with served(create_app(Settings(store=store, workers=0))) as other:
         response = other.post("/v1/graphs:compile", json={"model": {"graph": GRAPH}, "target": CPU})

@@ -243,6 +243,43 @@ def test_estimates_of_models_by_one_client_end_no_other_estimates(
         assert sorted(each.result().status_code for each in sent) == [200] + [429] * 23
 
 
+def test_an_estimate_of_a_model_uses_its_place_until_it_ends(
+    tmp_path: Path, builder: Builder, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service(tmp_path, builder) as (app, port, greedy, _):
+        estimate = app.state.roller.models.estimate
+
+        def wait(request: Any) -> Any:
+            gate.wait()
+            return estimate(request)
+
+        monkeypatch.setattr(app.state.roller.models, "estimate", wait)
+        content = json.dumps(MODEL)
+        head = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        with connected(port) as gone:
+            gone.sendall(request_of("POST", GRAPH_ESTIMATE, GREEDY, head) + content.encode())
+            gate.waiting.acquire()
+        until_used(app, Resource.CONNECTIONS, 0)  # its request has ended
+        assert refused(greedy.post(GRAPH_ESTIMATE, json=MODEL))
+        gate.opened.set()
+        until_used(app, Resource.MODEL_ESTIMATES, 0)
+        assert greedy.post(GRAPH_ESTIMATE, json=MODEL).status_code == 200
+
+
+def test_a_body_is_counted_while_its_request_waits(tmp_path: Path, builder: Builder) -> None:
+    with service(tmp_path, builder) as (app, port, _, other), connected(port) as first:
+        builder.gate.clear()
+        content = json.dumps(body(0)).encode() + b" " * 100_000
+        head = f"Content-Type: application/json\r\nPrefer: wait=60\r\nContent-Length: {len(content)}\r\n"
+        first.sendall(request_of("POST", COMPILE, GREEDY, head) + content)
+        until_used(app, Resource.WAITS, 1)
+        assert app.state.roller.shares.used(Resource.BODY_BYTES) == len(content)
+        builder.gate.set()
+        assert parsed(answer_of(first))[1]["done"]
+        until_used(app, Resource.BODY_BYTES, 0)
+        assert other.post(COMPILE, json=body(0)).status_code == 200
+
+
 def test_checks_of_one_client_delay_no_other(tmp_path: Path, builder: Builder, gate: Gate) -> None:
     def digest(request: BuildRequest) -> str:
         if "slow" in request.expression:

@@ -101,3 +101,8 @@ def test_the_first_and_the_last_use_of_a_client(log: AuditLog, database: Databas
     assert first.first_time == second.first_time == second.last_time < first.last_time
     log.forget(50.0)
     assert [use.client for use in log.uses()] == ["a"]
+
+
+def test_names_of_clients_can_be_stored_and_shown(log: AuditLog) -> None:
+    log.note_uses({"a": "\ud800\x1b[2Jbob\nfake\0"})
+    assert [use.name for use in log.uses()] == [r"\ud800\x1b[2Jbob\nfake\x00"]
