@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.sum_of_products import product_of
+from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import as_contraction
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of
@@ -20,6 +23,7 @@ from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr, Tens
 
 Statements = tuple[TensorExpr, ...]
 MAX_TERMS = 4  # of a sum: (a - u) * (b - v) has four
+MIN_SPLIT_K = 16  # of several products: each further one takes a pass over the result, which shorter sums do not repay
 INTEGER_BITS = 8  # of integers that matrix units multiply
 
 
@@ -38,12 +42,15 @@ class _Term:
         return replace(self, is_negative=not self.is_negative)
 
 
-def split_linear_sums(statements: Statements) -> Statements:
-    """Split sums of which a product is a contraction, but that are none as they are written."""
-    return tuple(each for statement in statements for each in _split(statement))
+def split_linear_sums(statements: Statements, types: Mapping[str, TensorType]) -> Statements:
+    """Split sums of which a product is a contraction, but that are none as they are written.
+
+    `types` are those of all tensors that statements read.
+    """
+    return tuple(each for statement in statements for each in _split(statement, types))
 
 
-def _split(statement: TensorExpr) -> Statements:
+def _split(statement: TensorExpr, types: Mapping[str, TensorType]) -> Statements:
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return (statement,)
     dtype = statement.accumulator
@@ -53,7 +60,7 @@ def _split(statement: TensorExpr) -> Statements:
     if len(terms) > MAX_TERMS or (len(terms) == 1 and as_contraction(statement) is not None):
         return (statement,)
     sums = [_sum(statement, term, f"{statement.output}.term{i}") for i, term in enumerate(terms)]
-    if not _is_better(statement, sums, dtype):
+    if not _is_better(statement, sums, dtype) or not all(_is_readable(each.body, statement, types) for each in sums if each):
         return (statement,)
     values = [_value(statement, term, each) for term, each in zip(terms, sums, strict=True)]
     axes = statement.spatial
@@ -80,6 +87,8 @@ def _terms(expr: Expr, dtype: DType) -> list[_Term]:
             parts = [_terms(first, dtype), _terms(second, dtype)]
             if dtype.is_float:  # a sum is a factor: expanded, it would be rounded in other places
                 parts = [each if len(each) == 1 else [_Term((arg,))] for each, arg in zip(parts, expr.args, strict=True)]
+            if len(parts[0]) * len(parts[1]) > MAX_TERMS:
+                return [_Term((expr,))]
             return [one.times(other) for one, other in itertools.product(*parts)]
         case Select(cond=cond, then=then, otherwise=Const(value=0)):
             guarded = [_guard(term, cond) for term in _terms(then, dtype)]
@@ -99,24 +108,47 @@ def _guard(term: _Term, cond: Expr) -> _Term | None:
     return None if factors == term.factors else replace(term, factors=factors)
 
 
+def _is_readable(expr: Expr, statement: TensorExpr, types: Mapping[str, TensorType]) -> bool:
+    """Return whether no load of an expression needs a condition around it to be in bounds."""
+    ranges = {axis.name: (0, axis.extent - 1) for axis in statement.axes}
+
+    def is_inside(index: Expr, size: int) -> bool:
+        known = range_of(index, ranges)
+        return known is not None and known[0] >= 0 and known[1] < size
+
+    return all(
+        all(is_inside(index, size) for index, size in zip(load.index, types[load.tensor].shape, strict=True))
+        for load in unconditional_loads(expr, in_indices=True)
+    )
+
+
 def _is_better(statement: TensorExpr, sums: list[TensorExpr | None], dtype: DType) -> bool:
     """Return whether a sum of a product is a contraction: for integers, one whose operands matrix units take."""
     contractions = [c for each in sums if each is not None and (c := as_contraction(each)) is not None]
     if dtype.is_float:
-        return bool(contractions) and as_contraction(statement) is None
+        is_long = math.prod(axis.extent for axis in statement.reduced) >= MIN_SPLIT_K
+        return bool(contractions) and as_contraction(statement) is None and (is_long or len(sums) == 1)
     full = [each for each in sums if each is not None and len(each.spatial) == len(statement.spatial)]
     return len(full) == len(contractions) > 0 and all(
         (stored := value_dtype(operand)) is not None and stored.bits <= INTEGER_BITS for c in contractions for operand in (c.a, c.b)
     )
 
 
-def _varies(factor: Expr, statement: TensorExpr) -> bool:
-    return not axes_of(factor).isdisjoint({axis.name for axis in statement.reduced})
+def _split_factors(term: _Term, statement: TensorExpr) -> tuple[list[Expr], list[Expr]]:
+    """Return the factors that are summed, and those of the sum: of integers, those that do not vary along it.
+
+    A factor of floats stays where it is: it may keep the products in the range of their type.
+    """
+    reduced = {axis.name for axis in statement.reduced}
+    varying = [factor for factor in term.factors if not axes_of(factor).isdisjoint(reduced)]
+    if varying and statement.accumulator.is_float:
+        return list(term.factors), []
+    return varying, [factor for factor in term.factors if factor not in varying]
 
 
 def _sum(statement: TensorExpr, term: _Term, name: str) -> TensorExpr | None:
-    """Return the sum of the factors that vary along it, over the axes that they vary with; None if none does."""
-    inner = [factor for factor in term.factors if _varies(factor, statement)]
+    """Return the sum of a term's factors, over the axes that they vary with; None if none is summed."""
+    inner, _ = _split_factors(term, statement)
     if not inner:
         return None
     axes = _varying_axes(statement, inner)
@@ -141,7 +173,7 @@ def _varying_axes(statement: TensorExpr, factors: list[Expr]) -> tuple[Axis, ...
 def _value(statement: TensorExpr, term: _Term, total: TensorExpr | None) -> Expr:
     """Return the value of a term's sum at a point of the result."""
     dtype = statement.accumulator
-    outer = [_convert(factor, dtype) for factor in term.factors if not _varies(factor, statement)]
+    outer = [_convert(factor, dtype) for factor in _split_factors(term, statement)[1]]
     if total is None:
         count = math.prod(axis.extent for axis in statement.reduced)
         return product_of([*outer, Const(count, dtype)])

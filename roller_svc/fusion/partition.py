@@ -89,7 +89,7 @@ class FusionOptions:
 def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:
     """Return the statements after inlining, in the form that kernels of the target need, with operand copies."""
     inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
-    statements = split_linear_sums(tuple(drop_unit_axes(s) for s in inlined))
+    statements = split_linear_sums(tuple(drop_unit_axes(s) for s in inlined), program.types)
     if hw.col2im:
         statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
     if hw.operand_copies:

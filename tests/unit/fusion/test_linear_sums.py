@@ -54,8 +54,8 @@ def seconds(compute: TensorProgram, target: str) -> float:
 @pytest.mark.parametrize("name", [*HALVES, *BYTES])
 def test_split_sums_have_the_values_of_the_statement(name: str) -> None:
     body = HALVES[name][0] if name in HALVES else BYTES[name]
-    compute = program(body, 13)
-    split = replace(compute, statements=split_linear_sums(compute.statements))
+    compute = program(body, 17)
+    split = replace(compute, statements=split_linear_sums(compute.statements, compute.types))
     assert (len(split.statements) > 1) is (name not in ("negative factor", "widened"))
     inputs = random_inputs(compute, 7)
     ours, theirs = (np.asarray(evaluate(each, inputs)["y"].wide, np.float64) for each in (split, compute))
@@ -82,10 +82,42 @@ def test_products_that_wrap_before_they_are_added_are_not_split() -> None:
         "y[m, n]: int64 +=! (p[m, k] - 3) * q[k, n]",
         {"p": TensorType(DType.INT32, (16, 16)), "q": TensorType(DType.INT32, (16, 16))},
     )
-    assert split_linear_sums(compute.statements) == compute.statements
+    assert split_linear_sums(compute.statements, compute.types) == compute.statements
+
+
+def test_a_condition_that_makes_a_load_legal_stays_around_it() -> None:
+    half = {"a": TensorType(DType.FLOAT16, (16, 20)), "b": TensorType(DType.FLOAT16, (16, 16)), "i": TensorType(DType.INT32, (20,))}
+    for text in (
+        "y[m, n] +=! where(k <= m, a[m, k] * b[k, n], 0.0) where k in 20, m in 16",
+        "y[m, n] +=! where(k <= m, a[m, k] * b[i[k], n], 0.0)",
+    ):
+        compute = parse(text, {name: each for name, each in half.items() if f"{name}[" in text})
+        assert split_linear_sums(compute.statements, compute.types) == compute.statements
+
+
+def test_long_products_of_sums_are_not_expanded() -> None:
+    text = " * ".join(["(p[m, k].cast(int32) + q[k, n].cast(int32))"] * 40)
+    assert len(split_linear_sums(program(text, 16).statements, program(text, 16).types)) == 1
+
+
+def test_a_factor_that_keeps_products_in_range_stays_in_the_sum() -> None:
+    body = "-(u[n] * a[m, k] * b[k, n])"
+    types = {name: TensorType(DType.FLOAT32, (16, 16) if name != "u" else (16,)) for name in "abu"}
+    compute = parse(f"y[m, n] +=! {body}", types)
+    split = replace(compute, statements=split_linear_sums(compute.statements, types))
+    big = np.full((16, 16), 1e25, np.float32)
+    values = evaluate(split, {"a": big, "b": big, "u": np.full(16, 1e-30, np.float32)})["y"].wide
+    np.testing.assert_allclose(values, -1.6e21, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("k", "count"), [(8, 1), (16, 3)])
+def test_short_sums_of_several_products_stay_together(k: int, count: int) -> None:
+    types = {name: TensorType(DType.FLOAT32, (64, k) if name in "ac" else (k, 64)) for name in "abcd"}
+    compute = parse("y[m, n] +=! a[m, k] * b[k, n] - c[m, k] * d[k, n]", types)
+    assert len(split_linear_sums(compute.statements, types)) == count
 
 
 @pytest.mark.parametrize("body", ["a[m, k] * b[k, n]", "a[m, k] + a[m, k]", "(a[m, k] - u[k]) * b[k, n]"])
 def test_other_sums_stay_as_they_are(body: str) -> None:
     compute = program(body, 16) if "n]" in body else parse(f"y[m] +=! {body}", {"a": TensorType(DType.FLOAT16, (16, 16))})
-    assert split_linear_sums(compute.statements) == compute.statements
+    assert split_linear_sums(compute.statements, compute.types) == compute.statements
