@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import resource
+import select
 import signal
 import tempfile
 import threading
@@ -121,7 +122,9 @@ class WorkerProcess(Generic[T, R]):
         self._taints = taints
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
-        self._lifeline: Connection | None = None  # the worker is killed when this end of its pipe is closed
+        self._lifeline: Connection | None = None  # the worker ends when this end of its pipe is closed
+        self._lock = threading.Lock()
+        self._pidfd: int | None = None  # of `_process`; changes under the lock
         self._pid = 0  # of the worker; that of `_process` may be its supervisor's
         self._temp_dir: str | None = None
 
@@ -131,10 +134,9 @@ class WorkerProcess(Generic[T, R]):
         Raises the error of the task, KernelTimeoutError if it timed out, or BuildServiceError if the worker died.
         """
         connection = self._ready_connection()
-        assert self._lifeline is not None
         cpu_before_s = self._cpu_s()
         # Covers hangs that neither a result nor the worker's death ends: sending to a stopped worker, a partial result.
-        watchdog = threading.Timer(self._timeout_s + GRACE_S, self._lifeline.close)
+        watchdog = threading.Timer(self._timeout_s + GRACE_S, self.kill)
         watchdog.daemon = True
         watchdog.start()
         try:
@@ -204,25 +206,32 @@ class WorkerProcess(Generic[T, R]):
         self._process = self._connection = self._lifeline = None
         if connection is not None:
             connection.close()
-        if kill and lifeline is not None:
-            lifeline.close()
+        if kill:
+            self.kill()
         if process is not None:
             process.join(STOP_S)
-            if process.is_alive():
-                process.kill()
-                process.join(STOP_S)  # a process blocked in a driver cannot be killed: leave it behind
         if lifeline is not None:
             lifeline.close()
+        with self._lock:
+            if self._pidfd is not None:
+                _send_kill(self._pidfd)
+                end = select.poll()
+                end.register(self._pidfd, select.POLLIN)
+                end.poll(1000 * STOP_S)  # a process blocked in a driver stays behind
+                os.close(self._pidfd)
+                self._pidfd = None
         if self._temp_dir is not None:
             remove_tree(Path(self._temp_dir))
             self._temp_dir = None
 
     def kill(self) -> None:
-        """Kill the process from another thread than that of `call`, which then raises BuildServiceError."""
-        lifeline = self._lifeline
-        if lifeline is not None:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                lifeline.close()
+        """Kill the process, from any thread: a running `call` raises BuildServiceError.
+
+        A worker and its compilers end with their supervisor.
+        """
+        with self._lock:
+            if self._pidfd is not None:
+                _send_kill(self._pidfd)
 
     def _ready_connection(self) -> Connection:
         """Return the connection to a worker that is ready, starting one if needed.
@@ -264,6 +273,8 @@ class WorkerProcess(Generic[T, R]):
             worker_end.close()
             life_end.close()
         self._process, self._connection = process, parent_end
+        with self._lock:
+            self._pidfd = os.pidfd_open(process.pid or 0)
         return parent_end
 
     def _exit_code(self) -> int | None:
@@ -434,6 +445,11 @@ def _confine(limits: WorkerLimits, temp_dir: str | None, *, signals: bool = Fals
     readable = (*(limits.readable or ()), f"/proc/{os.getpid()}")
     writable = (*limits.devices, os.devnull, *(() if temp_dir is None else (temp_dir,)))
     restrict_self(readable, writable, signals=signals)
+
+
+def _send_kill(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def _cpu_s(pid: int) -> float:

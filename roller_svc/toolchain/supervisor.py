@@ -64,13 +64,22 @@ def fork_supervised(lifeline: int, private: int, restrict: Callable[[], object])
     child = os.fork()
     if child:
         own.close()
-        os.close(private)
+        _close_all_but(lifeline, requests.fileno())
         Path("/proc/self/comm").write_text(NAME, encoding="ascii")
         restrict()
         _supervise(child, requests, lifeline)
     die_with_parent(parent)
     requests.close()
+    _close_all_but(private, own.fileno())
     _requests = own
+
+
+def _close_all_but(*descriptors: int) -> None:
+    """Close what this process inherited but these and the standard streams, such as pipes of the fork server."""
+    for descriptor in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+        if descriptor > 2 and descriptor not in descriptors:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(descriptor)
 
 
 def _request(requests: socket.socket, name: str, arguments: tuple[object, ...]) -> Any:
@@ -92,12 +101,13 @@ def _request(requests: socket.socket, name: str, arguments: tuple[object, ...]) 
 
 
 def _supervise(child: int, requests: socket.socket, lifeline: int) -> NoReturn:
-    """Answer requests until the child ends or the lifeline's writers are gone. Never returns."""
+    """Answer requests until the child ends or the lifeline's writers are gone. Never returns, and waits for no answer."""
     exit_descriptor = os.pidfd_open(child)
     poll = select.poll()
     for descriptor in (exit_descriptor, lifeline, requests.fileno()):
         poll.register(descriptor, select.POLLIN)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
         while True:
             ready = {descriptor for descriptor, _ in poll.poll()}
             if ready & {exit_descriptor, lifeline}:
@@ -106,11 +116,19 @@ def _supervise(child: int, requests: socket.socket, lifeline: int) -> NoReturn:
             if not message:  # the child closed its end
                 poll.unregister(requests.fileno())
             for descriptor in descriptors:
-                threads.submit(_answer, socket.socket(fileno=descriptor))
+                threads.submit(_answer, descriptor)
+    finally:  # whatever ended the loop
+        os.kill(child, signal.SIGKILL)
+        os._exit(1)
 
 
-def _answer(stream: socket.socket) -> None:
+def _answer(descriptor: int) -> None:
     """Run a request and send the result or the error; nothing for a request that is malformed."""
+    try:
+        stream = socket.socket(fileno=descriptor)
+    except OSError:  # no socket
+        os.close(descriptor)
+        return
     with stream, contextlib.suppress(OSError):
         with stream.makefile("rb") as requests:
             name, arguments = json.loads(requests.read(MAX_REQUEST_BYTES))

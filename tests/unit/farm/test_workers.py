@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,7 @@ from roller_svc.farm.workers import (
     WorkerProcess,
     map_unordered,
 )
+from roller_svc.toolchain import supervisor
 from roller_svc.toolchain.sandbox import landlock_abi
 
 
@@ -209,6 +212,20 @@ def outside(task: str) -> str:
                 return pool.submit(Path(path).read_text).result()[:1]
         case ["program", path]:
             return subprocess.run(["cat", path], capture_output=True, text=True, check=False).stdout[:1]
+        case ["descriptors"]:
+            links = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.exists()]
+            return " ".join(sorted(link.partition(":")[0] for link in links))
+        case ["busy"]:  # a request that never ends, then one that is none
+            own, theirs = socket.socketpair()
+            requests = supervisor._requests
+            assert requests is not None
+            socket.send_fds(requests, [b"r"], [theirs.fileno()])
+            socket.send_fds(requests, [b"r"], [os.open(os.devnull, os.O_RDONLY)])
+            for descriptor in range(3, 64):  # a part of a response
+                with contextlib.suppress(OSError):
+                    if descriptor not in (own.fileno(), theirs.fileno(), requests.fileno()):
+                        os.write(descriptor, struct.pack("!i", 1000) + b"j")
+            time.sleep(600)
     return "done"
 
 
@@ -244,6 +261,37 @@ def test_a_confined_worker_sees_its_own(tmp_path: Path) -> None:
     assert secret.read_text() == "s"
     lane.close()
     assert not list(scratch.iterdir())
+
+
+@pytest.mark.skipif(landlock_abi() < 6, reason="this kernel has no Landlock of ABI 6")
+def test_a_confined_worker_has_no_descriptors_of_the_fork_server(tmp_path: Path) -> None:
+    lane = WorkerProcess(outside, timeout_s=60.0, limits=WorkerLimits(scratch=tmp_path, readable=readable_by_builds()), forked=True)
+    assert set(lane.call("descriptors").split()) <= {"/dev/null", "socket"}
+    lane.close()
+
+
+@pytest.mark.skipif(landlock_abi() < 6, reason="this kernel has no Landlock of ABI 6")
+def test_a_worker_that_keeps_its_supervisor_busy_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "GRACE_S", 1.0)
+    lane = WorkerProcess(outside, timeout_s=1.0, limits=WorkerLimits(scratch=tmp_path, readable=readable_by_builds()), forked=True)
+    lane.call("")
+    pids = [lane._pid, lane._process.pid if lane._process else 0]
+    with pytest.raises((BuildServiceError, KernelTimeoutError)):
+        lane.call("busy")
+    lane.close(kill=True)
+    assert all(is_gone(pid) for pid in pids)
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(500):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":  # whose parent has not looked yet
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def test_temporary_files_go_with_their_worker(tmp_path: Path) -> None:
