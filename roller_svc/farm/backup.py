@@ -264,11 +264,16 @@ def _snapshot(database: Database) -> Iterator[Connection]:
 
 
 def _copy_rows(source: Connection, target: Connection) -> int:
-    """Copy all rows but those of processes, a table after those that it refers to; return their number."""
+    """Copy all rows but those of processes, a table after those that it refers to; return their number.
+
+    Rows that the database numbers are numbered again, in their order: its sequence goes on after them.
+    """
     count = 0
     for table in metadata.sorted_tables:
         if table not in _OF_PROCESSES:
-            result = source.execute(select(table), execution_options={"yield_per": BATCH_ROWS})
+            number = table.autoincrement_column
+            query = select(*(column for column in table.c if column is not number))
+            result = source.execute(query.order_by(number), execution_options={"yield_per": BATCH_ROWS})
             for rows in result.mappings().partitions():
                 target.execute(insert(table), [dict(row) for row in rows])
                 count += len(rows)

@@ -98,7 +98,7 @@ class Claim:
     measured_on: str | None = None
     request_id: str | None = None
     traceparent: str | None = None
-    client: str = ""  # that the build is for
+    client: str = ""  # whose turn it is
     ready_time: float = 0.0  # since when it could be claimed, by the database's clock
 
 
@@ -163,10 +163,10 @@ class OperationQueue:
         for _ in range(_MAX_SUBMITS):
             with self.database.write() as connection:
                 operation = self._join(connection, submission) or self._insert(connection, submission)
-                if operation is not None:
+                if operation is not None and operation.cache is not CacheStatus.HIT:
                     _record_request(connection, submission, operation)
-                if operation is not None and submission.keyed is not None and operation.cache is not CacheStatus.HIT:
-                    record_key(connection, self.database, submission.keyed, operation.id)
+                    if submission.keyed is not None:
+                        record_key(connection, self.database, submission.keyed, operation.id)
             if operation is not None:
                 return operation
         raise BuildServiceError("the operation could not be queued; try again", code="queue-contended")
@@ -245,9 +245,10 @@ class OperationQueue:
         """
         with self.database.write() as connection:
             whose = interests.c.operation == operation_id
-            if connection.execute(select(operations.c.id).where(operations.c.id == operation_id, _IS_ALIVE)).first():
+            is_alive = connection.execute(select(operations.c.id).where(operations.c.id == operation_id, _IS_ALIVE)).first()
+            gone = connection.execute(delete(interests).where(whose if for_all else whose & (interests.c.client == client)))
+            if is_alive and gone.rowcount:
                 record_event(connection, AuditEvent.CANCELLED_FOR_ALL if for_all else AuditEvent.CANCELLED, client, operation_id)
-            connection.execute(delete(interests).where(whose if for_all else whose & (interests.c.client == client)))
             others = connection.scalar(select(func.count()).select_from(interests).where(whose))
             if not others:
                 self._end(
@@ -310,7 +311,7 @@ class OperationQueue:
                         row.measured_on,
                         row.request_id,
                         row.traceparent,
-                        row.client,
+                        client,
                         row.start_after,
                     )
 

@@ -67,6 +67,8 @@ def test_cancellations_are_told_while_there_is_something_to_cancel(log: AuditLog
     queue.cancel(operation.id, "root", for_all=True)
     queue.cancel(operation.id, "ann")  # it is done
     queue.cancel("unknown", "ann")
+    waiting = queue.submit(Submission("0" * 64, {}, "q", "ann"))
+    queue.cancel(waiting.id, "bob")  # who does not wait for it
     cancelled = [entry for entry in log.entries(limit=9) if entry.event != "requested"]
     assert told(cancelled) == [("root", "cancelled-for-all", operation.id), ("ann", "cancelled", operation.id)]
 

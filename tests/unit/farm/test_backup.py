@@ -22,6 +22,7 @@ from sqlalchemy import select, text
 from roller_svc.errors import ArgumentError, RollerError, StoreError
 from roller_svc.farm import backup
 from roller_svc.farm.api_keys import KEYS_MARK, ApiKeys, Scope
+from roller_svc.farm.audit import AuditEvent, AuditLog
 from roller_svc.farm.backup import MANIFEST, RESTORING, Restored, back_up, check_restored, restore
 from roller_svc.farm.blobs import Blobs, blob_name
 from roller_svc.farm.collection import collect, verify
@@ -423,9 +424,16 @@ def test_two_backups_at_once_into_one_folder_are_refused(store: Store, sqlite: D
     back_up(store, sqlite, tmp_path / "backup")
 
 
-def test_no_table_numbers_its_rows_itself() -> None:
-    """Rows are copied with their keys, which a sequence of PostgreSQL would give again."""
-    assert [table.name for table in metadata.sorted_tables if table.autoincrement_column is not None] == []
+def test_a_restored_audit_log_goes_on(database: Database, store: Store, open_database: Open, tmp_path: Path) -> None:
+    """Rows that the database numbers, by a sequence of PostgreSQL."""
+    source = open_database(f"sqlite:///{tmp_path}/audited.db")
+    upgrade(source)
+    for subject in ("1", "2", "3"):
+        AuditLog(source).record(AuditEvent.PINNED, "ann", subject)
+    back_up(store, source, tmp_path / "backup")
+    restore(tmp_path / "backup", Store(tmp_path / "other"), database)
+    AuditLog(database).record(AuditEvent.PINNED, "ann", "4")
+    assert [entry.subject for entry in AuditLog(database).entries(limit=9)] == ["4", "3", "2", "1"]
 
 
 def test_a_store_that_fails_ends_a_backup(store: Store, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
