@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roller_svc.cli import format as show
-from roller_svc.client.calls import AnyOperation
 from roller_svc.errors import RollerError
+
+if TYPE_CHECKING:  # local commands load no HTTP client
+    from roller_svc.client.calls import AnyOperation
 
 COLUMNS = ("target", "stage", "cache", "result", "operation")
 

@@ -78,7 +78,7 @@ def test_weights_of_an_odd_norm_are_vectors_of_shared_memory(rows: dict[str, dic
     assert counts["LDS.128"] == 2 * 8
     assert counts["LDG.16"] == counts["STS.16"] + 3 == 2 * 16 + 3
     assert launch["instructions"] <= 850
-    assert 0 <= launch["shared_bytes"] - launch["planned_shared_bytes"] < 256  # alignment of buffers
+    assert 0 <= launch["planned_shared_bytes"] - launch["shared_bytes"] < 128  # the end of the last buffer
 
 
 def test_online_softmax_rescales_once_for_a_vector(rows: dict[str, dict[str, Any]]) -> None:

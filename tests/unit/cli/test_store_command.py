@@ -74,7 +74,7 @@ def test_a_farm_is_backed_up_and_restored(store: Store, tmp_path: Path, capsys: 
     capsys.readouterr()
     saved = run(capsys, store, "backup", folder)
     assert (saved["names"], saved["blobs"], saved["skipped"]) == (2, 6, 0)
-    restored = {"names": 2, "blobs": 4, "rows": 1, "damaged_blobs": [], "is_same_generator": True}
+    restored = {"names": 2, "blobs": 4, "rows": 2, "damaged_blobs": [], "is_same_generator": True}
     assert run(capsys, other, "restore", folder) == restored
     assert other.action_result(ACTION) == BUILT.facts
     assert main(["keys", "list", "--store", str(other.folder)]) == 0
