@@ -14,7 +14,7 @@ from typing import NamedTuple
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
-from roller_svc.families.matching import copied_bytes
+from roller_svc.families.matching import copied_bytes, unloadable_operands
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.estimate import Candidate, Construction, Estimate, RooflineBound
 from roller_svc.ir.group import GroupKind, KernelGroup
@@ -83,25 +83,22 @@ def rank_partitions(
     if not ranked:
         raise failures[-1]
     for plain in tuple(ranked):
-        if _copies_may_pay(plain, cache, hw, constraints, min(map(_partition_seconds, ranked))):
+        if _copies_may_pay(plain, hw, constraints, min(map(_partition_seconds, ranked))):
             rank_all(cache.with_operand_copies(plain.groups, hw, constraints))
     return tuple(sorted(ranked, key=_partition_seconds))
 
 
-def _copies_may_pay(
-    ranked: RankedPartition, cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints, best_s: float
-) -> bool:
+def _copies_may_pay(ranked: RankedPartition, hw: HardwareSpec, constraints: ScheduleConstraints, best_s: float) -> bool:
     """Return whether a partition with operand copies may be faster than `best_s`: by rooflines, and the copies' writes.
 
     The bound costs a small part of a construction.
     """
-    wanted = cache.unloadable_operands(ranked.groups, hw, constraints)
+    wanted = [(group, copy) for group in ranked.groups for copy in unloadable_operands(group, hw, constraints)]
     if not wanted:
         return False
-    groups = {group.statements[0].output: group for group in ranked.groups}
-    written_bytes = sum(copied_bytes(groups[copy.output], copy) for copy in wanted)
+    written_bytes = sum(copied_bytes(group, copy) for group, copy in wanted)
     least_s = written_bytes / hw.dram.bandwidth_bytes_per_s
-    least_s += (len(groups) + len(wanted)) * hw.limits.launch_overhead_s
+    least_s += (len(ranked.groups) + len(wanted)) * hw.limits.launch_overhead_s
     least_s += sum(max(bound.seconds for bound in c.roofline) for c in ranked.constructions)
     return least_s < best_s
 

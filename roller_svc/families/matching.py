@@ -19,6 +19,7 @@ from roller_svc.analysis.operand import (
 from roller_svc.analysis.sum_of_products import is_window
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.common.cpu.dot import dot_operands
+from roller_svc.families.common.gpu.attention.tile import prepare_attention_operands
 from roller_svc.families.common.gpu.matrix.tile import (
     MIN_ASYNC_ARCH,
     MMA_SYNC,
@@ -34,7 +35,8 @@ from roller_svc.families.cpu.convolution.convolution_view import convolution_spa
 from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
 from roller_svc.fusion.contraction import Contraction, as_contraction
 from roller_svc.fusion.operand_copies import OperandCopy
-from roller_svc.ir.accumulation import accumulator_precision
+from roller_svc.ir.accumulation import FP8_PROMOTION_INTERVAL, accumulator_precision
+from roller_svc.ir.attention import Attention
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, WinogradMode
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
@@ -73,7 +75,7 @@ def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstra
     """
     plain = hw.unit_for(group.space.compute_dtype)
     if group.attention is not None:
-        return _attention_units(group, group.attention.dtype, hw, constraints)
+        return _attention_units(group, group.attention, hw, constraints)
     if group.kind is not GroupKind.CONTRACTION or hw.family is TargetKind.CPU:
         if constraints.op_class is not None:
             raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={constraints.op_class.value: 1})
@@ -107,9 +109,23 @@ def supports_attention(unit: ComputeUnit, hw: HardwareSpec) -> bool:
     return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _unsupported_shape(unit)
 
 
-def _attention_units(group: KernelGroup, dtype: DType, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
+def multiplies_scores(unit: ComputeUnit, attention: Attention, hw: HardwareSpec, constraints: ScheduleConstraints) -> bool:
+    """Return whether a unit of float8 multiplies Q and K, beside that of attention's type for V.
+
+    No sum of products is promoted, so head_dim is at most one interval.
+    """
+    types = {value_dtype(attention.q), value_dtype(attention.k)}
+    if unit.kind is not UnitKind.WGMMA or unit.in_dtype.bytes > 1 or types != {unit.in_dtype}:
+        return False
+    features = math.prod(axis.extent for axis in attention.softmax_statements[0].reduced)
+    return features <= FP8_PROMOTION_INTERVAL and not _unsupported_precision(unit, hw, constraints)
+
+
+def _attention_units(group: KernelGroup, attention: Attention, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
     kinds = () if constraints.op_class is OpClass.SIMT else _KINDS[constraints.op_class]
-    found = [unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and supports_attention(unit, hw)]
+    halves = [u for u in hw.units if u.in_dtype is attention.dtype and u.kind in kinds and supports_attention(u, hw)]
+    scores = [u for u in hw.units if halves and u.kind in kinds and multiplies_scores(u, attention, hw, constraints)]
+    found = [*scores, *halves]
     if not found:
         wanted = constraints.op_class if constraints.op_class is OpClass.WGMMA else OpClass.MMA
         raise NoCandidateError(f"{group.name}: attention is one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1})
@@ -201,6 +217,8 @@ def unloadable_operands(group: KernelGroup, hw: HardwareSpec, constraints: Sched
     """
     if hw.family is TargetKind.CPU:
         return _recomputed_operands(group)
+    if group.attention is not None:
+        return _narrow_operands(group, group.attention, hw, constraints)
     if group.kind is not GroupKind.CONTRACTION or group.is_dual_gemm:
         return frozenset()
     try:
@@ -218,6 +236,23 @@ def unloadable_operands(group: KernelGroup, hw: HardwareSpec, constraints: Sched
         if row.extent * size >= MIN_ROW_BYTES and _has_loadable_rows(unit, row, size):
             found.append(OperandCopy(group.statements[0].output, side, load.dtype, k_major))
     return frozenset(found)
+
+
+def _narrow_operands(
+    group: KernelGroup, attention: Attention, hw: HardwareSpec, constraints: ScheduleConstraints
+) -> frozenset[OperandCopy]:
+    """Return the copies of attention's operands that are narrower in memory than those of its preferred unit."""
+    try:
+        unit = units_for(group, hw, constraints).units[0]
+    except NoCandidateError:
+        return frozenset()
+    found = prepare_attention_operands(group, unit, hw.arch)
+    scores, results = attention.softmax_statements[0].output, group.statements[0].output
+    return frozenset(
+        OperandCopy(output, side, load.dtype, load.operand.k_major, load.operand.source.tensor)
+        for output, side, load in ((scores, 0, found.q), (scores, 1, found.k), (results, 1, found.v))
+        if load.operand.source is not None and load.operand.memory_dtype.bytes < load.dtype.bytes
+    )
 
 
 def _recomputed_operands(group: KernelGroup) -> frozenset[OperandCopy]:
@@ -284,6 +319,8 @@ def _has_loadable_rows(unit: ComputeUnit, row: TileAxis, size: int) -> bool:
 
 def copied_bytes(group: KernelGroup, copy: OperandCopy) -> int:
     """Return the least bytes of an operand copy: its points, or the elements of the tensor under a window."""
+    if copy.tensor:
+        return dict(group.inputs)[copy.tensor].elements * copy.dtype.bytes
     statement = group.statements[0]
     contraction = as_contraction(statement, is_thin=True)
     if contraction is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.fusion.delinearize import simplify_division
 from roller_svc.fusion.space import attention_space
-from roller_svc.ir.attention import Attention, mask
+from roller_svc.ir.attention import Attention, RowResults, mask
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, axes_of, loads_of, rewrite, substitute
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.index import add, mul, num, ref
@@ -25,11 +25,11 @@ def attention_group(
     locals_: frozenset[str],
 ) -> KernelGroup:
     """Return the kernel group of the second contraction and maps of its points. `types` are those in memory."""
-    parts = (parts[0], replace(parts[1], unsplit=(parts[1].row_sum, *statements)))
+    parts = (parts[0], replace(parts[1], unsplit=(parts[1].row_sum, *statements), unsplit_rows=parts[1].rows))
     for axis in parts[0].batch:
         statements, parts = _split_heads(statements, parts, axis)
     contraction, attention = _masked_rows_first(*parts)
-    stored = tuple((s.output, types[s.output]) for s in statements if s.output not in locals_)
+    stored = tuple((s.output, types[s.output]) for s in (*statements, *attention.rows.stored) if s.output not in locals_)
     read = attention.reads | {t for s in statements[1:] for t in s.reads_tensors} - {s.output for s in statements}
     inputs = tuple((t, types[t]) for t in sorted(read))
     space = attention_space(statements, contraction, attention, dict((*inputs, *stored)))
@@ -74,6 +74,10 @@ def _split_heads(
         score=change(attention.score),
         scores_load=_rewrite_load(attention.scores_load, change),
         softmax_statements=(dots, high, total),
+        rows=RowResults(
+            None if attention.rows.result is None else change(attention.rows.result),
+            tuple(_rewrite_statement(s, axis, (outer, inner), change) for s in attention.rows.stored),
+        ),
     )
     batch = tuple(outer if a == axis else a for a in contraction.batch)
     contraction = replace(contraction, batch=batch, m=(*contraction.m, inner), a=change(contraction.a), b=change(contraction.b))

@@ -47,6 +47,7 @@ class OperandCopy:
     side: int
     dtype: DType
     k_major: bool  # rows are along k, else along m or n
+    tensor: str = ""  # a tensor that is only converted, and lies in the copy as it does in memory
 
     @property
     def operand(self) -> tuple[str, int]:
@@ -67,7 +68,15 @@ def insert_operand_copies(
     result: list[TensorExpr] = []
     for statement in statements:
         own = sorted((copy for copy in wanted if copy.output == statement.output), key=lambda copy: copy.side)
+        converted = [copy for copy in own if copy.tensor]
+        own = [copy for copy in own if not copy.tensor]
         changed = _order_k(statement, own, types, contraction_of)
+        for one in converted:
+            copy = _conversion(one, types[one.tensor])
+            if copy.output not in copies:
+                copies[copy.output] = copy
+                result.insert(_earliest(copy, result, copies), copy)
+            changed = _read_conversion(changed, one, copy.output)
         for one in own:
             contraction = contraction_of(changed)
             planned = None if contraction is None else _plan(contraction, one, types)
@@ -80,6 +89,26 @@ def insert_operand_copies(
             changed = _read_copy(changed, contraction, one.side, planned, copy.output)
         result.append(changed)
     return tuple(result)
+
+
+def _conversion(copy: OperandCopy, type_: TensorType) -> TensorExpr:
+    """Return the map that writes a tensor in the type of the copy."""
+    axes = tuple(Axis(f"copy.{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(type_.shape))
+    at = tuple(ref(axis.name) for axis in axes)
+    body = Cast(Load(copy.tensor, at, type_.dtype), copy.dtype, implicit=True)
+    name = f"{copy.tensor}.{copy.dtype.value}"
+    return TensorExpr(name, name, StatementKind.MAP, TensorType(copy.dtype, type_.shape), axes, at, body)
+
+
+def _read_conversion(statement: TensorExpr, copy: OperandCopy, name: str) -> TensorExpr:
+    """Return the statement with loads of the converted tensor."""
+
+    def change(node: Expr) -> Expr:
+        if not isinstance(node, Load) or node.tensor != copy.tensor:
+            return node
+        return Cast(replace(node, tensor=name, dtype=copy.dtype), node.dtype, implicit=True)
+
+    return replace(statement, body=rewrite(statement.body, change))
 
 
 def _earliest(copy: TensorExpr, statements: Sequence[TensorExpr], copies: Collection[str]) -> int:

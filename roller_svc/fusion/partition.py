@@ -57,6 +57,11 @@ class _FusionGroup:
         return frozenset(s.output for s in self.statements)
 
     @property
+    def rows(self) -> frozenset[str]:
+        """Return the tensors of rows that attention stores."""
+        return _attention_rows(self.attention)
+
+    @property
     def reads(self) -> frozenset[str]:
         return frozenset(t for s in self.statements for t in s.reads_tensors) | _attention_reads(self.attention)
 
@@ -155,7 +160,7 @@ def _fuse(
     drafts: list[_FusionGroup] = []
     pending = [(statement, _reads(statement, attention.get(statement.output))) for statement in statements]
     done: set[str] = set()  # written by earlier groups
-    written = {s.output for s in statements}
+    written = {s.output for s in statements} | {t for found in attention.values() for t in _attention_rows(found.attention)}
     while pending:
         first, _ = pending[0]
         found = attention.get(first.output)
@@ -176,7 +181,7 @@ def _fuse(
             else:
                 draft = grown
         drafts.append(draft)
-        done |= draft.written
+        done |= draft.written | draft.rows
         pending = remaining
     return drafts
 
@@ -195,6 +200,10 @@ def _reads(statement: TensorExpr, found: AttentionMatch | None) -> frozenset[str
 
 def _attention_reads(attention: Attention | None) -> frozenset[str]:
     return frozenset() if attention is None else attention.reads
+
+
+def _attention_rows(attention: Attention | None) -> frozenset[str]:
+    return frozenset() if attention is None else frozenset(s.output for s in attention.rows.stored)
 
 
 def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None:

@@ -62,9 +62,11 @@ def attention_space(
     for role, members in ((AxisRole.M, m), (AxisRole.N, c.n), (AxisRole.K, c.k), (AxisRole.INNER, dots.reduced)):
         axes.append(TileAxis("_".join(a.name for a in members), role, members))
     accesses = [*_reads(attention.q, types, "a"), *_reads(attention.k, types, "b"), *_reads(attention.v, types, "b")]
-    for expr in (attention.score, *(s.body for s in statements[1:])):
+    rows = attention.rows
+    of_rows = (*(s.body for s in rows.stored), *(() if rows.result is None else (rows.result,)))
+    for expr in (attention.score, *(s.body for s in statements[1:]), *of_rows):
         accesses += _reads(expr, types)
-    accesses += _writes(statements, types)
+    accesses += _writes((*statements, *rows.stored), types)
     return TileSpace(
         axes=tuple(axes),
         accesses=_distinct(accesses),

@@ -10,6 +10,28 @@ from roller_svc.ir.program import TensorExpr
 
 
 @dataclass(frozen=True, slots=True)
+class RowResults:
+    """Values that a kernel computes from the maximum and sum of exponentials of each row (`state_names`).
+
+    `result` is the value of an element; None: it is divided by the sum of its row.
+    """
+
+    result: Expr | None = None
+    stored: tuple[TensorExpr, ...] = ()  # maps over rows
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Return the tensors that the expressions load, those that the kernel keeps among them."""
+        parts = [s.body for s in self.stored] + ([] if self.result is None else [self.result])
+        return frozenset(load.tensor for part in parts for load in loads_of(part))
+
+
+def state_names(row_sum: TensorExpr) -> tuple[str, str, str]:
+    """Return the names of what a kernel keeps: the maximum and the sum of each row, and its undivided results."""
+    return f"{row_sum.output}.high", f"{row_sum.output}.running", f"{row_sum.output}.undivided"
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """out[b, m, n] = sum of p v / sum of p over all keys, p = exp(scale (score - max of score))."""
 
@@ -21,6 +43,8 @@ class Attention:
     scale: float
     dtype: DType  # in which a matrix unit gets q, k, p and v
     softmax_statements: tuple[TensorExpr, TensorExpr, TensorExpr]  # QK^T, row maximum, row sum of exponentials
+    rows: RowResults = RowResults()
+    unsplit_rows: RowResults = RowResults()  # before heads are split into two axes
     unsplit: tuple[TensorExpr, ...] = ()  # row sum and the group's statements before heads are split into two axes
 
     @property
@@ -32,7 +56,8 @@ class Attention:
     def reads(self) -> frozenset[str]:
         """Return the tensors that attention reads."""
         parts = (self.q, self.k, self.v, self.score)
-        return frozenset(load.tensor for part in parts for load in loads_of(part)) - {self.scores_load.tensor}
+        own = {self.scores_load.tensor, *state_names(self.row_sum)}
+        return (frozenset(load.tensor for part in parts for load in loads_of(part)) | self.rows.reads) - own
 
     @property
     def softmax_flops(self) -> int:

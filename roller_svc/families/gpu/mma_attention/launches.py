@@ -26,8 +26,12 @@ def split_kv_launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -
     tile = mma_attention_tile(program, prepare_attention_operands(group, program.unit, hw.arch))
     if tile.num_splits == 1:
         return (GroupLaunch(group, program),)
-    halves = split_attention(group, program, partial_results(group, tile))
-    return (GroupLaunch(halves.partial, halves.partial_program, halves.workspaces), GroupLaunch(halves.combining, None))
+    halves, of_rows = split_attention(group, program, partial_results(group, tile))
+    combining = (halves.combining,) if of_rows is None else (halves.combining, of_rows)
+    return (
+        GroupLaunch(halves.partial, halves.partial_program, halves.workspaces),
+        *(GroupLaunch(each, None) for each in combining),
+    )
 
 
 def split_kv_launch(p: Workload[AttentionOperands], program: RProgram) -> Launch:

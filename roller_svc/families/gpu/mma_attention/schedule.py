@@ -129,7 +129,7 @@ class _Kernel:
             attention,
             tile,
             kv_loop,
-            Softmax(attention, tile, m, keys, RESULT),
+            Softmax(attention, tile, m, keys, n, RESULT),
             q,
             MultistagePipeline(tile.stages, (k, v)),
         )
@@ -252,7 +252,7 @@ class _Kernel:
         """Reduce row_sum and store O through the epilogue, or store partials under split KV."""
         if self.tile.num_splits > 1:
             return (self.softmax.reduce_row_sum(), *self._store_partials())
-        normalize = (self.softmax.reduce_row_sum(), *self.softmax.normalize())
+        normalize = (self.softmax.reduce_row_sum(), *self.softmax.store_rows(), *self.softmax.normalize())
         return (*normalize, Barrier(), *MmaEpilogue(self.view, self.tile.result).nodes())
 
     def _store_partials(self) -> tuple[Node, ...]:

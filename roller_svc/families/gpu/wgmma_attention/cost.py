@@ -114,19 +114,24 @@ def block_resources(tile: WgmmaAttentionTile, known: WgmmaAttentionFacts) -> Blo
 
 
 def _product_cycles(p: Workload[Any], tile: WgmmaAttentionTile) -> float:
-    return tile.m * tile.kv * (tile.head_dim + tile.n) / p.machine.fma_per_cycle
+    return tile.m * tile.kv * (tile.head_dim * tile.column_groups + tile.n * _slowdown(tile)) / p.machine.fma_per_cycle
+
+
+def _slowdown(tile: WgmmaAttentionTile) -> int:
+    """Return how many times the unit of V is slower than that of Q and K."""
+    return tile.v.dtype.bytes // tile.q.dtype.bytes
 
 
 def _exponential_cycles(tile: WgmmaAttentionTile) -> float:
-    return tile.m * tile.kv / EXPONENTIALS_PER_CYCLE
+    return tile.consumers * ROWS * tile.kv / EXPONENTIALS_PER_CYCLE
 
 
 def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile, block: Tile) -> MatrixStep:
     mach, found = p.machine, known.operands
     producer, pipe = _producer(p, known, tile)
-    size = tile.q.dtype.bytes
     # an instruction reads its columns of B and, in QK^T, 64 rows of Q
-    read = tile.consumers * (ROWS * tile.head_dim + tile.kv * (tile.head_dim + tile.n)) * size
+    of_scores = (ROWS + tile.kv) * tile.head_dim * tile.q.dtype.bytes
+    read = tile.consumers * (of_scores + tile.kv * tile.group_n * tile.v.dtype.bytes)
     weighing = softmax_slots(tile, found)
     warps = WARPS * tile.consumers
     slots = warps * (weighing + STEP_OPS + 2 * (tile.head_dim_steps + tile.kv_steps)) / SCHEDULERS
@@ -134,7 +139,7 @@ def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile
     # of one warpgroup: one warp on each scheduler
     rows = ROWS * tile.kv / mach.fma_per_cycle
     by_itself = max(weighing, ROWS * tile.kv / EXPONENTIALS_PER_CYCLE)
-    moved = p.b.requested_bytes(block)
+    moved = p.b.requested_bytes(block) - tile.has_values_in_keys * tile.v.bytes
     return MatrixStep(
         warps=warps,
         mma=_product_cycles(p, tile) + EXPOSED_SOFTMAX_FRACTION * weighed,
@@ -143,7 +148,7 @@ def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile
         port=moved / CORE_L2_BYTES_PER_CYCLE,
         llc=moved / mach.llc_bytes_per_cycle,
         dram=0.0,
-        chain=rows * tile.head_dim + max(rows * tile.n, by_itself) + _waits(mach),
+        chain=rows * tile.head_dim + max(rows * tile.group_n * _slowdown(tile), by_itself) + _waits(mach),
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes) + BOX_LATENCY_CYCLES,
     )
 
@@ -156,7 +161,8 @@ def _waits(mach: Machine) -> float:
 def _producer(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile) -> tuple[float, float]:
     """Return cycles of the producer's warps per KV tile, and of the core's memory pipe."""
     cycles = pipe = 0.0
-    for buffer, load in ((tile.k, known.operands.k), (tile.v, known.operands.v)):
+    staged = ((tile.k, known.operands.k), (tile.v, known.operands.v))
+    for buffer, load in staged[: 1 if tile.has_values_in_keys else 2]:
         if buffer.load.is_tma:
             cycles += buffer.copies * BOX_CYCLES
             pipe += buffer.bytes / p.machine.staged_bytes_per_cycle

@@ -8,7 +8,7 @@ KV tile i have number i / stages.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.construct.rules import MIN_MATRIX_STAGES
 from roller_svc.errors import InvariantError, require
@@ -104,10 +104,15 @@ class AttentionPipeline:
     tensor_maps: tuple[TensorMap, ...]
     is_persistent: bool
 
+    @property
+    def _of_keys(self) -> tuple[OperandPipeline, ...]:
+        """Return the pipelines of KV tiles."""
+        return (self.k,) if self.tile.has_values_in_keys else (self.k, self.v)
+
     def init_barriers(self) -> Node:
         """Initialise the mbarriers with their arrival counts on one thread."""
         nodes: tuple[Node, ...] = ()
-        for operand in (self.q, self.k, self.v):
+        for operand in (self.q, *self._of_keys):
             index = (ref(".stage"),)
             filling = 1 if operand.uses_tma else WARPGROUP_THREADS
             emptying = WARPS * self.tile.consumers
@@ -124,9 +129,9 @@ class AttentionPipeline:
 
     def producer_loop(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
         """Load K and V of a pass; copies by threads are committed after the copies that follow have started."""
-        copied = [operand for operand in (self.k, self.v) if not operand.uses_tma]
+        copied = [operand for operand in self._of_keys if not operand.uses_tma]
         nodes: tuple[Node, ...] = ()
-        for operand in (self.k, self.v):
+        for operand in self._of_keys:
             free = MbarrierWait(operand.empty, (ref(STAGE),), sub(num(1), parity(self.tile)))
             fill = (free, *operand.issue(ref(STAGE)))
             if not operand.uses_tma:
@@ -169,6 +174,10 @@ class AttentionPipeline:
         """Release the iteration's stage, by one lane of each warp."""
         return Branch(eq(ref(LANE), num(0)), (MbarrierArrive(operand.empty, (ref(STAGE),)),))
 
+    def release_keys(self) -> tuple[Node, ...]:
+        """Release K after QK^T, unless PV reads the same stage."""
+        return () if self.tile.has_values_in_keys else (self.consumer_release(self.k),)
+
 
 def with_stage_index(tile: WgmmaAttentionTile, iteration: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Bind the block's iteration and its stage around the nodes."""
@@ -197,14 +206,16 @@ def attention_pipeline(
     maps: list[TensorMap] = []
     row, column = mul(ref("m.block"), num(tile.m)), mul(ref("n.block"), num(tile.n))
     key = mul(ref(KEY_STEP), num(tile.kv))
-    for setup in (
+    setups = (
         _OperandSetup(QUERIES, facts.operands.q, tile.q, (m, facts.head_dim), head_dim_order, row, num(0)),
         _OperandSetup(KEYS, facts.operands.k, tile.k, (facts.kv, facts.head_dim), head_dim_order, key, num(0)),
         _OperandSetup(VALUES, facts.operands.v, tile.v, (n, facts.kv), kv_order, column, ref(KEY_STEP)),
-    ):
+    )
+    for setup in setups[: 2 if tile.has_values_in_keys else 3]:
         pipelines.append(setup.pipeline(1 if setup.buffer == QUERIES else tile.stages))
         maps += setup.maps()
-    q, k, v = pipelines
+    q, k, *rest = pipelines
+    v = replace(k, operand=tile.v) if tile.has_values_in_keys else rest[0]
     return AttentionPipeline(tile, q, k, v, tuple(maps), is_persistent)
 
 

@@ -1,13 +1,14 @@
 """ROLLER's rules for attention on warpgroups: KV tiles, warpgroups of a block, pipeline stages.
 
-A warpgroup has 64 rows with all their outputs and all products of a KV tile. A block's tile grows by warpgroups, which
-share the staged keys and values.
+A warpgroup has 64 rows with up to 256 of their outputs and all products of a KV tile. A block's tile grows by
+warpgroups along rows and columns, which share the staged keys and values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roller_svc.construct.align import round_up
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
     Enumerated,
@@ -28,7 +29,7 @@ from roller_svc.families.common.gpu.attention.shapes import (
     round_up_to_instruction,
     sizes_up_to,
 )
-from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
+from roller_svc.families.common.gpu.matrix.tile import STEP_BYTES, WORD_BYTES
 from roller_svc.families.common.gpu.warpgroups.tile import MAX_CONSUMERS, ROWS, THREAD_REGISTERS
 from roller_svc.families.gpu.wgmma_attention.cost import attention_block, block_resources, consumer_registers
 from roller_svc.families.gpu.wgmma_attention.workload import (
@@ -82,9 +83,9 @@ class WgmmaAttentionRules(Enumerated):
     # block level ----------------------------------------------------------------------------------------------------
     def _block_stage(self, base: ThreadTile) -> ScaleUpLevel:
         p = self.workload
-        most = min(MAX_CONSUMERS, -(-p.extent(p.m) // ROWS))
+        most = {p.m: -(-p.extent(p.m) // ROWS), p.n: -(-p.extent(p.n) // extent_on(base.tile, p.n))}
         steps = tuple(
-            tuple(ROWS * c for c in range(1, most + 1)) if axis == p.m else (extent,) for axis, extent in enumerate(base.tile)
+            tuple(extent * c for c in range(1, min(MAX_CONSUMERS, most.get(axis, 1)) + 1)) for axis, extent in enumerate(base.tile)
         )
         return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
@@ -100,9 +101,11 @@ class WgmmaAttentionRules(Enumerated):
         p = self.workload
         tile = attention_block(p, block, MIN_MATRIX_STAGES)
         traffic = (p.a.requested_bytes(block) / max(1, p.extent(p.k)) + p.b.requested_bytes(block) / tile.kv) / tile.m
-        return TileMetrics(tile.shared_bytes, traffic, self._too_large(tile))
+        return TileMetrics(tile.shared_bytes, traffic, self._too_large(tile, base))
 
-    def _too_large(self, tile: WgmmaAttentionTile) -> str:
+    def _too_large(self, tile: WgmmaAttentionTile, base: ThreadTile) -> str:
+        if tile.group_n != extent_on(base.tile, self.workload.n) or tile.consumers > MAX_CONSUMERS:
+            return "columns of a warpgroup"
         if through := " and ".join(operands_through_registers(tile)):
             return f"{through} through registers"
         # A dimension of extent 1 is always at coordinate 0, so all warps would store to its one row.
@@ -135,4 +138,5 @@ class WgmmaAttentionRules(Enumerated):
         p = self.workload
         features = next(i for i, axis in enumerate(p.space.axes) if axis.role is AxisRole.INNER)
         columns = round_up_to_instruction(-(-p.extent(p.n) // -(-p.extent(p.n) // MAX_COLUMNS)))
-        return axis_steps(p, chosen | {p.n: (columns,), features: (round_up_to_instruction(p.extents[features]),)})
+        granule = max(INSTRUCTION_GRANULE, STEP_BYTES // p.machine.unit.in_dtype.bytes)
+        return axis_steps(p, chosen | {p.n: (columns,), features: (round_up(p.extents[features], granule),)})

@@ -27,7 +27,7 @@ from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, word
 from roller_svc.families.common.gpu.matrix.mainloop import ACC
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, TmaStoreEpilogue, WarpgroupEpilogue
-from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, set_max_registers, warpgroup_threads
+from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, group_in_tile, set_max_registers, warpgroup_threads
 from roller_svc.families.common.gpu.warpgroups.producer import smem_matrix
 from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, VISIT
@@ -94,7 +94,7 @@ class _Kernel:
             view,
             tile,
             kv_loop,
-            Softmax(attention, tile, view.m, view.k, RESULT),
+            Softmax(attention, tile, view.m, view.k, view.n, RESULT),
             pipeline,
             WarpgroupEpilogue(tile.result, outputs) if store is None else TmaStoreEpilogue(tile.result, outputs, store),
             exact_bounds(group),
@@ -133,7 +133,7 @@ class _Kernel:
         """Return the consumers' role."""
         tile = self.tile
         storages = [
-            register(ACC, _F32, 1, tile.n // 2), register(MAXIMUM, _F32, 1, 2), register(TOTAL, _F32, 1, 2),
+            register(ACC, _F32, 1, tile.group_n // 2), register(MAXIMUM, _F32, 1, 2), register(TOTAL, _F32, 1, 2),
             register(PROBABILITIES, DType.UINT32, tile.kv_steps, WORDS),
         ]  # fmt: skip
         counts = self.softmax.needs_fully_masked_pass(self.kv_loop.bounds.finite_fill or 0.0)
@@ -141,11 +141,16 @@ class _Kernel:
             *init_softmax(self.softmax),
             *self.kv_loop.passes(counts, self._kv_pass, tile.threads),
             *self._wait_for_unread_q(),
-            self.softmax.reduce_row_sum(), *self.softmax.normalize(), *self.results.nodes(),
+            self.softmax.reduce_row_sum(), *self.softmax.store_rows(), *self.softmax.normalize(), *self.results.nodes(),
         )  # fmt: skip
-        nodes = (Let("m.warp", add(mul(ref(GROUP), num(WARPS)), ref(WARP)), (Let("k.warp", num(0), nodes),)),)
+        nodes = (Let("m.warp", add(mul(self._row_group, num(WARPS)), ref(WARP)), (Let("k.warp", num(0), nodes),)),)
         registers = set_max_registers(self.tile.consumers, tile.consumer_registers, increase=True)
         return (*registers, *self._for_each_tile(wrap_in_storages(storages, nodes)), *self.results.finish)
+
+    @property
+    def _row_group(self) -> Expr:
+        """Return the consumer's number along the rows."""
+        return group_in_tile(self.tile.result)[0]
 
     def _wait_for_unread_q(self) -> tuple[Node, ...]:
         """Wait for Q if no KV tile was visible, before its buffer is released."""
@@ -173,7 +178,7 @@ class _Kernel:
 
     def _first_kv_tile(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
         """Compute P of the first KV tile."""
-        products = (*self._qk(), WgmmaWaitGroup(0, SCORES), self.pipeline.consumer_release(self.pipeline.k))
+        products = (*self._qk(), WgmmaWaitGroup(0, SCORES), *self.pipeline.release_keys())
         weighed = (self._exp(k_tiles.first), self.softmax.rescale_o(), *self._pack_p())
         return self._with_registers((self.pipeline.q_wait(), *self._at_iteration(before, products), *weighed))
 
@@ -188,7 +193,7 @@ class _Kernel:
                 *self._at_iteration(add(iteration, num(1)), self._qk()),
                 *self._at_iteration(iteration, self._pv()),
                 WgmmaWaitGroup(1, SCORES),
-                *self._at_iteration(add(iteration, num(1)), (self.pipeline.consumer_release(self.pipeline.k),)),
+                *self._at_iteration(add(iteration, num(1)), self.pipeline.release_keys()),
                 self._exp(number),
                 WgmmaWaitGroup(0, ACC),
                 *self._at_iteration(iteration, (self.pipeline.consumer_release(self.pipeline.v),)),
@@ -212,7 +217,7 @@ class _Kernel:
     def _qk(self) -> tuple[Node, ...]:
         """Issue QK^T of the iteration's stage."""
         tile, (q, k) = self.tile, (self.pipeline.q, self.pipeline.k)
-        row = mul(ref(GROUP), num(ROWS))
+        row = mul(self._row_group, num(ROWS))
         nodes: tuple[Node, ...] = ()
         for step in range(tile.head_dim_steps):
             a = smem_matrix(q.buffer, q.operand, row, 0, step, num(0))
@@ -223,11 +228,14 @@ class _Kernel:
     def _pv(self) -> tuple[Node, ...]:
         """Issue PV of the iteration's stage."""
         tile, v = self.tile, self.pipeline.v
+        column = mul(group_in_tile(tile.result)[1], num(tile.group_n))
+        if tile.has_values_in_keys:
+            column = add(mul(ref("n.block"), num(tile.n)), column)
         nodes: tuple[Node, ...] = ()
         for step in range(tile.kv_steps):
             weights = RegisterMatrix(PROBABILITIES, (num(step), num(0)), v.operand.dtype)
-            values = smem_matrix(v.buffer, v.operand, num(0), 0, step)
-            nodes += (WarpgroupMma(ACC, (num(0), num(0)), tile.n, weights, values, num(1)),)
+            values = smem_matrix(v.buffer, v.operand, column, 0, step)
+            nodes += (WarpgroupMma(ACC, (num(0), num(0)), tile.group_n, weights, values, num(1)),)
         return (self.pipeline.consumer_wait(v), WgmmaFence(), *nodes, WgmmaCommitGroup())
 
     def _exp(self, step: Expr) -> Node:

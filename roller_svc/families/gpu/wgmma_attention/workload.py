@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.attention.shapes import MAX_COLUMNS
 from roller_svc.families.common.gpu.attention.terms import attention_operations
 from roller_svc.families.common.gpu.attention.tile import AttentionOperands, TiledAttention, prepare_attention_operands
-from roller_svc.families.common.gpu.matrix.tile import OperandLoad
+from roller_svc.families.common.gpu.matrix.tile import COLUMNS, OperandLoad
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.result_store import ResultStore, TmaStoreBoxes
 from roller_svc.families.common.gpu.warpgroups.tile import (
@@ -28,6 +29,7 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     consumer_register_limit,
 )
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaLoadPlan, plan_tma_load
+from roller_svc.ir.expr import AxisRef, substitute
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions, RProgram
@@ -36,6 +38,11 @@ from roller_svc.perf.workload import Workload
 
 QUERIES, KEYS, VALUES = ".q_shared", ".k_shared", ".v_shared"
 WARP_ROWS = ROWS // WARPS  # rows of a warp, as in an `mma.sync` instruction
+
+
+def group_columns(columns: int) -> int:
+    """Return the columns of a consumer: as few consumers as possible share the columns of a block evenly."""
+    return columns // -(-columns // MAX_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class WgmmaAttentionFacts:
     kv: TileAxis
     head_dim: TileAxis
     results: ResultStore
+    has_values_in_keys: bool  # V is the first columns of K
     _tiles: dict[tuple[int, int, int, int, int], WgmmaAttentionTile] = field(default_factory=dict, compare=False)
 
     def tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
@@ -61,6 +69,9 @@ class WgmmaAttentionFacts:
     def _tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
         m, n, keys, features = block
         along = KTileOrder.linear(self.head_dim.extent, features)
+        k = _staged(self.operands.k, self.k, keys, along)
+        v = _staged(self.operands.v, self.v, n, KTileOrder.linear(self.kv.extent, keys))
+        is_slice = self.has_values_in_keys and group_columns(n) * k.dtype.bytes % k.atom_bytes == 0
         # no split-KV: groups with few rows do not fill the 64 rows of the unit
         return WgmmaAttentionTile(
             m,
@@ -72,21 +83,41 @@ class WgmmaAttentionFacts:
             stages,
             1,
             _staged(self.operands.q, self.q, m, along),
-            _staged(self.operands.k, self.k, keys, along),
-            _staged(self.operands.v, self.v, n, KTileOrder.linear(self.kv.extent, keys)),
-            self.results.boxes((m, n), n, ROWS * n // WARPGROUP_THREADS),
+            k,
+            replace(k, k_major=False, extent=n, k=keys) if is_slice else v,
+            is_slice,
+            self.results.boxes((m, n), group_columns(n), ROWS * group_columns(n) // WARPGROUP_THREADS),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
-    """A tile with 64 rows per consumer. `stages`: of the pipelines of K and of V."""
+    """A tile with 64 rows per consumer. `stages`: of the pipelines of K and of V.
 
+    Consumers share the columns of wide results, each with scores of its own.
+    """
+
+    has_values_in_keys: bool  # V is read from the stages of K, row by row its first columns
     tma_store: TmaStoreBoxes | None
 
     @property
+    def group_n(self) -> int:
+        """Columns of a consumer."""
+        return group_columns(self.n)
+
+    @property
+    def column_groups(self) -> int:
+        """Consumers that share the columns of a row."""
+        return self.n // self.group_n
+
+    @property
     def consumers(self) -> int:
-        return self.m // ROWS
+        return self.m // ROWS * self.column_groups
+
+    @property
+    def fragments(self) -> int:
+        """Fragments of a consumer's output along n."""
+        return self.group_n // COLUMNS
 
     @property
     def threads(self) -> int:
@@ -96,7 +127,7 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
     def result(self) -> WgmmaTile:
         """The output as a contraction's tile, for the epilogue."""
         order, pipeline = KTileOrder.linear(self.kv, self.kv), PipelineOptions(self.stages)
-        return WgmmaTile(self.m, self.n, self.kv, ROWS, self.n, pipeline, self.q, self.v, order, tma_store=self.tma_store)
+        return WgmmaTile(self.m, self.n, self.kv, ROWS, self.group_n, pipeline, self.q, self.v, order, tma_store=self.tma_store)
 
     @property
     def producer_registers(self) -> int:
@@ -111,14 +142,15 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
     def live_registers(self) -> int:
         """Registers of a consumer thread: O, S of a KV tile, and P of the tile before."""
         weights = self.kv * self.v.dtype.bytes // 4
-        return ROWS * (self.n + self.kv + weights) // WARPGROUP_THREADS
+        return ROWS * (self.group_n + self.kv + weights) // WARPGROUP_THREADS
 
     @property
     def shared_buffers(self) -> tuple[Storage, ...]:
         """All shared memory of a block: Q, K, V and the output, then barriers, which need less alignment."""
-        slots = ((QUERIES, 1), (KEYS, self.stages), (VALUES, self.stages))
-        staged = [buffer.buffer(name, stages) for buffer, (name, stages) in zip((self.q, self.k, self.v), slots, strict=True)]
-        synchronised = [barriers(name + role, stages) for name, stages in slots for role in (FULL, EMPTY)]
+        slots = [(QUERIES, self.q, 1), (KEYS, self.k, self.stages)]
+        slots += [] if self.has_values_in_keys else [(VALUES, self.v, self.stages)]
+        staged = [buffer.buffer(name, stages) for name, buffer, stages in slots]
+        synchronised = [barriers(name + role, stages) for name, _, stages in slots for role in (FULL, EMPTY)]
         return (*staged, self.result.result_buffer, *synchronised)
 
     @property
@@ -142,8 +174,17 @@ def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> 
 
     return WgmmaAttentionFacts(
         found, feed(found.q, m, features), feed(found.k, keys, features), feed(found.v, n, keys), keys, features,
-        ResultStore.of(group, group.space),
+        ResultStore.of(group, group.space), _has_values_in_keys(found, n, features),
     )  # fmt: skip
+
+
+def _has_values_in_keys(found: AttentionOperands, n: TileAxis, features: TileAxis) -> bool:
+    """Return whether V is the first columns of K, so that its tiles are staged with those of K (latent attention)."""
+    if len(n.members) > 1 or len(features.members) > 1 or n.extent > features.extent:
+        return False
+    k, v = found.k.operand, found.v.operand
+    same = substitute(v.expr, {n.members[0].name: AxisRef(features.members[0].name)}) == k.expr
+    return same and k.k_major and not v.k_major
 
 
 def wgmma_attention_tile(program: RProgram, known: WgmmaAttentionFacts) -> WgmmaAttentionTile:
@@ -163,7 +204,7 @@ def operands_through_registers(tile: WgmmaAttentionTile) -> Iterator[str]:
 
 def _staged(threads: OperandLoad, tma: TmaLoadPlan | str, extent: int, order: KTileOrder) -> WgmmaOperand:
     along_k, size = threads.operand.k_major, threads.dtype.bytes
-    row = order.depth if along_k else extent
+    row = order.depth if along_k else group_columns(extent)
     atom = next(atom for atom in SWIZZLE_ATOMS if row * size % atom == 0)
     boxes = tma if isinstance(tma, str) else tma.tile(extent, order, atom // size)
     load = threads.load if isinstance(boxes, str) else boxes

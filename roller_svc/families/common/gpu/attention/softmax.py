@@ -14,16 +14,17 @@ from functools import reduce
 from roller_svc.families.common.gpu.attention.mask import VANISHING
 from roller_svc.families.common.gpu.attention.tile import StagedBuffer, TiledAttention
 from roller_svc.families.common.gpu.matrix.epilogue import column_of_word, row_of_word, word
-from roller_svc.families.common.gpu.matrix.mainloop import ACC
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
 from roller_svc.families.common.view import bind_members
-from roller_svc.ir.attention import Attention, unmasked
+from roller_svc.ir.attention import Attention, state_names, unmasked
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, children, loads_of, rewrite, with_children
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, logical_and, lt, mul, num, ref
+from roller_svc.ir.index import add, eq, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.schedule import Branch, Compute, Exp2, Let, Loop, LoopKind, Node, WarpReduce
+from roller_svc.schedule.nest_statements import convert_to_type, register, wrap_in_storages
 
 KEY_STEP = ".key_step"  # number of the KV tile
 SCORES, PEAK, MAXIMUM, TOTAL, SHIFT, RESCALE = ".scores", ".peak", ".maximum", ".total", ".shift", ".rescale"
@@ -43,6 +44,7 @@ class Softmax:
     tile: TiledAttention[StagedBuffer]
     rows: TileAxis
     keys: TileAxis
+    columns: TileAxis
     result: tuple[Expr, ...]
 
     def update_probabilities(self, is_unmasked: Expr | None = None) -> tuple[Node, ...]:
@@ -57,10 +59,56 @@ class Softmax:
         return self.for_each_output(lambda result: _times(result, Load(RESCALE, ROW, _F32)))
 
     def normalize(self) -> tuple[Node, ...]:
-        """Divide O by row_sum, which must have been reduced over the lanes."""
+        """Divide O by row_sum, which must have been reduced over the lanes, or compute what else the results are."""
+        if self.attention.rows.result is not None:
+            return self._compute_results(self.attention.rows.result)
         reciprocal = Op(OpKind.DIV, (Const(1.0, _F32), Load(TOTAL, ROW, _F32)), _F32)
         inverse = self.for_each_row((Compute(TOTAL, ROW, reciprocal),))
         return (inverse, self.for_each_output(lambda result: _times(result, Load(TOTAL, ROW, _F32))))
+
+    def _compute_results(self, result: Expr) -> tuple[Node, ...]:
+        """Compute each result from O. What depends on the row alone is computed once."""
+        names: dict[Expr, str] = {}
+
+        def of_row(part: Expr) -> Expr:
+            return Load(names.setdefault(part, f".row_value{len(names)}"), ROW, part.dtype)
+
+        value = _of_element(result, state_names(self.attention.row_sum)[2], Load(ACC, self.result, _F32), of_row)
+        rows = self.bind_row(tuple(Compute(name, ROW, self.row_value(part)) for part, name in names.items()))
+        nodes = (self.for_each_row(rows), self.for_each_output(lambda _: value))
+        storages = [register(name, part.dtype, self.tile.row_fragments, 2) for part, name in names.items()]
+        return wrap_in_storages(storages, nodes)
+
+    def store_rows(self) -> tuple[Node, ...]:
+        """Store values of rows, which one lane of a quad in the first block of columns does."""
+        if not self.attention.rows.stored:
+            return ()
+        stores = tuple(Compute(s.output, s.index, convert_to_type(self.row_value(s.body), s)) for s in self.attention.rows.stored)
+        return (self.for_each_row(self.bind_row((Branch(self.is_first_in_row, stores),))),)
+
+    @property
+    def is_first_in_row(self) -> Expr:
+        """Return the condition of the lane that stores a value of its row."""
+        columns = eq(ref("n.block"), num(0)) if self.columns.extent > self.tile.n else None
+        first = logical_and(eq(mod(ref(LANE), QUAD), num(0)), columns)
+        inside = lt(ref("m.place"), num(self.rows.extent)) if self.rows.extent % self.tile.m else None
+        return logical_and(first, inside)
+
+    def row_value(self, value: Expr) -> Expr:
+        """Return a value of a row in terms of row_max and row_sum in registers; 0 beyond the last row."""
+        high, total, _ = state_names(self.attention.row_sum)
+        registers = {high: MAXIMUM, total: TOTAL}
+
+        def change(node: Expr) -> Expr:
+            name = registers.get(node.tensor) if isinstance(node, Load) else None
+            return node if name is None else Load(name, ROW, node.dtype)
+
+        found = rewrite(value, change)
+        reads = any(load.tensor not in registers.values() for load in loads_of(found))
+        if not reads or self.rows.extent % self.tile.m == 0:
+            return found
+        zero = Const(0.0 if found.dtype.is_float else 0, found.dtype)
+        return Select(lt(ref("m.place"), num(self.rows.extent)), found, zero, found.dtype)
 
     def reduce_row_sum(self) -> Node:
         """Reduce row_sum over the lanes that share a row."""
@@ -203,6 +251,19 @@ class Softmax:
         change = Compute(ACC, self.result, update(Load(ACC, self.result, _F32)))
         pairs = Loop(".pair", 2, LoopKind.UNROLL, (change,))
         return self.for_each_row((Loop("n.fragment", self.tile.fragments, LoopKind.UNROLL, (pairs,)),))
+
+
+def _of_element(expr: Expr, undivided: str, element: Load, of_row: Callable[[Expr], Expr]) -> Expr:
+    """Replace loads of undivided results by an element, and the largest parts without one by what `of_row` returns."""
+    match expr:
+        case Load(tensor=tensor) if tensor == undivided:
+            return element
+        case Const():
+            return expr
+        case _ if all(load.tensor != undivided for load in loads_of(expr)):
+            return of_row(expr)
+        case _:
+            return with_children(expr, tuple(_of_element(child, undivided, element, of_row) for child in children(expr)))
 
 
 def _times(a: Expr, b: Expr) -> Expr:

@@ -48,11 +48,12 @@ def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch
     """Classify the loads of a group of kind ATTENTION."""
     if group.attention is None:
         raise InvariantError(f"{group.name} is not an attention group")
-    attention, dtype, types = group.attention, unit.in_dtype, dict(group.inputs)
+    attention, types = group.attention, dict(group.inputs)
     (m,), (n,), (keys,), (features,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
     sides = ((attention.q, m, features), (attention.k, keys, features), (attention.v, n, keys))
     found = [operand_along(factor, axis, along, types) for factor, axis, along in sides]
-    q, k, v = (OperandLoad(operand, dtype, load_class(operand, dtype, arch)) for operand in found)
+    staged_as = (unit.in_dtype, unit.in_dtype, attention.dtype)
+    q, k, v = (OperandLoad(o, dtype, load_class(o, dtype, arch)) for o, dtype in zip(found, staged_as, strict=True))
     operations = sum(isinstance(node, Op) for node in iter_subexpressions(attention.score))
     return AttentionOperands(q, k, v, key_bounds(group), operations)
 

@@ -89,9 +89,10 @@ class ResultStore:
     def _target(self) -> Load | None:
         """The output that TMA may store, as a load; None where it stores none."""
         group = self.group
-        if len(group.stored) != 1 or not self._needs_no_rows:
+        stored = [(tensor, type_) for tensor, type_ in group.stored if tensor in self._own]
+        if len(stored) != 1 or not self._needs_no_rows:
             return None
-        ((tensor, type_),) = group.stored
+        ((tensor, type_),) = stored
         if type_.dtype.bytes != RESULT_BYTES or not type_.dtype.is_float:
             return None
         statement = next(s for s in group.statements if s.output == tensor)
