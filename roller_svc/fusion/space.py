@@ -61,7 +61,9 @@ def attention_space(
     axes = [TileAxis(a.name, AxisRole.BATCH, (a,)) for a in c.batch]
     for role, members in ((AxisRole.M, m), (AxisRole.N, c.n), (AxisRole.K, c.k), (AxisRole.INNER, dots.reduced)):
         axes.append(TileAxis("_".join(a.name for a in members), role, members))
-    accesses = [*_reads(attention.q, types, "a"), *_reads(attention.k, types, "b"), *_reads(attention.v, types, "b")]
+    accesses = [*_reads(attention.q, types, "a"), *_reads(attention.k, types, "b")]
+    if not attention.has_values_in_keys(c.n):
+        accesses += _reads(attention.v, types, "b")
     rows = attention.rows
     of_rows = (*(s.body for s in rows.stored), *(() if rows.result is None else (rows.result,)))
     for expr in (attention.score, *(s.body for s in statements[1:]), *of_rows):

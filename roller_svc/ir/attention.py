@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, loads_of
-from roller_svc.ir.program import TensorExpr
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Select, loads_of, substitute
+from roller_svc.ir.program import Axis, TensorExpr
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,13 @@ class Attention:
         parts = (self.q, self.k, self.v, self.score)
         own = {self.scores_load.tensor, *state_names(self.row_sum)}
         return (frozenset(load.tensor for part in parts for load in loads_of(part)) | self.rows.reads) - own
+
+    def has_values_in_keys(self, columns: tuple[Axis, ...]) -> bool:
+        """Return whether V is the first columns of K, as in latent attention; `columns` are the axes of the results."""
+        features = self.softmax_statements[0].reduced
+        if len(columns) > 1 or len(features) > 1 or columns[0].extent > features[0].extent:
+            return False
+        return substitute(self.v, {columns[0].name: AxisRef(features[0].name)}) == self.k
 
     @property
     def softmax_flops(self) -> int:

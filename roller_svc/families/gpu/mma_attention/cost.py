@@ -118,7 +118,7 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
     loads += 0 if tile.has_q_in_registers else tile.row_fragments * tile.head_dim_steps
     issue = (warps * (products + weighing + loads + STEP_OPS) + k.slots + v.slots) / SCHEDULERS
     exponentials = tile.m * tile.kv / EXPONENTIALS_PER_CYCLE
-    moved = p.b.requested_bytes(block)
+    moved = p.b.requested_bytes(block) + found.has_values_in_keys * tile.v.bytes
     chain = max(products * instruction, (tile.head_dim_steps + tile.kv_steps) * MMA_LATENCY_CYCLES) + weighing
     chain += loads * FRAGMENT_CYCLES + (k.slots + v.slots) / warps
     step = MatrixStep(

@@ -139,7 +139,9 @@ def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile
     # of one warpgroup: one warp on each scheduler
     rows = ROWS * tile.kv / mach.fma_per_cycle
     by_itself = max(weighing, ROWS * tile.kv / EXPONENTIALS_PER_CYCLE)
-    moved = p.b.requested_bytes(block) - tile.has_values_in_keys * tile.v.bytes
+    moved = p.b.requested_bytes(block)
+    if found.has_values_in_keys and not tile.has_values_in_keys:
+        moved += tile.v.bytes  # from L2, where K has brought it
     return MatrixStep(
         warps=warps,
         mma=_product_cycles(p, tile) + EXPOSED_SOFTMAX_FRACTION * weighed,

@@ -29,7 +29,6 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     consumer_register_limit,
 )
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaLoadPlan, plan_tma_load
-from roller_svc.ir.expr import AxisRef, substitute
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions, RProgram
@@ -56,7 +55,6 @@ class WgmmaAttentionFacts:
     kv: TileAxis
     head_dim: TileAxis
     results: ResultStore
-    has_values_in_keys: bool  # V is the first columns of K
     _tiles: dict[tuple[int, int, int, int, int], WgmmaAttentionTile] = field(default_factory=dict, compare=False)
 
     def tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
@@ -66,12 +64,17 @@ class WgmmaAttentionFacts:
             known = self._tiles[*block, stages] = self._tile(block, stages)
         return known
 
+    @property
+    def _stages_values_with_keys(self) -> bool:
+        """Whether K is staged as V would be."""
+        return self.operands.has_values_in_keys and self.operands.k.operand.k_major and not self.operands.v.operand.k_major
+
     def _tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
         m, n, keys, features = block
         along = KTileOrder.linear(self.head_dim.extent, features)
         k = _staged(self.operands.k, self.k, keys, along)
         v = _staged(self.operands.v, self.v, n, KTileOrder.linear(self.kv.extent, keys))
-        is_slice = self.has_values_in_keys and group_columns(n) * k.dtype.bytes % k.atom_bytes == 0
+        is_slice = self._stages_values_with_keys and group_columns(n) * k.dtype.bytes % k.atom_bytes == 0
         # no split-KV: groups with few rows do not fill the 64 rows of the unit
         return WgmmaAttentionTile(
             m,
@@ -174,17 +177,8 @@ def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> 
 
     return WgmmaAttentionFacts(
         found, feed(found.q, m, features), feed(found.k, keys, features), feed(found.v, n, keys), keys, features,
-        ResultStore.of(group, group.space), _has_values_in_keys(found, n, features),
+        ResultStore.of(group, group.space),
     )  # fmt: skip
-
-
-def _has_values_in_keys(found: AttentionOperands, n: TileAxis, features: TileAxis) -> bool:
-    """Return whether V is the first columns of K, so that its tiles are staged with those of K (latent attention)."""
-    if len(n.members) > 1 or len(features.members) > 1 or n.extent > features.extent:
-        return False
-    k, v = found.k.operand, found.v.operand
-    same = substitute(v.expr, {n.members[0].name: AxisRef(features.members[0].name)}) == k.expr
-    return same and k.k_major and not v.k_major
 
 
 def wgmma_attention_tile(program: RProgram, known: WgmmaAttentionFacts) -> WgmmaAttentionTile:

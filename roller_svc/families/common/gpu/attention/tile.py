@@ -42,6 +42,7 @@ class AttentionOperands:
     v: OperandLoad
     bounds: KeyBounds
     score_operations: int
+    has_values_in_keys: bool
 
 
 def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> AttentionOperands:
@@ -55,7 +56,7 @@ def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch
     staged_as = (unit.in_dtype, unit.in_dtype, attention.dtype)
     q, k, v = (OperandLoad(o, dtype, load_class(o, dtype, arch)) for o, dtype in zip(found, staged_as, strict=True))
     operations = sum(isinstance(node, Op) for node in iter_subexpressions(attention.score))
-    return AttentionOperands(q, k, v, key_bounds(group), operations)
+    return AttentionOperands(q, k, v, key_bounds(group), operations, attention.has_values_in_keys(n.members))
 
 
 class StagedBuffer(Protocol):
