@@ -39,6 +39,7 @@ class Variables:
 
     values: dict[str, Value] = field(default_factory=dict)  # of loop variables and Lets
     contents: dict[str, frozenset[str]] = field(default_factory=dict)  # storage node → loops its contents depend on
+    changing: frozenset[str] | None = None  # tensors that the tree writes; None: all
 
     def value(self, expr: Expr) -> Value:
         """Return the value of an expression."""
@@ -62,7 +63,7 @@ class Variables:
         return Value(None, loops, from_data, expr)
 
     def dependencies(self, expr: Expr) -> tuple[frozenset[str], bool]:
-        """Return the loops that an expression depends on, and whether it reads a tensor."""
+        """Return the loops that an expression depends on, and whether it reads a tensor that the tree writes."""
         loops: set[str] = set()
         from_data = False
         for node in iter_subexpressions(expr):
@@ -72,7 +73,7 @@ class Variables:
                 from_data |= value.from_data
             elif isinstance(node, Load):
                 loops |= self.contents.get(node.tensor, frozenset())
-                from_data = True
+                from_data |= self.changing is None or node.tensor in self.changing
         return frozenset(loops), from_data
 
 

@@ -189,6 +189,7 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None, warp:
         elif isinstance(node, Compute | CpAsync | LoadMatrix | Transpose | TmaLoad | WarpgroupMma | StoreMatrix):
             computed.add(node.tensor)
     scopes = ScopeTracker(frozenset(storages), frozenset(computed), buffers)
+    scopes.variables.changing = frozenset(storages | computed)
     _Verifier(scopes, _strides(nodes), warp).nodes(nodes)
     scopes.check_written(scopes.pending)
     scopes.async_verifier.check_all_waited()

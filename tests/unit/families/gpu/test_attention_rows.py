@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -194,6 +195,43 @@ def test_a_log_sum_exp_costs_little() -> None:
         for after, outputs in ((QUOTIENT, ("y",)), (LSE, ("y", "L")))
     )
     assert with_lse < 1.05 * plain
+
+
+# lengths --------------------------------------------------------------------------------------------------------------
+PAGED = (
+    "s[b, h, j] +=! q[b, h, d] * k[w[b, j // 16], j % 16, d] where j in {keys};"
+    "c[b, h, j] = (s[b, h, j] * 0.3).when([{mask}], {fill}); m[b, h] >=! c[b, h, j];"
+    "p[b, h, j] = exp(c[b, h, j] - m[b, h]){guard}; t[b, h] +=! p[b, h, j];"
+    "o[b, h, e] +=! p[b, h, j] * v[w[b, j // 16], j % 16, e]; y[b, h, e] = o[b, h, e] / t[b, h]"
+)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("mask", "fill", "guard", "keys"),
+    every(
+        2,
+        [
+            ("j < n[b]", "const(`-inf`)", "", 64),
+            ("j <= n[b]", "-60000.0", ".when([j <= n[b]], 0.0)", 64),
+            ("j < n[b]", "-60000.0", "", 64),  # rows of length 0 are the mean of all values
+            ("j <= n[b]", "-60000.0", "", 2048),
+        ],
+    ),
+)
+def test_keys_beyond_a_length_from_data_are_not_read(mask: str, fill: str, guard: str, keys: int) -> None:
+    pages = 3 * keys // 16
+    inputs = {"q": "float16 3 4 32", "k": f"float16 {pages} 16 32", "v": f"float16 {pages} 16 32",
+              "w": f"int32 3 {keys // 16}", "n": "int32 3"}  # fmt: skip
+    compute = parsed(PAGED.format(mask=mask, fill=fill, guard=guard, keys=keys), inputs)
+
+    def change(arrays: Arrays) -> None:
+        arrays["w"][:] = np.arange(pages).reshape(3, -1)
+        arrays["n"][:] = [0, 33, keys]
+
+    target = (AMPERE, ON_WARPS) if keys > 64 else (HOPPER, ON_WARPGROUPS)
+    text = judge(compute, *target, change=change)
+    assert re.search(r"seen_steps = .*\bn\[", text)
 
 
 # wide results ---------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class KvTileLoop:
     @property
     def may_need_masked_tiles(self) -> bool:
         """Return whether masked tiles may have to be processed after all."""
-        return bool(self.bounds.uppers) and self.bounds.finite_fill is not None
+        return bool(self.bounds.uppers or self.bounds.lengths) and self.bounds.finite_fill is not None
 
     def bind_bounds(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind the first tile, the first masked tile after the visible ones, and the end of the block's tiles."""
@@ -83,6 +83,10 @@ class KvTileLoop:
         visible: Expr = ref(LAST)
         for upper in self.bounds.uppers:
             count = div(add(self._max_bound(upper), num(self.tile.kv)), self.tile.kv)
+            visible = min_(visible, max_(count, ref(FIRST)))
+        for length in self.bounds.lengths:
+            keys = min_(max_(length, num(0)), num(self.keys.extent))
+            count = div(add(keys, num(self.tile.kv - 1)), self.tile.kv)
             visible = min_(visible, max_(count, ref(FIRST)))
         return (Let(LAST, end, (Let(FIRST, first, (Let(VISIBLE, visible, nodes),)),)),)
 
@@ -160,7 +164,8 @@ class KvTileLoop:
         return (Loop(VISIT, ceil_div(tiles, block_loops), LoopKind.SERIAL, nodes, stop=limit),)
 
     def _range(self, first: Expr, last: Expr) -> KTileRange:
-        if self.tile.kv_splits == 1 and not self.bounds.uppers and not self.bounds.lowers:
+        bounds = self.bounds
+        if self.tile.kv_splits == 1 and not bounds.uppers and not bounds.lowers and not bounds.lengths:
             return KTileRange(num(0), num(self.kv_tiles), self.kv_tiles)
         return KTileRange(first, sub(last, first), self.tiles_per_split)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from roller_svc.ir.affine import Affine, slack
 from roller_svc.ir.attention import mask
-from roller_svc.ir.expr import Expr
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, axes_of
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
-from roller_svc.ir.index import conjuncts
+from roller_svc.ir.index import add, conjuncts, min_, num
+from roller_svc.ir.program import Axis
 
 # Scores this far below the row maximum have an exponential of 0 in float32: 2 ** -150 is half the smallest number.
 VANISHING = 150.0 * math.log(2.0)
@@ -21,6 +24,7 @@ class KeyBounds:
 
     uppers: tuple[Affine, ...] = ()
     lowers: tuple[Affine, ...] = ()
+    lengths: tuple[Expr, ...] = ()  # from data, over batch axes: the last visible key of all rows of a block is below
     finite_fill: float | None = None  # score of masked keys where it does not make them vanish: the row maxima decide
 
 
@@ -32,9 +36,10 @@ def key_bounds(group: KernelGroup) -> KeyBounds:
         return KeyBounds()
     ((key,),) = (axis.members for axis in group.space.role(AxisRole.K))
     uppers, lowers, _ = _key_limits(found.cond, key.name)
+    lengths = _lengths(found.cond, key, {axis.name for axis in group.space.role(AxisRole.BATCH)})
     if found.fill_value == -math.inf:
-        return KeyBounds(uppers, lowers)
-    return KeyBounds(uppers, (), found.fill_value)  # masked keys that may count after all are the last ones
+        return KeyBounds(uppers, lowers, lengths)
+    return KeyBounds(uppers, (), lengths, found.fill_value)  # masked keys that may count after all are the last ones
 
 
 def exact_bounds(group: KernelGroup) -> KeyBounds | None:
@@ -45,6 +50,22 @@ def exact_bounds(group: KernelGroup) -> KeyBounds | None:
     ((key,),) = (axis.members for axis in group.space.role(AxisRole.K))
     uppers, lowers, exact = _key_limits(found.cond, key.name)
     return KeyBounds(uppers, lowers) if exact else None
+
+
+def _lengths(cond: Expr, key: Axis, batch: Collection[str]) -> tuple[Expr, ...]:
+    """Return the numbers of keys, from data, that the condition leaves to all rows of a batch."""
+    found: list[Expr] = []
+    for condition in conjuncts(cond):
+        match condition:
+            case Op(kind=OpKind.LT, args=(AxisRef(name=name), Load() as last)):
+                length: Expr = last
+            case Op(kind=OpKind.LE, args=(AxisRef(name=name), Load() as last)):
+                length = add(min_(last, num(key.extent - 1)), num(1))
+            case _:
+                continue
+        is_index = last.dtype is DType.INT32 and not any(last.bounds_checked)
+        found += [length] if name == key.name and is_index and axes_of(last) <= set(batch) else []
+    return tuple(found)
 
 
 def _key_limits(cond: Expr, key: str) -> tuple[tuple[Affine, ...], tuple[Affine, ...], bool]:
