@@ -161,7 +161,8 @@ def match_attentions(
     `dtypes` are the allowed operand types of the matrix unit.
     """
     matches: dict[str, AttentionMatch] = {}
-    for qk in statements:
+    # of products that are added, the one of fewest features is computed in the kernel; the others are read
+    for qk in sorted(statements, key=lambda s: math.prod(a.extent for a in s.reduced)):
         scores = sum_of_products(qk)
         if scores is None or qk.output not in _output_names(statements):
             continue
