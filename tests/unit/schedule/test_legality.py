@@ -196,3 +196,16 @@ def test_trees_of_rprograms_are_legal(target: str) -> None:
         emit_plan(Plan(tuple(candidates[0] for candidates in ranked)), program, groups, hw)
         seen += 1
     assert seen > 10
+
+
+@pytest.mark.parametrize(("index", "is_uniform"), [("block", True), ("lane", False)])
+def test_threads_agree_on_what_no_launch_writes(index: str, is_uniform: bool) -> None:
+    cond = lt(Load("n", (ref(index),), DType.INT32), num(1))
+    load = LoadMatrix("f", (num(0),), 1, "X", (num(0),))
+    lanes = loop("lane", 32, Branch(cond, (load,)), kind=LoopKind.THREAD)
+    tree = loop("block", 2, Storage("f", DType.UINT32, (1,), Scope.REGISTER, (lanes,)), kind=LoopKind.BLOCK)
+    if is_uniform:
+        check((tree,), {"X", "n"}, 32)
+    else:
+        with pytest.raises(ScheduleError, match="divergent control flow"):
+            check((tree,), {"X", "n"}, 32)
