@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from roller_svc.families.matching import supports_attention, transpose_space, unloadable_operands
+from roller_svc.families.matching import SCALING_KINDS, supports_attention, transpose_space, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
@@ -26,7 +26,7 @@ class PartitionCache:
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
-    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool], tuple[TensorExpr, ...]] = field(
+    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool, bool], tuple[TensorExpr, ...]] = field(
         default_factory=dict, compare=False
     )
     _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
@@ -38,8 +38,9 @@ class PartitionCache:
     def partitions(self, hw: HardwareSpec) -> tuple[Partition, ...]:
         """Return the fusion alternatives without operand copies, the default last or before unfused attention.
 
-        The alternatives are unfused attention, dual-GEMM variants, transposed convolutions as GEMM and col2im, and on a
-        GPU outputs that their readers compute again where that makes fewer kernels.
+        The alternatives are unfused attention, dual-GEMM variants, transposed convolutions as GEMM and col2im, sums of
+        blocks that are scaled in registers, and on a GPU outputs that their readers compute again where that makes fewer
+        kernels.
         """
         options = self._plain_options(hw)
         default = [self._partition(option) for option in options]
@@ -58,6 +59,7 @@ class PartitionCache:
             *fewer,
             *self._with_col2im(options, default),
             *self._with_packed_constants(options, default),
+            *self._with_scaled_sums(options, hw),
             *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)),
             *default,
         )
@@ -68,6 +70,13 @@ class PartitionCache:
             return []
         found = [self._partition(replace(option, col2im=True)) for option in options]
         return [groups for groups in found if groups not in default]
+
+    def _with_scaled_sums(self, options: list[FusionOptions], hw: HardwareSpec) -> list[Partition]:
+        """Return the partitions with kernels that scale sums of blocks of k, if the program has such sums."""
+        if not any(unit.kind in SCALING_KINDS for unit in hw.units):
+            return []
+        found = [self._partition(replace(option, scale_partial_sums=True)) for option in options]
+        return [groups for groups in found if any(group.space.scale_runs is not None for group in groups)]
 
     def _with_packed_constants(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
         """Return the partitions that pack the constants of products of few rows, and differ from the default ones."""
@@ -91,6 +100,7 @@ class PartitionCache:
         options = self._plain_options(hw)
         if self._has_transposed_convolution:
             options += [replace(option, col2im=True) for option in options]
+        options += [replace(option, scale_partial_sums=True) for option in self._plain_options(hw)]
         option = next((o for o in options if self._partition(o) is groups), None)
         wanted = self.unloadable_operands(groups, hw, constraints)
         if option is None or not wanted:
@@ -129,7 +139,7 @@ class PartitionCache:
         return any(is_transposed_convolution(each, types) for each in self.program.statements)
 
     def _partition(self, options: FusionOptions) -> Partition:
-        form = (options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im)
+        form = (options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im, options.scale_partial_sums)
         statements = self._statements.get(form)
         if statements is None:
             statements = self._statements[form] = normalize_statements(self.program, options)

@@ -14,7 +14,7 @@ from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
 from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
 from roller_svc.fusion.col2im import insert_col2im
-from roller_svc.fusion.contraction import Contraction, as_contraction
+from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled_contraction
 from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
 from roller_svc.fusion.grouped_axes import split_grouped_axes
@@ -23,6 +23,7 @@ from roller_svc.fusion.linear_sums import split_linear_sums
 from roller_svc.fusion.operand_copies import OperandCopy, insert_operand_copies
 from roller_svc.fusion.ordered_scatter import order_scatters
 from roller_svc.fusion.row_normalization import hoist_row_divisions
+from roller_svc.fusion.scaled_sums import merge_scaled_sums
 from roller_svc.fusion.space import contraction_space, nest_space
 from roller_svc.fusion.split.online_reduction import splits_evenly
 from roller_svc.ir.attention import Attention
@@ -73,6 +74,7 @@ class FusionOptions:
     operand_copies: frozenset[OperandCopy] = frozenset()  # operands that are written to memory before a contraction
     inline_outputs: bool = False  # readers of an output that a reduction reads compute it again
     col2im: bool = False  # transposed convolutions become GEMMs whose products are added
+    scale_partial_sums: bool = False  # kernels of contractions scale sums of blocks of k in registers
     packed_constants: frozenset[str] = frozenset()  # whose products with few rows are contractions, too
 
     @property
@@ -90,6 +92,8 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
     """Return the statements after inlining, in the form that kernels of the target need, with operand copies."""
     inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
     statements = split_linear_sums(tuple(drop_unit_axes(s) for s in inlined), program.types)
+    if hw.scale_partial_sums:
+        statements = merge_scaled_sums(statements, {o.tensor for o in program.outputs})
     if hw.col2im:
         statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
     if hw.operand_copies:
@@ -113,7 +117,7 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
         statements, types = grouped.statements, grouped.types
     statements, attention = match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
     other_statements = tuple(s for s in statements if s.output not in attention)
-    pairs = match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm else {}
+    pairs = match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm and not hw.scale_partial_sums else {}
     drafts = _fuse(statements, attention, pairs, hw)
     read_by = _readers(drafts)
     groups = (_group(draft, f"kernel{i}", types, outputs | read_by[i], hw) for i, draft in enumerate(drafts))
@@ -202,7 +206,8 @@ def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None
 
     On a GPU a skinny GEMM is a row reduction, unless its rows are windows.
     """
-    contraction = as_contraction(statement)
+    contraction = as_scaled_contraction(statement) if hw.scale_partial_sums else None
+    contraction = contraction or as_contraction(statement)
     if contraction is None and hw.packed_constants:
         return _packed_product(statement, hw.packed_constants)
     if contraction is None or hw.is_cpu:
@@ -465,11 +470,12 @@ def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], need
     views = {t: ty for t, ty in fused.types.items() if t not in locals_}
     contraction = None
     if draft.contraction is not None:
-        contraction = as_contraction(statements[0]) or _packed_product(statements[0], hw.packed_constants)
+        contraction = as_scaled_contraction(statements[0]) if draft.contraction.scales else None
+        contraction = contraction or as_contraction(statements[0]) or _packed_product(statements[0], hw.packed_constants)
     if contraction is not None:
         second = as_contraction(statements[1]) if draft.num_accumulators > 1 else None
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)
-        operands = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b)
+        operands = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b, contraction.scales)
     else:
         scatter = statements[0].kind is StatementKind.SCATTER
         kind, operands = GroupKind.SCATTER if scatter else GroupKind.NEST, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -168,6 +168,23 @@ def _is_window(dim: Dim, outer: Collection[str], inner: Mapping[str, int]) -> bo
     return bool(steps) and span > 1 and (min(steps) < span or math.prod(inner.values()) < _MIN_ROW)
 
 
+@dataclass(frozen=True, slots=True)
+class ScaleRuns:
+    """Points along each axis of a contraction with one scale: 128 of n and of k for S[m, n // 128, k // 128].
+
+    0 along m or n if no scale varies with that axis; a scale of k alone counts along m.
+    """
+
+    m: int
+    n: int
+    k: int
+    sum_dtype: DType  # of the sums that are scaled
+
+    @property
+    def transposed(self) -> ScaleRuns:
+        return replace(self, m=self.n, n=self.m)
+
+
 @dataclass(frozen=True)
 class TileSpace:
     """A kernel group as construction and the model see it."""
@@ -182,6 +199,7 @@ class TileSpace:
     # of the whole group's operators on a GPU, without a contraction's computed operands: a function takes several
     instructions: int = 0
     operand_flops: int = 0  # of computed operands of products, part of `flops`; a contraction's staging computes them
+    scale_runs: ScaleRuns | None = None  # of a contraction whose sums over blocks of k are scaled
     transposed: bool = False  # of a contraction: M and N, and with them its operands, change places
     winograd_tile: int = 0  # outputs of a tile along each window dimension (Winograd); 0: direct convolution
 
@@ -230,6 +248,7 @@ class ContractionOperands:
     a: Expr  # over batch, m, k
     b: Expr  # over batch, k, n
     b2: Expr | None = None  # B of the second accumulator of a dual GEMM
+    scales: tuple[Expr, ...] = ()  # factors of sums over blocks of k, each over m or n and the number of the block
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +287,14 @@ class KernelGroup:
     @property
     def forbids_split_k(self) -> bool:
         """Return whether the reduction of a contraction must not be split over blocks."""
-        return self.is_dual_gemm or self.row_reduction is not None
+        return self.is_dual_gemm or self.row_reduction is not None or self.space.scale_runs is not None
+
+    @property
+    def product_sum_dtype(self) -> DType:
+        """Return the type in which the products of a contraction are added, before any scale: exact for integers."""
+        if self.space.scale_runs is None:
+            return self.space.compute_dtype
+        return self.space.scale_runs.sum_dtype
 
     def is_constant(self, outputs: Collection[Output]) -> bool:
         """Return whether the group depends on constants alone and writes none of the program's `outputs`."""

@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, for_each_word_of_tile
+from roller_svc.families.common.gpu.matrix.epilogue import word
 from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.tile import COLUMNS, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.warpgroups.producer import (
     STAGE,
     PrefetchedProducerCopy,
@@ -65,6 +67,7 @@ from roller_svc.ir.schedule_hopper import (
 
 GROUP, WARP = ".group", ".warp"  # warpgroup of the block; warp of the warpgroup
 STEP, ITERATION = "k.step", ".iteration"  # k-tile within the output tile; k-tile of the block over all its tiles
+FRAGMENT_WORDS = 4  # of a lane in 16 x 8 results (PTX ISA, "Register Fragments and Shared Memory Matrix Layouts")
 STEP_ACC = ".step_sums"  # accumulators of one k-tile under promotion
 
 OperandCopies = tuple[ProducerCopy | TmaOperand, ...]  # in issue order; B operands of a dual GEMM share a buffer
@@ -82,6 +85,7 @@ class WgmmaMainloop:
     tile: WgmmaTile
     copies: OperandCopies
     consumers_of_multicast: tuple[Expr, ...] = ()
+    scales: BlockScales | None = None
 
     @property
     def tma_operands(self) -> tuple[TmaOperand, ...]:
@@ -249,11 +253,12 @@ class WgmmaMainloop:
     def _accumulate_promoted(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """Accumulate each k-tile from zero and promote it to float32 (CUTLASS GmmaFP8Accumulation).
 
-        Other consumers' wgmma overlap with the promotion.
+        Other consumers' wgmma overlap with the promotion. Scales of a k-tile are loaded before its wgmma, and applied as
+        its sums are promoted.
         """
         index = (ref("m.fragment"), ref(".word"))
         zero = Compute(ACC, index, Const(0.0, self.dtype))
-        total = Compute(ACC, index, Load(STEP_ACC, index, self.dtype), Combine.SUM)
+        sums = self.dtype if self.scales is None else self.scales.sum_dtype
         step: tuple[Node, ...] = (
             MbarrierWait(FULL, (ref(STAGE),), self._parity),
             WgmmaFence(),
@@ -261,13 +266,26 @@ class WgmmaMainloop:
             WgmmaCommitGroup(),
             WgmmaWaitGroup(0, STEP_ACC),
             *self._consumer_release(ref(ITERATION)),
-            self._for_each_accumulator(total),
+            self._promote(),
         )
-        step = (Storage(STEP_ACC, self.dtype, self._accumulator_shape, Scope.REGISTER, step),)
+        if self.scales is not None:
+            k_position = self.tile.k_order.k_position(add(scheduler.k_tiles.first, ref(STEP)), num(0))
+            step = self.scales.allocate((*self.scales.load(k_position), *step))
+        step = (Storage(STEP_ACC, sums, self._accumulator_shape, Scope.REGISTER, step),)
         return (
             self._for_each_accumulator(zero),
             *self._in_order(k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, step))),
         )
+
+    def _promote(self) -> Node:
+        """Add the sums of a k-tile to the others."""
+        if self.scales is None:
+            index = (ref("m.fragment"), ref(".word"))
+            return self._for_each_accumulator(Compute(ACC, index, Load(STEP_ACC, index, self.dtype), Combine.SUM))
+        index = (ref("m.fragment"), add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word()))
+        value = self.scales.scaled(Load(STEP_ACC, index, self.scales.sum_dtype))
+        fragments = self.tile.fragments, self.tile.group_n // COLUMNS
+        return for_each_word_of_tile(fragments, Compute(ACC, index, value, Combine.SUM))
 
     def _in_order(self, mainloop: Node) -> tuple[Node, ...]:
         """Run the mainloop of a tile after that of the previous tile (CUTLASS: OrderedSequenceBarrier).

@@ -1,0 +1,123 @@
+"""Scales of a contraction's sums over blocks of k: loaded for each k-tile, and applied as its sums are promoted.
+
+A lane holds the scales of its rows and columns in registers, in the layout of accumulators (PTX ISA, "Matrix Fragments
+for mma.m16n8k16"). Scales that all columns of a warp share are combined with those of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller_svc.analysis.sum_of_products import product_of
+from roller_svc.families.common.gpu.matrix.epilogue import is_inside_axis, row_of_word
+from roller_svc.families.common.gpu.matrix.mainloop import LANE
+from roller_svc.families.common.gpu.matrix.scale_registers import COLUMNS_OF_LANE, ROWS_OF_LANE, ScaleRegisters
+from roller_svc.families.common.gpu.matrix.tile import COLUMNS
+from roller_svc.families.common.view import GemmView, bind_members, member_values
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, substitute
+from roller_svc.ir.group import TileAxis
+from roller_svc.ir.index import add, div, mod, mul, num, ref
+from roller_svc.ir.schedule import Compute, Let, Loop, LoopKind, Node, Scope, Storage
+
+ROW_SCALES, COLUMN_SCALES = ".row_scales", ".column_scales"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScales:
+    """The scales of one warp's tile.
+
+    `first_row` is the warp's row of fragment `m.fragment`, `first_column` its first column. `size` has the rows and
+    columns of a block's tile, for guards.
+    """
+
+    view: GemmView
+    registers: ScaleRegisters
+    first_row: Expr
+    first_column: Expr
+    size: tuple[int, int]
+    sum_dtype: DType  # of the sums that are scaled
+
+    def allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Allocate the registers around the nodes."""
+        shapes = ((ROW_SCALES, (self.registers.fragments, ROWS_OF_LANE)), (COLUMN_SCALES, (self.registers.num_columns,)))
+        for name, shape in shapes:
+            if math.prod(shape):
+                nodes = (Storage(name, DType.FLOAT32, shape, Scope.REGISTER, nodes),)
+        return nodes
+
+    def load(self, k_position: Expr) -> tuple[Node, ...]:
+        """Load the scales of the k-tile that begins at a position along k."""
+        columns = {axis.name for axis in self.view.n.members}
+        of_columns = [scale for scale in self.view.operands.scales if not axes_of(scale).isdisjoint(columns)]
+        of_rows = [scale for scale in self.view.operands.scales if scale not in of_columns]
+        if not self.registers.num_columns:
+            of_rows, of_columns = [*of_rows, *of_columns], []
+        row = add(self.first_row, row_of_word())
+        at = (ref("m.fragment"), ref(".half"))
+        nodes: tuple[Node, ...] = self._load(ROW_SCALES, at, of_rows, (row, self.first_column), k_position)
+        nodes = (Loop("m.fragment", self.registers.fragments, LoopKind.UNROLL, (Loop(".half", 2, LoopKind.UNROLL, nodes),)),)
+        if not of_columns:
+            return nodes
+        column, place = self._column()
+        loads = self._load(COLUMN_SCALES, (place,), of_columns, (None, column), k_position)
+        return (*nodes, *self._for_each_column_scale(loads))
+
+    def scaled(self, value: Expr) -> Expr:
+        """Return the scaled sum of word (`.half`, `.pair`) of fragment (`m.fragment`, `n.fragment`)."""
+        value = value if value.dtype is DType.FLOAT32 else Cast(value, DType.FLOAT32)
+        scale: Expr = Load(ROW_SCALES, (ref("m.fragment"), ref(".half")), DType.FLOAT32)
+        if self.registers.num_columns:
+            of_column = Load(COLUMN_SCALES, (self._column_register(),), DType.FLOAT32)
+            scale = Op(OpKind.MUL, (scale, of_column), DType.FLOAT32)
+        return Op(OpKind.MUL, (value, scale), DType.FLOAT32)
+
+    def _load(
+        self, tensor: str, index: tuple[Expr, ...], scales: Sequence[Expr], place: tuple[Expr | None, Expr], k_position: Expr
+    ) -> tuple[Node, ...]:
+        """Load the product of scales at a row and a column; 0 outside of the result."""
+        one = Const(1.0, DType.FLOAT32)
+        value = product_of([s if s.dtype is DType.FLOAT32 else Cast(s, DType.FLOAT32, implicit=True) for s in scales] or [one])
+        value = substitute(value, member_values(self.view.k, k_position))
+        nodes: tuple[Node, ...] = ()
+        axes: list[tuple[TileAxis, Expr]] = []
+        for axis, size, position in zip((self.view.m, self.view.n), self.size, place, strict=True):
+            if position is None or axes_of(value).isdisjoint(member.name for member in axis.members):
+                continue
+            axes.append((axis, position))
+            if (inside := is_inside_axis(axis, size, f"{axis.role.value}.place")) is not None:
+                value = Select(inside, value, Const(0.0, DType.FLOAT32), DType.FLOAT32)
+        nodes = (Compute(tensor, index, value),)
+        for axis, position in axes:
+            name = f"{axis.role.value}.place"
+            nodes = (Let(name, position, bind_members(axis, ref(name), nodes)),)
+        return nodes
+
+    def _column(self) -> tuple[Expr, Expr]:
+        """Return the column of a scale, and its register."""
+        run = self.registers.column_run
+        if run > 1:
+            return add(self.first_column, mul(ref(".scale"), num(run))), ref(".scale")
+        column = add(add(self.first_column, mul(ref("n.fragment"), num(COLUMNS))), mul(mod(ref(LANE), 4), num(2)))
+        return add(column, ref(".pair")), self._column_register()
+
+    def _column_register(self) -> Expr:
+        run = self.registers.column_run
+        if run > 1:
+            return div(ref("n.fragment"), run // COLUMNS)
+        return add(mul(ref("n.fragment"), num(COLUMNS_OF_LANE)), ref(".pair"))
+
+    def _for_each_column_scale(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        if self.registers.column_run > 1:
+            return (Loop(".scale", self.registers.num_columns, LoopKind.UNROLL, nodes),)
+        pairs = (Loop(".pair", COLUMNS_OF_LANE, LoopKind.UNROLL, nodes),)
+        return (Loop("n.fragment", self.registers.columns // COLUMNS, LoopKind.UNROLL, pairs),)
+
+
+def for_each_word_of_tile(fragments: tuple[int, int], node: Node) -> Node:
+    """Loop over the accumulators of a lane: `m.fragment`, `n.fragment`, `.half`, `.pair`."""
+    for var, extent in ((".pair", 2), (".half", 2), ("n.fragment", fragments[1]), ("m.fragment", fragments[0])):
+        node = Loop(var, extent, LoopKind.UNROLL, (node,))
+    return node

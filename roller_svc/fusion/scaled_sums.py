@@ -1,0 +1,104 @@
+"""Nested sums whose inner one is a contraction → one sum of scaled products.
+
+P[m, n, g] += A * B over a block of k, and C[m, n] += S[m, g] * P[m, n, g], become C[m, n] += A * B * S[m, g] over g and
+the block. The blocks are outermost along k, so that a kernel scales sums of whole tiles of k in registers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+
+from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
+from roller_svc.fusion.contraction import as_scaled_contraction
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, substitute
+from roller_svc.ir.index import ref
+from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr
+
+Statements = tuple[TensorExpr, ...]
+MAX_INTEGER_SUM = (1 << 31) // (1 << 16)  # products of bytes that an int32 adds without wrapping
+
+
+def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> Statements:
+    """Return the statements with scaled sums of partial sums as one sum; the same ones if there is none."""
+    sums = {s.output: s for s in statements if s.kind is StatementKind.REDUCE}
+    readers = Counter(tensor for s in statements for tensor in s.reads_tensors)
+    merged: dict[str, TensorExpr] = {}
+    inner: set[str] = set()
+    for statement in statements:
+        form = sum_of_products(statement)
+        if form is None:
+            continue
+        found = _merge(statement, form, {t: s for t, s in sums.items() if readers[t] == 1 and t not in outputs})
+        ordered = _with_blocks_first(found or statement)
+        if ordered is not None:
+            merged[statement.output] = ordered
+            inner |= {t for t in statement.reads_tensors if found is not None and t not in ordered.reads_tensors}
+    return tuple(merged.get(s.output, s) for s in statements if s.output not in inner) if merged else statements
+
+
+def is_scaled_sum(statement: TensorExpr) -> bool:
+    """Return whether a kernel may scale sums of blocks of k in registers."""
+    return as_scaled_contraction(statement) is not None
+
+
+def _merge(statement: TensorExpr, form: SumOfProducts, partial: dict[str, TensorExpr]) -> TensorExpr | None:
+    """Return a sum over the points of the partial sums that it reads, or None if it scales none."""
+    loads = [load for load in map(_load_of, form.factors) if load is not None and load.tensor in partial]
+    if len(loads) != 1 or statement.accumulator is not DType.FLOAT32:
+        return None
+    (load,) = loads
+    sums = partial[load.tensor]
+    own = sum_of_products(sums)
+    places = [each.name for each in load.index if isinstance(each, AxisRef)]
+    if own is None or len(set(places)) < len(load.index) or not all(isinstance(each, AxisRef) for each in sums.index):
+        return None
+    if not _adds_exactly(sums):
+        return None
+    used = {axis.name for axis in statement.axes}
+    inner = tuple(replace(axis, name=_unused(axis.name, used)) for axis in sums.reduced)
+    values: dict[str, Expr] = {old.name: ref(new.name) for old, new in zip(sums.reduced, inner, strict=True)}
+    values |= {at.name: place for at, place in zip(sums.index, load.index, strict=True) if isinstance(at, AxisRef)}
+    others = [factor for factor in form.factors if _load_of(factor) != load]
+    factors = [substitute(sums.body, values), *others]
+    body = product_of([f if f.dtype is DType.FLOAT32 else Cast(f, DType.FLOAT32, implicit=True) for f in factors])
+    return replace(statement, axes=(*statement.axes, *inner), body=body)
+
+
+def _adds_exactly(sums: TensorExpr) -> bool:
+    """Return whether partial sums have the values that sums in float32, or in a matrix unit's int32, have."""
+    if sums.accumulator.is_float:
+        return sums.accumulator is DType.FLOAT32
+    extent = sums.points // max(1, sums.type.elements)
+    return sums.accumulator is sums.type.dtype is DType.INT32 and extent <= MAX_INTEGER_SUM
+
+
+def _load_of(factor: Expr) -> Load | None:
+    """Return the tensor that a factor is, in any type that is as wide."""
+    while isinstance(factor, Cast) and factor.dtype.compute in (DType.FLOAT32, factor.arg.dtype.compute):
+        factor = factor.arg
+    return factor if isinstance(factor, Load) else None
+
+
+def _unused(name: str, used: set[str]) -> str:
+    while name in used:
+        name += "_"
+    used.add(name)
+    return name
+
+
+def _with_blocks_first(statement: TensorExpr) -> TensorExpr | None:
+    """Return a scaled sum with the axes of its scales first along k; None if it is no scaled sum."""
+    if is_scaled_sum(statement):
+        return statement
+    form = sum_of_products(statement)
+    if form is None or len(form.reduced) < 2:
+        return None
+    reduced = {axis.name for axis in form.reduced}
+    partial = [axes_of(factor) & reduced for factor in form.factors]
+    outer = frozenset[str]().union(*(axes for axes in partial if axes < reduced))
+    axes = sorted(statement.axes, key=lambda axis: (axis.kind is AxisKind.REDUCE, axis.name not in outer))
+    ordered = replace(statement, axes=tuple(axes))
+    return ordered if is_scaled_sum(ordered) else None
