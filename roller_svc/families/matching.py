@@ -26,6 +26,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
     LoadClass,
     LoadKind,
     OperandLoad,
+    fragment_of,
     mfma_unsupported_reason,
     plan_operand_loads,
 )
@@ -48,7 +49,7 @@ _KINDS = {
     OpClass.MMA: (UnitKind.MMA, UnitKind.MFMA),
     OpClass.WGMMA: (UnitKind.WGMMA,),
 }
-SCALING_KINDS = (UnitKind.WGMMA,)  # whose kernels scale sums of blocks of k
+SCALING_KINDS = (UnitKind.WGMMA, UnitKind.MMA, UnitKind.MFMA)  # whose kernels scale sums of blocks of k
 _UNITS = {OpClass.MMA: "matrix units", OpClass.WGMMA: "matrix units of warpgroups"}
 
 
@@ -165,7 +166,8 @@ def _unsupported_group(unit: ComputeUnit, group: KernelGroup) -> str:
     if (runs := group.space.scale_runs) is not None:
         if unit.kind not in SCALING_KINDS or group.row_reduction is not None:
             return f"kernels on {unit.kind.value} do not scale sums of blocks of k"
-        if runs.k % (STEP_BYTES // unit.in_dtype.bytes):
+        step_bytes = STEP_BYTES if unit.kind is UnitKind.WGMMA else fragment_of(unit).step_bytes
+        if runs.k % (step_bytes // unit.in_dtype.bytes):
             return f"blocks of {runs.k} along k are not whole steps of the unit"
     second = operand_b2(group)
     if second is not None and not have_same_layout(operands(group)[1], second):

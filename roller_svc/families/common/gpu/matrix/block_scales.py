@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.analysis.sum_of_products import product_of
-from roller_svc.families.common.gpu.matrix.epilogue import is_inside_axis, row_of_word
-from roller_svc.families.common.gpu.matrix.mainloop import LANE
-from roller_svc.families.common.gpu.matrix.scale_registers import COLUMNS_OF_LANE, ROWS_OF_LANE, ScaleRegisters
-from roller_svc.families.common.gpu.matrix.tile import COLUMNS
+from roller_svc.families.common.gpu.matrix.epilogue import column_of_word, is_inside_axis, row_of_word, word
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, FRAGMENT, STEP_ACC, MmaMainloop
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
+from roller_svc.families.common.gpu.matrix.tile import ScaleRegisters
 from roller_svc.families.common.view import GemmView, bind_members, member_values
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, div, mod, mul, num, ref
+from roller_svc.ir.index import add, div, mul, num, ref
+from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import Compute, Let, Loop, LoopKind, Node, Scope, Storage
 
 ROW_SCALES, COLUMN_SCALES = ".row_scales", ".column_scales"
@@ -42,7 +43,7 @@ class BlockScales:
 
     def allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Allocate the registers around the nodes."""
-        shapes = ((ROW_SCALES, (self.registers.fragments, ROWS_OF_LANE)), (COLUMN_SCALES, (self.registers.num_columns,)))
+        shapes = ((ROW_SCALES, (self.registers.fragments, self.registers.rows_of_lane)), (COLUMN_SCALES, (self.registers.num_columns,)))
         for name, shape in shapes:
             if math.prod(shape):
                 nodes = (Storage(name, DType.FLOAT32, shape, Scope.REGISTER, nodes),)
@@ -55,22 +56,21 @@ class BlockScales:
         of_rows = [scale for scale in self.view.operands.scales if scale not in of_columns]
         if not self.registers.num_columns:
             of_rows, of_columns = [*of_rows, *of_columns], []
-        row = add(self.first_row, row_of_word())
-        at = (ref("m.fragment"), ref(".half"))
-        nodes: tuple[Node, ...] = self._load(ROW_SCALES, at, of_rows, (row, self.first_column), k_position)
+        row = add(self.first_row, row_of_word(self.registers.fragment))
+        nodes = self._load(ROW_SCALES, self._row_register, of_rows, (row, self.first_column), k_position)
+        if self.registers.fragment.is_square:
+            nodes = (Loop(".pair", 2, LoopKind.UNROLL, nodes),)
         nodes = (Loop("m.fragment", self.registers.fragments, LoopKind.UNROLL, (Loop(".half", 2, LoopKind.UNROLL, nodes),)),)
         if not of_columns:
             return nodes
-        column, place = self._column()
-        loads = self._load(COLUMN_SCALES, (place,), of_columns, (None, column), k_position)
-        return (*nodes, *self._for_each_column_scale(loads))
+        return (*nodes, *self._load_columns(of_columns, k_position))
 
     def scaled(self, value: Expr) -> Expr:
         """Return the scaled sum of word (`.half`, `.pair`) of fragment (`m.fragment`, `n.fragment`)."""
         value = value if value.dtype is DType.FLOAT32 else Cast(value, DType.FLOAT32)
-        scale: Expr = Load(ROW_SCALES, (ref("m.fragment"), ref(".half")), DType.FLOAT32)
+        scale: Expr = Load(ROW_SCALES, self._row_register, DType.FLOAT32)
         if self.registers.num_columns:
-            of_column = Load(COLUMN_SCALES, (self._column_register(),), DType.FLOAT32)
+            of_column = Load(COLUMN_SCALES, (self._column_register,), DType.FLOAT32)
             scale = Op(OpKind.MUL, (scale, of_column), DType.FLOAT32)
         return Op(OpKind.MUL, (value, scale), DType.FLOAT32)
 
@@ -95,25 +95,49 @@ class BlockScales:
             nodes = (Let(name, position, bind_members(axis, ref(name), nodes)),)
         return nodes
 
-    def _column(self) -> tuple[Expr, Expr]:
-        """Return the column of a scale, and its register."""
-        run = self.registers.column_run
-        if run > 1:
-            return add(self.first_column, mul(ref(".scale"), num(run))), ref(".scale")
-        column = add(add(self.first_column, mul(ref("n.fragment"), num(COLUMNS))), mul(mod(ref(LANE), 4), num(2)))
-        return add(column, ref(".pair")), self._column_register()
+    @property
+    def _row_register(self) -> tuple[Expr, ...]:
+        return ref("m.fragment"), word() if self.registers.fragment.is_square else ref(".half")
 
+    @property
     def _column_register(self) -> Expr:
-        run = self.registers.column_run
+        run, each = self.registers.column_run, self.registers.columns_of_lane
         if run > 1:
-            return div(ref("n.fragment"), run // COLUMNS)
-        return add(mul(ref("n.fragment"), num(COLUMNS_OF_LANE)), ref(".pair"))
+            return div(ref("n.fragment"), run // self.registers.fragment.columns)
+        return ref("n.fragment") if each == 1 else add(mul(ref("n.fragment"), num(each)), ref(".pair"))
 
-    def _for_each_column_scale(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        if self.registers.column_run > 1:
-            return (Loop(".scale", self.registers.num_columns, LoopKind.UNROLL, nodes),)
-        pairs = (Loop(".pair", COLUMNS_OF_LANE, LoopKind.UNROLL, nodes),)
-        return (Loop("n.fragment", self.registers.columns // COLUMNS, LoopKind.UNROLL, pairs),)
+    def _load_columns(self, scales: Sequence[Expr], k_position: Expr) -> tuple[Node, ...]:
+        """Load the scales of columns: of runs of fragments, or of each column of the lane."""
+        registers = self.registers
+        if registers.column_run > 1:
+            column = add(self.first_column, mul(ref(".scale"), num(registers.column_run)))
+            nodes = self._load(COLUMN_SCALES, (ref(".scale"),), scales, (None, column), k_position)
+            return (Loop(".scale", registers.num_columns, LoopKind.UNROLL, nodes),)
+        column = add(self.first_column, mul(ref("n.fragment"), num(registers.fragment.columns)))
+        column = add(column, column_of_word(registers.fragment))
+        nodes = self._load(COLUMN_SCALES, (self._column_register,), scales, (None, column), k_position)
+        if registers.columns_of_lane > 1:
+            nodes = (Loop(".pair", registers.columns_of_lane, LoopKind.UNROLL, nodes),)
+        return (Loop("n.fragment", registers.columns // registers.fragment.columns, LoopKind.UNROLL, nodes),)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMmaMainloop(MmaMainloop):
+    """MMAs of a warp whose sums of each k-tile begin at zero, and are scaled and added to the accumulators."""
+
+    scales: BlockScales
+
+    def multiply_tile(self, steps: KTileRange) -> tuple[Node, ...]:
+        """Return the work on the current k-tile. Scales are loaded before its MMAs."""
+        index, dtype = (*FRAGMENT, word()), self.scales.sum_dtype
+        total = Compute(ACC, index, self.scales.scaled(Load(STEP_ACC, index, dtype)), Combine.SUM)
+        nodes = (
+            *self.scales.load(mul(steps.number, num(self.tile.k))),
+            self.clear(STEP_ACC, dtype),
+            *self.multiply(STEP_ACC),
+            for_each_word_of_tile(self.tile.fragments, total),
+        )
+        return (Storage(STEP_ACC, dtype, (*self.tile.fragments, 4), Scope.REGISTER, self.scales.allocate(nodes)),)
 
 
 def for_each_word_of_tile(fragments: tuple[int, int], node: Node) -> Node:

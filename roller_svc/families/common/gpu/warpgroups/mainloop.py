@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, for_each_word_of_tile
 from roller_svc.families.common.gpu.matrix.epilogue import word
-from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, STEP_ACC
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.warpgroups.producer import (
@@ -68,7 +68,6 @@ from roller_svc.ir.schedule_hopper import (
 GROUP, WARP = ".group", ".warp"  # warpgroup of the block; warp of the warpgroup
 STEP, ITERATION = "k.step", ".iteration"  # k-tile within the output tile; k-tile of the block over all its tiles
 FRAGMENT_WORDS = 4  # of a lane in 16 x 8 results (PTX ISA, "Register Fragments and Shared Memory Matrix Layouts")
-STEP_ACC = ".step_sums"  # accumulators of one k-tile under promotion
 
 OperandCopies = tuple[ProducerCopy | TmaOperand, ...]  # in issue order; B operands of a dual GEMM share a buffer
 

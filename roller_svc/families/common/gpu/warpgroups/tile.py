@@ -13,11 +13,11 @@ from typing import NamedTuple
 from roller_svc.analysis.operand import Operand, staged_dtype
 from roller_svc.construct.align import round_up
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.gpu.matrix.scale_registers import ScaleRegisters
 from roller_svc.families.common.gpu.matrix.terms import MatrixStep
 from roller_svc.families.common.gpu.matrix.tile import (
     BANK_WORDS,
     CHUNK_BYTES,
+    MMA_SYNC,
     ROW_PADDING_WORDS,
     SHARED_A,
     SHARED_B,
@@ -25,6 +25,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
     LoadClass,
     LoadKind,
     OperandLoad,
+    ScaleRegisters,
     is_unpacked,
     load_class,
 )
@@ -240,7 +241,7 @@ class WgmmaTile(NamedTuple):
     @property
     def scales(self) -> ScaleRegisters | None:
         """Registers of a consumer thread for the scales of a k-tile."""
-        return None if self.scale_runs is None else ScaleRegisters.of(self.scale_runs, self.fragments, self.group_n)
+        return None if self.scale_runs is None else ScaleRegisters.of(self.scale_runs, MMA_SYNC, self.fragments, self.group_n)
 
     @property
     def accumulator_set_registers(self) -> int:
@@ -254,7 +255,7 @@ class WgmmaTile(NamedTuple):
             return 0
         if self.scale_runs is None or (scales := self.scales) is None:
             return self.accumulator_set_registers
-        return scales.promotion_slots(self.accumulator_set_registers, self.scale_runs.sum_dtype) + scales.load_slots
+        return scales.promotion_slots(self.accumulator_set_registers, self.scale_runs.sum_dtype)
 
     @property
     def accumulator_registers(self) -> int:
