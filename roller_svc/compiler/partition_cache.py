@@ -9,6 +9,7 @@ from roller_svc.families.matching import SCALING_KINDS, supports_attention, tran
 from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
+from roller_svc.fusion.scaled_sums import has_scaled_sum
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -73,7 +74,8 @@ class PartitionCache:
 
     def _with_scaled_sums(self, options: list[FusionOptions], hw: HardwareSpec) -> list[Partition]:
         """Return the partitions with kernels that scale sums of blocks of k, if the program has such sums."""
-        if not any(unit.kind in SCALING_KINDS for unit in hw.units):
+        statements, outputs = self._normalized(options[0]), {o.tensor for o in self.program.outputs}
+        if not any(unit.kind in SCALING_KINDS for unit in hw.units) or not has_scaled_sum(statements, outputs):
             return []
         found = [self._partition(replace(option, scale_partial_sums=True)) for option in options]
         return [groups for groups in found if any(group.space.scale_runs is not None for group in groups)]
@@ -138,11 +140,15 @@ class PartitionCache:
         types = self.program.types
         return any(is_transposed_convolution(each, types) for each in self.program.statements)
 
-    def _partition(self, options: FusionOptions) -> Partition:
+    def _normalized(self, options: FusionOptions) -> tuple[TensorExpr, ...]:
         form = (options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im, options.scale_partial_sums)
         statements = self._statements.get(form)
         if statements is None:
             statements = self._statements[form] = normalize_statements(self.program, options)
+        return statements
+
+    def _partition(self, options: FusionOptions) -> Partition:
+        statements = self._normalized(options)
         key = options if len(statements) > 1 else options.without_fusion
         groups = self._groups.get(key)
         if groups is None:

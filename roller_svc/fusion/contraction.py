@@ -23,6 +23,7 @@ MIN_M = 4
 MIN_N = 4
 MIN_K = 4
 MAX_FACTORS = 4
+MIN_SCALED_FACTORS = 3  # two operands and a scale
 MIN_SCALE_RUN = 16  # points along k with one scale: the shortest step of a matrix unit
 # Types whose products, added in float32, cannot exceed its range: scales may then be applied to sums of them.
 SCALED_DTYPES = frozenset({
@@ -75,6 +76,8 @@ def as_scaled_contraction(statement: TensorExpr) -> Contraction | None:
         return None
     reduced = {axis.name for axis in form.reduced}
     factors = [each for factor in form.factors for each in _integer_factors(factor)]
+    if len(factors) < MIN_SCALED_FACTORS:
+        return None
     scales = [f for f in factors if constant_run(f, form.reduced) >= MIN_SCALE_RUN]
     operands = [f for f in factors if f not in scales]
     if all(axes_of(f).isdisjoint(reduced) for f in scales) or not 2 <= len(operands) <= MAX_FACTORS:

@@ -14,11 +14,11 @@ from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_o
 from roller_svc.fusion.contraction import as_scaled_contraction
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, substitute
+from roller_svc.ir.group import MAX_BYTE_PRODUCTS
 from roller_svc.ir.index import ref
 from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr
 
 Statements = tuple[TensorExpr, ...]
-MAX_INTEGER_SUM = (1 << 31) // (1 << 16)  # products of bytes that an int32 adds without wrapping
 
 
 def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> Statements:
@@ -39,9 +39,9 @@ def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> State
     return tuple(merged.get(s.output, s) for s in statements if s.output not in inner) if merged else statements
 
 
-def is_scaled_sum(statement: TensorExpr) -> bool:
-    """Return whether a kernel may scale sums of blocks of k in registers."""
-    return as_scaled_contraction(statement) is not None
+def has_scaled_sum(statements: Statements, outputs: Collection[str]) -> bool:
+    """Return whether kernels may scale sums of blocks of k in registers."""
+    return any(as_scaled_contraction(s) is not None for s in merge_scaled_sums(statements, outputs))
 
 
 def _merge(statement: TensorExpr, form: SumOfProducts, partial: dict[str, TensorExpr]) -> TensorExpr | None:
@@ -72,7 +72,7 @@ def _adds_exactly(sums: TensorExpr) -> bool:
     if sums.accumulator.is_float:
         return sums.accumulator is DType.FLOAT32
     extent = sums.points // max(1, sums.type.elements)
-    return sums.accumulator is sums.type.dtype is DType.INT32 and extent <= MAX_INTEGER_SUM
+    return sums.accumulator is sums.type.dtype is DType.INT32 and extent <= MAX_BYTE_PRODUCTS
 
 
 def _load_of(factor: Expr) -> Load | None:
@@ -91,7 +91,7 @@ def _unused(name: str, used: set[str]) -> str:
 
 def _with_blocks_first(statement: TensorExpr) -> TensorExpr | None:
     """Return a scaled sum with the axes of its scales first along k; None if it is no scaled sum."""
-    if is_scaled_sum(statement):
+    if as_scaled_contraction(statement) is not None:
         return statement
     form = sum_of_products(statement)
     if form is None or len(form.reduced) < 2:
@@ -101,4 +101,4 @@ def _with_blocks_first(statement: TensorExpr) -> TensorExpr | None:
     outer = frozenset[str]().union(*(axes for axes in partial if axes < reduced))
     axes = sorted(statement.axes, key=lambda axis: (axis.kind is AxisKind.REDUCE, axis.name not in outer))
     ordered = replace(statement, axes=tuple(axes))
-    return ordered if is_scaled_sum(ordered) else None
+    return ordered if as_scaled_contraction(ordered) is not None else None

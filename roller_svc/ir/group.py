@@ -168,6 +168,9 @@ def _is_window(dim: Dim, outer: Collection[str], inner: Mapping[str, int]) -> bo
     return bool(steps) and span > 1 and (min(steps) < span or math.prod(inner.values()) < _MIN_ROW)
 
 
+MAX_BYTE_PRODUCTS = (1 << 31) // (1 << 16)  # of bytes, that an int32 adds without wrapping
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleRuns:
     """Points along each axis of a contraction with one scale: 128 of n and of k for S[m, n // 128, k // 128].
@@ -183,6 +186,15 @@ class ScaleRuns:
     @property
     def transposed(self) -> ScaleRuns:
         return replace(self, m=self.n, n=self.m)
+
+    def scales(self, rows: int, columns: int) -> float:
+        """Return the scales of a tile of results."""
+        return sum(extent / run for extent, run in ((rows, self.m), (columns, self.n)) if run)
+
+    def k_tiles(self, depth: int) -> int:
+        """Return the k-tiles of `depth` points whose sums are scaled at once: those of a run, if no integer may wrap."""
+        may_wrap = not self.sum_dtype.is_float and self.k > MAX_BYTE_PRODUCTS
+        return 1 if may_wrap or self.k % depth else self.k // depth
 
 
 @dataclass(frozen=True)

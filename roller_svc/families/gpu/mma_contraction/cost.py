@@ -129,9 +129,10 @@ def _block_step(p: Workload[MmaFacts], block: Tile, tile: MmaTile) -> MatrixStep
     latency = load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes)
     scale_bytes = scale_lines = 0.0
     if (runs := tile.scale_runs) is not None and (scales := tile.scales) is not None:
-        scale_bytes = WORD_BYTES * sum(extent / run for extent, run in ((tile.m, runs.m), (tile.n, runs.n)) if run)
-        scale_lines = math.prod(tile.warps) * scales.lines
-        chain = max(chain, load_latency_cycles(mach, p.epilogue.total_bytes))  # requested before the products
+        scale_bytes = WORD_BYTES * runs.scales(tile.m, tile.n) / tile.promoted_k_tiles
+        scale_lines = math.prod(tile.warps) * scales.lines / tile.promoted_k_tiles
+        # requested before the products
+        chain = max(chain, load_latency_cycles(mach, p.epilogue.total_bytes) / tile.promoted_k_tiles)
         chain += tile.promotion_slots
     return MatrixStep(
         warps=math.prod(tile.warps),

@@ -177,9 +177,10 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     chain = mma / tile.consumers
     scale_bytes = 0.0
     if (runs := tile.scale_runs) is not None and (scales := tile.scales) is not None:
-        scale_bytes = WORD_BYTES * sum(extent / run for extent, run in ((tile.m, runs.m), (tile.n, runs.n)) if run)
-        chain = max(chain, load_latency_cycles(mach, p.epilogue.total_bytes))  # requested before the products
-        pipe += tile.consumers * WARPS * scales.lines
+        scale_bytes = WORD_BYTES * runs.scales(tile.m, tile.n) / tile.promoted_k_tiles
+        # requested before the products
+        chain = max(chain, load_latency_cycles(mach, p.epilogue.total_bytes) / tile.promoted_k_tiles)
+        pipe += tile.consumers * WARPS * scales.lines / tile.promoted_k_tiles
     chain = chain + added + STEP_CYCLES if tile.promotes_accumulators else max(STEP_CYCLES, chain)
     step = MatrixStep(
         warps=WARPS * tile.consumers,

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from roller_svc.analysis.sum_of_products import product_of
 from roller_svc.families.common.gpu.matrix.epilogue import column_of_word, is_inside_axis, row_of_word, word
 from roller_svc.families.common.gpu.matrix.mainloop import ACC, FRAGMENT, STEP_ACC, MmaMainloop
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import STEP, KTileRange
 from roller_svc.families.common.gpu.matrix.tile import ScaleRegisters
 from roller_svc.families.common.view import GemmView, bind_members, member_values
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, div, mul, num, ref
+from roller_svc.ir.index import add, div, eq, mod, mul, num, ref
 from roller_svc.ir.program import Combine
-from roller_svc.ir.schedule import Compute, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage
 
 ROW_SCALES, COLUMN_SCALES = ".row_scales", ".column_scales"
 
@@ -123,21 +123,38 @@ class BlockScales:
 
 @dataclass(frozen=True, slots=True)
 class ScaledMmaMainloop(MmaMainloop):
-    """MMAs of a warp whose sums of each k-tile begin at zero, and are scaled and added to the accumulators."""
+    """MMAs of a warp whose sums over each block of k begin at zero, and are scaled and added to the accumulators."""
 
     scales: BlockScales
 
+    def accumulators(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Allocate a warp's accumulators, sums of a block and scales around the nodes that use them."""
+        body = (Storage(STEP_ACC, self.scales.sum_dtype, (*self.tile.fragments, 4), Scope.REGISTER, body),)
+        return MmaMainloop.accumulators(self, self.scales.allocate(body))
+
     def multiply_tile(self, steps: KTileRange) -> tuple[Node, ...]:
-        """Return the work on the current k-tile. Scales are loaded before its MMAs."""
+        """Return the work on the current k-tile. Scales are loaded before the MMAs of a block."""
         index, dtype = (*FRAGMENT, word()), self.scales.sum_dtype
         total = Compute(ACC, index, self.scales.scaled(Load(STEP_ACC, index, dtype)), Combine.SUM)
-        nodes = (
-            *self.scales.load(mul(steps.number, num(self.tile.k))),
-            self.clear(STEP_ACC, dtype),
-            *self.multiply(STEP_ACC),
-            for_each_word_of_tile(self.tile.fragments, total),
-        )
-        return (Storage(STEP_ACC, dtype, (*self.tile.fragments, 4), Scope.REGISTER, self.scales.allocate(nodes)),)
+        first, last = block_ends(steps, self.tile.promoted_k_tiles)
+        begin = (*self.scales.load(mul(steps.number, num(self.tile.k))), self.clear(STEP_ACC, dtype))
+        end = for_each_word_of_tile(self.tile.fragments, total)
+        return (*guarded(first, begin), *self.multiply(STEP_ACC), *guarded(last, (end,)))
+
+
+def block_ends(steps: KTileRange, count: int) -> tuple[Expr | None, Expr | None]:
+    """Return whether the current k-tile is the first, or the last, of a block of `count` or of a pass; None: always."""
+    if count == 1:
+        return None, None
+    place = mod(steps.number, count)
+    first = Op(OpKind.LOR, (eq(place, num(0)), eq(STEP, num(0))), DType.INT8)
+    last = Op(OpKind.LOR, (eq(place, num(count - 1)), eq(add(STEP, num(1)), steps.count)), DType.INT8)
+    return first, last
+
+
+def guarded(condition: Expr | None, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return the nodes under a condition; None: always."""
+    return nodes if condition is None else (Branch(condition, nodes),)
 
 
 def for_each_word_of_tile(fragments: tuple[int, int], node: Node) -> Node:

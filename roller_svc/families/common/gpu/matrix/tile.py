@@ -177,7 +177,7 @@ class MmaTile(NamedTuple):
     a: StagedTile
     b: StagedTile
     fragment: Fragment = MMA_SYNC
-    scale_runs: ScaleRuns | None = None  # of sums of a k-tile, which are scaled and added to others
+    scale_runs: ScaleRuns | None = None  # of sums of k-tiles, which are scaled and added to others
 
     @property
     def scales(self) -> ScaleRegisters | None:
@@ -187,11 +187,17 @@ class MmaTile(NamedTuple):
         return ScaleRegisters.of(self.scale_runs, self.fragment, self.fragments[0], self.warp_n)
 
     @property
-    def promotion_slots(self) -> int:
-        """Issue slots of a warp to scale the sums of a k-tile and add them to others."""
+    def promoted_k_tiles(self) -> int:
+        """K-tiles whose sums are scaled at once."""
+        return 1 if self.scale_runs is None else self.scale_runs.k_tiles(self.k)
+
+    @property
+    def promotion_slots(self) -> float:
+        """Issue slots of a warp to scale sums and add them to others, for each k-tile."""
         if self.scale_runs is None or (scales := self.scales) is None:
-            return 0
-        return scales.promotion_slots(LANE_SUMS * math.prod(self.fragments), self.scale_runs.sum_dtype)
+            return 0.0
+        slots = scales.promotion_slots(LANE_SUMS * math.prod(self.fragments), self.scale_runs.sum_dtype)
+        return slots / self.promoted_k_tiles
 
     @property
     def warps(self) -> tuple[int, int]:

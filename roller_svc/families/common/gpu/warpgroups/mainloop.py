@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, for_each_word_of_tile
+from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, block_ends, for_each_word_of_tile, guarded
 from roller_svc.families.common.gpu.matrix.epilogue import word
 from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, STEP_ACC
 from roller_svc.families.common.gpu.matrix.staging import THREAD
@@ -252,32 +252,40 @@ class WgmmaMainloop:
     def _accumulate_promoted(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """Accumulate each k-tile from zero and promote it to float32 (CUTLASS GmmaFP8Accumulation).
 
-        Other consumers' wgmma overlap with the promotion. Scales of a k-tile are loaded before its wgmma, and applied as
-        its sums are promoted.
+        Other consumers' wgmma overlap with the promotion. Scales of a block of k-tiles are loaded before its wgmma, and
+        applied as its sums are promoted.
         """
         index = (ref("m.fragment"), ref(".word"))
         zero = Compute(ACC, index, Const(0.0, self.dtype))
-        sums = self.dtype if self.scales is None else self.scales.sum_dtype
+        first, last = block_ends(scheduler.k_tiles, self.tile.promoted_k_tiles)
         step: tuple[Node, ...] = (
             MbarrierWait(FULL, (ref(STAGE),), self._parity),
             WgmmaFence(),
-            *self._wgmma(STEP_ACC, num(0)),
+            *self._wgmma(STEP_ACC, num(0) if first is None else eq(first, num(0))),
             WgmmaCommitGroup(),
             WgmmaWaitGroup(0, STEP_ACC),
             *self._consumer_release(ref(ITERATION)),
-            self._promote(),
+            *guarded(last, (self._promote(),)),
         )
         if self.scales is not None:
-            k_position = self.tile.k_order.k_position(add(scheduler.k_tiles.first, ref(STEP)), num(0))
-            step = self.scales.allocate((*self.scales.load(k_position), *step))
-        step = (Storage(STEP_ACC, sums, self._accumulator_shape, Scope.REGISTER, step),)
-        return (
+            k_position = self.tile.k_order.k_position(scheduler.k_tiles.number, num(0))
+            step = (*guarded(first, self.scales.load(k_position)), *step)
+        if first is None:
+            step = self._step_sums(step)
+        nodes = (
             self._for_each_accumulator(zero),
             *self._in_order(k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, step))),
         )
+        return nodes if first is None else self._step_sums(nodes)
+
+    def _step_sums(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Allocate the sums that are promoted, and their scales, around the nodes."""
+        sums = self.dtype if self.scales is None else self.scales.sum_dtype
+        nodes = nodes if self.scales is None else self.scales.allocate(nodes)
+        return (Storage(STEP_ACC, sums, self._accumulator_shape, Scope.REGISTER, nodes),)
 
     def _promote(self) -> Node:
-        """Add the sums of a k-tile to the others."""
+        """Add the sums of k-tiles to the others."""
         if self.scales is None:
             index = (ref("m.fragment"), ref(".word"))
             return self._for_each_accumulator(Compute(ACC, index, Load(STEP_ACC, index, self.dtype), Combine.SUM))

@@ -249,13 +249,19 @@ class WgmmaTile(NamedTuple):
         return self.group_m * self.group_n // WARPGROUP_THREADS
 
     @property
-    def promotion_slots(self) -> int:
-        """Issue slots of a consumer's warp to add the sums of a k-tile to the others, with the loads of scales."""
+    def promoted_k_tiles(self) -> int:
+        """K-tiles whose sums are promoted at once."""
+        is_single = self.scale_runs is None or self.promotion_interval is not None
+        return 1 if is_single else self.scale_runs.k_tiles(self.k)
+
+    @property
+    def promotion_slots(self) -> float:
+        """Issue slots of a consumer's warp to add sums of k-tiles to the others, for each k-tile, with loads of scales."""
         if not self.promotes_accumulators:
-            return 0
+            return 0.0
         if self.scale_runs is None or (scales := self.scales) is None:
             return self.accumulator_set_registers
-        return scales.promotion_slots(self.accumulator_set_registers, self.scale_runs.sum_dtype)
+        return scales.promotion_slots(self.accumulator_set_registers, self.scale_runs.sum_dtype) / self.promoted_k_tiles
 
     @property
     def accumulator_registers(self) -> int:
