@@ -117,7 +117,9 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
         statements, types = grouped.statements, grouped.types
     statements, attention = match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
     other_statements = tuple(s for s in statements if s.output not in attention)
-    pairs = match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm and not hw.scale_partial_sums else {}
+    pairs = (
+        match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm and not hw.scale_partial_sums else {}
+    )
     drafts = _fuse(statements, attention, pairs, hw)
     read_by = _readers(drafts)
     groups = (_group(draft, f"kernel{i}", types, outputs | read_by[i], hw) for i, draft in enumerate(drafts))

@@ -138,7 +138,8 @@ def _block_step(p: Workload[MmaFacts], block: Tile, tile: MmaTile) -> MatrixStep
         warps=math.prod(tile.warps),
         mma=tile.m * tile.n * tile.k / mach.fma_per_cycle,
         shared=reads / mach.staged_bytes_per_cycle + fill_a.pipe + fill_b.pipe + scale_lines,
-        issue=(_fragment_slots(p, tile) + math.prod(tile.warps) * tile.promotion_slots + fill_a.slots + fill_b.slots) / mach.issue_per_cycle,
+        issue=(_fragment_slots(p, tile) + math.prod(tile.warps) * tile.promotion_slots + fill_a.slots + fill_b.slots)
+        / mach.issue_per_cycle,
         port=moved / CORE_L2_BYTES_PER_CYCLE,
         llc=(moved + scale_bytes) / mach.llc_bytes_per_cycle,
         dram=0.0,

@@ -43,7 +43,10 @@ class BlockScales:
 
     def allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Allocate the registers around the nodes."""
-        shapes = ((ROW_SCALES, (self.registers.fragments, self.registers.rows_of_lane)), (COLUMN_SCALES, (self.registers.num_columns,)))
+        shapes = (
+            (ROW_SCALES, (self.registers.fragments, self.registers.rows_of_lane)),
+            (COLUMN_SCALES, (self.registers.num_columns,)),
+        )
         for name, shape in shapes:
             if math.prod(shape):
                 nodes = (Storage(name, DType.FLOAT32, shape, Scope.REGISTER, nodes),)

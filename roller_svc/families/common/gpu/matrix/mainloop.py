@@ -131,7 +131,9 @@ class MmaMainloop:
     def clear(self, accumulators: str, dtype: DType) -> Node:
         """Set the accumulators of a warp to zero."""
         zero = identity(Combine.SUM, dtype)
-        return self.for_each_fragment((Loop(".word", 4, LoopKind.UNROLL, (Compute(accumulators, (*FRAGMENT, ref(".word")), zero),)),))
+        return self.for_each_fragment(
+            (Loop(".word", 4, LoopKind.UNROLL, (Compute(accumulators, (*FRAGMENT, ref(".word")), zero),)),)
+        )
 
     def multiply(self, accumulators: str) -> tuple[Node, ...]:
         """Add the products of a k-tile to accumulators.

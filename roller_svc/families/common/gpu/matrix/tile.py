@@ -114,7 +114,7 @@ class ScaleRegisters(NamedTuple):
         return self.columns // self.column_run if self.column_run > 1 else fragments * self.columns_of_lane
 
     @property
-    def count(self) -> int:
+    def num_registers(self) -> int:
         return self.fragments * self.rows_of_lane + self.num_columns
 
     @property
@@ -128,7 +128,7 @@ class ScaleRegisters(NamedTuple):
     def promotion_slots(self, accumulators: int, sum_dtype: DType) -> int:
         """Return the issue slots of a warp to load the scales, and to convert, scale and add its sums."""
         each = 1 + (self.num_columns > 0) + (not sum_dtype.is_float)
-        return accumulators * each + LOAD_SCALE_SLOTS * self.count
+        return accumulators * each + LOAD_SCALE_SLOTS * self.num_registers
 
 
 CHUNK_BYTES = 16  # a row of an ldmatrix matrix, and the widest copy
@@ -382,7 +382,7 @@ def warp_registers(
     """Return the registers of one thread, without those of its copies."""
     sums = LANE_SUMS * fragments_m * fragments_n
     if runs is not None:  # two sets of sums, and scales
-        sums = 2 * sums + ScaleRegisters.of(runs, fragment, fragments_m, fragments_n * fragment.columns).count
+        sums = 2 * sums + ScaleRegisters.of(runs, fragment, fragments_m, fragments_n * fragment.columns).num_registers
     words = fragment.a_words * fragments_m + fragment.b_words * fragments_n
     return sums + FRAGMENT_FACTOR * words + K_STEP_REGISTERS * k_steps + BASE_REGISTERS
 

@@ -22,7 +22,7 @@ from roller_svc.families.common.gpu.matrix.epilogue import (
 )
 from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS
-from roller_svc.families.common.gpu.warpgroups.mainloop import FRAGMENT_WORDS, GROUP, WARP, group_in_tile, on_one_lane
+from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, group_in_tile, on_one_lane
 from roller_svc.families.common.gpu.warpgroups.result_store import EPILOGUE_ROWS, RESULTS_MAP, TmaStoreBoxes
 from roller_svc.families.common.gpu.warpgroups.tile import ACC_TILE, RESULT_BUFFERS, RESULTS, ROWS, WARPS, WgmmaTile
 from roller_svc.families.common.view import bind_members
@@ -53,6 +53,7 @@ def for_each_accumulator(tile: WgmmaTile, store: Callable[[Expr, Expr, Load], No
     return Loop("m.fragment", tile.fragments, LoopKind.UNROLL, (columns,))
 
 
+FRAGMENT_WORDS = 4  # of a lane in 16 x 8 results (PTX ISA, "Register Fragments and Shared Memory Matrix Layouts")
 CHUNK = ".piece"
 
 

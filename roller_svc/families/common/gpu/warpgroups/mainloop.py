@@ -17,7 +17,7 @@ from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, bloc
 from roller_svc.families.common.gpu.matrix.epilogue import word
 from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, STEP_ACC
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.matrix.tile import COLUMNS, SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.tile import COLUMNS, LANE_SUMS, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.warpgroups.producer import (
     STAGE,
     PrefetchedProducerCopy,
@@ -67,7 +67,6 @@ from roller_svc.ir.schedule_hopper import (
 
 GROUP, WARP = ".group", ".warp"  # warpgroup of the block; warp of the warpgroup
 STEP, ITERATION = "k.step", ".iteration"  # k-tile within the output tile; k-tile of the block over all its tiles
-FRAGMENT_WORDS = 4  # of a lane in 16 x 8 results (PTX ISA, "Register Fragments and Shared Memory Matrix Layouts")
 
 OperandCopies = tuple[ProducerCopy | TmaOperand, ...]  # in issue order; B operands of a dual GEMM share a buffer
 
@@ -287,12 +286,12 @@ class WgmmaMainloop:
     def _promote(self) -> Node:
         """Add the sums of k-tiles to the others."""
         if self.scales is None:
-            index = (ref("m.fragment"), ref(".word"))
-            return self._for_each_accumulator(Compute(ACC, index, Load(STEP_ACC, index, self.dtype), Combine.SUM))
-        index = (ref("m.fragment"), add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word()))
-        value = self.scales.scaled(Load(STEP_ACC, index, self.scales.sum_dtype))
+            register: tuple[Expr, Expr] = (ref("m.fragment"), ref(".word"))
+            return self._for_each_accumulator(Compute(ACC, register, Load(STEP_ACC, register, self.dtype), Combine.SUM))
+        register = ref("m.fragment"), add(mul(ref("n.fragment"), num(LANE_SUMS)), word())
+        value = self.scales.scaled(Load(STEP_ACC, register, self.scales.sum_dtype))
         fragments = self.tile.fragments, self.tile.group_n // COLUMNS
-        return for_each_word_of_tile(fragments, Compute(ACC, index, value, Combine.SUM))
+        return for_each_word_of_tile(fragments, Compute(ACC, register, value, Combine.SUM))
 
     def _in_order(self, mainloop: Node) -> tuple[Node, ...]:
         """Run the mainloop of a tile after that of the previous tile (CUTLASS: OrderedSequenceBarrier).

@@ -251,8 +251,9 @@ class WgmmaTile(NamedTuple):
     @property
     def promoted_k_tiles(self) -> int:
         """K-tiles whose sums are promoted at once."""
-        is_single = self.scale_runs is None or self.promotion_interval is not None
-        return 1 if is_single else self.scale_runs.k_tiles(self.k)
+        if self.scale_runs is None or self.promotion_interval is not None:
+            return 1
+        return self.scale_runs.k_tiles(self.k)
 
     @property
     def promotion_slots(self) -> float:
@@ -266,7 +267,7 @@ class WgmmaTile(NamedTuple):
     @property
     def accumulator_registers(self) -> int:
         """Registers of a consumer thread for all accumulators and their scales."""
-        scales = 0 if (known := self.scales) is None else known.count
+        scales = 0 if (known := self.scales) is None else known.num_registers
         return self.accumulator_set_registers * (2 if self.promotes_accumulators else 1) + scales
 
     @property
