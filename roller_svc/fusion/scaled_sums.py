@@ -1,7 +1,7 @@
 """Nested sums whose inner one is a contraction → one sum of scaled products.
 
 P[m, n, g] += A * B over a block of k, and C[m, n] += S[m, g] * P[m, n, g], become C[m, n] += A * B * S[m, g] over g and
-the block. The blocks are outermost along k, so that a kernel scales sums of whole tiles of k in registers.
+the block, or over k = 128 g + r. Blocks are outermost along k: a kernel scales sums of whole tiles of k in registers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
 from roller_svc.fusion.contraction import as_scaled_contraction
+from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, rewrite, substitute
 from roller_svc.ir.group import MAX_BYTE_PRODUCTS
-from roller_svc.ir.index import ref
+from roller_svc.ir.index import add, div, mul, num, ref
 from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr
 
 Statements = tuple[TensorExpr, ...]
@@ -90,9 +91,9 @@ def _unused(name: str, used: set[str]) -> str:
 
 
 def _with_blocks_first(statement: TensorExpr) -> TensorExpr | None:
-    """Return a scaled sum with the axes of its scales first along k; None if it is no scaled sum."""
+    """Return a scaled sum with the axes of its scales first along k, as one axis if possible; None for other sums."""
     if as_scaled_contraction(statement) is not None:
-        return statement
+        return _with_one_axis(statement)
     form = sum_of_products(statement)
     if form is None or len(form.reduced) < 2:
         return None
@@ -101,4 +102,28 @@ def _with_blocks_first(statement: TensorExpr) -> TensorExpr | None:
     outer = frozenset[str]().union(*(axes for axes in partial if axes < reduced))
     axes = sorted(statement.axes, key=lambda axis: (axis.kind is AxisKind.REDUCE, axis.name not in outer))
     ordered = replace(statement, axes=tuple(axes))
-    return ordered if as_scaled_contraction(ordered) is not None else None
+    return _with_one_axis(ordered) if as_scaled_contraction(ordered) is not None else None
+
+
+def _with_one_axis(statement: TensorExpr) -> TensorExpr:
+    """Return a sum over blocks g and points r of them as one over k = 128 g + r, if all that varies with r has this index."""
+    *others, outer, inner = statement.axes
+    if len(statement.reduced) != 2:
+        return statement
+    name = _unused(f"{outer.name}_{inner.name}", {axis.name for axis in statement.axes})
+    block = div(ref(name), inner.extent)
+
+    def change(node: Expr) -> Expr:
+        form = affine(node) if inner.name in axes_of(node) else None
+        if form is None or form.coeff(outer.name) != inner.extent * form.coeff(inner.name):
+            return node
+        total: Expr = mul(ref(name), num(form.coeff(inner.name)))
+        for axis, coeff in form.coeffs:
+            if axis not in (outer.name, inner.name):
+                total = add(total, mul(ref(axis), num(coeff)))
+        return add(total, num(form.offset))
+
+    body = substitute(rewrite(statement.body, change), {outer.name: block})
+    axis = replace(outer, name=name, extent=outer.extent * inner.extent)
+    fused = replace(statement, axes=(*others, axis), body=body)
+    return statement if inner.name in axes_of(body) or as_scaled_contraction(fused) is None else fused

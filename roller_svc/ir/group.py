@@ -299,7 +299,7 @@ class KernelGroup:
     @property
     def forbids_split_k(self) -> bool:
         """Return whether the reduction of a contraction must not be split over blocks."""
-        return self.is_dual_gemm or self.row_reduction is not None or self.space.scale_runs is not None
+        return self.is_dual_gemm or self.row_reduction is not None
 
     @property
     def product_sum_dtype(self) -> DType:
