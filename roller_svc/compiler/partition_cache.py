@@ -60,7 +60,7 @@ class PartitionCache:
             *fewer,
             *self._with_col2im(options, default),
             *self._with_packed_constants(options, default),
-            *self._with_scaled_sums(options, hw),
+            *self._with_scaled_sums(options, default, hw),
             *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)),
             *default,
         )
@@ -72,13 +72,13 @@ class PartitionCache:
         found = [self._partition(replace(option, col2im=True)) for option in options]
         return [groups for groups in found if groups not in default]
 
-    def _with_scaled_sums(self, options: list[FusionOptions], hw: HardwareSpec) -> list[Partition]:
-        """Return the partitions with kernels that scale sums of blocks of k, if the program has such sums."""
+    def _with_scaled_sums(self, options: list[FusionOptions], default: list[Partition], hw: HardwareSpec) -> list[Partition]:
+        """Return the partitions with kernels that scale sums in registers, if the program has such sums."""
         statements, outputs = self._normalized(options[0]), {o.tensor for o in self.program.outputs}
         if not any(unit.kind in SCALING_KINDS for unit in hw.units) or not has_scaled_sum(statements, outputs):
             return []
         found = [self._partition(replace(option, scale_partial_sums=True)) for option in options]
-        return [groups for groups in found if any(group.space.scale_runs is not None for group in groups)]
+        return [groups for groups in found if groups not in default]
 
     def _with_packed_constants(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
         """Return the partitions that pack the constants of products of few rows, and differ from the default ones."""

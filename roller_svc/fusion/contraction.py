@@ -75,7 +75,7 @@ def as_scaled_contraction(statement: TensorExpr) -> Contraction | None:
     if form is None or statement.accumulator is not DType.FLOAT32:
         return None
     reduced = {axis.name for axis in form.reduced}
-    factors = [each for factor in form.factors for each in _integer_factors(factor)]
+    factors = split_integer_factors(form)
     if len(factors) < MIN_SCALED_FACTORS:
         return None
     scales = [f for f in factors if constant_run(f, form.reduced) >= MIN_SCALE_RUN]
@@ -92,6 +92,11 @@ def as_scaled_contraction(statement: TensorExpr) -> Contraction | None:
     if any(not axes_of(f).isdisjoint(rows) and not axes_of(f).isdisjoint(columns) for f in scales):
         return None
     return replace(found, scales=tuple(scales))
+
+
+def split_integer_factors(form: SumOfProducts) -> list[Expr]:
+    """Return the factors of a sum of products, with those of products of bytes that are converted to floats."""
+    return [each for factor in form.factors for each in _integer_factors(factor)]
 
 
 def _integer_factors(factor: Expr) -> list[Expr]:

@@ -6,18 +6,26 @@ the block, or over k = 128 g + r. Blocks are outermost along k: a kernel scales 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
+from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
-from roller_svc.fusion.contraction import as_scaled_contraction
+from roller_svc.fusion.contraction import (
+    SCALED_DTYPES,
+    Contraction,
+    as_contraction,
+    as_scaled_contraction,
+    split_integer_factors,
+)
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, loads_of, rewrite, substitute
 from roller_svc.ir.group import MAX_BYTE_PRODUCTS
 from roller_svc.ir.index import add, div, mul, num, ref
-from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr
+from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr, TensorType
 
 Statements = tuple[TensorExpr, ...]
 
@@ -26,7 +34,7 @@ def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> State
     """Return the statements with scaled sums of partial sums as one sum; the same ones if there is none."""
     sums = {s.output: s for s in statements if s.kind is StatementKind.REDUCE}
     readers = Counter(tensor for s in statements for tensor in s.reads_tensors)
-    merged: dict[str, TensorExpr] = {}
+    merged: dict[str, Statements] = {}
     inner: set[str] = set()
     for statement in statements:
         form = sum_of_products(statement)
@@ -35,14 +43,19 @@ def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> State
         found = _merge(statement, form, {t: s for t, s in sums.items() if readers[t] == 1 and t not in outputs})
         ordered = _with_blocks_first(found or statement)
         if ordered is not None:
-            merged[statement.output] = ordered
+            merged[statement.output] = (ordered,)
             inner |= {t for t in statement.reads_tensors if found is not None and t not in ordered.reads_tensors}
-    return tuple(merged.get(s.output, s) for s in statements if s.output not in inner) if merged else statements
+        elif (parts := _with_scales_last(statement, form)) is not None:
+            merged[statement.output] = parts
+    if not merged:
+        return statements
+    return tuple(each for s in statements if s.output not in inner for each in merged.get(s.output, (s,)))
 
 
 def has_scaled_sum(statements: Statements, outputs: Collection[str]) -> bool:
-    """Return whether kernels may scale sums of blocks of k in registers."""
-    return any(as_scaled_contraction(s) is not None for s in merge_scaled_sums(statements, outputs))
+    """Return whether kernels may scale sums, or sums of blocks of k, in registers."""
+    merged = merge_scaled_sums(statements, outputs)
+    return merged != statements or any(as_scaled_contraction(s) is not None for s in statements)
 
 
 def _merge(statement: TensorExpr, form: SumOfProducts, partial: dict[str, TensorExpr]) -> TensorExpr | None:
@@ -64,7 +77,7 @@ def _merge(statement: TensorExpr, form: SumOfProducts, partial: dict[str, Tensor
     values |= {at.name: place for at, place in zip(sums.index, load.index, strict=True) if isinstance(at, AxisRef)}
     others = [factor for factor in form.factors if _load_of(factor) != load]
     factors = [substitute(sums.body, values), *others]
-    body = product_of([f if f.dtype is DType.FLOAT32 else Cast(f, DType.FLOAT32, implicit=True) for f in factors])
+    body = product_of([_convert(f, DType.FLOAT32) for f in factors])
     return replace(statement, axes=(*statement.axes, *inner), body=body)
 
 
@@ -88,6 +101,45 @@ def _unused(name: str, used: set[str]) -> str:
         name += "_"
     used.add(name)
     return name
+
+
+def _with_scales_last(statement: TensorExpr, form: SumOfProducts) -> Statements | None:
+    """Return the sum without scales that do not vary along it, and a map that applies them; None for other sums."""
+    reduced = {axis.name for axis in form.reduced}
+    factors = split_integer_factors(form)
+    scales = [f for f in factors if axes_of(f).isdisjoint(reduced) and loads_of(f)]
+    if not scales or statement.accumulator is not DType.FLOAT32 or _has_narrow_operands(as_contraction(statement)):
+        return None
+    name = f"{statement.output}.sum"
+    extents = tuple(axis.extent for axis in form.results)
+    index = tuple(ref(axis.name) for axis in form.results)
+    body = product_of([_convert(f, DType.FLOAT32) for f in factors if f not in scales])
+    sums = replace(statement, output=name, name=name, type=TensorType(DType.FLOAT32, extents), index=index, body=body)
+    found = as_contraction(sums)
+    if found is None or not _has_narrow_operands(found):
+        return None
+    integers = [_integer(operand) for operand in (found.a, found.b)]
+    if all(integers) and math.prod(axis.extent for axis in form.reduced) <= MAX_BYTE_PRODUCTS:
+        body = product_of([_convert(each, DType.INT32) for each in integers if each is not None])
+        sums = replace(sums, type=TensorType(DType.INT32, extents), body=body)
+    total = product_of([_convert(f, DType.FLOAT32) for f in (Load(name, index, sums.type.dtype), *scales)])
+    return sums, replace(statement, kind=StatementKind.MAP, axes=form.results, body=total, combine=None)
+
+
+def _has_narrow_operands(contraction: Contraction | None) -> bool:
+    """Return whether sums of products of the operands cannot exceed the range of float32."""
+    return contraction is not None and all(value_dtype(operand) in SCALED_DTYPES for operand in (contraction.a, contraction.b))
+
+
+def _integer(operand: Expr) -> Expr | None:
+    """Return an operand without conversions to floats, if it is an integer."""
+    while isinstance(operand, Cast) and operand.dtype.is_float:
+        operand = operand.arg
+    return None if operand.dtype.is_float else operand
+
+
+def _convert(factor: Expr, dtype: DType) -> Expr:
+    return factor if factor.dtype is dtype else Cast(factor, dtype, implicit=True)
 
 
 def _with_blocks_first(statement: TensorExpr) -> TensorExpr | None:

@@ -39,6 +39,7 @@ BYTES = (  # W8A8: partial sums in int32, scales of rows and of columns
     "p[m, n, g] +=! a[m, g * {r} + i].cast(int32) * b[n, g * {r} + i].cast(int32) where g in {g}, i in {r};"
     " y[m, n] +=! p[m, n, g].cast(float32) * sa[m, g] * sc[n, g]"
 )
+ROWS_AND_COLUMNS = "y[m, n]: float32 +=! a[m, k].cast(float32) * sa[m, 0] * (b[n, k].cast(float32) * sc[n, 0])"
 PLAIN = "y[m, n]: float32 +=! a[m, k] * b[n, k]"
 
 
@@ -85,7 +86,6 @@ def test_integers_are_added_before_they_are_scaled() -> None:
         (SPELLINGS["scaled operands"], DType.BFLOAT16),
         (SPELLINGS["nested axes"], DType.FLOAT64),
         (PLAIN, DType.FLOAT16),
-        ("y[m, n]: float32 +=! a[m, k] * b[n, k] * sa[m, 0]", DType.FLOAT16),  # one block
         ("y[m, n]: float32 +=! a[m, k] * b[n, k] * s[(k + 1) // {r}] where k in 95", DType.FLOAT16),  # runs of one point
         ("y[m, n]: float32 +=! a[m, k] * b[n, k] * sa[m, (k + n) // {r} % 3]", DType.FLOAT16),  # along m and n
     ],
@@ -103,6 +103,22 @@ def test_partial_sums_that_others_read_are_stored() -> None:
     assert merge_scaled_sums(both.statements, {"y", "z"}) == both.statements
 
 
+@pytest.mark.parametrize("dtype", [DType.FLOAT8_E5M2, DType.FLOAT16, DType.INT8])
+def test_scales_that_do_not_vary_along_a_sum_are_applied_after_it(dtype: DType) -> None:
+    compute = program(ROWS_AND_COLUMNS, 5, 7, 96, 96, dtype)
+    sums, scaled = merge_scaled_sums(compute.statements, {"y"})
+    assert sums.type.dtype is (DType.INT32 if dtype is DType.INT8 else DType.FLOAT32)
+    inputs = random_inputs(compute, 7)
+    ours, theirs = (evaluate(each, inputs)["y"].wide for each in (replace(compute, statements=(sums, scaled)), compute))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_scales_that_keep_products_in_range_stay_in_the_sum(dtype: DType) -> None:
+    compute = program(ROWS_AND_COLUMNS, 5, 7, 96, 96, dtype)
+    assert merge_scaled_sums(compute.statements, {"y"}) == compute.statements
+
+
 def test_integer_sums_that_may_wrap_stay_as_they_are() -> None:
     compute = program(BYTES, 4, 4, 1 << 17, 1 << 16, DType.INT8)
     assert merge_scaled_sums(compute.statements, {"y"}) == compute.statements
@@ -116,6 +132,14 @@ def test_block_scaled_float8_takes_the_time_of_plain_float8() -> None:
         scaled = plan(program(text, *size), H200)
         assert [choice.program.unit.name for choice in scaled.choices] == ["wgmma_e4m3"]
         assert scaled.estimate.seconds < 1.15 * plain
+
+
+@pytest.mark.parametrize("target", [H200, A100, MI250X])
+@pytest.mark.parametrize("dtype", [DType.FLOAT8_E4M3FN, DType.FLOAT16, DType.INT8])
+def test_scaled_rows_and_columns_take_the_time_of_the_plain_product(dtype: DType, target: str) -> None:
+    plain = "y[m, n] +=! a[m, k].cast(int32) * b[n, k].cast(int32)" if dtype is DType.INT8 else PLAIN
+    scaled, product = (plan(program(text, *[2048] * 4, dtype), target) for text in (ROWS_AND_COLUMNS, plain))
+    assert scaled.estimate.seconds < 1.15 * product.estimate.seconds
 
 
 @pytest.mark.parametrize("target", [H200, A100, MI250X])
