@@ -140,7 +140,8 @@ def _matrix_units(
             fitting.setdefault(unit.kind, []).append(unit)
     chosen: list[ComputeUnit] = []
     for kind in wanted:
-        units = sorted(fitting.get(kind, []), key=lambda u: -u.flops_per_s)
+        # power alone makes float16 slower than bfloat16: the peaks are equal, and the first one stays first
+        units = sorted(fitting.get(kind, []), key=lambda u: -(u.peak_flops_per_s or u.flops_per_s))
         element_loads = [_element_loads(unit, factors, hw) for unit in units]
         easier = [unit for unit, count in zip(units, element_loads, strict=True) if count < element_loads[0]]
         chosen += [*units[:1], *easier[:1]]
