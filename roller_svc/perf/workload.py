@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Generic, TypeVar, cast
 
 from roller_svc.ir.estimate import COMPUTE, FLOOR, StageCost
-from roller_svc.ir.group import AxisRole, TileSpace
+from roller_svc.ir.group import AxisRole, TileSpace, sum_within_tensors
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import (
@@ -162,7 +162,7 @@ def prepare_workload(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, foot
         inner_points=inner,
         mnk=_mnk_selector(position.get(AxisRole.M), position.get(AxisRole.N), position.get(AxisRole.K)),
         operations=flops,
-        compulsory_bytes=prepared.bytes(prepared.extents),
+        compulsory_bytes=sum_within_tensors((a.access, a.bytes(prepared.extents)) for a in prepared.accesses),
         elem_bytes=space.compute_dtype.bytes,
         facts=None,
     )
