@@ -128,11 +128,16 @@ class PartitionCache:
         types = self.program.types
         return any(is_transposed_convolution(each, types) for each in self.program.statements)
 
-    def _partition(self, options: FusionOptions) -> Partition:
+    def statements(self, options: FusionOptions) -> tuple[TensorExpr, ...]:
+        """Return the normalized statements of the program."""
         form = (options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im)
         statements = self._statements.get(form)
         if statements is None:
             statements = self._statements[form] = normalize_statements(self.program, options)
+        return statements
+
+    def _partition(self, options: FusionOptions) -> Partition:
+        statements = self.statements(options)
         key = options if len(statements) > 1 else options.without_fusion
         groups = self._groups.get(key)
         if groups is None:

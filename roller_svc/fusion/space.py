@@ -16,7 +16,7 @@ from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.expr import Expr, Load, loads_of
-from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
+from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace, sum_within_tensors
 from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
 
 SHORT_ROW = 32  # shorter reduced axes (windows) are poor vector axes
@@ -89,8 +89,7 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
     reads: list[TileAccess] = []
     ends: list[int] = []
     for statement in statements:
-        predicate = () if statement.predicate is None else (statement.predicate,)
-        reads += [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types)]
+        reads += _statement_reads(statement, types)
         ends.append(len(reads))
     reads = _join_neighbours(reads, statements)
     accesses: list[TileAccess] = []
@@ -115,6 +114,24 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
         copied_bytes=sum(types[t].bytes for t in targets),
         operand_flops=sum(max(0, s.flops - 2 * s.points) for s in statements if sums_products(s)),
     )
+
+
+def read_bytes(statements: Iterable[TensorExpr], types: Mapping[str, TensorType]) -> int:
+    """Return the bytes that statements read of these tensors, every element once; those of gathers at most once."""
+    read: dict[tuple[object, ...], tuple[TileAccess, int]] = {}
+    for statement in statements:
+        extents = statement.extents
+        for access in _join_neighbours(list(_statement_reads(statement, types)), (statement,)):
+            moved = min(statement.points * access.num_loads * access.dtype.bytes, access.tile_bytes(extents))
+            alike = [(tuple((extents[name], c) for name, c in dim.coeffs), dim.offsets) for dim in access.dims]
+            read.setdefault((access.tensor, *alike), (access, moved))
+    return sum_within_tensors(read.values())
+
+
+def _statement_reads(statement: TensorExpr, types: Mapping[str, TensorType]) -> Iterator[TileAccess]:
+    predicate = () if statement.predicate is None else (statement.predicate,)
+    for expr in (statement.body, *statement.index, *predicate):
+        yield from _reads(expr, types)
 
 
 def _reads(expr: Expr, types: Mapping[str, TensorType], operand: str = "") -> Iterator[TileAccess]:

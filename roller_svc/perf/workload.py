@@ -98,7 +98,7 @@ class Workload(Generic[F]):
     @cached_property
     def data_level(self) -> str:
         """Name of the level in which a repeated run finds its data."""
-        return _find_data_level(self.machine, self.compulsory_bytes)
+        return find_data_level(self.machine, self.compulsory_bytes)
 
     @cached_property
     def lower_bound_s(self) -> float:
@@ -189,7 +189,7 @@ def _lines(hw: HardwareSpec) -> Lines:
     return hw.dram.transaction_bytes, cache.transaction_bytes
 
 
-def _find_data_level(mach: Machine, compulsory_bytes: int) -> str:
+def find_data_level(mach: Machine, compulsory_bytes: int) -> str:
     """Return DRAM, or the innermost CPU cache that retains any of the data between runs."""
     if not mach.is_gpu:
         for cache in reversed(mach.caches):
