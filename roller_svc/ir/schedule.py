@@ -151,15 +151,17 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class WarpReduce:
-    """Reduce tensor[index], one value a thread, over groups of `lanes` consecutive threads. All of them get the result.
+    """Reduce tensor[index], one value a thread, over groups of `lanes` threads. All of them get the result.
 
-    `lanes` is a power of two, at most a warp, and groups start at multiples of it. The node is warp-collective.
+    The threads of a group are `stride` apart. `lanes * stride` is a power of two, at most a warp, and such runs of
+    threads start at multiples of it. The node is warp-collective.
     """
 
     tensor: str
     index: tuple[Expr, ...]
     combine: Combine
     lanes: int
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,8 @@ class CodeGenCuda(CodeGenVisitor):
     def visit_warp_reduce(self, node: WarpReduce) -> None:
         buffer = self.scalar.buffers[node.tensor]
         target = self.element(node.tensor, buffer, node.index)
-        name = f"lane_{node.combine.name.lower()}_{dialects.SHORT[buffer.dtype]}"
+        apart = f"_by{node.stride}" if node.stride > 1 else ""
+        name = f"lane_{node.combine.name.lower()}{apart}_{dialects.SHORT[buffer.dtype]}"
         self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
         self.emit_line(f"{target} = {name}({target}, {node.lanes});")
 

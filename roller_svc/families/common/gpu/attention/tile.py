@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from roller_svc.analysis.operand import operand_along
@@ -12,13 +12,13 @@ from roller_svc.families.common.gpu.attention.mask import KeyBounds, key_bounds
 from roller_svc.families.common.gpu.matrix.tile import (
     ACCUMULATORS,
     CHUNK_BYTES,
-    COLUMNS,
-    ROWS,
-    STEP_BYTES,
+    MMA_SYNC,
+    Fragment,
     MmaTile,
     OperandLoad,
     StagedTile,
     chunk_copies,
+    fragment_of,
     load_class,
     staged,
 )
@@ -28,7 +28,6 @@ from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule_hopper import WARP_THREADS
 
 MAX_Q_REGISTERS = 32  # per lane, for Q kept across KV tiles: 16 rows of head_dim 128
 
@@ -42,6 +41,17 @@ class AttentionOperands:
     v: OperandLoad
     bounds: KeyBounds
     score_operations: int
+    fragment: Fragment
+
+
+def attention_fragment(unit: ComputeUnit) -> Fragment:
+    """Return the fragments of S and O on a unit, whose layout is that of P as the next product's operand.
+
+    That holds for `mma.sync` (PTX ISA, "Matrix Fragments for mma.m16n8k16") and `wgmma`. MFMA multiplies K by Q^T and
+    V^T by P^T: accumulators of K Q^T have the layout of its operand B (AMD Instinct MI200 ISA).
+    """
+    fragment = fragment_of(unit)
+    return replace(fragment, is_transposed=fragment.is_square)
 
 
 def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> AttentionOperands:
@@ -54,7 +64,7 @@ def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch
     found = [operand_along(factor, axis, along, types) for factor, axis, along in sides]
     q, k, v = (OperandLoad(operand, dtype, load_class(operand, dtype, arch)) for operand in found)
     operations = sum(isinstance(node, Op) for node in iter_subexpressions(attention.score))
-    return AttentionOperands(q, k, v, key_bounds(group), operations)
+    return AttentionOperands(q, k, v, key_bounds(group), operations, attention_fragment(unit))
 
 
 class StagedBuffer(Protocol):
@@ -71,7 +81,7 @@ Staged = TypeVar("Staged", bound=StagedBuffer, covariant=True)
 class TiledAttention(Generic[Staged]):
     """A block's rows `m`, output columns `n`, KV tile `kv` and `head_dim`, and the part of a warp.
 
-    A warp has all columns and all of head_dim, in whole instructions. Its fragments are 16 x 8 on every kind of unit.
+    A warp has all columns and all of head_dim, in whole instructions.
     """
 
     m: int
@@ -85,29 +95,30 @@ class TiledAttention(Generic[Staged]):
     q: Staged
     k: Staged
     v: Staged
+    fragment: Fragment = field(default=MMA_SYNC, kw_only=True)
 
     @property
     def row_fragments(self) -> int:
-        return self.warp_m // ROWS
+        return self.warp_m // self.fragment.rows
 
     @property
     def kv_fragments(self) -> int:
-        return self.warp_kv // COLUMNS
+        return self.warp_kv // self.fragment.columns
 
     @property
     def fragments(self) -> int:
         """Fragments of the output along n."""
-        return self.n // COLUMNS
+        return self.n // self.fragment.columns
 
     @property
     def head_dim_steps(self) -> int:
         """Instructions of QK^T along head_dim."""
-        return self.head_dim * self.q.dtype.bytes // STEP_BYTES
+        return self.head_dim * self.q.dtype.bytes // self.fragment.step_bytes
 
     @property
     def kv_steps(self) -> int:
         """Instructions of PV along a warp's keys of one KV tile."""
-        return self.warp_kv * self.v.dtype.bytes // STEP_BYTES
+        return self.warp_kv * self.v.dtype.bytes // self.fragment.step_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +135,7 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
 
     @property
     def threads(self) -> int:
-        return self.row_warps * self.kv_warps * WARP_THREADS
+        return self.row_warps * self.kv_warps * self.fragment.lanes
 
     @property
     def num_splits(self) -> int:
@@ -134,12 +145,12 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
     @property
     def has_q_in_registers(self) -> bool:
         """Whether a warp keeps Q in registers; else it reloads Q for every KV tile."""
-        return ACCUMULATORS * self.row_fragments * self.head_dim_steps <= MAX_Q_REGISTERS
+        return self.fragment.a_words * self.row_fragments * self.head_dim_steps <= MAX_Q_REGISTERS
 
     @property
     def result(self) -> MmaTile:
         """The output as a contraction's tile, for the epilogue."""
-        return MmaTile(self.m, self.n, self.kv, self.warp_m, self.n, 1, self.q, self.k)
+        return MmaTile(self.m, self.n, self.kv, self.warp_m, self.n, 1, self.q, self.k, self.fragment)
 
     @property
     def shared_bytes(self) -> int:
@@ -168,9 +179,10 @@ def make_mma_attention_tile(
         *warp,
         stages,
         parts,
-        staged(found.q.operand, found.q.dtype, m, features),
-        staged(found.k.operand, found.k.dtype, keys, features),
-        staged(found.v.operand, found.v.dtype, n, keys),
+        staged(found.q.operand, found.q.dtype, m, features, found.fragment),
+        staged(found.k.operand, found.k.dtype, keys, features, found.fragment),
+        staged(found.v.operand, found.v.dtype, n, keys, found.fragment),
+        fragment=found.fragment,
     )
 
 
@@ -189,12 +201,13 @@ FREE_SCORE_OPERATIONS = 3  # of a score: a scale, a comparison with an axis
 def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
     """Return the registers of a thread."""
     rows = tile.row_fragments
-    words = tile.fragments + tile.kv_fragments + 1 + (tile.head_dim_steps if tile.has_q_in_registers else 1)
+    operands = tile.fragment.a_words * (1 + (tile.head_dim_steps if tile.has_q_in_registers else 1))
+    words = ACCUMULATORS * (tile.fragments + tile.kv_fragments) + operands
     brought = sum(_copy_registers(feed, buffer.bytes, tile.threads) for feed, buffer in ((found.k, tile.k), (found.v, tile.v)))
     overhead = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.head_dim_steps
     overhead += KV_REGISTERS * max(0, tile.kv_fragments - MAX_FREE_KV_FRAGMENTS)
     scores = max(0, found.score_operations - FREE_SCORE_OPERATIONS)
-    return math.ceil(ACCUMULATORS * rows * words + overhead + scores + brought)
+    return math.ceil(rows * words + overhead + scores + brought)
 
 
 def _copy_registers(feed: OperandLoad, buffer_bytes: int, threads: int) -> float:

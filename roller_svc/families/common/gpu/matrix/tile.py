@@ -41,11 +41,22 @@ class Fragment:
     transposes: bool  # MN-major operands are transposed on the way from shared memory; else all are K-major
     b_loads: float  # instructions that load a fragment of B
     row_padding_words: int  # between rows of accumulators in shared memory, modulo the banks: no bank conflicts
+    is_transposed: bool = False  # operands change places: a lane's accumulators are in one row, not in one column
 
     @property
     def is_square(self) -> bool:
-        """Whether a lane's accumulators are in one column, as in 16 x 16, not adjacent pairs."""
+        """Whether a lane's accumulators are in one column, as in 16 x 16, or in one row; else they are adjacent pairs."""
         return self.rows == self.columns
+
+    @property
+    def halves(self) -> int:
+        """Parts of a lane's accumulators: one, if they are adjacent."""
+        return 1 if self.is_transposed else 2
+
+    @property
+    def half_sums(self) -> int:
+        """Accumulators of one part: adjacent columns of a row, or rows of a column."""
+        return LANE_SUMS // self.halves
 
 
 # For every operand type (PTX ISA, "Matrix Fragments for mma.m16n8k16"). ldmatrix loads two fragments of B. The eight

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases_hip import MI250X
 from cases_matrix import AMPERE, TURING, chosen, unit
 from sampling import every
 
@@ -228,7 +229,7 @@ class Tiles:
     parts: int = 1
 
 
-def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
+def tiled(group: KernelGroup, tiles: Tiles, hw: HardwareSpec = AMPERE) -> RProgram:
     names = {role: group.space.role(role)[0] for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)}
     columns = tiles.columns or -(-names[AxisRole.N].extent // 16) * 16
     features = -(-names[AxisRole.INNER].extent // 16) * 16
@@ -238,27 +239,35 @@ def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
         return RTile(tuple((axis.name, of_role.get(axis.role, 1)) for axis in group.space.axes))
 
     assert group.attention is not None
-    on = unit(AMPERE, "mma_f16" if group.attention.dtype is DType.FLOAT16 else "mma_bf16")
+    kind = "mma" if hw is AMPERE else "mfma"
+    on = unit(hw, f"{kind}_f16" if group.attention.dtype is DType.FLOAT16 else f"{kind}_bf16")
     return RProgram(
         group.space,
         on,
         tile(tiles.rows, tiles.keys),
         tile(tiles.warp_rows, tiles.warp_keys),
-        reduce_threads=32 * tiles.keys // tiles.warp_keys,
+        reduce_threads=hw.limits.warp_size * tiles.keys // tiles.warp_keys,
         split_k=tiles.parts,
         pipeline=PipelineOptions(tiles.stages),
     )
 
 
-def kernel(case: tuple[str, Inputs], tiles: Tiles) -> tuple[TensorProgram, KernelSource]:
+def kernel(case: tuple[str, Inputs], tiles: Tiles, hw: HardwareSpec = AMPERE) -> tuple[TensorProgram, KernelSource]:
     compute = program(*case)
-    groups = partition(compute, AMPERE)
+    groups = partition(compute, hw)
     (group,) = groups
-    return compute, emit_plan(Plan((chosen(tiled(group, tiles)),)), compute, groups, AMPERE)
+    return compute, emit_plan(Plan((chosen(tiled(group, tiles, hw)),)), compute, groups, hw)
 
 
-def judge(case: tuple[str, Inputs], tiles: Tiles, change: Change = lambda _: None, *, races: bool = False) -> Arrays:
-    return judged(*kernel(case, tiles), change, races=races)
+def judge(
+    case: tuple[str, Inputs],
+    tiles: Tiles,
+    change: Change = lambda _: None,
+    *,
+    races: bool = False,
+    hw: HardwareSpec = AMPERE,
+) -> Arrays:
+    return judged(*kernel(case, tiles, hw), change, races=races)
 
 
 def judged(compute: TensorProgram, source: KernelSource, change: Change, *, races: bool) -> Arrays:
@@ -306,6 +315,12 @@ def test_kernel_agrees_with_the_interpreter(name: str) -> None:
 @pytest.mark.parametrize("name", ["causal, more keys than queries", "rows that see no key", "keys shared by warps"])
 def test_kernels_have_no_data_races(name: str) -> None:
     judge(*CASES[name], races=True)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", every(4, CASES))
+def test_mfma_kernels_agree_with_the_interpreter_without_races(name: str) -> None:
+    judge(*CASES[name], hw=MI250X, races=True)
 
 
 MASKED = operator("1, 1", "40, 90", "32, 32", mask="40 90")
@@ -360,9 +375,9 @@ def test_tiles_with_large_negative_scores_do_not_count(score: float, parts: int)
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("parts", [1, 3])
-def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not(parts: int) -> None:
-    check_rows_without_a_finite_score(lambda change: judge(MASKED, Tiles(parts=parts), change))
+@pytest.mark.parametrize(("hw", "parts"), [(AMPERE, 1), (AMPERE, 3), (MI250X, 1)])
+def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not(hw: HardwareSpec, parts: int) -> None:
+    check_rows_without_a_finite_score(lambda change: judge(MASKED, Tiles(parts=parts), change, hw=hw))
 
 
 @pytest.mark.emulator
