@@ -80,8 +80,9 @@ EXP2_APPROX = """__device__ __forceinline__ float exp2_approx(float a) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(a));
   return power;
 }"""
-# V_EXP_F32: 1 ulp, and 0 for subnormal results (AMD Instinct MI200 ISA)
-EXP2_HIP = """__device__ __forceinline__ float exp2_approx(float a) { return __builtin_amdgcn_exp2f(a); }"""
+# V_EXP_F32 alone: 1 ulp, and 0 for subnormal results (AMD Instinct MI200 ISA). clang 15 has no builtin of it.
+EXP2_HIP = """extern "C" __device__ float __ocml_native_exp2_f32(float);
+__device__ __forceinline__ float exp2_approx(float a) { return __ocml_native_exp2_f32(a); }"""
 RCP_APPROX = """__device__ __forceinline__ float rcp_approx(float a) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(a));

@@ -150,26 +150,34 @@ class _Kernel:
         """Compute O, row_max and row_sum over all keys."""
         tile, kv_loop = self.tile, self.kv_loop
         load = self.q.cp_async(num(0), num(0)) if self.q.is_async else self.q.copy_through_registers(num(0), num(0))
-        nodes = (*load, CpAsyncCommitGroup()) if self.q.is_async or self.pipeline.is_async else load
+        nodes: tuple[Node, ...] = (*load, CpAsyncCommitGroup()) if self._has_async_copies else load
+        if tile.q_overlays_pipeline:
+            nodes = MultistagePipeline(1, (self.q,), overlays=(SHARED_B, VALUES)).allocate((*nodes, *self._load_q(0), Barrier()))
         counts = self.softmax.needs_fully_masked_pass(kv_loop.bounds.finite_fill or 0.0)
         nodes += kv_loop.passes(counts, lambda seen, _: self._pass(seen))
-        nodes += self._wait(0)  # for Q, if no KV tile was visible
+        nodes += (CpAsyncWaitGroup(0),) if self._has_async_copies else ()  # for Q, if no KV tile was visible
         nodes = self.fragments.allocate_q(tile.head_dim_steps if tile.has_q_in_registers else 1, nodes)
         nodes = self.pipeline.allocate(nodes)
-        return MultistagePipeline(1, (self.q,)).allocate(nodes)
+        return nodes if tile.q_overlays_pipeline else MultistagePipeline(1, (self.q,)).allocate(nodes)
 
     def _pass(self, k_tiles: KTileRange) -> tuple[Node, ...]:
         work = (Let(KEY_STEP, k_tiles.number, self._step()),)
-        return (*self.pipeline.prologue(k_tiles), *self._load_q(), self.pipeline.mainloop(k_tiles, work))
+        nodes = self.pipeline.prologue(k_tiles)
+        if self.tile.has_q_in_registers and not self.tile.q_overlays_pipeline:
+            nodes += self._load_q(self.pipeline.prefetch_stages if self.pipeline.is_async else 0)
+        return (*nodes, self.pipeline.mainloop(k_tiles, work))
 
-    def _load_q(self) -> tuple[Node, ...]:
-        """Load Q fragments to registers once the block's Q has arrived."""
-        if not self.tile.has_q_in_registers:
-            return ()
-        nodes = (*self._wait(self.pipeline.prefetch_stages if self.pipeline.is_async else 0), Barrier())
+    def _load_q(self, pending: int) -> tuple[Node, ...]:
+        """Load Q fragments to registers once the block's Q has arrived; `pending` groups of copies may be in flight."""
+        nodes: tuple[Node, ...] = (CpAsyncWaitGroup(pending),) if self._has_async_copies else ()
+        nodes += (Barrier(),)
         for step in range(self.tile.head_dim_steps):
             nodes += self._q_fragments(num(step), num(step))
         return nodes
+
+    @property
+    def _has_async_copies(self) -> bool:
+        return self.q.is_async or self.pipeline.is_async
 
     def _q_fragments(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
         row = mul(ref("m.fragment"), num(self.tile.fragment.rows))
@@ -227,10 +235,6 @@ class _Kernel:
     def _loaded(self, which: int) -> Expr:
         """Return the number of a fragment of S or O, the one that belongs to the loaded fragment `which`."""
         return add(mul(ref(".pair"), num(self.fragments.together)), num(which))
-
-    def _wait(self, pending: int) -> tuple[Node, ...]:
-        """Wait for asynchronous copies, if there are any."""
-        return (CpAsyncWaitGroup(pending),) if self.q.is_async or self.pipeline.is_async else ()
 
     def _for_row_fragments(self, nodes: tuple[Node, ...]) -> Node:
         return Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, nodes)

@@ -148,13 +148,22 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
         return self.fragment.a_words * self.row_fragments * self.head_dim_steps <= MAX_Q_REGISTERS
 
     @property
+    def q_overlays_pipeline(self) -> bool:
+        """Whether Q, once it is in registers, leaves its memory to K and V: where no copy of Q is in flight with theirs."""
+        return self.fragment.is_square and self.has_q_in_registers and self.q.bytes <= self._pipeline_bytes
+
+    @property
+    def _pipeline_bytes(self) -> int:
+        return self.stages * (self.k.bytes + self.v.bytes)
+
+    @property
     def result(self) -> MmaTile:
         """The output as a contraction's tile, for the epilogue."""
         return MmaTile(self.m, self.n, self.kv, self.warp_m, self.n, 1, self.q, self.k, self.fragment)
 
     @property
     def shared_bytes(self) -> int:
-        pipeline = self.q.bytes + self.stages * (self.k.bytes + self.v.bytes)
+        pipeline = self._pipeline_bytes + (0 if self.q_overlays_pipeline else self.q.bytes)
         return pipeline if self.num_splits > 1 else max(pipeline, self.result.shared_bytes)
 
 
