@@ -77,7 +77,9 @@ class Storage:
     ordered: bool = False  # registers of a CPU only
     subview_of: Load | None = None  # first element of the part of a tensor in memory that this storage is
     alignment_bytes: int = SHARED_ALIGNMENT_BYTES  # of the first byte; shared memory only
-    overlays: tuple[str, ...] = ()  # adjacent shared buffers in scope whose memory the body uses for this one instead
+    overlays: tuple[
+        str, ...
+    ] = ()  # adjacent shared buffers in scope, the last ones if this one is larger, whose memory the body uses
 
     @property
     def elements(self) -> int:

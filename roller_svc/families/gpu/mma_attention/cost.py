@@ -138,6 +138,7 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
 def _epilogue_cycles(p: Workload[Any], launch: Launch, tile: MmaAttentionTile) -> float:
     mach: Machine = p.machine
     points = tile.m * tile.n
-    through = 0.0 if tile.num_splits > 1 else 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle + 2 * BARRIER_CYCLES
+    is_direct = tile.num_splits > 1 or tile.stores_rows
+    through = 0.0 if is_direct else 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle + 2 * BARRIER_CYCLES
     slots = epilogue_slots(p, points)
     return through + slots / (mach.hw.limits.warp_size * mach.issue_per_cycle) + epilogue_memory_cycles(p, launch)

@@ -32,14 +32,14 @@ from roller_svc.families.common.gpu.attention.tile import (
     partial_results,
 )
 from roller_svc.families.common.gpu.launch_bounds import mfma_resident_blocks
-from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue, column_of_word, lane_of_row, word
+from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, MmaEpilogue, column_of_word, lane_of_row, word
 from roller_svc.families.common.gpu.matrix.mainloop import (
     ACC,
     LANE,
 )
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
-from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
-from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy, TransposedCopy
+from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B, LoadKind
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.gpu.mma_attention import MMA_ATTENTION
 from roller_svc.families.gpu.mma_attention.fragments import VALUES, WarpFragments
@@ -112,7 +112,8 @@ class _Kernel:
         of_q, of_k, of_v = (tile.m, tile.head_dim), (tile.kv, tile.head_dim), (tile.n, tile.kv)
         q = _RowCopy(SHARED_A, facts.q.operand, tile.q, facts.q.load, m, head_dim, of_q, tile.threads)
         k = _KvCopy(SHARED_B, facts.k.operand, tile.k, facts.k.load, keys, head_dim, of_k, tile.threads)
-        v = _RowCopy(VALUES, facts.v.operand, tile.v, facts.v.load, n, keys, of_v, tile.threads)
+        copy_v = TransposedCopy if facts.v.load.kind is LoadKind.TRANSPOSE else _RowCopy
+        v = copy_v(VALUES, facts.v.operand, tile.v, facts.v.load, n, keys, of_v, tile.threads)
         kv_loop = KvTileLoop(tile, m, keys, facts.bounds)
         return cls(
             view,
@@ -245,7 +246,23 @@ class _Kernel:
         if self.tile.num_splits > 1:
             return (self.softmax.reduce_row_sum(), *self._store_partials())
         normalize = (self.softmax.reduce_row_sum(), *self.softmax.normalize())
+        if self.tile.stores_rows:
+            return (*normalize, self._store_rows())
         return (*normalize, Barrier(), *MmaEpilogue(self.view, self.tile.result).nodes())
+
+    def _store_rows(self) -> Node:
+        """Run the epilogue on a lane's adjacent columns, and store them."""
+        tile, fragment = self.tile, self.tile.fragment
+        outputs = EpilogueStore(self.view, tile.m, tile.n)
+        width = outputs.vector_width(fragment.half_sums)
+        first = mul(ref(".part"), num(width))
+        result = Load(ACC, (ref("m.fragment"), ref("n.fragment"), add(first, ref(".lane"))), _F32)
+        column = add(mul(ref("n.fragment"), num(fragment.columns)), mul(lane_of_row(fragment), num(fragment.half_sums)))
+        column = add(add(mul(ref("n.block"), num(tile.n)), column), first)
+        nodes: tuple[Node, ...] = (Let("n.place", column, outputs.nodes(result, width)),)
+        nodes = (Loop(".part", fragment.half_sums // width, LoopKind.UNROLL, nodes),)
+        nodes = (Loop("n.fragment", tile.fragments, LoopKind.UNROLL, nodes),)
+        return self._for_row_fragments((Let("m.place", self.softmax.row, nodes),))
 
     def _store_partials(self) -> tuple[Node, ...]:
         """Store a warp's partial O, row_max and row_sum."""

@@ -86,11 +86,15 @@ class Softmax:
 
     def bind_row(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind the axes of the row."""
+        return (Let("m.place", self.row, bind_members(self.rows, ref("m.place"), nodes)),)
+
+    @property
+    def row(self) -> Expr:
+        """Return the position of a lane's row."""
         fragment = self.tile.fragment
         row = add(mul(ref("m.fragment"), num(fragment.rows)), row_of_word(fragment))
         row = add(mul(ref("m.warp"), num(self.tile.warp_m)), row)
-        position = add(mul(ref("m.block"), num(self.tile.m)), row)
-        return (Let("m.place", position, bind_members(self.rows, ref("m.place"), nodes)),)
+        return add(mul(ref("m.block"), num(self.tile.m)), row)
 
     def _reduce(self, tensor: str, combine: Combine) -> Node:
         fragment = self.tile.fragment

@@ -13,13 +13,18 @@ from roller_svc.families.common.gpu.attention.tile import (
     TiledAttention,
 )
 from roller_svc.families.common.gpu.matrix.terms import tile_count
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.common import Launch, dram_bytes_with_reuse
 from roller_svc.perf.workload import Workload
 
 ROW_OPS = 24.0  # per row and KV tile: shuffles, corrections, branches
 PROBABILITY_OPS = 5.0  # per score: maximum, multiply-add, exponential, sum, half a conversion
-EXPONENTIALS_PER_CYCLE = 16.0  # of an SM (CUDA C++ Programming Guide, throughput table: 8.x and 9.0)
+# Of an SM (CUDA C++ Programming Guide, throughput table: 8.x and 9.0). A CU has the same rate, but no unit of its own for
+# them: V_EXP_F32 takes a SIMD four times as long as other instructions (AMD GCN Architecture whitepaper, 2012).
+EXPONENTIALS_PER_CYCLE = 16.0
+AMD_EXPONENTIAL_OPS = 3.0  # in addition, per score
+AMD_BFLOAT16_OPS = 4.0  # the same, to round to nearest even without an instruction for it (counted, clang 15)
 SAMPLED_BLOCKS = 64  # row blocks of a mask, evenly spread, whose visible keys are counted
 
 
@@ -41,7 +46,10 @@ def softmax_slots(tile: TiledAttention[StagedBuffer], found: AttentionOperands) 
     """Return a warp's issue slots from scores to probabilities, and to rescale O."""
     scores = tile.row_fragments * tile.kv_fragments * 4
     results = tile.row_fragments * tile.fragments * 4
-    return scores * (PROBABILITY_OPS + found.score_operations) + results + 2 * tile.row_fragments * ROW_OPS
+    operations = PROBABILITY_OPS + found.score_operations
+    if tile.fragment.is_square:
+        operations += AMD_EXPONENTIAL_OPS + (AMD_BFLOAT16_OPS if found.q.dtype is DType.BFLOAT16 else 0.0)
+    return scores * operations + results + tile.fragment.halves * tile.row_fragments * ROW_OPS
 
 
 def operand_dram_bytes(p: Workload[Any], launch: Launch, at_once: int) -> float:

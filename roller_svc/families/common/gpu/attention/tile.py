@@ -14,6 +14,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
     CHUNK_BYTES,
     MMA_SYNC,
     Fragment,
+    LoadKind,
     MmaTile,
     OperandLoad,
     StagedTile,
@@ -21,6 +22,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
     fragment_of,
     load_class,
     staged,
+    transposed_load,
 )
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Op, iter_subexpressions
@@ -63,8 +65,9 @@ def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch
     sides = ((attention.q, m, features), (attention.k, keys, features), (attention.v, n, keys))
     found = [operand_along(factor, axis, along, types) for factor, axis, along in sides]
     q, k, v = (OperandLoad(operand, dtype, load_class(operand, dtype, arch)) for operand in found)
+    fragment = attention_fragment(unit)
     operations = sum(isinstance(node, Op) for node in iter_subexpressions(attention.score))
-    return AttentionOperands(q, k, v, key_bounds(group), operations, attention_fragment(unit))
+    return AttentionOperands(q, k, transposed_load(v, fragment), key_bounds(group), operations, fragment)
 
 
 class StagedBuffer(Protocol):
@@ -150,11 +153,12 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
     @property
     def q_overlays_pipeline(self) -> bool:
         """Whether Q, once it is in registers, leaves its memory to K and V: where no copy of Q is in flight with theirs."""
-        return self.fragment.is_square and self.has_q_in_registers and self.q.bytes <= self._pipeline_bytes
+        return self.fragment.is_square and self.has_q_in_registers
 
     @property
-    def _pipeline_bytes(self) -> int:
-        return self.stages * (self.k.bytes + self.v.bytes)
+    def stores_rows(self) -> bool:
+        """Whether lanes have enough adjacent columns of a row to store them; else O goes through shared memory."""
+        return self.fragment.is_transposed
 
     @property
     def result(self) -> MmaTile:
@@ -163,8 +167,9 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
 
     @property
     def shared_bytes(self) -> int:
-        pipeline = self._pipeline_bytes + (0 if self.q_overlays_pipeline else self.q.bytes)
-        return pipeline if self.num_splits > 1 else max(pipeline, self.result.shared_bytes)
+        pipeline = self.stages * (self.k.bytes + self.v.bytes)
+        pipeline = max(self.q.bytes, pipeline) if self.q_overlays_pipeline else self.q.bytes + pipeline
+        return pipeline if self.num_splits > 1 or self.stores_rows else max(pipeline, self.result.shared_bytes)
 
 
 def mma_attention_tile(program: RProgram, found: AttentionOperands) -> MmaAttentionTile:
@@ -221,7 +226,8 @@ def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
 
 def _copy_registers(feed: OperandLoad, buffer_bytes: int, threads: int) -> float:
     """Return the registers of the copies of one buffer and KV tile."""
-    chunks = -(-buffer_bytes // (CHUNK_BYTES * threads))
+    item_chunks = feed.load.elements if feed.load.kind is LoadKind.TRANSPOSE else 1
+    chunks = -(-buffer_bytes // (CHUNK_BYTES * threads * item_chunks)) * item_chunks
     if feed.is_async and chunk_copies(feed) == 1:
         return chunks * CHUNK_COPY_REGISTERS
     return chunks * feed.chunk_registers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -216,6 +216,7 @@ class LoadKind(Enum):
     ASYNC = "async"  # cp.async, as many k-tiles in flight as there are stages
     VECTOR = "vector"  # wide loads into registers, converted there and stored a k-tile later
     UNPACK = "unpack"  # words of packed integers into registers, unpacked there in pairs
+    TRANSPOSE = "transpose"  # wide loads along m or n into registers, stored along k
     ELEMENT = "element"  # the same element by element: gathered, computed or transposed
 
     __hash__ = object.__hash__
@@ -271,6 +272,15 @@ class OperandLoad:
         return CHUNK_REGISTERS[self.load.kind] + each * (chunk_copies(self) - 1)
 
 
+def transposed_load(feed: OperandLoad, fragment: Fragment) -> OperandLoad:
+    """Return a load that is transposed in registers, if staged rows are along k and those in memory are not."""
+    operand, size = feed.operand, feed.dtype.bytes
+    if fragment.transposes or operand.k_major or operand.source is None or operand.memory_dtype.bytes != size:
+        return feed
+    together = min(operand.vector_width, CHUNK_BYTES // size)
+    return replace(feed, load=LoadClass(LoadKind.TRANSPOSE, together)) if together > 1 else feed
+
+
 def plan_operand_loads(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> tuple[OperandLoad, OperandLoad]:
     """Return the loads of a contraction's operands."""
     types = [staged_dtype(unit, operand) for operand in operands]
@@ -286,7 +296,13 @@ def plan_operand_loads(unit: ComputeUnit, operands: tuple[Operand, Operand], arc
 BASE_REGISTERS = 20
 K_STEP_REGISTERS = 2
 FRAGMENT_FACTOR = 1.3
-CHUNK_REGISTERS = {LoadKind.ASYNC: 3.6, LoadKind.VECTOR: 7.0, LoadKind.UNPACK: 8.0, LoadKind.ELEMENT: 8.0}
+CHUNK_REGISTERS = {
+    LoadKind.ASYNC: 3.6,
+    LoadKind.VECTOR: 7.0,
+    LoadKind.UNPACK: 8.0,
+    LoadKind.TRANSPOSE: 7.0,
+    LoadKind.ELEMENT: 8.0,
+}
 COPY_REGISTERS = 1.25
 FUSED_COPY_REGISTERS = 14.0  # where indices of several axes make the address
 
