@@ -14,6 +14,7 @@ from roller_svc.families.common.gpu.attention.terms import (
     EXPONENTIALS_PER_CYCLE,
     dram_cycles,
     operand_dram_bytes,
+    score_operations,
     softmax_slots,
     visible_fraction,
 )
@@ -113,7 +114,7 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
     read += 0 if tile.has_q_in_registers else warps * tile.warp_m * tile.head_dim * size
     products = tile.row_fragments * (tile.kv_fragments * tile.head_dim_steps + tile.fragments * tile.kv_steps)
     instruction = fragment.rows * fragment.columns * (fragment.step_bytes // size) * SCHEDULERS / mach.fma_per_cycle
-    weighing = softmax_slots(tile, found)
+    weighing = softmax_slots(tile, found, score_operations(p, found, tile.m, tile.kv))
     loads = (tile.kv_fragments * tile.head_dim_steps + tile.fragments * tile.kv_steps) * fragment.b_loads
     loads += 0 if tile.has_q_in_registers else tile.row_fragments * tile.head_dim_steps
     issue = (warps * (products + weighing + loads + STEP_OPS) + k.slots + v.slots) / mach.issue_per_cycle

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.attention.kv_loop import SPLIT, KvTileCopy, KvTileLoop
+from roller_svc.families.common.gpu.attention.mask import KeyBounds
 from roller_svc.families.common.gpu.attention.softmax import (
     KEY_STEP,
     MAXIMUM,
@@ -99,6 +100,7 @@ class _Kernel:
     attention: Attention
     tile: MmaAttentionTile
     kv_loop: KvTileLoop
+    exact: KeyBounds | None
     softmax: Softmax
     fragments: WarpFragments
     q: MmaOperandCopy
@@ -120,6 +122,7 @@ class _Kernel:
             attention,
             tile,
             kv_loop,
+            facts.exact,
             Softmax(attention, tile, m, keys, (ref("m.fragment"), ref("n.fragment"), word(tile.fragment))),
             WarpFragments(tile),
             q,
@@ -189,13 +192,14 @@ class _Kernel:
     def _step(self) -> tuple[Node, ...]:
         """Process a warp's keys of one KV tile."""
         tile, rows = self.tile, self.tile.row_fragments
+        unmasked = None if self.exact is None else self.kv_loop.is_unmasked(ref(KEY_STEP), self.exact)
         storages = [
             register(SCORES, _F32, rows, tile.kv_fragments, 4),
             *(register(name, _F32, rows, tile.fragment.halves) for name in (PEAK, SHIFT, RESCALE)),
             *self.fragments.storages,
         ]
         return wrap_in_storages(
-            storages, (*self._qk(), *self.softmax.update_probabilities(), self.softmax.rescale_o(), *self._pv())
+            storages, (*self._qk(), *self.softmax.update_probabilities(unmasked), self.softmax.rescale_o(), *self._pv())
         )
 
     def _qk(self) -> tuple[Node, ...]:

@@ -86,5 +86,12 @@ def visible_keys(bounds: KeyBounds, rows: TileAxis, keys: int, first: int, last:
     return min(begin, keys), max(end, min(begin, keys))
 
 
+def unmasked_keys(exact: KeyBounds, rows: TileAxis, keys: int, first: int, last: int) -> tuple[int, int]:
+    """Return the range of keys that all rows from `first` to `last` see where all batch axes are 0; it may be empty."""
+    begin = max([0, *(max_bound(b, rows, first, last) for b in exact.lowers)])
+    end = min([keys, *(1 - max_bound(negate(b), rows, first, last) for b in exact.uppers)])
+    return begin, end
+
+
 def negate(bound: Affine) -> Affine:
     return Affine(tuple((name, -c) for name, c in bound.coeffs), -bound.offset)

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from roller_svc.analysis.operand import operand_along
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.gpu.attention.mask import KeyBounds, key_bounds
+from roller_svc.families.common.gpu.attention.mask import KeyBounds, exact_bounds, key_bounds
 from roller_svc.families.common.gpu.matrix.tile import (
     ACCUMULATORS,
     CHUNK_BYTES,
@@ -24,6 +24,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
     staged,
     transposed_load,
 )
+from roller_svc.ir.attention import unmasked
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Op, iter_subexpressions
 from roller_svc.ir.group import AxisRole, KernelGroup
@@ -44,6 +45,8 @@ class AttentionOperands:
     bounds: KeyBounds
     score_operations: int
     fragment: Fragment
+    exact: KeyBounds | None  # bounds that are the whole mask, where tiles that no row masks leave it out
+    unmasked_operations: int  # the operations per score of these tiles
 
 
 def attention_fragment(unit: ComputeUnit) -> Fragment:
@@ -66,8 +69,12 @@ def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch
     found = [operand_along(factor, axis, along, types) for factor, axis, along in sides]
     q, k, v = (OperandLoad(operand, dtype, load_class(operand, dtype, arch)) for operand in found)
     fragment = attention_fragment(unit)
-    operations = sum(isinstance(node, Op) for node in iter_subexpressions(attention.score))
-    return AttentionOperands(q, k, transposed_load(v, fragment), key_bounds(group), operations, fragment)
+    exact = exact_bounds(group) if fragment.is_square else None
+    operations, unmasked_operations = (
+        sum(isinstance(node, Op) for node in iter_subexpressions(score)) for score in (attention.score, unmasked(attention))
+    )
+    v = transposed_load(v, fragment)
+    return AttentionOperands(q, k, v, key_bounds(group), operations, fragment, exact, unmasked_operations)
 
 
 class StagedBuffer(Protocol):
