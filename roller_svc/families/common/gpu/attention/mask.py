@@ -23,6 +23,11 @@ class KeyBounds:
     lowers: tuple[Affine, ...] = ()
     finite_fill: float | None = None  # score of masked keys where it does not make them vanish: the row maxima decide
 
+    @property
+    def may_need_masked_tiles(self) -> bool:
+        """Whether masked tiles may have to be processed after all."""
+        return bool(self.uppers) and self.finite_fill is not None
+
 
 def key_bounds(group: KernelGroup) -> KeyBounds:
     """Return the bounds of visible keys of a group of kind ATTENTION."""

@@ -32,6 +32,7 @@ from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
 
+HIP_VOTE_BYTES = 256  # of __syncthreads_or (ROCm 5.2, code objects)
 MAX_Q_REGISTERS = 32  # per lane, for Q kept across KV tiles: 16 rows of head_dim 128
 
 
@@ -135,6 +136,8 @@ class TiledAttention(Generic[Staged]):
 class MmaAttentionTile(TiledAttention[StagedTile]):
     """Rows are split over warps, or keys where one warp has all rows: each then has its own maxima and sums."""
 
+    vote_bytes: int  # of shared memory, for `AnyThread`
+
     @property
     def row_warps(self) -> int:
         return self.m // self.warp_m
@@ -176,7 +179,8 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
     def shared_bytes(self) -> int:
         pipeline = self.stages * (self.k.bytes + self.v.bytes)
         pipeline = max(self.q.bytes, pipeline) if self.q_overlays_pipeline else self.q.bytes + pipeline
-        return pipeline if self.num_splits > 1 or self.stores_rows else max(pipeline, self.result.shared_bytes)
+        is_direct = self.num_splits > 1 or self.stores_rows
+        return self.vote_bytes + (pipeline if is_direct else max(pipeline, self.result.shared_bytes))
 
 
 def mma_attention_tile(program: RProgram, found: AttentionOperands) -> MmaAttentionTile:
@@ -203,6 +207,7 @@ def make_mma_attention_tile(
         staged(found.q.operand, found.q.dtype, m, features, found.fragment),
         staged(found.k.operand, found.k.dtype, keys, features, found.fragment),
         staged(found.v.operand, found.v.dtype, n, keys, found.fragment),
+        HIP_VOTE_BYTES if found.fragment.is_square and found.bounds.may_need_masked_tiles else 0,
         fragment=found.fragment,
     )
 
