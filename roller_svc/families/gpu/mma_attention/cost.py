@@ -1,4 +1,4 @@
-"""Cost of attention on warps with `mma.sync`: QK^T, softmax and PV per KV tile.
+"""Cost of attention on warps with `mma.sync` or MFMA: QK^T, softmax and PV per KV tile.
 
 A KV tile is priced like a GEMM's k-tile (`mma_contraction/cost.py`). The function units that compute exponentials may
 also be the bound (FlashAttention-3: Shah et al., arXiv:2407.08608, §2.2).
@@ -139,7 +139,7 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
 def _epilogue_cycles(p: Workload[Any], launch: Launch, tile: MmaAttentionTile) -> float:
     mach: Machine = p.machine
     points = tile.m * tile.n
-    is_direct = tile.num_splits > 1 or tile.stores_rows
+    is_direct = tile.num_splits > 1 or tile.can_store_rows
     through = 0.0 if is_direct else 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle + 2 * BARRIER_CYCLES
     slots = epilogue_slots(p, points)
     return through + slots / (mach.hw.limits.warp_size * mach.issue_per_cycle) + epilogue_memory_cycles(p, launch)

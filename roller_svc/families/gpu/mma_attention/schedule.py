@@ -155,19 +155,19 @@ class _Kernel:
         tile, kv_loop = self.tile, self.kv_loop
         load = self.q.cp_async(num(0), num(0)) if self.q.is_async else self.q.copy_through_registers(num(0), num(0))
         nodes: tuple[Node, ...] = (*load, CpAsyncCommitGroup()) if self._has_async_copies else load
-        if tile.q_overlays_pipeline:
+        if tile.is_q_overlaid:
             nodes = MultistagePipeline(1, (self.q,), overlays=(SHARED_B, VALUES)).allocate((*nodes, *self._load_q(0), Barrier()))
         counts = self.softmax.needs_fully_masked_pass(kv_loop.bounds.finite_fill or 0.0)
         nodes += kv_loop.passes(counts, lambda seen, _: self._pass(seen))
         nodes += (CpAsyncWaitGroup(0),) if self._has_async_copies else ()  # for Q, if no KV tile was visible
         nodes = self.fragments.allocate_q(tile.head_dim_steps if tile.has_q_in_registers else 1, nodes)
         nodes = self.pipeline.allocate(nodes)
-        return nodes if tile.q_overlays_pipeline else MultistagePipeline(1, (self.q,)).allocate(nodes)
+        return nodes if tile.is_q_overlaid else MultistagePipeline(1, (self.q,)).allocate(nodes)
 
     def _pass(self, k_tiles: KTileRange) -> tuple[Node, ...]:
         work = (Let(KEY_STEP, k_tiles.number, self._step()),)
         nodes = self.pipeline.prologue(k_tiles)
-        if self.tile.has_q_in_registers and not self.tile.q_overlays_pipeline:
+        if self.tile.has_q_in_registers and not self.tile.is_q_overlaid:
             nodes += self._load_q(self.pipeline.prefetch_stages if self.pipeline.is_async else 0)
         return (*nodes, self.pipeline.mainloop(k_tiles, work))
 
@@ -250,7 +250,7 @@ class _Kernel:
         if self.tile.num_splits > 1:
             return (self.softmax.reduce_row_sum(), *self._store_partials())
         normalize = (self.softmax.reduce_row_sum(), *self.softmax.normalize())
-        if self.tile.stores_rows:
+        if self.tile.can_store_rows:
             return (*normalize, self._store_rows())
         return (*normalize, Barrier(), *MmaEpilogue(self.view, self.tile.result).nodes())
 

@@ -161,12 +161,12 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
         return self.fragment.a_words * self.row_fragments * self.head_dim_steps <= MAX_Q_REGISTERS
 
     @property
-    def q_overlays_pipeline(self) -> bool:
+    def is_q_overlaid(self) -> bool:
         """Whether Q, once it is in registers, leaves its memory to K and V: where no copy of Q is in flight with theirs."""
         return self.fragment.is_square and self.has_q_in_registers
 
     @property
-    def stores_rows(self) -> bool:
+    def can_store_rows(self) -> bool:
         """Whether lanes have enough adjacent columns of a row to store them; else O goes through shared memory."""
         return self.fragment.is_transposed
 
@@ -178,8 +178,8 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
     @property
     def shared_bytes(self) -> int:
         pipeline = self.stages * (self.k.bytes + self.v.bytes)
-        pipeline = max(self.q.bytes, pipeline) if self.q_overlays_pipeline else self.q.bytes + pipeline
-        is_direct = self.num_splits > 1 or self.stores_rows
+        pipeline = max(self.q.bytes, pipeline) if self.is_q_overlaid else self.q.bytes + pipeline
+        is_direct = self.num_splits > 1 or self.can_store_rows
         return self.vote_bytes + (pipeline if is_direct else max(pipeline, self.result.shared_bytes))
 
 
