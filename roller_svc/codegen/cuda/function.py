@@ -210,8 +210,8 @@ class CodeGenCuda(CodeGenVisitor):
                 (buffer.offset for buffer in reused),
                 default=ceil_div(end, storage.alignment_bytes) * storage.alignment_bytes,
             )
-            reaches_further = storage.overlays and start + storage.bytes > end
-            if reaches_further and any(buffer.offset >= end for buffer in self.shared_buffers.values()):
+            extends_further = storage.overlays and start + storage.bytes > end
+            if extends_further and any(buffer.offset >= end for buffer in self.shared_buffers.values()):
                 raise InvariantError(f"{storage.tensor} is larger than {', '.join(storage.overlays)}, and others are behind them")
             self.shared_buffers[storage.tensor] = SharedBuffer(
                 type_,
