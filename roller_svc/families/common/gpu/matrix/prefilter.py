@@ -12,7 +12,7 @@ from typing import Any
 
 from roller_svc.construct.rules import Prefiltered, Shape, ThreadTile, subsample
 from roller_svc.construct.scale_up import TileMetrics
-from roller_svc.families.common.gpu.matrix.wave_quantization import has_wave_quantization, wave_balanced_tiles
+from roller_svc.families.common.gpu.matrix.wave_quantization import has_wave_quantization, leaves_cores_idle, wave_balanced_tiles
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -49,7 +49,7 @@ class TilePrefilter(Prefiltered):
             return self.approx_cycles(shape.block, shape.base, shape.split_k)
 
         priced = {shape: cycles(shape) for shape in shapes}
-        few = [s for s in shapes if s.split_k == 1 and has_wave_quantization(p, s.block)]
+        few = [s for s in shapes if s.split_k == 1 and (has_wave_quantization(p, s.block) or leaves_cores_idle(p, s.block))]
         balanced = [
             t
             for s in nsmallest(WAVE_BALANCED, few, key=priced.__getitem__)
