@@ -25,15 +25,16 @@ def tile_multiples(extent: int, unit: int, epsilon: float, limit: int) -> tuple[
     """
     whole = -(-extent // unit)
     tried = {1 << i for i in range(min(limit, whole).bit_length() + 1)}
-    tried |= {c for c in (3, 5, 6, 7, 12, 14, 24, 28) if c < whole and _pads_little(whole, c)}
+    tried |= {c for c in (3, 5, 6, 7, 12, 14, 24, 28) if c < whole and _pads_little(whole, c, limit)}
     tried.add(whole)
     return tuple(c for c in sorted(tried) if c <= limit and within_padding(extent, unit * c, epsilon, unit))
 
 
-def _pads_little(whole: int, count: int) -> bool:
-    """Return whether tiles of `count` units are worth a try, beside those of powers of two, on an axis of `whole` units."""
+def _pads_little(whole: int, count: int, limit: int) -> bool:
+    """Return whether `count` units are worth a try beside powers of two up to `limit`, on an axis of `whole` units."""
     padded, below = round_up(whole, count), 1 << (count.bit_length() - 1)
-    return padded == whole or round_up(whole, below) >= padded < round_up(whole, 2 * below)
+    is_largest = 2 * below > limit
+    return padded == whole or round_up(whole, below) >= padded and (is_largest or padded < round_up(whole, 2 * below))
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:
