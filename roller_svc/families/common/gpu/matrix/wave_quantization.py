@@ -100,13 +100,15 @@ def wave_balanced_tiles(
             continue
         along = -(-p.extents[axis] // block[axis])
         warps = block[axis] // base.tile[axis]
-        for count in sorted({grid // cores * cores, -(-grid // cores) * cores, *near}):
+        waves = grid // cores
+        for count in sorted({(waves - 1) * cores, waves * cores, -(-grid // cores) * cores, *near}):
             tiles = count // (grid // along)
-            if tiles == 0:
+            if tiles <= 0:
                 continue
-            warp = -(-p.extents[axis] // (tiles * granule * warps)) * granule
-            if warp != base.tile[axis]:
-                yield (
-                    replaced(block, axis, warp * warps),
-                    ThreadTile(replaced(base.tile, axis, warp), base.reduce_threads),
-                )
+            for among in (warps, 2 * warps):
+                warp = -(-p.extents[axis] // (tiles * granule * among)) * granule
+                if warp != base.tile[axis]:
+                    yield (
+                        replaced(block, axis, warp * among),
+                        ThreadTile(replaced(base.tile, axis, warp), base.reduce_threads),
+                    )
