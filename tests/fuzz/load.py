@@ -31,6 +31,7 @@ def main() -> int:
     command = commands.add_parser("soak", help=scenarios.soak.__doc__)
     command.add_argument("--seconds", type=float, default=300.0)
     command.add_argument("--rate", type=float, default=20.0, help="requests per second")
+    command.add_argument("--fill", type=int, default=0, help="batches of 1,024 large estimates before it, which fill the caches")
     command.add_argument("--builds", type=float, default=25.0, help="percent of the requests that need a new build")
     command.add_argument("--estimates", type=float, default=20.0, help="percent of the requests that need eight new estimates")
     command = commands.add_parser("fairness", help=scenarios.fairness.__doc__)

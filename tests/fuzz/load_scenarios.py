@@ -123,6 +123,9 @@ def soak(options: argparse.Namespace) -> Json:
     """Run a mixed load at a steady rate; report memory, descriptors and latencies."""
     with running() as service:
         crowd = _Soak(service, options)
+        for batch in range(options.fill):
+            numbers = range(10_000_000 + 1024 * batch, 10_000_000 + 1024 * (batch + 1))
+            asked(service.port, "POST", ESTIMATES, estimates_body(numbers) | {"top_k": 10})
         begin = time.monotonic()
         samples, count = [_sample(service, 0.0)], int(options.seconds * options.rate)
         with ThreadPoolExecutor(SOAK_THREADS) as pool:
@@ -137,6 +140,7 @@ def soak(options: argparse.Namespace) -> Json:
         return {
             "seconds": options.seconds,
             "rate": options.rate,
+            "fill": options.fill,
             "builds": options.builds,
             "estimates": options.estimates,
             "requests": count,
