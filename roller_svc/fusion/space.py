@@ -9,6 +9,7 @@ from dataclasses import replace
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
 from roller_svc.analysis.online_reduction import online_reductions
+from roller_svc.analysis.scans import Scan
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
@@ -106,6 +107,13 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
         copied_bytes=sum(types[t].bytes for t in targets),
         operand_flops=sum(max(0, s.flops - 2 * s.points) for s in statements if sums_products(s)),
     )
+
+
+def scan_space(scan: Scan, statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> TileSpace:
+    """Return the tile space of a scan and of maps over its points: one pass over each row."""
+    outer = tuple(a for a in scan.statement.spatial if a.name != scan.axis.name)
+    space = nest_space((scan.points, *statements[1:]), outer, types)
+    return replace(space, compute_dtype=scan.statement.accumulator)
 
 
 def _reads(expr: Expr, types: Mapping[str, TensorType], operand: str = "") -> Iterator[TileAccess]:

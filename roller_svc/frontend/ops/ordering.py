@@ -1,4 +1,4 @@
-"""Operators over the order of elements: top_k_indices, cumsum, cumprod."""
+"""Operators over the order of elements: top_k_indices, cumsum, cumprod, cummax, cummin."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import dtype, flag, integer, required
-from roller_svc.frontend.ops.text import affine, guard, join_statements, number, statement
+from roller_svc.frontend.ops.text import guard, join_statements, number, statement
 from roller_svc.ir.dtype import DType
 
 # Every pair of elements along the axis is compared.
 MAX_RANKED = 1 << 14
-# Longer axes, and those whose elements would join more terms in all, are cut into blocks, whose totals are summed.
-MAX_DIRECT = 512
-MAX_DIRECT_TERMS = 1 << 21
 MAX_CUMULATED = 1 << 20
 
 
@@ -57,55 +54,24 @@ def _is_before(call: Call, a: str, b: str, is_earlier: str) -> str:
 
 
 def _cumulate(call: Call, *, sign: str) -> str:
+    """Return the reduction of all elements up to each one, which a kernel computes in one pass."""
     x = call.x
     axis, axes = call.one_axis(x.rank), call.axes(x.rank)
-    extent, stated = x.shape[axis], call.dtype() or x.dtype
+    extent, other, here = x.shape[axis], call.axis("other"), axes[axis]
     if extent > MAX_CUMULATED:
         raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_CUMULATED}")
-    neutral = number(0 if sign == "+" else 1, x.dtype)
-    other, here = call.axis("other"), axes[axis]
     is_joined = f"{other} {'>' if call.flag('reverse') else '<'}{'' if call.flag('exclusive') else '='} {here}"
-    if extent <= MAX_DIRECT and math.prod(x.shape) * extent <= MAX_DIRECT_TERMS:
-        value = guard(x.at(*axes[:axis], other, *axes[axis + 1 :]), [is_joined], neutral)
-        return statement(call.output, axes, f"{sign}=!", value, where=[(here, extent)], dtype=stated)
-    size = math.isqrt(extent - 1) + 1
-    return _cumulate_blocks(call, axis, size, sign, is_joined, neutral)
+    value = guard(x.at(*axes[:axis], other, *axes[axis + 1 :]), [is_joined], _neutral(sign, x.dtype))
+    return statement(call.output, axes, f"{sign}=!", value, where=[(here, extent)], dtype=call.dtype() or x.dtype)
 
 
-def _cumulate_blocks(call: Call, axis: int, size: int, sign: str, is_joined: str, neutral: str) -> str:
-    """Return the statements that join the elements of each block, the totals of blocks, and both."""
-    x, axes, stated = call.x, call.axes(call.x.rank), call.dtype() or call.x.dtype
-    block, other, here, last = call.axis("block"), call.axis("other"), axes[axis], call.axis("last")
-    lead, tail, extent = axes[:axis], axes[axis + 1 :], x.shape[axis]
-    count = -(-extent // size)
-    inside, total, before = call.intermediate("inside"), call.intermediate("total"), call.intermediate("before")
-    at = affine([(block, size), (other, 1)])
-    ends = [f"{at} < {extent}"] if count * size > extent else []
-    read = x.at(*lead, at, *tail)
-    blocks = [(block, count), (other, size)]
-    is_outside = f"{last} {'>' if call.flag('reverse') else '<'} {block}"
-    rest = f"{before}[{', '.join((*lead, f'{here} // {size}', *tail))}]"
-    own = f"{inside}[{', '.join((*lead, f'{here} // {size}', f'{here} % {size}', *tail))}]"
-    return join_statements(
-        statement(
-            inside,
-            (*lead, block, here, *tail),
-            f"{sign}=!",
-            guard(read, [is_joined, *ends], neutral),
-            where=[*blocks, (here, size)],
-            dtype=stated,
-        ),
-        statement(total, (*lead, block, *tail), f"{sign}=!", guard(read, ends, neutral), where=blocks, dtype=stated),
-        statement(
-            before,
-            (*lead, block, *tail),
-            f"{sign}=!",
-            guard(f"{total}[{', '.join((*lead, last, *tail))}]", [is_outside], number(float(neutral), stated)),
-            where=[(block, count)],
-            dtype=stated,
-        ),
-        statement(call.output, axes, "=", f"{own} {sign} {rest}", where=[(here, extent)]),
-    )
+def _neutral(sign: str, dtype: DType) -> str:
+    """Return the literal that changes no value that it is joined with."""
+    if sign in ("+", "*"):
+        return number(0 if sign == "+" else 1, dtype)
+    if dtype.is_float:
+        return number(-math.inf if sign == ">" else math.inf, dtype)
+    return number(dtype.integer_range[0 if sign == ">" else 1], dtype)
 
 
 _CUMULATED = (
@@ -132,5 +98,9 @@ OPERATORS = (
     Operator("cumsum", "Sum of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="+"),
              _CUMULATED),
     Operator("cumprod", "Product of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="*"),
+             _CUMULATED),
+    Operator("cummax", "Greatest of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign=">"),
+             _CUMULATED),
+    Operator("cummin", "Least of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="<"),
              _CUMULATED),
 )  # fmt: skip

@@ -194,13 +194,30 @@ REDUCTIONS = [
     Case("reduce_log_sum_exp", (INFINITE,), lambda x: np.logaddexp.reduce(x, 1), {"axis": 1}),
     *(
         Case(f"cum{name}", ((2, 7, 3),), lambda x, f=function: f(x, 1), {"axis": 1})
-        for name, function in (("sum", np.cumsum), ("prod", np.cumprod))
+        for name, function in (
+            ("sum", np.cumsum),
+            ("prod", np.cumprod),
+            ("max", np.maximum.accumulate),
+            ("min", np.minimum.accumulate),
+        )
     ),
     Case(
         "cumsum",
         (INTS,),
         lambda x: np.cumsum(x[:, ::-1], 1)[:, ::-1].astype(np.int64),
         {"reverse": True, "dtype": "int64"},
+    ),
+    *(
+        Case(
+            "cummax",
+            (np.arange(-3, 4).astype(d),),
+            lambda x: np.maximum.accumulate(np.append(x.dtype.type(np.iinfo(x.dtype).min), x[:-1])),
+            {"exclusive": True},
+        )
+        for d in ("int8", "uint16", "int64")
+    ),
+    Case(
+        "cummin", (np.arange(9, dtype=np.uint64),), lambda x: np.append(x[1:], ~np.uint64(0)), {"exclusive": True, "reverse": True}
     ),
     Case("cumprod", ((5,),), lambda x: np.cumprod([1, *x[:-1]]), {"exclusive": True}),
     Case("cumsum", ((5,),), lambda x: np.cumsum([0, *x[:0:-1]])[::-1], {"exclusive": True, "reverse": True}),
