@@ -7,12 +7,13 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import dtype, flag, integer, required
-from roller_svc.frontend.ops.text import guard, join_statements, number, statement
+from roller_svc.frontend.ops.text import affine, guard, join_statements, number, statement
 from roller_svc.ir.dtype import DType
 
-# Every pair of elements along the axis is compared.
+# Every pair of elements along the axis is compared, or of a block of it.
 MAX_RANKED = 1 << 14
 MAX_CUMULATED = 1 << 20
+MIN_SAVED = 4  # comparisons of all pairs for each one of blocks, from which blocks pay
 
 
 def _top_k_indices(call: Call) -> str:
@@ -24,6 +25,8 @@ def _top_k_indices(call: Call) -> str:
         raise call.wrong_parameter(f"k is {count}, but dimension {axis} has {extent} elements")
     if extent > MAX_RANKED:
         raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_RANKED}")
+    if (size := _block_size(extent, count)) < extent:
+        return _top_k_of_blocks(call, axis, size)
     axes, other, place = call.axes(x.rank), call.axis("other"), call.axis("place")
     here = axes[axis]
     a, b = x.at(*axes[:axis], other, *axes[axis + 1 :]), x.at(*axes)
@@ -40,6 +43,61 @@ def _top_k_indices(call: Call) -> str:
             dtype=call.dtype(),
         ),
     )
+
+
+def _block_size(extent: int, count: int) -> int:
+    """Return the elements of a block of which the first `count` are found first: those of the fewest comparisons.
+
+    The whole axis where blocks do not save most of the comparisons, since they take more launches.
+    """
+
+    def comparisons(size: int) -> int:
+        blocks = -(-extent // size)
+        found = blocks * min(count, size)
+        return blocks * size * size + found * found
+
+    size = min((1 << bit for bit in range(3, extent.bit_length())), key=comparisons, default=extent)
+    return size if comparisons(size) * MIN_SAVED <= extent * extent else extent
+
+
+def _top_k_of_blocks(call: Call, axis: int, size: int) -> str:
+    """Return the statements that find the first elements of each block, then the first ones among these.
+
+    Places that a short last block lacks have position 0; positions count from 1.
+    """
+    x, axes, extent, count = call.x, call.axes(call.x.rank), call.x.shape[axis], call.integer("k")
+    lead, tail = axes[:axis], axes[axis + 1 :]
+    block, here, place = call.axis("block"), call.axis("here"), call.axis("place")
+    other, last, result = call.axis("other"), call.axis("last"), call.axis("result")
+    rank, first, value, final = (call.intermediate(name) for name in ("rank", "first", "value", "final"))
+    blocks, places = -(-extent // size), min(count, size)
+
+    def at(tensor: str, *middle: str) -> str:
+        return f"{tensor}[{', '.join((*lead, *middle, *tail))}]"
+
+    own, others = affine([(block, size), (here, 1)]), affine([(block, size), (other, 1)])
+    ends = [f"{own} < {extent}"] if blocks * size > extent else []
+    other_ends = [f"{others} < {extent}", *ends] if ends else []
+    joined = _is_before(call, x.at(*lead, others, *tail), x.at(*lead, own, *tail), f"{other} < {here}")
+    is_chosen = [f"{at(rank, block, here)} == {place}", *ends]
+    earlier = f"{at(first, last, other)} < {at(first, block, place)}"
+    precedes = _is_before(call, at(value, last, other), at(value, block, place), earlier)
+    found = [f"{at(first, last, other)} > 0"] if ends else []
+    is_result = [f"{at(final, block, place)} == {result}", *([f"{at(first, block, place)} > 0"] if ends else [])]
+    inside, candidates = [(block, blocks), (here, size)], [(block, blocks), (place, places)]
+    return join_statements(
+        statement(rank, (*lead, block, here, *tail), "+=!", guard(f"({joined})", other_ends, "0"),
+                  where=[*inside, (other, size)], dtype=DType.INT32),
+        statement(first, (*lead, block, place, *tail), "+=!", guard(f"({own} + 1)", is_chosen, "0"),
+                  where=[*candidates, (here, size)], dtype=DType.INT32),
+        statement(value, (*lead, block, place, *tail), "+=!",
+                  guard(x.at(*lead, own, *tail), is_chosen, number(0, x.dtype)),
+                  where=[*candidates, (here, size)], dtype=x.dtype),
+        statement(final, (*lead, block, place, *tail), "+=!", guard(f"({precedes})", found, "0"),
+                  where=[*candidates, (last, blocks), (other, places)], dtype=DType.INT32),
+        statement(call.output, (*lead, result, *tail), "+=!", guard(f"({at(first, block, place)} - 1)", is_result, "0"),
+                  where=[*candidates, (result, count)], dtype=call.dtype()),
+    )  # fmt: skip
 
 
 def _is_before(call: Call, a: str, b: str, is_earlier: str) -> str:
