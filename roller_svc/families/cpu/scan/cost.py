@@ -33,4 +33,10 @@ def scan_cost(p: Workload[ScanSpace], launch: Launch) -> Costs:
         cycles["loops"] = p.inner_points * costs.startup_cycles
     cycles["task"] = p.machine.costs.task_cycles
     memory_s = sum([transfer_s(p, access, launch.block, launch.grid) for access in p.footprint.accesses])
-    return sum_task_costs(p, launch, cycles, count_waves(p, launch), memory_s, costs.imperfect_overlap)
+    found = sum_task_costs(p, launch, cycles, count_waves(p, launch), memory_s, costs.imperfect_overlap)
+    if launch.split_k == 1:
+        return found
+    # the launches that reduce the pieces, which read everything, and that scan their totals
+    reading = sum([transfer_s(p, access, launch.block, launch.grid) for access in p.footprint.reads])
+    before = max(reading, p.machine.seconds(count_waves(p, launch) * vectors * operations))
+    return found._replace(core_s=found.core_s + before + p.machine.hw.limits.launch_overhead_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller_svc.analysis.scans import Scan, match_scan
+from roller_svc.fusion.split.scan import may_split_scan
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.program import Combine
 from roller_svc.perf.workload import Workload
@@ -20,6 +21,7 @@ class ScanSpace:
     scan: Scan
     along: int
     column: int | None
+    may_split: bool  # whether rows may be cut into pieces
 
     @property
     def has_slow_chain(self) -> bool:
@@ -38,4 +40,5 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ScanSpace] | N
     if scan is None:
         return None
     (along,) = base.reduced
-    return base.with_facts(ScanSpace(scan, along, base.vector_axis if base.vector_axis in base.spatial else None))
+    column = base.vector_axis if base.vector_axis in base.spatial else None
+    return base.with_facts(ScanSpace(scan, along, column, may_split_scan(scan, group)))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
-from cases_cpu import Types, cpu_case
+from cases_cpu import Types, cpu_case, skip_where_features_lack
 
 from roller_svc import hardware
 from roller_svc.ir.group import GroupKind
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 
 AVX512 = hardware.load("cpu-x86-avx512")
 CASES: dict[str, tuple[str, Types]] = {
@@ -47,3 +52,25 @@ def test_an_extremum_is_a_chain_and_a_sum_is_not() -> None:
     steps = cpu_case("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 64", types)
     assert "inside[7]" not in chain.source(chain.ranked[0]).text
     assert "inside[7]" in steps.source(steps.ranked[0]).text
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype"),
+    [("y[j] +=! x[o].when([o > j], 0.0) where j in 262144; z[j] = y[j] * x[j]", "float32"),
+     ("y[j] >=! x[o].when([o < j], -128) where j in 262144", "int8")],
+)  # fmt: skip
+def test_one_row_is_cut_into_pieces_for_the_cores(body: str, dtype: str) -> None:
+    found = cpu_case(body, {"x": (dtype, (262144,))}, dataclasses.replace(AVX512, num_cores=2))
+    split = [c for c in found.ranked if c.program.split_k > 1]
+    assert split
+    arrays = random_inputs(found.program, 1)
+    skip_where_features_lack(AVX512)
+    agreement = agrees(found.program, found.results(split[0], arrays), evaluate(found.program, arrays))
+    assert agreement.ok, agreement
+
+
+def test_rows_for_every_core_stay_whole() -> None:
+    types: Types = {"x": ("float32", (2, 262144))}
+    hw = dataclasses.replace(AVX512, num_cores=2)
+    found = cpu_case("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 262144", types, hw)
+    assert {c.program.split_k for c in found.ranked} == {1}
