@@ -76,6 +76,13 @@ def attention_space(
     )
 
 
+def scan_space(scan: Scan, statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> TileSpace:
+    """Return the tile space of a scan and of maps over its points: one pass over each row."""
+    outer = tuple(a for a in scan.statement.spatial if a.name != scan.axis.name)
+    space = nest_space((scan.points, *statements[1:]), outer, types)
+    return replace(space, compute_dtype=scan.statement.accumulator)
+
+
 def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], types: Mapping[str, TensorType]) -> TileSpace:
     """Return the tile space of a nest: outer axes one by one; inner axes of the largest statement fused."""
     names = {a.name for a in outer}
@@ -107,13 +114,6 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
         copied_bytes=sum(types[t].bytes for t in targets),
         operand_flops=sum(max(0, s.flops - 2 * s.points) for s in statements if sums_products(s)),
     )
-
-
-def scan_space(scan: Scan, statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> TileSpace:
-    """Return the tile space of a scan and of maps over its points: one pass over each row."""
-    outer = tuple(a for a in scan.statement.spatial if a.name != scan.axis.name)
-    space = nest_space((scan.points, *statements[1:]), outer, types)
-    return replace(space, compute_dtype=scan.statement.accumulator)
 
 
 def _reads(expr: Expr, types: Mapping[str, TensorType], operand: str = "") -> Iterator[TileAccess]:
