@@ -477,14 +477,13 @@ def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], need
     stored = tuple((s.output, fused.types[s.output]) for s in statements if s.output not in locals_)
     inputs = tuple(sorted((t, ty) for t, ty in fused.types.items() if t not in draft.written))
     views = {t: ty for t, ty in fused.types.items() if t not in locals_}
+    if (scan := match_scan(statements[0])) is not None:
+        rows = tuple(a for a in outer if a.name != scan.axis.name)
+        return KernelGroup(name, GroupKind.SCAN, statements, rows, locals_, stored, inputs, scan_space(scan, statements, views))
     contraction = None
     if draft.contraction is not None:
         contraction = as_contraction(statements[0]) or _packed_product(statements[0], hw.packed_constants)
-    scan = match_scan(statements[0])
-    if scan is not None:
-        kind, operands, space = GroupKind.SCAN, None, scan_space(scan, statements, views)
-        outer = tuple(a for a in outer if a.name != scan.axis.name)
-    elif contraction is not None:
+    if contraction is not None:
         second = as_contraction(statements[1]) if draft.num_accumulators > 1 else None
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)
         operands = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b)
