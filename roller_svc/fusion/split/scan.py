@@ -150,7 +150,7 @@ class _Split:
         in_memory = {t: ty for t, ty in types.items() if t not in self.group.register_tensors}
         space = scan_space(require(match_scan(inside), "a scan of pieces"), statements, in_memory)
         return KernelGroup(
-            f"{self.group.name}_pieces", GroupKind.SCAN, statements, (*self.outer, self.piece),
+            self.group.name, GroupKind.SCAN, statements, (*self.outer, self.piece),
             self.group.register_tensors | {own}, tuple((t, views[t]) for t, _ in self.group.stored),
             tuple((t, types[t]) for t in read if t not in written), space,
         )  # fmt: skip

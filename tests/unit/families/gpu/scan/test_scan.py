@@ -76,6 +76,7 @@ def check(program: TensorProgram, group: KernelGroup, tiles: list[RProgram], hw:
     for each in tiles:
         plan = Plan((Candidate(each, model_of(group, each, hw).estimate(each)),))
         source = emit_plan(plan, program, (group,), hw)
+        assert source.main_launch(group.name) == (2 if each.split_k > 1 else 0)
         found = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
         agreement = agrees(program, found, expected)
         assert agreement.ok, f"{agreement}\n{source.text}"
