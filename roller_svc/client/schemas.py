@@ -527,13 +527,35 @@ class RooflineLevel(BaseModel):
     operations: int | None = None
 
 
+class Floor(BaseModel):
+    """The least time of a program, whichever kernels compute it.
+
+    Inputs and outputs once, the operations on the fastest units that their types allow, one launch.
+    """
+
+    seconds: float
+    level: str
+    bytes: int
+    traffic_seconds: float
+    unit: str
+    operations: int
+    arithmetic_seconds: float
+    launch_seconds: float
+
+
+class EstimatedPlan(PlanEstimate):
+    floor_share: float = Field(description="the floor's seconds over those of this plan")
+    above_floor: str | None = Field(None, description="why the plan takes more than three times the floor")
+
+
 class ItemEstimates(BaseModel):
-    """The estimates of one item on one target: `roofline` and `candidates`, or `error`."""
+    """The estimates of one item on one target: `roofline`, `floor` and `candidates`, or `error`."""
 
     item: int
     target: str
     roofline: list[RooflineLevel] | None = None
-    candidates: list[PlanEstimate] | None = None
+    floor: Floor | None = None
+    candidates: list[EstimatedPlan] | None = None
     error: Problem | None = None
 
 
