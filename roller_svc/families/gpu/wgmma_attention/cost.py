@@ -132,7 +132,7 @@ def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile
     # an instruction reads its columns of B and, in QK^T, 64 rows of Q
     of_scores = (ROWS + tile.kv) * tile.head_dim * tile.q.dtype.bytes
     read = tile.consumers * (of_scores + tile.kv * tile.group_n * tile.v.dtype.bytes)
-    weighing = softmax_slots(tile, found)
+    weighing = softmax_slots(tile, found, found.score_operations)
     warps = WARPS * tile.consumers
     slots = warps * (weighing + STEP_OPS + 2 * (tile.head_dim_steps + tile.kv_steps)) / SCHEDULERS
     weighed = max(slots, _exponential_cycles(tile))

@@ -141,7 +141,7 @@ class _Kernel:
             *init_softmax(self.softmax),
             *self.kv_loop.passes(counts, self._kv_pass, tile.threads),
             *self._wait_for_unread_q(),
-            self.softmax.reduce_row_sum(), *self.softmax.store_rows(), *self.softmax.normalize(), *self.results.nodes(),
+            self.softmax.reduce_row_sum(), *self._store_rows(), *self.softmax.normalize(), *self.results.nodes(),
         )  # fmt: skip
         nodes = (Let("m.warp", add(mul(self._row_group, num(WARPS)), ref(WARP)), (Let("k.warp", num(0), nodes),)),)
         registers = set_max_registers(self.tile.consumers, tile.consumer_registers, increase=True)
@@ -151,6 +151,13 @@ class _Kernel:
     def _row_group(self) -> Expr:
         """Return the consumer's number along the rows."""
         return group_in_tile(self.tile.result)[0]
+
+    def _store_rows(self) -> tuple[Node, ...]:
+        """Store values of rows by the consumers of the first columns."""
+        stores = self.softmax.store_rows()
+        if self.tile.column_groups == 1 or not stores:
+            return stores
+        return (Branch(eq(group_in_tile(self.tile.result)[1], num(0)), stores),)
 
     def _wait_for_unread_q(self) -> tuple[Node, ...]:
         """Wait for Q if no KV tile was visible, before its buffer is released."""
