@@ -29,6 +29,7 @@ from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
 
+CDNA3 = hardware.load("amd-mi300x")
 HOPPER, AMPERE = hardware.load("nvidia-h200-sxm"), hardware.load("nvidia-a100-sxm-80gb")
 ON_WARPGROUPS, ON_WARPS = ScheduleConstraints(op_class=OpClass.WGMMA), ScheduleConstraints(op_class=OpClass.MMA)
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -157,6 +158,12 @@ def test_warps_agree_with_the_interpreter(case: str) -> None:
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("case", every(20, CASES))
+def test_mfma_agrees_with_the_interpreter(case: str) -> None:
+    judge(program(case), CDNA3, ON_WARPS, change=with_lengths)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("case", every(20, CASES))
 def test_split_keys_agree_with_the_interpreter(case: str) -> None:
     compute = program(case, (2, 3, 2100, 16, 16))
     assert "t_partial" in judge(compute, AMPERE, ON_WARPS, change=with_lengths)
@@ -237,7 +244,8 @@ def test_keys_beyond_a_length_from_data_are_not_read(mask: str, fill: str, guard
 # wide results ---------------------------------------------------------------------------------------------------------
 LATENT = (
     "s[b, h, j] +=! q[b, h, d] * kv[b, j, d]; m[b, h] >=! s[b, h, j] * 0.05; p[b, h, j] = exp(s[b, h, j] * 0.05 - m[b, h]);"
-    "t[b, h] +=! p[b, h, j]; o[b, h, e] +=! p[b, h, j] * kv[b, j, e] where e in {columns}; y[b, h, e] = o[b, h, e] / t[b, h]"
+    "t[b, h] +=! p[b, h, j]; o[b, h, e] +=! p[b, h, j] * kv[b, j, e] where e in {columns}; y[b, h, e] = o[b, h, e] / t[b, h];"
+    "L[b, h] = m[b, h] + log(t[b, h])"
 )
 
 
