@@ -13,9 +13,12 @@ def round_up(extent: int, tile: int) -> int:
 def within_padding(extent: int, tile: int, epsilon: float, granule: int) -> bool:
     """Return whether whole tiles exceed what whole granules cover by at most `epsilon` (fourth alignment).
 
-    `granule` is the smallest tile of the execution unit: its padding is there with all tiles.
+    `granule` is the smallest tile of the execution unit: its padding is there with all tiles. Larger tiles exceed the
+    tensor's shape by the last bound at most.
     """
-    return tile <= granule or round_up(extent, tile) <= round_up(extent, granule) * (1 + epsilon)
+    padded = round_up(extent, tile)
+    bound = min(round_up(extent, granule) * (1 + epsilon), extent * (1 + EPSILONS[-1]))
+    return tile <= granule or padded <= bound
 
 
 def tile_multiples(extent: int, unit: int, epsilon: float, limit: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_reductions, online_reductions
 from roller_svc.analysis.operand import value_dtype
+from roller_svc.analysis.scans import match_scan
 from roller_svc.analysis.sum_of_products import is_window
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
@@ -24,7 +25,7 @@ from roller_svc.fusion.operand_copies import OperandCopy, insert_operand_copies
 from roller_svc.fusion.ordered_scatter import order_scatters
 from roller_svc.fusion.row_normalization import hoist_row_divisions
 from roller_svc.fusion.scaled_sums import merge_scaled_sums
-from roller_svc.fusion.space import contraction_space, nest_space
+from roller_svc.fusion.space import contraction_space, nest_space, scan_space
 from roller_svc.fusion.split.online_reduction import splits_evenly
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
@@ -48,6 +49,7 @@ class _FusionGroup:
     contraction: Contraction | None
     attention: Attention | None = None
     num_accumulators: int = 1
+    is_scan: bool = False
 
     @property
     def outer(self) -> tuple[Axis, ...]:
@@ -169,6 +171,8 @@ def _fuse(
         found = attention.get(first.output)
         if found is not None:
             draft = _FusionGroup((first,), found.contraction, found.attention)
+        elif match_scan(first) is not None:
+            draft = _FusionGroup((first,), None, is_scan=True)
         else:
             draft = _with_second_gemm(_FusionGroup((first,), _contraction(first, hw)), pairs.get(first.output), written - done)
         remaining: list[tuple[TensorExpr, frozenset[str]]] = []
@@ -247,6 +251,8 @@ def _try_fuse(draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, rea
     """
     if statement.kind is StatementKind.SCATTER or draft.statements[0].kind is StatementKind.SCATTER:
         return None
+    if draft.is_scan or match_scan(statement) is not None:
+        return _with_map_of_scan(draft, statement)
     if draft.contraction is not None and statement.kind is StatementKind.REDUCE:
         must_stay_separate = draft.attention is not None or bool(draft.written & read_later)
         return None if must_stay_separate else _with_row_reduction(draft, draft.contraction, statement, hw)
@@ -263,6 +269,14 @@ def _try_fuse(draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, rea
     has_long_rows = inner and max(s.points // rows for s in candidate.statements) >= LONG_ROW
     fills_cores = rows >= ROWS_PER_CORE * hw.num_cores
     return candidate if not has_long_rows or fills_cores or _shares_pass(candidate, hw) else None
+
+
+def _with_map_of_scan(draft: _FusionGroup, statement: TensorExpr) -> _FusionGroup | None:
+    """Return a scan with a map of its results over the same points; None for other statements."""
+    names = _shared_axes(draft, statement) if draft.is_scan and statement.kind is StatementKind.MAP else None
+    if names is None or len(names) != len(statement.axes):
+        return None
+    return replace(draft, statements=(*draft.statements, _renamed(statement, names, draft)))
 
 
 def _fits_nest(draft: _FusionGroup, statement: TensorExpr, inner: Sequence[Axis], hw: FusionOptions) -> bool:
@@ -472,6 +486,9 @@ def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], need
     stored = tuple((s.output, fused.types[s.output]) for s in statements if s.output not in locals_)
     inputs = tuple(sorted((t, ty) for t, ty in fused.types.items() if t not in draft.written))
     views = {t: ty for t, ty in fused.types.items() if t not in locals_}
+    if (scan := match_scan(statements[0])) is not None:
+        rows = tuple(a for a in outer if a.name != scan.axis.name)
+        return KernelGroup(name, GroupKind.SCAN, statements, rows, locals_, stored, inputs, scan_space(scan, statements, views))
     contraction = None
     if draft.contraction is not None:
         contraction = as_scaled_contraction(statements[0]) if draft.contraction.scales else None

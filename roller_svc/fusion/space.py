@@ -13,6 +13,7 @@ from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
 from roller_svc.analysis.online_reduction import online_reductions
 from roller_svc.analysis.operand import value_dtype
+from roller_svc.analysis.scans import Scan
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
@@ -97,6 +98,13 @@ def attention_space(
         compute_dtype=statements[0].accumulator,
         vector_axis=axes[-3].name,
     )
+
+
+def scan_space(scan: Scan, statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> TileSpace:
+    """Return the tile space of a scan and of maps over its points: one pass over each row."""
+    outer = tuple(a for a in scan.statement.spatial if a.name != scan.axis.name)
+    space = nest_space((scan.points, *statements[1:]), outer, types)
+    return replace(space, compute_dtype=scan.statement.accumulator)
 
 
 def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], types: Mapping[str, TensorType]) -> TileSpace:

@@ -28,6 +28,7 @@ class GroupKind(Enum):
     # One loop nest: maps, transposes, reductions, windows, several statements over shared outer axes (softmax, norms)
     NEST = "nest"
     SCATTER = "scatter"  # writes at computed indices
+    SCAN = "scan"  # combines the elements up to each one along an axis, then maps over the same points
 
 
 class AxisRole(Enum):
@@ -35,7 +36,8 @@ class AxisRole(Enum):
 
     A contraction has BATCH, M, N, K. Seen as a convolution it has BATCH (groups), PIXEL (one for an output dimension),
     N (output channels), K (input channels) and TAP (filter positions, added to PIXEL). Attention has the axes of
-    its second contraction, K being the keys, and INNER, the head dimension. A nest or scatter has OUTER and INNER.
+    its second contraction, K being the keys, and INNER, the head dimension. A nest or scatter has OUTER and INNER. The
+    INNER axis of a scan is the one along which it goes: one pass visits each of its points once.
     OUTER axes are spatial and shared by all statements. INNER axes run whole at each outer point: they are reduced, or
     mapped over again by the last statement, as in softmax.
     """
