@@ -39,6 +39,7 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
     choose_raster,
     has_wave_quantization,
     instruction_multiples,
+    padded_fraction,
     stream_k_choices,
 )
 from roller_svc.families.gpu.mma_contraction.cost import block_step, mma_block, prefetch_stages
@@ -107,7 +108,7 @@ def _step_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, working: 
 MAX_WARPS = 8  # of a block: with more, threads have too few registers for the widest warp tiles
 MAX_FRAGMENTS_M, MAX_FRAGMENTS_N = 8, 32
 K_STEP_BYTES = (32, 64, 128)  # one instruction; a sector more; a row of shared memory's banks
-MAX_BASES = 5
+MAX_BASES = 6
 MIN_INSTRUCTIONS = 32  # of a warp per k-tile: at about 9 cycles each, five times the cost of a barrier
 MAX_ASPECT = 4  # of a tile's extents: a longer one loads a quarter more than a square
 PAIR = 16  # columns of one fragment load
@@ -223,17 +224,18 @@ class MmaContractionRules(TilePrefilter):
 
     # register level ---------------------------------------------------------------------------------------------
     def _evaluate_warp(self, warp: Tile) -> TileMetrics:
-        """Return register bytes with minimal copies, and fragment bytes read per multiply-add."""
+        """Return register bytes with minimal copies, and fragment bytes read per useful multiply-add."""
         p = self.workload
         m, n = extent_on(warp, p.m), accumulator_columns(p, warp)
         k_bytes = self._k_steps(ThreadTile(warp))[0] * self._operand_bytes()
         fragment = self._fragment
         fragments = (m // fragment.rows, n // fragment.columns, k_bytes // fragment.step_bytes)
-        registers = math.ceil(warp_registers(fragment, *fragments))
+        registers = math.ceil(warp_registers(fragment, *fragments, runs=p.space.scale_runs))
         registers += math.floor(self._least_brought(m, n) * k_bytes)
         rule = "registers per thread" if registers > self._most_registers() else ""
         size = self._operand_bytes()
-        return TileMetrics(registers * WORD_BYTES * p.machine.hw.limits.warp_size, size / m + size / n, rule)
+        reads = (size / m + size / n) * padded_fraction(p, warp)
+        return TileMetrics(registers * WORD_BYTES * p.machine.hw.limits.warp_size, reads, rule)
 
     def _least_brought(self, m: int, n: int) -> float:
         """Return a lane's registers per byte along k, where most warps share copies evenly."""
@@ -256,7 +258,8 @@ class MmaContractionRules(TilePrefilter):
         """
         p, size = self.workload, self._operand_bytes()
         depth = p.extent(p.k) * size
-        fitting = [b for b in K_STEP_BYTES if b < 2 * depth] or list(K_STEP_BYTES[:1])
+        lengths = [b for b in K_STEP_BYTES if (runs := p.space.scale_runs) is None or runs.k * size % b == 0]
+        fitting = [b for b in lengths if b < 2 * depth] or lengths[:1]
         fragments = (extent_on(base.tile, p.m) // self._fragment.rows) * (
             accumulator_columns(p, base.tile) // self._fragment.columns
         )
@@ -269,7 +272,7 @@ class MmaContractionRules(TilePrefilter):
         limits = self.workload.machine.hw.limits
         if threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
             return "threads per block"
-        fewest = math.ceil(warp_registers(self._fragment, *fragments))
+        fewest = math.ceil(warp_registers(self._fragment, *fragments, runs=self.workload.space.scale_runs))
         if block_registers(threads, fewest, limits) > limits.registers_per_core:
             return "registers per core"
         return "" if shared_bytes <= limits.shared_bytes_per_block else "shared memory"
