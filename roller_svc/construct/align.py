@@ -37,7 +37,7 @@ def _pads_little(whole: int, count: int, limit: int) -> bool:
     """Return whether `count` units are worth a try beside powers of two up to `limit`, on an axis of `whole` units."""
     padded, below = round_up(whole, count), 1 << (count.bit_length() - 1)
     is_largest = 2 * below > limit
-    return padded == whole or round_up(whole, below) >= padded and (is_largest or padded < round_up(whole, 2 * below))
+    return padded == whole or (round_up(whole, below) >= padded and (is_largest or padded < round_up(whole, 2 * below)))
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:

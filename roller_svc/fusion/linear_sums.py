@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.operand import value_dtype
-from roller_svc.analysis.sum_of_products import product_of
+from roller_svc.analysis.sum_of_products import product_of, sum_of_products
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import as_contraction
 from roller_svc.ir.dtype import DType
@@ -57,10 +57,15 @@ def _split(statement: TensorExpr, types: Mapping[str, TensorType]) -> Statements
     if statement.body.dtype.compute is not dtype:  # products wrap, or are rounded, before they are added
         return (statement,)
     terms = _terms(statement.body, dtype)
-    if len(terms) > MAX_TERMS or (len(terms) == 1 and as_contraction(statement) is not None):
+    has_signs = dtype.is_float and any(_is_negated(factor) for factor in _factors_of(statement))
+    if len(terms) > MAX_TERMS or (len(terms) == 1 and as_contraction(statement) is not None and not has_signs):
         return (statement,)
+    if has_signs and len(terms) == 1 and not terms[0].is_negative:
+        return (replace(statement, body=product_of([_convert(factor, dtype) for factor in terms[0].factors])),)
     sums = [_sum(statement, term, f"{statement.output}.term{i}") for i, term in enumerate(terms)]
-    if not _is_better(statement, sums, dtype) or not all(_is_readable(each.body, statement, types) for each in sums if each):
+    if not has_signs and not _is_better(statement, sums, dtype):
+        return (statement,)
+    if not all(_is_readable(each.body, statement, types) for each in sums if each):
         return (statement,)
     values = [_value(statement, term, each) for term, each in zip(terms, sums, strict=True)]
     axes = statement.spatial
@@ -68,6 +73,19 @@ def _split(statement: TensorExpr, types: Mapping[str, TensorType]) -> Statements
     combined = replace(statement, kind=StatementKind.MAP, axes=axes, body=total, combine=None)
     # the largest last: its kernel computes the result
     return (*sorted((each for each in sums if each is not None), key=lambda each: each.points), combined)
+
+
+def _factors_of(statement: TensorExpr) -> tuple[Expr, ...]:
+    """Return the factors of a contraction's product; none of another statement."""
+    form = None if as_contraction(statement) is None else sum_of_products(statement)
+    return () if form is None else form.factors
+
+
+def _is_negated(factor: Expr) -> bool:
+    """Return whether a factor has a sign, which an operand of a matrix unit lacks."""
+    while isinstance(factor, Cast) and factor.implicit:
+        factor = factor.arg
+    return isinstance(factor, Op) and factor.kind is OpKind.NEG
 
 
 def _terms(expr: Expr, dtype: DType) -> list[_Term]:
