@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.columns import share_lines
 from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_reductions, online_reductions
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.sum_of_products import is_window
@@ -14,6 +15,7 @@ from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
 from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
 from roller_svc.fusion.col2im import insert_col2im
+from roller_svc.fusion.columns import flatten_columns
 from roller_svc.fusion.contraction import Contraction, as_contraction
 from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
@@ -25,6 +27,7 @@ from roller_svc.fusion.ordered_scatter import order_scatters
 from roller_svc.fusion.row_normalization import hoist_row_divisions
 from roller_svc.fusion.space import contraction_space, nest_space
 from roller_svc.fusion.split.online_reduction import splits_evenly
+from roller_svc.ir.affine import affine
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, loads_of, substitute
@@ -114,7 +117,7 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
     statements, attention = match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
     other_statements = tuple(s for s in statements if s.output not in attention)
     pairs = match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm else {}
-    drafts = _fuse(statements, attention, pairs, hw)
+    drafts = _fuse(statements, attention, pairs, types, hw)
     read_by = _readers(drafts)
     groups = (_group(draft, f"kernel{i}", types, outputs | read_by[i], hw) for i, draft in enumerate(drafts))
     return tuple(_with_constants(groups, program))
@@ -150,6 +153,7 @@ def _fuse(
     statements: tuple[TensorExpr, ...],
     attention: Mapping[str, AttentionMatch],
     pairs: Mapping[str, TensorExpr],
+    types: Mapping[str, TensorType],
     hw: FusionOptions,
 ) -> list[_FusionGroup]:
     drafts: list[_FusionGroup] = []
@@ -170,7 +174,7 @@ def _fuse(
             available = all(t not in written or t in done or t in draft.written for t in reads)
             others = {t for s, names in pending[1:] if s is not statement for t in names} if available else set()
             is_attention = statement.output in attention
-            grown = _try_fuse(draft, statement, hw, others) if available and not is_attention else None
+            grown = _try_fuse(draft, statement, types, hw, others) if available and not is_attention else None
             if grown is None:
                 remaining.append((statement, reads))
             else:
@@ -231,7 +235,9 @@ def _readers(drafts: list[_FusionGroup]) -> list[set[str]]:
     return [{t for other in drafts if other is not draft for t in other.reads} & draft.written for draft in drafts]
 
 
-def _try_fuse(draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, read_later: set[str]) -> _FusionGroup | None:
+def _try_fuse(
+    draft: _FusionGroup, statement: TensorExpr, types: Mapping[str, TensorType], hw: FusionOptions, read_later: set[str]
+) -> _FusionGroup | None:
     """Return the group with the statement, or None if they cannot share a loop nest or it does not pay.
 
     `read_later` are tensors that later statements read.
@@ -241,7 +247,7 @@ def _try_fuse(draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, rea
     if draft.contraction is not None and statement.kind is StatementKind.REDUCE:
         must_stay_separate = draft.attention is not None or bool(draft.written & read_later)
         return None if must_stay_separate else _with_row_reduction(draft, draft.contraction, statement, hw)
-    names = _shared_axes(draft, statement)
+    names = _shared_axes(draft, statement, types)
     if names is None and hw.inline_outputs:
         names = _same_row_axes(draft, statement)
     if names is None:
@@ -326,7 +332,7 @@ def _renaming(written_at: tuple[Expr, ...], read_at: tuple[Expr, ...]) -> dict[s
     return names
 
 
-def _shared_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
+def _shared_axes(draft: _FusionGroup, statement: TensorExpr, types: Mapping[str, TensorType]) -> dict[str, str] | None:
     """Return {statement's axis: group's outer axis} for all outer axes, or None if they do not correspond.
 
     A tensor that the group writes may only be read at the outer point that writes it.
@@ -340,7 +346,7 @@ def _shared_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] |
                 return None
             names = found
     if names is None:
-        names = _same_pass_axes(draft, statement)
+        names = _same_pass_axes(draft, statement, types)
     return names
 
 
@@ -367,8 +373,8 @@ def _same_point_axes(writer: TensorExpr, load: Load, reader: TensorExpr, draft: 
     return names if len(names) == len(draft.outer) else None
 
 
-def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
-    """Return the axes of a second reduction, or map, over the same tensor, so that one pass serves both."""
+def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr, types: Mapping[str, TensorType]) -> dict[str, str] | None:
+    """Return the axes of a second reduction, or map, over the same memory lines, so that one pass serves both."""
     first = draft.statements[0]
     if draft.contraction is not None or statement.kind is not first.kind:
         return None
@@ -381,7 +387,7 @@ def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str
         return None
     names = {a.name: b.name for a, b in zip(own, theirs, strict=True)}
     reduced = {a.name: b.name for a, b in zip(statement.reduced, first.reduced, strict=True)}
-    return names if _reads_same_elements(draft, statement, names | reduced) else None
+    return names if _reads_same_lines(draft, statement, names | reduced, types) else None
 
 
 def _same_row_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
@@ -410,18 +416,26 @@ def _same_row_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str]
     return None
 
 
-def _reads_same_elements(draft: _FusionGroup, statement: TensorExpr, names: Mapping[str, str]) -> bool:
-    """Return whether two maps or reductions share a load; of maps, one whose indices are their axes in order."""
+def _reads_same_lines(
+    draft: _FusionGroup, statement: TensorExpr, names: Mapping[str, str], types: Mapping[str, TensorType]
+) -> bool:
+    """Return whether two maps or reductions load from the same lines; maps, in the order of their axes."""
     refs: dict[str, Expr] = {own: AxisRef(outer) for own, outer in names.items()}
-    order = [a.name for a in draft.outer]
-    is_map = statement.kind is StatementKind.MAP
+    order = [a.name for a in draft.outer] if statement.kind is StatementKind.MAP else None
+    own = [replace(load, index=tuple(substitute(i, refs) for i in load.index)) for load in statement.reads]
+    return any(
+        share_lines(first, second, types[first.tensor].shape) and (order is None or _follows(first, order))
+        for first, second in itertools.product(draft.statements[0].reads, own)
+        if first.tensor == second.tensor
+    )
 
-    def in_order(load: Load) -> bool:
-        indexed = [order.index(i.name) for i in load.index if isinstance(i, AxisRef) and i.name in order]
-        return len(indexed) == len(load.index) and indexed == sorted(indexed) and indexed[-1:] == [len(order) - 1]
 
-    shared = {(load.tensor, load.index) for load in draft.statements[0].reads if not is_map or in_order(load)}
-    return any((load.tensor, tuple(substitute(i, refs) for i in load.index)) in shared for load in statement.reads)
+def _follows(load: Load, order: Sequence[str]) -> bool:
+    """Return whether the indices are steps along axes of their own, in this order, the last axis included."""
+    forms = [form for form in map(affine, load.index) if form is None or form.coeffs]
+    steps = [form.coeffs[0] if form is not None and len(form.coeffs) == 1 else ("", 0) for form in forms]
+    places = [order.index(name) if name in order and c > 0 else -1 for name, c in steps]
+    return -1 not in places and places == sorted(set(places)) and places[-1:] == [len(order) - 1]
 
 
 def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _FusionGroup) -> TensorExpr:
@@ -457,7 +471,7 @@ def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], need
     tensors = {t for s in draft.statements for t in (*s.reads_tensors, s.output)}
     fused = fuse_axes(draft.statements, {t: types[t] for t in tensors})
     if not hw.is_cpu:
-        fused = flatten_rows(fused)
+        fused = flatten_columns(flatten_rows(fused))
     statements = fused.statements
     outer = statements[0].spatial
     stored = tuple((s.output, fused.types[s.output]) for s in statements if s.output not in locals_)

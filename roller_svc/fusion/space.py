@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
+from roller_svc.analysis.columns import find_columns
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
 from roller_svc.analysis.online_reduction import online_reductions
@@ -84,16 +86,21 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
     if inner:
         axes.append(TileAxis("_".join(a.name for a in inner), AxisRole.INNER, inner))
     accesses: list[TileAccess] = []
+    columns = {load: c.count for c in find_columns(load for s in statements for load in s.reads) for load, _ in c.places}
     fused_second = {joint.second.output for joint in online_reductions(statements)}  # needs no pass of its own
     for statement in statements:
         predicate = () if statement.predicate is None else (statement.predicate,)
-        reads = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types)]
+        reads = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types, columns=columns)]
         accesses += [a for a in _distinct(reads) if statement.output not in fused_second or a not in accesses]
     accesses += _writes(statements, types)
     always = {load.tensor for statement in statements for load in unconditional_loads(statement.body, in_indices=True)}
     distinct = tuple(
         replace(access, num_uses=uses, is_conditional=not access.is_output and access.tensor not in always)
         for access, uses in Counter(accesses).items()
+    )
+    extents = {a.name: a.extent for a in anchor.axes}
+    distinct = tuple(
+        replace(access, rereads=any(_reads_whole_rows(other, access, extents) for other in distinct)) for access in distinct
     )
     targets = [s.target for s in statements if s.target is not None and not s.in_place]
     return TileSpace(
@@ -108,11 +115,16 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
     )
 
 
-def _reads(expr: Expr, types: Mapping[str, TensorType], operand: str = "") -> Iterator[TileAccess]:
+def _reads(
+    expr: Expr, types: Mapping[str, TensorType], operand: str = "", *, columns: Mapping[Load, int] = MappingProxyType({})
+) -> Iterator[TileAccess]:
     for load in loads_of(expr):
         if load.tensor in types:
             type_ = types[load.tensor]
-            yield TileAccess(load.tensor, type_.dtype, _read_dims(load, type_), is_output=False, operand=operand)
+            dims = _read_dims(load, type_)
+            if load in columns:
+                dims = (*dims[:-1], replace(dims[-1], span=columns[load]))
+            yield TileAccess(load.tensor, type_.dtype, dims, is_output=False, operand=operand)
 
 
 def _writes(statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> Iterator[TileAccess]:
@@ -120,6 +132,16 @@ def _writes(statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType])
         if statement.output in types:
             type_ = types[statement.output]
             yield TileAccess(statement.output, type_.dtype, _dims(statement.index, type_), is_output=True)
+
+
+def _reads_whole_rows(access: TileAccess, other: TileAccess, extents: Mapping[str, int]) -> bool:
+    """Return whether an access reads all rows, along the innermost dimension, of which the other reads parts."""
+    if access.tensor != other.tensor or access.is_output or access.is_conditional or not access.dims:
+        return False
+    *outer, row = access.dims
+    *rows_of_other, part = other.dims
+    is_whole = row.is_affine and [(c, extents.get(name)) for name, c in row.coeffs] == [(1, row.size)]
+    return is_whole and outer == rows_of_other and row.coeffs == part.coeffs and not part.is_affine
 
 
 def _read_dims(load: Load, type_: TensorType) -> tuple[Dim, ...]:

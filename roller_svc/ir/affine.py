@@ -99,6 +99,7 @@ class Dim:
     is_affine: bool = True  # False: every combination of the axes may be another element
     repeat: int = 1  # consecutive points of the axis with the same element: 8 of `k // 8`; 1 if affine
     is_looked_up: bool = False  # by data that is never out of range: fields of bits
+    span: int = 1  # consecutive elements that each point accesses from the indexed one on
 
 
 def dim_of(index: Expr, size: int) -> Dim:

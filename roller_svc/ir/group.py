@@ -93,6 +93,7 @@ class TileAccess:
     num_uses: int = 1  # statements of a nest that access it
     constant: bool = False  # the same in every call
     is_conditional: bool = False  # read only where conditions hold
+    rereads: bool = False  # only elements of rows, along the innermost dimension, that another access reads whole
 
     @property
     def tensor_bytes(self) -> int:
@@ -123,7 +124,7 @@ def contiguous_values(dim: Dim, extents: Mapping[str, int]) -> int:
     """Return the number of consecutive values that the index takes before it jumps."""
     if not dim.is_affine:
         return 1 if dim.repeat == 1 else accessed_extent(dim, extents)
-    run = 1
+    run = dim.span
     for stride, extent in sorted((abs(c), extents.get(name, 1)) for name, c in dim.coeffs):
         if extent > 1 and stride > run:
             break
@@ -140,6 +141,9 @@ def accessed_extent(dim: Dim, extents: Mapping[str, int]) -> int:
     if not dim.is_affine:
         return min(dim.size, -(-count // dim.repeat))
     steps = sorted((abs(c), extents.get(name, 1)) for name, c in dim.coeffs if extents.get(name, 1) > 1)
+    if dim.span > 1:
+        steps = [(1, dim.span), *steps]
+        count *= dim.span
     if len(steps) < 2:
         return min(dim.size, count)
     unit, run = steps[0]
@@ -220,7 +224,7 @@ class TileSpace:
     def compulsory_bytes(self) -> int:
         """Return the compulsory traffic: every tensor once."""
         whole = {a.name: a.extent for axis in self.axes for a in axis.members}
-        return sum(access.tile_bytes(whole) for access in self.accesses) + 2 * self.copied_bytes
+        return sum(access.tile_bytes(whole) for access in self.accesses if not access.rereads) + 2 * self.copied_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ the tensor, so that growing one axis recomputes only the tensors that depend on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -68,7 +69,7 @@ class DimFootprint:
         known = self._seen.get(key)
         if known is None:
             by_name = {name: r for (name, _), r in zip(self.dim.coeffs, key, strict=True)}
-            span = 1 + sum([abs(c) * (r - 1) for (_, c), r in zip(self.dim.coeffs, key, strict=True)])
+            span = self.dim.span + sum([abs(c) * (r - 1) for (_, c), r in zip(self.dim.coeffs, key, strict=True)])
             values = accessed_extent(self.dim, by_name)
             reached = min(self.dim.size, span)
             if not self.dim.is_affine:
@@ -91,6 +92,7 @@ class AccessFootprint:
     has_all_axes: bool  # whether the space has every axis of the index
     varies_with_reduction: bool  # whether a reduced axis, or one that the space leaves out, indexes it
     lines: Lines
+    span: int  # consecutive elements that each point accesses
     select_axes: Callable[[Tile], Tile] = field(compare=False)  # a tile's extents on `axes`
     _seen: dict[Tile, Measured] = field(default_factory=dict)
     _streams: dict[Tile, int] = field(default_factory=dict)
@@ -107,7 +109,7 @@ class AccessFootprint:
         return known
 
     def _compute(self, key: Tile) -> Measured:
-        points = 1
+        points = self.span
         extents: Tile = ()
         for extent, table in zip(key, self.tables, strict=True):
             covered, members = table[extent]
@@ -129,6 +131,8 @@ class AccessFootprint:
         moved = requested = rows * line * min(row / run * -(-run * size // line), -(-span * size // line))
         if cache_line != line:
             requested = rows * cache_line * min(row / run * -(-run * size // cache_line), -(-span * size // cache_line))
+        if self.access.rereads and self.dims[0].measure(extents)[0] == self.dims[0].dim.size:
+            moved = requested = 0.0
         return inside, run, moved, requested
 
     def elements(self, tile: Tile) -> int:
@@ -212,7 +216,7 @@ class SpaceFootprint:
         accessed, moved = 0, 0.0
         for access in self.accesses:
             elements, _, transactions, _ = access.measure(tile)
-            accessed += elements * access.elem_bytes
+            accessed += elements * access.elem_bytes if transactions else 0
             moved += transactions
         return accessed, moved
 
@@ -254,6 +258,7 @@ def _compile(access: TileAccess, tables: tuple[ExtentTable, ...], lines: Lines) 
         elem_bytes=access.dtype.bytes,
         address_ops=_address_ops(access, used),
         lines=lines,
+        span=math.prod(dim.span for dim in access.dims),
         select_axes=extent_selector(axes),
         strides=_strides(access, axes, used),
     )

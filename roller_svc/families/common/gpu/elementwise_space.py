@@ -43,6 +43,17 @@ class MapAccess:
     def bytes(self) -> int:
         return self.access.dtype.bytes
 
+    @property
+    def columns(self) -> int:
+        """Return the consecutive elements that each point reads."""
+        return math.prod([dim.span for dim in self.access.dims])
+
+    def column_width(self, row: int, points: int) -> int:
+        """Return the elements that one access moves of the columns of adjacent points along the row."""
+        step = self.steps[row]
+        run = self.columns * (points if self.columns == step else 1)
+        return math.gcd(run, step, *self.steps, MAX_ACCESS_BYTES // self.bytes)
+
     def tile_axes(self, row: int) -> Tile:
         """Return the axes of its tile in shared memory: the output's last but one, its own last."""
         others = tuple(i for i in self.index or () if i not in (row, self.contiguous_axis))
