@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from roller_svc.families.matching import supports_attention, transpose_space, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
+from roller_svc.fusion.grouped_gemm import selects_matrices
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
@@ -26,7 +27,7 @@ class PartitionCache:
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
-    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool], tuple[TensorExpr, ...]] = field(
+    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool, bool], tuple[TensorExpr, ...]] = field(
         default_factory=dict, compare=False
     )
     _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
@@ -57,6 +58,7 @@ class PartitionCache:
         return (
             *fewer,
             *self._with_col2im(options, default),
+            *self._with_grouped_rows(options),
             *self._with_packed_constants(options, default),
             *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)),
             *default,
@@ -68,6 +70,11 @@ class PartitionCache:
             return []
         found = [self._partition(replace(option, col2im=True)) for option in options]
         return [groups for groups in found if groups not in default]
+
+    def _with_grouped_rows(self, options: list[FusionOptions]) -> list[Partition]:
+        """Return the partitions of a GPU with grouped GEMMs."""
+        is_possible = self._selects_matrices and not any(option.is_cpu for option in options)
+        return [self._partition(replace(option, group_rows=True)) for option in options] if is_possible else []
 
     def _with_packed_constants(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
         """Return the partitions that pack the constants of products of few rows, and differ from the default ones."""
@@ -91,6 +98,8 @@ class PartitionCache:
         options = self._plain_options(hw)
         if self._has_transposed_convolution:
             options += [replace(option, col2im=True) for option in options]
+        if self._selects_matrices:
+            options += [replace(option, group_rows=True) for option in options]
         option = next((o for o in options if self._partition(o) is groups), None)
         wanted = self.unloadable_operands(groups, hw, constraints)
         if option is None or not wanted:
@@ -128,8 +137,13 @@ class PartitionCache:
         types = self.program.types
         return any(is_transposed_convolution(each, types) for each in self.program.statements)
 
+    @property
+    def _selects_matrices(self) -> bool:
+        types = self.program.types
+        return any(selects_matrices(each, types) for each in self.program.statements)
+
     def _partition(self, options: FusionOptions) -> Partition:
-        form = (options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im)
+        form = (options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im, options.group_rows)
         statements = self._statements.get(form)
         if statements is None:
             statements = self._statements[form] = normalize_statements(self.program, options)

@@ -20,6 +20,7 @@ from roller_svc.fusion.contraction import Contraction, as_contraction
 from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
 from roller_svc.fusion.grouped_axes import split_grouped_axes
+from roller_svc.fusion.grouped_gemm import group_rows
 from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise, is_expensive
 from roller_svc.fusion.linear_sums import split_linear_sums
 from roller_svc.fusion.operand_copies import OperandCopy, insert_operand_copies
@@ -76,6 +77,7 @@ class FusionOptions:
     operand_copies: frozenset[OperandCopy] = frozenset()  # operands that are written to memory before a contraction
     inline_outputs: bool = False  # readers of an output that a reduction reads compute it again
     col2im: bool = False  # transposed convolutions become GEMMs whose products are added
+    group_rows: bool = False  # products of rows with matrices that data selects become grouped GEMMs
     packed_constants: frozenset[str] = frozenset()  # whose products with few rows are contractions, too
 
     @property
@@ -95,6 +97,8 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
     statements = split_linear_sums(tuple(drop_unit_axes(s) for s in inlined), program.types)
     if hw.col2im:
         statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
+    if hw.group_rows:
+        statements = group_rows(statements, stored_types(program))
     if hw.operand_copies:
         statements = insert_operand_copies(
             statements,

@@ -1,0 +1,293 @@
+"""Products of rows with matrices that data selects → a grouped GEMM over rows ordered by their matrix.
+
+y[t, n] += x[t, k] * w[e[t], n, k] reads a matrix for each row: no two rows share an operand. A stable counting sort gives
+each row a slot. Blocks of slots belong to one matrix each, and are the rows of a batched GEMM:
+
+    count[c, g]    rows of chunk c that select matrix g
+    before[c, g]   such rows in earlier chunks; the last one has all rows
+    end[g]         blocks of the matrices up to g
+    matrix[b]      matrix of block b
+    slot[t]        place of row t: blocks of the matrices before its own, and rows before it of the same matrix
+    row[p]         row at slot p
+    z[b, i, n]     the GEMM: x[row[b, i], k] * w[matrix[b], n, k]
+    y[t, n]        z at slot[t]
+
+Rows whose index is out of range have no slot, and their results are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from roller_svc.analysis.sum_of_products import product_of, sum_of_products
+from roller_svc.fusion.contraction import as_contraction
+from roller_svc.fusion.inline import drop_unit_axes
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of, rewrite, substitute
+from roller_svc.ir.index import add, ceil_div, div, eq, le, linearize, logical_and, lt, max_, mod, mul, num, ref
+from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType
+
+CHUNK_ROWS = 1024  # of which each row is compared with all before it
+MIN_BLOCK_ROWS = 64  # of the tile of a warpgroup
+MAX_BLOCK_ROWS = 128
+
+ONE, ZERO = num(1), num(0)
+
+
+def group_rows(statements: Sequence[TensorExpr], types: Mapping[str, TensorType]) -> tuple[TensorExpr, ...]:
+    """Return the statements with products of rows and selected matrices as grouped GEMMs."""
+    return tuple(part for statement in statements for part in _parts(statement, types))
+
+
+def selects_matrices(statement: TensorExpr, types: Mapping[str, TensorType]) -> bool:
+    """Return whether a statement multiplies rows by matrices that data selects."""
+    return _match(statement, types) is not None
+
+
+def _parts(statement: TensorExpr, types: Mapping[str, TensorType]) -> tuple[TensorExpr, ...]:
+    found = _match(statement, types)
+    return (statement,) if found is None else tuple(drop_unit_axes(part) for part in found.statements())
+
+
+def _match(statement: TensorExpr, types: Mapping[str, TensorType]) -> _GroupedGemm | None:
+    form = sum_of_products(statement)
+    if form is None or len(form.factors) < 2 or as_contraction(statement) is not None:
+        return None
+    for load in (load for factor in form.factors for load in loads_of(factor)):
+        for d, index in enumerate(load.index):
+            count = types[load.tensor].shape[d] if load.tensor in types else 0
+            if loads_of(index) and count > 1:
+                is_checked = any(load.bounds_checked[d : d + 1])
+                found = _classify(statement, form.factors, _Selection(index, count, is_checked))
+                if found is not None:
+                    return found
+    return None
+
+
+def _classify(statement: TensorExpr, factors: Sequence[Expr], selection: _Selection) -> _GroupedGemm | None:
+    in_rows = axes_of(selection.index)
+    rows = tuple(axis for axis in statement.axes if axis.name in in_rows)
+    summed = {axis.name for axis in statement.reduced} - in_rows
+    of_rows, of_a, of_b = [], [], []
+    for factor in factors:
+        axes = axes_of(selection.replaced(factor, ZERO))
+        if in_rows.isdisjoint(axes) and axes != axes_of(factor):
+            of_b.append(factor)
+        elif axes <= in_rows:
+            of_rows.append(factor)
+        elif axes <= in_rows | summed:
+            of_a.append(factor)
+        else:
+            return None
+    if not of_a or not of_b:
+        return None
+    found = _GroupedGemm(statement, selection, rows, tuple(of_rows), tuple(of_a), tuple(of_b))
+    return found if as_contraction(found.product) is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """The index of a dimension that selects the matrix of a row."""
+
+    index: Expr
+    count: int  # of matrices
+    is_checked: bool
+
+    def replaced(self, expr: Expr, by: Expr) -> Expr:
+        return rewrite(expr, lambda node: by if node == self.index else node)
+
+
+@dataclass(frozen=True)
+class _GroupedGemm:
+    statement: TensorExpr
+    selection: _Selection
+    rows: tuple[Axis, ...]
+    of_rows: tuple[Expr, ...]  # factors of a whole row
+    of_a: tuple[Expr, ...]
+    of_b: tuple[Expr, ...]
+
+    def statements(self) -> tuple[TensorExpr, ...]:
+        before = (self._before(),) if self.chunks > 1 else ()
+        sort = (self._count(), *before, self._end(), self._matrix(), self._slot(), self._row())
+        return (*sort, self.product, self._result())
+
+    # sizes ----------------------------------------------------------------------------------------------------------
+    @cached_property
+    def num_rows(self) -> int:
+        return math.prod(axis.extent for axis in self.rows)
+
+    @cached_property
+    def block_rows(self) -> int:
+        """Return the rows of a block: as many as an average matrix has, within those of tiles."""
+        return MAX_BLOCK_ROWS if self.num_rows >= MAX_BLOCK_ROWS * self.selection.count else MIN_BLOCK_ROWS
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Return the most blocks that any selection fills, each matrix with a partial one."""
+        partial = self.selection.count * (self.block_rows - 1)
+        return min(self.num_rows, (self.num_rows + partial) // self.block_rows)
+
+    @cached_property
+    def chunks(self) -> int:
+        return ceil_div(self.num_rows, CHUNK_ROWS)
+
+    @cached_property
+    def chunk_rows(self) -> int:
+        return min(self.num_rows, CHUNK_ROWS)
+
+    # values of a row ------------------------------------------------------------------------------------------------
+    def _at(self, expr: Expr, row: Expr) -> Expr:
+        """Return an expression of the rows' axes at the row of a number."""
+        places: dict[str, Expr] = {}
+        for position, axis in reversed(list(enumerate(self.rows))):
+            places[axis.name] = mod(row, axis.extent) if position else row
+            row = div(row, axis.extent)
+        return substitute(expr, places)
+
+    def _selected(self, row: Expr) -> Expr:
+        index = self._at(self.selection.index, row)
+        return index if index.dtype is DType.INT32 or not self.selection.is_checked else self._narrowed(index)
+
+    def _narrowed(self, index: Expr) -> Expr:
+        """Return an index in 32 bits; -1 if it is out of range."""
+        inside = self._is_inside(index)
+        return Select(inside, Cast(index, DType.INT32), num(-1), DType.INT32)
+
+    def _is_inside(self, index: Expr) -> Expr:
+        first, end = Const(0, index.dtype), Const(self.selection.count, index.dtype)
+        return logical_and(Op(OpKind.LE, (first, index), DType.INT8), Op(OpKind.LT, (index, end), DType.INT8))
+
+    def _is_valid(self, selected: Expr) -> Expr | None:
+        return self._is_inside(selected) if self.selection.is_checked else None
+
+    def _exists(self, row: Expr) -> Expr | None:
+        return lt(row, num(self.num_rows)) if self.num_rows % self.chunk_rows else None
+
+    # counting sort --------------------------------------------------------------------------------------------------
+    def _name(self, part: str) -> str:
+        return f"{self.statement.output}.{part}"
+
+    def _load(self, part: str, *index: Expr) -> Load:
+        return Load(self._name(part), index, DType.INT32)
+
+    def _sum(self, part: str, axes: Sequence[Axis], body: Expr) -> TensorExpr:
+        spatial = [axis for axis in axes if axis.kind is AxisKind.SPATIAL]
+        index = tuple(ref(axis.name) for axis in spatial)
+        type_ = TensorType(DType.INT32, tuple(axis.extent for axis in spatial))
+        name = self._name(part)
+        return TensorExpr(name, name, StatementKind.REDUCE, type_, tuple(axes), index, body, Combine.SUM)
+
+    def _count(self) -> TensorExpr:
+        chunk, matrix, row = _axis("chunk", self.chunks), _axis("matrix", self.selection.count), _axis("row", self.chunk_rows, REDUCE)
+        place = self._place(chunk, row)
+        holds = logical_and(self._exists(place), eq(self._selected(place), ref(matrix.name)))
+        return self._sum("count", (chunk, matrix, row), _if(holds, ONE))
+
+    def _before(self) -> TensorExpr:
+        chunk, matrix = _axis("chunk", self.chunks + 1), _axis("matrix", self.selection.count)
+        earlier = _axis("earlier", self.chunks, REDUCE)
+        body = _if(lt(ref(earlier.name), ref(chunk.name)), self._load("count", ref(earlier.name), ref(matrix.name)))
+        return self._sum("before", (chunk, matrix, earlier), body)
+
+    def _end(self) -> TensorExpr:
+        matrix, earlier = _axis("matrix", self.selection.count), _axis("earlier", self.selection.count, REDUCE)
+        total = self._load("count", ZERO, ref(earlier.name)) if self.chunks == 1 else self._all_rows(ref(earlier.name))
+        blocks = div(add(total, num(self.block_rows - 1)), self.block_rows)
+        return self._sum("end", (matrix, earlier), _if(le(ref(earlier.name), ref(matrix.name)), blocks))
+
+    def _all_rows(self, matrix: Expr) -> Expr:
+        return self._load("before", num(self.chunks), matrix)
+
+    def _matrix(self) -> TensorExpr:
+        block, matrix = _axis("block", self.num_blocks), _axis("matrix", self.selection.count - 1, REDUCE)
+        return self._sum("matrix", (block, matrix), _if(le(self._load("end", ref(matrix.name)), ref(block.name)), ONE))
+
+    def _slot(self) -> TensorExpr:
+        chunk, row, other = _axis("chunk", self.chunks), _axis("row", self.chunk_rows), _axis("other", self.chunk_rows, REDUCE)
+        place, selected = self._place(chunk, row), self._selected(self._place(chunk, row))
+        valid = logical_and(self._exists(place), self._is_valid(selected))
+        blocks = _if(lt(ZERO, selected), self._load("end", add(selected, num(-1))))
+        first = mul(blocks, num(self.block_rows))
+        if self.chunks > 1:
+            first = add(first, self._load("before", ref(chunk.name), selected))
+        is_same = eq(self._selected(self._place(chunk, other)), selected)
+        rank = _if(logical_and(logical_and(self._exists(place), lt(ref(other.name), ref(row.name))), is_same), ONE)
+        is_itself = logical_and(valid, eq(ref(other.name), ref(row.name)))
+        return self._sum("slot", (chunk, row, other), add(rank, _if(is_itself, first)))
+
+    def _row(self) -> TensorExpr:
+        row = _axis("row", self.num_rows)
+        name, size = self._name("row"), self.num_blocks * self.block_rows
+        return TensorExpr(
+            name,
+            name,
+            StatementKind.SCATTER,
+            TensorType(DType.INT32, (size,)),
+            (row,),
+            (self._slot_of(ref(row.name)),),
+            ref(row.name),
+            Combine.MAX,
+            predicate=self._is_valid(self._selected(ref(row.name))),
+            bounds_checked=(False,),
+        )
+
+    def _place(self, chunk: Axis, row: Axis) -> Expr:
+        return add(mul(ref(chunk.name), num(self.chunk_rows)), ref(row.name)) if self.chunks > 1 else ref(row.name)
+
+    def _slot_of(self, row: Expr) -> Expr:
+        if self.chunks == 1:
+            return self._load("slot", ZERO, row)
+        return self._load("slot", div(row, self.chunk_rows), mod(row, self.chunk_rows))
+
+    # products -------------------------------------------------------------------------------------------------------
+    @cached_property
+    def columns(self) -> tuple[Axis, ...]:
+        return tuple(axis for axis in self.statement.spatial if axis not in self.rows)
+
+    @cached_property
+    def product(self) -> TensorExpr:
+        block, place = _axis("block", self.num_blocks), _axis("place", self.block_rows)
+        slot = add(mul(ref(block.name), num(self.block_rows)), ref(place.name))
+        a = self._at(product_of(self.of_a), max_(self._load("row", slot), ZERO))
+        b = self.selection.replaced(product_of(self.of_b), self._load("matrix", ref(block.name)))
+        dtype = self.statement.accumulator
+        body = Op(OpKind.MUL, (_as(a, dtype), _as(b, dtype)), dtype)
+        summed = tuple(axis for axis in self.statement.reduced if axis not in self.rows)
+        axes = (block, place, *self.columns)
+        type_ = TensorType(dtype, tuple(axis.extent for axis in axes))
+        index, name = tuple(ref(axis.name) for axis in axes), self._name("grouped")
+        return TensorExpr(name, name, StatementKind.REDUCE, type_, (*axes, *summed), index, body, Combine.SUM)
+
+    def _result(self) -> TensorExpr:
+        row = linearize((ref(axis.name), axis.extent) for axis in self.rows)
+        slot = self._slot_of(row)
+        index = (div(slot, self.block_rows), mod(slot, self.block_rows), *(ref(axis.name) for axis in self.columns))
+        dtype = self.statement.accumulator
+        value: Expr = Load(self.product.output, index, dtype)
+        for factor in self.of_rows:
+            value = Op(OpKind.MUL, (value, _as(factor, dtype)), dtype)
+        valid = self._is_valid(self.selection.index)
+        if valid is not None:
+            value = Select(valid, value, Const(0.0 if dtype.is_float else 0, dtype), dtype)
+        axes = tuple(axis for axis in self.statement.axes if axis.kind is AxisKind.SPATIAL or axis in self.rows)
+        if any(axis.kind is AxisKind.REDUCE for axis in axes):
+            return replace(self.statement, axes=axes, body=value)
+        return replace(self.statement, kind=StatementKind.MAP, axes=axes, body=value, combine=None)
+
+
+SPATIAL, REDUCE = AxisKind.SPATIAL, AxisKind.REDUCE
+
+
+def _axis(name: str, extent: int, kind: AxisKind = SPATIAL) -> Axis:
+    return Axis(f".{name}", extent, kind)
+
+
+def _if(condition: Expr, value: Expr) -> Expr:
+    return Select(condition, value, ZERO, DType.INT32)
+
+
+def _as(value: Expr, dtype: DType) -> Expr:
+    return value if value.dtype is dtype else Cast(value, dtype, implicit=True)
