@@ -10,15 +10,15 @@ each row a slot. Blocks of slots belong to one matrix each, and are the rows of 
     slot[t]        place of row t: blocks of the matrices before its own, and rows before it of the same matrix
     row[p]         row at slot p
     z[b, i, n]     the GEMM: x[row[b, i], k] * w[matrix[b], n, k]
-    y[t, n]        z at slot[t]
+    y[row[p], n]   z of slot p, after the maps over y
 
-Rows whose index is out of range have no slot, and their results are 0.
+Rows whose index is out of range have slots of the last matrix, and their results are 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,7 +26,7 @@ from roller_svc.analysis.sum_of_products import product_of, sum_of_products
 from roller_svc.fusion.contraction import as_contraction
 from roller_svc.fusion.inline import drop_unit_axes
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of, rewrite, substitute
 from roller_svc.ir.index import add, ceil_div, div, eq, le, linearize, logical_and, lt, max_, mod, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType
 
@@ -37,19 +37,54 @@ MAX_BLOCK_ROWS = 128
 ONE, ZERO = num(1), num(0)
 
 
-def group_rows(statements: Sequence[TensorExpr], types: Mapping[str, TensorType]) -> tuple[TensorExpr, ...]:
-    """Return the statements with products of rows and selected matrices as grouped GEMMs."""
-    return tuple(part for statement in statements for part in _parts(statement, types))
+def group_rows(statements: Sequence[TensorExpr], types: Mapping[str, TensorType], outputs: Set[str]) -> tuple[TensorExpr, ...]:
+    """Return the statements with products of rows and selected matrices as grouped GEMMs.
+
+    Their epilogues compute the maps that alone read a result, and write it in the order of the rows.
+    """
+    done: list[TensorExpr] = []
+    moved: dict[str, tuple[TensorExpr, ...]] = {}  # results of grouped GEMMs, and what takes their place
+    for position, statement in enumerate(statements):
+        found = None if statement.output in moved else _match(statement, types)
+        if found is None:
+            done += moved.get(statement.output, (statement,))
+            continue
+        last = found.result
+        if not found.sums_rows:
+            while (reader := _only_reader(last, statements[position + 1 :], outputs)) is not None:
+                moved[last.output] = ()
+                last = _compose(last, reader)
+            moved[last.output] = (found.scatter(last),)
+        done += (*(drop_unit_axes(part) for part in found.sort()), found.product, *moved.get(statement.output, (last,)))
+    return tuple(done)
+
+
+def _only_reader(written: TensorExpr, later: Sequence[TensorExpr], outputs: Set[str]) -> TensorExpr | None:
+    """Return the map that alone reads a result, at its own point."""
+    readers = [statement for statement in later if written.output in statement.reads_tensors]
+    if written.output in outputs or len(readers) != 1 or readers[0].kind is not StatementKind.MAP:
+        return None
+    (reader,) = readers
+    indices = {load.index for load in reader.reads if load.tensor == written.output}
+    names = [i.name for index in indices for i in index if isinstance(i, AxisRef)]
+    is_own = len(indices) == 1 and sorted(names) == sorted(axis.name for axis in reader.axes)
+    return reader if is_own and len(names) == len(written.index) and reader.points == written.points else None
+
+
+def _compose(first: TensorExpr, second: TensorExpr) -> TensorExpr:
+    """Return the second of two maps with the first in place of its loads, over the axes of the first."""
+    (index,) = {load.index for load in second.reads if load.tensor == first.output}
+    names = {i.name: own for i, own in zip(index, first.index, strict=True) if isinstance(i, AxisRef)}
+    dtype = first.type.dtype
+    value = first.body if first.body.dtype is dtype else Cast(first.body, dtype, implicit=dtype.is_float)
+    body = rewrite(second.body, lambda node: ref("") if isinstance(node, Load) and node.tensor == first.output else node)
+    body = substitute(substitute(body, names), {"": value})
+    return replace(second, axes=first.axes, index=tuple(substitute(i, names) for i in second.index), body=body)
 
 
 def selects_matrices(statement: TensorExpr, types: Mapping[str, TensorType]) -> bool:
     """Return whether a statement multiplies rows by matrices that data selects."""
     return _match(statement, types) is not None
-
-
-def _parts(statement: TensorExpr, types: Mapping[str, TensorType]) -> tuple[TensorExpr, ...]:
-    found = _match(statement, types)
-    return (statement,) if found is None else tuple(drop_unit_axes(part) for part in found.statements())
 
 
 def _match(statement: TensorExpr, types: Mapping[str, TensorType]) -> _GroupedGemm | None:
@@ -109,10 +144,9 @@ class _GroupedGemm:
     of_a: tuple[Expr, ...]
     of_b: tuple[Expr, ...]
 
-    def statements(self) -> tuple[TensorExpr, ...]:
+    def sort(self) -> tuple[TensorExpr, ...]:
         before = (self._before(),) if self.chunks > 1 else ()
-        sort = (self._count(), *before, self._end(), self._matrix(), self._slot(), self._row())
-        return (*sort, self.product, self._result())
+        return (self._count(), *before, self._end(), self._matrix(), self._slot(), self._row())
 
     # sizes ----------------------------------------------------------------------------------------------------------
     @cached_property
@@ -148,20 +182,16 @@ class _GroupedGemm:
         return substitute(expr, places)
 
     def _selected(self, row: Expr) -> Expr:
+        """Return the matrix of a row; the last one for an index out of range."""
         index = self._at(self.selection.index, row)
-        return index if index.dtype is DType.INT32 or not self.selection.is_checked else self._narrowed(index)
+        selected = index if index.dtype is DType.INT32 else Cast(index, DType.INT32)
+        valid = self._is_valid(index)
+        return selected if valid is None else Select(valid, selected, num(self.selection.count - 1), DType.INT32)
 
-    def _narrowed(self, index: Expr) -> Expr:
-        """Return an index in 32 bits; -1 if it is out of range."""
-        inside = self._is_inside(index)
-        return Select(inside, Cast(index, DType.INT32), num(-1), DType.INT32)
-
-    def _is_inside(self, index: Expr) -> Expr:
+    def _is_valid(self, index: Expr) -> Expr | None:
         first, end = Const(0, index.dtype), Const(self.selection.count, index.dtype)
-        return logical_and(Op(OpKind.LE, (first, index), DType.INT8), Op(OpKind.LT, (index, end), DType.INT8))
-
-    def _is_valid(self, selected: Expr) -> Expr | None:
-        return self._is_inside(selected) if self.selection.is_checked else None
+        is_inside = logical_and(Op(OpKind.LE, (first, index), DType.INT8), Op(OpKind.LT, (index, end), DType.INT8))
+        return is_inside if self.selection.is_checked else None
 
     def _exists(self, row: Expr) -> Expr | None:
         return lt(row, num(self.num_rows)) if self.num_rows % self.chunk_rows else None
@@ -181,7 +211,11 @@ class _GroupedGemm:
         return TensorExpr(name, name, StatementKind.REDUCE, type_, tuple(axes), index, body, Combine.SUM)
 
     def _count(self) -> TensorExpr:
-        chunk, matrix, row = _axis("chunk", self.chunks), _axis("matrix", self.selection.count), _axis("row", self.chunk_rows, REDUCE)
+        chunk, matrix, row = (
+            _axis("chunk", self.chunks),
+            _axis("matrix", self.selection.count),
+            _axis("row", self.chunk_rows, REDUCE),
+        )
         place = self._place(chunk, row)
         holds = logical_and(self._exists(place), eq(self._selected(place), ref(matrix.name)))
         return self._sum("count", (chunk, matrix, row), _if(holds, ONE))
@@ -208,14 +242,13 @@ class _GroupedGemm:
     def _slot(self) -> TensorExpr:
         chunk, row, other = _axis("chunk", self.chunks), _axis("row", self.chunk_rows), _axis("other", self.chunk_rows, REDUCE)
         place, selected = self._place(chunk, row), self._selected(self._place(chunk, row))
-        valid = logical_and(self._exists(place), self._is_valid(selected))
         blocks = _if(lt(ZERO, selected), self._load("end", add(selected, num(-1))))
         first = mul(blocks, num(self.block_rows))
         if self.chunks > 1:
             first = add(first, self._load("before", ref(chunk.name), selected))
         is_same = eq(self._selected(self._place(chunk, other)), selected)
         rank = _if(logical_and(logical_and(self._exists(place), lt(ref(other.name), ref(row.name))), is_same), ONE)
-        is_itself = logical_and(valid, eq(ref(other.name), ref(row.name)))
+        is_itself = logical_and(self._exists(place), eq(ref(other.name), ref(row.name)))
         return self._sum("slot", (chunk, row, other), add(rank, _if(is_itself, first)))
 
     def _row(self) -> TensorExpr:
@@ -230,7 +263,6 @@ class _GroupedGemm:
             (self._slot_of(ref(row.name)),),
             ref(row.name),
             Combine.MAX,
-            predicate=self._is_valid(self._selected(ref(row.name))),
             bounds_checked=(False,),
         )
 
@@ -261,9 +293,14 @@ class _GroupedGemm:
         index, name = tuple(ref(axis.name) for axis in axes), self._name("grouped")
         return TensorExpr(name, name, StatementKind.REDUCE, type_, (*axes, *summed), index, body, Combine.SUM)
 
-    def _result(self) -> TensorExpr:
-        row = linearize((ref(axis.name), axis.extent) for axis in self.rows)
-        slot = self._slot_of(row)
+    @property
+    def sums_rows(self) -> bool:
+        return any(axis.kind is AxisKind.REDUCE for axis in self.rows)
+
+    @cached_property
+    def result(self) -> TensorExpr:
+        """Return the map, or the sum of rows, that reads the results of the GEMM."""
+        slot = self._slot_of(linearize((ref(axis.name), axis.extent) for axis in self.rows))
         index = (div(slot, self.block_rows), mod(slot, self.block_rows), *(ref(axis.name) for axis in self.columns))
         dtype = self.statement.accumulator
         value: Expr = Load(self.product.output, index, dtype)
@@ -273,9 +310,33 @@ class _GroupedGemm:
         if valid is not None:
             value = Select(valid, value, Const(0.0 if dtype.is_float else 0, dtype), dtype)
         axes = tuple(axis for axis in self.statement.axes if axis.kind is AxisKind.SPATIAL or axis in self.rows)
-        if any(axis.kind is AxisKind.REDUCE for axis in axes):
+        if self.sums_rows:
             return replace(self.statement, axes=axes, body=value)
         return replace(self.statement, kind=StatementKind.MAP, axes=axes, body=value, combine=None)
+
+    def scatter(self, result: TensorExpr) -> TensorExpr:
+        """Return a map over results of the GEMM as a scatter of rows from their slots."""
+        product = self.product
+        own, row = Load(product.output, product.index, product.accumulator), self._row_at_slot
+
+        def change(node: Expr) -> Expr:
+            return own if isinstance(node, Load) and node.tensor == product.output else node
+
+        return replace(
+            result,
+            kind=StatementKind.SCATTER,
+            axes=product.spatial,
+            index=tuple(self._at(i, row) for i in result.index),
+            body=self._at(rewrite(result.body, change), row),
+            predicate=le(ZERO, row),
+            in_place=True,
+            writes_once=True,
+        )
+
+    @property
+    def _row_at_slot(self) -> Load:
+        block, place = (axis.name for axis in self.product.axes[:2])
+        return self._load("row", add(mul(ref(block), num(self.block_rows)), ref(place)))
 
 
 SPATIAL, REDUCE = AxisKind.SPATIAL, AxisKind.REDUCE

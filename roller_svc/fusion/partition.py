@@ -31,7 +31,7 @@ from roller_svc.fusion.split.online_reduction import splits_evenly
 from roller_svc.ir.affine import affine
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, loads_of, substitute
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, loads_of, substitute
 from roller_svc.ir.group import ContractionOperands, GroupKind, KernelGroup
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
@@ -98,7 +98,7 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
     if hw.col2im:
         statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
     if hw.group_rows:
-        statements = group_rows(statements, stored_types(program))
+        statements = group_rows(statements, stored_types(program), {o.tensor for o in program.outputs})
     if hw.operand_copies:
         statements = insert_operand_copies(
             statements,
@@ -246,7 +246,9 @@ def _try_fuse(
 
     `read_later` are tensors that later statements read.
     """
-    if statement.kind is StatementKind.SCATTER or draft.statements[0].kind is StatementKind.SCATTER:
+    if statement.kind is StatementKind.SCATTER:
+        return None if draft.contraction is None else _with_scattered_rows(draft, draft.contraction, statement, types, read_later)
+    if draft.statements[0].kind is StatementKind.SCATTER:
         return None
     if draft.contraction is not None and statement.kind is StatementKind.REDUCE:
         must_stay_separate = draft.attention is not None or bool(draft.written & read_later)
@@ -324,6 +326,22 @@ def _with_row_reduction(
     if {names[a.name] for a in statement.reduced} != {a.name for a in contraction.n}:
         return None
     return _FusionGroup((*draft.statements, _renamed(statement, names, draft)), contraction)
+
+
+def _with_scattered_rows(
+    draft: _FusionGroup, contraction: Contraction, statement: TensorExpr, types: Mapping[str, TensorType], read_later: set[str]
+) -> _FusionGroup | None:
+    """Fuse a scatter of whole rows of a contraction, which writes all elements of its result and has no other reader."""
+    writes_all = statement.writes_once and statement.in_place and statement.target is None
+    if not writes_all or draft.attention is not None or len(draft.statements) > 1 or not draft.written.isdisjoint(read_later):
+        return None
+    names = _shared_axes(draft, statement, types)
+    if names is None or any(own != outer for own, outer in names.items()) or len(names) != len(statement.axes):
+        return None
+    columns = {axis.name for axis in contraction.n}
+    where = frozenset[str]() if statement.predicate is None else axes_of(statement.predicate)
+    moved = frozenset[str]().union(*(axes_of(index) for index in statement.index if not isinstance(index, AxisRef)))
+    return replace(draft, statements=(*draft.statements, statement)) if columns.isdisjoint(where | moved) else None
 
 
 def _renaming(written_at: tuple[Expr, ...], read_at: tuple[Expr, ...]) -> dict[str, str] | None:

@@ -39,7 +39,7 @@ def contraction_space(
     b_operands = (c.b,) if second is None else (c.b, second.b)
     accesses = [*_reads(c.a, types, "a"), *(read for b in b_operands for read in _reads(b, types, "b"))]
     for statement in statements[len(b_operands) :]:
-        accesses += _reads(statement.body, types)
+        accesses += [read for expr in (statement.body, *statement.index) for read in _reads(expr, types)]
     accesses += _writes(statements, types)
     products = statements[: len(b_operands)]
     return TileSpace(
