@@ -328,10 +328,14 @@ class _GroupedGemm:
             axes=product.spatial,
             index=tuple(self._at(i, row) for i in result.index),
             body=self._at(rewrite(result.body, change), row),
-            predicate=le(ZERO, row),
+            predicate=logical_and(lt(ref(product.axes[0].name), self._used_blocks), le(ZERO, row)),
             in_place=True,
             writes_once=True,
         )
+
+    @property
+    def _used_blocks(self) -> Load:
+        return self._load("end", num(self.selection.count - 1))
 
     @property
     def _row_at_slot(self) -> Load:

@@ -17,7 +17,7 @@ from roller_svc.ir.affine import Dim, dim_of
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.expr import Expr, Load, loads_of
 from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
-from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
+from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 
 SHORT_ROW = 32  # shorter reduced axes (windows) are poor vector axes
 
@@ -42,16 +42,27 @@ def contraction_space(
         accesses += [read for expr in (statement.body, *statement.index) for read in _reads(expr, types)]
     accesses += _writes(statements, types)
     products = statements[: len(b_operands)]
+    instructions = sum(2 * s.points for s in products) + count_instructions(statements[len(products) :])
+    computed = _computed_part(statements[-1])
     return TileSpace(
         axes=tuple(axes),
         accesses=_distinct(accesses),
-        flops=sum(s.flops for s in statements),
-        instructions=sum(2 * s.points for s in products) + count_instructions(statements[len(products) :]),
+        flops=round(computed * sum(s.flops for s in statements)),
+        instructions=round(computed * instructions),
         compute_dtype=statements[0].accumulator,
         vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
         num_accumulators=len(b_operands),
         operand_flops=sum(max(0, s.flops - 2 * s.points) for s in products),
+        computed=computed,
     )
+
+
+def _computed_part(last: TensorExpr) -> float:
+    """Return the part of a contraction's tiles that are computed, if the last statement scatters rows.
+
+    Data decide, between all tiles and those of full batches. Rows that fall evenly on batches make half of the rest.
+    """
+    return (1 + last.type.elements / last.points) / 2 if last.kind is StatementKind.SCATTER else 1.0
 
 
 def attention_space(

@@ -11,7 +11,8 @@ from functools import cached_property
 from roller_svc.ir.affine import Dim
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr
+from roller_svc.ir.expr import AxisRef, Expr, Op, OpKind, axes_of
+from roller_svc.ir.index import conjuncts
 from roller_svc.ir.program import Axis, AxisKind, Output, StatementKind, TensorExpr, TensorType
 
 # Axis of values that are computed once for each tile along n: the number of the tile.
@@ -187,6 +188,7 @@ class TileSpace:
     instructions: int = 0
     operand_flops: int = 0  # of computed operands of products, part of `flops`; a contraction's staging computes them
     transposed: bool = False  # of a contraction: M and N, and with them its operands, change places
+    computed: float = 1.0  # expected part of the tiles, of a grouped GEMM: data decide which batches have rows
     winograd_tile: int = 0  # outputs of a tile along each window dimension (Winograd); 0: direct convolution
 
     def axis(self, name: str) -> TileAxis:
@@ -270,9 +272,27 @@ class KernelGroup:
         return self.operands is not None and self.operands.b2 is not None
 
     @property
+    def scatter(self) -> TensorExpr | None:
+        """Return the statement of a contraction's epilogue that scatters its rows, if there is one."""
+        last = self.statements[-1]
+        return last if self.kind is GroupKind.CONTRACTION and last.kind is StatementKind.SCATTER else None
+
+    @property
+    def num_batches(self) -> Expr | None:
+        """Return the number of batches, along the outermost batch axis, of which rows are scattered; None for all."""
+        batch = next(iter(self.space.role(AxisRole.BATCH)), None)
+        if self.scatter is None or batch is None:
+            return None
+        for condition in conjuncts(self.scatter.predicate):
+            match condition:
+                case Op(kind=OpKind.LT, args=(AxisRef(name=batch.name), limit)) if not axes_of(limit):
+                    return limit
+        return None
+
+    @property
     def forbids_split_k(self) -> bool:
         """Return whether the reduction of a contraction must not be split over blocks."""
-        return self.is_dual_gemm or self.row_reduction is not None
+        return self.is_dual_gemm or self.row_reduction is not None or self.scatter is not None
 
     def is_constant(self, outputs: Collection[Output]) -> bool:
         """Return whether the group depends on constants alone and writes none of the program's `outputs`."""

@@ -52,7 +52,8 @@ class TileScheduler(Protocol):
 class PersistentTiles:
     """A cluster computes one tile for each of its blocks, or several sequentially (persistent kernel).
 
-    With `cluster_k`, as many blocks share a tile, each with an even part of its k-tiles.
+    With `cluster_k`, as many blocks share a tile, each with an even part of its k-tiles. Where data limit the batches,
+    tiles of later ones, which are the last, are left out.
     """
 
     view: GemmView
@@ -121,8 +122,8 @@ class PersistentTiles:
 
     @property
     def _clusters(self) -> int:
-        """Return the clusters of the launch; 0: one for each cluster tile."""
-        return self.pipeline.persistent_blocks // self.pipeline.cluster_size
+        """Return the clusters of the launch."""
+        return self.pipeline.persistent_blocks // self.pipeline.cluster_size or self._tiles
 
     @property
     def _cluster_grid(self) -> tuple[int, int]:
@@ -135,7 +136,13 @@ class PersistentTiles:
 
     @property
     def _is_persistent(self) -> bool:
-        return 0 < self._clusters < self._tiles
+        return self._clusters < self._tiles or self._limit is not None
+
+    @property
+    def _limit(self) -> Expr | None:
+        """Return the number of cluster tiles that data limit, or None for all."""
+        batches = self.view.group.num_batches
+        return None if batches is None else mul(batches, num(self._tiles // self.view.batch[0].extent))
 
     @property
     def _max_tiles_of_block(self) -> int:
@@ -145,6 +152,8 @@ class PersistentTiles:
     def _tiles_of_block(self) -> Expr:
         """Return the number of tiles of this block's cluster."""
         own = div(ref(BLOCK), math.prod(self.pipeline.cluster))
+        if self._limit is not None:
+            return div(sub(add(self._limit, num(self._clusters - 1)), own), self._clusters)
         return div(sub(num(self._tiles - 1 + self._clusters), own), self._clusters)
 
     def _bind_raster(self, names: tuple[str, str], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
