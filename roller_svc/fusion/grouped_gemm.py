@@ -3,11 +3,10 @@
 y[t, n] += x[t, k] * w[e[t], n, k] reads a matrix for each row: no two rows share an operand. A stable counting sort gives
 each row a slot. Blocks of slots belong to one matrix each, and are the rows of a batched GEMM:
 
-    count[c, g]    rows of chunk c that select matrix g
-    before[c, g]   such rows in earlier chunks; the last one has all rows
+    before[c, g]   rows of chunks before c that select matrix g; all rows for the last c
     end[g]         blocks of the matrices up to g
     matrix[b]      matrix of block b
-    slot[t]        place of row t: blocks of the matrices before its own, and rows before it of the same matrix
+    slot[t]        place of row t: blocks of the matrices before its own, and earlier rows of the same matrix
     row[p]         row at slot p
     z[b, i, n]     the GEMM: x[row[b, i], k] * w[matrix[b], n, k]
     y[row[p], n]   z of slot p, after the maps over y
@@ -30,7 +29,6 @@ from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Sel
 from roller_svc.ir.index import add, ceil_div, div, eq, le, linearize, logical_and, lt, max_, mod, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType
 
-CHUNK_ROWS = 1024  # of which each row is compared with all before it
 MIN_BLOCK_ROWS = 64  # of the tile of a warpgroup
 MAX_BLOCK_ROWS = 128
 
@@ -132,7 +130,16 @@ class _Selection:
     is_checked: bool
 
     def replaced(self, expr: Expr, by: Expr) -> Expr:
-        return rewrite(expr, lambda node: by if node == self.index else node)
+        """Return the expression with another index, which is in range."""
+
+        def change(node: Expr) -> Expr:
+            if not isinstance(node, Load) or self.index not in node.index:
+                return node
+            checked = zip(node.bounds_checked, node.index, strict=False)
+            index = tuple(by if i == self.index else i for i in node.index)
+            return replace(node, index=index, bounds_checked=tuple(c and i != self.index for c, i in checked))
+
+        return rewrite(expr, change)
 
 
 @dataclass(frozen=True)
@@ -145,8 +152,7 @@ class _GroupedGemm:
     of_b: tuple[Expr, ...]
 
     def sort(self) -> tuple[TensorExpr, ...]:
-        before = (self._before(),) if self.chunks > 1 else ()
-        return (self._count(), *before, self._end(), self._matrix(), self._slot(), self._row())
+        return (self._before(), self._end(), self._matrix(), self._slot(), self._row())
 
     # sizes ----------------------------------------------------------------------------------------------------------
     @cached_property
@@ -166,11 +172,12 @@ class _GroupedGemm:
 
     @cached_property
     def chunks(self) -> int:
-        return ceil_div(self.num_rows, CHUNK_ROWS)
+        return ceil_div(self.num_rows, self.chunk_rows)
 
     @cached_property
     def chunk_rows(self) -> int:
-        return min(self.num_rows, CHUNK_ROWS)
+        """Return the rows of a chunk, with which both counts take about as many comparisons."""
+        return min(self.num_rows, 1 << (math.isqrt(self.num_rows * self.selection.count) - 1).bit_length())
 
     # values of a row ------------------------------------------------------------------------------------------------
     def _at(self, expr: Expr, row: Expr) -> Expr:
@@ -210,30 +217,18 @@ class _GroupedGemm:
         name = self._name(part)
         return TensorExpr(name, name, StatementKind.REDUCE, type_, tuple(axes), index, body, Combine.SUM)
 
-    def _count(self) -> TensorExpr:
-        chunk, matrix, row = (
-            _axis("chunk", self.chunks),
-            _axis("matrix", self.selection.count),
-            _axis("row", self.chunk_rows, REDUCE),
-        )
-        place = self._place(chunk, row)
-        holds = logical_and(self._exists(place), eq(self._selected(place), ref(matrix.name)))
-        return self._sum("count", (chunk, matrix, row), _if(holds, ONE))
-
     def _before(self) -> TensorExpr:
         chunk, matrix = _axis("chunk", self.chunks + 1), _axis("matrix", self.selection.count)
-        earlier = _axis("earlier", self.chunks, REDUCE)
-        body = _if(lt(ref(earlier.name), ref(chunk.name)), self._load("count", ref(earlier.name), ref(matrix.name)))
-        return self._sum("before", (chunk, matrix, earlier), body)
+        row = _axis("row", self.num_rows, REDUCE)
+        is_earlier = lt(ref(row.name), mul(ref(chunk.name), num(self.chunk_rows)))
+        holds = logical_and(is_earlier, eq(self._selected(ref(row.name)), ref(matrix.name)))
+        return self._sum("before", (chunk, matrix, row), _if(holds, ONE))
 
     def _end(self) -> TensorExpr:
         matrix, earlier = _axis("matrix", self.selection.count), _axis("earlier", self.selection.count, REDUCE)
-        total = self._load("count", ZERO, ref(earlier.name)) if self.chunks == 1 else self._all_rows(ref(earlier.name))
+        total = self._load("before", num(self.chunks), ref(earlier.name))
         blocks = div(add(total, num(self.block_rows - 1)), self.block_rows)
         return self._sum("end", (matrix, earlier), _if(le(ref(earlier.name), ref(matrix.name)), blocks))
-
-    def _all_rows(self, matrix: Expr) -> Expr:
-        return self._load("before", num(self.chunks), matrix)
 
     def _matrix(self) -> TensorExpr:
         block, matrix = _axis("block", self.num_blocks), _axis("matrix", self.selection.count - 1, REDUCE)
@@ -243,9 +238,7 @@ class _GroupedGemm:
         chunk, row, other = _axis("chunk", self.chunks), _axis("row", self.chunk_rows), _axis("other", self.chunk_rows, REDUCE)
         place, selected = self._place(chunk, row), self._selected(self._place(chunk, row))
         blocks = _if(lt(ZERO, selected), self._load("end", add(selected, num(-1))))
-        first = mul(blocks, num(self.block_rows))
-        if self.chunks > 1:
-            first = add(first, self._load("before", ref(chunk.name), selected))
+        first = add(mul(blocks, num(self.block_rows)), self._load("before", ref(chunk.name), selected))
         is_same = eq(self._selected(self._place(chunk, other)), selected)
         rank = _if(logical_and(logical_and(self._exists(place), lt(ref(other.name), ref(row.name))), is_same), ONE)
         is_itself = logical_and(self._exists(place), eq(ref(other.name), ref(row.name)))

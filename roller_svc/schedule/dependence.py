@@ -22,7 +22,7 @@ class Value:
 
     terms: tuple[tuple[str, int], ...] | None  # (loop variable, coefficient), ("", constant); None: not linear
     loops: frozenset[str]  # that it depends on
-    from_data: bool
+    from_data: bool  # of tensors that the kernel writes
     expr: Expr | None  # identifies values without terms
 
     @classmethod
@@ -38,6 +38,7 @@ class Variables:
     """Values in scope."""
 
     values: dict[str, Value] = field(default_factory=dict)  # of loop variables and Lets
+    own: frozenset[str] = frozenset()  # tensors that the kernel writes: threads may read different values at an index
     contents: dict[str, frozenset[str]] = field(default_factory=dict)  # storage node → loops its contents depend on
 
     def value(self, expr: Expr) -> Value:
@@ -62,7 +63,7 @@ class Variables:
         return Value(None, loops, from_data, expr)
 
     def dependencies(self, expr: Expr) -> tuple[frozenset[str], bool]:
-        """Return the loops that an expression depends on, and whether it reads a tensor."""
+        """Return the loops that an expression depends on, and whether it reads a tensor that the kernel writes."""
         loops: set[str] = set()
         from_data = False
         for node in iter_subexpressions(expr):
@@ -70,7 +71,7 @@ class Variables:
                 value = self.values[node.name]
                 loops |= value.loops
                 from_data |= value.from_data
-            elif isinstance(node, Load):
+            elif isinstance(node, Load) and node.tensor in self.own:
                 loops |= self.contents.get(node.tensor, frozenset())
                 from_data = True
         return frozenset(loops), from_data

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, iter_subexpressions, loads_of
+from roller_svc.ir.expr import AxisRef, Expr, Load, iter_subexpressions
 from roller_svc.ir.index import add, ref
 from roller_svc.ir.rprogram import WARPGROUP_THREADS
 from roller_svc.ir.schedule import (
@@ -189,6 +189,7 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None, warp:
         elif isinstance(node, Compute | CpAsync | LoadMatrix | Transpose | TmaLoad | WarpgroupMma | StoreMatrix):
             computed.add(node.tensor)
     scopes = ScopeTracker(frozenset(storages), frozenset(computed), buffers)
+    scopes.variables.own = frozenset(storages | computed)
     _Verifier(scopes, _strides(nodes), warp).nodes(nodes)
     scopes.check_written(scopes.pending)
     scopes.async_verifier.check_all_waited()
@@ -468,18 +469,10 @@ class _Verifier:
         """Return how many consecutive threads agree on a value, where threads of a block may differ."""
         value = self.scopes.variables.value(expr)
         threads = {loop.var for loop in self.scopes.loops if loop.kind is LoopKind.THREAD}
-        if threads and value.from_data and not self._is_of_inputs(expr):
+        if threads and value.from_data:
             return (1,)
         strides = [self.strides[var] for var in threads & value.loops]
         return (math.gcd(*strides),) if strides else ()
-
-    def _is_of_inputs(self, expr: Expr) -> bool:
-        """Return whether all data in a value are elements of inputs, which threads with equal indices agree on."""
-        scopes = self.scopes
-        own = any(scopes.variables.value(ref(name)).from_data for name in axes_of(expr))
-        return not own and all(
-            x.tensor not in scopes.computed and x.tensor not in scopes.storages_in_scope for x in loads_of(expr)
-        )
 
     def _compute(self, node: Compute) -> None:
         self.scopes.check_in_scope(node.tensor)

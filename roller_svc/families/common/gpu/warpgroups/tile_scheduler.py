@@ -17,6 +17,7 @@ from roller_svc.ir.rprogram import PipelineOptions
 from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
 
 BLOCK, RANK, VISIT, TILE = ".block", ".rank", ".visit", ".tile"
+LIMIT = ".limit"  # of the cluster tiles
 K_RANK = ".k_rank"  # part of the k-tiles; RANK numbers the blocks of the cluster that have the same part
 M_TILE, N_TILE = "m.block", "n.block"
 STEP, SLOT = "k.step", ".word_slot"  # k-tile of the tile; registers of its words
@@ -85,6 +86,8 @@ class PersistentTiles:
 
     def bind_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         size = math.prod(self.pipeline.cluster)
+        if self._limit is not None:
+            nodes = (Let(LIMIT, self._limit, nodes),)
         if self.k_steps % self.pipeline.cluster_k:
             nodes = (Let(".last", self._first_k_tile(add(ref(K_RANK), num(1))), nodes),)
             nodes = (Let(".first", self._first_k_tile(ref(K_RANK)), nodes),)
@@ -153,7 +156,7 @@ class PersistentTiles:
         """Return the number of tiles of this block's cluster."""
         own = div(ref(BLOCK), math.prod(self.pipeline.cluster))
         if self._limit is not None:
-            return div(sub(add(self._limit, num(self._clusters - 1)), own), self._clusters)
+            return div(sub(add(ref(LIMIT), num(self._clusters - 1)), own), self._clusters)
         return div(sub(num(self._tiles - 1 + self._clusters), own), self._clusters)
 
     def _bind_raster(self, names: tuple[str, str], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
