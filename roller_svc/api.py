@@ -203,9 +203,14 @@ class Kernel:
             raise ArgumentError(f"only a compiled CUDA kernel has {artifact}", code="unknown-artifact")
         return compiled
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write source, binary and metadata.json, which suffice to launch the kernel without this project."""
-        return saved.save(self.parts, folder)
+    def save(self, folder: str | os.PathLike[str], launcher: str | Sequence[str] = ()) -> Path:
+        """Write source, binary and metadata.json, which suffice to launch the kernel without this project.
+
+        Args:
+            folder: the directory, which need not exist.
+            launcher: also write files that do so, for callers that have some of ctypes, cupy, torch and cpp.
+        """
+        return saved.save(self.parts, folder, [launcher] if isinstance(launcher, str) else launcher)
 
     def __repr__(self) -> str:
         return f"<roller_svc.Kernel {self.digest[:19]} for {self.target}: {self.expression.splitlines()[0][:60]}>"
