@@ -11,8 +11,9 @@ from roller_svc.fusion.grouped_gemm import selects_matrices
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.program import TensorExpr, TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.perf.footprint import Footprints
@@ -27,7 +28,7 @@ class PartitionCache:
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
-    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool, bool], tuple[TensorExpr, ...]] = field(
+    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool, bool, bool], tuple[TensorExpr, ...]] = field(
         default_factory=dict, compare=False
     )
     _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
@@ -126,10 +127,13 @@ class PartitionCache:
         return next((groups for groups in found if [group.space for group in groups] == spaces), found[0])
 
     def _plain_options(self, hw: HardwareSpec) -> list[FusionOptions]:
-        """Return the default options, and those without fused attention if the program has any."""
+        """Return the default options, those without fused attention, and without signed bytes, if the program has any."""
         options = [traits(hw)]
         if any(group.attention is not None for group in self.groups(hw)):
             options.append(replace(options[0], attention_dtypes=frozenset()))
+        if options[0].has_signed_bytes_only and any(type_.dtype is DType.UINT8 for type_ in self.program.types.values()):
+            unsigned = replace(options[0], has_signed_bytes_only=False)
+            options += [unsigned] if self._partition(unsigned) != self.groups(hw) else []
         return options
 
     @property
@@ -142,11 +146,23 @@ class PartitionCache:
         types = self.program.types
         return any(selects_matrices(each, types) for each in self.program.statements)
 
-    def _partition(self, options: FusionOptions) -> Partition:
-        form = (options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im, options.group_rows)
+    def statements(self, options: FusionOptions) -> tuple[TensorExpr, ...]:
+        """Return the normalized statements of the program."""
+        form = (
+            options.is_cpu,
+            options.operand_copies,
+            options.inline_outputs,
+            options.col2im,
+            options.group_rows,
+            options.has_signed_bytes_only,
+        )
         statements = self._statements.get(form)
         if statements is None:
             statements = self._statements[form] = normalize_statements(self.program, options)
+        return statements
+
+    def _partition(self, options: FusionOptions) -> Partition:
+        statements = self.statements(options)
         key = options if len(statements) > 1 else options.without_fusion
         groups = self._groups.get(key)
         if groups is None:
@@ -160,7 +176,14 @@ def _may_have_dual_gemm(groups: Partition) -> bool:
 
 def traits(hw: HardwareSpec) -> FusionOptions:
     attends_in = frozenset(u.in_dtype for u in hw.units if supports_attention(u, hw))
-    return FusionOptions(hw.family is TargetKind.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in)
+    is_signed = any(u.kind is UnitKind.MFMA and u.in_dtype is DType.INT8 for u in hw.units)
+    return FusionOptions(
+        hw.family is TargetKind.CPU,
+        any(u.takes_fragments for u in hw.units),
+        hw.num_cores,
+        attends_in,
+        has_signed_bytes_only=is_signed,
+    )
 
 
 def partition(program: TensorProgram, hw: HardwareSpec) -> Partition:

@@ -11,20 +11,30 @@ def round_up(extent: int, tile: int) -> int:
 
 
 def within_padding(extent: int, tile: int, epsilon: float, granule: int) -> bool:
-    """Return whether whole tiles exceed the tensor's shape by at most `epsilon` (fourth alignment).
+    """Return whether whole tiles exceed what whole granules cover by at most `epsilon` (fourth alignment).
 
-    `granule` is the smallest tile of the execution unit: no shape is too small for it.
+    `granule` is the smallest tile of the execution unit: its padding is there with all tiles.
     """
-    return tile <= granule or round_up(extent, tile) <= extent * (1 + epsilon)
+    return tile <= granule or round_up(extent, tile) <= round_up(extent, granule) * (1 + epsilon)
 
 
 def tile_multiples(extent: int, unit: int, epsilon: float, limit: int) -> tuple[int, ...]:
-    """Return how many units of `unit` a tile may have: powers of two, divisors, and the whole axis."""
+    """Return how many units of `unit` a tile may have: powers of two, the whole axis, and others that pad little.
+
+    Others pad nothing, or no more than the power of two below and less than the one above.
+    """
     whole = -(-extent // unit)
     tried = {1 << i for i in range(min(limit, whole).bit_length() + 1)}
-    tried |= {c for c in (3, 5, 6, 7, 12, 14, 24, 28) if extent % (unit * c) == 0}
+    tried |= {c for c in (3, 5, 6, 7, 12, 14, 24, 28) if c < whole and _pads_little(whole, c, limit)}
     tried.add(whole)
     return tuple(c for c in sorted(tried) if c <= limit and within_padding(extent, unit * c, epsilon, unit))
+
+
+def _pads_little(whole: int, count: int, limit: int) -> bool:
+    """Return whether `count` units are worth a try beside powers of two up to `limit`, on an axis of `whole` units."""
+    padded, below = round_up(whole, count), 1 << (count.bit_length() - 1)
+    is_largest = 2 * below > limit
+    return padded == whole or round_up(whole, below) >= padded and (is_largest or padded < round_up(whole, 2 * below))
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:

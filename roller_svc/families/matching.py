@@ -100,11 +100,11 @@ def supports_attention(unit: ComputeUnit, hw: HardwareSpec) -> bool:
     """Return whether attention on the unit is one kernel.
 
     The accumulator of QK^T must have the layout of the next product's operand, which holds for 16 bits (PTX ISA,
-    "Matrix Fragments for mma.m16n8k16"), and keys must be copied asynchronously.
+    "Matrix Fragments for mma.m16n8k16"; AMD Instinct MI200 ISA, 16 x 16 x 16). NVIDIA's keys are copied asynchronously.
     """
-    halves = unit.kind in (UnitKind.MMA, UnitKind.WGMMA) and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
-    nvidia = hw.family is TargetKind.CUDA and hw.arch >= MIN_ASYNC_ARCH
-    return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _unsupported_shape(unit)
+    halves = unit.kind in STAGED_KINDS and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
+    copied = hw.family is TargetKind.AMD or (hw.family is TargetKind.CUDA and hw.arch >= MIN_ASYNC_ARCH)
+    return halves and copied and unit.acc_dtype is DType.FLOAT32 and not _unsupported_shape(unit)
 
 
 def _attention_units(group: KernelGroup, dtype: DType, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
@@ -140,7 +140,8 @@ def _matrix_units(
             fitting.setdefault(unit.kind, []).append(unit)
     chosen: list[ComputeUnit] = []
     for kind in wanted:
-        units = sorted(fitting.get(kind, []), key=lambda u: -u.flops_per_s)
+        # power alone makes float16 slower than bfloat16: the peaks are equal, and the first one stays first
+        units = sorted(fitting.get(kind, []), key=lambda u: -(u.peak_flops_per_s or u.flops_per_s))
         element_loads = [_element_loads(unit, factors, hw) for unit in units]
         easier = [unit for unit, count in zip(units, element_loads, strict=True) if count < element_loads[0]]
         chosen += [*units[:1], *easier[:1]]

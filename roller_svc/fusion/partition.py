@@ -79,6 +79,7 @@ class FusionOptions:
     col2im: bool = False  # transposed convolutions become GEMMs whose products are added
     group_rows: bool = False  # products of rows with matrices that data selects become grouped GEMMs
     packed_constants: frozenset[str] = frozenset()  # whose products with few rows are contractions, too
+    has_signed_bytes_only: bool = False  # matrix units take int8, but not uint8
 
     @property
     def without_fusion(self) -> FusionOptions:
@@ -94,7 +95,8 @@ class FusionOptions:
 def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:
     """Return the statements after inlining, in the form that kernels of the target need, with operand copies."""
     inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
-    statements = split_linear_sums(tuple(drop_unit_axes(s) for s in inlined), program.types)
+    statements = tuple(drop_unit_axes(s) for s in inlined)
+    statements = split_linear_sums(statements, program.types, has_signed_bytes_only=hw.has_signed_bytes_only)
     if hw.col2im:
         statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
     if hw.group_rows:

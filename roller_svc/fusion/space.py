@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
+from itertools import pairwise
 
-from roller_svc.analysis.columns import find_columns
+from roller_svc.analysis.columns import LINE_BYTES
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
 from roller_svc.analysis.online_reduction import online_reductions
@@ -16,7 +17,7 @@ from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.expr import Expr, Load, loads_of
-from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
+from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace, sum_within_tensors
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 
 SHORT_ROW = 32  # shorter reduced axes (windows) are poor vector axes
@@ -46,7 +47,7 @@ def contraction_space(
     computed = _computed_part(statements[-1])
     return TileSpace(
         axes=tuple(axes),
-        accesses=_distinct(accesses),
+        accesses=_distinct(_join_neighbours(accesses, statements)),
         flops=round(computed * sum(s.flops for s in statements)),
         instructions=round(computed * instructions),
         compute_dtype=statements[0].accumulator,
@@ -80,7 +81,7 @@ def attention_space(
     accesses += _writes(statements, types)
     return TileSpace(
         axes=tuple(axes),
-        accesses=_distinct(accesses),
+        accesses=_distinct(_join_neighbours(accesses, (*attention.softmax_statements, *statements))),
         flops=attention.softmax_flops + sum(s.flops for s in statements),
         instructions=count_instructions((*attention.softmax_statements, *statements)),
         compute_dtype=statements[0].accumulator,
@@ -96,13 +97,17 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
     inner = tuple(a for a in anchor.axes if a.name not in names)
     if inner:
         axes.append(TileAxis("_".join(a.name for a in inner), AxisRole.INNER, inner))
-    accesses: list[TileAccess] = []
-    columns = {load: c.count for c in find_columns(load for s in statements for load in s.reads) for load, _ in c.places}
-    fused_second = {joint.second.output for joint in online_reductions(statements)}  # needs no pass of its own
+    reads: list[TileAccess] = []
+    ends: list[int] = []
     for statement in statements:
-        predicate = () if statement.predicate is None else (statement.predicate,)
-        reads = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types, columns=columns)]
-        accesses += [a for a in _distinct(reads) if statement.output not in fused_second or a not in accesses]
+        reads += _statement_reads(statement, types)
+        ends.append(len(reads))
+    reads = _join_neighbours(reads, statements)
+    accesses: list[TileAccess] = []
+    fused_second = {joint.second.output for joint in online_reductions(statements)}  # needs no pass of its own
+    for statement, (start, end) in zip(statements, pairwise((0, *ends)), strict=True):
+        own = _distinct(reads[start:end])
+        accesses += [a for a in own if statement.output not in fused_second or a not in accesses]
     accesses += _writes(statements, types)
     always = {load.tensor for statement in statements for load in unconditional_loads(statement.body, in_indices=True)}
     distinct = tuple(
@@ -126,16 +131,29 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
     )
 
 
-def _reads(
-    expr: Expr, types: Mapping[str, TensorType], operand: str = "", *, columns: Mapping[Load, int] = MappingProxyType({})
-) -> Iterator[TileAccess]:
+def read_bytes(statements: Iterable[TensorExpr], types: Mapping[str, TensorType]) -> int:
+    """Return the bytes that statements read of these tensors, every element once; those of gathers at most once."""
+    read: dict[tuple[object, ...], tuple[TileAccess, int]] = {}
+    for statement in statements:
+        extents = statement.extents
+        for access in _join_neighbours(list(_statement_reads(statement, types)), (statement,)):
+            moved = min(statement.points * access.num_loads * access.dtype.bytes, access.tile_bytes(extents))
+            alike = [(tuple((extents[name], c) for name, c in dim.coeffs), dim.offsets) for dim in access.dims]
+            read.setdefault((access.tensor, *alike), (access, moved))
+    return sum_within_tensors(read.values())
+
+
+def _statement_reads(statement: TensorExpr, types: Mapping[str, TensorType]) -> Iterator[TileAccess]:
+    predicate = () if statement.predicate is None else (statement.predicate,)
+    for expr in (statement.body, *statement.index, *predicate):
+        yield from _reads(expr, types)
+
+
+def _reads(expr: Expr, types: Mapping[str, TensorType], operand: str = "") -> Iterator[TileAccess]:
     for load in loads_of(expr):
         if load.tensor in types:
             type_ = types[load.tensor]
-            dims = _read_dims(load, type_)
-            if load in columns:
-                dims = (*dims[:-1], replace(dims[-1], span=columns[load]))
-            yield TileAccess(load.tensor, type_.dtype, dims, is_output=False, operand=operand)
+            yield TileAccess(load.tensor, type_.dtype, _read_dims(load, type_), is_output=False, operand=operand)
 
 
 def _writes(statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> Iterator[TileAccess]:
@@ -158,7 +176,15 @@ def _reads_whole_rows(access: TileAccess, other: TileAccess, extents: Mapping[st
 def _read_dims(load: Load, type_: TensorType) -> tuple[Dim, ...]:
     checked = load.bounds_checked or (False,) * len(load.index)
     dims = zip(_dims(load.index, type_), load.index, checked, strict=True)
-    return tuple(_looked_up(dim, index) if not is_checked and loads_of(index) else dim for dim, index, is_checked in dims)
+    return tuple(_dim_by_data(dim, index, is_checked=is_checked) if loads_of(index) else dim for dim, index, is_checked in dims)
+
+
+def _dim_by_data(dim: Dim, index: Expr, *, is_checked: bool) -> Dim:
+    if not is_checked:
+        return _looked_up(dim, index)
+    loads = loads_of(index)
+    repeat = math.prod(dim_of(i, dim.size).repeat for i in loads[0].index) if len(loads) == 1 else 1
+    return replace(dim, gathered_by=loads, repeat=repeat)
 
 
 def _looked_up(dim: Dim, index: Expr) -> Dim:
@@ -171,8 +197,54 @@ def _dims(index: tuple[Expr, ...], type_: TensorType) -> tuple[Dim, ...]:
     return tuple(dim_of(i, size) for i, size in zip(index, type_.shape, strict=True))
 
 
-def _distinct(accesses: list[TileAccess]) -> tuple[TileAccess, ...]:
+def _distinct(accesses: Iterable[TileAccess]) -> tuple[TileAccess, ...]:
     return tuple(dict.fromkeys(accesses))
+
+
+def _join_neighbours(accesses: list[TileAccess], statements: Iterable[TensorExpr]) -> list[TileAccess]:
+    """Replace loads whose indices differ by constants by one access of all of them, as the taps of a stencil.
+
+    Loads that share neither elements nor lines, as the halves of a tensor, remain accesses of their own.
+    """
+    alike: dict[TileAccess, set[tuple[int, ...]]] = {}
+    for access in accesses:
+        alike.setdefault(_moved(access, (0,) * len(access.dims)), set()).add(_offset(access))
+    if all(len(offsets) == 1 for offsets in alike.values()):
+        return accesses
+    extents = {a.name: a.extent for s in statements for a in s.axes}
+    joined: dict[TileAccess, TileAccess] = {}
+    for base, offsets in alike.items():
+        for cluster in _clusters(base, offsets, extents):
+            values = [tuple(sorted(set(along))) for along in zip(*cluster, strict=True)]
+            dims = tuple(replace(dim, offsets=along) for dim, along in zip(base.dims, values, strict=True))
+            one = replace(base, dims=dims, num_loads=len(cluster))
+            joined |= {_moved(base, offset): one for offset in cluster}
+    return [joined[access] for access in accesses]
+
+
+def _offset(access: TileAccess) -> tuple[int, ...]:
+    return tuple([dim.offsets[0] for dim in access.dims])
+
+
+def _moved(access: TileAccess, offset: tuple[int, ...]) -> TileAccess:
+    return replace(access, dims=tuple(replace(dim, offsets=(o,)) for dim, o in zip(access.dims, offset, strict=True)))
+
+
+def _clusters(access: TileAccess, offsets: Iterable[tuple[int, ...]], extents: Mapping[str, int]) -> list[list[tuple[int, ...]]]:
+    """Return the offsets in groups of loads that share elements or lines."""
+    spans = [1 + sum(abs(c) * (extents[name] - 1) for name, c in dim.coeffs) for dim in access.dims]
+    strides = [math.prod(dim.size for dim in access.dims[d + 1 :]) * access.dtype.bytes for d in range(len(spans))]
+
+    def shares(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+        steps = [y - x for x, y in zip(a, b, strict=True)]
+        overlaps = all(abs(step) < span for step, span in zip(steps, spans, strict=True))
+        return overlaps or abs(sum(s * stride for s, stride in zip(steps, strides, strict=True))) < LINE_BYTES
+
+    clusters: list[list[tuple[int, ...]]] = []
+    for offset in sorted(offsets):
+        near = [cluster for cluster in clusters if any(shares(other, offset) for other in cluster)]
+        clusters = [c for c in clusters if c not in near] + [[*(o for c in near for o in c), offset]]
+    return clusters
 
 
 def _vector_axis(axes: list[TileAxis], accesses: tuple[TileAccess, ...]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import pairwise
 
 from roller_svc.ir.affine import Dim
 from roller_svc.ir.attention import Attention
@@ -95,6 +96,7 @@ class TileAccess:
     constant: bool = False  # the same in every call
     is_conditional: bool = False  # read only where conditions hold
     rereads: bool = False  # only elements of rows, along the innermost dimension, that another access reads whole
+    num_loads: int = 1  # loads of a point, at different offsets
 
     @property
     def tensor_bytes(self) -> int:
@@ -124,12 +126,15 @@ class TileAccess:
 def contiguous_values(dim: Dim, extents: Mapping[str, int]) -> int:
     """Return the number of consecutive values that the index takes before it jumps."""
     if not dim.is_affine:
-        return 1 if dim.repeat == 1 else accessed_extent(dim, extents)
-    run = dim.span
-    for stride, extent in sorted((abs(c), extents.get(name, 1)) for name, c in dim.coeffs):
-        if extent > 1 and stride > run:
+        return accessed_extent(dim, extents) if dim.is_divided else 1
+    steps = [(abs(c), abs(c) * (extents.get(name, 1) - 1)) for name, c in dim.coeffs if extents.get(name, 1) > 1]
+    if len(dim.offsets) > 1:
+        steps.append((max(b - a for a, b in pairwise(dim.offsets)), dim.offsets[-1] - dim.offsets[0]))
+    run = 1
+    for stride, added in sorted(steps):
+        if stride > run:
             break
-        run += stride * (extent - 1)
+        run += added
     return min(dim.size, run)
 
 
@@ -138,13 +143,22 @@ _MAX_ENUMERATED = 1024  # combinations of axis values that are counted instead o
 
 def accessed_extent(dim: Dim, extents: Mapping[str, int]) -> int:
     """Return the number of values of the index: exact if strides nest (windows, blocks), else counted or bounded."""
+    values = _values_at_one_offset(dim, extents)
+    if len(dim.offsets) == 1:
+        return values
+    unit = math.gcd(*(c for name, c in dim.coeffs if extents.get(name, 1) > 1)) or dim.size
+    total = 0
+    for first in {offset % unit for offset in dim.offsets}:  # values at offsets that differ otherwise are distinct
+        alike = [offset for offset in dim.offsets if offset % unit == first]
+        total += values + sum(min(values, (b - a) // unit) for a, b in pairwise(alike))
+    return min(dim.size, total)
+
+
+def _values_at_one_offset(dim: Dim, extents: Mapping[str, int]) -> int:
     count = math.prod(extents.get(name, 1) for name, _ in dim.coeffs)
     if not dim.is_affine:
         return min(dim.size, -(-count // dim.repeat))
     steps = sorted((abs(c), extents.get(name, 1)) for name, c in dim.coeffs if extents.get(name, 1) > 1)
-    if dim.span > 1:
-        steps = [(1, dim.span), *steps]
-        count *= dim.span
     if len(steps) < 2:
         return min(dim.size, count)
     unit, run = steps[0]
@@ -224,9 +238,18 @@ class TileSpace:
 
     @property
     def compulsory_bytes(self) -> int:
-        """Return the compulsory traffic: every tensor once."""
+        """Return the compulsory traffic: every accessed element once."""
         whole = {a.name: a.extent for axis in self.axes for a in axis.members}
-        return sum(access.tile_bytes(whole) for access in self.accesses if not access.rereads) + 2 * self.copied_bytes
+        moved = sum_within_tensors((access, access.tile_bytes(whole)) for access in self.accesses if not access.rereads)
+        return moved + 2 * self.copied_bytes
+
+
+def sum_within_tensors(accessed: Iterable[tuple[TileAccess, int]]) -> int:
+    """Return the sum of the bytes of accesses; those of one tensor are at most its own."""
+    tensors: dict[str, list[tuple[TileAccess, int]]] = {}
+    for access, moved in accessed:
+        tensors.setdefault(access.tensor, []).append((access, moved))
+    return sum([min(sum(moved for _, moved in each), max(a.tensor_bytes for a, _ in each)) for each in tensors.values()])
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,9 @@ class Storage:
     ordered: bool = False  # registers of a CPU only
     subview_of: Load | None = None  # first element of the part of a tensor in memory that this storage is
     alignment_bytes: int = SHARED_ALIGNMENT_BYTES  # of the first byte; shared memory only
-    overlays: tuple[str, ...] = ()  # adjacent shared buffers in scope whose memory the body uses for this one instead
+    overlays: tuple[
+        str, ...
+    ] = ()  # adjacent shared buffers in scope, the last ones if this one is larger, whose memory the body uses
 
     @property
     def elements(self) -> int:
@@ -151,15 +153,17 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class WarpReduce:
-    """Reduce tensor[index], one value a thread, over groups of `lanes` consecutive threads. All of them get the result.
+    """Reduce tensor[index], one value a thread, over groups of `lanes` threads. All of them get the result.
 
-    `lanes` is a power of two, at most a warp, and groups start at multiples of it. The node is warp-collective.
+    The threads of a group are `stride` apart. `lanes * stride` is a power of two, at most a warp, and such runs of
+    threads start at multiples of it. The node is warp-collective.
     """
 
     tensor: str
     index: tuple[Expr, ...]
     combine: Combine
     lanes: int
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,12 @@ class DimFootprint:
         known = self._seen.get(key)
         if known is None:
             by_name = {name: r for (name, _), r in zip(self.dim.coeffs, key, strict=True)}
-            span = self.dim.span + sum([abs(c) * (r - 1) for (_, c), r in zip(self.dim.coeffs, key, strict=True)])
+            span = 1 + sum([abs(c) * (r - 1) for (_, c), r in zip(self.dim.coeffs, key, strict=True)])
+            span += self.dim.offsets[-1] - self.dim.offsets[0]
             values = accessed_extent(self.dim, by_name)
             reached = min(self.dim.size, span)
             if not self.dim.is_affine:
-                reached = self.dim.size if self.dim.repeat == 1 else values
+                reached = values if self.dim.is_divided else self.dim.size
             known = self._seen[key] = (values, contiguous_values(self.dim, by_name), reached)
         return known
 
@@ -92,7 +93,6 @@ class AccessFootprint:
     has_all_axes: bool  # whether the space has every axis of the index
     varies_with_reduction: bool  # whether a reduced axis, or one that the space leaves out, indexes it
     lines: Lines
-    span: int  # consecutive elements that each point accesses
     select_axes: Callable[[Tile], Tile] = field(compare=False)  # a tile's extents on `axes`
     _seen: dict[Tile, Measured] = field(default_factory=dict)
     _streams: dict[Tile, int] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class AccessFootprint:
         return known
 
     def _compute(self, key: Tile) -> Measured:
-        points = self.span
+        points = 1
         extents: Tile = ()
         for extent, table in zip(key, self.tables, strict=True):
             covered, members = table[extent]
@@ -125,7 +125,7 @@ class AccessFootprint:
                 row, span, run = run * values, run * reached, run * follow
                 unbroken = follow == dim.dim.size
         # a box around an unaligned segment of a fused axis holds more points than the segment
-        inside = min(points, elements) if self.has_all_axes else elements
+        inside = min(points * self.access.num_loads, elements) if self.has_all_axes else elements
         rows = inside / row
         line, cache_line = self.lines
         moved = requested = rows * line * min(row / run * -(-run * size // line), -(-span * size // line))
@@ -166,6 +166,21 @@ class AccessFootprint:
 
     def bytes(self, tile: Tile) -> int:
         return self.measure(tile)[0] * self.elem_bytes
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether data chooses the rows."""
+        return any(dim.gathered_by for dim in self.access.dims)
+
+    @property
+    def times_gathered(self) -> float:
+        """Return how often data chooses each row in the mean."""
+        extents = {m.name: m.extent for table in self.tables for m in table.axis.members}
+        times = 1.0
+        for dim in self.access.dims:
+            if dim.gathered_by:
+                times *= max(1.0, math.prod(extents.get(name, 1) for name, _ in dim.coeffs) / dim.repeat / dim.size)
+        return times
 
     @property
     def row_bytes(self) -> int:
@@ -258,7 +273,6 @@ def _compile(access: TileAccess, tables: tuple[ExtentTable, ...], lines: Lines) 
         elem_bytes=access.dtype.bytes,
         address_ops=_address_ops(access, used),
         lines=lines,
-        span=math.prod(dim.span for dim in access.dims),
         select_axes=extent_selector(axes),
         strides=_strides(access, axes, used),
     )
@@ -268,7 +282,7 @@ def _dim_footprint(dim: Dim, term_of: Mapping[str, int]) -> DimFootprint:
     if any(name not in term_of for name, _ in dim.coeffs):
         return DimFootprint(dim, None, None)
     terms = tuple(term_of[name] for name, _ in dim.coeffs)
-    is_plain = len(terms) == 1 and abs(dim.coeffs[0][1]) == 1 and dim.is_affine
+    is_plain = len(terms) == 1 and abs(dim.coeffs[0][1]) == 1 and dim.is_affine and len(dim.offsets) == 1
     return DimFootprint(dim, extent_selector(terms), terms[0] if is_plain else None)
 
 

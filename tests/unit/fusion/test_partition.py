@@ -251,7 +251,7 @@ def test_maps_over_one_tensor_share_a_pass(target: str) -> None:
 @pytest.mark.parametrize(
     ("text", "shape"),
     [
-        ("a[i] = x[i,0] + 1.0; b[i] = x[i,1] * 2.0; c[i] = exp(x[i,3])", (4096, 4)),
+        ("a[i] = x[i,0] + 1.0; b[i] = x[i,1] * 2.0; c[i] = exp(x[i,2])", (4096, 3)),
         ("a[i] = x[2*i] where i in 500; b[i] = x[2*i+1] where i in 500", (1001,)),
         ("a[i] +=! x[i,j,0]; b[i] +=! x[i,j,1]", (33, 70, 2)),
     ],

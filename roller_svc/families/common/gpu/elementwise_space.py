@@ -45,8 +45,12 @@ class MapAccess:
 
     @property
     def columns(self) -> int:
-        """Return the consecutive elements that each point reads."""
-        return math.prod([dim.span for dim in self.access.dims])
+        """Return the consecutive elements that each point reads: columns of a short row, 1 for a window."""
+        if not self.access.dims:
+            return 1
+        row = self.access.dims[-1]
+        count = row.offsets[-1] - row.offsets[0] + 1
+        return count if all(abs(c) >= count for _, c in row.coeffs) else 1
 
     def column_width(self, row: int, points: int) -> int:
         """Return the elements that one access moves of the columns of adjacent points along the row."""

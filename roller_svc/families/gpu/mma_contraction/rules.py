@@ -39,6 +39,7 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
     choose_raster,
     has_wave_quantization,
     instruction_multiples,
+    padded_fraction,
     stream_k_choices,
 )
 from roller_svc.families.gpu.mma_contraction.cost import block_step, mma_block, prefetch_stages
@@ -107,7 +108,7 @@ def _step_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, working: 
 MAX_WARPS = 8  # of a block: with more, threads have too few registers for the widest warp tiles
 MAX_FRAGMENTS_M, MAX_FRAGMENTS_N = 8, 32
 K_STEP_BYTES = (32, 64, 128)  # one instruction; a sector more; a row of shared memory's banks
-MAX_BASES = 5
+MAX_BASES = 6
 MIN_INSTRUCTIONS = 32  # of a warp per k-tile: at about 9 cycles each, five times the cost of a barrier
 MAX_ASPECT = 4  # of a tile's extents: a longer one loads a quarter more than a square
 PAIR = 16  # columns of one fragment load
@@ -223,7 +224,7 @@ class MmaContractionRules(TilePrefilter):
 
     # register level ---------------------------------------------------------------------------------------------
     def _evaluate_warp(self, warp: Tile) -> TileMetrics:
-        """Return register bytes with minimal copies, and fragment bytes read per multiply-add."""
+        """Return register bytes with minimal copies, and fragment bytes read per useful multiply-add."""
         p = self.workload
         m, n = extent_on(warp, p.m), accumulator_columns(p, warp)
         k_bytes = self._k_steps(ThreadTile(warp))[0] * self._operand_bytes()
@@ -233,7 +234,8 @@ class MmaContractionRules(TilePrefilter):
         registers += math.floor(self._least_brought(m, n) * k_bytes)
         rule = "registers per thread" if registers > self._most_registers() else ""
         size = self._operand_bytes()
-        return TileMetrics(registers * WORD_BYTES * p.machine.hw.limits.warp_size, size / m + size / n, rule)
+        reads = (size / m + size / n) * padded_fraction(p, warp)
+        return TileMetrics(registers * WORD_BYTES * p.machine.hw.limits.warp_size, reads, rule)
 
     def _least_brought(self, m: int, n: int) -> float:
         """Return a lane's registers per byte along k, where most warps share copies evenly."""

@@ -25,6 +25,7 @@ MAX_REGISTERS = 128  # with more than a chunk in flight: 512 threads per SM hide
 MAX_THREADS = 256  # of a block whose rows need no more
 ROWS_OF_COPY = 16  # rows of a block that share copies of operands, of which a thread has up to MAX_SHARED_POINTS
 MAX_IDLE_ROWS = 0.125  # of rows that blocks with rows of one alignment lack
+FIRST_TILES = 2  # of a thread that reuses an operand, by least traffic: the first may leave few threads a core
 MAX_UNROLLED = 512  # statements of a packed chunk: code generation unrolls no more (codegen/cuda/function.py)
 COLUMN_REDUCE_THREADS = (32, 8, 1)  # of rows that are adjacent in memory (column reductions)
 PACKED_REDUCE_THREADS = (128, 64)  # more of such rows, whose packed words are few
@@ -64,7 +65,8 @@ class ReductionRules(LoopRules):
         """Return tiles of least traffic and of fewest instructions, the smallest, and vectors of peeled rows."""
         packed = [tile for tile in grown.saturated if self.rows.packed_in(tile) is not None]
         fewest = sorted(packed, key=self._packed_instructions)[:1]
-        whole = [*grown.saturated[:1], *fewest, *sorted(grown.saturated, key=math.prod)[:1]]
+        first = grown.saturated[: FIRST_TILES if self.rows.reuse_axes else 1]
+        whole = [*first, *fewest, *sorted(grown.saturated, key=math.prod)[:1]]
         peeled = self.rows.peeled_elems
         if self.rows.is_peeled(self.rows.vector_elems):
             tiles = self._peeled_tiles(peeled, lanes)
@@ -152,8 +154,8 @@ class ReductionRules(LoopRules):
     def _shared_points(self, axis: int) -> Tile:
         """Return the extents of a thread's tile along an axis that some operand lacks."""
         extent = self.workload.extents[axis]
-        whole = (extent,) if extent <= MAX_SHARED_POINTS else ()
-        return (*[n for n in powers_of_two(MAX_SHARED_POINTS) if n < extent], *whole)
+        cuts = {-(-extent // parts) for parts in range(1, extent + 1)} if extent <= MAX_SHARED_POINTS else set()
+        return tuple(sorted(cuts.union(n for n in powers_of_two(MAX_SHARED_POINTS) if n < extent)))
 
     def _block_steps(self, axis: int, base: ThreadTile, epsilon: float) -> Tile:
         p, unit = self.workload, base.tile[axis]

@@ -11,8 +11,9 @@ from heapq import nsmallest
 from typing import Any
 
 from roller_svc.construct.rules import Prefiltered, Shape, ThreadTile, subsample
+from roller_svc.construct.scale_out import split_k_choices
 from roller_svc.construct.scale_up import TileMetrics
-from roller_svc.families.common.gpu.matrix.wave_quantization import has_wave_quantization, wave_balanced_tiles
+from roller_svc.families.common.gpu.matrix.wave_quantization import has_wave_quantization, leaves_cores_idle, wave_balanced_tiles
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -49,16 +50,19 @@ class TilePrefilter(Prefiltered):
             return self.approx_cycles(shape.block, shape.base, shape.split_k)
 
         priced = {shape: cycles(shape) for shape in shapes}
-        few = [s for s in shapes if s.split_k == 1 and has_wave_quantization(p, s.block)]
+        few = [s for s in shapes if s.split_k == 1 and (has_wave_quantization(p, s.block) or leaves_cores_idle(p, s.block))]
         balanced = [
             t
             for s in nsmallest(WAVE_BALANCED, few, key=priced.__getitem__)
             for t in wave_balanced_tiles(p, s.block, s.base, granules, self.split_waves())
         ]
-        looks = [(Shape(block, base), self.evaluate(block, base)) for block, base in balanced]
-        for shape, look in looks:
-            if shape not in priced and not look.too_large and not look.misaligned:
-                priced[shape] = cycles(shape)
+        splits = any(s.split_k > 1 for s in shapes)
+        for block, base in balanced:
+            look = self.evaluate(block, base)
+            if Shape(block, base) not in priced and not look.too_large and not look.misaligned:
+                for split_k in (1, *(split_k_choices(p, block) if splits else ())):
+                    shape = Shape(block, base, split_k)
+                    priced[shape] = cycles(shape)
         order = sorted(priced, key=priced.__getitem__)
         first = round(FASTEST_FRACTION * count)
         return [*order[:first], *subsample(order[first:], count - first)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -41,11 +41,22 @@ class Fragment:
     transposes: bool  # MN-major operands are transposed on the way from shared memory; else all are K-major
     b_loads: float  # instructions that load a fragment of B
     row_padding_words: int  # between rows of accumulators in shared memory, modulo the banks: no bank conflicts
+    is_transposed: bool = False  # operands change places: a lane's accumulators are in one row, not in one column
 
     @property
     def is_square(self) -> bool:
-        """Whether a lane's accumulators are in one column, as in 16 x 16, not adjacent pairs."""
+        """Whether a lane's accumulators are in one column, as in 16 x 16, or in one row; else they are adjacent pairs."""
         return self.rows == self.columns
+
+    @property
+    def halves(self) -> int:
+        """Parts of a lane's accumulators: one, if they are adjacent."""
+        return 1 if self.is_transposed else 2
+
+    @property
+    def half_sums(self) -> int:
+        """Accumulators of one part: adjacent columns of a row, or rows of a column."""
+        return LANE_SUMS // self.halves
 
 
 # For every operand type (PTX ISA, "Matrix Fragments for mma.m16n8k16"). ldmatrix loads two fragments of B. The eight
@@ -205,6 +216,7 @@ class LoadKind(Enum):
     ASYNC = "async"  # cp.async, as many k-tiles in flight as there are stages
     VECTOR = "vector"  # wide loads into registers, converted there and stored a k-tile later
     UNPACK = "unpack"  # words of packed integers into registers, unpacked there in pairs
+    TRANSPOSE = "transpose"  # wide loads along m or n into registers, stored along k
     ELEMENT = "element"  # the same element by element: gathered, computed or transposed
 
     __hash__ = object.__hash__
@@ -260,6 +272,15 @@ class OperandLoad:
         return CHUNK_REGISTERS[self.load.kind] + each * (chunk_copies(self) - 1)
 
 
+def transposed_load(feed: OperandLoad, fragment: Fragment) -> OperandLoad:
+    """Return a load that is transposed in registers, if staged rows are along k and those in memory are not."""
+    operand, size = feed.operand, feed.dtype.bytes
+    if fragment.transposes or operand.k_major or operand.source is None or operand.memory_dtype.bytes != size:
+        return feed
+    together = min(operand.vector_width, CHUNK_BYTES // size)
+    return replace(feed, load=LoadClass(LoadKind.TRANSPOSE, together)) if together > 1 else feed
+
+
 def plan_operand_loads(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> tuple[OperandLoad, OperandLoad]:
     """Return the loads of a contraction's operands."""
     types = [staged_dtype(unit, operand) for operand in operands]
@@ -275,7 +296,13 @@ def plan_operand_loads(unit: ComputeUnit, operands: tuple[Operand, Operand], arc
 BASE_REGISTERS = 20
 K_STEP_REGISTERS = 2
 FRAGMENT_FACTOR = 1.3
-CHUNK_REGISTERS = {LoadKind.ASYNC: 3.6, LoadKind.VECTOR: 7.0, LoadKind.UNPACK: 8.0, LoadKind.ELEMENT: 8.0}
+CHUNK_REGISTERS = {
+    LoadKind.ASYNC: 3.6,
+    LoadKind.VECTOR: 7.0,
+    LoadKind.UNPACK: 8.0,
+    LoadKind.TRANSPOSE: 7.0,
+    LoadKind.ELEMENT: 8.0,
+}
 COPY_REGISTERS = 1.25
 FUSED_COPY_REGISTERS = 14.0  # where indices of several axes make the address
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from roller_svc.construct.align import EPSILONS, tile_multiples
+from roller_svc.construct.align import EPSILONS, round_up, tile_multiples
 from roller_svc.construct.rules import ThreadTile, extent_on, replaced, spatial_grid
 from roller_svc.families.common.gpu.matrix.terms import accumulator_columns
 from roller_svc.perf.footprint import Tile
@@ -32,6 +32,11 @@ def block_extents(p: Workload[Any], base: ThreadTile, epsilon: float, max_tiles:
     return found
 
 
+def padded_fraction(p: Workload[Any], tile: Tile) -> float:
+    """Return the points of whole tiles along m and n, relative to those of the tensor."""
+    return math.prod([round_up(p.extents[axis], tile[axis]) / p.extents[axis] for axis in (p.m, p.n) if axis is not None])
+
+
 MIN_WAVES = 4  # below it, filling the device evenly matters as much as data reuse
 MAX_STREAM_K_FILL = 0.9  # fraction of the waves filled, above which stream-K gains too little
 MIN_K_TILES_PER_BLOCK = 4  # of a stream-K block
@@ -51,6 +56,12 @@ def stream_k_choices(tiles: int, steps: int, concurrent_blocks: int) -> Tile:
 
 def has_wave_quantization(p: Workload[Any], block: Tile) -> bool:
     return spatial_grid(p, block) < MIN_WAVES * p.machine.cores
+
+
+def leaves_cores_idle(p: Workload[Any], block: Tile) -> bool:
+    """Return whether the last wave of a block's tiles is much emptier than the others."""
+    tiles, cores = spatial_grid(p, block), p.machine.cores
+    return tiles < MAX_STREAM_K_FILL * -(-tiles // cores) * cores
 
 
 def choose_raster(p: Workload[Any], block: Tile, concurrent_blocks: int) -> int:
@@ -89,13 +100,15 @@ def wave_balanced_tiles(
             continue
         along = -(-p.extents[axis] // block[axis])
         warps = block[axis] // base.tile[axis]
-        for count in sorted({grid // cores * cores, -(-grid // cores) * cores, *near}):
+        waves = grid // cores
+        for count in sorted({(waves - 1) * cores, waves * cores, -(-grid // cores) * cores, *near}):
             tiles = count // (grid // along)
-            if tiles == 0:
+            if tiles <= 0:
                 continue
-            warp = -(-p.extents[axis] // (tiles * granule * warps)) * granule
-            if warp != base.tile[axis]:
-                yield (
-                    replaced(block, axis, warp * warps),
-                    ThreadTile(replaced(base.tile, axis, warp), base.reduce_threads),
-                )
+            for among in (warps, 2 * warps):
+                warp = -(-p.extents[axis] // (tiles * granule * among)) * granule
+                if warp != base.tile[axis]:
+                    yield (
+                        replaced(block, axis, warp * among),
+                        ThreadTile(replaced(base.tile, axis, warp), base.reduce_threads),
+                    )
