@@ -344,6 +344,8 @@ def helper(name: str, dialect: Dialect) -> Helper:
         return Helper(f"typedef {dialect.storage_type(dtype)} {name} __attribute__((vector_size({size})));")
     if base.startswith("lane_"):
         return _warp_reduce(base.removeprefix("lane_"), dtype, dialect)
+    if base.startswith("before_"):
+        return _warp_scan(base.removeprefix("before_"), dtype, dialect)
     if (make := _MAKERS.get(base)) is not None:
         return make(dtype, dialect)
     table = _FLOAT if dtype.is_float else _INTEGER if dtype.is_signed else {**_INTEGER, **_UNSIGNED}
@@ -396,16 +398,9 @@ def _gather(dims: int, dtype: DType, dialect: Dialect) -> Helper:
 def _warp_reduce(which: str, dtype: DType, dialect: Dialect) -> Helper:
     """Return the helper that reduces over lanes by butterfly shuffles: 'max', or 'max_by16' for lanes 16 apart."""
     words = _words(dtype, dialect)
-    needs: tuple[str, ...] = ()
     combine, _, stride = which.partition("_by")
-    if combine in ("max", "min"):
-        join, needs = "{combine}_{t}(a, b)", (f"{combine}_{SHORT[dtype]}",)
-    elif dtype.is_float:
-        join = "a {sign} b"
-    else:
-        join = "({T})(({W})a {sign} ({W})b)"
+    joined, needs = _joined_lanes(combine, dtype, dialect)
     shuffled = dialect.shuffle_xor.format(a="a", across="across")
-    joined = join.format(combine=combine, sign="+" if combine == "sum" else "*", **words)
     note = "aligned neighbours, for all of them to see"
     first, last = "lanes / 2", "across"
     if stride:
@@ -416,6 +411,29 @@ def _warp_reduce(which: str, dtype: DType, dialect: Dialect) -> Helper:
         "    {T} b = {shuffled};\n    a = {joined};\n  }}\n  return a;\n}}"
     ).format(which=which, note=note, first=first, last=last, joined=joined, shuffled=shuffled, **words)
     return Helper(text, needs)
+
+
+def _warp_scan(which: str, dtype: DType, dialect: Dialect) -> Helper:
+    """Return the helper that combines the values of the lanes before each one (Hillis and Steele)."""
+    words = _words(dtype, dialect)
+    joined, needs = _joined_lanes(which, dtype, dialect)
+    up, last = (dialect.shuffle_up.format(a="a", by=by) for by in ("by * stride", "stride"))
+    text = (
+        "{F} {T} before_{which}_{t}({T} a, {T} neutral, int place, int lanes, int stride) {{  // lanes of a group\n"
+        "  #pragma unroll\n  for (int by = 1; by < lanes; by *= 2) {{\n"
+        "    {T} b = {up};\n    if (place >= by) a = {joined};\n  }}\n"
+        "  a = {last};\n  return place ? a : neutral;\n}}"
+    ).format(which=which, joined=joined, up=up, last=last, **words)
+    return Helper(text, needs)
+
+
+def _joined_lanes(which: str, dtype: DType, dialect: Dialect) -> tuple[str, tuple[str, ...]]:
+    """Return the combination of `a` and `b` of two lanes, and the helpers that it calls."""
+    if which in ("max", "min"):
+        name = f"{which}_{SHORT[dtype]}"
+        return f"{name}(a, b)", (name,)
+    sign = "+" if which == "sum" else "*"
+    return (f"a {sign} b" if dtype.is_float else f"({{T}})(({{W}})a {sign} ({{W}})b)".format(**_words(dtype, dialect))), ()
 
 
 def _rounded_product(dtype: DType, dialect: Dialect) -> Helper:

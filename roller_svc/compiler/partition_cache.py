@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from roller_svc.families.matching import supports_attention, transpose_space, unloadable_operands
+from roller_svc.families.matching import SCALING_KINDS, supports_attention, transpose_space, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.grouped_gemm import selects_matrices
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
+from roller_svc.fusion.scaled_sums import has_scaled_sum
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
@@ -28,7 +29,7 @@ class PartitionCache:
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
-    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool, bool, bool], tuple[TensorExpr, ...]] = field(
+    _statements: dict[tuple[bool | frozenset[OperandCopy], ...], tuple[TensorExpr, ...]] = field(
         default_factory=dict, compare=False
     )
     _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
@@ -40,8 +41,9 @@ class PartitionCache:
     def partitions(self, hw: HardwareSpec) -> tuple[Partition, ...]:
         """Return the fusion alternatives without operand copies, the default last or before unfused attention.
 
-        The alternatives are unfused attention, dual-GEMM variants, transposed convolutions as GEMM and col2im, and on a
-        GPU outputs that their readers compute again where that makes fewer kernels.
+        The alternatives are unfused attention, dual-GEMM variants, transposed convolutions as GEMM and col2im, sums of
+        blocks that are scaled in registers, and on a GPU outputs that their readers compute again where that makes fewer
+        kernels.
         """
         options = self._plain_options(hw)
         default = [self._partition(option) for option in options]
@@ -61,6 +63,7 @@ class PartitionCache:
             *self._with_col2im(options, default),
             *self._with_grouped_rows(options),
             *self._with_packed_constants(options, default),
+            *self._with_scaled_sums(options, default, hw),
             *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)),
             *default,
         )
@@ -76,6 +79,14 @@ class PartitionCache:
         """Return the partitions of a GPU with grouped GEMMs."""
         is_possible = self._selects_matrices and not any(option.is_cpu for option in options)
         return [self._partition(replace(option, group_rows=True)) for option in options] if is_possible else []
+
+    def _with_scaled_sums(self, options: list[FusionOptions], default: list[Partition], hw: HardwareSpec) -> list[Partition]:
+        """Return the partitions with kernels that scale sums in registers, if the program has such sums."""
+        statements, outputs = self.statements(options[0]), {o.tensor for o in self.program.outputs}
+        if not any(unit.kind in SCALING_KINDS for unit in hw.units) or not has_scaled_sum(statements, outputs):
+            return []
+        found = [self._partition(replace(option, scale_partial_sums=True)) for option in options]
+        return [groups for groups in found if groups not in default]
 
     def _with_packed_constants(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
         """Return the partitions that pack the constants of products of few rows, and differ from the default ones."""
@@ -101,6 +112,7 @@ class PartitionCache:
             options += [replace(option, col2im=True) for option in options]
         if self._selects_matrices:
             options += [replace(option, group_rows=True) for option in options]
+        options += [replace(option, scale_partial_sums=True) for option in self._plain_options(hw)]
         option = next((o for o in options if self._partition(o) is groups), None)
         wanted = self.unloadable_operands(groups, hw, constraints)
         if option is None or not wanted:
@@ -149,12 +161,8 @@ class PartitionCache:
     def statements(self, options: FusionOptions) -> tuple[TensorExpr, ...]:
         """Return the normalized statements of the program."""
         form = (
-            options.is_cpu,
-            options.operand_copies,
-            options.inline_outputs,
-            options.col2im,
-            options.group_rows,
-            options.has_signed_bytes_only,
+            *(options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im, options.group_rows),
+            *(options.has_signed_bytes_only, options.scale_partial_sums),
         )
         statements = self._statements.get(form)
         if statements is None:

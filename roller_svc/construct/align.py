@@ -13,9 +13,12 @@ def round_up(extent: int, tile: int) -> int:
 def within_padding(extent: int, tile: int, epsilon: float, granule: int) -> bool:
     """Return whether whole tiles exceed what whole granules cover by at most `epsilon` (fourth alignment).
 
-    `granule` is the smallest tile of the execution unit: its padding is there with all tiles.
+    `granule` is the smallest tile of the execution unit: its padding is there with all tiles. Larger tiles exceed the
+    tensor's shape by the last bound at most.
     """
-    return tile <= granule or round_up(extent, tile) <= round_up(extent, granule) * (1 + epsilon)
+    padded = round_up(extent, tile)
+    bound = min(round_up(extent, granule) * (1 + epsilon), extent * (1 + EPSILONS[-1]))
+    return tile <= granule or padded <= bound
 
 
 def tile_multiples(extent: int, unit: int, epsilon: float, limit: int) -> tuple[int, ...]:
@@ -34,7 +37,7 @@ def _pads_little(whole: int, count: int, limit: int) -> bool:
     """Return whether `count` units are worth a try beside powers of two up to `limit`, on an axis of `whole` units."""
     padded, below = round_up(whole, count), 1 << (count.bit_length() - 1)
     is_largest = 2 * below > limit
-    return padded == whole or round_up(whole, below) >= padded and (is_largest or padded < round_up(whole, 2 * below))
+    return padded == whole or (round_up(whole, below) >= padded and (is_largest or padded < round_up(whole, 2 * below)))
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:

@@ -9,15 +9,19 @@ from dataclasses import replace
 from itertools import pairwise
 
 from roller_svc.analysis.columns import LINE_BYTES
+from roller_svc.analysis.constant_runs import constant_run
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
 from roller_svc.analysis.online_reduction import online_reductions
+from roller_svc.analysis.operand import value_dtype
+from roller_svc.analysis.scans import Scan
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
 from roller_svc.ir.attention import Attention
-from roller_svc.ir.expr import Expr, Load, loads_of
-from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace, sum_within_tensors
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
+from roller_svc.ir.group import AxisRole, ScaleRuns, TileAccess, TileAxis, TileSpace, sum_within_tensors
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 
 SHORT_ROW = 32  # shorter reduced axes (windows) are poor vector axes
@@ -39,22 +43,40 @@ def contraction_space(
             axes.append(TileAxis("_".join(a.name for a in members), role, members))
     b_operands = (c.b,) if second is None else (c.b, second.b)
     accesses = [*_reads(c.a, types, "a"), *(read for b in b_operands for read in _reads(b, types, "b"))]
+    accesses += [read for scale in c.scales for read in _reads(scale, types)]
     for statement in statements[len(b_operands) :]:
         accesses += [read for expr in (statement.body, *statement.index) for read in _reads(expr, types)]
     accesses += _writes(statements, types)
     products = statements[: len(b_operands)]
+    if c.scales:  # not of each product
+        products = (replace(statements[0], body=replace(c, scales=()).product(statements[0].body.dtype)),)
+    flops = sum(s.flops for s in (*products, *statements[len(products) :]))
     instructions = sum(2 * s.points for s in products) + count_instructions(statements[len(products) :])
     computed = _computed_part(statements[-1])
     return TileSpace(
         axes=tuple(axes),
         accesses=_distinct(_join_neighbours(accesses, statements)),
-        flops=round(computed * sum(s.flops for s in statements)),
+        flops=round(computed * flops),
         instructions=round(computed * instructions),
         compute_dtype=statements[0].accumulator,
         vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
         num_accumulators=len(b_operands),
         operand_flops=sum(max(0, s.flops - 2 * s.points) for s in products),
         computed=computed,
+        scale_runs=_scale_runs(c) if c.scales else None,
+    )
+
+
+def _scale_runs(c: Contraction) -> ScaleRuns:
+    columns = {axis.name for axis in c.n}
+    along_n = [scale for scale in c.scales if not axes_of(scale).isdisjoint(columns)]
+    along_m = [scale for scale in c.scales if scale not in along_n]
+    are_integers = all(dtype is not None and not dtype.is_float for dtype in (value_dtype(c.a), value_dtype(c.b)))
+    return ScaleRuns(
+        m=math.gcd(*(constant_run(scale, c.m) for scale in along_m)),
+        n=math.gcd(*(constant_run(scale, c.n) for scale in along_n)),
+        k=math.gcd(*(constant_run(scale, c.k) for scale in c.scales)),
+        sum_dtype=DType.INT32 if are_integers else DType.FLOAT32,
     )
 
 
@@ -87,6 +109,13 @@ def attention_space(
         compute_dtype=statements[0].accumulator,
         vector_axis=axes[-3].name,
     )
+
+
+def scan_space(scan: Scan, statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> TileSpace:
+    """Return the tile space of a scan and of maps over its points: one pass over each row."""
+    outer = tuple(a for a in scan.statement.spatial if a.name != scan.axis.name)
+    space = nest_space((scan.points, *statements[1:]), outer, types)
+    return replace(space, compute_dtype=scan.statement.accumulator)
 
 
 def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], types: Mapping[str, TensorType]) -> TileSpace:

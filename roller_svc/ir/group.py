@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
@@ -29,6 +29,7 @@ class GroupKind(Enum):
     # One loop nest: maps, transposes, reductions, windows, several statements over shared outer axes (softmax, norms)
     NEST = "nest"
     SCATTER = "scatter"  # writes at computed indices
+    SCAN = "scan"  # combines the elements up to each one along an axis, then maps over the same points
 
 
 class AxisRole(Enum):
@@ -36,7 +37,8 @@ class AxisRole(Enum):
 
     A contraction has BATCH, M, N, K. Seen as a convolution it has BATCH (groups), PIXEL (one for an output dimension),
     N (output channels), K (input channels) and TAP (filter positions, added to PIXEL). Attention has the axes of
-    its second contraction, K being the keys, and INNER, the head dimension. A nest or scatter has OUTER and INNER.
+    its second contraction, K being the keys, and INNER, the head dimension. A nest or scatter has OUTER and INNER. The
+    INNER axis of a scan is the one along which it goes: one pass visits each of its points once.
     OUTER axes are spatial and shared by all statements. INNER axes run whole at each outer point: they are reduced, or
     mapped over again by the last statement, as in softmax.
     """
@@ -187,6 +189,35 @@ def _is_window(dim: Dim, outer: Collection[str], inner: Mapping[str, int]) -> bo
     return bool(steps) and span > 1 and (min(steps) < span or math.prod(inner.values()) < _MIN_ROW)
 
 
+MAX_BYTE_PRODUCTS = (1 << 31) // (1 << 16)  # of bytes, that an int32 adds without wrapping
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRuns:
+    """Points along each axis of a contraction with one scale: 128 of n and of k for S[m, n // 128, k // 128].
+
+    0 along m or n if no scale varies with that axis; a scale of k alone counts along m.
+    """
+
+    m: int
+    n: int
+    k: int
+    sum_dtype: DType  # of the sums that are scaled
+
+    @property
+    def transposed(self) -> ScaleRuns:
+        return replace(self, m=self.n, n=self.m)
+
+    def scales(self, rows: int, columns: int) -> float:
+        """Return the scales of a tile of results."""
+        return sum(extent / run for extent, run in ((rows, self.m), (columns, self.n)) if run)
+
+    def k_tiles(self, depth: int) -> int:
+        """Return the k-tiles of `depth` points whose sums are scaled at once: those of a run, if no integer may wrap."""
+        may_wrap = not self.sum_dtype.is_float and self.k > MAX_BYTE_PRODUCTS
+        return 1 if may_wrap or self.k % depth else self.k // depth
+
+
 @dataclass(frozen=True)
 class TileSpace:
     """A kernel group as construction and the model see it."""
@@ -201,6 +232,7 @@ class TileSpace:
     # of the whole group's operators on a GPU, without a contraction's computed operands: a function takes several
     instructions: int = 0
     operand_flops: int = 0  # of computed operands of products, part of `flops`; a contraction's staging computes them
+    scale_runs: ScaleRuns | None = None  # of a contraction whose sums over blocks of k are scaled
     transposed: bool = False  # of a contraction: M and N, and with them its operands, change places
     computed: float = 1.0  # expected part of the tiles, of a grouped GEMM: data decide which batches have rows
     winograd_tile: int = 0  # outputs of a tile along each window dimension (Winograd); 0: direct convolution
@@ -259,6 +291,7 @@ class ContractionOperands:
     a: Expr  # over batch, m, k
     b: Expr  # over batch, k, n
     b2: Expr | None = None  # B of the second accumulator of a dual GEMM
+    scales: tuple[Expr, ...] = ()  # factors of sums over blocks of k, each over m or n and the number of the block
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +349,13 @@ class KernelGroup:
     def forbids_split_k(self) -> bool:
         """Return whether the reduction of a contraction must not be split over blocks."""
         return self.is_dual_gemm or self.row_reduction is not None or self.scatter is not None
+
+    @property
+    def product_sum_dtype(self) -> DType:
+        """Return the type in which the products of a contraction are added, before any scale: exact for integers."""
+        if self.space.scale_runs is None:
+            return self.space.compute_dtype
+        return self.space.scale_runs.sum_dtype
 
     def is_constant(self, outputs: Collection[Output]) -> bool:
         """Return whether the group depends on constants alone and writes none of the program's `outputs`."""

@@ -167,6 +167,23 @@ class WarpReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class WarpScan:
+    """Replace tensor[index], one value a thread, by the combination of those of the threads before it in its group.
+
+    A group has `lanes` threads of one warp, each `stride` after the one before; `lanes` is a power of two. `place` is a
+    thread's place in its group. The first thread of a group gets `neutral`. The node is warp-collective.
+    """
+
+    tensor: str
+    index: tuple[Expr, ...]
+    combine: Combine
+    lanes: int
+    stride: int
+    place: Expr
+    neutral: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class HorizontalReduce:
     """tensor[index] = the reduction of `lanes` consecutive elements of a storage node's last dimension from `first`."""
 
@@ -323,6 +340,7 @@ Node = (
     | Routine
     | Barrier
     | WarpReduce
+    | WarpScan
     | HorizontalReduce
     | Prefetch
     | Transpose
@@ -391,6 +409,8 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return (window,)
         case Prefetch(index=index) | WarpReduce(index=index):
             return index
+        case WarpScan(index=index, place=place, neutral=neutral):
+            return (*index, place, neutral)
         case _ if isinstance(node, HopperNode):
             return hopper_expressions(node)
         case _:

@@ -39,6 +39,7 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
     WarpReduce,
+    WarpScan,
     block_extents,
     child_lists,
     iter_nodes,
@@ -198,6 +199,14 @@ class CodeGenCuda(CodeGenVisitor):
         name = f"lane_{node.combine.name.lower()}{apart}_{dialects.SHORT[buffer.dtype]}"
         self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
         self.emit_line(f"{target} = {name}({target}, {node.lanes});")
+
+    def visit_warp_scan(self, node: WarpScan) -> None:
+        buffer = self.scalar.buffers[node.tensor]
+        target = self.element(node.tensor, buffer, node.index)
+        name = f"before_{node.combine.name.lower()}_{dialects.SHORT[buffer.dtype]}"
+        self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
+        place, neutral = self.scalar.index(node.place), self.scalar.value(node.neutral)
+        self.emit_line(f"{target} = {name}({target}, {neutral}, {place}, {node.lanes}, {node.stride});")
 
     def declare(self, storage: Storage) -> None:
         identifier = self.names.of(storage.tensor)

@@ -124,7 +124,7 @@ def test_devices_without_tma_cannot_load_rows_of_odd_length() -> None:
 def test_copies_have_the_type_and_layout_of_the_unit(
     compute: TensorProgram, constraints: ScheduleConstraints, copies: dict[str, str]
 ) -> None:
-    found = ways(compute, HOPPER, constraints)
+    found = [way for way in ways(compute, HOPPER, constraints) if way[-1].space.scale_runs is None]
     assert len(found) == bool(copies)
     read = {name: type_ for groups in found for name, type_ in groups[-1].inputs if "." in name}
     assert {n: f"{t.dtype.value} {' '.join(map(str, t.shape))}" for n, t in read.items()} == copies

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, operand_b2, operands
 from roller_svc.families.common.gpu.launch_bounds import mfma_resident_blocks
+from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, ScaledMmaMainloop
 from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue
 from roller_svc.families.common.gpu.matrix.mainloop import MmaMainloop
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
@@ -22,7 +23,7 @@ from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import Arch
-from roller_svc.ir.index import add, ceil_div, lt, num, ref
+from roller_svc.ir.index import add, ceil_div, lt, mul, num, ref
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.perf.workload import Workload
@@ -100,7 +101,9 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[MmaFacts]) -
     tile = mma_tile(program, a, b)
     load = load_class(a, tile.a.dtype, arch)
     copy_of_a = MmaOperandCopy(SHARED_A, a, tile.a, load, view.m, view.k, (tile.m, tile.k), tile.threads)
-    mainloop = MmaMainloop(view.dtype, tile, copy_of_a, _copy_of_b(group, program, tile, arch))
+    copies = copy_of_a, _copy_of_b(group, program, tile, arch)
+    scales = _block_scales(view, tile)
+    mainloop = MmaMainloop(view.dtype, tile, *copies) if scales is None else ScaledMmaMainloop(view.dtype, tile, *copies, scales)
     epilogue = MmaEpilogue(view, tile)
     resident = mfma_resident_blocks(MMA_CONTRACTION.model(workload), program)
     if program.pipeline.stream_k_blocks:
@@ -121,6 +124,16 @@ def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, arch: Arch)
     extents = (tile.n // program.space.num_accumulators, tile.k)
     half = staged(b, dtype, *extents, tile.fragment)
     return DualGemmCopy(SHARED_B, b, tile.b, load, view.n, view.k, extents, tile.threads, second, half)
+
+
+def _block_scales(view: GemmView, tile: MmaTile) -> BlockScales | None:
+    """Return the scales of a warp's part of a k-tile's sums."""
+    if tile.scale_runs is None or (registers := tile.scales) is None:
+        return None
+    row = add(mul(ref("m.block"), num(tile.m)), mul(ref("m.warp"), num(tile.warp_m)))
+    row = add(row, mul(ref("m.fragment"), num(tile.fragment.rows)))
+    column = add(mul(ref("n.block"), num(tile.n)), mul(ref("n.warp"), num(tile.warp_n)))
+    return BlockScales(view, registers, row, column, (tile.m, tile.n), tile.scale_runs.sum_dtype)
 
 
 def tile_blocks(view: GemmView, tile: tuple[int, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
