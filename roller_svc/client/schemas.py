@@ -168,8 +168,9 @@ class CompileRequest(ProgramModel, BuildTerms):
 
 def _check_distinct(names: list[str]) -> list[str]:
     """Raise PydanticCustomError if a name is there twice."""
-    if repeated := next((name for number, name in enumerate(names) if name in names[:number]), None):
-        raise PydanticCustomError("not_distinct", "expected each name once, got {name} twice", {"name": repeated[:100]})
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise PydanticCustomError("not_distinct", "expected each name once, got '{name}' twice", {"name": name[:100]})
     return names
 
 

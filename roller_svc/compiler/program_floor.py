@@ -62,8 +62,9 @@ def _traffic_bytes(program: TensorProgram, statements: tuple[TensorExpr, ...]) -
 
 
 def _written_bytes(statement: TensorExpr) -> int:
+    """Return the bytes of a result; of a scatter only those that it writes, since its target may be donated."""
     written = statement.points * statement.type.dtype.bytes
-    return min(written, statement.type.bytes) if statement.in_place else statement.type.bytes
+    return statement.type.bytes if statement.target is None else min(written, statement.type.bytes)
 
 
 def _arithmetic(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from roller_svc.analysis.constant_folding import holds
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.operand import value_dtype
-from roller_svc.analysis.sum_of_products import product_of
+from roller_svc.analysis.sum_of_products import product_of, sum_of_products
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import as_contraction
 from roller_svc.ir.dtype import DType
@@ -67,17 +67,25 @@ def _split(statement: TensorExpr, types: Mapping[str, TensorType], *, is_signing
     reduced = frozenset(axis.name for axis in statement.reduced)
     signed = _Expansion(dtype, reduced, is_signing=True).terms(statement.body) if is_signing else []
     plain = _Expansion(dtype, reduced, is_signing=False).terms(statement.body)
-    if len(plain) == 1 and signed in ([], plain) and as_contraction(statement) is not None:
+    has_signs = dtype.is_float and any(_is_negated(factor) for factor in _factors_of(statement))
+    if len(plain) == 1 and signed in ([], plain) and not has_signs and as_contraction(statement) is not None:
         return (statement,)
-    forms = (_split_terms(statement, terms, types) for terms in (signed, plain) if 0 < len(terms) <= MAX_TERMS)
+    if has_signs and len(plain) == 1 and not plain[0].is_negative:
+        return (replace(statement, body=product_of([_convert(factor, dtype) for factor in plain[0].factors])),)
+    forms = (_split_terms(statement, terms, types, has_signs=has_signs) for terms in (signed, plain) if 0 < len(terms) <= MAX_TERMS)
     return next((form for form in forms if form), (statement,))
 
 
-def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, TensorType]) -> Statements:
-    """Return the sums of terms and the map that adds them; none if that is no better than the statement."""
+def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, TensorType], *, has_signs: bool) -> Statements:
+    """Return the sums of terms and the map that adds them; none if that is no better than the statement.
+
+    `has_signs`: the statement is a contraction whose operands would have signs.
+    """
     dtype = statement.accumulator
     sums = [_sum(statement, term, f"{statement.output}.term{i}") for i, term in enumerate(terms)]
-    if not _is_better(statement, sums, dtype) or not all(_is_readable(each.body, statement, types) for each in sums if each):
+    if not has_signs and not _is_better(statement, sums, dtype):
+        return ()
+    if not all(_is_readable(each.body, statement, types) for each in sums if each):
         return ()
     values = [_value(statement, term, each) for term, each in zip(terms, sums, strict=True)]
     axes = statement.spatial
@@ -85,6 +93,19 @@ def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, 
     combined = replace(statement, kind=StatementKind.MAP, axes=axes, body=total, combine=None)
     # the largest last: its kernel computes the result
     return (*sorted((each for each in sums if each is not None), key=lambda each: each.points), combined)
+
+
+def _factors_of(statement: TensorExpr) -> tuple[Expr, ...]:
+    """Return the factors of a contraction's product; none of another statement."""
+    form = None if as_contraction(statement) is None else sum_of_products(statement)
+    return () if form is None else form.factors
+
+
+def _is_negated(factor: Expr) -> bool:
+    """Return whether a factor has a sign, which an operand of a matrix unit lacks."""
+    while isinstance(factor, Cast) and factor.implicit:
+        factor = factor.arg
+    return isinstance(factor, Op) and factor.kind is OpKind.NEG
 
 
 @dataclass(frozen=True, slots=True)

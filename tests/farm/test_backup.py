@@ -150,7 +150,7 @@ def test_parts_that_are_killed_during_backup_and_restore(
 
     def run_while_killed(stack: Stack, action: str, began: Path) -> None:
         process = stack.run("store", action, str(backup))
-        wait_until(lambda: began.exists() or process.poll() is not None)
+        wait_until(lambda: began.exists() or process.poll() is not None, RETURN_S)
         kill()
         code, output = finished(process)
         assert part == "database" or code == 0, output

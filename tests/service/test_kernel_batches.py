@@ -120,6 +120,7 @@ def test_one_request_builds_for_several_targets(client: Client, builder: Builder
         ({"targets": ["cpu-x86-avx2"], "target": "cpu-x86-avx2"}, "invalid-body"),
         ({"targets": []}, "invalid-body"),
         ({"targets": ["cpu-x86-avx2", "local", "cpu-x86-avx2"]}, "invalid-body"),
+        ({"targets": ["", ""]}, "invalid-body"),
         ({"targets": [f"a{number}" for number in range(65)]}, "invalid-body"),
         ({"targets": [f"a{number}" for number in range(MAX_ITEMS + 1)]}, "too-many-items"),
     ],

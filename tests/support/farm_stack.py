@@ -168,7 +168,7 @@ class PostgreSql:
             self._server.ensure_postgres_running()
             with engine.connect():
                 return True
-        except (subprocess.TimeoutExpired, OperationalError):
+        except (subprocess.TimeoutExpired, OperationalError, AssertionError):  # the last of the package, while it recovers
             return False
 
     def close(self) -> None:

@@ -132,7 +132,7 @@ def test_a_grouping_is_within_reach_as_far_as_estimates_are_uncertain(factor: fl
 
 
 def test_kinds_of_units_that_may_be_the_fastest_are_measured() -> None:
-    groupings = ranked(two(PRODUCT, HALF, (512, 512), (512, 512)), HOPPER)
+    groupings = ranked(two(PRODUCT, HALF, (1024, 1024), (1024, 1024)), HOPPER)
     (candidates,) = groupings[0].candidates
     heads: dict[UnitKind, Candidate] = {}
     for candidate in candidates:

@@ -13,6 +13,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     BARRIER_CYCLES,
     CORE_L2_BYTES_PER_CYCLE,
     MMA_LATENCY_CYCLES,
+    SECTOR_BYTES,
     STEP_OPS,
     MatrixStep,
     MmaBlock,
@@ -23,6 +24,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     k_tile_latency_cycles,
     operand_dram_bytes,
     resource_seconds,
+    scale_latency_cycles,
     shared_latency_cycles,
     tile_count,
 )
@@ -127,17 +129,17 @@ def _block_step(p: Workload[MmaFacts], block: Tile, tile: MmaTile) -> MatrixStep
     moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
     chain = tile.k_steps * max(fragments * instruction, MMA_LATENCY_CYCLES)
     latency = load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes)
-    scale_bytes = scale_lines = 0.0
+    scale_bytes = read_bytes = 0.0
     if (runs := tile.scale_runs) is not None and (scales := tile.scales) is not None:
         scale_bytes = WORD_BYTES * runs.scales(tile.m, tile.n) / tile.promoted_k_tiles
-        scale_lines = math.prod(tile.warps) * scales.lines / tile.promoted_k_tiles
+        read_bytes = SECTOR_BYTES * math.prod(tile.warps) * scales.sectors / tile.promoted_k_tiles
         # requested before the products
-        chain = max(chain, load_latency_cycles(mach, p.epilogue.total_bytes) / tile.promoted_k_tiles)
+        chain = max(chain, scale_latency_cycles(p) / tile.promoted_k_tiles)
         chain += tile.promotion_slots
     return MatrixStep(
         warps=math.prod(tile.warps),
         mma=tile.m * tile.n * tile.k / mach.fma_per_cycle,
-        shared=reads / mach.staged_bytes_per_cycle + fill_a.pipe + fill_b.pipe + scale_lines,
+        shared=(reads + read_bytes) / mach.staged_bytes_per_cycle + fill_a.pipe + fill_b.pipe,
         issue=(_fragment_slots(p, tile) + math.prod(tile.warps) * tile.promotion_slots + fill_a.slots + fill_b.slots)
         / mach.issue_per_cycle,
         port=moved / CORE_L2_BYTES_PER_CYCLE,

@@ -13,6 +13,7 @@ from roller_svc.construct.rules import MIN_MATRIX_STAGES
 from roller_svc.families.common.gpu.matrix.terms import (
     CORE_L2_BYTES_PER_CYCLE,
     IMPERFECT_OVERLAP,
+    SECTOR_BYTES,
     STEP_OPS,
     MatrixStep,
     copy_cost,
@@ -21,6 +22,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     k_tile_latency_cycles,
     operand_dram_bytes,
     resource_seconds,
+    scale_latency_cycles,
     tile_count,
 )
 from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
@@ -179,8 +181,9 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     if (runs := tile.scale_runs) is not None and (scales := tile.scales) is not None:
         scale_bytes = WORD_BYTES * runs.scales(tile.m, tile.n) / tile.promoted_k_tiles
         # requested before the products
-        chain = max(chain, load_latency_cycles(mach, p.epilogue.total_bytes) / tile.promoted_k_tiles)
-        pipe += tile.consumers * WARPS * scales.lines / tile.promoted_k_tiles
+        chain = max(chain, scale_latency_cycles(p) / tile.promoted_k_tiles)
+        read_bytes = SECTOR_BYTES * tile.consumers * WARPS * scales.sectors / tile.promoted_k_tiles
+        pipe += read_bytes / mach.staged_bytes_per_cycle
     chain = chain + added + STEP_CYCLES if tile.promotes_accumulators else max(STEP_CYCLES, chain)
     step = MatrixStep(
         warps=WARPS * tile.consumers,

@@ -193,6 +193,12 @@ def epilogue_slots(p: Workload[Any], points: int) -> float:
     return slots
 
 
+def scale_latency_cycles(p: Workload[Any]) -> float:
+    """Return the latency of a scale of a block of k, which is in L2 unless the scales are many."""
+    read = sum(tensor.access.tensor_bytes for tensor in p.epilogue.tensors if not tensor.access.is_output)
+    return load_latency_cycles(p.machine, read)
+
+
 def epilogue_memory_cycles(p: Workload[Any], launch: Launch) -> float:
     """Return the memory cycles of one tile's outputs; 0 where a second launch writes them."""
     mach = p.machine

@@ -129,8 +129,11 @@ class ScaleRegisters(NamedTuple):
         return self.fragments * self.rows_of_lane + self.num_columns
 
     @property
-    def lines(self) -> int:
-        """Cache lines that the loads of a warp touch, each a cycle of the core's L1."""
+    def sectors(self) -> int:
+        """Sectors that the loads of a warp touch, each of another row or column of scales.
+
+        L1 looks up four tags a cycle (R. Smith, developer forum of NVIDIA), as many sectors as it passes on.
+        """
         rows, columns = self.fragment.rows // self.rows_of_lane, self.fragment.columns // self.columns_of_lane
         of_rows = -(-rows // self.row_run) if self.row_run else 1
         of_columns = columns if self.column_run == 1 else 1
