@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from roller_svc.families.matching import SCALING_KINDS, supports_attention, transpose_space, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
+from roller_svc.fusion.grouped_gemm import selects_matrices
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
 from roller_svc.fusion.scaled_sums import has_scaled_sum
@@ -28,7 +29,7 @@ class PartitionCache:
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
-    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool, bool, bool], tuple[TensorExpr, ...]] = field(
+    _statements: dict[tuple[bool | frozenset[OperandCopy], ...], tuple[TensorExpr, ...]] = field(
         default_factory=dict, compare=False
     )
     _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
@@ -60,6 +61,7 @@ class PartitionCache:
         return (
             *fewer,
             *self._with_col2im(options, default),
+            *self._with_grouped_rows(options),
             *self._with_packed_constants(options, default),
             *self._with_scaled_sums(options, default, hw),
             *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)),
@@ -72,6 +74,11 @@ class PartitionCache:
             return []
         found = [self._partition(replace(option, col2im=True)) for option in options]
         return [groups for groups in found if groups not in default]
+
+    def _with_grouped_rows(self, options: list[FusionOptions]) -> list[Partition]:
+        """Return the partitions of a GPU with grouped GEMMs."""
+        is_possible = self._selects_matrices and not any(option.is_cpu for option in options)
+        return [self._partition(replace(option, group_rows=True)) for option in options] if is_possible else []
 
     def _with_scaled_sums(self, options: list[FusionOptions], default: list[Partition], hw: HardwareSpec) -> list[Partition]:
         """Return the partitions with kernels that scale sums in registers, if the program has such sums."""
@@ -103,6 +110,8 @@ class PartitionCache:
         options = self._plain_options(hw)
         if self._has_transposed_convolution:
             options += [replace(option, col2im=True) for option in options]
+        if self._selects_matrices:
+            options += [replace(option, group_rows=True) for option in options]
         options += [replace(option, scale_partial_sums=True) for option in self._plain_options(hw)]
         option = next((o for o in options if self._partition(o) is groups), None)
         wanted = self.unloadable_operands(groups, hw, constraints)
@@ -144,10 +153,15 @@ class PartitionCache:
         types = self.program.types
         return any(is_transposed_convolution(each, types) for each in self.program.statements)
 
+    @property
+    def _selects_matrices(self) -> bool:
+        types = self.program.types
+        return any(selects_matrices(each, types) for each in self.program.statements)
+
     def statements(self, options: FusionOptions) -> tuple[TensorExpr, ...]:
         """Return the normalized statements of the program."""
         form = (
-            *(options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im),
+            *(options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im, options.group_rows),
             *(options.has_signed_bytes_only, options.scale_partial_sums),
         )
         statements = self._statements.get(form)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.columns import share_lines
 from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_reductions, online_reductions
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.scans import match_scan
@@ -15,10 +16,12 @@ from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
 from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
 from roller_svc.fusion.col2im import insert_col2im
+from roller_svc.fusion.columns import flatten_columns
 from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled_contraction
 from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
 from roller_svc.fusion.grouped_axes import split_grouped_axes
+from roller_svc.fusion.grouped_gemm import group_rows
 from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise, is_expensive
 from roller_svc.fusion.linear_sums import split_linear_sums
 from roller_svc.fusion.operand_copies import OperandCopy, insert_operand_copies
@@ -27,9 +30,10 @@ from roller_svc.fusion.row_normalization import hoist_row_divisions
 from roller_svc.fusion.scaled_sums import merge_scaled_sums
 from roller_svc.fusion.space import contraction_space, nest_space, scan_space
 from roller_svc.fusion.split.online_reduction import splits_evenly
+from roller_svc.ir.affine import affine
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, loads_of, substitute
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, loads_of, substitute
 from roller_svc.ir.group import ContractionOperands, GroupKind, KernelGroup
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
@@ -81,6 +85,7 @@ class FusionOptions:
     operand_copies: frozenset[OperandCopy] = frozenset()  # operands that are written to memory before a contraction
     inline_outputs: bool = False  # readers of an output that a reduction reads compute it again
     col2im: bool = False  # transposed convolutions become GEMMs whose products are added
+    group_rows: bool = False  # products of rows with matrices that data selects become grouped GEMMs
     scale_partial_sums: bool = False  # kernels of contractions scale sums of blocks of k in registers
     packed_constants: frozenset[str] = frozenset()  # whose products with few rows are contractions, too
     has_signed_bytes_only: bool = False  # matrix units take int8, but not uint8
@@ -105,6 +110,8 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
         statements = merge_scaled_sums(statements, {o.tensor for o in program.outputs})
     if hw.col2im:
         statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
+    if hw.group_rows:
+        statements = group_rows(statements, stored_types(program), {o.tensor for o in program.outputs})
     if hw.operand_copies:
         statements = insert_operand_copies(
             statements,
@@ -129,7 +136,7 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
     pairs = (
         match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm and not hw.scale_partial_sums else {}
     )
-    drafts = _fuse(statements, attention, pairs, hw)
+    drafts = _fuse(statements, attention, pairs, types, hw)
     read_by = _readers(drafts)
     groups = (_group(draft, f"kernel{i}", types, outputs | read_by[i], hw) for i, draft in enumerate(drafts))
     return tuple(_with_constants(groups, program))
@@ -165,6 +172,7 @@ def _fuse(
     statements: tuple[TensorExpr, ...],
     attention: Mapping[str, AttentionMatch],
     pairs: Mapping[str, TensorExpr],
+    types: Mapping[str, TensorType],
     hw: FusionOptions,
 ) -> list[_FusionGroup]:
     drafts: list[_FusionGroup] = []
@@ -187,7 +195,7 @@ def _fuse(
             available = all(t not in written or t in done or t in draft.written for t in reads)
             others = {t for s, names in pending[1:] if s is not statement for t in names} if available else set()
             is_attention = statement.output in attention
-            grown = _try_fuse(draft, statement, hw, others) if available and not is_attention else None
+            grown = _try_fuse(draft, statement, types, hw, others) if available and not is_attention else None
             if grown is None:
                 remaining.append((statement, reads))
             else:
@@ -253,19 +261,23 @@ def _readers(drafts: list[_FusionGroup]) -> list[set[str]]:
     return [{t for other in drafts if other is not draft for t in other.reads} & draft.written for draft in drafts]
 
 
-def _try_fuse(draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, read_later: set[str]) -> _FusionGroup | None:
+def _try_fuse(
+    draft: _FusionGroup, statement: TensorExpr, types: Mapping[str, TensorType], hw: FusionOptions, read_later: set[str]
+) -> _FusionGroup | None:
     """Return the group with the statement, or None if they cannot share a loop nest or it does not pay.
 
     `read_later` are tensors that later statements read.
     """
-    if statement.kind is StatementKind.SCATTER or draft.statements[0].kind is StatementKind.SCATTER:
+    if statement.kind is StatementKind.SCATTER:
+        return None if draft.contraction is None else _with_scattered_rows(draft, draft.contraction, statement, types, read_later)
+    if draft.statements[0].kind is StatementKind.SCATTER:
         return None
     if draft.is_scan or match_scan(statement) is not None:
-        return _with_map_of_scan(draft, statement)
+        return _with_map_of_scan(draft, statement, types)
     if draft.contraction is not None and statement.kind is StatementKind.REDUCE:
         must_stay_separate = draft.attention is not None or bool(draft.written & read_later)
         return None if must_stay_separate else _with_row_reduction(draft, draft.contraction, statement, hw)
-    names = _shared_axes(draft, statement)
+    names = _shared_axes(draft, statement, types)
     if names is None and hw.inline_outputs:
         names = _same_row_axes(draft, statement)
     if names is None:
@@ -280,9 +292,9 @@ def _try_fuse(draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, rea
     return candidate if not has_long_rows or fills_cores or _shares_pass(candidate, hw) else None
 
 
-def _with_map_of_scan(draft: _FusionGroup, statement: TensorExpr) -> _FusionGroup | None:
+def _with_map_of_scan(draft: _FusionGroup, statement: TensorExpr, types: Mapping[str, TensorType]) -> _FusionGroup | None:
     """Return a scan with a map of its results over the same points; None for other statements."""
-    names = _shared_axes(draft, statement) if draft.is_scan and statement.kind is StatementKind.MAP else None
+    names = _shared_axes(draft, statement, types) if draft.is_scan and statement.kind is StatementKind.MAP else None
     if names is None or len(names) != len(statement.axes):
         return None
     return replace(draft, statements=(*draft.statements, _renamed(statement, names, draft)))
@@ -348,6 +360,22 @@ def _with_row_reduction(
     return _FusionGroup((*draft.statements, _renamed(statement, names, draft)), contraction)
 
 
+def _with_scattered_rows(
+    draft: _FusionGroup, contraction: Contraction, statement: TensorExpr, types: Mapping[str, TensorType], read_later: set[str]
+) -> _FusionGroup | None:
+    """Fuse a scatter of whole rows of a contraction, which writes all elements of its result and has no other reader."""
+    writes_all = statement.writes_once and statement.in_place and statement.target is None
+    if not writes_all or draft.attention is not None or len(draft.statements) > 1 or not draft.written.isdisjoint(read_later):
+        return None
+    names = _shared_axes(draft, statement, types)
+    if names is None or any(own != outer for own, outer in names.items()) or len(names) != len(statement.axes):
+        return None
+    columns = {axis.name for axis in contraction.n}
+    where = frozenset[str]() if statement.predicate is None else axes_of(statement.predicate)
+    moved = frozenset[str]().union(*(axes_of(index) for index in statement.index if not isinstance(index, AxisRef)))
+    return replace(draft, statements=(*draft.statements, statement)) if columns.isdisjoint(where | moved) else None
+
+
 def _renaming(written_at: tuple[Expr, ...], read_at: tuple[Expr, ...]) -> dict[str, str] | None:
     """Return {reader's axis: writer's axis}, or None if an index is not a plain axis."""
     names: dict[str, str] = {}
@@ -358,7 +386,7 @@ def _renaming(written_at: tuple[Expr, ...], read_at: tuple[Expr, ...]) -> dict[s
     return names
 
 
-def _shared_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
+def _shared_axes(draft: _FusionGroup, statement: TensorExpr, types: Mapping[str, TensorType]) -> dict[str, str] | None:
     """Return {statement's axis: group's outer axis} for all outer axes, or None if they do not correspond.
 
     A tensor that the group writes may only be read at the outer point that writes it.
@@ -372,7 +400,7 @@ def _shared_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] |
                 return None
             names = found
     if names is None:
-        names = _same_pass_axes(draft, statement)
+        names = _same_pass_axes(draft, statement, types)
     return names
 
 
@@ -399,8 +427,8 @@ def _same_point_axes(writer: TensorExpr, load: Load, reader: TensorExpr, draft: 
     return names if len(names) == len(draft.outer) else None
 
 
-def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
-    """Return the axes of a second reduction, or map, over the same tensor, so that one pass serves both."""
+def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr, types: Mapping[str, TensorType]) -> dict[str, str] | None:
+    """Return the axes of a second reduction, or map, over the same memory lines, so that one pass serves both."""
     first = draft.statements[0]
     if draft.contraction is not None or statement.kind is not first.kind:
         return None
@@ -413,7 +441,7 @@ def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str
         return None
     names = {a.name: b.name for a, b in zip(own, theirs, strict=True)}
     reduced = {a.name: b.name for a, b in zip(statement.reduced, first.reduced, strict=True)}
-    return names if _reads_same_elements(draft, statement, names | reduced) else None
+    return names if _reads_same_lines(draft, statement, names | reduced, types) else None
 
 
 def _same_row_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
@@ -442,18 +470,26 @@ def _same_row_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str]
     return None
 
 
-def _reads_same_elements(draft: _FusionGroup, statement: TensorExpr, names: Mapping[str, str]) -> bool:
-    """Return whether two maps or reductions share a load; of maps, one whose indices are their axes in order."""
+def _reads_same_lines(
+    draft: _FusionGroup, statement: TensorExpr, names: Mapping[str, str], types: Mapping[str, TensorType]
+) -> bool:
+    """Return whether two maps or reductions load from the same lines; maps, in the order of their axes."""
     refs: dict[str, Expr] = {own: AxisRef(outer) for own, outer in names.items()}
-    order = [a.name for a in draft.outer]
-    is_map = statement.kind is StatementKind.MAP
+    order = [a.name for a in draft.outer] if statement.kind is StatementKind.MAP else None
+    own = [replace(load, index=tuple(substitute(i, refs) for i in load.index)) for load in statement.reads]
+    return any(
+        share_lines(first, second, types[first.tensor].shape) and (order is None or _follows(first, order))
+        for first, second in itertools.product(draft.statements[0].reads, own)
+        if first.tensor == second.tensor
+    )
 
-    def in_order(load: Load) -> bool:
-        indexed = [order.index(i.name) for i in load.index if isinstance(i, AxisRef) and i.name in order]
-        return len(indexed) == len(load.index) and indexed == sorted(indexed) and indexed[-1:] == [len(order) - 1]
 
-    shared = {(load.tensor, load.index) for load in draft.statements[0].reads if not is_map or in_order(load)}
-    return any((load.tensor, tuple(substitute(i, refs) for i in load.index)) in shared for load in statement.reads)
+def _follows(load: Load, order: Sequence[str]) -> bool:
+    """Return whether the indices are steps along axes of their own, in this order, the last axis included."""
+    forms = [form for form in map(affine, load.index) if form is None or form.coeffs]
+    steps = [form.coeffs[0] if form is not None and len(form.coeffs) == 1 else ("", 0) for form in forms]
+    places = [order.index(name) if name in order and c > 0 else -1 for name, c in steps]
+    return -1 not in places and places == sorted(set(places)) and places[-1:] == [len(order) - 1]
 
 
 def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _FusionGroup) -> TensorExpr:
@@ -489,7 +525,7 @@ def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], need
     tensors = {t for s in draft.statements for t in (*s.reads_tensors, s.output)}
     fused = fuse_axes(draft.statements, {t: types[t] for t in tensors})
     if not hw.is_cpu:
-        fused = flatten_rows(fused)
+        fused = flatten_columns(flatten_rows(fused))
     statements = fused.statements
     outer = statements[0].spatial
     stored = tuple((s.output, fused.types[s.output]) for s in statements if s.output not in locals_)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
+from roller_svc.analysis.columns import LINE_BYTES
 from roller_svc.analysis.constant_runs import constant_run
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
@@ -21,10 +22,9 @@ from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
 from roller_svc.ir.group import AxisRole, ScaleRuns, TileAccess, TileAxis, TileSpace, sum_within_tensors
-from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
+from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 
 SHORT_ROW = 32  # shorter reduced axes (windows) are poor vector axes
-LINE_BYTES = 128  # loads that are less apart share a line: the longest one of any device
 
 
 def contraction_space(
@@ -45,21 +45,24 @@ def contraction_space(
     accesses = [*_reads(c.a, types, "a"), *(read for b in b_operands for read in _reads(b, types, "b"))]
     accesses += [read for scale in c.scales for read in _reads(scale, types)]
     for statement in statements[len(b_operands) :]:
-        accesses += _reads(statement.body, types)
+        accesses += [read for expr in (statement.body, *statement.index) for read in _reads(expr, types)]
     accesses += _writes(statements, types)
     products = statements[: len(b_operands)]
     if c.scales:  # not of each product
         products = (replace(statements[0], body=replace(c, scales=()).product(statements[0].body.dtype)),)
     flops = sum(s.flops for s in (*products, *statements[len(products) :]))
+    instructions = sum(2 * s.points for s in products) + count_instructions(statements[len(products) :])
+    computed = _computed_part(statements[-1])
     return TileSpace(
         axes=tuple(axes),
         accesses=_distinct(_join_neighbours(accesses, statements)),
-        flops=flops,
-        instructions=sum(2 * s.points for s in products) + count_instructions(statements[len(products) :]),
+        flops=round(computed * flops),
+        instructions=round(computed * instructions),
         compute_dtype=statements[0].accumulator,
         vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
         num_accumulators=len(b_operands),
         operand_flops=sum(max(0, s.flops - 2 * s.points) for s in products),
+        computed=computed,
         scale_runs=_scale_runs(c) if c.scales else None,
     )
 
@@ -75,6 +78,14 @@ def _scale_runs(c: Contraction) -> ScaleRuns:
         k=math.gcd(*(constant_run(scale, c.k) for scale in c.scales)),
         sum_dtype=DType.INT32 if are_integers else DType.FLOAT32,
     )
+
+
+def _computed_part(last: TensorExpr) -> float:
+    """Return the part of a contraction's tiles that are computed, if the last statement scatters rows.
+
+    Data decide, between all tiles and those of full batches. Rows that fall evenly on batches make half of the rest.
+    """
+    return (1 + last.type.elements / last.points) / 2 if last.kind is StatementKind.SCATTER else 1.0
 
 
 def attention_space(
@@ -136,6 +147,10 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
         replace(access, num_uses=uses, is_conditional=not access.is_output and access.tensor not in always)
         for access, uses in Counter(accesses).items()
     )
+    extents = {a.name: a.extent for a in anchor.axes}
+    distinct = tuple(
+        replace(access, rereads=any(_reads_whole_rows(other, access, extents) for other in distinct)) for access in distinct
+    )
     targets = [s.target for s in statements if s.target is not None and not s.in_place]
     return TileSpace(
         axes=tuple(axes),
@@ -179,6 +194,16 @@ def _writes(statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType])
         if statement.output in types:
             type_ = types[statement.output]
             yield TileAccess(statement.output, type_.dtype, _dims(statement.index, type_), is_output=True)
+
+
+def _reads_whole_rows(access: TileAccess, other: TileAccess, extents: Mapping[str, int]) -> bool:
+    """Return whether an access reads all rows, along the innermost dimension, of which the other reads parts."""
+    if access.tensor != other.tensor or access.is_output or access.is_conditional or not access.dims:
+        return False
+    *outer, row = access.dims
+    *rows_of_other, part = other.dims
+    is_whole = row.is_affine and [(c, extents.get(name)) for name, c in row.coeffs] == [(1, row.size)]
+    return is_whole and outer == rows_of_other and row.coeffs == part.coeffs and not part.is_affine
 
 
 def _read_dims(load: Load, type_: TensorType) -> tuple[Dim, ...]:

@@ -12,7 +12,8 @@ from itertools import pairwise
 from roller_svc.ir.affine import Dim
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr
+from roller_svc.ir.expr import AxisRef, Expr, Op, OpKind, axes_of
+from roller_svc.ir.index import conjuncts
 from roller_svc.ir.program import Axis, AxisKind, Output, StatementKind, TensorExpr, TensorType
 
 # Axis of values that are computed once for each tile along n: the number of the tile.
@@ -96,6 +97,7 @@ class TileAccess:
     num_uses: int = 1  # statements of a nest that access it
     constant: bool = False  # the same in every call
     is_conditional: bool = False  # read only where conditions hold
+    rereads: bool = False  # only elements of rows, along the innermost dimension, that another access reads whole
     num_loads: int = 1  # loads of a point, at different offsets
 
     @property
@@ -232,6 +234,7 @@ class TileSpace:
     operand_flops: int = 0  # of computed operands of products, part of `flops`; a contraction's staging computes them
     scale_runs: ScaleRuns | None = None  # of a contraction whose sums over blocks of k are scaled
     transposed: bool = False  # of a contraction: M and N, and with them its operands, change places
+    computed: float = 1.0  # expected part of the tiles, of a grouped GEMM: data decide which batches have rows
     winograd_tile: int = 0  # outputs of a tile along each window dimension (Winograd); 0: direct convolution
 
     def axis(self, name: str) -> TileAxis:
@@ -269,7 +272,7 @@ class TileSpace:
     def compulsory_bytes(self) -> int:
         """Return the compulsory traffic: every accessed element once."""
         whole = {a.name: a.extent for axis in self.axes for a in axis.members}
-        moved = sum_within_tensors((access, access.tile_bytes(whole)) for access in self.accesses)
+        moved = sum_within_tensors((access, access.tile_bytes(whole)) for access in self.accesses if not access.rereads)
         return moved + 2 * self.copied_bytes
 
 
@@ -325,9 +328,27 @@ class KernelGroup:
         return self.operands is not None and self.operands.b2 is not None
 
     @property
+    def scatter(self) -> TensorExpr | None:
+        """Return the statement of a contraction's epilogue that scatters its rows, if there is one."""
+        last = self.statements[-1]
+        return last if self.kind is GroupKind.CONTRACTION and last.kind is StatementKind.SCATTER else None
+
+    @property
+    def num_batches(self) -> Expr | None:
+        """Return the number of batches, along the outermost batch axis, of which rows are scattered; None for all."""
+        batch = next(iter(self.space.role(AxisRole.BATCH)), None)
+        if self.scatter is None or batch is None:
+            return None
+        for condition in conjuncts(self.scatter.predicate):
+            match condition:
+                case Op(kind=OpKind.LT, args=(AxisRef(name=batch.name), limit)) if not axes_of(limit):
+                    return limit
+        return None
+
+    @property
     def forbids_split_k(self) -> bool:
         """Return whether the reduction of a contraction must not be split over blocks."""
-        return self.is_dual_gemm or self.row_reduction is not None
+        return self.is_dual_gemm or self.row_reduction is not None or self.scatter is not None
 
     @property
     def product_sum_dtype(self) -> DType:

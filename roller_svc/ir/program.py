@@ -90,7 +90,7 @@ class TensorExpr:
     target: str | None = None  # of a scatter; None: elements that nothing is written to are the reduction's identity
     predicate: Expr | None = None  # of a scatter: where it is 0, nothing is written and the index is not evaluated
     bounds_checked: tuple[bool, ...] = ()  # of a scatter: dimensions of `index` that are checked at run time
-    in_place: bool = False  # of a scatter: the result has its target's memory, so nothing is copied
+    in_place: bool = False  # of a scatter: the result has its target's memory, or all of it is written; nothing is copied
     writes_once: bool = False  # of a scatter: no element is written twice, so that the order does not matter
 
     @property

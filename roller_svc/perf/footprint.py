@@ -131,6 +131,8 @@ class AccessFootprint:
         moved = requested = rows * line * min(row / run * -(-run * size // line), -(-span * size // line))
         if cache_line != line:
             requested = rows * cache_line * min(row / run * -(-run * size // cache_line), -(-span * size // cache_line))
+        if self.access.rereads and self.dims[0].measure(extents)[0] == self.dims[0].dim.size:
+            moved = requested = 0.0
         return inside, run, moved, requested
 
     def elements(self, tile: Tile) -> int:
@@ -229,7 +231,7 @@ class SpaceFootprint:
         accessed, moved = 0, 0.0
         for access in self.accesses:
             elements, _, transactions, _ = access.measure(tile)
-            accessed += elements * access.elem_bytes
+            accessed += elements * access.elem_bytes if transactions else 0
             moved += transactions
         return accessed, moved
 

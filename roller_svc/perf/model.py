@@ -104,6 +104,7 @@ def read_launch(p: Workload[F], program: RProgram) -> Launch:
     for i in p.spatial:
         grid *= -(-footprint.extents[i] // block[i])
         threads *= block[i] // thread[i]
+    grid = math.ceil(grid * p.space.computed)
     points = program.split_k * p.outer_points if program.split_k > 1 else 0
     return Launch(
         block,

@@ -13,7 +13,7 @@ from roller_svc.ir.expr import AxisRef, Expr, Load
 from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup, TileAxis, TileSpace
 from roller_svc.ir.index import div, mod
 from roller_svc.ir.program import StatementKind
-from roller_svc.ir.schedule import Compute, Let, Loop, Node, Storage
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, Node, Storage
 from roller_svc.schedule.nest_statements import RowReads, row_storages, row_tensors, wrap_in_storages
 
 
@@ -64,12 +64,18 @@ class GemmView:
 
         `at` gives the values of axes that have no variable of their own name.
         """
-        return wrap_in_storages(*self._epilogue(accumulator, at, ()))
+        storages, nodes = self._epilogue(accumulator, at, ())
+        return wrap_in_storages(storages, self._where_written(nodes))
 
     def vector_epilogue(self, accumulator: Load, lanes: Loop, at: dict[str, Expr]) -> tuple[Node, ...]:
         """Return the epilogue of adjacent points, one for each lane of the loop `lanes`, which has no body yet."""
         storages, nodes = self._epilogue(accumulator, at, (lanes,))
-        return wrap_in_storages(storages, (replace(lanes, body=nodes),))
+        return wrap_in_storages(storages, self._where_written((replace(lanes, body=nodes),)))
+
+    def _where_written(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Execute the epilogue where its scatter writes: a condition of rows."""
+        predicate = self.group.statements[-1].predicate
+        return nodes if predicate is None else (Branch(predicate, nodes),)
 
     def epilogue_values(self, accumulator: Load) -> tuple[list[Storage], tuple[Node, ...]]:
         """Return register buffers and the nodes that compute the epilogue's values of one point, without stores."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.program import StatementKind, TensorProgram, TensorType
 from roller_svc.ir.report import Plan
+from roller_svc.perf.footprint import footprint
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
@@ -243,6 +245,33 @@ def test_maps_over_one_tensor_share_a_pass(target: str) -> None:
     (group,) = partition(casts, hardware.load(target))
     assert [s.output for s in group.statements] == ["a", "b", "c"]
     assert [name for name, _ in group.stored] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "cpu-x86-avx2"])
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("a[i] = x[i,0] + 1.0; b[i] = x[i,1] * 2.0; c[i] = exp(x[i,2])", (4096, 3)),
+        ("a[i] = x[2*i] where i in 500; b[i] = x[2*i+1] where i in 500", (1001,)),
+        ("a[i] +=! x[i,j,0]; b[i] +=! x[i,j,1]", (33, 70, 2)),
+    ],
+)
+def test_results_of_columns_share_a_pass(target: str, text: str, shape: tuple[int, ...]) -> None:
+    (group,) = partition(program(text, x=shape), hardware.load(target))
+    (read,) = {access for access in group.space.accesses if not access.is_output}
+    whole = {a.name: a.extent for axis in group.space.axes for a in axis.members}
+    assert abs(read.tile_elements(whole) - math.prod(shape)) <= 1
+
+
+def test_results_of_distant_columns_stay_apart() -> None:
+    assert len(groups("a[i] = x[i,0] + 1.0; b[i] = x[i,32] * 2.0", x=(64, 64))) == 2
+
+
+def test_a_rotated_row_is_read_once_where_a_tile_has_it_whole() -> None:
+    (group,) = groups("y[i,j] = x[i,j] + x[i,(j + 64) % 128]", x=(4096, 128))
+    assert group.space.compulsory_bytes == 2 * 4096 * 128 * 4
+    half, whole = (footprint(group.space, (32, 32)).transferred_bytes((1, columns)) for columns in (64, 128))
+    assert (half, whole) == ((64 + 128 + 64) * 4, (128 + 128) * 4)
 
 
 @pytest.mark.parametrize(

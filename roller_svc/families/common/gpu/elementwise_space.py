@@ -43,6 +43,21 @@ class MapAccess:
     def bytes(self) -> int:
         return self.access.dtype.bytes
 
+    @property
+    def columns(self) -> int:
+        """Return the consecutive elements that each point reads: columns of a short row, 1 for a window."""
+        if not self.access.dims:
+            return 1
+        row = self.access.dims[-1]
+        count = row.offsets[-1] - row.offsets[0] + 1
+        return count if all(abs(c) >= count for _, c in row.coeffs) else 1
+
+    def column_width(self, row: int, points: int) -> int:
+        """Return the elements that one access moves of the columns of adjacent points along the row."""
+        step = self.steps[row]
+        run = self.columns * (points if self.columns == step else 1)
+        return math.gcd(run, step, *self.steps, MAX_ACCESS_BYTES // self.bytes)
+
     def tile_axes(self, row: int) -> Tile:
         """Return the axes of its tile in shared memory: the output's last but one, its own last."""
         others = tuple(i for i in self.index or () if i not in (row, self.contiguous_axis))

@@ -42,11 +42,17 @@ class MapTile:
 
     def elements(self, access: MapAccess) -> int:
         """Return the elements that a thread accesses."""
-        points = 1
+        points = access.columns
         for i, step in enumerate(access.steps):
             if step:
                 points *= min(self.thread[i], self.map.extents[i])
         return points
+
+    def access_width(self, access: MapAccess) -> int:
+        """Return the elements that a thread accesses together."""
+        if access.columns > 1:
+            return access.column_width(self.map.row, self.width)
+        return math.gcd(access.vector_width, self.width) if access.contiguous_axis == self.map.row else 1
 
     def staged_bytes(self, access: MapAccess) -> int:
         return math.prod([self.block[i] for i in access.index or ()]) * access.bytes
@@ -106,7 +112,7 @@ def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[fl
     points = math.prod(tile.thread)
     instructions, cycles = THREAD_INSTRUCTIONS + p.space.instructions / p.outer_points * points, 0.0
     for access in tile.direct:
-        each = math.gcd(access.vector_width, tile.width) if access.contiguous_axis == tile.map.row else 1
+        each = tile.access_width(access)
         accesses = tile.elements(access) / (each * math.gcd(access.repeat, tile.width))
         # elements of vectors and unrolled loops are at constant offsets where the index is affine
         address = DIVISION_OPS * len(access.access.dims) if access.is_divided else ADDRESS_OPS / 2

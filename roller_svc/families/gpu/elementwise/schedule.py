@@ -6,13 +6,17 @@ A tensor along another axis than the result is read along its own axis to shared
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
+from roller_svc.analysis.columns import Columns, find_columns
+from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.families.common.gpu.elementwise_space import MapAccess, MapSpace, lanes_along, map_space
 from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
 from roller_svc.families.gpu.elementwise import ELEMENTWISE
+from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, ceil_div, div, le, linearize, lt, mod, mul, num, ref
@@ -87,12 +91,15 @@ class _Map:
         at = {a.name: ref(f"{a.name}.at") for a in self.group.outer}
         in_tile = {a.name: ref(f"{a.name}.here") for a in self.group.outer}
 
-        def point(lane: Expr | None) -> tuple[Node, ...]:
+        def point(lane: Expr | None, columns: Mapping[Expr, Expr] = MappingProxyType({})) -> tuple[Node, ...]:
             position = first if lane is None else add(first, lane)
             local = ref(f"{row}.here") if lane is None else add(ref(f"{row}.here"), lane)
-            return self._statements({**at, row: position}, {**in_tile, row: local}, lane)
+            return self._statements({**at, row: position}, {**in_tile, row: local}, lane, columns)
 
-        nodes = self._adjacent(row, first, width, point)
+        def whole(lane: Expr | None) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+            return self._load_columns({**at, row: first}), point(lane, self._columns_at(num(0) if lane is None else lane))
+
+        nodes = wrap_in_storages(self._column_buffers(), self._adjacent(row, first, width, point, whole))
         buffers = row_storages(self.group.statements, row_tensors(self.group), *((width,) if width > 1 else ()))
         nodes = wrap_in_storages(buffers, nodes)
         for axis in reversed(self.group.outer):
@@ -117,14 +124,26 @@ class _Map:
             nodes = (Let(f"{axis}.{name}", add(block, offset), nodes),)
         return (Loop(f"{axis}.element", count, LoopKind.UNROLL, nodes),) if count > 1 else nodes
 
-    def _adjacent(self, axis: str, first: Expr, width: int, body: Callable[[Expr | None], tuple[Node, ...]]) -> tuple[Node, ...]:
-        """Execute the body for `width` adjacent elements from `first`, without those beyond the axis."""
+    def _adjacent(
+        self,
+        axis: str,
+        first: Expr,
+        width: int,
+        body: Callable[[Expr | None], tuple[Node, ...]],
+        whole: Callable[[Expr | None], tuple[tuple[Node, ...], tuple[Node, ...]]] | None = None,
+    ) -> tuple[Node, ...]:
+        """Execute the body for `width` adjacent elements from `first`, without those beyond the axis.
+
+        `whole` returns what precedes a vector of elements that all exist, and their body, where it differs.
+        """
         extent = self._extent(axis)
-        if width == 1:
-            nodes = body(None)
-            return nodes if extent % self.block[axis] == 0 else (Branch(lt(first, num(extent)), nodes),)
         lane = ref(f"{axis}.lane")
-        full = (Loop(lane.name, width, LoopKind.VECTOR, body(lane)),)
+        given = None if width == 1 else lane
+        before, vector = ((), body(given)) if whole is None else whole(given)
+        if width == 1:
+            nodes = (*before, *vector)
+            return nodes if extent % self.block[axis] == 0 else (Branch(lt(first, num(extent)), nodes),)
+        full = (*before, Loop(lane.name, width, LoopKind.VECTOR, vector))
         if extent % self.block[axis] == 0:
             return full
         if extent % width == 0:
@@ -136,12 +155,49 @@ class _Map:
     def _extent(self, axis: str) -> int:
         return next(a.extent for a in self.group.outer if a.name == axis)
 
-    def _statements(self, at: dict[str, Expr], in_tile: dict[str, Expr], lane: Expr | None) -> tuple[Node, ...]:
+    # columns --------------------------------------------------------------------------------------------------------
+    @cached_property
+    def columns(self) -> dict[str, Columns]:
+        """Return the columns that are read whatever the conditions are, by the names of their registers."""
+        found = find_columns(load for s in self.group.statements for load in unconditional_loads(s.body))
+        return {f"{columns.first.tensor}.columns{number}": columns for number, columns in enumerate(found)}
+
+    def _column_buffers(self) -> list[Storage]:
+        """Return the registers of the columns of a thread's vector."""
+        return [Storage(name, c.first.dtype, (self.width * c.count,), Scope.REGISTER, ()) for name, c in self.columns.items()]
+
+    def _load_columns(self, at: Mapping[str, Expr]) -> tuple[Node, ...]:
+        """Load the columns of the vector at these positions: together where points have no elements between them."""
+        nodes: list[Node] = []
+        for name, columns in self.columns.items():
+            form = affine(columns.first.index[-1])
+            is_dense = form is not None and form.coeff(self.row) == columns.count
+            together = self.width if is_dense else 1
+            column = ref(f"{name}.column")
+            for point in range(0, self.width, together):
+                *outer, last = (substitute(i, {**at, self.row: add(at[self.row], num(point))}) for i in columns.first.index)
+                value = replace(columns.first, index=(*outer, add(last, column)))
+                fill = Compute(name, (add(column, num(point * columns.count)),), value)
+                nodes.append(Loop(column.name, columns.count * together, LoopKind.VECTOR, (fill,)))
+        return tuple(nodes)
+
+    def _columns_at(self, lane: Expr) -> dict[Expr, Expr]:
+        """Return the registers that replace the loads of columns at a lane."""
+        return {
+            load: Load(name, (add(mul(lane, num(columns.count)), num(place)),), load.dtype)
+            for name, columns in self.columns.items()
+            for load, place in columns.places
+        }
+
+    def _statements(
+        self, at: dict[str, Expr], in_tile: dict[str, Expr], lane: Expr | None, columns: Mapping[Expr, Expr]
+    ) -> tuple[Node, ...]:
         rows = row_tensors(self.group)
         reads = RowReads(rows, () if lane is None else (lane,), at)
         nodes: list[Node] = []
         for statement in self.group.statements:
-            value = reads.apply(self._load_from_buffers(statement.body, in_tile))
+            body = rewrite(statement.body, lambda node: columns.get(node, node))
+            value = reads.apply(self._load_from_buffers(body, in_tile))
             nodes += reads.store(self.group, statement, value)
         return tuple(nodes)
 

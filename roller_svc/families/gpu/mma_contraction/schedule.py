@@ -23,9 +23,9 @@ from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import Arch
-from roller_svc.ir.index import add, ceil_div, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, lt, mul, num, ref
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Barrier, Loop, LoopKind, Node, ScheduleTree
+from roller_svc.ir.schedule import Barrier, Branch, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.perf.workload import Workload
 
 
@@ -140,6 +140,9 @@ def tile_blocks(view: GemmView, tile: tuple[int, int], nodes: tuple[Node, ...]) 
     """Loop over blocks: one for each tile of each batch."""
     for axis, extent in ((view.n, tile[1]), (view.m, tile[0])):
         nodes = (Loop(f"{axis.role.value}.block", ceil_div(axis.extent, extent), LoopKind.BLOCK, nodes),)
+    limit = view.group.num_batches
+    if limit is not None:
+        nodes = (Branch(lt(ref(view.batch[0].name), limit), nodes),)
     for batch in reversed(view.batch):
         nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
     return nodes

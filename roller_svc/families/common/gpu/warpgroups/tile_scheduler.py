@@ -17,6 +17,7 @@ from roller_svc.ir.rprogram import PipelineOptions
 from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
 
 BLOCK, RANK, VISIT, TILE = ".block", ".rank", ".visit", ".tile"
+LIMIT = ".limit"  # of the cluster tiles
 K_RANK = ".k_rank"  # part of the k-tiles; RANK numbers the blocks of the cluster that have the same part
 M_TILE, N_TILE = "m.block", "n.block"
 STEP, SLOT = "k.step", ".word_slot"  # k-tile of the tile; registers of its words
@@ -52,7 +53,8 @@ class TileScheduler(Protocol):
 class PersistentTiles:
     """A cluster computes one tile for each of its blocks, or several sequentially (persistent kernel).
 
-    With `cluster_k`, as many blocks share a tile, each with an even part of its k-tiles.
+    With `cluster_k`, as many blocks share a tile, each with an even part of its k-tiles. Where data limit the batches,
+    tiles of later ones, which are the last, are left out.
     """
 
     view: GemmView
@@ -84,6 +86,8 @@ class PersistentTiles:
 
     def bind_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         size = math.prod(self.pipeline.cluster)
+        if self._limit is not None:
+            nodes = (Let(LIMIT, self._limit, nodes),)
         if self.k_steps % self.pipeline.cluster_k:
             nodes = (Let(".last", self._first_k_tile(add(ref(K_RANK), num(1))), nodes),)
             nodes = (Let(".first", self._first_k_tile(ref(K_RANK)), nodes),)
@@ -121,8 +125,8 @@ class PersistentTiles:
 
     @property
     def _clusters(self) -> int:
-        """Return the clusters of the launch; 0: one for each cluster tile."""
-        return self.pipeline.persistent_blocks // self.pipeline.cluster_size
+        """Return the clusters of the launch."""
+        return self.pipeline.persistent_blocks // self.pipeline.cluster_size or self._tiles
 
     @property
     def _cluster_grid(self) -> tuple[int, int]:
@@ -135,7 +139,13 @@ class PersistentTiles:
 
     @property
     def _is_persistent(self) -> bool:
-        return 0 < self._clusters < self._tiles
+        return self._clusters < self._tiles or self._limit is not None
+
+    @property
+    def _limit(self) -> Expr | None:
+        """Return the number of cluster tiles that data limit, or None for all."""
+        batches = self.view.group.num_batches
+        return None if batches is None else mul(batches, num(self._tiles // self.view.batch[0].extent))
 
     @property
     def _max_tiles_of_block(self) -> int:
@@ -145,6 +155,8 @@ class PersistentTiles:
     def _tiles_of_block(self) -> Expr:
         """Return the number of tiles of this block's cluster."""
         own = div(ref(BLOCK), math.prod(self.pipeline.cluster))
+        if self._limit is not None:
+            return div(sub(add(ref(LIMIT), num(self._clusters - 1)), own), self._clusters)
         return div(sub(num(self._tiles - 1 + self._clusters), own), self._clusters)
 
     def _bind_raster(self, names: tuple[str, str], nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -52,6 +52,14 @@ CASES: dict[str, tuple[str, Types]] = {
     "shifted": ("y[i, j] = x[i, j + 1] where j in 128", {"x": ("float32", (64, 130))}),
     "padded": ("y[i, j] = x[i, j - 2].when([j >= 2, j - 2 < 60], 0.0) where j in 64", {"x": ("float32", (64, 60))}),
     "table": ("y[i, j] = t[r[i], j]", {"t": ("float16", (50, 64)), "r": ("int32", (128,))}),
+    "columns": ("a[i] = x[i, 0] + x[i, 2]; b[i] = x[i, 1] * 2.0", {"x": ("float32", (1003, 3))}),
+    "whole vectors of columns": ("a[i] = x[i, 0] + x[i, 2]; b[i] = x[i, 1] * 2.0", {"x": ("float32", (4096, 3))}),
+    "columns of halves": ("a[i] = x[i, 0] - x[i, 1]; b[i] = x[i, 1]", {"x": ("bfloat16", (512, 2))}),
+    "some columns of bytes": ("a[i] = x[i, 1]; b[i] = x[i, 2]; c[i] = x[i, 5]", {"x": ("int8", (777, 8))}),
+    "columns of planes": ("a[i, j] = x[i, j, 0, 1] * x[i, j, 1, 0]; b[i, j] = x[i, j, 1, 1]", {"x": ("float32", (31, 17, 2, 2))}),
+    "columns of rows": ("a[i, j] = x[i, 0] * z[i, j]; b[i, j] = x[i, 1] + z[i, j]",
+                        {"x": ("float32", (40, 2)), "z": ("float32", (40, 64))}),
+    "guarded columns": ("a[i] = x[i, 1].when([i > 3], 0.0); b[i] = x[i, 2]", {"x": ("float32", (777, 4))}),
     "one point": ("y[i] = x[i]", {"x": ("float32", (1,))}),
 }  # fmt: skip
 
