@@ -29,7 +29,7 @@ from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.ir import estimate as ir_estimate
-from roller_svc.ir.estimate import RooflineBound
+from roller_svc.ir.estimate import ProgramFloor, RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelArguments, KernelOptions, RuntimeChoice
@@ -75,10 +75,14 @@ class Estimate:
     uncertainty: float
     program: RProgram  # of the plan's slowest kernel
     plan: Plan  # all kernels
-    roofline: tuple[RooflineBound, ...] = ()  # lower bounds for every plan; empty for a compiled kernel
+    roofline: tuple[RooflineBound, ...] = ()  # lower bounds for every plan of these kernels; empty for a compiled kernel
+    floor: ProgramFloor | None = None  # the least time of the program, whichever kernels compute it
+    above_floor: str = ""  # why the estimate is more than three times the floor
 
     @classmethod
-    def from_plan(cls, plan: Plan, roofline: tuple[RooflineBound, ...] = ()) -> Estimate:
+    def from_plan(
+        cls, plan: Plan, roofline: tuple[RooflineBound, ...] = (), floor: ProgramFloor | None = None, above_floor: str = ""
+    ) -> Estimate:
         total: ir_estimate.Estimate = plan.estimate
         stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
         return cls(
@@ -91,7 +95,14 @@ class Estimate:
             plan.dominant_choice.program,
             plan,
             roofline,
+            floor,
+            above_floor,
         )
+
+    @property
+    def floor_share(self) -> float | None:
+        """Return the floor as a share of the estimated time; None for a compiled kernel."""
+        return None if self.floor is None else self.floor.seconds / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +214,14 @@ class Kernel:
             raise ArgumentError(f"only a compiled CUDA kernel has {artifact}", code="unknown-artifact")
         return compiled
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write source, binary and metadata.json, which suffice to launch the kernel without this project."""
-        return saved.save(self.parts, folder)
+    def save(self, folder: str | os.PathLike[str], launcher: str | Sequence[str] = ()) -> Path:
+        """Write source, binary and metadata.json, which suffice to launch the kernel without this project.
+
+        Args:
+            folder: the directory, which need not exist.
+            launcher: also write files that do so, for callers that have some of ctypes, cupy, torch and cpp.
+        """
+        return saved.save(self.parts, folder, [launcher] if isinstance(launcher, str) else launcher)
 
     def __repr__(self) -> str:
         return f"<roller_svc.Kernel {self.digest[:19]} for {self.target}: {self.expression.splitlines()[0][:60]}>"
@@ -300,7 +316,13 @@ def estimate(
             code="invalid-option",
             hint="give each spec its own id: dataclasses.replace(spec, id=...)",
         )
-    return {each.spec.id: [Estimate.from_plan(plan, each.roofline) for plan in each.plans] for each in estimates}
+    return {
+        each.spec.id: [
+            Estimate.from_plan(plan, each.roofline, each.floor, reason)
+            for plan, reason in zip(each.plans, each.reasons, strict=True)
+        ]
+        for each in estimates
+    }
 
 
 def targets() -> tuple[HardwareSpec, ...]:

@@ -32,6 +32,7 @@ class Resource(StrEnum):
     CONNECTIONS = "connections"
     PROBES = "probes"
     REQUESTS = "requests"
+    REFUSALS = "refusals"
     WAITS = "waits"
     STREAMS = "streams"
     UPLOADS = "uploads"
@@ -67,6 +68,7 @@ LIMITS: Mapping[Resource, Limit] = {
     Resource.CONNECTIONS: Limit(1000, 250),  # requests in progress, each on its connection
     Resource.PROBES: Limit(32, 16),  # further connections, for /healthz, /readyz and /metrics
     Resource.REQUESTS: Limit(None, 4),  # processed at once; others wait
+    Resource.REFUSALS: Limit(200, 50),  # answered in a second; further ones wait
     Resource.WAITS: Limit(500, 125),  # requests that wait for an operation
     Resource.STREAMS: Limit(64, 16),  # event streams
     Resource.UPLOADS: Limit(8, 2),  # blobs that arrive

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from databases import postgresql_server
 from skips import PACKAGES, SkipReport
 
 from roller_svc.runtime.cuda.module import device_present
@@ -19,6 +21,13 @@ RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's
 
 os.environ["ROLLER_CALIBRATE"] = "0"
 os.environ.pop("ROLLER_LOCAL_SPEC", None)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    """The URL of a server, whose databases are those of `databases.new_database`."""
+    with postgresql_server() as url:
+        yield url
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

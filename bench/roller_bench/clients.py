@@ -1,7 +1,7 @@
 """Measure what one client of a service does to another: `python -m roller_bench.clients`.
 
 For each finite resource, a greedy client sends what uses it up, and repeats a refused request after about two seconds,
-as `Retry-After` says: services do not limit how often a client sends. Another client sends cached compiles and
+as `Retry-After` says, but at once in floods. Another client sends cached compiles and
 requests of the same kind, one at a time, alone and with the greedy one in turns. Prints JSON, one line
 for each resource: latencies, their ratio, statuses and the largest memory of the service. The greedy client is a process
 of its own.
@@ -29,7 +29,7 @@ from typing import Any
 
 from roller_bench.service import BODY, request_build, run_service
 
-GREEDY, OTHER = "a-greedy-key", "another-key"
+GREEDY, OTHER, WRONG = "a-greedy-key", "another-key", "a-wrong-key"
 COMPILE, EXPLAIN, BATCH, ESTIMATES, GRAPH_ESTIMATE = (
     f"/v1/{path}" for path in ("kernels:compile", "actions:explain", "kernels:batchCompile", "estimates", "graphs:estimate")
 )
@@ -215,6 +215,20 @@ async def _read_slowly(target: Target, key: str) -> int:
     return status
 
 
+def _guess(target: Target, key: str) -> Awaitable[int]:
+    return exchange(target, WRONG, "POST", COMPILE, BODY)
+
+
+def _flood(send: Send) -> Send:
+    """Return what sends a request as soon as the one before it is answered."""
+
+    async def send_always(target: Target, key: str) -> int:
+        while True:
+            await send(target, key)
+
+    return send_always
+
+
 def _batch(count: int) -> Send:
     return lambda target, key: exchange(target, key, "POST", BATCH, {"requests": [BODY] * count})
 
@@ -250,6 +264,8 @@ CASES: Mapping[str, Case] = {
     "large_estimates": Case([(16, _estimate(1024))], _estimate(64)),
     "model_estimates": Case([(24, _estimate_model(NODES))], _estimate_model(4)),
     "body_bytes": Case([(200, _trickle_body)], _estimate(1)),
+    "wrong_keys": Case([(64, _flood(_guess))], _probe),
+    "refused_waits": Case([(300, _flood(_wait))], _probe),
     "response_bytes": Case([(50, _read_slowly)], _get_blob),
     "everything": Case([(50, _read_slowly), (1000, _wait), (8, _trickle), (24, _estimate_model(NODES))], _upload),
 }

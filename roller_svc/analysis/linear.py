@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from roller_svc.analysis.intervals import bounds
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, rewrite
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of
 from roller_svc.ir.index import add, div, mod, mul, num
 
 # term → coefficient; None → the constant. A term is a loop variable or any expression but a sum.
@@ -68,19 +68,6 @@ def span(terms: Linear, extents: Mapping[str, int]) -> tuple[int, int]:
             ends = c * found.low, c * found.high
             low, high = low + min(ends), high + max(ends)
     return low, high
-
-
-def simplify_divisions(expr: Expr) -> Expr:
-    """Simplify divisions by constants: (8 x + 3) // 4 is 2 x, and (8 x + 3) % 8 is 3."""
-
-    def change(node: Expr) -> Expr:
-        match node:
-            case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if _is_index(node):
-                return divide(kind, linear(x), by, {}) if by > 0 else node
-            case _:
-                return node
-
-    return rewrite(expr, change)
 
 
 def divide(kind: OpKind, terms: Linear, by: int, ranges: Mapping[str, int]) -> Expr:

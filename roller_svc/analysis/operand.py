@@ -109,14 +109,20 @@ def operands_unsupported_reason(
     unit: ComputeUnit, accumulator: DType, factors: tuple[Operand, Operand], *, allow_tf32: bool
 ) -> str:
     """Return why the unit cannot compute a contraction of these operands with this accumulator, or ""."""
+    first, second = factors
+    return dtypes_unsupported_reason(unit, accumulator, (first.dtype, second.dtype), allow_tf32=allow_tf32)
+
+
+def dtypes_unsupported_reason(unit: ComputeUnit, accumulator: DType, factors: tuple[DType, DType], *, allow_tf32: bool) -> str:
+    """Return why the unit cannot sum products of two types with this accumulator, or ""."""
     if unit.kind not in STAGED_KINDS:
         return f"no rules for units of kind {unit.kind.value}"
     if accumulator is not unit.acc_dtype:
         return f"sums in {accumulator.value}, the unit in {unit.acc_dtype.value}"
-    for name, operand in zip("ab", factors, strict=True):
-        if not _supports(unit, operand.dtype):
-            return f"operand {name} is {operand.dtype.value}, the unit takes {unit.in_dtype.value}"
-        if operand.dtype is DType.FLOAT32 and unit.kind is not UnitKind.MFMA and not allow_tf32:
+    for name, dtype in zip("ab", factors, strict=True):
+        if not _supports(unit, dtype):
+            return f"operand {name} is {dtype.value}, the unit takes {unit.in_dtype.value}"
+        if dtype is DType.FLOAT32 and unit.kind is not UnitKind.MFMA and not allow_tf32:
             return f"operand {name} is float32, and tf32 is not allowed"
     return ""
 

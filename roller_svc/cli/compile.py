@@ -14,6 +14,7 @@ from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.serialize import kernel_json
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.options import KernelOptions
+from roller_svc.runtime.saved.launchers import LAUNCHERS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_server(parser)
     parser.add_argument("--targets", metavar="ID,ID", help="devices: build for each on the service, and print a table")
     parser.add_argument("--save", metavar="DIR", help="write source, binary and metadata.json to DIR")
+    parser.add_argument(
+        "--launcher", metavar="NAMES", help=f"with --save: write what launches the kernel by some of {','.join(LAUNCHERS)}"
+    )
     parser.add_argument("--source", action="store_true", help="print the kernel's source")
     parser.add_argument("--ptx", action="store_true", help="print a CUDA kernel's PTX; with --save also write it")
     parser.add_argument("--sass", action="store_true", help="print a CUDA kernel's SASS; with --save also write it")
@@ -31,11 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     if options.targets:
         return _build_for_targets(options)
+    if options.launcher and not options.save:
+        raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
     kernel = build(options)
     facts = kernel_facts(kernel)
     listings = {kind: make() for kind, make in (("ptx", kernel.ptx), ("sass", kernel.sass)) if getattr(options, kind)}
     if options.save:
-        folder = kernel.save(options.save)
+        folder = kernel.save(options.save, common.parse_names(options.launcher) if options.launcher else ())
         for kind, listing in listings.items():
             (folder / f"kernel.{kind}").write_text(listing, encoding="utf-8")
         facts["saved"] = options.save

@@ -40,6 +40,7 @@ def execute(options: argparse.Namespace) -> int:
     parts = [
         show.format_table(COLUMNS, _rows(estimates)),
         f"Roofline (lower bounds)\n{show.format_table(ROOFLINE_COLUMNS, _roofline_rows(estimates))}",
+        "\n".join(_floor_lines(estimates)),
     ]
     if options.sensitivity:
         table = show.format_table(SENSITIVITY_COLUMNS, _sensitivity_rows(estimates))
@@ -91,6 +92,16 @@ def _roofline_rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
         for estimate in estimates
         for roof in estimate["roofline"]
     ]
+
+
+def _floor_lines(estimates: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for estimate in estimates:
+        first = estimate["candidates"][0]
+        why = f"; {first['above_floor']}" if first["above_floor"] else ""
+        share = f"{first['floor_share']:.0%} of the estimate{why}"
+        lines.append(f"Floor of the program on {estimate['target']}: {show.format_floor(estimate['floor'])}, {share}")
+    return lines
 
 
 def _sensitivity_rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:

@@ -87,6 +87,8 @@ def format_report(facts: Mapping[str, Any], steps: int) -> str:
     lines += ["", "Sensitivity of the estimate, for the same tiles", changes]
     if revised := show.format_compiled_estimate(facts["attempts"][0]):
         lines.append(revised)
+    if facts["floor"] is not None:
+        lines.append(f"Floor of the program: {show.format_floor(facts['floor'])}")
     lines += [f"note: {note}" for note in facts["notes"]]
     if facts["stage_seconds"]:
         lines.append("time spent: " + ", ".join(f"{k} {show.format_seconds(v)}" for k, v in facts["stage_seconds"].items()))

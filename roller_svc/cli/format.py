@@ -49,6 +49,13 @@ def format_bytes(count: float) -> str:
     return ""
 
 
+def format_floor(floor: Mapping[str, Any]) -> str:
+    """Format the least time of a program and what it consists of."""
+    traffic = f"{format_bytes(floor['bytes'])} of {floor['level']} {format_seconds(floor['traffic_seconds'])}"
+    arithmetic = f"{floor['operations']:,} operations on {floor['unit']} {format_seconds(floor['arithmetic_seconds'])}"
+    return f"{format_seconds(floor['seconds'])} ({traffic}, {arithmetic}, launch {format_seconds(floor['launch_seconds'])})"
+
+
 def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Format rows as aligned columns."""
     lines = [[str(cell) for cell in row] for row in [header, *rows]]

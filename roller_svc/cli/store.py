@@ -11,7 +11,7 @@ from roller_svc import settings
 from roller_svc.cli import format as show
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.audit import AuditEvent, AuditLog, local_client
-from roller_svc.farm.backup import back_up, restore
+from roller_svc.farm.backup import back_up, check_restored, restore
 from roller_svc.farm.collection import collect, verify
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import open_upgraded
@@ -46,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     current = settings.read_settings(store=options.store)
-    store = _open_store(current, is_new=options.action == "restore")
+    is_restored = options.action == "restore"
+    store = _open_store(current, is_new=is_restored)
+    if not is_restored:
+        check_restored(store)
     match options.action:
         case "gc":
             return _collect(store, current, options)

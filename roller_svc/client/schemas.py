@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Sized
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
@@ -166,7 +166,19 @@ class CompileRequest(ProgramModel, BuildTerms):
         return self
 
 
-Targets = Annotated[list[Name], Field(min_length=1, fail_fast=True), check_size(MAX_TARGETS)]
+def _check_distinct(names: list[str]) -> list[str]:
+    """Raise PydanticCustomError if a name is there twice."""
+    if repeated := next((name for number, name in enumerate(names) if name in names[:number]), None):
+        raise PydanticCustomError("not_distinct", "expected each name once, got {name} twice", {"name": repeated[:100]})
+    return names
+
+
+Targets = Annotated[
+    list[Name],
+    Field(min_length=1, fail_fast=True, json_schema_extra={"uniqueItems": True}),
+    check_size(MAX_TARGETS),
+    AfterValidator(_check_distinct),
+]
 
 
 class BatchCompileItem(CompileRequest):
@@ -515,13 +527,35 @@ class RooflineLevel(BaseModel):
     operations: int | None = None
 
 
+class Floor(BaseModel):
+    """The least time of a program, whichever kernels compute it.
+
+    Inputs and outputs once, the operations on the fastest units that their types allow, one launch.
+    """
+
+    seconds: float
+    level: str
+    bytes: int
+    traffic_seconds: float
+    unit: str
+    operations: int
+    arithmetic_seconds: float
+    launch_seconds: float
+
+
+class EstimatedPlan(PlanEstimate):
+    floor_share: float = Field(description="the floor's seconds over those of this plan")
+    above_floor: str | None = Field(None, description="why the plan takes more than three times the floor")
+
+
 class ItemEstimates(BaseModel):
-    """The estimates of one item on one target: `roofline` and `candidates`, or `error`."""
+    """The estimates of one item on one target: `roofline`, `floor` and `candidates`, or `error`."""
 
     item: int
     target: str
     roofline: list[RooflineLevel] | None = None
-    candidates: list[PlanEstimate] | None = None
+    floor: Floor | None = None
+    candidates: list[EstimatedPlan] | None = None
     error: Problem | None = None
 
 

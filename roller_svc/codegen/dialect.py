@@ -36,6 +36,7 @@ class Dialect:
     wraps: bool  # signed integer arithmetic wraps (a compiler flag says so)
     static_shared_bytes: int = 0  # GPU: limit of static shared memory; more must be dynamic
     shuffle_xor: str = ""  # value of {a} in the lane whose number differs in the bits {across}
+    shuffle_up: str = ""  # value of {a} in the lane whose number is lower by {by}
     bounded_simds: int = 0  # HIP: SIMDs of a core; launch bounds count waves per SIMD. 0: they count blocks
 
     def storage_type(self, dtype: DType) -> str:
@@ -77,10 +78,18 @@ CUDA = Dialect(
     wraps=False,
     static_shared_bytes=48 << 10,  # CUDA programming guide
     shuffle_xor="__shfl_xor_sync(0xffffffffu, {a}, {across})",
+    shuffle_up="__shfl_up_sync(0xffffffffu, {a}, {by})",
 )
 # Lanes of a wave run in lockstep and need no mask. All of a core's 64 KiB can be static (AMD ISA documents, "LDS"). The
 # second argument of __launch_bounds__ is waves per SIMD, of which a core has four (HIP programming guide).
-HIP = replace(CUDA, language=Language.HIP, static_shared_bytes=64 << 10, shuffle_xor="__shfl_xor({a}, {across})", bounded_simds=4)
+HIP = replace(
+    CUDA,
+    language=Language.HIP,
+    static_shared_bytes=64 << 10,
+    shuffle_xor="__shfl_xor({a}, {across})",
+    shuffle_up="__shfl_up({a}, {by})",
+    bounded_simds=4,
+)
 
 
 # functions with one name in C's math library and in CUDA, with the suffix f for float

@@ -80,6 +80,9 @@ EXP2_APPROX = """__device__ __forceinline__ float exp2_approx(float a) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(a));
   return power;
 }"""
+# V_EXP_F32 alone: 1 ulp, and 0 for subnormal results (AMD Instinct MI200 ISA). clang 15 has no builtin of it.
+EXP2_HIP = """extern "C" __device__ float __ocml_native_exp2_f32(float);
+__device__ __forceinline__ float exp2_approx(float a) { return __ocml_native_exp2_f32(a); }"""
 RCP_APPROX = """__device__ __forceinline__ float rcp_approx(float a) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(a));
@@ -239,6 +242,7 @@ _OF_LANGUAGE: dict[Language, dict[str, Helper]] = {
         "f32_bits": Helper(_BITS_CUDA),
         "f16_to_f32": Helper(_HALF_HIP_TO),
         "f32_to_f16": Helper(_HALF_HIP_FROM),
+        "exp2_approx": Helper(EXP2_HIP),
         "in_range": Helper(_IN_RANGE_CUDA),
     },
 }
@@ -340,6 +344,8 @@ def helper(name: str, dialect: Dialect) -> Helper:
         return Helper(f"typedef {dialect.storage_type(dtype)} {name} __attribute__((vector_size({size})));")
     if base.startswith("lane_"):
         return _warp_reduce(base.removeprefix("lane_"), dtype, dialect)
+    if base.startswith("before_"):
+        return _warp_scan(base.removeprefix("before_"), dtype, dialect)
     if (make := _MAKERS.get(base)) is not None:
         return make(dtype, dialect)
     table = _FLOAT if dtype.is_float else _INTEGER if dtype.is_signed else {**_INTEGER, **_UNSIGNED}
@@ -390,23 +396,44 @@ def _gather(dims: int, dtype: DType, dialect: Dialect) -> Helper:
 
 
 def _warp_reduce(which: str, dtype: DType, dialect: Dialect) -> Helper:
-    """Return the helper that reduces over consecutive lanes by butterfly shuffles."""
+    """Return the helper that reduces over lanes by butterfly shuffles: 'max', or 'max_by16' for lanes 16 apart."""
     words = _words(dtype, dialect)
-    needs: tuple[str, ...] = ()
-    if which in ("max", "min"):
-        join, needs = "{which}_{t}(a, b)", (f"{which}_{SHORT[dtype]}",)
-    elif dtype.is_float:
-        join = "a {sign} b"
-    else:
-        join = "({T})(({W})a {sign} ({W})b)"
+    combine, _, stride = which.partition("_by")
+    joined, needs = _joined_lanes(combine, dtype, dialect)
     shuffled = dialect.shuffle_xor.format(a="a", across="across")
-    joined = join.format(which=which, sign="+" if which == "sum" else "*", **words)
+    note = "aligned neighbours, for all of them to see"
+    first, last = "lanes / 2", "across"
+    if stride:
+        note, first, last = f"lanes {stride} apart, for all of them to see", f"lanes * {int(stride) // 2}", f"across >= {stride}"
     text = (
-        "{F} {T} lane_{which}_{t}({T} a, int lanes) {{  // of aligned neighbours, for all of them to see\n"
-        "  #pragma unroll\n  for (int across = lanes / 2; across; across /= 2) {{\n"
+        "{F} {T} lane_{which}_{t}({T} a, int lanes) {{  // of {note}\n"
+        "  #pragma unroll\n  for (int across = {first}; {last}; across /= 2) {{\n"
         "    {T} b = {shuffled};\n    a = {joined};\n  }}\n  return a;\n}}"
-    ).format(which=which, joined=joined, shuffled=shuffled, **words)
+    ).format(which=which, note=note, first=first, last=last, joined=joined, shuffled=shuffled, **words)
     return Helper(text, needs)
+
+
+def _warp_scan(which: str, dtype: DType, dialect: Dialect) -> Helper:
+    """Return the helper that combines the values of the lanes before each one (Hillis and Steele)."""
+    words = _words(dtype, dialect)
+    joined, needs = _joined_lanes(which, dtype, dialect)
+    up, last = (dialect.shuffle_up.format(a="a", by=by) for by in ("by * stride", "stride"))
+    text = (
+        "{F} {T} before_{which}_{t}({T} a, {T} neutral, int place, int lanes, int stride) {{  // lanes of a group\n"
+        "  #pragma unroll\n  for (int by = 1; by < lanes; by *= 2) {{\n"
+        "    {T} b = {up};\n    if (place >= by) a = {joined};\n  }}\n"
+        "  a = {last};\n  return place ? a : neutral;\n}}"
+    ).format(which=which, joined=joined, up=up, last=last, **words)
+    return Helper(text, needs)
+
+
+def _joined_lanes(which: str, dtype: DType, dialect: Dialect) -> tuple[str, tuple[str, ...]]:
+    """Return the combination of `a` and `b` of two lanes, and the helpers that it calls."""
+    if which in ("max", "min"):
+        name = f"{which}_{SHORT[dtype]}"
+        return f"{name}(a, b)", (name,)
+    sign = "+" if which == "sum" else "*"
+    return (f"a {sign} b" if dtype.is_float else f"({{T}})(({{W}})a {sign} ({{W}})b)".format(**_words(dtype, dialect))), ()
 
 
 def _rounded_product(dtype: DType, dialect: Dialect) -> Helper:

@@ -28,6 +28,7 @@ from roller_svc.ir.schedule import (
     Storage,
     Transpose,
     WarpReduce,
+    WarpScan,
 )
 
 
@@ -94,6 +95,8 @@ class CodeGenVisitor:
                 self.visit_horizontal_reduce(node)
             case WarpReduce():
                 self.visit_warp_reduce(node)
+            case WarpScan():
+                self.visit_warp_scan(node)
             case Transpose():
                 self.visit_transpose(node)
 
@@ -190,6 +193,9 @@ class CodeGenVisitor:
         self.visit_compute(Compute(node.tensor, node.index, values[0]))
 
     def visit_warp_reduce(self, node: WarpReduce) -> None:
+        raise InvariantError("this language has no warps")
+
+    def visit_warp_scan(self, node: WarpScan) -> None:
         raise InvariantError("this language has no warps")
 
     def visit_transpose(self, node: Transpose) -> None:

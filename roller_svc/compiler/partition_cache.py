@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from roller_svc.families.matching import supports_attention, transpose_space, unloadable_operands
+from roller_svc.families.matching import SCALING_KINDS, supports_attention, transpose_space, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
+from roller_svc.fusion.scaled_sums import has_scaled_sum
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.program import TensorExpr, TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.perf.footprint import Footprints
@@ -26,7 +28,7 @@ class PartitionCache:
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
-    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool], tuple[TensorExpr, ...]] = field(
+    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool, bool, bool], tuple[TensorExpr, ...]] = field(
         default_factory=dict, compare=False
     )
     _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
@@ -38,8 +40,9 @@ class PartitionCache:
     def partitions(self, hw: HardwareSpec) -> tuple[Partition, ...]:
         """Return the fusion alternatives without operand copies, the default last or before unfused attention.
 
-        The alternatives are unfused attention, dual-GEMM variants, transposed convolutions as GEMM and col2im, and on a
-        GPU outputs that their readers compute again where that makes fewer kernels.
+        The alternatives are unfused attention, dual-GEMM variants, transposed convolutions as GEMM and col2im, sums of
+        blocks that are scaled in registers, and on a GPU outputs that their readers compute again where that makes fewer
+        kernels.
         """
         options = self._plain_options(hw)
         default = [self._partition(option) for option in options]
@@ -58,6 +61,7 @@ class PartitionCache:
             *fewer,
             *self._with_col2im(options, default),
             *self._with_packed_constants(options, default),
+            *self._with_scaled_sums(options, default, hw),
             *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)),
             *default,
         )
@@ -67,6 +71,14 @@ class PartitionCache:
         if not self._has_transposed_convolution:
             return []
         found = [self._partition(replace(option, col2im=True)) for option in options]
+        return [groups for groups in found if groups not in default]
+
+    def _with_scaled_sums(self, options: list[FusionOptions], default: list[Partition], hw: HardwareSpec) -> list[Partition]:
+        """Return the partitions with kernels that scale sums in registers, if the program has such sums."""
+        statements, outputs = self.statements(options[0]), {o.tensor for o in self.program.outputs}
+        if not any(unit.kind in SCALING_KINDS for unit in hw.units) or not has_scaled_sum(statements, outputs):
+            return []
+        found = [self._partition(replace(option, scale_partial_sums=True)) for option in options]
         return [groups for groups in found if groups not in default]
 
     def _with_packed_constants(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
@@ -91,6 +103,7 @@ class PartitionCache:
         options = self._plain_options(hw)
         if self._has_transposed_convolution:
             options += [replace(option, col2im=True) for option in options]
+        options += [replace(option, scale_partial_sums=True) for option in self._plain_options(hw)]
         option = next((o for o in options if self._partition(o) is groups), None)
         wanted = self.unloadable_operands(groups, hw, constraints)
         if option is None or not wanted:
@@ -117,10 +130,13 @@ class PartitionCache:
         return next((groups for groups in found if [group.space for group in groups] == spaces), found[0])
 
     def _plain_options(self, hw: HardwareSpec) -> list[FusionOptions]:
-        """Return the default options, and those without fused attention if the program has any."""
+        """Return the default options, those without fused attention, and without signed bytes, if the program has any."""
         options = [traits(hw)]
         if any(group.attention is not None for group in self.groups(hw)):
             options.append(replace(options[0], attention_dtypes=frozenset()))
+        if options[0].has_signed_bytes_only and any(type_.dtype is DType.UINT8 for type_ in self.program.types.values()):
+            unsigned = replace(options[0], has_signed_bytes_only=False)
+            options += [unsigned] if self._partition(unsigned) != self.groups(hw) else []
         return options
 
     @property
@@ -128,11 +144,19 @@ class PartitionCache:
         types = self.program.types
         return any(is_transposed_convolution(each, types) for each in self.program.statements)
 
-    def _partition(self, options: FusionOptions) -> Partition:
-        form = (options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im)
+    def statements(self, options: FusionOptions) -> tuple[TensorExpr, ...]:
+        """Return the normalized statements of the program."""
+        form = (
+            *(options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im),
+            *(options.has_signed_bytes_only, options.scale_partial_sums),
+        )
         statements = self._statements.get(form)
         if statements is None:
             statements = self._statements[form] = normalize_statements(self.program, options)
+        return statements
+
+    def _partition(self, options: FusionOptions) -> Partition:
+        statements = self.statements(options)
         key = options if len(statements) > 1 else options.without_fusion
         groups = self._groups.get(key)
         if groups is None:
@@ -146,7 +170,14 @@ def _may_have_dual_gemm(groups: Partition) -> bool:
 
 def traits(hw: HardwareSpec) -> FusionOptions:
     attends_in = frozenset(u.in_dtype for u in hw.units if supports_attention(u, hw))
-    return FusionOptions(hw.family is TargetKind.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in)
+    is_signed = any(u.kind is UnitKind.MFMA and u.in_dtype is DType.INT8 for u in hw.units)
+    return FusionOptions(
+        hw.family is TargetKind.CPU,
+        any(u.takes_fragments for u in hw.units),
+        hw.num_cores,
+        attends_in,
+        has_signed_bytes_only=is_signed,
+    )
 
 
 def partition(program: TensorProgram, hw: HardwareSpec) -> Partition:

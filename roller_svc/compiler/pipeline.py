@@ -23,6 +23,7 @@ from roller_svc.compiler.backends import Backend, backend_for
 from roller_svc.compiler.donation import donate_targets
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartitions, merge_ranked_plans, rank_partitions, select_for_measurement
+from roller_svc.compiler.program_floor import program_floor, reason_above_floor
 from roller_svc.compiler.workspace import limit_workspace
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.frontend.parse import parse
@@ -32,6 +33,7 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.options import RuntimeChoice, SelectionMode
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan
+from roller_svc.perf.roofline import add_rooflines
 from roller_svc.toolchain import availability
 
 T = TypeVar("T")
@@ -128,8 +130,12 @@ def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> B
     if results[0].error is not None:
         raise results[0].error
     winner = next(ranked for ranked in compiled.partitions if ranked.groups is results[0].groups)
-    notes = (*compiled.notes, *_unit_notes(winner.groups, winner.constructions))
-    report = BuildReport(compiled.request, program, hw, winner.groups, winner.constructions, results, notes, clock.stages)
+    roofline = add_rooflines(tuple(c.roofline for c in winner.constructions))
+    floor = program_floor(PartitionCache(program), hw, compiled.request.constraints, roofline)
+    reason = reason_above_floor(floor, results[0].plan, winner.groups, winner.constructions, roofline)
+    above = f"estimated at {results[0].plan.estimate.seconds / floor.seconds:.1f} times the program's floor: {reason}"
+    notes = (*compiled.notes, *_unit_notes(winner.groups, winner.constructions), *([above] if reason else []))
+    report = BuildReport(compiled.request, program, hw, winner.groups, winner.constructions, results, notes, clock.stages, floor)
     trace("report", report)
     return report
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.program_floor import program_floor, reason_above_floor
 from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.matching import copied_bytes
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
-from roller_svc.ir.estimate import Candidate, Construction, Estimate, RooflineBound
+from roller_svc.ir.estimate import Candidate, Construction, Estimate, ProgramFloor, RooflineBound
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.program import TensorProgram
@@ -47,15 +48,21 @@ class TargetEstimate:
 
     spec: HardwareSpec
     plans: tuple[Plan, ...]  # best first
-    roofline: tuple[RooflineBound, ...]  # lower bounds for every plan
+    roofline: tuple[RooflineBound, ...]  # lower bounds for every plan of these groups
+    floor: ProgramFloor  # for any groups and units
+    reasons: tuple[str, ...]  # of each plan that is far above the floor: why; "" for others
 
 
 def estimate_program(
     cache: PartitionCache, spec: HardwareSpec, top_k: int = 1, constraints: ScheduleConstraints = NO_CONSTRAINTS
 ) -> TargetEstimate:
     """Estimate the best plans of a program on a device. Uses no compiler and no device."""
-    _, candidates, constructions = rank_partitions(cache, spec, top_k, constraints)[0]
-    return TargetEstimate(spec, best_plans(candidates, top_k), add_rooflines(tuple(c.roofline for c in constructions)))
+    ranked = rank_partitions(cache, spec, top_k, constraints)[0]
+    plans = best_plans(ranked.candidates, top_k)
+    roofline = add_rooflines(tuple(c.roofline for c in ranked.constructions))
+    floor = program_floor(cache, spec, constraints, roofline)
+    reasons = tuple(reason_above_floor(floor, plan, ranked.groups, ranked.constructions, roofline) for plan in plans)
+    return TargetEstimate(spec, plans, roofline, floor, reasons)
 
 
 def rank_best_partition(

@@ -127,7 +127,7 @@ def validate_expression(value: object) -> str:
 def validate_target(value: object) -> str:
     if not isinstance(value, str):
         raise ArgumentError(f"target must be a device's id, got {kind_of(value)}", code="invalid-option")
-    return value
+    return hardware.find_id(value)
 
 
 def read_top_k(value: object) -> int:

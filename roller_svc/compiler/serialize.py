@@ -20,7 +20,7 @@ from roller_svc.errors import (
 )
 from roller_svc.ir.canonical import to_json
 from roller_svc.ir.constraints import TILE_FIELDS, tile_value
-from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, RooflineBound, Sensitivity, TraceStep
+from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, ProgramFloor, RooflineBound, Sensitivity, TraceStep
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
@@ -60,6 +60,20 @@ def sensitivity_json(results: Iterable[Sensitivity]) -> list[Json]:
 def roofline_json(roofs: Iterable[RooflineBound]) -> list[Json]:
     """Return the lower bound of the time at each level, with its bytes or operations."""
     return [{"level": r.level, "seconds": r.seconds, "operations" if r.level == COMPUTE else "bytes": r.amount} for r in roofs]
+
+
+def floor_json(floor: ProgramFloor) -> Json:
+    """Return the least time of the program, and what it is spent on."""
+    return {
+        "seconds": floor.seconds,
+        "level": floor.level,
+        "bytes": floor.traffic_bytes,
+        "traffic_seconds": floor.traffic_s,
+        "unit": floor.unit,
+        "operations": floor.operations,
+        "arithmetic_seconds": floor.arithmetic_s,
+        "launch_seconds": floor.launch_s,
+    }
 
 
 def tiles_json(program: RProgram, levels: tuple[str, str]) -> dict[str, dict[str, int]]:
@@ -241,6 +255,7 @@ def _report(report: BuildReport) -> Json:
         ],
         "constructions": [construction_json(construction) for construction in report.constructions],
         "attempts": [result_json(result, report) for result in report.results],
+        "floor": None if report.floor is None else floor_json(report.floor),
         "notes": list(report.notes),
         "stage_seconds": dict(report.stage_seconds),
     }

@@ -13,6 +13,7 @@ from roller_svc.families.cpu.channel_window import CPU_CHANNEL_WINDOW
 from roller_svc.families.cpu.contraction import CPU_CONTRACTION
 from roller_svc.families.cpu.convolution import CPU_CONVOLUTION
 from roller_svc.families.cpu.loops import CPU_LOOPS
+from roller_svc.families.cpu.scan import CPU_SCAN
 from roller_svc.families.cpu.transpose import CPU_TRANSPOSE
 from roller_svc.families.cpu.window import CPU_WINDOW
 from roller_svc.families.cpu.winograd import CPU_WINOGRAD
@@ -21,6 +22,7 @@ from roller_svc.families.gpu.elementwise import ELEMENTWISE
 from roller_svc.families.gpu.mma_attention import MMA_ATTENTION
 from roller_svc.families.gpu.mma_contraction import MMA_CONTRACTION
 from roller_svc.families.gpu.reduction import REDUCTION
+from roller_svc.families.gpu.scan import SCAN
 from roller_svc.families.gpu.scatter import SCATTER
 from roller_svc.families.gpu.simt_contraction import SIMT_CONTRACTION
 from roller_svc.families.gpu.wgmma_attention import WGMMA_ATTENTION
@@ -41,6 +43,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     MMA_CONTRACTION,
     SIMT_CONTRACTION,
     SCATTER,
+    SCAN,
     ELEMENTWISE,
     WINDOW,
     REDUCTION,
@@ -50,6 +53,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     CPU_CHANNEL_WINDOW,
     CPU_WINDOW,
     CPU_TRANSPOSE,
+    CPU_SCAN,
     CPU_LOOPS,
 )
 

@@ -26,13 +26,14 @@ from roller_svc.families.common.gpu.matrix.tile import (
     LoadClass,
     LoadKind,
     OperandLoad,
+    fragment_of,
     mfma_unsupported_reason,
     plan_operand_loads,
 )
-from roller_svc.families.common.gpu.warpgroups.tile import SWIZZLE_ATOMS, TRANSPOSABLE_BYTES, plan_wgmma_loads
+from roller_svc.families.common.gpu.warpgroups.tile import STEP_BYTES, SWIZZLE_ATOMS, TRANSPOSABLE_BYTES, plan_wgmma_loads
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
-from roller_svc.fusion.contraction import Contraction, as_contraction
+from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled_contraction
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, WinogradMode
@@ -48,6 +49,7 @@ _KINDS = {
     OpClass.MMA: (UnitKind.MMA, UnitKind.MFMA),
     OpClass.WGMMA: (UnitKind.WGMMA,),
 }
+SCALING_KINDS = (UnitKind.WGMMA, UnitKind.MMA, UnitKind.MFMA)  # whose kernels scale sums of blocks of k
 _UNITS = {OpClass.MMA: "matrix units", OpClass.WGMMA: "matrix units of warpgroups"}
 
 
@@ -81,7 +83,7 @@ def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstra
     if constraints.op_class is OpClass.SIMT:
         return _fma_unit(group, plain)
     units, unsupported = _matrix_units(group, hw, constraints)
-    if constraints.op_class is None and not group.is_dual_gemm:
+    if constraints.op_class is None and not _requires_matrix_unit(group):
         return Units((*units, plain), unsupported)
     if not units:
         wanted = constraints.op_class or OpClass.MMA
@@ -91,20 +93,27 @@ def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstra
 
 
 def _fma_unit(group: KernelGroup, plain: ComputeUnit) -> Units:
-    if group.is_dual_gemm:
-        raise NoCandidateError(f"{group.name}: a dual GEMM requires matrix units", rejections={"unit kind": 1})
+    if what := _requires_matrix_unit(group):
+        raise NoCandidateError(f"{group.name}: {what} requires matrix units", rejections={"unit kind": 1})
     return Units((plain,))
+
+
+def _requires_matrix_unit(group: KernelGroup) -> str:
+    """Return what of a group only kernels on matrix units do; "" if there is nothing."""
+    if group.space.scale_runs is not None:
+        return "a scaled sum"
+    return "a dual GEMM" if group.is_dual_gemm else ""
 
 
 def supports_attention(unit: ComputeUnit, hw: HardwareSpec) -> bool:
     """Return whether attention on the unit is one kernel.
 
     The accumulator of QK^T must have the layout of the next product's operand, which holds for 16 bits (PTX ISA,
-    "Matrix Fragments for mma.m16n8k16"), and keys must be copied asynchronously.
+    "Matrix Fragments for mma.m16n8k16"; AMD Instinct MI200 ISA, 16 x 16 x 16). NVIDIA's keys are copied asynchronously.
     """
-    halves = unit.kind in (UnitKind.MMA, UnitKind.WGMMA) and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
-    nvidia = hw.family is TargetKind.CUDA and hw.arch >= MIN_ASYNC_ARCH
-    return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _unsupported_shape(unit)
+    halves = unit.kind in STAGED_KINDS and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
+    copied = hw.family is TargetKind.AMD or (hw.family is TargetKind.CUDA and hw.arch >= MIN_ASYNC_ARCH)
+    return halves and copied and unit.acc_dtype is DType.FLOAT32 and not _unsupported_shape(unit)
 
 
 def _attention_units(group: KernelGroup, dtype: DType, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
@@ -132,7 +141,7 @@ def _matrix_units(
         if not unit.is_matrix or (constraints.op_class is not None and unit.kind in STAGED_KINDS and unit.kind not in wanted):
             continue
         reason = _unsupported_kind(unit, wanted) or _unsupported_group(unit, group) or _unsupported_shape(unit)
-        reason = reason or operands_unsupported_reason(unit, group.space.compute_dtype, factors, allow_tf32=constraints.allow_tf32)
+        reason = reason or operands_unsupported_reason(unit, group.product_sum_dtype, factors, allow_tf32=constraints.allow_tf32)
         reason = reason or _unsupported_precision(unit, hw, constraints)
         if reason:
             unsupported.append(f"{unit.name}: {reason}")
@@ -140,7 +149,8 @@ def _matrix_units(
             fitting.setdefault(unit.kind, []).append(unit)
     chosen: list[ComputeUnit] = []
     for kind in wanted:
-        units = sorted(fitting.get(kind, []), key=lambda u: -u.flops_per_s)
+        # power alone makes float16 slower than bfloat16: the peaks are equal, and the first one stays first
+        units = sorted(fitting.get(kind, []), key=lambda u: -(u.peak_flops_per_s or u.flops_per_s))
         element_loads = [_element_loads(unit, factors, hw) for unit in units]
         easier = [unit for unit, count in zip(units, element_loads, strict=True) if count < element_loads[0]]
         chosen += [*units[:1], *easier[:1]]
@@ -154,6 +164,12 @@ def _unsupported_kind(unit: ComputeUnit, wanted: tuple[UnitKind, ...]) -> str:
 def _unsupported_group(unit: ComputeUnit, group: KernelGroup) -> str:
     if unit.kind is UnitKind.WGMMA and group.row_reduction is not None:
         return "row reductions are not supported on warpgroups"
+    if (runs := group.space.scale_runs) is not None:
+        if unit.kind not in SCALING_KINDS or group.row_reduction is not None:
+            return f"kernels on {unit.kind.value} do not scale sums of blocks of k"
+        step_bytes = STEP_BYTES if unit.kind is UnitKind.WGMMA else fragment_of(unit).step_bytes
+        if runs.k % (step_bytes // unit.in_dtype.bytes):
+            return f"blocks of {runs.k} along k are not whole steps of the unit"
     second = operand_b2(group)
     if second is not None and not have_same_layout(operands(group)[1], second):
         return "operands B of the dual GEMM have different layouts"
@@ -285,7 +301,8 @@ def _has_loadable_rows(unit: ComputeUnit, row: TileAxis, size: int) -> bool:
 def copied_bytes(group: KernelGroup, copy: OperandCopy) -> int:
     """Return the least bytes of an operand copy: its points, or the elements of the tensor under a window."""
     statement = group.statements[0]
-    contraction = as_contraction(statement, is_thin=True)
+    is_scaled = group.space.scale_runs is not None
+    contraction = as_scaled_contraction(statement) if is_scaled else as_contraction(statement, is_thin=True)
     if contraction is None:
         return 0
     expr = (contraction.a, contraction.b)[copy.side]
@@ -338,6 +355,7 @@ def transpose_space(space: TileSpace) -> TileSpace:
         axes=tuple(axes.get(axis.name, axis) for axis in space.axes),
         accesses=accesses,
         vector_axis=m.name,
+        scale_runs=None if space.scale_runs is None else space.scale_runs.transposed,
         transposed=not space.transposed,
     )
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from roller_svc.farm.backup import check_restored
 from roller_svc.farm.blobs import BLOBS
 from roller_svc.farm.objects import ObjectInfo, Objects
 from roller_svc.farm.store import (
@@ -173,8 +174,10 @@ def collect(
 ) -> CollectionReport:
     """Remove what no name refers to, and items until the blobs fit the quota, those unused the longest first.
 
-    `keep` names items that stay, as `models/<digest>`. Raises StoreError if others use the store's lock for long.
+    `keep` names items that stay, as `models/<digest>`. Raises StoreError if others use the store's lock for long, or if the
+    store is not restored completely: nothing refers to its blobs yet.
     """
+    check_restored(store)
     store.uses.flush()
     store.objects.remove_staged()
     surveyor = Surveyor(store)

@@ -18,6 +18,7 @@ FILE_BYTES = 1 << 30  # of one file of a worker
 WRITTEN_BYTES = 4 << 30  # by a worker, in all
 MAX_ENTRIES = 1 << 17  # files and directories of a worker
 MAX_THREADS = 4096  # of a worker
+MAX_PROCESSES = 4096  # of the compilers that run for a worker: several for each of the most cores
 _OWNER = "owner"  # a file that the owner keeps locked while it lives
 
 
@@ -36,10 +37,15 @@ def scratch_folder() -> Iterator[Path]:
         os.close(handle)
 
 
-def find_excess(pid: int, folder: Path) -> str:
-    """Return what a worker has too much of: threads, bytes written or temporary files; "" for nothing."""
+def find_excess(pid: int, supervisor: int, folder: Path) -> str:
+    """Return what a worker has too much of: threads, processes of compilers, bytes written or temporary files.
+
+    "" for nothing. `supervisor` starts the compilers, each in a session that its processes cannot leave.
+    """
     if _proc_field(pid, "status", "Threads") > MAX_THREADS:
         return f"more than {MAX_THREADS} threads"
+    if _count_session_members(supervisor) > MAX_PROCESSES:
+        return f"more than {MAX_PROCESSES} processes of compilers"
     if _proc_field(pid, "io", "wchar") > WRITTEN_BYTES:  # counts files that have no name any more
         return f"written more than {WRITTEN_BYTES} bytes"
     folders, entries, size_bytes = [folder], 0, 0
@@ -93,6 +99,18 @@ def _proc_field(pid: int, file: str, name: str) -> int:
             if line.startswith(f"{name}:"):
                 return int(line.split()[1])
     return 0
+
+
+def _count_session_members(parent: int) -> int:
+    """Return the number of processes in the sessions that children of a process lead."""
+    parents: dict[int, int] = {}
+    sessions: list[int] = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = (path / "stat").read_bytes().rpartition(b")")[2].split()
+            parents[int(path.name)] = int(fields[1])
+            sessions.append(int(fields[3]))
+    return sum(parents.get(session) == parent for session in sessions)
 
 
 def _remove_orphans(base: Path) -> None:

@@ -163,7 +163,8 @@ class WorkerProcess(Generic[T, R]):
                 return True
             if self._limits.readable is None or self._temp_dir is None:
                 continue
-            if excess := find_excess(self._pid, Path(self._temp_dir)):
+            supervisor = self._process.pid if self._process else 0
+            if excess := find_excess(self._pid, supervisor or 0, Path(self._temp_dir)):
                 self.close(kill=True)
                 raise BuildError(f"the build was ended: it has {excess}", code="out-of-resources")
         return False

@@ -1,11 +1,17 @@
-"""Statement → contraction C[b, m, n] += A[b, m, k] * B[b, k, n], if it is one."""
+"""Statement → contraction C[b, m, n] += A[b, m, k] * B[b, k, n], if it is one.
+
+In a scaled one, factors that are constant along blocks of k are scales: C += S[b, m, n, k // 128] * A * B.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from roller_svc.analysis.constant_runs import constant_run
+from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Op, OpKind, axes_of
@@ -17,11 +23,20 @@ MIN_M = 4
 MIN_N = 4
 MIN_K = 4
 MAX_FACTORS = 4
+MIN_SCALED_FACTORS = 3  # two operands and a scale
+MIN_SCALE_RUN = 16  # points along k with one scale: the shortest step of a matrix unit
+# Types whose products, added in float32, cannot exceed its range: scales may then be applied to sums of them.
+SCALED_DTYPES = frozenset({
+    DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.FLOAT16, DType.INT8, DType.UINT8, DType.BOOL,
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """Axes by role, each in the statement's order, and the operands: `a` over batch, m, k; `b` over batch, k, n."""
+    """Axes by role, each in the statement's order, and the operands: `a` over batch, m, k; `b` over batch, k, n.
+
+    `scales` are factors of sums over blocks of k, each over m or n and the number of the block.
+    """
 
     batch: tuple[Axis, ...]
     m: tuple[Axis, ...]
@@ -29,15 +44,15 @@ class Contraction:
     k: tuple[Axis, ...]
     a: Expr
     b: Expr
+    scales: tuple[Expr, ...] = ()
 
     @property
     def roles(self) -> tuple[tuple[AxisRole, tuple[Axis, ...]], ...]:
         return ((AxisRole.BATCH, self.batch), (AxisRole.M, self.m), (AxisRole.N, self.n), (AxisRole.K, self.k))
 
     def product(self, dtype: DType) -> Expr:
-        """Return the body of the statement: the product of both operands in a type."""
-        factors = (f if f.dtype is dtype else Cast(f, dtype, implicit=True) for f in (self.a, self.b))
-        return Op(OpKind.MUL, tuple(factors), dtype)
+        """Return the body of the statement: the product of both operands in a type, and of scales."""
+        return product_of([f if f.dtype is dtype else Cast(f, dtype, implicit=True) for f in (self.a, self.b, *self.scales)])
 
 
 def as_contraction(statement: TensorExpr, *, is_thin: bool = False) -> Contraction | None:
@@ -48,9 +63,57 @@ def as_contraction(statement: TensorExpr, *, is_thin: bool = False) -> Contracti
     form = sum_of_products(statement)
     if form is None or not 2 <= len(form.factors) <= MAX_FACTORS:
         return None
-    factors = form.factors
+    return _best_split(form, form.factors, _innermost(statement), is_thin=is_thin)
+
+
+def as_scaled_contraction(statement: TensorExpr) -> Contraction | None:
+    """Return the contraction whose sums over blocks of k are scaled, or None if no factor is such a scale.
+
+    Scales are not combined with operands: each product with one is rounded to the operands' type, or exceeds its range.
+    """
+    form = sum_of_products(statement)
+    if form is None or statement.accumulator is not DType.FLOAT32:
+        return None
+    reduced = {axis.name for axis in form.reduced}
+    factors = split_integer_factors(form)
+    if len(factors) < MIN_SCALED_FACTORS:
+        return None
+    scales = [f for f in factors if constant_run(f, form.reduced) >= MIN_SCALE_RUN]
+    operands = [f for f in factors if f not in scales]
+    if all(axes_of(f).isdisjoint(reduced) for f in scales) or not 2 <= len(operands) <= MAX_FACTORS:
+        return None
+    found = _best_split(form, operands, _innermost(statement), is_thin=False)
+    if found is None or any(value_dtype(operand) not in SCALED_DTYPES for operand in (found.a, found.b)):
+        return None
+    rows, columns = ({axis.name for axis in axes} for axes in (found.m, found.n))
+    in_operands = axes_of(found.a) | axes_of(found.b)
+    if not in_operands >= {axis.name for axis in form.results}:
+        return None
+    if any(not axes_of(f).isdisjoint(rows) and not axes_of(f).isdisjoint(columns) for f in scales):
+        return None
+    return replace(found, scales=tuple(scales))
+
+
+def split_integer_factors(form: SumOfProducts) -> list[Expr]:
+    """Return the factors of a sum of products, with those of products of bytes that are converted to floats."""
+    return [each for factor in form.factors for each in _integer_factors(factor)]
+
+
+def _integer_factors(factor: Expr) -> list[Expr]:
+    """Return the factors of a product of integers in floats, where the product is exact in both."""
+    match factor:
+        case Cast(arg=Op(kind=OpKind.MUL, args=args, dtype=DType.INT32), dtype=DType.FLOAT32):
+            parts = [value_dtype(arg) for arg in args]
+            if all(part is not None and part.bits <= 8 for part in parts):
+                return [Cast(arg, DType.FLOAT32, implicit=True) for arg in args]
+            return [factor]
+        case _:
+            return [factor]
+
+
+def _best_split(form: SumOfProducts, factors: Sequence[Expr], innermost: str, *, is_thin: bool) -> Contraction | None:
+    """Return the contraction of two products of factors with the most operand reuse."""
     best: Contraction | None = None
-    innermost = _innermost(statement)
     for size in range(1, len(factors) // 2 + 1):
         for left_indices in itertools.combinations(range(len(factors)), size):
             left = [factors[i] for i in left_indices]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roller_svc.analysis.inlining import canonicalize, inline_loads
+from roller_svc.analysis.scans import match_scan
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, children, iter_subexpressions, substitute
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, live_statements
@@ -95,8 +96,8 @@ def _may_inline(statement: TensorExpr, readers: tuple[tuple[TensorExpr, Load | N
 
 
 def _uses_per_element(reader: TensorExpr, producer: TensorExpr) -> float:
-    """Return how often a reader needs each value. A contraction stages its operands, and counts as once."""
-    if reader.kind is StatementKind.REDUCE and _is_product(reader.body):
+    """Return how often a reader needs each value. A contraction stages its operands: once, as in a scan."""
+    if reader.kind is StatementKind.REDUCE and (_is_product(reader.body) or match_scan(reader) is not None):
         return 1.0
     return reader.points / max(1, producer.points)
 

@@ -1,7 +1,8 @@
 """Sums of linear combinations of products → a sum of each product, and a map that adds them.
 
 Σ -(a * b), Σ (a * b - c * d) and Σ (a - z) * b of integers are contractions in another spelling. Each product is summed
-over the axes that it varies with. What does not vary along the sum is a factor of the result.
+over the axes that it varies with. What does not vary along the sum is a factor of the result. Unsigned bytes become
+signed ones and an offset, where matrix units multiply no others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.constant_folding import holds
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.sum_of_products import product_of, sum_of_products
@@ -25,6 +27,7 @@ Statements = tuple[TensorExpr, ...]
 MAX_TERMS = 4  # of a sum: (a - u) * (b - v) has four
 MIN_SPLIT_K = 16  # of several products: each further one takes a pass over the result, which shorter sums do not repay
 INTEGER_BITS = 8  # of integers that matrix units multiply
+SIGN_BIT = 128  # of a byte: flipped, an unsigned byte is a signed one, less by as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +45,43 @@ class _Term:
         return replace(self, is_negative=not self.is_negative)
 
 
-def split_linear_sums(statements: Statements, types: Mapping[str, TensorType]) -> Statements:
+def split_linear_sums(
+    statements: Statements, types: Mapping[str, TensorType], *, has_signed_bytes_only: bool = False
+) -> Statements:
     """Split sums of which a product is a contraction, but that are none as they are written.
 
-    `types` are those of all tensors that statements read.
+    `types` are those of all tensors that statements read. With `has_signed_bytes_only`, matrix units take int8 but not
+    uint8: an unsigned factor a becomes (a - 128) + 128.
     """
-    return tuple(each for statement in statements for each in _split(statement, types))
+    return tuple(
+        each for s in statements for each in _split(s, types, is_signing=has_signed_bytes_only and s.accumulator is DType.INT32)
+    )
 
 
-def _split(statement: TensorExpr, types: Mapping[str, TensorType]) -> Statements:
+def _split(statement: TensorExpr, types: Mapping[str, TensorType], *, is_signing: bool) -> Statements:
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return (statement,)
     dtype = statement.accumulator
     if statement.body.dtype.compute is not dtype:  # products wrap, or are rounded, before they are added
         return (statement,)
-    terms = _terms(statement.body, dtype)
-    has_signs = dtype.is_float and any(_is_negated(factor) for factor in _factors_of(statement))
-    if len(terms) > MAX_TERMS or (len(terms) == 1 and as_contraction(statement) is not None and not has_signs):
-        return (statement,)
-    if has_signs and len(terms) == 1 and not terms[0].is_negative:
-        return (replace(statement, body=product_of([_convert(factor, dtype) for factor in terms[0].factors])),)
+    reduced = frozenset(axis.name for axis in statement.reduced)
+    signed = _Expansion(dtype, reduced, is_signing=True).terms(statement.body) if is_signing else []
+    plain = _Expansion(dtype, reduced, is_signing=False).terms(statement.body)
+    if len(plain) == 1 and signed in ([], plain) and as_contraction(statement) is not None:
+        if not _has_signed_factor(statement):
+            return (statement,)
+        if not plain[0].is_negative:
+            return (replace(statement, body=product_of([_convert(factor, dtype) for factor in plain[0].factors])),)
+    forms = (_split_terms(statement, terms, types) for terms in (signed, plain) if 0 < len(terms) <= MAX_TERMS)
+    return next((form for form in forms if form), (statement,))
+
+
+def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, TensorType]) -> Statements:
+    """Return the sums of terms and the map that adds them; none if that is no better than the statement."""
+    dtype = statement.accumulator
     sums = [_sum(statement, term, f"{statement.output}.term{i}") for i, term in enumerate(terms)]
-    if not has_signs and not _is_better(statement, sums, dtype):
-        return (statement,)
-    if not all(_is_readable(each.body, statement, types) for each in sums if each):
-        return (statement,)
+    if not _is_better(statement, sums, dtype) or not all(_is_readable(each.body, statement, types) for each in sums if each):
+        return ()
     values = [_value(statement, term, each) for term, each in zip(terms, sums, strict=True)]
     axes = statement.spatial
     total = _add(values, [term.is_negative for term in terms], dtype)
@@ -75,44 +90,82 @@ def _split(statement: TensorExpr, types: Mapping[str, TensorType]) -> Statements
     return (*sorted((each for each in sums if each is not None), key=lambda each: each.points), combined)
 
 
-def _factors_of(statement: TensorExpr) -> tuple[Expr, ...]:
-    """Return the factors of a contraction's product; none of another statement."""
-    form = None if as_contraction(statement) is None else sum_of_products(statement)
-    return () if form is None else form.factors
+def _has_signed_factor(statement: TensorExpr) -> bool:
+    """Return whether a product of floats has a negated factor, which no matrix unit loads."""
+    form = sum_of_products(statement) if statement.accumulator.is_float else None
+    return form is not None and any(_is_negated(factor) for factor in form.factors)
 
 
 def _is_negated(factor: Expr) -> bool:
-    """Return whether a factor has a sign, which an operand of a matrix unit lacks."""
     while isinstance(factor, Cast) and factor.implicit:
         factor = factor.arg
     return isinstance(factor, Op) and factor.kind is OpKind.NEG
 
 
-def _terms(expr: Expr, dtype: DType) -> list[_Term]:
-    """Return the products that an expression adds. Those of integers are expanded."""
-    if expr.dtype.compute is not dtype:
-        return [_Term((expr,))]
-    match expr:
-        case Cast(arg=arg) if arg.dtype.compute is dtype and (expr.implicit or expr.dtype is dtype):
-            return _terms(arg, dtype)
-        case Op(kind=OpKind.NEG, args=(arg,)):
-            return [term.negated for term in _terms(arg, dtype)]
-        case Op(kind=OpKind.ADD, args=(first, second)):
-            return [*_terms(first, dtype), *_terms(second, dtype)]
-        case Op(kind=OpKind.SUB, args=(first, second)):
-            return [*_terms(first, dtype), *(term.negated for term in _terms(second, dtype))]
-        case Op(kind=OpKind.MUL, args=(first, second)):
-            parts = [_terms(first, dtype), _terms(second, dtype)]
-            if dtype.is_float:  # a sum is a factor: expanded, it would be rounded in other places
-                parts = [each if len(each) == 1 else [_Term((arg,))] for each, arg in zip(parts, expr.args, strict=True)]
-            if len(parts[0]) * len(parts[1]) > MAX_TERMS:
-                return [_Term((expr,))]
-            return [one.times(other) for one, other in itertools.product(*parts)]
-        case Select(cond=cond, then=then, otherwise=Const(value=0)):
-            guarded = [_guard(term, cond) for term in _terms(then, dtype)]
-            return [term for term in guarded if term is not None] if None not in guarded else [_Term((expr,))]
-        case _:
+@dataclass(frozen=True, slots=True)
+class _Expansion:
+    """Expansion of an expression to a sum of products, of a type, that is added over `reduced` axes."""
+
+    dtype: DType
+    reduced: frozenset[str]
+    is_signing: bool
+
+    def terms(self, expr: Expr) -> list[_Term]:
+        """Return the products that an expression adds. Those of integers are expanded."""
+        dtype = self.dtype
+        if expr.dtype.compute is not dtype:
             return [_Term((expr,))]
+        match expr:
+            case Cast(arg=arg) if arg.dtype.compute is dtype and (expr.implicit or expr.dtype is dtype):
+                return self.terms(arg)
+            case Op(kind=OpKind.NEG, args=(arg,)):
+                return [term.negated for term in self.terms(arg)]
+            case Op(kind=OpKind.ADD, args=(first, second)):
+                return [*self.terms(first), *self.terms(second)]
+            case Op(kind=OpKind.SUB, args=(first, second)):
+                return [*self.terms(first), *(term.negated for term in self.terms(second))]
+            case Op(kind=OpKind.MUL, args=(first, second)):
+                parts = [self.terms(first), self.terms(second)]
+                if dtype.is_float:  # a sum is a factor: expanded, it would be rounded in other places
+                    parts = [each if len(each) == 1 else [_Term((arg,))] for each, arg in zip(parts, expr.args, strict=True)]
+                elif self.is_signing:
+                    parts = [self._join_offsets(each) for each in parts]
+                if len(parts[0]) * len(parts[1]) > MAX_TERMS:
+                    return [_Term((expr,))]
+                return [one.times(other) for one, other in itertools.product(*parts)]
+            case Select(cond=cond, then=then, otherwise=Const(value=0)):
+                guarded = [_guard(term, cond) for term in self.terms(then)]
+                return [term for term in guarded if term is not None] if None not in guarded else self._factor(expr)
+            case _:
+                return self._factor(expr)
+
+    def _factor(self, expr: Expr) -> list[_Term]:
+        """Return an expression as it is, or an unsigned byte as a signed one and an offset."""
+        varies = not axes_of(expr).isdisjoint(self.reduced)
+        if not self.is_signing or not varies or value_dtype(expr) is not DType.UINT8:
+            return [_Term((expr,))]
+        byte = expr if expr.dtype is DType.UINT8 else Cast(expr, DType.UINT8)
+        signed = Cast(Op(OpKind.BITXOR, (byte, Const(SIGN_BIT, DType.UINT8)), DType.UINT8), DType.INT8)
+        return [_Term((signed,)), _Term((Const(SIGN_BIT, self.dtype),))]
+
+    def _join_offsets(self, terms: list[_Term]) -> list[_Term]:
+        """Join the terms of a factor that do not vary along the sum to one: 128 - z."""
+        varying = [term for term in terms if any(not axes_of(factor).isdisjoint(self.reduced) for factor in term.factors)]
+        offsets = [term for term in terms if term not in varying]
+        numbers = [term for term in offsets if all(isinstance(factor, Const) for factor in term.factors)]
+        number = sum(_number(term) for term in numbers)
+        if not holds(number, self.dtype):
+            return terms
+        offsets = [term for term in offsets if term not in numbers] + ([_Term((Const(number, self.dtype),))] if number else [])
+        if not offsets:
+            return varying
+        values = [product_of([_convert(factor, self.dtype) for factor in term.factors]) for term in offsets]
+        return [*varying, _Term((_add(values, [term.is_negative for term in offsets], self.dtype),))]
+
+
+def _number(term: _Term) -> int:
+    value = math.prod(int(factor.value) for factor in term.factors if isinstance(factor, Const))
+    return -value if term.is_negative else value
 
 
 def _guard(term: _Term, cond: Expr) -> _Term | None:
@@ -145,7 +198,8 @@ def _is_better(statement: TensorExpr, sums: list[TensorExpr | None], dtype: DTyp
     contractions = [c for each in sums if each is not None and (c := as_contraction(each)) is not None]
     if dtype.is_float:
         is_long = math.prod(axis.extent for axis in statement.reduced) >= MIN_SPLIT_K
-        return bool(contractions) and as_contraction(statement) is None and (is_long or len(sums) == 1)
+        is_other = as_contraction(statement) is None or _has_signed_factor(statement)
+        return bool(contractions) and is_other and (is_long or len(sums) == 1)
     full = [each for each in sums if each is not None and len(each.spatial) == len(statement.spatial)]
     return len(full) == len(contractions) > 0 and all(
         (stored := value_dtype(operand)) is not None and stored.bits <= INTEGER_BITS for c in contractions for operand in (c.a, c.b)

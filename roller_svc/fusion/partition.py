@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_reductions, online_reductions
 from roller_svc.analysis.operand import value_dtype
+from roller_svc.analysis.scans import match_scan
 from roller_svc.analysis.sum_of_products import is_window
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
 from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
 from roller_svc.fusion.col2im import insert_col2im
-from roller_svc.fusion.contraction import Contraction, as_contraction
+from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled_contraction
 from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
 from roller_svc.fusion.grouped_axes import split_grouped_axes
@@ -23,7 +24,8 @@ from roller_svc.fusion.linear_sums import split_linear_sums
 from roller_svc.fusion.operand_copies import OperandCopy, insert_operand_copies
 from roller_svc.fusion.ordered_scatter import order_scatters
 from roller_svc.fusion.row_normalization import hoist_row_divisions
-from roller_svc.fusion.space import contraction_space, nest_space
+from roller_svc.fusion.scaled_sums import merge_scaled_sums
+from roller_svc.fusion.space import contraction_space, nest_space, scan_space
 from roller_svc.fusion.split.online_reduction import splits_evenly
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
@@ -47,6 +49,7 @@ class _FusionGroup:
     contraction: Contraction | None
     attention: Attention | None = None
     num_accumulators: int = 1
+    is_scan: bool = False
 
     @property
     def outer(self) -> tuple[Axis, ...]:
@@ -73,7 +76,9 @@ class FusionOptions:
     operand_copies: frozenset[OperandCopy] = frozenset()  # operands that are written to memory before a contraction
     inline_outputs: bool = False  # readers of an output that a reduction reads compute it again
     col2im: bool = False  # transposed convolutions become GEMMs whose products are added
+    scale_partial_sums: bool = False  # kernels of contractions scale sums of blocks of k in registers
     packed_constants: frozenset[str] = frozenset()  # whose products with few rows are contractions, too
+    has_signed_bytes_only: bool = False  # matrix units take int8, but not uint8
 
     @property
     def without_fusion(self) -> FusionOptions:
@@ -89,7 +94,10 @@ class FusionOptions:
 def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:
     """Return the statements after inlining, in the form that kernels of the target need, with operand copies."""
     inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
-    statements = split_linear_sums(tuple(drop_unit_axes(s) for s in inlined), program.types)
+    statements = tuple(drop_unit_axes(s) for s in inlined)
+    statements = split_linear_sums(statements, program.types, has_signed_bytes_only=hw.has_signed_bytes_only)
+    if hw.scale_partial_sums:
+        statements = merge_scaled_sums(statements, {o.tensor for o in program.outputs})
     if hw.col2im:
         statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
     if hw.operand_copies:
@@ -113,7 +121,9 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
         statements, types = grouped.statements, grouped.types
     statements, attention = match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
     other_statements = tuple(s for s in statements if s.output not in attention)
-    pairs = match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm else {}
+    pairs = (
+        match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm and not hw.scale_partial_sums else {}
+    )
     drafts = _fuse(statements, attention, pairs, hw)
     read_by = _readers(drafts)
     groups = (_group(draft, f"kernel{i}", types, outputs | read_by[i], hw) for i, draft in enumerate(drafts))
@@ -161,6 +171,8 @@ def _fuse(
         found = attention.get(first.output)
         if found is not None:
             draft = _FusionGroup((first,), found.contraction, found.attention)
+        elif match_scan(first) is not None:
+            draft = _FusionGroup((first,), None, is_scan=True)
         else:
             draft = _with_second_gemm(_FusionGroup((first,), _contraction(first, hw)), pairs.get(first.output), written - done)
         remaining: list[tuple[TensorExpr, frozenset[str]]] = []
@@ -202,7 +214,8 @@ def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None
 
     On a GPU a skinny GEMM is a row reduction, unless its rows are windows.
     """
-    contraction = as_contraction(statement)
+    contraction = as_scaled_contraction(statement) if hw.scale_partial_sums else None
+    contraction = contraction or as_contraction(statement)
     if contraction is None and hw.packed_constants:
         return _packed_product(statement, hw.packed_constants)
     if contraction is None or hw.is_cpu:
@@ -238,6 +251,8 @@ def _try_fuse(draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, rea
     """
     if statement.kind is StatementKind.SCATTER or draft.statements[0].kind is StatementKind.SCATTER:
         return None
+    if draft.is_scan or match_scan(statement) is not None:
+        return _with_map_of_scan(draft, statement)
     if draft.contraction is not None and statement.kind is StatementKind.REDUCE:
         must_stay_separate = draft.attention is not None or bool(draft.written & read_later)
         return None if must_stay_separate else _with_row_reduction(draft, draft.contraction, statement, hw)
@@ -254,6 +269,14 @@ def _try_fuse(draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, rea
     has_long_rows = inner and max(s.points // rows for s in candidate.statements) >= LONG_ROW
     fills_cores = rows >= ROWS_PER_CORE * hw.num_cores
     return candidate if not has_long_rows or fills_cores or _shares_pass(candidate, hw) else None
+
+
+def _with_map_of_scan(draft: _FusionGroup, statement: TensorExpr) -> _FusionGroup | None:
+    """Return a scan with a map of its results over the same points; None for other statements."""
+    names = _shared_axes(draft, statement) if draft.is_scan and statement.kind is StatementKind.MAP else None
+    if names is None or len(names) != len(statement.axes):
+        return None
+    return replace(draft, statements=(*draft.statements, _renamed(statement, names, draft)))
 
 
 def _fits_nest(draft: _FusionGroup, statement: TensorExpr, inner: Sequence[Axis], hw: FusionOptions) -> bool:
@@ -463,13 +486,17 @@ def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], need
     stored = tuple((s.output, fused.types[s.output]) for s in statements if s.output not in locals_)
     inputs = tuple(sorted((t, ty) for t, ty in fused.types.items() if t not in draft.written))
     views = {t: ty for t, ty in fused.types.items() if t not in locals_}
+    if (scan := match_scan(statements[0])) is not None:
+        rows = tuple(a for a in outer if a.name != scan.axis.name)
+        return KernelGroup(name, GroupKind.SCAN, statements, rows, locals_, stored, inputs, scan_space(scan, statements, views))
     contraction = None
     if draft.contraction is not None:
-        contraction = as_contraction(statements[0]) or _packed_product(statements[0], hw.packed_constants)
+        contraction = as_scaled_contraction(statements[0]) if draft.contraction.scales else None
+        contraction = contraction or as_contraction(statements[0]) or _packed_product(statements[0], hw.packed_constants)
     if contraction is not None:
         second = as_contraction(statements[1]) if draft.num_accumulators > 1 else None
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)
-        operands = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b)
+        operands = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b, contraction.scales)
     else:
         scatter = statements[0].kind is StatementKind.SCATTER
         kind, operands = GroupKind.SCATTER if scatter else GroupKind.NEST, None

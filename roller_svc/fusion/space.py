@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 
+from roller_svc.analysis.constant_runs import constant_run
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
 from roller_svc.analysis.online_reduction import online_reductions
+from roller_svc.analysis.operand import value_dtype
+from roller_svc.analysis.scans import Scan
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
 from roller_svc.ir.attention import Attention
-from roller_svc.ir.expr import Expr, Load, loads_of
-from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
+from roller_svc.ir.group import AxisRole, ScaleRuns, TileAccess, TileAxis, TileSpace, sum_within_tensors
 from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
 
 SHORT_ROW = 32  # shorter reduced axes (windows) are poor vector axes
+LINE_BYTES = 128  # loads that are less apart share a line: the longest one of any device
 
 
 def contraction_space(
@@ -36,19 +43,37 @@ def contraction_space(
             axes.append(TileAxis("_".join(a.name for a in members), role, members))
     b_operands = (c.b,) if second is None else (c.b, second.b)
     accesses = [*_reads(c.a, types, "a"), *(read for b in b_operands for read in _reads(b, types, "b"))]
+    accesses += [read for scale in c.scales for read in _reads(scale, types)]
     for statement in statements[len(b_operands) :]:
         accesses += _reads(statement.body, types)
     accesses += _writes(statements, types)
     products = statements[: len(b_operands)]
+    if c.scales:  # not of each product
+        products = (replace(statements[0], body=replace(c, scales=()).product(statements[0].body.dtype)),)
+    flops = sum(s.flops for s in (*products, *statements[len(products) :]))
     return TileSpace(
         axes=tuple(axes),
-        accesses=_distinct(accesses),
-        flops=sum(s.flops for s in statements),
+        accesses=_distinct(_join_neighbours(accesses, statements)),
+        flops=flops,
         instructions=sum(2 * s.points for s in products) + count_instructions(statements[len(products) :]),
         compute_dtype=statements[0].accumulator,
         vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
         num_accumulators=len(b_operands),
         operand_flops=sum(max(0, s.flops - 2 * s.points) for s in products),
+        scale_runs=_scale_runs(c) if c.scales else None,
+    )
+
+
+def _scale_runs(c: Contraction) -> ScaleRuns:
+    columns = {axis.name for axis in c.n}
+    along_n = [scale for scale in c.scales if not axes_of(scale).isdisjoint(columns)]
+    along_m = [scale for scale in c.scales if scale not in along_n]
+    are_integers = all(dtype is not None and not dtype.is_float for dtype in (value_dtype(c.a), value_dtype(c.b)))
+    return ScaleRuns(
+        m=math.gcd(*(constant_run(scale, c.m) for scale in along_m)),
+        n=math.gcd(*(constant_run(scale, c.n) for scale in along_n)),
+        k=math.gcd(*(constant_run(scale, c.k) for scale in c.scales)),
+        sum_dtype=DType.INT32 if are_integers else DType.FLOAT32,
     )
 
 
@@ -67,12 +92,19 @@ def attention_space(
     accesses += _writes(statements, types)
     return TileSpace(
         axes=tuple(axes),
-        accesses=_distinct(accesses),
+        accesses=_distinct(_join_neighbours(accesses, (*attention.softmax_statements, *statements))),
         flops=attention.softmax_flops + sum(s.flops for s in statements),
         instructions=count_instructions((*attention.softmax_statements, *statements)),
         compute_dtype=statements[0].accumulator,
         vector_axis=axes[-3].name,
     )
+
+
+def scan_space(scan: Scan, statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> TileSpace:
+    """Return the tile space of a scan and of maps over its points: one pass over each row."""
+    outer = tuple(a for a in scan.statement.spatial if a.name != scan.axis.name)
+    space = nest_space((scan.points, *statements[1:]), outer, types)
+    return replace(space, compute_dtype=scan.statement.accumulator)
 
 
 def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], types: Mapping[str, TensorType]) -> TileSpace:
@@ -83,12 +115,17 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
     inner = tuple(a for a in anchor.axes if a.name not in names)
     if inner:
         axes.append(TileAxis("_".join(a.name for a in inner), AxisRole.INNER, inner))
+    reads: list[TileAccess] = []
+    ends: list[int] = []
+    for statement in statements:
+        reads += _statement_reads(statement, types)
+        ends.append(len(reads))
+    reads = _join_neighbours(reads, statements)
     accesses: list[TileAccess] = []
     fused_second = {joint.second.output for joint in online_reductions(statements)}  # needs no pass of its own
-    for statement in statements:
-        predicate = () if statement.predicate is None else (statement.predicate,)
-        reads = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types)]
-        accesses += [a for a in _distinct(reads) if statement.output not in fused_second or a not in accesses]
+    for statement, (start, end) in zip(statements, pairwise((0, *ends)), strict=True):
+        own = _distinct(reads[start:end])
+        accesses += [a for a in own if statement.output not in fused_second or a not in accesses]
     accesses += _writes(statements, types)
     always = {load.tensor for statement in statements for load in unconditional_loads(statement.body, in_indices=True)}
     distinct = tuple(
@@ -108,6 +145,24 @@ def nest_space(statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], type
     )
 
 
+def read_bytes(statements: Iterable[TensorExpr], types: Mapping[str, TensorType]) -> int:
+    """Return the bytes that statements read of these tensors, every element once; those of gathers at most once."""
+    read: dict[tuple[object, ...], tuple[TileAccess, int]] = {}
+    for statement in statements:
+        extents = statement.extents
+        for access in _join_neighbours(list(_statement_reads(statement, types)), (statement,)):
+            moved = min(statement.points * access.num_loads * access.dtype.bytes, access.tile_bytes(extents))
+            alike = [(tuple((extents[name], c) for name, c in dim.coeffs), dim.offsets) for dim in access.dims]
+            read.setdefault((access.tensor, *alike), (access, moved))
+    return sum_within_tensors(read.values())
+
+
+def _statement_reads(statement: TensorExpr, types: Mapping[str, TensorType]) -> Iterator[TileAccess]:
+    predicate = () if statement.predicate is None else (statement.predicate,)
+    for expr in (statement.body, *statement.index, *predicate):
+        yield from _reads(expr, types)
+
+
 def _reads(expr: Expr, types: Mapping[str, TensorType], operand: str = "") -> Iterator[TileAccess]:
     for load in loads_of(expr):
         if load.tensor in types:
@@ -125,7 +180,15 @@ def _writes(statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType])
 def _read_dims(load: Load, type_: TensorType) -> tuple[Dim, ...]:
     checked = load.bounds_checked or (False,) * len(load.index)
     dims = zip(_dims(load.index, type_), load.index, checked, strict=True)
-    return tuple(_looked_up(dim, index) if not is_checked and loads_of(index) else dim for dim, index, is_checked in dims)
+    return tuple(_dim_by_data(dim, index, is_checked=is_checked) if loads_of(index) else dim for dim, index, is_checked in dims)
+
+
+def _dim_by_data(dim: Dim, index: Expr, *, is_checked: bool) -> Dim:
+    if not is_checked:
+        return _looked_up(dim, index)
+    loads = loads_of(index)
+    repeat = math.prod(dim_of(i, dim.size).repeat for i in loads[0].index) if len(loads) == 1 else 1
+    return replace(dim, gathered_by=loads, repeat=repeat)
 
 
 def _looked_up(dim: Dim, index: Expr) -> Dim:
@@ -138,8 +201,54 @@ def _dims(index: tuple[Expr, ...], type_: TensorType) -> tuple[Dim, ...]:
     return tuple(dim_of(i, size) for i, size in zip(index, type_.shape, strict=True))
 
 
-def _distinct(accesses: list[TileAccess]) -> tuple[TileAccess, ...]:
+def _distinct(accesses: Iterable[TileAccess]) -> tuple[TileAccess, ...]:
     return tuple(dict.fromkeys(accesses))
+
+
+def _join_neighbours(accesses: list[TileAccess], statements: Iterable[TensorExpr]) -> list[TileAccess]:
+    """Replace loads whose indices differ by constants by one access of all of them, as the taps of a stencil.
+
+    Loads that share neither elements nor lines, as the halves of a tensor, remain accesses of their own.
+    """
+    alike: dict[TileAccess, set[tuple[int, ...]]] = {}
+    for access in accesses:
+        alike.setdefault(_moved(access, (0,) * len(access.dims)), set()).add(_offset(access))
+    if all(len(offsets) == 1 for offsets in alike.values()):
+        return accesses
+    extents = {a.name: a.extent for s in statements for a in s.axes}
+    joined: dict[TileAccess, TileAccess] = {}
+    for base, offsets in alike.items():
+        for cluster in _clusters(base, offsets, extents):
+            values = [tuple(sorted(set(along))) for along in zip(*cluster, strict=True)]
+            dims = tuple(replace(dim, offsets=along) for dim, along in zip(base.dims, values, strict=True))
+            one = replace(base, dims=dims, num_loads=len(cluster))
+            joined |= {_moved(base, offset): one for offset in cluster}
+    return [joined[access] for access in accesses]
+
+
+def _offset(access: TileAccess) -> tuple[int, ...]:
+    return tuple([dim.offsets[0] for dim in access.dims])
+
+
+def _moved(access: TileAccess, offset: tuple[int, ...]) -> TileAccess:
+    return replace(access, dims=tuple(replace(dim, offsets=(o,)) for dim, o in zip(access.dims, offset, strict=True)))
+
+
+def _clusters(access: TileAccess, offsets: Iterable[tuple[int, ...]], extents: Mapping[str, int]) -> list[list[tuple[int, ...]]]:
+    """Return the offsets in groups of loads that share elements or lines."""
+    spans = [1 + sum(abs(c) * (extents[name] - 1) for name, c in dim.coeffs) for dim in access.dims]
+    strides = [math.prod(dim.size for dim in access.dims[d + 1 :]) * access.dtype.bytes for d in range(len(spans))]
+
+    def shares(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+        steps = [y - x for x, y in zip(a, b, strict=True)]
+        overlaps = all(abs(step) < span for step, span in zip(steps, spans, strict=True))
+        return overlaps or abs(sum(s * stride for s, stride in zip(steps, strides, strict=True))) < LINE_BYTES
+
+    clusters: list[list[tuple[int, ...]]] = []
+    for offset in sorted(offsets):
+        near = [cluster for cluster in clusters if any(shares(other, offset) for other in cluster)]
+        clusters = [c for c in clusters if c not in near] + [[*(o for c in near for o in c), offset]]
+    return clusters
 
 
 def _vector_axis(axes: list[TileAxis], accesses: tuple[TileAccess, ...]) -> str:

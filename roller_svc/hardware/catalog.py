@@ -18,16 +18,29 @@ from roller_svc.settings import settings
 LOCAL = "local"
 
 
-def load(hardware_id: str) -> HardwareSpec:
-    """Return the spec of that id. Opens no device and measures nothing.
+def load(name: str) -> HardwareSpec:
+    """Return the spec of the device that a name means, see `find_id`. Opens no device and measures nothing.
 
     `local` is the host CPU: from ROLLER_LOCAL_SPEC, else as it was calibrated, else as it is detected.
     """
-    if hardware_id == LOCAL:
-        return _local()
-    if hardware_id not in shipped_files():
-        raise _unknown_hardware(hardware_id)
-    return _shipped(hardware_id)
+    hardware_id = find_id(name)
+    return _local() if hardware_id == LOCAL else _shipped(hardware_id)
+
+
+def find_id(name: str) -> str:
+    """Return the id of the device that a name means.
+
+    A name is an id, some of its words, as in H200 or nvidia-h200, or an architecture that one device has.
+    Raises UnknownHardwareError if no device or several have that name.
+    """
+    if name == LOCAL or name in shipped_files():
+        return name
+    plain = name[:100].lower().replace("_", "-").replace(" ", "-").strip("-")
+    meant = [known for known in ids() if plain and f"-{plain}-" in f"-{known}-"]
+    meant = meant or [spec.id for spec in shipped_specs() if str(spec.arch) == name]
+    if len(meant) == 1:
+        return meant[0]
+    raise _unknown_hardware(name, meant or [known for known in ids() if plain and plain in known])
 
 
 def ids() -> tuple[str, ...]:
@@ -159,8 +172,7 @@ def _shipped(hardware_id: str) -> HardwareSpec:
     return spec
 
 
-def _unknown_hardware(hardware_id: str) -> UnknownHardwareError:
-    completions = [known for known in ids() if hardware_id and known.startswith(hardware_id)]
-    suggestions = completions or get_close_matches(hardware_id[:100], ids(), n=1, cutoff=0.4)
-    guess = f"; did you mean {suggestions[0]}?" if suggestions else ""
-    return UnknownHardwareError(f"unknown hardware {hardware_id[:100]!r}{guess}", hint=f"targets are {', '.join(ids())}")
+def _unknown_hardware(name: str, meant: list[str]) -> UnknownHardwareError:
+    suggestions = meant or get_close_matches(name[:100].lower(), ids(), n=1, cutoff=0.4)
+    guess = f"; did you mean {' or '.join(suggestions)}?" if suggestions else ""
+    return UnknownHardwareError(f"unknown hardware {name[:100]!r}{guess}", hint=f"targets are {', '.join(ids())}")

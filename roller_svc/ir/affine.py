@@ -99,6 +99,13 @@ class Dim:
     is_affine: bool = True  # False: every combination of the axes may be another element
     repeat: int = 1  # consecutive points of the axis with the same element: 8 of `k // 8`; 1 if affine
     is_looked_up: bool = False  # by data that is never out of range: fields of bits
+    offsets: tuple[int, ...] = (0,)  # constants of an affine index; several: of loads that share elements or lines
+    gathered_by: tuple[Expr, ...] = ()  # loads in the index: any element may follow another
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether points that follow one another have the same element, and then the next one."""
+        return self.repeat > 1 and not self.gathered_by
 
 
 def dim_of(index: Expr, size: int) -> Dim:
@@ -107,7 +114,7 @@ def dim_of(index: Expr, size: int) -> Dim:
     if form is None:
         coeffs = tuple((name, 1) for name in sorted(axes_of(index)))
         return Dim(size, coeffs, is_affine=False, repeat=_divisor(index) if len(coeffs) == 1 else 1)
-    return Dim(size, form.coeffs)
+    return Dim(size, form.coeffs, offsets=(form.offset,))
 
 
 def _divisor(index: Expr) -> int:

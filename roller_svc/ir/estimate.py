@@ -54,6 +54,26 @@ class RooflineBound:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramFloor:
+    """The least time of a program on a device, whichever kernels compute it.
+
+    Inputs and outputs are moved once, arithmetic runs on the fastest units that its types allow, in one launch.
+    """
+
+    level: str  # memory level of the traffic
+    traffic_bytes: int
+    traffic_s: float
+    unit: str  # that takes the most time
+    operations: int
+    arithmetic_s: float
+    launch_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.traffic_s, self.arithmetic_s) + self.launch_s
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """An rProgram with its estimate."""
 

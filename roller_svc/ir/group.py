@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from itertools import pairwise
 
 from roller_svc.ir.affine import Dim
 from roller_svc.ir.attention import Attention
@@ -27,6 +28,7 @@ class GroupKind(Enum):
     # One loop nest: maps, transposes, reductions, windows, several statements over shared outer axes (softmax, norms)
     NEST = "nest"
     SCATTER = "scatter"  # writes at computed indices
+    SCAN = "scan"  # combines the elements up to each one along an axis, then maps over the same points
 
 
 class AxisRole(Enum):
@@ -34,7 +36,8 @@ class AxisRole(Enum):
 
     A contraction has BATCH, M, N, K. Seen as a convolution it has BATCH (groups), PIXEL (one for an output dimension),
     N (output channels), K (input channels) and TAP (filter positions, added to PIXEL). Attention has the axes of
-    its second contraction, K being the keys, and INNER, the head dimension. A nest or scatter has OUTER and INNER.
+    its second contraction, K being the keys, and INNER, the head dimension. A nest or scatter has OUTER and INNER. The
+    INNER axis of a scan is the one along which it goes: one pass visits each of its points once.
     OUTER axes are spatial and shared by all statements. INNER axes run whole at each outer point: they are reduced, or
     mapped over again by the last statement, as in softmax.
     """
@@ -93,6 +96,7 @@ class TileAccess:
     num_uses: int = 1  # statements of a nest that access it
     constant: bool = False  # the same in every call
     is_conditional: bool = False  # read only where conditions hold
+    num_loads: int = 1  # loads of a point, at different offsets
 
     @property
     def tensor_bytes(self) -> int:
@@ -122,12 +126,15 @@ class TileAccess:
 def contiguous_values(dim: Dim, extents: Mapping[str, int]) -> int:
     """Return the number of consecutive values that the index takes before it jumps."""
     if not dim.is_affine:
-        return 1 if dim.repeat == 1 else accessed_extent(dim, extents)
+        return accessed_extent(dim, extents) if dim.is_divided else 1
+    steps = [(abs(c), abs(c) * (extents.get(name, 1) - 1)) for name, c in dim.coeffs if extents.get(name, 1) > 1]
+    if len(dim.offsets) > 1:
+        steps.append((max(b - a for a, b in pairwise(dim.offsets)), dim.offsets[-1] - dim.offsets[0]))
     run = 1
-    for stride, extent in sorted((abs(c), extents.get(name, 1)) for name, c in dim.coeffs):
-        if extent > 1 and stride > run:
+    for stride, added in sorted(steps):
+        if stride > run:
             break
-        run += stride * (extent - 1)
+        run += added
     return min(dim.size, run)
 
 
@@ -136,6 +143,18 @@ _MAX_ENUMERATED = 1024  # combinations of axis values that are counted instead o
 
 def accessed_extent(dim: Dim, extents: Mapping[str, int]) -> int:
     """Return the number of values of the index: exact if strides nest (windows, blocks), else counted or bounded."""
+    values = _values_at_one_offset(dim, extents)
+    if len(dim.offsets) == 1:
+        return values
+    unit = math.gcd(*(c for name, c in dim.coeffs if extents.get(name, 1) > 1)) or dim.size
+    total = 0
+    for first in {offset % unit for offset in dim.offsets}:  # values at offsets that differ otherwise are distinct
+        alike = [offset for offset in dim.offsets if offset % unit == first]
+        total += values + sum(min(values, (b - a) // unit) for a, b in pairwise(alike))
+    return min(dim.size, total)
+
+
+def _values_at_one_offset(dim: Dim, extents: Mapping[str, int]) -> int:
     count = math.prod(extents.get(name, 1) for name, _ in dim.coeffs)
     if not dim.is_affine:
         return min(dim.size, -(-count // dim.repeat))
@@ -168,6 +187,35 @@ def _is_window(dim: Dim, outer: Collection[str], inner: Mapping[str, int]) -> bo
     return bool(steps) and span > 1 and (min(steps) < span or math.prod(inner.values()) < _MIN_ROW)
 
 
+MAX_BYTE_PRODUCTS = (1 << 31) // (1 << 16)  # of bytes, that an int32 adds without wrapping
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRuns:
+    """Points along each axis of a contraction with one scale: 128 of n and of k for S[m, n // 128, k // 128].
+
+    0 along m or n if no scale varies with that axis; a scale of k alone counts along m.
+    """
+
+    m: int
+    n: int
+    k: int
+    sum_dtype: DType  # of the sums that are scaled
+
+    @property
+    def transposed(self) -> ScaleRuns:
+        return replace(self, m=self.n, n=self.m)
+
+    def scales(self, rows: int, columns: int) -> float:
+        """Return the scales of a tile of results."""
+        return sum(extent / run for extent, run in ((rows, self.m), (columns, self.n)) if run)
+
+    def k_tiles(self, depth: int) -> int:
+        """Return the k-tiles of `depth` points whose sums are scaled at once: those of a run, if no integer may wrap."""
+        may_wrap = not self.sum_dtype.is_float and self.k > MAX_BYTE_PRODUCTS
+        return 1 if may_wrap or self.k % depth else self.k // depth
+
+
 @dataclass(frozen=True)
 class TileSpace:
     """A kernel group as construction and the model see it."""
@@ -182,6 +230,7 @@ class TileSpace:
     # of the whole group's operators on a GPU, without a contraction's computed operands: a function takes several
     instructions: int = 0
     operand_flops: int = 0  # of computed operands of products, part of `flops`; a contraction's staging computes them
+    scale_runs: ScaleRuns | None = None  # of a contraction whose sums over blocks of k are scaled
     transposed: bool = False  # of a contraction: M and N, and with them its operands, change places
     winograd_tile: int = 0  # outputs of a tile along each window dimension (Winograd); 0: direct convolution
 
@@ -218,9 +267,18 @@ class TileSpace:
 
     @property
     def compulsory_bytes(self) -> int:
-        """Return the compulsory traffic: every tensor once."""
+        """Return the compulsory traffic: every accessed element once."""
         whole = {a.name: a.extent for axis in self.axes for a in axis.members}
-        return sum(access.tile_bytes(whole) for access in self.accesses) + 2 * self.copied_bytes
+        moved = sum_within_tensors((access, access.tile_bytes(whole)) for access in self.accesses)
+        return moved + 2 * self.copied_bytes
+
+
+def sum_within_tensors(accessed: Iterable[tuple[TileAccess, int]]) -> int:
+    """Return the sum of the bytes of accesses; those of one tensor are at most its own."""
+    tensors: dict[str, list[tuple[TileAccess, int]]] = {}
+    for access, moved in accessed:
+        tensors.setdefault(access.tensor, []).append((access, moved))
+    return sum([min(sum(moved for _, moved in each), max(a.tensor_bytes for a, _ in each)) for each in tensors.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +288,7 @@ class ContractionOperands:
     a: Expr  # over batch, m, k
     b: Expr  # over batch, k, n
     b2: Expr | None = None  # B of the second accumulator of a dual GEMM
+    scales: tuple[Expr, ...] = ()  # factors of sums over blocks of k, each over m or n and the number of the block
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +328,13 @@ class KernelGroup:
     def forbids_split_k(self) -> bool:
         """Return whether the reduction of a contraction must not be split over blocks."""
         return self.is_dual_gemm or self.row_reduction is not None
+
+    @property
+    def product_sum_dtype(self) -> DType:
+        """Return the type in which the products of a contraction are added, before any scale: exact for integers."""
+        if self.space.scale_runs is None:
+            return self.space.compute_dtype
+        return self.space.scale_runs.sum_dtype
 
     def is_constant(self, outputs: Collection[Output]) -> bool:
         """Return whether the group depends on constants alone and writes none of the program's `outputs`."""

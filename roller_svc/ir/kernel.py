@@ -164,7 +164,7 @@ class KernelSource:
         """Return the index of a kernel group's main launch.
 
         It has the group's name, perhaps behind the kernel's. Launches that prepack or combine have a suffix; of a split
-        reduction the partial launch is the main one.
+        reduction the partial launch is the main one. That of a split scan, which comes last, has no suffix.
         """
         names = [launch.name.removeprefix(f"{self.name}_") for launch in self.launches]
         for name in (group, f"{group}_partial"):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.errors import BuildError
-from roller_svc.ir.estimate import Candidate, Construction, Estimate, StageCost
+from roller_svc.ir.estimate import Candidate, Construction, Estimate, ProgramFloor, StageCost
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Measurement
@@ -92,6 +92,7 @@ class BuildReport:
     results: tuple[CandidateResult, ...]  # best first, by measured time if measured, else by estimate
     notes: tuple[str, ...] = ()  # for the caller: why nothing was measured, that a group runs on another unit
     stage_seconds: tuple[tuple[str, float], ...] = ()
+    floor: ProgramFloor | None = None  # None where nothing was built
 
     @property
     def winner(self) -> CandidateResult:

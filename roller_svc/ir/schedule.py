@@ -77,7 +77,9 @@ class Storage:
     ordered: bool = False  # registers of a CPU only
     subview_of: Load | None = None  # first element of the part of a tensor in memory that this storage is
     alignment_bytes: int = SHARED_ALIGNMENT_BYTES  # of the first byte; shared memory only
-    overlays: tuple[str, ...] = ()  # adjacent shared buffers in scope whose memory the body uses for this one instead
+    overlays: tuple[
+        str, ...
+    ] = ()  # adjacent shared buffers in scope, the last ones if this one is larger, whose memory the body uses
 
     @property
     def elements(self) -> int:
@@ -151,15 +153,34 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class WarpReduce:
-    """Reduce tensor[index], one value a thread, over groups of `lanes` consecutive threads. All of them get the result.
+    """Reduce tensor[index], one value a thread, over groups of `lanes` threads. All of them get the result.
 
-    `lanes` is a power of two, at most a warp, and groups start at multiples of it. The node is warp-collective.
+    The threads of a group are `stride` apart. `lanes * stride` is a power of two, at most a warp, and such runs of
+    threads start at multiples of it. The node is warp-collective.
     """
 
     tensor: str
     index: tuple[Expr, ...]
     combine: Combine
     lanes: int
+    stride: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WarpScan:
+    """Replace tensor[index], one value a thread, by the combination of those of the threads before it in its group.
+
+    A group has `lanes` threads of one warp, each `stride` after the one before; `lanes` is a power of two. `place` is a
+    thread's place in its group. The first thread of a group gets `neutral`. The node is warp-collective.
+    """
+
+    tensor: str
+    index: tuple[Expr, ...]
+    combine: Combine
+    lanes: int
+    stride: int
+    place: Expr
+    neutral: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +340,7 @@ Node = (
     | Routine
     | Barrier
     | WarpReduce
+    | WarpScan
     | HorizontalReduce
     | Prefetch
     | Transpose
@@ -387,6 +409,8 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return (window,)
         case Prefetch(index=index) | WarpReduce(index=index):
             return index
+        case WarpScan(index=index, place=place, neutral=neutral):
+            return (*index, place, neutral)
         case _ if isinstance(node, HopperNode):
             return hopper_expressions(node)
         case _:

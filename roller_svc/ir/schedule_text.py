@@ -25,6 +25,7 @@ from roller_svc.ir.schedule import (
     Storage,
     Transpose,
     WarpReduce,
+    WarpScan,
     child_lists,
 )
 from roller_svc.ir.schedule_hopper import HopperNode, describe_hopper_node
@@ -60,6 +61,8 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 | HorizontalReduce(tensor=tensor, combine=combine, lanes=lanes)
             ):
                 lines.append(f"{pad}{tensor}[...] {combine.value}= of {lanes} lanes")
+            case WarpScan(tensor=tensor, combine=combine, lanes=lanes):
+                lines.append(f"{pad}{tensor}[...] {combine.value}= of earlier ones of {lanes} lanes")
             case _:
                 lines.append(f"{pad}{_matrix_line(node)}")
         lines.extend(render(body, depth + 1) for body in child_lists(node) if body)

@@ -6,6 +6,7 @@ the tensor, so that growing one axis recomputes only the tensors that depend on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -69,10 +70,11 @@ class DimFootprint:
         if known is None:
             by_name = {name: r for (name, _), r in zip(self.dim.coeffs, key, strict=True)}
             span = 1 + sum([abs(c) * (r - 1) for (_, c), r in zip(self.dim.coeffs, key, strict=True)])
+            span += self.dim.offsets[-1] - self.dim.offsets[0]
             values = accessed_extent(self.dim, by_name)
             reached = min(self.dim.size, span)
             if not self.dim.is_affine:
-                reached = self.dim.size if self.dim.repeat == 1 else values
+                reached = values if self.dim.is_divided else self.dim.size
             known = self._seen[key] = (values, contiguous_values(self.dim, by_name), reached)
         return known
 
@@ -123,7 +125,7 @@ class AccessFootprint:
                 row, span, run = run * values, run * reached, run * follow
                 unbroken = follow == dim.dim.size
         # a box around an unaligned segment of a fused axis holds more points than the segment
-        inside = min(points, elements) if self.has_all_axes else elements
+        inside = min(points * self.access.num_loads, elements) if self.has_all_axes else elements
         rows = inside / row
         line, cache_line = self.lines
         moved = requested = rows * line * min(row / run * -(-run * size // line), -(-span * size // line))
@@ -162,6 +164,21 @@ class AccessFootprint:
 
     def bytes(self, tile: Tile) -> int:
         return self.measure(tile)[0] * self.elem_bytes
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether data chooses the rows."""
+        return any(dim.gathered_by for dim in self.access.dims)
+
+    @property
+    def times_gathered(self) -> float:
+        """Return how often data chooses each row in the mean."""
+        extents = {m.name: m.extent for table in self.tables for m in table.axis.members}
+        times = 1.0
+        for dim in self.access.dims:
+            if dim.gathered_by:
+                times *= max(1.0, math.prod(extents.get(name, 1) for name, _ in dim.coeffs) / dim.repeat / dim.size)
+        return times
 
     @property
     def row_bytes(self) -> int:
@@ -263,7 +280,7 @@ def _dim_footprint(dim: Dim, term_of: Mapping[str, int]) -> DimFootprint:
     if any(name not in term_of for name, _ in dim.coeffs):
         return DimFootprint(dim, None, None)
     terms = tuple(term_of[name] for name, _ in dim.coeffs)
-    is_plain = len(terms) == 1 and abs(dim.coeffs[0][1]) == 1 and dim.is_affine
+    is_plain = len(terms) == 1 and abs(dim.coeffs[0][1]) == 1 and dim.is_affine and len(dim.offsets) == 1
     return DimFootprint(dim, extent_selector(terms), terms[0] if is_plain else None)
 
 

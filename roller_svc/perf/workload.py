@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Generic, TypeVar, cast
 
 from roller_svc.ir.estimate import COMPUTE, FLOOR, StageCost
-from roller_svc.ir.group import AxisRole, TileSpace
+from roller_svc.ir.group import AxisRole, TileSpace, sum_within_tensors
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import (
@@ -98,7 +98,7 @@ class Workload(Generic[F]):
     @cached_property
     def data_level(self) -> str:
         """Name of the level in which a repeated run finds its data."""
-        return _find_data_level(self.machine, self.compulsory_bytes)
+        return find_data_level(self.machine, self.compulsory_bytes)
 
     @cached_property
     def lower_bound_s(self) -> float:
@@ -162,7 +162,7 @@ def prepare_workload(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, foot
         inner_points=inner,
         mnk=_mnk_selector(position.get(AxisRole.M), position.get(AxisRole.N), position.get(AxisRole.K)),
         operations=flops,
-        compulsory_bytes=prepared.bytes(prepared.extents),
+        compulsory_bytes=sum_within_tensors((a.access, a.bytes(prepared.extents)) for a in prepared.accesses),
         elem_bytes=space.compute_dtype.bytes,
         facts=None,
     )
@@ -189,7 +189,7 @@ def _lines(hw: HardwareSpec) -> Lines:
     return hw.dram.transaction_bytes, cache.transaction_bytes
 
 
-def _find_data_level(mach: Machine, compulsory_bytes: int) -> str:
+def find_data_level(mach: Machine, compulsory_bytes: int) -> str:
     """Return DRAM, or the innermost CPU cache that retains any of the data between runs."""
     if not mach.is_gpu:
         for cache in reversed(mach.caches):

@@ -41,6 +41,7 @@ from roller_svc.ir.schedule import (
     Storage,
     Transpose,
     WarpReduce,
+    WarpScan,
     expressions,
     iter_nodes,
 )
@@ -232,7 +233,7 @@ class _Verifier:
                     self.scopes.check_in_scope(node.tensor)
                     for expr in node.index:
                         self.scopes.check_expr(expr)
-                case HorizontalReduce() | WarpReduce():
+                case HorizontalReduce() | WarpReduce() | WarpScan():
                     self._lanes(node)
                 case Transpose():
                     self._transpose(node)
@@ -336,7 +337,7 @@ class _Verifier:
         if uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.scopes.loops):
             raise ScheduleError(f"{threads}-collective node in divergent control flow", code="schedule-barrier")
 
-    def _lanes(self, node: HorizontalReduce | WarpReduce) -> None:
+    def _lanes(self, node: HorizontalReduce | WarpReduce | WarpScan) -> None:
         """Check a reduction over lanes of a vector, or over threads: their values must be in registers."""
         if isinstance(node, HorizontalReduce):
             self._compute(Compute(node.tensor, node.index, node.first))
@@ -345,7 +346,7 @@ class _Verifier:
         self.scopes.check_in_scope(node.tensor)
         if self.scopes.storage_site(node.tensor)[1] is not Scope.REGISTER:
             raise ScheduleError(f"{node.tensor} is reduced over threads, but not in registers", code="schedule-scope")
-        for expr in node.index:
+        for expr in expressions(node):
             self.scopes.check_expr(expr)
         if node.tensor not in self.scopes.written:
             raise ScheduleError(f"{node.tensor} is accumulated before it has a value", code="schedule-order")

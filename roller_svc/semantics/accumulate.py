@@ -15,6 +15,12 @@ from roller_svc.semantics import rounding
 from roller_svc.semantics.evaluator import Term
 
 _DEVIATIONS = 8.0
+_ACCUMULATE = {
+    Combine.SUM: np.add.accumulate,
+    Combine.PROD: np.multiply.accumulate,
+    Combine.MAX: np.maximum.accumulate,
+    Combine.MIN: np.minimum.accumulate,
+}
 
 
 class Accumulator:
@@ -61,6 +67,36 @@ class Accumulator:
             self.value[region] = self._combine(self.value[region], value, axes)
         if self.track and self.combine not in (Combine.MAX, Combine.MIN):
             self._add_error(region, full, axes, value, term.error)
+
+    def scan(self, term: Term, dim: int, *, is_reversed: bool, is_exclusive: bool) -> None:
+        """Set each element to the reduction of the terms up to it along a dimension; of those from it on if reversed."""
+        shape = self.value.shape
+
+        def running(terms: Array, start: Array, combine: Combine) -> Array:
+            terms = np.flip(terms, dim) if is_reversed else terms
+            result = np.asarray(_ACCUMULATE[combine](terms, axis=dim, dtype=terms.dtype))
+            if is_exclusive:
+                first = np.take(start, [0], axis=dim)
+                result = np.concatenate([first, np.take(result, range(shape[dim] - 1), axis=dim)], axis=dim)
+            return np.flip(result, dim) if is_reversed else result
+
+        if self.combine is None:
+            raise InvariantError("a map has no terms to combine")
+        value = np.broadcast_to(term.value, shape)
+        bound = None if term.error is None else np.broadcast_to(term.error, shape)
+        is_extremum = self.combine in (Combine.MAX, Combine.MIN)
+        if self.track and is_extremum and bound is not None:
+            low, high = (np.asarray(value + sign * bound, dtype=np.float64) for sign in (-1.0, 1.0))
+            start = self.value.astype(np.float64)
+            self.ends = (running(low, start, self.combine), running(high, start, self.combine))
+        if self._rounds:
+            size = np.abs(value) if bound is None or self.combine is Combine.SUM else np.abs(value) + bound
+            if self.combine is Combine.SUM:
+                self.squares = running(np.square(size), self.squares, Combine.SUM)
+            self.magnitude = running(size, self.magnitude, self.combine)
+        if bound is not None and self.combine is Combine.SUM:
+            self.error = running(bound, np.zeros(shape), Combine.SUM)
+        self.value = running(value, self.value, self.combine)
 
     def _combine(self, old: Array, value: Array, axes: tuple[int, ...]) -> Array:
         match self.combine:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from roller_svc.analysis.scans import Scan, match_scan
 from roller_svc.analysis.wide_values import (
     Array,
     min_normal,
@@ -275,12 +276,28 @@ class _Interpreter:
 
     def _evaluate_dense(self, statement: TensorExpr) -> Term:
         """Evaluate all elements of a map or a reduction."""
+        if (scan := match_scan(statement)) is not None:
+            return self._evaluate_scan(scan)
         extents = tuple(axis.extent for axis in (*statement.spatial, *statement.reduced))
 
         def axes(block: Block) -> dict[str, Array]:
             return self._coordinates(statement, block)
 
         return self._sweep(statement, extents, len(statement.spatial), axes)
+
+    def _evaluate_scan(self, scan: Scan) -> Term:
+        """Evaluate a scan in one pass: the values of all points, then what they combine to."""
+        statement = scan.statement
+        body, dtype = scan.value.dtype, statement.type.dtype
+        extents = tuple(axis.extent for axis in statement.spatial)
+        values = replace(scan.points, combine=None, type=replace(statement.type, dtype=body))
+        term = self._sweep(values, extents, len(extents), lambda block: self._coordinates(values, block))
+        compute_dtype = accumulation_dtype(body, dtype, scan.combine)
+        accumulator = Accumulator(scan.combine, compute_dtype, extents, track=self.track)
+        along = statement.spatial.index(scan.axis)
+        term = as_dtype(term, body, compute_dtype, track=self.track)
+        accumulator.scan(term, along, is_reversed=scan.is_reversed, is_exclusive=scan.is_exclusive)
+        return as_dtype(accumulator.result(scan.axis.extent), compute_dtype, dtype, track=self.track)
 
     def _evaluate_points(self, statement: TensorExpr, flat: Array) -> Term:
         """Evaluate a map or a reduction at some elements."""

@@ -6,6 +6,7 @@ import asyncio
 import resource
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, cast
@@ -126,6 +127,8 @@ class BoundedConnection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._is_rejected = False
+        self._is_urgent = asyncio.Event()  # nothing shall wait any more
+        self.app_state = app_state | {"pause": self.pause}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         socket = cast(asyncio.Transport, transport)
@@ -138,6 +141,7 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._is_urgent.set()
         self._open.remove(self)
         self._set_deadline(None)
         self._cancel_write_deadline()
@@ -161,7 +165,16 @@ class BoundedConnection(H11Protocol):
         self._cancel_write_deadline()
         super().resume_writing()
 
+    async def pause(self, seconds: float) -> None:
+        """Wait before a response, unless the client leaves or the server stops. Others may have the connection meanwhile."""
+        self._open.begin_waiting(self)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_urgent.wait(), seconds)
+        if self._phase is Phase.RESPONDING:
+            self._open.end_waiting(self)
+
     def shutdown(self) -> None:
+        self._is_urgent.set()
         if self.transport.is_closing():
             self.transport.abort()
         elif self._phase is Phase.BODY:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -69,12 +70,14 @@ class HitAnswers:
         store: is asked for the results.
         run: runs that in a thread.
         metrics: count the answers.
+        clock: of monotonic seconds.
     """
 
-    def __init__(self, store: Store, run: Run, metrics: Metrics) -> None:
+    def __init__(self, store: Store, run: Run, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._run = run
         self._metrics = metrics
+        self._clock = clock
         self._answers: LruCache[bytes, Answer] = LruCache(MAX_BYTES)
 
     async def find(self, scope: Scope, body: bytes) -> Answer | None:
@@ -109,20 +112,20 @@ class HitAnswers:
             before,
             after,
             request.scope.get("route"),
-            asyncio.get_running_loop().time(),
+            self._clock(),
         )
         self._answers.put(key, answer, OVERHEAD_BYTES + len(response.body))
 
     async def _is_current(self, answer: Answer) -> bool:
         """Whether the store still has the result, as of a short time ago. Concurrent requests ask once."""
-        if asyncio.get_running_loop().time() - answer.checked_s <= MAX_AGE_S:
+        if self._clock() - answer.checked_s <= MAX_AGE_S:
             return True
         if answer.check is None:
             answer.check = asyncio.ensure_future(self._check(answer))
         return await asyncio.shield(answer.check)
 
     async def _check(self, answer: Answer) -> bool:
-        start_s = asyncio.get_running_loop().time()
+        start_s = self._clock()
         try:
             is_there = await self._run(lambda: self._is_stored(answer))
         except StoreError:  # the routed path reports it

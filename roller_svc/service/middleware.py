@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
 from roller_svc.errors import ArgumentError, QueueFullError, StoreError
+from roller_svc.service import refusals
 from roller_svc.service.access import OPEN_PATHS, PROBE_PATHS, methods_of
 from roller_svc.service.authentication import Authenticator
 from roller_svc.service.bodies import BodyError, check_json, max_value_count
@@ -27,7 +28,7 @@ from roller_svc.service.problems import (
     retry_after_s,
     status_of,
 )
-from roller_svc.service.shares import Share, Shares
+from roller_svc.service.shares import Share, Shares, end_processing
 from roller_svc.settings import Resource, Settings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -72,6 +73,7 @@ class RequestLimitsMiddleware:
         self._methods = lru_cache(MAX_PATHS)(lambda path: methods_of(known_routes, path))
         self._hosts = allowed_hosts(settings)
         self._shares = shares
+        self._refusals = refusals.Refusals(shares.limits[Resource.REFUSALS])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,6 +83,8 @@ class RequestLimitsMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if message["status"] in refusals.STATUSES:
+                    await self._delay(scope, exchange)
                 exchange.started = True
                 headers = MutableHeaders(scope=message)
                 headers["X-Content-Type-Options"] = "nosniff"
@@ -95,6 +99,13 @@ class RequestLimitsMiddleware:
                 detail = "the service is shutting down; send the request again"
                 await _send_problem(send_with_headers, problem(503, "shutting-down", detail))
             raise
+
+    async def _delay(self, scope: Scope, exchange: _Exchange) -> None:
+        """Wait before a refusal, if its client has too many."""
+        seconds = self._refusals.count(exchange.client or _address_of(scope))
+        if seconds:
+            end_processing()
+            await scope["state"]["pause"](seconds)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         rejection = await self._request_problem(scope)
@@ -112,8 +123,7 @@ class RequestLimitsMiddleware:
     def _hold_connection(self, scope: Scope, exchange: _Exchange) -> Share:
         """Use a connection of the client's part, or for a probe of those for probes. Raises QueueFullError."""
         principal = scope["state"].get("principal")
-        address = scope.get("client") or ("",)
-        exchange.client = f"at {address[0]}" if principal is None else principal.client
+        exchange.client = _address_of(scope) if principal is None else principal.client
         resource = Resource.PROBES if scope["path"] in PROBE_PATHS else Resource.CONNECTIONS
         return self._shares.hold(resource, exchange.client)
 
@@ -234,6 +244,12 @@ class RequestLimitsMiddleware:
 
 def too_large(max_bytes: int) -> dict[str, object]:
     return problem(413, "body-too-large", f"the body is too large: the limit is {max_bytes} bytes")
+
+
+def _address_of(scope: Scope) -> str:
+    """Return the name of a client without a key."""
+    address = scope.get("client") or ("",)
+    return f"at {address[0]}"
 
 
 def _is_blob(scope: Scope) -> bool:

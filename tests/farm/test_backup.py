@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from databases import new_database
-from farm_stack import Requests, Stack, base_url, body, wait_until
+from farm_stack import RETURN_S, PostgreSql, Requests, Stack, base_url, body, wait_until
 from service_process import ServiceProcess
 
 pytestmark = [pytest.mark.farm, pytest.mark.slow]
@@ -126,6 +126,56 @@ def test_a_farm_under_load_is_restored_elsewhere(new_stack: Callable[[str], Stac
     assert document["metadata"]["attempt"] == 2
     assert set(new.ends().values()) == {1}
     assert any(f"* {HELD}.5" in line for line in new.lines("build"))
+
+
+@pytest.mark.parametrize("part", ["service", "worker", "database"])
+def test_parts_that_are_killed_during_backup_and_restore(
+    folder: Path, postgresql: PostgreSql, requests: Requests, part: str
+) -> None:
+    """What a killed part interrupts is done by running the command again."""
+    stacks = [Stack(folder / name, database=new_database(postgresql.url)) for name in ("old", "new")]
+    for stack in stacks:
+        stack.folder.mkdir()
+    old, new = stacks
+    backup = folder / "backup"
+
+    def kill() -> None:
+        if part == "service":
+            service.kill()
+        elif part == "worker":
+            worker.kill()
+        else:
+            postgresql.kill()
+            postgresql.start()
+
+    def run_while_killed(stack: Stack, action: str, began: Path) -> None:
+        process = stack.run("store", action, str(backup))
+        wait_until(lambda: began.exists() or process.poll() is not None)
+        kill()
+        code, output = finished(process)
+        assert part == "database" or code == 0, output
+        if code:
+            assert output.startswith("error: database-"), output
+            code, output = finished(stack.run("store", action, str(backup)))
+            assert code == 0, output
+
+    try:
+        service, worker = old.serve(), old.work(build_s=0.05)
+        names = {requests.compile(service, number)["name"]: number for number in range(16)}
+        wait_until(lambda: len(old.lines("published")) > 4, RETURN_S)
+        run_while_killed(old, "backup", backup / "tmp")
+        old.close()
+        service, worker = old.serve(), old.work()  # of the farm that is left
+        run_while_killed(new, "restore", new.folder / "store" / "restoring")
+        restored = new.serve()
+        new.work()
+        for name, number in names.items():
+            assert "error" not in requests.ended(restored, name)
+            assert requests.compile(restored, number)["done"]
+        assert set(new.ends().values()) == {1}
+    finally:
+        for stack in stacks:
+            stack.close()
 
 
 def test_a_copy_of_the_database_file_has_the_keys_and_operations(polling_farm: Stack, requests: Requests, folder: Path) -> None:

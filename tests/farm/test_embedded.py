@@ -35,10 +35,11 @@ class Stack:
         self.build_log = folder / "builds"
         self.http = httpx.Client(timeout=120.0, limits=httpx.Limits(max_connections=128))
 
-    def serve(self, *, build_s: float = 0.0, publish_s: float = 0.0, **settings: object) -> ServiceProcess:
+    def serve(self, *, claim_s: float = 0.0, build_s: float = 0.0, publish_s: float = 0.0, **settings: object) -> ServiceProcess:
         values = {"PORT": 0, "STORE": self.folder / "store", "WORKERS": 2, "LEASE_S": LEASE_S, "CONFINE_WORKERS": 0}
         environment = {f"ROLLER_{name}": str(value) for name, value in (values | settings).items()}
         environment |= {
+            "SLEEPY_CLAIM_S": str(claim_s),
             "SLEEPY_BUILD_S": str(build_s),
             "SLEEPY_PUBLISH_S": str(publish_s),
             "SLEEPY_LOG": str(self.build_log),
@@ -137,13 +138,15 @@ def check_all_done_once(stack: Stack, service: ServiceProcess, names: list[str],
     assert all(len(found) == 1 for found in published.values())
 
 
-@pytest.mark.parametrize("at", ["queued", "building", "publishing"])
+@pytest.mark.parametrize("at", ["queued", "claimed", "building", "publishing"])
 @pytest.mark.slow
 def test_a_killed_service_loses_nothing(stack: Stack, at: str) -> None:
-    times = {"queued": {"build_s": 5.0}, "building": {"build_s": 1.0}, "publishing": {"publish_s": 2.0}}[at]
+    times = {
+        "queued": {"build_s": 5.0}, "claimed": {"claim_s": 2.0}, "building": {"build_s": 1.0}, "publishing": {"publish_s": 2.0},
+    }[at]  # fmt: skip
     service = stack.serve(**times, WORKERS=1 if at == "queued" else 2)
     names = [compiled(stack, service, number)["name"] for number in range(5)]
-    wait_until(lambda: stack.lines("publishing" if at == "publishing" else "build"))
+    wait_until(lambda: stack.lines(at if at in ("claimed", "publishing") else "build"))
     service.kill()
     check_all_done_once(stack, stack.serve(), names)
 

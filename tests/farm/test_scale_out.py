@@ -74,10 +74,10 @@ def has_more_lines(farm: Stack, kind: str, known: int) -> bool:
 
 @pytest.mark.parametrize("part", ["api", "worker", "build process", "broker", "database"])
 def test_a_killed_part_loses_nothing(farm: Stack, requests: Requests, broker: Broker, postgresql: PostgreSql, part: str) -> None:
-    """kill -9 while operations are queued, while they are built and while a result is published."""
+    """kill -9 while operations are queued, claimed and built, and while a result is published."""
     service = farm.serve()
-    workers = farm.work_many(2, build_s=0.7, publish_s=0.7)
-    for round_, at in enumerate(("queued", "build", "publishing")):
+    workers = farm.work_many(2, claim_s=0.7, build_s=0.7, publish_s=0.7)
+    for round_, at in enumerate(("queued", "claimed", "build", "publishing")):
         known = len(farm.lines(at))
         names = [requests.compile(service, 100 * round_ + number)["name"] for number in range(6)]
         if at != "queued":
@@ -87,7 +87,7 @@ def test_a_killed_part_loses_nothing(farm: Stack, requests: Requests, broker: Br
             service = farm.serve()
         elif part == "worker":
             workers.pop(0).kill()
-            workers.append(farm.work(build_s=0.7, publish_s=0.7))
+            workers.append(farm.work(claim_s=0.7, build_s=0.7, publish_s=0.7))
         elif part == "build process":
             wait_until(lambda: build_processes(workers))
             os.kill(build_processes(workers)[0], signal.SIGKILL)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 from farm_stack import Requests, Stack, body, wait_until
-from service_process import ServiceProcess, start
+from service_process import ServiceProcess, descendants, process_name, start
 
 from roller_svc.farm.machine import machine_queues
 
@@ -48,6 +50,34 @@ def test_a_worker_builds_measures_and_serves_local(service: ServiceProcess) -> N
         kernel = answer.json()["response"]
         assert (kernel["measurement"] is None) == (select == "model")
         assert HTTP.get(f"http://127.0.0.1:{service.port}{kernel['links']['binary']}").content[:4] == b"\x7fELF"
+
+
+def test_a_killed_supervisor_loses_nothing(service: ServiceProcess, requests: Requests) -> None:
+    """kill -9 of the process that starts a build's compilers, while one runs. Its worker and its compilers end with it."""
+    names = [requests.compile(service, number)["name"] for number in range(12)]
+    killed: set[int] = set()
+
+    def kill_one() -> bool:
+        for pid in [pid for pid in descendants(os.getpid()) if process_name(pid) == "supervisor"]:
+            left = descendants(pid)[1:]
+            if "cc1" in map(process_name, left):
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+                wait_until(partial(all_have_ended, left))
+                return True
+        return False
+
+    for _ in range(2):
+        wait_until(kill_one)
+    for name in names:
+        document = requests.ended(service, name)
+        assert "error" not in document, document
+    attempts = [requests.get(service, f"/v1/{name}").json()["metadata"]["attempt"] for name in names]
+    assert sum(attempts) == len(names) + len(killed)
+
+
+def all_have_ended(pids: Sequence[int]) -> bool:
+    return not any(process_name(pid) for pid in pids)
 
 
 def test_a_queue_without_a_worker_is_named_and_then_fails(polling_farm: Stack, requests: Requests) -> None:

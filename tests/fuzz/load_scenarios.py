@@ -38,7 +38,7 @@ from service_process import ServiceProcess, command_line, process_name, running
 X64 = {"x": {"dtype": "float32", "shape": [64]}}
 SLOW_GUARDS = "((i*3+j*5+0)//2+k)%11 == 0, ((i*4+j*6+0)//3+k)%12 == 1, ((i*5+j*7+0)//4+k)%13 == 2, ((i*6+j*8+0)//5+k)%14 == 3"
 SLOW = f"y[i,j,k]=x[(i+j+k)//40].when([{SLOW_GUARDS}], 0.0) where i in 1000, j in 1000, k in 1000"
-SAMPLE_S = 10.0
+SAMPLE_S = 30.0
 SOAK_THREADS = 64
 SILENT_S = 2.0  # how long an answer may take beside silent connections: far more than it does without them
 
@@ -58,24 +58,28 @@ def fuzz(options: argparse.Namespace) -> Json:
 # -- soak --------------------------------------------------------------------------------------------------------------
 
 
+BUILDS = {"new": 2, "wait": 1, "hang-up": 1}  # parts of the requests that need a new build
+OTHERS = {"hit": 4, "error": 1, "file": 1}  # of those that need neither a build nor estimates
+
+
 class _Soak:
-    """A mixed load: cached and new compiles, estimates, invalid requests, files; some clients hang up."""
+    """A mixed load: cached and new compiles, estimates, invalid requests, files; some clients wait or hang up."""
 
-    KINDS = ("hit",) * 35 + ("new",) * 15 + ("estimates",) * 20 + ("error",) * 10 + ("file",) * 10 + ("hang-up",) * 10
-
-    def __init__(self, service: ServiceProcess, seed: int) -> None:
+    def __init__(self, service: ServiceProcess, options: argparse.Namespace) -> None:
         self._port = service.port
-        self._rng = random.Random(seed)
+        self._rng = random.Random(options.seed)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self.seconds: dict[str, list[float]] = {kind: [] for kind in self.KINDS}
+        others = 100.0 - options.builds - options.estimates
+        self._weights = _weighted(BUILDS, options.builds) | _weighted(OTHERS, others) | {"estimates": options.estimates}
+        self.seconds: dict[str, list[float]] = {kind: [] for kind in self._weights}
         self.statuses: Counter[str] = Counter()
         self.late_s = 0.0
         operation = built(self._port, compile_body(0))
         self._files = list(operation["response"]["links"].values())
 
     def kind(self) -> str:
-        return self._rng.choice(self.KINDS)
+        return self._rng.choices(list(self._weights), list(self._weights.values()))[0]
 
     def ask(self, kind: str, due: float) -> None:
         """Send one request; its latency counts from its due time."""
@@ -95,6 +99,8 @@ class _Soak:
                 return asked(self._port, "POST", COMPILE, compile_body(0)).status
             case "new":
                 return asked(self._port, "POST", COMPILE, compile_body(number)).status
+            case "wait":
+                return asked(self._port, "POST", COMPILE, compile_body(number), headers={"Prefer": "wait=30"}).status
             case "estimates":
                 numbers = [number * 8 + n for n in range(8)]
                 return asked(self._port, "POST", ESTIMATES, estimates_body(numbers)).status
@@ -108,10 +114,18 @@ class _Soak:
                 return asked(self._port, "POST", COMPILE, compile_body(number), timeout_s=0.05, headers=waiting).status
 
 
+def _weighted(parts: dict[str, int], percent: float) -> dict[str, float]:
+    """Divide a percentage by parts."""
+    return {kind: percent * part / sum(parts.values()) for kind, part in parts.items()}
+
+
 def soak(options: argparse.Namespace) -> Json:
     """Run a mixed load at a steady rate; report memory, descriptors and latencies."""
     with running() as service:
-        crowd = _Soak(service, options.seed)
+        crowd = _Soak(service, options)
+        for batch in range(options.fill):
+            numbers = range(10_000_000 + 1024 * batch, 10_000_000 + 1024 * (batch + 1))
+            asked(service.port, "POST", ESTIMATES, estimates_body(numbers) | {"top_k": 10})
         begin = time.monotonic()
         samples, count = [_sample(service, 0.0)], int(options.seconds * options.rate)
         with ThreadPoolExecutor(SOAK_THREADS) as pool:
@@ -126,6 +140,9 @@ def soak(options: argparse.Namespace) -> Json:
         return {
             "seconds": options.seconds,
             "rate": options.rate,
+            "fill": options.fill,
+            "builds": options.builds,
+            "estimates": options.estimates,
             "requests": count,
             "late_worst_s": round(crowd.late_s, 3),
             "latencies": {kind: quantiles(seconds) for kind, seconds in crowd.seconds.items()},

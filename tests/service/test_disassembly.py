@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import threading
+import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -200,3 +202,15 @@ def test_texts_outlive_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(sass, "_version_of", lambda _: "another nvdisasm")
         assert second.get(found["sass"]).text == before
         assert runs == ["sass"]
+
+
+def test_a_bundle_has_the_launchers_that_a_client_asks_for(client: Client) -> None:
+    link = links(client)["bundle"]
+    answer = client.get(link, params={"launcher": "cupy,cpp"})
+    assert "etag" not in answer.headers
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        assert sorted(archive.namelist()) == ["kernel.cu", "kernel.cubin", "launch.hpp", "launch.py", "metadata.json"]
+        assert "cuLaunchKernel" in archive.read("launch.hpp").decode()
+    for url, params in ((link, {"launcher": "rust"}), (link.replace("bundle", "source"), {"launcher": "cupy"})):
+        refusal = client.get(url, params=params)
+        assert (refusal.status_code, refusal.json()["code"]) == (400, "unknown-launcher")

@@ -283,21 +283,26 @@ def test_a_result_that_is_gone_or_damaged_is_built_again(
 
 
 def test_the_store_is_asked_once_a_second(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = 0
+    asked: list[float] = []
+    clock_s = [1e9]  # far from the clock of the answer
     find_result = Store.find_result
 
     def counted(store: Store, action: str) -> Any:
-        nonlocal asked
-        asked += 1
+        asked.append(clock_s[0] - 1e9)
         return find_result(store, action)
 
     monkeypatch.setattr(Store, "find_result", counted)
-    monkeypatch.setattr(hits, "MAX_AGE_S", 1e6)
-    assert all(pair.remembering.hit(Sent()) for _ in range(20))
-    assert asked == 0
-    monkeypatch.setattr(hits, "MAX_AGE_S", -1.0)
-    assert all(pair.remembering.hit(Sent()) for _ in range(20))
-    assert asked == 20
+    monkeypatch.setattr(pair.remembering.state.hits, "_clock", lambda: clock_s[0])
+
+    def hits_at(seconds: float) -> bool:
+        clock_s[0] = 1e9 + seconds
+        return pair.remembering.hit(Sent())
+
+    assert all(map(hits_at, (0.0, 0.5, 1.0, 1.25, 1.5, 2.25, 2.5, 10.0, 10.0)))
+    assert asked == [0.0, 1.25, 2.5, 10.0]
+    remove_action(Store(pair.folder))
+    assert all(map(hits_at, (10.5, 11.0)))  # a result that is gone is answered for a second at most
+    assert not hits_at(11.25)
 
 
 def test_a_store_that_is_away_is_reported_by_the_route(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

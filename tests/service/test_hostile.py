@@ -66,8 +66,8 @@ def refused(_: BuildRequest) -> Artifact:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    app = create_app(Settings(store=tmp_path_factory.mktemp("store")), refused, lambda _: "sha256:" + "1" * 64)
+def client(tmp_path_factory: pytest.TempPathFactory, stack_settings: dict[str, Any]) -> Iterator[Client]:
+    app = create_app(Settings(store=tmp_path_factory.mktemp("store"), **stack_settings), refused, lambda _: "sha256:" + "1" * 64)
     with served(app) as client:
         yield client
 

@@ -238,6 +238,7 @@ class Stack:
     def work(
         self,
         *arguments: str,
+        claim_s: float = 0.0,
         build_s: float = 0.0,
         publish_s: float = 0.0,
         wait: bool = True,
@@ -248,7 +249,7 @@ class Stack:
         """Start a worker; `wait` until it takes operations."""
         folder = self._folder("worker", len(self.workers))
         environment = self._environment({"WORKERS": 1} | settings, build_s, publish_s, package)
-        environment["TMPDIR"] = str(temporary or folder)
+        environment |= {"TMPDIR": str(temporary or folder), "SLEEPY_CLAIM_S": str(claim_s)}
         variables = {key: value for key, value in os.environ.items() if not key.startswith("ROLLER_")}
         with (folder / "log").open("wb") as log:
             popen = subprocess.Popen(

@@ -2,9 +2,9 @@
 
 `python -c 'import sleepy_service as s; s.main()'` serves, and `s.work()` is `roller worker` with its options.
 
-SLEEPY_BUILD_S and SLEEPY_PUBLISH_S are how long a build and the writing of a result's name take. Every build and
-every name is a line in the file SLEEPY_LOG: `build EXPRESSION`, `by FORK_SERVER`, `publishing ACTION`,
-`published ACTION DIGEST`.
+SLEEPY_CLAIM_S, SLEEPY_BUILD_S and SLEEPY_PUBLISH_S are how long a claim, a build and the writing of a result's name take.
+Every claim, build and name is a line in the file SLEEPY_LOG: `claimed OPERATION`, `build EXPRESSION`, `by FORK_SERVER`,
+`publishing ACTION`, `published ACTION DIGEST`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from builders import text_kernel
 
@@ -20,12 +21,13 @@ import roller_svc.service.app
 import roller_svc.service.worker
 from roller_svc.cli import main as main_of_roller
 from roller_svc.farm.build import BuildTask
+from roller_svc.farm.queue import Claim, OperationQueue
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.service import server
 from roller_svc.service.logs import configure_logging
 from roller_svc.settings import read_settings
 
-BUILD_S, PUBLISH_S = (float(os.environ.get(f"SLEEPY_{name}_S", "0")) for name in ("BUILD", "PUBLISH"))
+CLAIM_S, BUILD_S, PUBLISH_S = (float(os.environ.get(f"SLEEPY_{name}_S", "0")) for name in ("CLAIM", "BUILD", "PUBLISH"))
 LOG = Path(os.environ["SLEEPY_LOG"])
 
 
@@ -54,12 +56,24 @@ class SleepyStore(Store):
         return facts
 
 
+class SleepyQueue(OperationQueue):
+    """Takes its time between a claim and its build."""
+
+    def claim(self, *given: Any, **named: Any) -> Claim | None:
+        claim = super().claim(*given, **named)
+        if claim is not None:
+            note(f"claimed {claim.id}")
+            time.sleep(CLAIM_S)
+        return claim
+
+
 def main() -> None:
     """Serve with the ROLLER_* settings."""
     settings = read_settings()
     server.raise_descriptor_limit()
     configure_logging(settings)
     roller_svc.service.app.Store = SleepyStore  # where create_app finds it
+    roller_svc.service.app.OperationQueue = SleepyQueue
     app = roller_svc.service.app.create_app(settings, work=sleepy_build)
     server.ServiceServer(server.server_config(app, settings)).run()
 
@@ -67,6 +81,7 @@ def main() -> None:
 def work() -> None:
     """Work with the ROLLER_* settings and the options of `roller worker`."""
     roller_svc.service.worker.Store = SleepyStore  # where FarmWorker finds it
+    roller_svc.service.worker.OperationQueue = SleepyQueue
     run_worker = roller_svc.service.worker.run_worker
     roller_svc.service.worker.run_worker = lambda *given: run_worker(*given, work=sleepy_build)
     sys.exit(main_of_roller(["worker", *sys.argv[1:]]))

@@ -61,6 +61,12 @@ def test_images_have_the_version_as_their_tag() -> None:
     assert f"-t roller-svc:{__version__} ." in (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("file", COMPOSE)
+def test_images_of_others_have_versions(file: str) -> None:
+    defaults = [service["image"].partition(":-")[2].rstrip("}") for service in COMPOSE[file]["services"].values()]
+    assert all(re.fullmatch(r"[a-z./-]+:(RELEASE\.)?\d[\w.-]*", image) for image in defaults), defaults
+
+
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=name_of)
 def test_folders_that_are_written_are_volumes_with_room(deployment: dict[str, Any]) -> None:
     """The root is read-only, and a pod that exceeds its volumes is evicted."""

@@ -39,6 +39,7 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
     WarpReduce,
+    WarpScan,
     block_extents,
     child_lists,
     iter_nodes,
@@ -194,9 +195,18 @@ class CodeGenCuda(CodeGenVisitor):
     def visit_warp_reduce(self, node: WarpReduce) -> None:
         buffer = self.scalar.buffers[node.tensor]
         target = self.element(node.tensor, buffer, node.index)
-        name = f"lane_{node.combine.name.lower()}_{dialects.SHORT[buffer.dtype]}"
+        apart = f"_by{node.stride}" if node.stride > 1 else ""
+        name = f"lane_{node.combine.name.lower()}{apart}_{dialects.SHORT[buffer.dtype]}"
         self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
         self.emit_line(f"{target} = {name}({target}, {node.lanes});")
+
+    def visit_warp_scan(self, node: WarpScan) -> None:
+        buffer = self.scalar.buffers[node.tensor]
+        target = self.element(node.tensor, buffer, node.index)
+        name = f"before_{node.combine.name.lower()}_{dialects.SHORT[buffer.dtype]}"
+        self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
+        place, neutral = self.scalar.index(node.place), self.scalar.value(node.neutral)
+        self.emit_line(f"{target} = {name}({target}, {neutral}, {place}, {node.lanes}, {node.stride});")
 
     def declare(self, storage: Storage) -> None:
         identifier = self.names.of(storage.tensor)
@@ -209,8 +219,9 @@ class CodeGenCuda(CodeGenVisitor):
                 (buffer.offset for buffer in reused),
                 default=ceil_div(end, storage.alignment_bytes) * storage.alignment_bytes,
             )
-            if storage.overlays and start + storage.bytes > end:
-                raise InvariantError(f"{storage.tensor} is larger than {', '.join(storage.overlays)}")
+            extends_further = storage.overlays and start + storage.bytes > end
+            if extends_further and any(buffer.offset >= end for buffer in self.shared_buffers.values()):
+                raise InvariantError(f"{storage.tensor} is larger than {', '.join(storage.overlays)}, and others are behind them")
             self.shared_buffers[storage.tensor] = SharedBuffer(
                 type_,
                 identifier,

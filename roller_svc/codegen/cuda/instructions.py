@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from roller_svc.codegen.cuda.hopper_instructions import hopper_instruction
 from roller_svc.codegen.dialect import SHORT
-from roller_svc.codegen.helpers import EXP2_APPROX, RCP_APPROX, Helper
+from roller_svc.codegen.helpers import RCP_APPROX, Helper
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
@@ -96,9 +96,8 @@ _AND_OR = f"""{_F} unsigned int and_or(unsigned int a, unsigned int mask, unsign
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(word) : "r"(a), "r"(mask), "r"(bits));
   return word;
 }}"""
-_PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND, "exp2_approx": EXP2_APPROX,
-          "rcp_approx": RCP_APPROX, "fma_f16x2": _FMA_PAIR,
-          "and_or": _AND_OR}  # fmt: skip
+_PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND, "rcp_approx": RCP_APPROX,
+          "fma_f16x2": _FMA_PAIR, "and_or": _AND_OR}  # fmt: skip
 
 # add, subtract and multiply two pairs of 16-bit floats; bfloat16 has one instruction for all (PTX ISA, "fma").
 _PAIR_OPS = {"add": "+", "sub": "-", "mul": "*"}

@@ -76,7 +76,7 @@ def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
             return [f"{_element(scalar, node.tensor, node.index)} = {name}({pair}[0], {pair}[1]);"]
         case Exp2():
             value = _element(scalar, node.tensor, node.index)
-            return [f"{value} = {call_wrapper('exp2_approx', scalar)}({value});"]
+            return [f"{value} = {scalar.helper('exp2_approx')}({value});"]
         case _:
             raise InvariantError(f"{type(node).__name__} is not a node of tensor cores")
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import TargetEstimate, estimate_program
-from roller_svc.compiler.serialize import Json, error_json, plan_json, roofline_json
+from roller_svc.compiler.serialize import Json, error_json, floor_json, plan_json, roofline_json
 from roller_svc.errors import RollerError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.constraints import ScheduleConstraints
@@ -113,7 +113,12 @@ def target_estimate_json(estimate: TargetEstimate) -> Json:
     """Return an entry of the response to POST /v1/estimates, without item and target."""
     return {
         "roofline": roofline_json(estimate.roofline),
-        "candidates": [plan_json(plan, estimate.spec) for plan in estimate.plans],
+        "floor": floor_json(estimate.floor),
+        "candidates": [
+            plan_json(plan, estimate.spec)
+            | {"floor_share": estimate.floor.seconds / plan.estimate.seconds, "above_floor": reason or None}
+            for plan, reason in zip(estimate.plans, estimate.reasons, strict=True)
+        ],
     }
 
 

@@ -1,4 +1,4 @@
-"""Operators over the order of elements: top_k_indices, cumsum, cumprod."""
+"""Operators over the order of elements: top_k_indices, cumsum, cumprod, cummax, cummin."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from roller_svc.frontend.ops.parameters import dtype, flag, integer, required
 from roller_svc.frontend.ops.text import affine, guard, join_statements, number, statement
 from roller_svc.ir.dtype import DType
 
-# Every pair of elements along the axis is compared.
+# Every pair of elements along the axis is compared, or of a block of it.
 MAX_RANKED = 1 << 14
-# Longer axes, and those whose elements would join more terms in all, are cut into blocks, whose totals are summed.
-MAX_DIRECT = 512
-MAX_DIRECT_TERMS = 1 << 21
 MAX_CUMULATED = 1 << 20
+MIN_SAVED = 4  # comparisons of all pairs for each one of blocks, from which blocks pay
 
 
 def _top_k_indices(call: Call) -> str:
@@ -27,6 +25,8 @@ def _top_k_indices(call: Call) -> str:
         raise call.wrong_parameter(f"k is {count}, but dimension {axis} has {extent} elements")
     if extent > MAX_RANKED:
         raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_RANKED}")
+    if (size := _block_size(extent, count)) < extent:
+        return _top_k_of_blocks(call, axis, size)
     axes, other, place = call.axes(x.rank), call.axis("other"), call.axis("place")
     here = axes[axis]
     a, b = x.at(*axes[:axis], other, *axes[axis + 1 :]), x.at(*axes)
@@ -45,6 +45,61 @@ def _top_k_indices(call: Call) -> str:
     )
 
 
+def _block_size(extent: int, count: int) -> int:
+    """Return the elements of a block of which the first `count` are found first: those of the fewest comparisons.
+
+    The whole axis where blocks do not save most of the comparisons, since they take more launches.
+    """
+
+    def comparisons(size: int) -> int:
+        blocks = -(-extent // size)
+        found = blocks * min(count, size)
+        return blocks * size * size + found * found
+
+    size = min((1 << bit for bit in range(3, extent.bit_length())), key=comparisons, default=extent)
+    return size if comparisons(size) * MIN_SAVED <= extent * extent else extent
+
+
+def _top_k_of_blocks(call: Call, axis: int, size: int) -> str:
+    """Return the statements that find the first elements of each block, then the first ones among these.
+
+    Places that a short last block lacks have position 0; positions count from 1.
+    """
+    x, axes, extent, count = call.x, call.axes(call.x.rank), call.x.shape[axis], call.integer("k")
+    lead, tail = axes[:axis], axes[axis + 1 :]
+    block, here, place = call.axis("block"), call.axis("here"), call.axis("place")
+    other, last, result = call.axis("other"), call.axis("last"), call.axis("result")
+    rank, first, value, final = (call.intermediate(name) for name in ("rank", "first", "value", "final"))
+    blocks, places = -(-extent // size), min(count, size)
+
+    def at(tensor: str, *middle: str) -> str:
+        return f"{tensor}[{', '.join((*lead, *middle, *tail))}]"
+
+    own, others = affine([(block, size), (here, 1)]), affine([(block, size), (other, 1)])
+    ends = [f"{own} < {extent}"] if blocks * size > extent else []
+    other_ends = [f"{others} < {extent}", *ends] if ends else []
+    joined = _is_before(call, x.at(*lead, others, *tail), x.at(*lead, own, *tail), f"{other} < {here}")
+    is_chosen = [f"{at(rank, block, here)} == {place}", *ends]
+    earlier = f"{at(first, last, other)} < {at(first, block, place)}"
+    precedes = _is_before(call, at(value, last, other), at(value, block, place), earlier)
+    found = [f"{at(first, last, other)} > 0"] if ends else []
+    is_result = [f"{at(final, block, place)} == {result}", *([f"{at(first, block, place)} > 0"] if ends else [])]
+    inside, candidates = [(block, blocks), (here, size)], [(block, blocks), (place, places)]
+    return join_statements(
+        statement(rank, (*lead, block, here, *tail), "+=!", guard(f"({joined})", other_ends, "0"),
+                  where=[*inside, (other, size)], dtype=DType.INT32),
+        statement(first, (*lead, block, place, *tail), "+=!", guard(f"({own} + 1)", is_chosen, "0"),
+                  where=[*candidates, (here, size)], dtype=DType.INT32),
+        statement(value, (*lead, block, place, *tail), "+=!",
+                  guard(x.at(*lead, own, *tail), is_chosen, number(0, x.dtype)),
+                  where=[*candidates, (here, size)], dtype=x.dtype),
+        statement(final, (*lead, block, place, *tail), "+=!", guard(f"({precedes})", found, "0"),
+                  where=[*candidates, (last, blocks), (other, places)], dtype=DType.INT32),
+        statement(call.output, (*lead, result, *tail), "+=!", guard(f"({at(first, block, place)} - 1)", is_result, "0"),
+                  where=[*candidates, (result, count)], dtype=call.dtype()),
+    )  # fmt: skip
+
+
 def _is_before(call: Call, a: str, b: str, is_earlier: str) -> str:
     """Return the condition that an element comes before another one."""
     largest = call.flag("largest")
@@ -57,55 +112,24 @@ def _is_before(call: Call, a: str, b: str, is_earlier: str) -> str:
 
 
 def _cumulate(call: Call, *, sign: str) -> str:
+    """Return the reduction of all elements up to each one, which a kernel computes in one pass."""
     x = call.x
     axis, axes = call.one_axis(x.rank), call.axes(x.rank)
-    extent, stated = x.shape[axis], call.dtype() or x.dtype
+    extent, other, here = x.shape[axis], call.axis("other"), axes[axis]
     if extent > MAX_CUMULATED:
         raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_CUMULATED}")
-    neutral = number(0 if sign == "+" else 1, x.dtype)
-    other, here = call.axis("other"), axes[axis]
     is_joined = f"{other} {'>' if call.flag('reverse') else '<'}{'' if call.flag('exclusive') else '='} {here}"
-    if extent <= MAX_DIRECT and math.prod(x.shape) * extent <= MAX_DIRECT_TERMS:
-        value = guard(x.at(*axes[:axis], other, *axes[axis + 1 :]), [is_joined], neutral)
-        return statement(call.output, axes, f"{sign}=!", value, where=[(here, extent)], dtype=stated)
-    size = math.isqrt(extent - 1) + 1
-    return _cumulate_blocks(call, axis, size, sign, is_joined, neutral)
+    value = guard(x.at(*axes[:axis], other, *axes[axis + 1 :]), [is_joined], _neutral(sign, x.dtype))
+    return statement(call.output, axes, f"{sign}=!", value, where=[(here, extent)], dtype=call.dtype() or x.dtype)
 
 
-def _cumulate_blocks(call: Call, axis: int, size: int, sign: str, is_joined: str, neutral: str) -> str:
-    """Return the statements that join the elements of each block, the totals of blocks, and both."""
-    x, axes, stated = call.x, call.axes(call.x.rank), call.dtype() or call.x.dtype
-    block, other, here, last = call.axis("block"), call.axis("other"), axes[axis], call.axis("last")
-    lead, tail, extent = axes[:axis], axes[axis + 1 :], x.shape[axis]
-    count = -(-extent // size)
-    inside, total, before = call.intermediate("inside"), call.intermediate("total"), call.intermediate("before")
-    at = affine([(block, size), (other, 1)])
-    ends = [f"{at} < {extent}"] if count * size > extent else []
-    read = x.at(*lead, at, *tail)
-    blocks = [(block, count), (other, size)]
-    is_outside = f"{last} {'>' if call.flag('reverse') else '<'} {block}"
-    rest = f"{before}[{', '.join((*lead, f'{here} // {size}', *tail))}]"
-    own = f"{inside}[{', '.join((*lead, f'{here} // {size}', f'{here} % {size}', *tail))}]"
-    return join_statements(
-        statement(
-            inside,
-            (*lead, block, here, *tail),
-            f"{sign}=!",
-            guard(read, [is_joined, *ends], neutral),
-            where=[*blocks, (here, size)],
-            dtype=stated,
-        ),
-        statement(total, (*lead, block, *tail), f"{sign}=!", guard(read, ends, neutral), where=blocks, dtype=stated),
-        statement(
-            before,
-            (*lead, block, *tail),
-            f"{sign}=!",
-            guard(f"{total}[{', '.join((*lead, last, *tail))}]", [is_outside], number(float(neutral), stated)),
-            where=[(block, count)],
-            dtype=stated,
-        ),
-        statement(call.output, axes, "=", f"{own} {sign} {rest}", where=[(here, extent)]),
-    )
+def _neutral(sign: str, dtype: DType) -> str:
+    """Return the literal that changes no value that it is joined with."""
+    if sign in ("+", "*"):
+        return number(0 if sign == "+" else 1, dtype)
+    if dtype.is_float:
+        return number(-math.inf if sign == ">" else math.inf, dtype)
+    return number(dtype.integer_range[0 if sign == ">" else 1], dtype)
 
 
 _CUMULATED = (
@@ -132,5 +156,9 @@ OPERATORS = (
     Operator("cumsum", "Sum of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="+"),
              _CUMULATED),
     Operator("cumprod", "Product of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="*"),
+             _CUMULATED),
+    Operator("cummax", "Greatest of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign=">"),
+             _CUMULATED),
+    Operator("cummin", "Least of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="<"),
              _CUMULATED),
 )  # fmt: skip

@@ -21,10 +21,10 @@ from roller_svc.fusion.split.online_reduction import (
     partial_reductions,
 )
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, rewrite, substitute
 from roller_svc.ir.group import AxisRole, ContractionOperands, GroupKind, KernelGroup, TileSpace
 from roller_svc.ir.hardware import ComputeUnit
-from roller_svc.ir.index import add, ceil_div, lt, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, lt, min_, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType, identity
 from roller_svc.ir.rprogram import RProgram, RTile
 
@@ -41,9 +41,11 @@ def may_split(group: KernelGroup) -> bool:
     """Return whether a group's reduction can be split.
 
     It has independent reductions over the same points, or two that share a pass, and maps of its points. A convolution
-    is split as a contraction instead. A dual GEMM is not split.
+    is split as a contraction instead. A dual GEMM is not split, nor are blocks of k that have one scale.
     """
     if group.is_dual_gemm or group.space.role(AxisRole.PIXEL):
+        return False
+    if group.space.scale_runs is not None and len(group.space.reduced[0].members) > 1:
         return False
     return bool(_independent_reductions(group)) or online_reduction_of(group) is not None
 
@@ -148,7 +150,22 @@ def _partial_contraction(group: KernelGroup, longest: Axis, length: int, piece: 
         return value if guard is None else _guard_product(value, guard)
 
     batch, m, n, k = (members(role) for role in (AxisRole.BATCH, AxisRole.M, AxisRole.N, AxisRole.K))
-    return Contraction((piece, *batch), m, n, k, part(group.operands.a), part(group.operands.b))
+    types = {} if guard is None else dict(group.inputs)
+    scales = tuple(_clamp(substitute(scale, {longest.name: position}), types) for scale in group.operands.scales)
+    return Contraction((piece, *batch), m, n, k, part(group.operands.a), part(group.operands.b), scales)
+
+
+def _clamp(scale: Expr, types: Mapping[str, TensorType]) -> Expr:
+    """Keep the indices of a scale in bounds where the last piece is longer than the axis: products there are 0."""
+
+    def change(node: Expr) -> Expr:
+        if not isinstance(node, Load) or node.tensor not in types:
+            return node
+        shape = types[node.tensor].shape
+        index = tuple(min_(place, num(size - 1)) for place, size in zip(node.index, shape, strict=True))
+        return replace(node, index=index)
+
+    return rewrite(scale, change)
 
 
 def _position(longest: Axis, length: int, piece: Axis) -> tuple[Expr, Expr | None]:
@@ -212,7 +229,7 @@ def _regrouped(
     outer = statements[0].spatial
     if contraction is not None:
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, types)
-        factors: ContractionOperands | None = ContractionOperands(contraction.a, contraction.b)
+        factors: ContractionOperands | None = ContractionOperands(contraction.a, contraction.b, scales=contraction.scales)
     else:
         kind, space, factors = GroupKind.NEST, nest_space(statements, outer, types), None
     read = {t for s in statements for t in s.reads_tensors}

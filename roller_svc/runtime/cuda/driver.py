@@ -10,19 +10,12 @@ from typing import Any
 
 from roller_svc.errors import LaunchError
 from roller_svc.ir.kernel import LaunchSpec
-from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
-from roller_svc.runtime.saved.metadata import MAP_ALIGNMENT_BYTES, MAP_BYTES, data_type
+from roller_svc.ir.tensor_map import MapMode, TensorMap
+from roller_svc.runtime.saved.launch import DATA_TYPES, L2_PROMOTIONS, LAST_DRIVER_TO_FIX, SMALL_BYTES, SWIZZLES
+from roller_svc.runtime.saved.metadata import L2_PROMOTION_BYTES, MAP_ALIGNMENT_BYTES, MAP_BYTES, data_type
 
-# Members of the driver's enumerations (cuda.h, CUtensorMapDataType and its neighbours).
-_DATA_TYPES = {"UINT8": 0, "UINT16": 1, "UINT32": 2, "UINT64": 4, "TFLOAT32": 11}
-_SWIZZLES = {Swizzle.NONE: 0, Swizzle.B32: 1, Swizzle.B64: 2, Swizzle.B128: 3}
-_L2_PROMOTION = 3  # ..._L2_256B: L2_PROMOTION_BYTES of `map_metadata`
 _NO_INTERLEAVE = _FILLED_WITH_ZEROS = 0
-# Drivers up to CUDA 13.1 set bit 85 of every map, which is only for tensors that span 128 KiB or more. CUTLASS clears
-# it for smaller ones (copy_traits_sm90_tma.hpp, copy_traits_sm90_im2col.hpp); on Hopper it is reserved.
-LAST_DRIVER_TO_FIX = 13010
-_SMALL_BYTES = 128 << 10
-_WORD_BYTES, _SPAN_WORD, _SPAN_BIT = 8, 1, 21
+_WORD_BYTES, _SPAN_WORD, _SPAN_BIT = 8, 1, 21  # see LAST_DRIVER_TO_FIX
 
 
 @cache
@@ -77,12 +70,12 @@ class Driver:
         storage = (ctypes.c_ubyte * (MAP_BYTES + MAP_ALIGNMENT_BYTES))()
         rank = view.rank
         tensor = (
-            ctypes.c_void_p(_aligned_address(storage)), ctypes.c_int(_DATA_TYPES[data_type(view)]),
+            ctypes.c_void_p(_aligned_address(storage)), ctypes.c_int(DATA_TYPES[data_type(view)]),
             ctypes.c_uint32(rank), ctypes.c_void_p(address + view.offset_bytes),
             (ctypes.c_uint64 * rank)(*view.extents), (ctypes.c_uint64 * max(1, rank - 1))(*view.strides_bytes),
         )  # fmt: skip
         element_strides = (ctypes.c_uint32 * rank)(*view.element_strides)
-        mode_values = (_NO_INTERLEAVE, _SWIZZLES[view.swizzle], _L2_PROMOTION, _FILLED_WITH_ZEROS)
+        mode_values = (_NO_INTERLEAVE, SWIZZLES[view.swizzle.value], L2_PROMOTIONS[L2_PROMOTION_BYTES], _FILLED_WITH_ZEROS)
         modes = tuple(ctypes.c_int(kind) for kind in mode_values)
         if view.mode is MapMode.TILED:
             box = (ctypes.c_uint32 * rank)(*view.box)
@@ -92,7 +85,7 @@ class Driver:
             pixels = tuple(ctypes.c_uint32(size) for size in view.box)
             status = self.library.cuTensorMapEncodeIm2col(*tensor, *corners, *pixels, element_strides, *modes)
         self._check(status, f"cannot encode tensor map {view.symbol}")
-        if self._fix_small_maps and view.end_bytes - view.offset_bytes < _SMALL_BYTES:
+        if self._fix_small_maps and view.end_bytes - view.offset_bytes < SMALL_BYTES:
             word = ctypes.c_uint64.from_address(_aligned_address(storage) + _SPAN_WORD * _WORD_BYTES)
             word.value &= ~(1 << _SPAN_BIT)
         return storage

@@ -18,11 +18,10 @@ from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language,
 from roller_svc.runtime.binding import Binding, bind
 from roller_svc.runtime.cuda.arrays import ArrayLibrary, CupyArrays, DeviceArray, import_cupy, library_of
 from roller_svc.runtime.cuda.driver import Parameters, driver
+from roller_svc.runtime.saved.launch import MAX_DEFAULT_SHARED_BYTES
 
 # Events resolve about half a microsecond (CUDA runtime API, cudaEventElapsedTime): 0.5 % of a sample.
 _MIN_SAMPLE_S = 100e-6
-# A kernel with more shared memory, static and dynamic together, needs an attribute (CUDA C++ guide, Shared Memory).
-_MAX_DEFAULT_SHARED_BYTES = 48 * 1024
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR (CUDA driver API).
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 _MAX_DEVICE_NAME_BYTES = 256
@@ -325,7 +324,7 @@ def _load(compiled: CompiledKernel, cupy: Any, device: int) -> tuple[Any, ...]:
         functions = []
         for launch, used in zip(source.launches, compiled.resources, strict=True):
             function = module.get_function(launch.name)
-            if launch.shared_bytes and used.shared_bytes > _MAX_DEFAULT_SHARED_BYTES:
+            if launch.shared_bytes and used.shared_bytes > MAX_DEFAULT_SHARED_BYTES:
                 _allow_shared_memory(cupy, function, launch)
             functions.append(function)
         return tuple(functions)

@@ -144,6 +144,9 @@ inline T shuffled(const char *what, unsigned int mask, T value, unsigned int fro
   inline type __shfl_xor(type value, int lanes, EMULATOR_LINE) { /* HIP's */ \
     return emulator::shuffled("__shfl_xor", emulator::WHOLE_WARP, value, emulator::lane() ^ lanes, emulator::WARP, \
                               line); \
+  } \
+  inline type __shfl_up(type value, unsigned int by, EMULATOR_LINE) { /* HIP's */ \
+    return emulator::shuffled("__shfl_up", emulator::WHOLE_WARP, value, emulator::lane() - by, emulator::WARP, line); \
   }
 EMULATOR_SHUFFLES(int)
 EMULATOR_SHUFFLES(unsigned int)

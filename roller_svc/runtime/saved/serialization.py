@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -25,6 +25,7 @@ from roller_svc.ir.quoting import quote_comment, require_identifier
 from roller_svc.ir.symbol_names import is_in_headers
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.resident import resident_empty
+from roller_svc.runtime.saved.launchers import launcher_files
 from roller_svc.runtime.saved.metadata import (
     FORMAT,
     MAX_METADATA_BYTES,
@@ -60,14 +61,16 @@ class KernelBundle:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def save(kernel: KernelBundle, directory: str | os.PathLike[str]) -> Path:
+def save(kernel: KernelBundle, directory: str | os.PathLike[str], launchers: Iterable[str] = ()) -> Path:
     """Write the kernel to `directory`, which need not exist, and return its path.
 
     Readers see the whole kernel or none. Files of other names in an existing directory stay unchanged.
+    Raises ArgumentError (unknown-launcher) for launchers that the kernel cannot have.
     """
+    files = launcher_files(kernel.compiled, launchers) | _files(kernel)
 
     def write(folder: Path) -> None:
-        for name, data in _files(kernel).items():
+        for name, data in files.items():
             (folder / name).write_bytes(data)
 
     return write_folder(directory, write)
@@ -253,7 +256,16 @@ def _metadata(kernel: KernelBundle, files: Mapping[str, FileEntry]) -> Metadata:
 
 def read_metadata(directory: Path, cls: type[T], limit_bytes: int, format_: str) -> T:
     """Read metadata.json of a format as a record. Raises ValueError for malformed text and for non-finite numbers."""
-    content = read_file(directory, METADATA, limit_bytes)
+    return parse_metadata(read_file(directory, METADATA, limit_bytes), cls, format_)
+
+
+def parse_compiled(metadata: bytes, text: str) -> CompiledKernel:
+    """Return a kernel without its binary, from metadata.json and its source. Raises DAMAGE for other contents."""
+    return parse_metadata(metadata, Metadata, FORMAT).compiled(text, b"")
+
+
+def parse_metadata(content: bytes, cls: type[T], format_: str) -> T:
+    """Return the record in a metadata.json. Raises ValueError for malformed text and for non-finite numbers."""
     document = json.loads(content, parse_float=_finite, parse_constant=_finite)
     if not isinstance(document, dict) or document.get("format") != format_:
         raise CorruptKernelError(f"{METADATA} is not in the format {format_}")

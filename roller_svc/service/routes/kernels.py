@@ -6,19 +6,23 @@ import asyncio
 import re
 import tempfile
 import zipfile
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from roller_svc.client.schemas import CompileRequest, KernelResponse, OperationResponse
 from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.blobs import BlobReader
+from roller_svc.farm.build import METADATA, SOURCE
 from roller_svc.farm.routing import check_measurable
 from roller_svc.farm.store import Json, Store
 from roller_svc.ir.options import RuntimeChoice, SelectionMode
 from roller_svc.ir.report import BuildRequest
+from roller_svc.runtime.saved.launchers import launcher_files
+from roller_svc.runtime.saved.serialization import parse_compiled
 from roller_svc.service.access import principal_of, requires
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.disassembly import MAKERS
@@ -47,6 +51,7 @@ KERNEL_LINKS = {
 }
 PART_BYTES = 1 << 18  # of a bundle, sent at once
 BUNDLE_MEMORY_BYTES = 1 << 20  # of a bundle that is being sent; the rest is in a file
+MAX_LAUNCHERS = 100  # characters of the names in a query
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that a kernel always gives the same archive
 
 
@@ -94,16 +99,29 @@ async def kernel(digest: str, request: Request) -> Response:
     responses={200: {"content": {media: {} for media in _MEDIA_TYPES.values()}}, 304: NOT_MODIFIED},
     dependencies=[requires(Scope.READ)],
 )
-async def kernel_file(digest: str, kind: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
-    """Return a kernel's source, binary, ptx, sass, metadata, header or bundle (a zip that roller_svc.load reads)."""
+async def kernel_file(
+    digest: str,
+    kind: str,
+    request: Request,
+    launcher: Annotated[str, Query(max_length=MAX_LAUNCHERS)] = "",
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Return a kernel's source, binary, ptx, sass, metadata, header or bundle (a zip that roller_svc.load reads).
+
+    A bundle also has the files of some launchers: ctypes, cupy, torch and cpp, separated by commas.
+    """
     state = state_of(request)
     await state.run(lambda: _facts(state.store, digest))
-    headers = immutable_headers(f"{digest}/{kind}", is_public=state.is_open)  # a digest's files never change
-    if current := not_modified(if_none_match, headers):
+    launchers = [name for name in launcher.split(",") if name]
+    if launchers and kind != "bundle":
+        raise ArgumentError(f"launchers are in a bundle, got {kind[:40]!r}", code="unknown-launcher", hint="ask for the bundle")
+    # A digest's files never change, but launchers are of the service's version.
+    headers = {} if launchers else immutable_headers(f"{digest}/{kind}", is_public=state.is_open)
+    if headers and (current := not_modified(if_none_match, headers)):
         return current
     if kind in MAKERS:
         await _ensure_listing(state, digest, kind, principal_of(request).client)
-    content = await state.run(lambda: _open(state, digest, kind))
+    content = await state.run(lambda: _open(state, digest, kind, launchers))
     return PartsResponse(content, state.response_share(request), state.run, _MEDIA_TYPES[kind], headers)
 
 
@@ -137,10 +155,10 @@ async def _ensure_listing(state: State, digest: str, kind: str, client: str) -> 
             await asyncio.shield(asyncio.wrap_future(state.listings.request(digest, kind)))
 
 
-def _open(state: State, digest: str, kind: str) -> Parts:
-    """Begin to read a file. Raises UnknownKernelError."""
+def _open(state: State, digest: str, kind: str, launchers: Sequence[str]) -> Parts:
+    """Begin to read a file. Raises UnknownKernelError, and ArgumentError for unknown launchers."""
     if kind == "bundle":
-        return _Bundle(state.store, digest)
+        return _Bundle(state.store, digest, _launcher_files(state.store, digest, launchers) if launchers else {})
     content = state.listings.open(digest, kind) if kind in MAKERS else state.store.open_file(digest, kind)
     if content is None:
         kinds = ", ".join([*state.store.kinds(digest), "bundle"])
@@ -148,16 +166,25 @@ def _open(state: State, digest: str, kind: str) -> Parts:
     return content
 
 
-class _Bundle:
-    """A zip archive of a kernel's files. Raises UnknownKernelError."""
+def _launcher_files(store: Store, digest: str, launchers: Sequence[str]) -> dict[str, bytes]:
+    metadata, source = store.file(digest, METADATA), store.file(digest, SOURCE)
+    if metadata is None or source is None:
+        raise UnknownKernelError(f"the files of kernel {digest} are damaged")
+    return launcher_files(parse_compiled(metadata, source.decode()), launchers)
 
-    def __init__(self, store: Store, digest: str) -> None:
+
+class _Bundle:
+    """A zip archive of a kernel's files and of others. Raises UnknownKernelError."""
+
+    def __init__(self, store: Store, digest: str, others: Mapping[str, bytes]) -> None:
         names = _facts(store, digest)["files"]
         assert isinstance(names, dict)
         self._file = tempfile.SpooledTemporaryFile(BUNDLE_MEMORY_BYTES)  # noqa: SIM115 - closed by `close`
         with zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED) as archive:
             for kind in sorted(store.kinds(digest)):
                 _add_file(archive, names[kind], store.open_file(digest, kind))
+            for name, content in others.items():
+                archive.writestr(zipfile.ZipInfo(name, _ZIP_TIME), content, zipfile.ZIP_DEFLATED)
         self.size_bytes = self._file.tell()
         self._file.seek(0)
 

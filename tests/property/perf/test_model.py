@@ -12,7 +12,8 @@ import pytest
 
 from roller_bench.cases import BenchCase, performance_cases
 from roller_svc import hardware
-from roller_svc.compiler.plans import rank_best_partition
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import estimate_program, rank_best_partition
 from roller_svc.errors import NoCandidateError
 from roller_svc.families import prepare, prepare_model
 from roller_svc.ir.estimate import Candidate
@@ -75,6 +76,8 @@ def check_case(case: BenchCase, hw: HardwareSpec) -> None:
     for group, (candidate,), construction in zip(groups, ranked, constructions, strict=True):
         check(group, candidate, hw)
         assert candidate.estimate.seconds > max(roof.seconds for roof in construction.roofline)
+    found = estimate_program(PartitionCache(case.program()), hw)
+    assert found.plans[0].estimate.seconds >= found.floor.seconds * (1 - 1e-3)
 
 
 @pytest.mark.parametrize("target", SPECS)

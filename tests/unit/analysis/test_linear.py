@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from roller_svc.analysis.index_map import IndexMap
-from roller_svc.analysis.linear import is_uniform, simplify_divisions
-from roller_svc.ir.expr import Expr
+from roller_svc.analysis.linear import is_uniform
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.index import add, div, logical_and, lt, mod, mul, num, ref
 
 CHUNK, ELEMENT = ref("chunk"), ref("element")
@@ -14,11 +15,20 @@ VECTOR = add(mul(CHUNK, num(8)), ELEMENT)
 
 
 def test_divisions_visible_in_the_operand() -> None:
-    x = add(mul(ref("o"), num(8)), num(3))
-    assert simplify_divisions(div(x, 8)) == ref("o")
-    assert simplify_divisions(mod(x, 8)) == num(3)
-    assert simplify_divisions(div(x, 16)) == div(ref("o"), 2)
-    assert simplify_divisions(div(add(ref("o"), num(3)), 8)) == div(add(ref("o"), num(3)), 8)
+    index_map = IndexMap({"k": 64, "j": 8}, {"k": add(mul(ref("o"), num(8)), num(3)), "j": add(ref("o"), num(3))}, {})
+    assert index_map.apply(div(ref("k"), 8)) == ref("o")
+    assert index_map.apply(mod(ref("k"), 8)) == num(3)
+    assert index_map.apply(div(ref("k"), 16)) == div(ref("o"), 2)
+    assert index_map.apply(div(ref("j"), 8)) == div(add(ref("o"), num(3)), 8)
+
+
+@pytest.mark.parametrize("dtype", [DType.INT32, DType.INT64])
+def test_divisions_of_data_and_of_what_wraps_stay(dtype: DType) -> None:
+    index_map = IndexMap({"k": 64}, {"k": mul(ref("o"), num(8))}, {})
+    data = Op(OpKind.FLOORDIV, (Load("x", (num(0),), dtype), Const(3, dtype)), dtype)
+    assert index_map.apply(data) == data
+    wrapping = div(mul(ref("k"), num(1 << 30)), 8)
+    assert index_map.apply(wrapping) == div(mul(mul(ref("o"), num(8)), num(1 << 30)), 8)
 
 
 def test_all_elements_of_a_vector_have_one_quotient() -> None:

@@ -86,7 +86,10 @@ def test_estimate_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert ran.code == 0
     plans, _, roofs = ran.out.partition("Roofline (lower bounds)")
     assert plans.count("nvidia-h200-sxm") == 2
+    roofs, _, floor = roofs.partition("\n\n")
     assert [line.split()[1] for line in roofs.splitlines()[2:]] == ["compute", "dram", "l2", "shared"]
+    assert floor.startswith("Floor of the program on nvidia-h200-sxm: ")
+    assert "% of the estimate" in floor
 
 
 def test_compile_shows_and_saves(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from builders import text_kernel
 
 from roller_svc.cli import main
 from roller_svc.compiler.request import build_request
+from roller_svc.farm.backup import RESTORING
 from roller_svc.farm.store import Store
 
 ACTION = "sha256:" + "a" * 64
@@ -103,3 +104,15 @@ def test_a_backup_that_lost_blobs_is_restored_with_an_exit_code(
 def test_a_store_that_cannot_be_opened_is_named(location: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "verify", "--store", location]) == 2
     assert location.removesuffix(":") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", [["gc"], ["gc", "--quota", "0"], ["verify", "--remove"], ["pin"], ["export", "x.tar"]])
+def test_a_store_that_is_being_restored_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], action: list[str]
+) -> None:
+    store = Store(tmp_path / "store")
+    store.objects.write(RESTORING, b"a backup")
+    blob = store.put(b"its name is not there yet")
+    assert main(["store", *action, "--store", str(tmp_path / "store")]) == 1
+    assert "restore-incomplete" in capsys.readouterr().err
+    assert store.has(blob)

@@ -175,6 +175,60 @@ def test_what_a_cpu_keeps_in_its_caches_leaves_nothing_to_memory() -> None:
     assert [roof.amount for roof in large.roofline if roof.level == "dram"] == [2 << 30]
 
 
+# floor ------------------------------------------------------------------------------------------------------------
+HALF = {"a": ("float16", (2048, 2048)), "b": ("float16", (2048, 2048))}
+PLAIN = "y[m, n]: float32 +=! a[m, k] * b[k, n]"
+
+
+def test_the_floor_has_the_traffic_of_the_program_and_the_best_unit_of_its_types() -> None:
+    (found,) = estimate_item(Item(PLAIN, HALF), ["nvidia-h200-sxm"], 1)
+    (unit,) = [unit for unit in H200.units if unit.name == "wgmma_f16"]
+    floor = found.floor
+    assert (floor.unit, floor.operations) == ("wgmma_f16", 2 * 2048**3)
+    assert floor.traffic_bytes == 2048 * 2048 * (2 + 2 + 4)
+    assert floor.seconds == max(floor.operations / unit.flops_per_s, floor.traffic_bytes / 4.3e12) + 2e-6
+    assert found.reasons == ("",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y[m, n]: float32 +=! -(a[m, k] * b[k, n])",
+        "y[m, n]: float32 +=! (a[m, k] * b[k, n]).when([k <= m], 0.0)",
+        "t[m, n]: float32 +=! a[m, k] * b[k, n]\ny[m, n] = t[m, n] + 1.0",  # the intermediate is no traffic
+        "y[m, n]: float32 +=! a[m, k] * b[k, n] * a[m, n]",
+    ],
+)
+def test_the_floor_does_not_depend_on_the_spelling(text: str) -> None:
+    (plain,), (other,) = (estimate_item(Item(t, HALF, ["y"]), ["nvidia-h200-sxm"], 1) for t in (PLAIN, text))
+    assert other.floor.seconds == pytest.approx(plain.floor.seconds, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs", "reason"),
+    [
+        ("y[r, n] +=! x[i[r, z], n]", {"x": ("float32", (4096, 128)), "i": ("int32", (65536, 32))}, "for `l2`"),
+        (PLAIN, {"a": ("float64", (64, 64)), "b": ("float64", (64, 64))}, ""),
+        (
+            "t[m, n] = exp(a[m, n]); s[m] +=! t[m, n]; y[m] = s[m] + t[m, 0]",
+            {"a": ("float32", (1024, 1024))},
+            "",
+        ),
+    ],
+)
+def test_an_estimate_says_why_it_is_far_above_the_floor(text: str, inputs: dict[str, Any], reason: str) -> None:
+    (found,) = estimate_item(Item(text, inputs, ["y"]), ["nvidia-h200-sxm"], 1)
+    is_above = found.plans[0].estimate.seconds > 3 * found.floor.seconds
+    assert bool(found.reasons[0]) == is_above == bool(reason)
+    assert reason in found.reasons[0]
+
+
+def test_results_in_place_are_not_traffic_beyond_what_they_write() -> None:
+    inputs = {"t": ("float32", (1 << 20,)), "x": ("float32", (16,)), "a": ("int32", (16,))}
+    (found,) = estimate_item(Item("t[a[i]] =. x[i]", inputs), ["nvidia-h200-sxm"], 1)
+    assert found.floor.traffic_bytes >= 4 << 20  # the result is a copy
+
+
 # slices -----------------------------------------------------------------------------------------------------------
 def work(item: Item, *devices: str) -> EstimateTask:
     asked: list[EstimateTask] = []

@@ -57,7 +57,6 @@ def test_units_that_are_tried(target: str, dtype: str, tf32: bool, units: list[s
     [
         ("nvidia-a100-sxm-80gb", "float32", "mma_tf32: operand a is float32, and tf32 is not allowed"),
         ("nvidia-a100-sxm-80gb", "float64", "mma_f64: sums of 8 bytes, fragments have 4"),
-        ("nvidia-v100-sxm2", "float16", "mma_f16: instructions of 16 x 16 x 16 do not make up fragments"),
         ("amd-mi250x", "float64", "mfma_f64: sums of 8 bytes, fragments have 4"),
         ("nvidia-h200-sxm", "float16", "wgmma_bf16: operand a is float16, the unit takes bfloat16"),
     ],

@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from databases import new_database, postgresql_server
+from databases import new_database
 from s3_server import S3Server, s3_server
 
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.tables import metadata
 from roller_svc.farm.store import Store
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[str]:
-    with postgresql_server() as url:
-        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

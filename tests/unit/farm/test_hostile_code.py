@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import pytest
 
-from roller_svc.errors import BuildServiceError, RollerError
+from roller_svc.errors import BuildError, BuildServiceError, RollerError
 from roller_svc.farm import scratch as scratch_module
 from roller_svc.farm import workers as workers_module
 from roller_svc.farm.confinement import readable_by_builds
@@ -259,6 +259,17 @@ def test_the_supervisor_does_no_more_than_a_compiler_may(site: Site) -> None:
             worker.call(f"call {name}")
     assert worker.call("run echo still here") == "0 still here\n"
     site.check()
+
+
+def test_compilers_have_a_number_of_processes_at_most(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = site.worker_of(ask)
+    many = "run for i in 1 2 3 4 5 6 7 8 9 10 11 12; do (sleep 600 &) done; wait; sleep 600"
+    monkeypatch.setattr(scratch_module, "MAX_PROCESSES", 10)
+    with pytest.raises(BuildError, match="more than 10 processes of compilers") as caught:
+        worker.call(many)
+    assert caught.value.code == "out-of-resources"
+    site.check()
+    assert worker.call("run echo still here") == "0 still here\n"
 
 
 def test_a_killed_supervisor_takes_its_worker_along(site: Site) -> None:

@@ -31,6 +31,9 @@ INTS = np.array([[-7, 6, 5], [4, -3, 2]], np.int32)
 MORE = np.array([2, -4, 3], np.int32)
 BOOLS = np.array([[True], [False]])
 INFINITE = np.array([[-np.inf, -np.inf], [-np.inf, 2], [np.inf, 3], [1, 2]], np.float32)
+BLOCKS = np.random.default_rng(5).integers(-20, 20, (2, 517)).astype(np.float32)
+BLOCKS[0, [5, 512]] = np.nan
+BLOCKS[1, 3] = -np.inf
 TIES = np.array([[3, 9, 9, 1], [0, 0, -1, -1]], np.float32)
 ERF = np.vectorize(math.erf)
 
@@ -194,13 +197,30 @@ REDUCTIONS = [
     Case("reduce_log_sum_exp", (INFINITE,), lambda x: np.logaddexp.reduce(x, 1), {"axis": 1}),
     *(
         Case(f"cum{name}", ((2, 7, 3),), lambda x, f=function: f(x, 1), {"axis": 1})
-        for name, function in (("sum", np.cumsum), ("prod", np.cumprod))
+        for name, function in (
+            ("sum", np.cumsum),
+            ("prod", np.cumprod),
+            ("max", np.maximum.accumulate),
+            ("min", np.minimum.accumulate),
+        )
     ),
     Case(
         "cumsum",
         (INTS,),
         lambda x: np.cumsum(x[:, ::-1], 1)[:, ::-1].astype(np.int64),
         {"reverse": True, "dtype": "int64"},
+    ),
+    *(
+        Case(
+            "cummax",
+            (np.arange(-3, 4).astype(d),),
+            lambda x: np.maximum.accumulate(np.append(x.dtype.type(np.iinfo(x.dtype).min), x[:-1])),
+            {"exclusive": True},
+        )
+        for d in ("int8", "uint16", "int64")
+    ),
+    Case(
+        "cummin", (np.arange(9, dtype=np.uint64),), lambda x: np.append(x[1:], ~np.uint64(0)), {"exclusive": True, "reverse": True}
     ),
     Case("cumprod", ((5,),), lambda x: np.cumprod([1, *x[:-1]]), {"exclusive": True}),
     Case("cumsum", ((5,),), lambda x: np.cumsum([0, *x[:0:-1]])[::-1], {"exclusive": True, "reverse": True}),
@@ -220,6 +240,20 @@ REDUCTIONS = [
     ),
     Case("top_k_indices", (TIES,), lambda x: np.argsort(-x, 1, kind="stable")[:, :3], {"k": 3}),
     Case("top_k_indices", (TIES,), lambda x: np.argsort(x, 1, kind="stable"), {"k": 4, "largest": False}),
+    # found in blocks, of which the last is short: it begins with NaN, and has fewer elements than are chosen
+    Case("top_k_indices", (BLOCKS,), lambda x: np.argsort(-np.nan_to_num(x, nan=np.inf), 1, kind="stable")[:, :9], {"k": 9}),
+    Case(
+        "top_k_indices",
+        (BLOCKS.T,),
+        lambda x: np.argsort(np.nan_to_num(x, nan=np.inf), 0, kind="stable")[:3],
+        {"k": 3, "axis": 0, "largest": False},
+    ),
+    Case(
+        "top_k_indices",
+        (np.arange(2048, dtype=np.int8)[None],),
+        lambda x: np.argsort(-x.astype(int), 1, kind="stable")[:, :7],
+        {"k": 7},
+    ),
     Case("top_k_indices", ((6, 2),), lambda x: np.argsort(-x, 0)[:2], {"k": 2, "axis": 0, "dtype": "int32"}),
     Case(
         "top_k_indices",

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from sampling import every
 
 from roller_svc import hardware
+from roller_svc.analysis.operand import value_dtype
+from roller_svc.compiler.backends import load_emulated
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.plans import estimate_program
+from roller_svc.compiler.plans import best_plans, estimate_program, rank_best_partition
 from roller_svc.frontend.parse import parse
+from roller_svc.fusion.contraction import as_contraction
 from roller_svc.fusion.linear_sums import split_linear_sums
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
@@ -33,6 +42,14 @@ BYTES = {
     "constant": "(p[m, k].cast(int32) - 128) * q[k, n].cast(int32)",
     "row": "(p[m, k].cast(int32) - zp[m].cast(int32)) * q[k, n].cast(int32)",
     "both": "(p[m, k].cast(int32) - zp[m].cast(int32)) * (q[k, n].cast(int32) - zq[n].cast(int32))",
+}
+UNSIGNED = {
+    **BYTES,
+    "plain": "p[m, k].cast(int32) * q[k, n].cast(int32)",
+    "both unsigned": "(p[m, k].cast(int32) - 128) * (p[n, k].cast(int32) - zp[n].cast(int32))",
+    "two offsets": "(p[m, k].cast(int32) - zp[m].cast(int32) - 7) * q[k, n].cast(int32)",
+    "masked": "where(k <= m, p[m, k].cast(int32), 0) * q[k, n].cast(int32)",
+    "negative": "(5 - p[m, k].cast(int32)) * q[k, n].cast(int32)",
 }
 
 
@@ -70,11 +87,50 @@ def test_every_spelling_takes_the_time_of_its_products(name: str, target: str) -
     assert seconds(program(body, 2048), target) < limit * products * seconds(program(HALF, 2048), target)
 
 
-@pytest.mark.parametrize("target", GPUS[:2])
+@pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("name", BYTES)
 def test_zero_points_leave_the_product_to_the_matrix_unit(name: str, target: str) -> None:
-    plain = program("p[m, k].cast(int32) * q[k, n].cast(int32)", 4096)
+    plain = program("q[m, k].cast(int32) * q[k, n].cast(int32)", 4096)
     assert seconds(program(BYTES[name], 4096), target) < 1.3 * seconds(plain, target)
+
+
+def all_bytes(compute: TensorProgram) -> dict[str, NDArray[Any]]:
+    """Inputs of the whole ranges of their types."""
+    rng = np.random.default_rng(11)
+    return {
+        name: rng.integers(*type_.dtype.integer_range, type_.shape, type_.dtype.value, endpoint=True)
+        for name, type_ in compute.inputs
+    }
+
+
+@pytest.mark.parametrize("name", UNSIGNED)
+def test_unsigned_bytes_are_signed_ones_and_an_offset(name: str) -> None:
+    compute = program(UNSIGNED[name], 17)
+    split = split_linear_sums(compute.statements, compute.types, has_signed_bytes_only=True)
+    products = [c for c in map(as_contraction, split) if c is not None]
+    assert [{value_dtype(c.a), value_dtype(c.b)} for c in products] == [{DType.INT8}]
+    inputs = all_bytes(compute)
+    ours, theirs = (evaluate(each, inputs)["y"].wide for each in (replace(compute, statements=split), compute))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", ["amd-mi250x", "amd-mi300x"])
+@pytest.mark.parametrize("name", every(4, UNSIGNED))
+def test_unsigned_bytes_are_multiplied_by_mfma(name: str, target: str) -> None:
+    compute = program(UNSIGNED[name], 76)
+    hw = hardware.load(target)
+    groups, ranked, _ = rank_best_partition(compute, hw, 1, ScheduleConstraints(op_class=OpClass.MMA))
+    source = emit_plan(best_plans(ranked, 1)[0], compute, groups, hw)
+    assert "mfma_16x16x" in source.text
+    inputs = all_bytes(compute)
+    got = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(inputs)["y"]
+    np.testing.assert_array_equal(got, evaluate(compute, inputs)["y"].wide)
+
+
+def test_small_products_of_unsigned_bytes_stay_one_launch_where_that_is_faster() -> None:
+    cache = PartitionCache(program(UNSIGNED["plain"], 32))
+    assert sorted(map(len, cache.partitions(hardware.load("amd-mi300x")))) == [1, 2]
 
 
 def test_products_that_wrap_before_they_are_added_are_not_split() -> None:

@@ -124,7 +124,7 @@ def test_devices_without_tma_cannot_load_rows_of_odd_length() -> None:
 def test_copies_have_the_type_and_layout_of_the_unit(
     compute: TensorProgram, constraints: ScheduleConstraints, copies: dict[str, str]
 ) -> None:
-    found = ways(compute, HOPPER, constraints)
+    found = [way for way in ways(compute, HOPPER, constraints) if way[-1].space.scale_runs is None]
     assert len(found) == bool(copies)
     read = {name: type_ for groups in found for name, type_ in groups[-1].inputs if "." in name}
     assert {n: f"{t.dtype.value} {' '.join(map(str, t.shape))}" for n, t in read.items()} == copies
@@ -161,9 +161,9 @@ def test_a_small_one_is_not_worth_their_launches() -> None:
 @pytest.mark.parametrize(
     ("compute", "target", "constraints", "fraction"),
     [
-        (program(INT8, A="int8 4096 4096", B="int8 4096 4096"), HOPPER, NO_CONSTRAINTS, 0.55),
-        (program(NN, A="float32 4096 4096", B="float32 4096 4096"), HOPPER, TF32, 0.7),
-        (nchw(32, 256, 56, 256), HOPPER, NO_CONSTRAINTS, 0.55),
+        (program(INT8, A="int8 4096 4096", B="int8 4096 4096"), HOPPER, NO_CONSTRAINTS, 0.6),
+        (program(NN, A="float32 4096 4096", B="float32 4096 4096"), HOPPER, TF32, 0.8),
+        (nchw(32, 256, 56, 256), HOPPER, NO_CONSTRAINTS, 0.6),
     ],
 )
 def test_large_products_are_faster_with_copies(

@@ -54,7 +54,7 @@ HALVES = "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)"
         (A100, "mma_tf32", AccumulatorPrecision(24, 23, 4)),
         (T4, "mma_f16", AccumulatorPrecision(24, 23, 8)),
         (A100, "fma_f32", None),
-        (hardware.load("nvidia-v100-sxm2"), "mma_f16", AccumulatorPrecision(23, 23, 4)),
+        (replace(T4, arch=hardware.load("nvidia-v100-sxm2").arch), "mma_f16", AccumulatorPrecision(23, 23, 4)),
         (hardware.load("amd-mi250x"), "mfma_f16", None),
     ],
 )

@@ -14,6 +14,7 @@ from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.semantics import interpreter
+from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate, evaluate_sample, reference
 
 BY_STORAGE = {storage_dtype(d): d for d in DType}
@@ -305,3 +306,29 @@ class TestSampled:
 def test_the_least_integer_is_found_before_it_is_converted() -> None:
     program = parse("y[a]: uint8 <=! x[a, k]", {"x": TensorType(DType.INT8, (1, 3))})
     assert reference(program, {"x": np.array([[-1, 3, 2]], np.int8)})["y"].tolist() == [255]
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype"),
+    [
+        ("y[i, j] +=! x[i, o].when([o <= j], 0.0)", "float32"),
+        ("y[i, j] +=! exp(x[i, o]).when([o > j], 0.0)", "float16"),
+        ("y[i, j] *=! (x[i, o] * 2.0).when([o < j], 1.0)", "float32"),
+        ("y[i, j] >=! exp(x[i, o]).when([o >= j], const(`-inf`))", "float16"),
+        ("y[i, j] <=! x[i, o].when([o < j], 127)", "int8"),
+        ("y[i, j] *=! x[i, o].when([o <= j], 1)", "int64"),
+        ("y[i, j] +=! x[i, o].when([o <= j], 0)", "uint8"),
+    ],
+)
+def test_a_scan_in_one_pass_is_the_reduction_of_each_element(body: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = parse(f"{body} where j in 67", {"x": TensorType(DType(dtype), (5, 67))})
+    arrays = random_inputs(program, 3)
+    if dtype == "float32":
+        arrays["x"][1, 5], arrays["x"][1, 9], arrays["x"][2, 9] = np.inf, -np.inf, np.nan
+    one_pass = evaluate(program, arrays)["y"]
+    monkeypatch.setattr("roller_svc.semantics.interpreter.match_scan", lambda statement: None)
+    each = evaluate(program, arrays)["y"]
+    np.testing.assert_allclose(one_pass.wide.astype(float), each.wide.astype(float), rtol=1e-12)
+    assert (one_pass.error is None) == (each.error is None)
+    if one_pass.error is not None and each.error is not None:
+        np.testing.assert_allclose(one_pass.error, each.error, rtol=1e-6, atol=1e-12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from roller_svc.ir.hardware import UnitKind
 from roller_svc.ir.index import ceil_div
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.model import Model
@@ -20,3 +21,13 @@ def min_resident_blocks(model: Model[Any], program: RProgram, margin: float = RE
         return 1
     needs = needs._replace(registers_per_thread=round(needs.registers_per_thread * margin))
     return min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))
+
+
+def mfma_resident_blocks(model: Model[Any], program: RProgram) -> int:
+    """Return the blocks for the launch bounds of a matrix kernel.
+
+    NVRTC minimises registers. LLVM uses all 512 of a SIMD unless more than one wave is requested, so MFMA kernels
+    request the predicted number of blocks.
+    """
+    needs = model.resources(program) if program.unit.kind is UnitKind.MFMA else None
+    return 1 if needs is None else blocks_per_core(needs, model.workload.machine.hw)

@@ -215,6 +215,7 @@ def _moved_bytes(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: Ro
         cache += launch.grid * access.requested_bytes(tile) * passes
         gone = 1.0 - min(1.0, capacity / max(1.0, busy * block))
         evicted = max(0.0, 1.0 - capacity / max(1.0, whole))
-        again = max(0.0, min(1.0, launch.grid * block / max(1.0, whole) - 1.0)) * evicted
-        dram += whole * (1.0 + (passes - 1) * gone + again / 4)
+        chosen = access.footprint.times_gathered  # blocks that run together need not choose the same rows
+        again = max(0.0, min(1.0, launch.grid * block / max(1.0, whole * chosen) - 1.0)) / 4
+        dram += whole * (1.0 + (passes - 1) * gone + (chosen * (1.0 + again) - 1.0) * evicted)
     return dram + launch.workspace_bytes, cache

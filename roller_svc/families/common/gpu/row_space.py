@@ -35,7 +35,7 @@ class RowAccess:
     varies_along_row: bool  # indexed by the reduced axis
     num_passes: int
     bytes: int  # of an element
-    density: float  # elements per point, below 1 where an index is divided or gathered
+    density: float  # elements per point, below 1 where an index is divided
     contiguous_axis: int | None  # the axis that adjacent threads follow
     stride: int | None  # elements between adjacent threads; None where it varies
     is_divided: bool  # several adjacent points along that axis share an element
@@ -46,7 +46,7 @@ class RowAccess:
     is_looked_up: bool = False  # whether fields of bits choose each element, in a table
 
     def elements(self, tile: Tile) -> int:
-        """Return the elements that a tile accesses; divided or gathered ones at their mean density."""
+        """Return the elements that a tile accesses; divided ones at their mean density."""
         count = self.footprint.elements(tile)
         if self.density == 1.0:
             return count
@@ -345,10 +345,10 @@ def _is_read_row(access: RowAccess) -> bool:
 
 def _access(footprint: AccessFootprint, extents: Tile, fast: int) -> RowAccess:
     density = 1.0
-    if any(not dim.is_affine for dim in footprint.access.dims):
+    if not footprint.is_gathered and any(not dim.is_affine for dim in footprint.access.dims):
         density = min(1.0, footprint.elements(extents) / math.prod([extents[i] for i in footprint.axes]))
     wide = [dim for dim in footprint.access.dims if dim.size > 1]
-    is_divided = bool(wide) and fast in footprint.axes and not wide[-1].is_affine and wide[-1].repeat > 1
+    is_divided = bool(wide) and fast in footprint.axes and wide[-1].is_divided
     return RowAccess(
         footprint,
         footprint.varies_with_reduction,

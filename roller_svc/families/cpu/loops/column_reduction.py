@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from roller_svc.analysis.linear import simplify_divisions
+from roller_svc.analysis.index_map import IndexMap
 from roller_svc.analysis.lookup_tables import LookupTables
 from roller_svc.families.common.cpu.column_reduction import (
     MAX_ROWS_PER_ITERATION,
@@ -101,7 +101,8 @@ class _Columns:
         product = LookupTables(self.native, vector_members(self.group.space)).group_invariant_factors(statement.body)
 
         def term(at: dict[str, Expr]) -> Expr:
-            body = simplify_divisions(reads.with_axes(at).apply(product))
+            values = IndexMap(statement.extents, {**reads.axes, **at}, {})
+            body = replace(reads, axes={}).apply(values.apply(product))
             return body if body.dtype is dtype else Cast(body, dtype, implicit=True)
 
         def accumulate(steps: list[Expr]) -> list[Node]:

@@ -1,4 +1,4 @@
-"""Attention on tensor cores by warps: `mma.sync`, perhaps with keys split over blocks (FlashDecoding)."""
+"""Attention on matrix units by warps: `mma.sync` or MFMA, perhaps with keys split over blocks (FlashDecoding)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost of attention on warps with `mma.sync`: QK^T, softmax and PV per KV tile.
+"""Cost of attention on warps with `mma.sync` or MFMA: QK^T, softmax and PV per KV tile.
 
 A KV tile is priced like a GEMM's k-tile (`mma_contraction/cost.py`). The function units that compute exponentials may
 also be the bound (FlashAttention-3: Shah et al., arXiv:2407.08608, §2.2).
@@ -14,6 +14,7 @@ from roller_svc.families.common.gpu.attention.terms import (
     EXPONENTIALS_PER_CYCLE,
     dram_cycles,
     operand_dram_bytes,
+    score_operations,
     softmax_slots,
     visible_fraction,
 )
@@ -35,7 +36,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     epilogue_slots,
     shared_latency_cycles,
 )
-from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
+from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.footprint import Tile
@@ -107,20 +108,20 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
     mach = p.machine
     k = copy_cost(found.k, tile.kv * tile.head_dim, p.b, mach)
     v = copy_cost(found.v, tile.kv * tile.n, p.b, mach)
-    warps = tile.row_warps * tile.kv_warps
+    warps, fragment = tile.row_warps * tile.kv_warps, tile.fragment
     size = tile.q.dtype.bytes
     read = warps * tile.warp_kv * (tile.head_dim + tile.n) * size
     read += 0 if tile.has_q_in_registers else warps * tile.warp_m * tile.head_dim * size
     products = tile.row_fragments * (tile.kv_fragments * tile.head_dim_steps + tile.fragments * tile.kv_steps)
-    instruction = ROWS * COLUMNS * (STEP_BYTES // size) * SCHEDULERS / mach.fma_per_cycle
-    weighing = softmax_slots(tile, found)
-    loads = (tile.kv_fragments * tile.head_dim_steps + tile.fragments * tile.kv_steps) / 2
+    instruction = fragment.rows * fragment.columns * (fragment.step_bytes // size) * SCHEDULERS / mach.fma_per_cycle
+    weighing = softmax_slots(tile, found, score_operations(p, found, tile.m, tile.kv))
+    loads = (tile.kv_fragments * tile.head_dim_steps + tile.fragments * tile.kv_steps) * fragment.b_loads
     loads += 0 if tile.has_q_in_registers else tile.row_fragments * tile.head_dim_steps
-    issue = (warps * (products + weighing + loads + STEP_OPS) + k.slots + v.slots) / SCHEDULERS
+    issue = (warps * (products + weighing + loads + STEP_OPS) + k.slots + v.slots) / mach.issue_per_cycle
     exponentials = tile.m * tile.kv / EXPONENTIALS_PER_CYCLE
     moved = p.b.requested_bytes(block)
-    chain = max(products * instruction, (tile.head_dim_steps + tile.kv_steps) * MMA_LATENCY_CYCLES) + weighing
-    chain += loads * FRAGMENT_CYCLES + (k.slots + v.slots) / warps
+    chain = max(products * instruction, (tile.head_dim_steps + tile.kv_steps) * MMA_LATENCY_CYCLES)
+    chain += (weighing + (k.slots + v.slots) / warps) * SCHEDULERS / mach.issue_per_cycle + loads * FRAGMENT_CYCLES
     step = MatrixStep(
         warps=warps,
         mma=tile.m * tile.kv * (tile.head_dim + tile.n) / mach.fma_per_cycle,
@@ -138,6 +139,7 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
 def _epilogue_cycles(p: Workload[Any], launch: Launch, tile: MmaAttentionTile) -> float:
     mach: Machine = p.machine
     points = tile.m * tile.n
-    through = 0.0 if tile.num_splits > 1 else 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle + 2 * BARRIER_CYCLES
+    is_direct = tile.num_splits > 1 or tile.can_store_rows
+    through = 0.0 if is_direct else 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle + 2 * BARRIER_CYCLES
     slots = epilogue_slots(p, points)
-    return through + slots / (mach.hw.limits.warp_size * SCHEDULERS) + epilogue_memory_cycles(p, launch)
+    return through + slots / (mach.hw.limits.warp_size * mach.issue_per_cycle) + epilogue_memory_cycles(p, launch)

@@ -130,8 +130,9 @@ class MmaAttentionRules(Enumerated):
         """Yield stages that fit, and KV splits until every core has work."""
         p, limits = self.workload, self.workload.machine.hw.limits
         steps = -(-p.extent(p.k) // extent_on(block, p.k))
+        deepest = MAX_STAGES if p.facts.k.is_async or p.facts.v.is_async else MIN_MATRIX_STAGES
         for parts in self._parts(block, steps):
-            most = max(MIN_MATRIX_STAGES, min(MAX_STAGES, steps // parts))
+            most = max(MIN_MATRIX_STAGES, min(deepest, steps // parts))
             for stages in range(MIN_MATRIX_STAGES, most + 1):
                 tile = attention_block(p, self.workload.facts, block, base.tile, (stages, parts))
                 if tile.shared_bytes <= limits.shared_bytes_per_block:

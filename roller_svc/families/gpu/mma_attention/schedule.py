@@ -1,4 +1,4 @@
-"""Attention and its rProgram → schedule tree for tensor cores driven by a warp (`mma.sync`).
+"""Attention and its rProgram → schedule tree for tensor cores driven by a warp (`mma.sync`, MFMA).
 
 FlashAttention-2 (Dao, arXiv:2307.08691): a block has rows of Q and loops over KV tiles. A warp computes S = QK^T of its
 rows in registers, turns it into P there, and multiplies P by V. K and V are staged in shared memory some tiles ahead.
@@ -9,15 +9,15 @@ partial O, row_max and row_sum for a second launch to combine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.attention.kv_loop import SPLIT, KvTileCopy, KvTileLoop
+from roller_svc.families.common.gpu.attention.mask import KeyBounds
 from roller_svc.families.common.gpu.attention.softmax import (
     KEY_STEP,
     MAXIMUM,
     PEAK,
-    QUAD,
     RESCALE,
     ROW,
     SCORES,
@@ -32,20 +32,18 @@ from roller_svc.families.common.gpu.attention.tile import (
     mma_attention_tile,
     partial_results,
 )
-from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue, column_of_word, word
+from roller_svc.families.common.gpu.launch_bounds import mfma_resident_blocks
+from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, MmaEpilogue, column_of_word, lane_of_row, word
 from roller_svc.families.common.gpu.matrix.mainloop import (
     ACC,
     LANE,
-    LANES,
-    A,
-    B,
-    a_fragment,
-    b_fragments,
 )
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
-from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
-from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS, SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy, TransposedCopy
+from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B, LoadKind
 from roller_svc.families.common.view import GemmView, bind_members
+from roller_svc.families.gpu.mma_attention import MMA_ATTENTION
+from roller_svc.families.gpu.mma_attention.fragments import VALUES, WarpFragments
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, substitute
@@ -59,24 +57,15 @@ from roller_svc.ir.schedule import (
     CpAsyncCommitGroup,
     CpAsyncWaitGroup,
     Let,
-    LoadMatrix,
     Loop,
     LoopKind,
-    Mma,
     Node,
-    PackFragment,
     ScheduleTree,
-    Scope,
-    Storage,
 )
 from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import register, wrap_in_storages
 
-VALUES = ".v_shared"
-PROBABILITIES = ".weights"  # a fragment of P
-PAIR = 2 * COLUMNS  # columns of one load of fragments
 _F32 = DType.FLOAT32
-RESULT = (ref("m.fragment"), ref("n.fragment"), word())
 
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[AttentionOperands]) -> tuple[ScheduleTree, ...]:
@@ -84,7 +73,8 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[AttentionOpe
     if group.attention is None:
         raise InvariantError(f"expected attention, got {group.name}")
     kernel = _Kernel.of(group, group.attention, program, workload.facts)
-    return (ScheduleTree(group.name, kernel.nodes()),)
+    resident = mfma_resident_blocks(MMA_ATTENTION.model(workload), program)
+    return (ScheduleTree(group.name, kernel.nodes(), resident=resident),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +100,9 @@ class _Kernel:
     attention: Attention
     tile: MmaAttentionTile
     kv_loop: KvTileLoop
+    exact: KeyBounds | None
     softmax: Softmax
+    fragments: WarpFragments
     q: MmaOperandCopy
     pipeline: MultistagePipeline
 
@@ -122,14 +114,17 @@ class _Kernel:
         of_q, of_k, of_v = (tile.m, tile.head_dim), (tile.kv, tile.head_dim), (tile.n, tile.kv)
         q = _RowCopy(SHARED_A, facts.q.operand, tile.q, facts.q.load, m, head_dim, of_q, tile.threads)
         k = _KvCopy(SHARED_B, facts.k.operand, tile.k, facts.k.load, keys, head_dim, of_k, tile.threads)
-        v = _RowCopy(VALUES, facts.v.operand, tile.v, facts.v.load, n, keys, of_v, tile.threads)
+        copy_v = TransposedCopy if facts.v.load.kind is LoadKind.TRANSPOSE else _RowCopy
+        v = copy_v(VALUES, facts.v.operand, tile.v, facts.v.load, n, keys, of_v, tile.threads)
         kv_loop = KvTileLoop(tile, m, keys, facts.bounds)
         return cls(
             view,
             attention,
             tile,
             kv_loop,
-            Softmax(attention, tile, m, keys, RESULT),
+            facts.exact,
+            Softmax(attention, tile, m, keys, (ref("m.fragment"), ref("n.fragment"), word(tile.fragment))),
+            WarpFragments(tile),
             q,
             MultistagePipeline(tile.stages, (k, v)),
         )
@@ -137,10 +132,10 @@ class _Kernel:
     # the launch -----------------------------------------------------------------------------------------------------
     def nodes(self) -> tuple[Node, ...]:
         """Return the loops over all blocks."""
-        tile, rows = self.tile, self.tile.row_fragments
+        tile, rows, halves = self.tile, self.tile.row_fragments, self.tile.fragment.halves
         storages = [
-            register(ACC, _F32, rows, tile.fragments, 4), register(MAXIMUM, _F32, rows, 2),
-            register(TOTAL, _F32, rows, 2),
+            register(ACC, _F32, rows, tile.fragments, 4), register(MAXIMUM, _F32, rows, halves),
+            register(TOTAL, _F32, rows, halves),
         ]  # fmt: skip
         nodes = wrap_in_storages(storages, (*init_softmax(self.softmax), *self._attend(), *self._store_results()))
         return self.kv_loop.block_loops(self.view, self.kv_loop.bind_bounds(self._threads(nodes)))
@@ -148,8 +143,9 @@ class _Kernel:
     def _threads(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         warp = add(mul(ref("m.warp"), num(self.tile.kv_warps)), ref("k.warp"))
         nodes = (Let("n.warp", num(0), nodes),)
-        nodes = (Let(THREAD, add(mul(warp, num(LANES)), ref(LANE)), nodes),)
-        for var, extent in ((LANE, LANES), ("k.warp", self.tile.kv_warps), ("m.warp", self.tile.row_warps)):
+        lanes = self.tile.fragment.lanes
+        nodes = (Let(THREAD, add(mul(warp, num(lanes)), ref(LANE)), nodes),)
+        for var, extent in ((LANE, lanes), ("k.warp", self.tile.kv_warps), ("m.warp", self.tile.row_warps)):
             nodes = (Loop(var, extent, LoopKind.THREAD, nodes),)
         return nodes
 
@@ -158,91 +154,92 @@ class _Kernel:
         """Compute O, row_max and row_sum over all keys."""
         tile, kv_loop = self.tile, self.kv_loop
         load = self.q.cp_async(num(0), num(0)) if self.q.is_async else self.q.copy_through_registers(num(0), num(0))
-        nodes: tuple[Node, ...] = (*load, CpAsyncCommitGroup())
+        nodes: tuple[Node, ...] = (*load, CpAsyncCommitGroup()) if self._has_async_copies else load
+        if tile.is_q_overlaid:
+            nodes = MultistagePipeline(1, (self.q,), overlays=(SHARED_B, VALUES)).allocate((*nodes, *self._load_q(0), Barrier()))
         counts = self.softmax.needs_fully_masked_pass(kv_loop.bounds.finite_fill or 0.0)
         nodes += kv_loop.passes(counts, lambda seen, _: self._pass(seen))
-        nodes += (CpAsyncWaitGroup(0),)  # Q, if no KV tile was visible
-        buffer = tile.head_dim_steps if tile.has_q_in_registers else 1
-        nodes = (Storage(A, DType.UINT32, (buffer, tile.row_fragments, 4), Scope.REGISTER, nodes),)
+        nodes += (CpAsyncWaitGroup(0),) if self._has_async_copies else ()  # for Q, if no KV tile was visible
+        nodes = self.fragments.allocate_q(tile.head_dim_steps if tile.has_q_in_registers else 1, nodes)
         nodes = self.pipeline.allocate(nodes)
-        return MultistagePipeline(1, (self.q,)).allocate(nodes)
+        return nodes if tile.is_q_overlaid else MultistagePipeline(1, (self.q,)).allocate(nodes)
 
     def _pass(self, k_tiles: KTileRange) -> tuple[Node, ...]:
         work = (Let(KEY_STEP, k_tiles.number, self._step()),)
-        return (*self.pipeline.prologue(k_tiles), *self._load_q(), self.pipeline.mainloop(k_tiles, work))
+        nodes = self.pipeline.prologue(k_tiles)
+        if self.tile.has_q_in_registers and not self.tile.is_q_overlaid:
+            nodes += self._load_q(self.pipeline.prefetch_stages if self.pipeline.is_async else 0)
+        return (*nodes, self.pipeline.mainloop(k_tiles, work))
 
-    def _load_q(self) -> tuple[Node, ...]:
-        """Load Q fragments to registers once the block's Q has arrived."""
-        if not self.tile.has_q_in_registers:
-            return ()
-        nodes: tuple[Node, ...] = (
-            CpAsyncWaitGroup(self.pipeline.prefetch_stages if self.pipeline.is_async else 0),
-            Barrier(),
-        )
+    def _load_q(self, pending: int) -> tuple[Node, ...]:
+        """Load Q fragments to registers once the block's Q has arrived; `pending` groups of copies may be in flight."""
+        nodes: tuple[Node, ...] = (CpAsyncWaitGroup(pending),) if self._has_async_copies else ()
+        nodes += (Barrier(),)
         for step in range(self.tile.head_dim_steps):
             nodes += self._q_fragments(num(step), num(step))
         return nodes
 
+    @property
+    def _has_async_copies(self) -> bool:
+        return self.q.is_async or self.pipeline.is_async
+
     def _q_fragments(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
-        row = add(mul(ref("m.warp"), num(self.tile.warp_m)), mul(ref("m.fragment"), num(ROWS)))
-        fragments = a_fragment(self.tile.q, row, step, (buffer, ref("m.fragment")))
-        load = Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, fragments)
-        return (Let(STAGE, num(0), (load,)),)
+        row = mul(ref("m.fragment"), num(self.tile.fragment.rows))
+        row = add(mul(ref("m.warp"), num(self.tile.warp_m)), row)
+        fragments = self.fragments.load_q(row, step, (buffer, ref("m.fragment")))
+        return (Let(STAGE, num(0), (self._for_row_fragments(fragments),)),)
 
     def _step(self) -> tuple[Node, ...]:
         """Process a warp's keys of one KV tile."""
         tile, rows = self.tile, self.tile.row_fragments
+        unmasked = None if self.exact is None else self.kv_loop.is_unmasked(ref(KEY_STEP), self.exact)
         storages = [
             register(SCORES, _F32, rows, tile.kv_fragments, 4),
-            *(register(name, _F32, rows, 2) for name in (PEAK, SHIFT, RESCALE)),
-            register(B, DType.UINT32, 2, 2), register(PROBABILITIES, DType.UINT32, rows, 4),
-        ]  # fmt: skip
+            *(register(name, _F32, rows, tile.fragment.halves) for name in (PEAK, SHIFT, RESCALE)),
+            *self.fragments.storages,
+        ]
         return wrap_in_storages(
-            storages, (*self._qk(), *self.softmax.update_probabilities(), self.softmax.rescale_o(), *self._pv())
+            storages, (*self._qk(), *self.softmax.update_probabilities(unmasked), self.softmax.rescale_o(), *self._pv())
         )
 
     def _qk(self) -> tuple[Node, ...]:
         """Compute S = QK^T, one k-step of the head dimension after the other."""
-        tile = self.tile
+        tile, together = self.tile, self.fragments.together
         zero = Compute(SCORES, (ref("m.fragment"), ref("key.fragment"), ref(".word")), Const(0.0, _F32))
         clear = Loop(".word", 4, LoopKind.UNROLL, (zero,))
         clear = Loop("key.fragment", tile.kv_fragments, LoopKind.UNROLL, (clear,))
         nodes: tuple[Node, ...] = (self._for_row_fragments((clear,)),)
-        pair = mul(ref(".pair"), num(2))
-        column = add(mul(ref("k.warp"), num(tile.warp_kv)), mul(ref(".pair"), num(PAIR)))
+        key = add(mul(ref("k.warp"), num(tile.warp_kv)), self._first_column)
         for step in range(tile.head_dim_steps):
             buffer = num(step if tile.has_q_in_registers else 0)
             if not tile.has_q_in_registers:
                 nodes += self._q_fragments(num(step), buffer)
-            keys = b_fragments(tile.k, column, num(step), (num(0),), 2)
-            a = (A, (buffer, ref("m.fragment")), tile.q.dtype)
-            two = tuple(self._product((SCORES, add(pair, num(i))), a, num(i)) for i in range(2))
-            nodes += (Loop(".pair", tile.kv_fragments // 2, LoopKind.UNROLL, (*keys, self._for_row_fragments(two))),)
+            q = (buffer, ref("m.fragment"))
+            products = tuple(self.fragments.multiply_k(self._loaded(i), q, i) for i in range(together))
+            multiply = (*self.fragments.load_k(key, num(step)), self._for_row_fragments(products))
+            nodes += (Loop(".pair", tile.kv_fragments // together, LoopKind.UNROLL, multiply),)
         return nodes
 
     def _pv(self) -> tuple[Node, ...]:
-        """Accumulate O += PV; S of 16 keys has the layout of an A fragment."""
-        tile = self.tile
+        """Accumulate O += PV; S of the keys of an instruction has the layout of its operand P."""
+        tile, together = self.tile, self.fragments.together
         nodes: tuple[Node, ...] = ()
-        pair = mul(ref(".pair"), num(2))
         for step in range(tile.kv_steps):
-            index = (ref("m.fragment"),)
-            packed = tuple(
-                PackFragment(PROBABILITIES, (*index, num(w)), self._p(2 * step + w // 2, w % 2), tile.q.dtype) for w in range(4)
-            )
-            nodes += (self._for_row_fragments(packed),)
+            nodes += (self._for_row_fragments(self.fragments.pack_p(step)),)
             along = add(mul(ref("k.warp"), num(tile.kv_steps)), num(step))
-            values = _from(VALUES, b_fragments(tile.v, mul(ref(".pair"), num(PAIR)), along, (num(0),), 2))
-            a = (PROBABILITIES, index, tile.q.dtype)
-            two = tuple(self._product((ACC, add(pair, num(i))), a, num(i)) for i in range(2))
-            nodes += (Loop(".pair", tile.fragments // 2, LoopKind.UNROLL, (*values, self._for_row_fragments(two))),)
+            products = tuple(self.fragments.multiply_v(self._loaded(i), i) for i in range(together))
+            multiply = (*self.fragments.load_v(self._first_column, along), self._for_row_fragments(products))
+            nodes += (Loop(".pair", tile.fragments // together, LoopKind.UNROLL, multiply),)
         return nodes
 
-    def _p(self, fragment: int, half: int) -> Load:
-        return Load(SCORES, (ref("m.fragment"), num(fragment), num(2 * half)), _F32)
+    @property
+    def _first_column(self) -> Expr:
+        """Return the first column of S or O, and so the first row of K^T or column of V, of fragments loaded together."""
+        return mul(ref(".pair"), num(self.fragments.together * self.tile.fragment.columns))
 
-    def _product(self, accumulator: tuple[str, Expr], a: tuple[str, tuple[Expr, ...], DType], b: Expr) -> Mma:
-        return Mma(accumulator[0], (ref("m.fragment"), accumulator[1]), *a, B, (b,), self.tile.k.dtype)
+    def _loaded(self, which: int) -> Expr:
+        """Return the number of a fragment of S or O, the one that belongs to the loaded fragment `which`."""
+        return add(mul(ref(".pair"), num(self.fragments.together)), num(which))
 
     def _for_row_fragments(self, nodes: tuple[Node, ...]) -> Node:
         return Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, nodes)
@@ -253,7 +250,23 @@ class _Kernel:
         if self.tile.num_splits > 1:
             return (self.softmax.reduce_row_sum(), *self._store_partials())
         normalize = (self.softmax.reduce_row_sum(), *self.softmax.normalize())
+        if self.tile.can_store_rows:
+            return (*normalize, self._store_rows())
         return (*normalize, Barrier(), *MmaEpilogue(self.view, self.tile.result).nodes())
+
+    def _store_rows(self) -> Node:
+        """Run the epilogue on a lane's adjacent columns, and store them."""
+        tile, fragment = self.tile, self.tile.fragment
+        outputs = EpilogueStore(self.view, tile.m, tile.n)
+        width = outputs.vector_width(fragment.half_sums)
+        first = mul(ref(".part"), num(width))
+        result = Load(ACC, (ref("m.fragment"), ref("n.fragment"), add(first, ref(".lane"))), _F32)
+        column = add(mul(ref("n.fragment"), num(fragment.columns)), mul(lane_of_row(fragment), num(fragment.half_sums)))
+        column = add(add(mul(ref("n.block"), num(tile.n)), column), first)
+        nodes: tuple[Node, ...] = (Let("n.place", column, outputs.nodes(result, width)),)
+        nodes = (Loop(".part", fragment.half_sums // width, LoopKind.UNROLL, nodes),)
+        nodes = (Loop("n.fragment", tile.fragments, LoopKind.UNROLL, nodes),)
+        return self._for_row_fragments((Let("m.place", self.softmax.row, nodes),))
 
     def _store_partials(self) -> tuple[Node, ...]:
         """Store a warp's partial O, row_max and row_sum."""
@@ -267,33 +280,29 @@ class _Kernel:
             for name, accumulator in ((maxima, MAXIMUM), (totals, TOTAL))
         )
         columns = eq(ref("n.block"), num(0)) if self.view.n.extent > self.tile.n else None
-        first = logical_and(eq(mod(ref(LANE), QUAD), num(0)), columns)
+        first = logical_and(eq(lane_of_row(self.tile.fragment), num(0)), columns)
         nodes: tuple[Node, ...] = (self._store_partial_row((results, split)), Branch(first, ends))
         if rows.extent % self.tile.m:
             nodes = (Branch(lt(ref("m.place"), num(rows.extent)), nodes),)
         return (self.softmax.for_each_row(self.softmax.bind_row(nodes)),)
 
     def _store_partial_row(self, partial: tuple[str, Expr]) -> Node:
-        """Store O of a row, in pairs if these are contiguous."""
-        tile, n, mixed = self.tile, self.view.n, self.view.group.statements[0]
+        """Store O of a row, adjacent columns together if these are contiguous."""
+        tile, n, mixed, fragment = self.tile, self.view.n, self.view.group.statements[0], self.tile.fragment
         lead = n.members[-1]
-        is_vector = lead.extent % 2 == 0
+        is_vector = lead.extent % fragment.half_sums == 0
         index = tuple(substitute(i, {lead.name: add(ref(lead.name), ref(".pair"))}) for i in mixed.index)
-        value = Load(ACC, (ref("m.fragment"), ref("n.fragment"), word()), _F32)
+        value = Load(ACC, self.softmax.result, _F32)
         nodes: tuple[Node, ...] = (Compute(partial[0], (partial[1], *(index if is_vector else mixed.index)), value),)
-        column = mul(mod(ref(LANE), QUAD), num(2)) if is_vector else column_of_word()
-        column = add(mul(ref("n.block"), num(tile.n)), add(mul(ref("n.fragment"), num(COLUMNS)), column))
+        first = mul(lane_of_row(fragment), num(fragment.half_sums))
+        column = first if is_vector else column_of_word(fragment)
+        column = add(mul(ref("n.block"), num(tile.n)), add(mul(ref("n.fragment"), num(fragment.columns)), column))
         if is_vector:
-            nodes = (Loop(".pair", 2, LoopKind.VECTOR, nodes),)
+            nodes = (Loop(".pair", fragment.half_sums, LoopKind.VECTOR, nodes),)
         nodes = bind_members(n, ref("n.place"), nodes)
         if n.extent % tile.n:
             nodes = (Branch(lt(ref("n.place"), num(n.extent)), nodes),)
         nodes = (Let("n.place", column, nodes),)
         if not is_vector:
-            nodes = (Loop(".pair", 2, LoopKind.UNROLL, nodes),)
+            nodes = (Loop(".pair", fragment.half_sums, LoopKind.UNROLL, nodes),)
         return Loop("n.fragment", tile.fragments, LoopKind.UNROLL, nodes)
-
-
-def _from(buffer: str, loads: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Redirect the fragment loads to V's buffer."""
-    return tuple(replace(node, source=buffer) if isinstance(node, LoadMatrix) else node for node in loads)

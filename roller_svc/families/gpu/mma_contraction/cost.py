@@ -26,7 +26,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     shared_latency_cycles,
     tile_count,
 )
-from roller_svc.families.common.gpu.matrix.tile import MmaTile, staged, thread_registers
+from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES, MmaTile, staged, thread_registers
 from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import UnitKind
@@ -87,6 +87,7 @@ def mma_block(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MmaBlock:
             staged(a.operand, a.dtype, m, k, fragment),
             staged(b.operand, b.dtype, sums * n, k, fragment),
             fragment,
+            p.space.scale_runs,
         )
         known = p.facts.blocks[block, warp] = MmaBlock(tile, thread_registers(tile, a, b))
     return known
@@ -125,16 +126,25 @@ def _block_step(p: Workload[MmaFacts], block: Tile, tile: MmaTile) -> MatrixStep
     instruction = fragment.rows * fragment.columns * (fragment.step_bytes // size) * SCHEDULERS / mach.fma_per_cycle
     moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
     chain = tile.k_steps * max(fragments * instruction, MMA_LATENCY_CYCLES)
+    latency = load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes)
+    scale_bytes = scale_lines = 0.0
+    if (runs := tile.scale_runs) is not None and (scales := tile.scales) is not None:
+        scale_bytes = WORD_BYTES * runs.scales(tile.m, tile.n) / tile.promoted_k_tiles
+        scale_lines = math.prod(tile.warps) * scales.lines / tile.promoted_k_tiles
+        # requested before the products
+        chain = max(chain, load_latency_cycles(mach, p.epilogue.total_bytes) / tile.promoted_k_tiles)
+        chain += tile.promotion_slots
     return MatrixStep(
         warps=math.prod(tile.warps),
         mma=tile.m * tile.n * tile.k / mach.fma_per_cycle,
-        shared=reads / mach.staged_bytes_per_cycle + fill_a.pipe + fill_b.pipe,
-        issue=(_fragment_slots(p, tile) + fill_a.slots + fill_b.slots) / mach.issue_per_cycle,
+        shared=reads / mach.staged_bytes_per_cycle + fill_a.pipe + fill_b.pipe + scale_lines,
+        issue=(_fragment_slots(p, tile) + math.prod(tile.warps) * tile.promotion_slots + fill_a.slots + fill_b.slots)
+        / mach.issue_per_cycle,
         port=moved / CORE_L2_BYTES_PER_CYCLE,
-        llc=moved / mach.llc_bytes_per_cycle,
+        llc=(moved + scale_bytes) / mach.llc_bytes_per_cycle,
         dram=0.0,
         chain=chain + shared_latency_cycles(mach) + BARRIER_CYCLES,
-        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),
+        latency=latency,
     )
 
 

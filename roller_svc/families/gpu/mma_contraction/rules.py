@@ -230,7 +230,7 @@ class MmaContractionRules(TilePrefilter):
         k_bytes = self._k_steps(ThreadTile(warp))[0] * self._operand_bytes()
         fragment = self._fragment
         fragments = (m // fragment.rows, n // fragment.columns, k_bytes // fragment.step_bytes)
-        registers = math.ceil(warp_registers(fragment, *fragments))
+        registers = math.ceil(warp_registers(fragment, *fragments, runs=p.space.scale_runs))
         registers += math.floor(self._least_brought(m, n) * k_bytes)
         rule = "registers per thread" if registers > self._most_registers() else ""
         size = self._operand_bytes()
@@ -258,7 +258,8 @@ class MmaContractionRules(TilePrefilter):
         """
         p, size = self.workload, self._operand_bytes()
         depth = p.extent(p.k) * size
-        fitting = [b for b in K_STEP_BYTES if b < 2 * depth] or list(K_STEP_BYTES[:1])
+        lengths = [b for b in K_STEP_BYTES if (runs := p.space.scale_runs) is None or runs.k * size % b == 0]
+        fitting = [b for b in lengths if b < 2 * depth] or lengths[:1]
         fragments = (extent_on(base.tile, p.m) // self._fragment.rows) * (
             accumulator_columns(p, base.tile) // self._fragment.columns
         )
@@ -271,7 +272,7 @@ class MmaContractionRules(TilePrefilter):
         limits = self.workload.machine.hw.limits
         if threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
             return "threads per block"
-        fewest = math.ceil(warp_registers(self._fragment, *fragments))
+        fewest = math.ceil(warp_registers(self._fragment, *fragments, runs=self.workload.space.scale_runs))
         if block_registers(threads, fewest, limits) > limits.registers_per_core:
             return "registers per core"
         return "" if shared_bytes <= limits.shared_bytes_per_block else "shared memory"

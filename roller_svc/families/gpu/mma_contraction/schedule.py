@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, operand_b2, operands
+from roller_svc.families.common.gpu.launch_bounds import mfma_resident_blocks
+from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, ScaledMmaMainloop
 from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue
 from roller_svc.families.common.gpu.matrix.mainloop import MmaMainloop
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
@@ -20,11 +22,10 @@ from roller_svc.families.gpu.mma_contraction import MMA_CONTRACTION
 from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import Arch, UnitKind
-from roller_svc.ir.index import add, ceil_div, num
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.index import add, ceil_div, mul, num, ref
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Loop, LoopKind, Node, ScheduleTree
-from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.workload import Workload
 
 
@@ -100,15 +101,18 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[MmaFacts]) -
     tile = mma_tile(program, a, b)
     load = load_class(a, tile.a.dtype, arch)
     copy_of_a = MmaOperandCopy(SHARED_A, a, tile.a, load, view.m, view.k, (tile.m, tile.k), tile.threads)
-    mainloop = MmaMainloop(view.dtype, tile, copy_of_a, _copy_of_b(group, program, tile, arch))
+    copies = copy_of_a, _copy_of_b(group, program, tile, arch)
+    scales = _block_scales(view, tile)
+    mainloop = MmaMainloop(view.dtype, tile, *copies) if scales is None else ScaledMmaMainloop(view.dtype, tile, *copies, scales)
     epilogue = MmaEpilogue(view, tile)
+    resident = mfma_resident_blocks(MMA_CONTRACTION.model(workload), program)
     if program.pipeline.stream_k_blocks:
         mainloop_tree, fixup_tree = stream_k_launches(group.name, program, mainloop, epilogue)
-        return replace(mainloop_tree, resident=_min_resident_blocks(workload, program)), fixup_tree
+        return replace(mainloop_tree, resident=resident), fixup_tree
     steps = ceil_div(view.k.extent, tile.k)
     nodes = (*mainloop.nodes(KTileRange(num(0), num(steps), steps)), Barrier(), *epilogue.nodes())
     nodes = tile_blocks(view, (tile.m, epilogue.columns), mainloop.threads(mainloop.accumulators(nodes)))
-    return (ScheduleTree(group.name, nodes, raster=program.pipeline.raster, resident=_min_resident_blocks(workload, program)),)
+    return (ScheduleTree(group.name, nodes, raster=program.pipeline.raster, resident=resident),)
 
 
 def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, arch: Arch) -> MmaOperandCopy:
@@ -122,14 +126,14 @@ def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, arch: Arch)
     return DualGemmCopy(SHARED_B, b, tile.b, load, view.n, view.k, extents, tile.threads, second, half)
 
 
-def _min_resident_blocks(workload: Workload[MmaFacts], program: RProgram) -> int:
-    """Return the blocks for the launch bounds.
-
-    NVRTC minimises registers. LLVM uses all 512 of a SIMD unless more than one wave is requested, so MFMA kernels
-    request the predicted number of blocks.
-    """
-    needs = MMA_CONTRACTION.model(workload).resources(program) if program.unit.kind is UnitKind.MFMA else None
-    return 1 if needs is None else blocks_per_core(needs, workload.machine.hw)
+def _block_scales(view: GemmView, tile: MmaTile) -> BlockScales | None:
+    """Return the scales of a warp's part of a k-tile's sums."""
+    if tile.scale_runs is None or (registers := tile.scales) is None:
+        return None
+    row = add(mul(ref("m.block"), num(tile.m)), mul(ref("m.warp"), num(tile.warp_m)))
+    row = add(row, mul(ref("m.fragment"), num(tile.fragment.rows)))
+    column = add(mul(ref("n.block"), num(tile.n)), mul(ref("n.warp"), num(tile.warp_n)))
+    return BlockScales(view, registers, row, column, (tile.m, tile.n), tile.scale_runs.sum_dtype)
 
 
 def tile_blocks(view: GemmView, tile: tuple[int, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:

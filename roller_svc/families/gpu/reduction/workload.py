@@ -32,7 +32,9 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[RowSpace | Non
 
 def _with_joint_passes(rows: RowSpace, group: KernelGroup) -> RowSpace:
     """Return the rows with one pass for all reductions that the schedule computes in one loop."""
-    passes = {a.footprint.access.tensor: a.num_passes for a in rows.accesses}
+    passes: dict[str, int] = {}
+    for access in rows.accesses:
+        passes[access.footprint.access.tensor] = max(access.num_passes, passes.get(access.footprint.access.tensor, 0))
     for first, *later in joint_reductions(group.statements):
         seen = set(first.reads_tensors)
         for statement in later:

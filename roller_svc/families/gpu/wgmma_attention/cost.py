@@ -127,7 +127,7 @@ def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile
     size = tile.q.dtype.bytes
     # an instruction reads its columns of B and, in QK^T, 64 rows of Q
     read = tile.consumers * (ROWS * tile.head_dim + tile.kv * (tile.head_dim + tile.n)) * size
-    weighing = softmax_slots(tile, found)
+    weighing = softmax_slots(tile, found, found.score_operations)
     warps = WARPS * tile.consumers
     slots = warps * (weighing + STEP_OPS + 2 * (tile.head_dim_steps + tile.kv_steps)) / SCHEDULERS
     weighed = max(slots, _exponential_cycles(tile))

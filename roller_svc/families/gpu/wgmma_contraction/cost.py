@@ -172,11 +172,15 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     reads = instructions * (ROWS + tile.group_n) * STEP_BYTES / mach.staged_bytes_per_cycle
     mma = tile.m * tile.n * tile.k / mach.fma_per_cycle
     producer = slots / SCHEDULERS * LONE_WARP_SLOT_CYCLES + boxes * BOX_CYCLES
-    added = (
-        tile.accumulator_set_registers if tile.promotes_accumulators else 0
-    )  # promotion: one addition a cycle by each thread, after its products
+    added = tile.promotion_slots  # of each thread after its products, one a cycle
     consumers = tile.consumers * (STEP_OPS + 4 * tile.fragments * tile.k_steps + added)
     chain = mma / tile.consumers
+    scale_bytes = 0.0
+    if (runs := tile.scale_runs) is not None and (scales := tile.scales) is not None:
+        scale_bytes = WORD_BYTES * runs.scales(tile.m, tile.n) / tile.promoted_k_tiles
+        # requested before the products
+        chain = max(chain, load_latency_cycles(mach, p.epilogue.total_bytes) / tile.promoted_k_tiles)
+        pipe += tile.consumers * WARPS * scales.lines / tile.promoted_k_tiles
     chain = chain + added + STEP_CYCLES if tile.promotes_accumulators else max(STEP_CYCLES, chain)
     step = MatrixStep(
         warps=WARPS * tile.consumers,
@@ -184,7 +188,7 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
         shared=reads + pipe,
         issue=max(producer, consumers),
         port=_port_cycles(tile, moved),
-        llc=sum(moved) / mach.llc_bytes_per_cycle,
+        llc=(sum(moved) + scale_bytes) / mach.llc_bytes_per_cycle,
         dram=0.0,
         chain=chain,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),

@@ -52,7 +52,6 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     THREAD_REGISTERS,
     TRANSPOSABLE_BYTES,
     WgmmaBlock,
-    accumulator_sets,
 )
 from roller_svc.families.gpu.wgmma_contraction.cost import (
     UNLIMITED,
@@ -285,7 +284,7 @@ class WgmmaContractionRules(TilePrefilter):
         """Bytes of sums; bytes read from shared memory for one multiply-add: an instruction reads 64 rows of A."""
         p = self.workload
         m, n = extent_on(group, p.m), accumulator_columns(p, group)
-        sums = m * n // WARPGROUP_THREADS * accumulator_sets(p.facts.loads.promotion_interval)
+        sums = m * n // WARPGROUP_THREADS * (2 if p.facts.loads.promotes_accumulators else 1)
         rule = "registers per thread" if sums + CONSUMER_REGISTERS > THREAD_REGISTERS else ""
         size = self._operand_bytes()
         return TileMetrics(m * n * WORD_BYTES, size / ROWS + size / n, rule)
@@ -306,6 +305,8 @@ class WgmmaContractionRules(TilePrefilter):
         p, size = self.workload, self._operand_bytes()
         lengths = [atom // size for atom in reversed(SWIZZLE_ATOMS)]
         feeds = p.facts.loads
+        if (runs := feeds.scale_runs) is not None:
+            lengths = [depth for depth in lengths if feeds.k_order(depth).stays_within(runs.k)] or lengths[:1]
         padded = {depth: feeds.k_order(depth).steps * depth for depth in lengths}
         longest = next((depth for depth in lengths if depth >= p.extent(p.k)), lengths[-1])
         shorter = [d for d in lengths if d < longest and (self.varied or padded[d] < padded[longest])]

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, all_operands
 from roller_svc.errors import InvariantError, require
-from roller_svc.families.common.gpu.matrix.epilogue import (
-    EpilogueStore,
-)
+from roller_svc.families.common.gpu.matrix.block_scales import BlockScales
+from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import fixup_tiles
 from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B, LoadClass
@@ -25,9 +24,11 @@ from roller_svc.families.common.gpu.warpgroups.epilogue import (
 )
 from roller_svc.families.common.gpu.warpgroups.mainloop import (
     GROUP,
+    WARP,
     OperandCopies,
     WgmmaMainloop,
     cluster_rank,
+    group_in_tile,
     multicast_consumers,
     warpgroup_threads,
 )
@@ -38,13 +39,17 @@ from roller_svc.families.common.gpu.warpgroups.producer import (
     TmaOperand,
     staged_tile,
 )
+from roller_svc.families.common.gpu.warpgroups.result_store import EPILOGUE_ROWS
 from roller_svc.families.common.gpu.warpgroups.tile import (
+    ROWS,
     WgmmaOperand,
     WgmmaOperandLoads,
     WgmmaTile,
 )
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import (
     BLOCK,
+    M_TILE,
+    N_TILE,
     RANK,
     PersistentTiles,
     PingpongTiles,
@@ -100,6 +105,7 @@ class _Contraction:
     copies: OperandCopies
     maps: tuple[TensorMap, ...]
     results: TmaStoreEpilogue | WarpgroupEpilogue | ClusterReductionEpilogue
+    scales: BlockScales | None
 
     @classmethod
     def of(cls, group: KernelGroup, program: RProgram, loads: WgmmaOperandLoads) -> _Contraction:
@@ -110,11 +116,12 @@ class _Contraction:
         copies = (*sides.copies(0), *sides.copies(1))
         maps = (*sides.maps(0), *sides.maps(1))
         outputs = EpilogueStore(view, tile.m * tile.pipeline.cluster[0], tile.columns * tile.pipeline.cluster[1])
+        scales = _block_scales(view, tile)
         if tile.pipeline.cluster_k > 1:
-            return cls(group.name, view, tile, copies, maps, ClusterReductionEpilogue(tile, outputs))
+            return cls(group.name, view, tile, copies, maps, ClusterReductionEpilogue(tile, outputs), scales)
         if (store := tile.tma_store) is None:
-            return cls(group.name, view, tile, copies, maps, WarpgroupEpilogue(tile, outputs))
-        return cls(group.name, view, tile, copies, (*maps, store.tensor_map), TmaStoreEpilogue(tile, outputs, store))
+            return cls(group.name, view, tile, copies, maps, WarpgroupEpilogue(tile, outputs), scales)
+        return cls(group.name, view, tile, copies, (*maps, store.tensor_map), TmaStoreEpilogue(tile, outputs, store), scales)
 
     def tree(self, scheduler: TileScheduler, epilogue: tuple[Node, ...], of_consumer: TileScheduler | None = None) -> ScheduleTree:
         """Return one launch; `epilogue` is what consumers do with the accumulators of a tile.
@@ -124,7 +131,7 @@ class _Contraction:
         """
         tile = self.tile
         consumers_of_multicast = multicast_consumers(tile.pipeline, self.copies)
-        mainloop = WgmmaMainloop(self.view.dtype, tile, self.copies, consumers_of_multicast)
+        mainloop = WgmmaMainloop(self.view.dtype, tile, self.copies, consumers_of_multicast, self.scales)
         synchronise: Node = ClusterBarrier() if mainloop.consumers_of_multicast else Barrier()
         is_producer = eq(ref(GROUP), num(tile.consumers))
         producer = mainloop.producer_loop(scheduler)
@@ -237,6 +244,18 @@ class _OperandSides:
         if isinstance(loads, str):
             raise InvariantError(f"no TMA box for {extent} rows of a tile: {loads}")
         return loads, number, mask
+
+
+def _block_scales(view: GemmView, tile: WgmmaTile) -> BlockScales | None:
+    """Return the scales of a warp's part of a k-tile's sums."""
+    if tile.scale_runs is None or (registers := tile.scales) is None:
+        return None
+    group_row, group_column = group_in_tile(tile)
+    row = add(mul(ref(M_TILE), num(tile.m)), mul(group_row, num(tile.group_m)))
+    row = add(add(row, mul(ref("m.fragment"), num(ROWS))), mul(ref(WARP), num(EPILOGUE_ROWS)))
+    column = add(mul(ref(N_TILE), num(tile.columns)), mul(group_column, num(tile.group_columns)))
+    rows, columns = tile.pipeline.cluster
+    return BlockScales(view, registers, row, column, (tile.m * rows, tile.columns * columns), tile.scale_runs.sum_dtype)
 
 
 def _shifted(bits: int, by: Expr) -> Expr:

@@ -66,11 +66,6 @@ class KvTileLoop:
         """Return the number of KV tiles of a block under split KV."""
         return ceil_div(self.kv_tiles, self.tile.kv_splits)
 
-    @property
-    def may_need_masked_tiles(self) -> bool:
-        """Return whether masked tiles may have to be processed after all."""
-        return bool(self.bounds.uppers) and self.bounds.finite_fill is not None
-
     def bind_bounds(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind the first tile, the first masked tile after the visible ones, and the end of the block's tiles."""
         begin: Expr = mul(ref(SPLIT), num(self.tiles_per_split)) if self.tile.kv_splits > 1 else num(0)
@@ -119,7 +114,7 @@ class KvTileLoop:
         of a pass and the number of tiles in earlier passes. `threads` is passed on to `AnyThread`.
         """
         visible, masked = self.visible, self.masked
-        if not self.may_need_masked_tiles:
+        if not self.bounds.may_need_masked_tiles:
             return work(visible, num(0))
         first = eq(ref(PASS), num(0))
         begin = Select(first, visible.first, masked.first, DType.INT32)

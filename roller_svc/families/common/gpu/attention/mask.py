@@ -23,6 +23,11 @@ class KeyBounds:
     lowers: tuple[Affine, ...] = ()
     finite_fill: float | None = None  # score of masked keys where it does not make them vanish: the row maxima decide
 
+    @property
+    def may_need_masked_tiles(self) -> bool:
+        """Whether masked tiles may have to be processed after all."""
+        return bool(self.uppers) and self.finite_fill is not None
+
 
 def key_bounds(group: KernelGroup) -> KeyBounds:
     """Return the bounds of visible keys of a group of kind ATTENTION."""
@@ -84,6 +89,13 @@ def visible_keys(bounds: KeyBounds, rows: TileAxis, keys: int, first: int, last:
     begin = max([0, *(-max_bound(negate(b), rows, first, last) for b in bounds.lowers)])
     end = min([keys, *(max_bound(b, rows, first, last) + 1 for b in bounds.uppers)])
     return min(begin, keys), max(end, min(begin, keys))
+
+
+def unmasked_keys(exact: KeyBounds, rows: TileAxis, keys: int, first: int, last: int) -> tuple[int, int]:
+    """Return the range of keys that all rows from `first` to `last` see where all batch axes are 0; it may be empty."""
+    begin = max([0, *(max_bound(b, rows, first, last) for b in exact.lowers)])
+    end = min([keys, *(1 - max_bound(negate(b), rows, first, last) for b in exact.uppers)])
+    return begin, end
 
 
 def negate(bound: Affine) -> Affine:

@@ -1,7 +1,7 @@
 """Online softmax of a warp's scores in registers (Milakov & Gimelshein, 2018).
 
-Every lane holds elements of two rows of each fragment. Lanes of a quad share rows and reduce their maxima
-(FlashAttention-2: Dao, arXiv:2307.08691, algorithm 1).
+Every lane holds elements of two rows of each fragment of `mma.sync` and `wgmma`, of one row of MFMA's. Four lanes share
+rows and reduce their maxima (FlashAttention-2: Dao, arXiv:2307.08691, algorithm 1).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from functools import reduce
 
 from roller_svc.families.common.gpu.attention.mask import VANISHING
 from roller_svc.families.common.gpu.attention.tile import StagedBuffer, TiledAttention
-from roller_svc.families.common.gpu.matrix.epilogue import column_of_word, row_of_word, word
+from roller_svc.families.common.gpu.matrix.epilogue import ROW_LANES, column_of_word, row_of_word, word
 from roller_svc.families.common.gpu.matrix.mainloop import ACC
-from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
 from roller_svc.families.common.view import bind_members
 from roller_svc.ir.attention import Attention, unmasked
 from roller_svc.ir.dtype import DType
@@ -29,7 +28,6 @@ KEY_STEP = ".key_step"  # number of the KV tile
 SCORES, PEAK, MAXIMUM, TOTAL, SHIFT, RESCALE = ".scores", ".peak", ".maximum", ".total", ".shift", ".rescale"
 # Largest shift of exponents: a multiply-add leaves 2^-12 of an exponent of 2 by the shift's rounding.
 MAX_SHIFT = 4096.0
-QUAD = 4  # lanes that share the rows of a fragment
 ROW = (AxisRef("m.fragment"), AxisRef(".half"))
 _F32 = DType.FLOAT32
 _MINUS_INFINITY = identity(Combine.MAX, _F32)
@@ -64,39 +62,51 @@ class Softmax:
 
     def reduce_row_sum(self) -> Node:
         """Reduce row_sum over the lanes that share a row."""
-        return self.for_each_row((WarpReduce(TOTAL, ROW, Combine.SUM, QUAD),))
+        return self.for_each_row((self._reduce(TOTAL, Combine.SUM),))
 
     def needs_fully_masked_pass(self, fill: float) -> Expr:
         """Return whether scores of value `fill` do not vanish below the row_max of some row of this thread."""
 
+        halves = self.tile.fragment.halves
+
         def of_row(row: int) -> Op:
-            maximum = Load(MAXIMUM, (num(row // 2), num(row % 2)), _F32)
+            maximum = Load(MAXIMUM, (num(row // halves), num(row % halves)), _F32)
             above = Op(OpKind.SUB, (maximum, Const(fill, _F32)), _F32)
             vanish = Op(OpKind.GT, (above, Const(VANISHING / self.attention.scale, _F32)), DType.INT8)
             return Op(OpKind.LNOT, (vanish,), DType.INT8)
 
-        rows = map(of_row, range(2 * self.tile.row_fragments))
+        rows = map(of_row, range(halves * self.tile.row_fragments))
         return reduce(lambda lhs, rhs: Op(OpKind.LOR, (lhs, rhs), DType.INT8), rows)
 
     # rows of a lane -------------------------------------------------------------------------------------------------
     def for_each_row(self, nodes: tuple[Node, ...]) -> Node:
-        """Loop over both rows that a lane has of each fragment."""
-        halves = Loop(".half", 2, LoopKind.UNROLL, nodes)
+        """Loop over the rows that a lane has of each fragment."""
+        halves = Loop(".half", self.tile.fragment.halves, LoopKind.UNROLL, nodes)
         return Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, (halves,))
 
     def bind_row(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind the axes of the row."""
-        row = add(mul(ref("m.warp"), num(self.tile.warp_m)), add(mul(ref("m.fragment"), num(ROWS)), row_of_word()))
-        position = add(mul(ref("m.block"), num(self.tile.m)), row)
-        return (Let("m.place", position, bind_members(self.rows, ref("m.place"), nodes)),)
+        return (Let("m.place", self.row, bind_members(self.rows, ref("m.place"), nodes)),)
+
+    @property
+    def row(self) -> Expr:
+        """Return the position of a lane's row."""
+        fragment = self.tile.fragment
+        row = add(mul(ref("m.fragment"), num(fragment.rows)), row_of_word(fragment))
+        row = add(mul(ref("m.warp"), num(self.tile.warp_m)), row)
+        return add(mul(ref("m.block"), num(self.tile.m)), row)
+
+    def _reduce(self, tensor: str, combine: Combine) -> Node:
+        fragment = self.tile.fragment
+        return WarpReduce(tensor, ROW, combine, ROW_LANES, fragment.rows if fragment.is_transposed else 1)
 
     def _each_key(self, nodes: tuple[Node, ...]) -> Node:
-        pairs = Loop(".pair", 2, LoopKind.UNROLL, nodes)
+        pairs = Loop(".pair", self.tile.fragment.half_sums, LoopKind.UNROLL, nodes)
         return Loop("key.fragment", self.tile.kv_fragments, LoopKind.UNROLL, (pairs,))
 
     @property
     def _score(self) -> tuple[Expr, ...]:
-        return (ref("m.fragment"), ref("key.fragment"), word())
+        return (ref("m.fragment"), ref("key.fragment"), word(self.tile.fragment))
 
     # steps ----------------------------------------------------------------------------------------------------------
     def _mask_scores(self, is_unmasked: Expr | None) -> tuple[Node, ...]:
@@ -121,7 +131,8 @@ class Softmax:
         stored = Load(SCORES, self._score, _F32)
         maximum = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), stored), _F32))
         first = add(mul(ref(KEY_STEP), num(self.tile.kv)), mul(ref("k.warp"), num(self.tile.warp_kv)))
-        position = add(first, add(mul(ref("key.fragment"), num(COLUMNS)), column_of_word()))
+        fragment = self.tile.fragment
+        position = add(first, add(mul(ref("key.fragment"), num(fragment.columns)), column_of_word(fragment)))
         is_product = isinstance(value, Load) and value.tensor == SCORES  # in its register already
         nodes = (maximum,) if is_product else (score, maximum)
         return self._each_key((Let("key.place", position, (Let(key.name, ref("key.place"), nodes),)),))
@@ -160,7 +171,7 @@ class Softmax:
         return (
             self.for_each_row(
                 (
-                    WarpReduce(PEAK, ROW, Combine.MAX, QUAD),
+                    self._reduce(PEAK, Combine.MAX),
                     Compute(SHIFT, ROW, Select(empty, Const(0.0, _F32), peak, _F32)),
                     Compute(RESCALE, ROW, _times(Op(OpKind.SUB, (old, shift), _F32), unit)),
                     Exp2(RESCALE, ROW),
@@ -201,7 +212,7 @@ class Softmax:
     def for_each_output(self, update: Callable[[Load], Expr]) -> Node:
         """Update every element of O in a lane."""
         change = Compute(ACC, self.result, update(Load(ACC, self.result, _F32)))
-        pairs = Loop(".pair", 2, LoopKind.UNROLL, (change,))
+        pairs = Loop(".pair", self.tile.fragment.half_sums, LoopKind.UNROLL, (change,))
         return self.for_each_row((Loop("n.fragment", self.tile.fragments, LoopKind.UNROLL, (pairs,)),))
 
 

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from roller_svc.analysis.operand import operand_along
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.gpu.attention.mask import KeyBounds, key_bounds
+from roller_svc.families.common.gpu.attention.mask import KeyBounds, exact_bounds, key_bounds
 from roller_svc.families.common.gpu.matrix.tile import (
     ACCUMULATORS,
     CHUNK_BYTES,
-    COLUMNS,
-    ROWS,
-    STEP_BYTES,
+    MMA_SYNC,
+    Fragment,
+    LoadKind,
     MmaTile,
     OperandLoad,
     StagedTile,
     chunk_copies,
+    fragment_of,
     load_class,
     staged,
+    transposed_load,
 )
+from roller_svc.ir.attention import unmasked
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Op, iter_subexpressions
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule_hopper import WARP_THREADS
 
+HIP_VOTE_BYTES = 256  # of __syncthreads_or (ROCm 5.2, code objects)
 MAX_Q_REGISTERS = 32  # per lane, for Q kept across KV tiles: 16 rows of head_dim 128
 
 
@@ -42,6 +45,19 @@ class AttentionOperands:
     v: OperandLoad
     bounds: KeyBounds
     score_operations: int
+    fragment: Fragment
+    exact: KeyBounds | None  # bounds that are the whole mask, where tiles that no row masks leave it out
+    unmasked_operations: int  # the operations per score of these tiles
+
+
+def attention_fragment(unit: ComputeUnit) -> Fragment:
+    """Return the fragments of S and O on a unit, whose layout is that of P as the next product's operand.
+
+    That holds for `mma.sync` (PTX ISA, "Matrix Fragments for mma.m16n8k16") and `wgmma`. MFMA multiplies K by Q^T and
+    V^T by P^T: accumulators of K Q^T have the layout of its operand B (AMD Instinct MI200 ISA).
+    """
+    fragment = fragment_of(unit)
+    return replace(fragment, is_transposed=fragment.is_square)
 
 
 def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> AttentionOperands:
@@ -53,8 +69,13 @@ def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch
     sides = ((attention.q, m, features), (attention.k, keys, features), (attention.v, n, keys))
     found = [operand_along(factor, axis, along, types) for factor, axis, along in sides]
     q, k, v = (OperandLoad(operand, dtype, load_class(operand, dtype, arch)) for operand in found)
-    operations = sum(isinstance(node, Op) for node in iter_subexpressions(attention.score))
-    return AttentionOperands(q, k, v, key_bounds(group), operations)
+    fragment = attention_fragment(unit)
+    exact = exact_bounds(group) if fragment.is_square else None
+    operations, unmasked_operations = (
+        sum(isinstance(node, Op) for node in iter_subexpressions(score)) for score in (attention.score, unmasked(attention))
+    )
+    v = transposed_load(v, fragment)
+    return AttentionOperands(q, k, v, key_bounds(group), operations, fragment, exact, unmasked_operations)
 
 
 class StagedBuffer(Protocol):
@@ -71,7 +92,7 @@ Staged = TypeVar("Staged", bound=StagedBuffer, covariant=True)
 class TiledAttention(Generic[Staged]):
     """A block's rows `m`, output columns `n`, KV tile `kv` and `head_dim`, and the part of a warp.
 
-    A warp has all columns and all of head_dim, in whole instructions. Its fragments are 16 x 8 on every kind of unit.
+    A warp has all columns and all of head_dim, in whole instructions.
     """
 
     m: int
@@ -85,34 +106,37 @@ class TiledAttention(Generic[Staged]):
     q: Staged
     k: Staged
     v: Staged
+    fragment: Fragment = field(default=MMA_SYNC, kw_only=True)
 
     @property
     def row_fragments(self) -> int:
-        return self.warp_m // ROWS
+        return self.warp_m // self.fragment.rows
 
     @property
     def kv_fragments(self) -> int:
-        return self.warp_kv // COLUMNS
+        return self.warp_kv // self.fragment.columns
 
     @property
     def fragments(self) -> int:
         """Fragments of the output along n."""
-        return self.n // COLUMNS
+        return self.n // self.fragment.columns
 
     @property
     def head_dim_steps(self) -> int:
         """Instructions of QK^T along head_dim."""
-        return self.head_dim * self.q.dtype.bytes // STEP_BYTES
+        return self.head_dim * self.q.dtype.bytes // self.fragment.step_bytes
 
     @property
     def kv_steps(self) -> int:
         """Instructions of PV along a warp's keys of one KV tile."""
-        return self.warp_kv * self.v.dtype.bytes // STEP_BYTES
+        return self.warp_kv * self.v.dtype.bytes // self.fragment.step_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MmaAttentionTile(TiledAttention[StagedTile]):
     """Rows are split over warps, or keys where one warp has all rows: each then has its own maxima and sums."""
+
+    vote_bytes: int  # of shared memory, for `AnyThread`
 
     @property
     def row_warps(self) -> int:
@@ -124,7 +148,7 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
 
     @property
     def threads(self) -> int:
-        return self.row_warps * self.kv_warps * WARP_THREADS
+        return self.row_warps * self.kv_warps * self.fragment.lanes
 
     @property
     def num_splits(self) -> int:
@@ -134,17 +158,29 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
     @property
     def has_q_in_registers(self) -> bool:
         """Whether a warp keeps Q in registers; else it reloads Q for every KV tile."""
-        return ACCUMULATORS * self.row_fragments * self.head_dim_steps <= MAX_Q_REGISTERS
+        return self.fragment.a_words * self.row_fragments * self.head_dim_steps <= MAX_Q_REGISTERS
+
+    @property
+    def is_q_overlaid(self) -> bool:
+        """Whether Q, once it is in registers, leaves its memory to K and V: where no copy of Q is in flight with theirs."""
+        return self.fragment.is_square and self.has_q_in_registers
+
+    @property
+    def can_store_rows(self) -> bool:
+        """Whether lanes have enough adjacent columns of a row to store them; else O goes through shared memory."""
+        return self.fragment.is_transposed
 
     @property
     def result(self) -> MmaTile:
         """The output as a contraction's tile, for the epilogue."""
-        return MmaTile(self.m, self.n, self.kv, self.warp_m, self.n, 1, self.q, self.k)
+        return MmaTile(self.m, self.n, self.kv, self.warp_m, self.n, 1, self.q, self.k, self.fragment)
 
     @property
     def shared_bytes(self) -> int:
-        pipeline = self.q.bytes + self.stages * (self.k.bytes + self.v.bytes)
-        return pipeline if self.num_splits > 1 else max(pipeline, self.result.shared_bytes)
+        pipeline = self.stages * (self.k.bytes + self.v.bytes)
+        pipeline = max(self.q.bytes, pipeline) if self.is_q_overlaid else self.q.bytes + pipeline
+        is_direct = self.num_splits > 1 or self.can_store_rows
+        return self.vote_bytes + (pipeline if is_direct else max(pipeline, self.result.shared_bytes))
 
 
 def mma_attention_tile(program: RProgram, found: AttentionOperands) -> MmaAttentionTile:
@@ -168,9 +204,11 @@ def make_mma_attention_tile(
         *warp,
         stages,
         parts,
-        staged(found.q.operand, found.q.dtype, m, features),
-        staged(found.k.operand, found.k.dtype, keys, features),
-        staged(found.v.operand, found.v.dtype, n, keys),
+        staged(found.q.operand, found.q.dtype, m, features, found.fragment),
+        staged(found.k.operand, found.k.dtype, keys, features, found.fragment),
+        staged(found.v.operand, found.v.dtype, n, keys, found.fragment),
+        HIP_VOTE_BYTES if found.fragment.is_square and found.bounds.may_need_masked_tiles else 0,
+        fragment=found.fragment,
     )
 
 
@@ -189,17 +227,19 @@ FREE_SCORE_OPERATIONS = 3  # of a score: a scale, a comparison with an axis
 def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
     """Return the registers of a thread."""
     rows = tile.row_fragments
-    words = tile.fragments + tile.kv_fragments + 1 + (tile.head_dim_steps if tile.has_q_in_registers else 1)
+    operands = tile.fragment.a_words * (1 + (tile.head_dim_steps if tile.has_q_in_registers else 1))
+    words = ACCUMULATORS * (tile.fragments + tile.kv_fragments) + operands
     brought = sum(_copy_registers(feed, buffer.bytes, tile.threads) for feed, buffer in ((found.k, tile.k), (found.v, tile.v)))
     overhead = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.head_dim_steps
     overhead += KV_REGISTERS * max(0, tile.kv_fragments - MAX_FREE_KV_FRAGMENTS)
     scores = max(0, found.score_operations - FREE_SCORE_OPERATIONS)
-    return math.ceil(ACCUMULATORS * rows * words + overhead + scores + brought)
+    return math.ceil(rows * words + overhead + scores + brought)
 
 
 def _copy_registers(feed: OperandLoad, buffer_bytes: int, threads: int) -> float:
     """Return the registers of the copies of one buffer and KV tile."""
-    chunks = -(-buffer_bytes // (CHUNK_BYTES * threads))
+    item_chunks = feed.load.elements if feed.load.kind is LoadKind.TRANSPOSE else 1
+    chunks = -(-buffer_bytes // (CHUNK_BYTES * threads * item_chunks)) * item_chunks
     if feed.is_async and chunk_copies(feed) == 1:
         return chunks * CHUNK_COPY_REGISTERS
     return chunks * feed.chunk_registers

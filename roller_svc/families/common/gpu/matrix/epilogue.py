@@ -128,8 +128,8 @@ class MmaEpilogue:
         row = add(mul(add(mul(ref("m.warp"), num(count)), ref(".i")), num(fragment.rows)), row_of_word(fragment))
         column = add(mul(ref("n.warp"), num(self.tile.warp_n)), mul(ref("n.fragment"), num(fragment.columns)))
         column = add(column, column_of_word(fragment))
-        value = Load(ACC, (add(num(first), ref(".i")), ref("n.fragment"), word()), self.view.dtype)
-        inner = for_each_word((Compute(ACC_TILE, (row, column), value),))
+        value = Load(ACC, (add(num(first), ref(".i")), ref("n.fragment"), word(fragment)), self.view.dtype)
+        inner = for_each_word((Compute(ACC_TILE, (row, column), value),), fragment)
         columns = Loop("n.fragment", self.tile.fragments[1], LoopKind.UNROLL, inner)
         return Loop(".i", count, LoopKind.UNROLL, (columns,))
 
@@ -209,22 +209,32 @@ class MmaEpilogue:
 
 # Lane l of mma.sync holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4, then those of the row 8 below (PTX ISA,
 # fragment of D). Lane l of MFMA holds four rows from 4 (l / 16) in column l % 16 (AMD Instinct MI200 ISA).
-def for_each_word(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def for_each_word(nodes: tuple[Node, ...], fragment: Fragment = MMA_SYNC) -> tuple[Node, ...]:
     """Loop over the four words that a lane holds of an instruction's result."""
-    return (Loop(".half", 2, LoopKind.UNROLL, (Loop(".pair", 2, LoopKind.VECTOR, nodes),)),)
+    return (Loop(".half", fragment.halves, LoopKind.UNROLL, (Loop(".pair", fragment.half_sums, LoopKind.VECTOR, nodes),)),)
 
 
-def word() -> Expr:
-    return add(mul(ref(".half"), num(2)), ref(".pair"))
+def word(fragment: Fragment = MMA_SYNC) -> Expr:
+    return add(mul(ref(".half"), num(fragment.half_sums)), ref(".pair"))
 
 
 def row_of_word(fragment: Fragment = MMA_SYNC) -> Expr:
+    if fragment.is_transposed:
+        return mod(ref(LANE), fragment.rows)
     if fragment.is_square:
         return add(mul(div(ref(LANE), fragment.columns), num(LANE_SUMS)), word())
     return add(div(ref(LANE), 4), mul(ref(".half"), num(fragment.rows // 2)))
 
 
 def column_of_word(fragment: Fragment = MMA_SYNC) -> Expr:
-    if fragment.is_square:
+    if fragment.is_square and not fragment.is_transposed:
         return mod(ref(LANE), fragment.columns)
-    return add(mul(mod(ref(LANE), 4), num(2)), ref(".pair"))
+    return add(mul(lane_of_row(fragment), num(fragment.half_sums)), ref(".pair"))
+
+
+ROW_LANES = 4  # that share the rows of a fragment, as neighbours or, transposed, in each quarter of the wave
+
+
+def lane_of_row(fragment: Fragment = MMA_SYNC) -> Expr:
+    """Return the number of a lane among the ROW_LANES that share its rows."""
+    return div(ref(LANE), fragment.rows) if fragment.is_transposed else mod(ref(LANE), ROW_LANES)

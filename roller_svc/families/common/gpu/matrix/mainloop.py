@@ -85,6 +85,7 @@ def _round_to_tf32(staged: StagedTile, index: tuple[Expr, ...], count: int, load
 
 
 ACC = ".acc"
+STEP_ACC = ".step_sums"  # accumulators of one k-tile, which are scaled and added to others
 FRAGMENT: tuple[AxisRef, AxisRef] = (AxisRef("m.fragment"), AxisRef("n.fragment"))
 
 
@@ -119,22 +120,33 @@ class MmaMainloop:
 
         No copy is in flight at its end, but warps may still read shared memory.
         """
-        zero = identity(Combine.SUM, self.dtype)
-        clear = Loop(".word", 4, LoopKind.UNROLL, (Compute(ACC, (*FRAGMENT, ref(".word")), zero),))
         pipeline = MultistagePipeline(self.tile.stages, (self.a, self.b))
-        return pipeline.allocate(
-            (self.for_each_fragment((clear,)), *pipeline.prologue(steps), pipeline.mainloop(steps, self._multiply()))
+        loop = pipeline.mainloop(steps, self.multiply_tile(steps))
+        return pipeline.allocate((self.clear(ACC, self.dtype), *pipeline.prologue(steps), loop))
+
+    def multiply_tile(self, steps: KTileRange) -> tuple[Node, ...]:
+        """Return the work on the current k-tile, which is part of `steps`."""
+        return self.multiply(ACC)
+
+    def clear(self, accumulators: str, dtype: DType) -> Node:
+        """Set the accumulators of a warp to zero."""
+        zero = identity(Combine.SUM, dtype)
+        return self.for_each_fragment(
+            (Loop(".word", 4, LoopKind.UNROLL, (Compute(accumulators, (*FRAGMENT, ref(".word")), zero),)),)
         )
 
-    def _multiply(self) -> tuple[Node, ...]:
-        """Double-buffer fragments: load those of the next k-step during the MMAs of the current one."""
+    def multiply(self, accumulators: str) -> tuple[Node, ...]:
+        """Add the products of a k-tile to accumulators.
+
+        Double-buffer fragments: load those of the next k-step during the MMAs of the current one.
+        """
         tile = self.tile
         nodes = self._fragments(num(0), num(0))
         for step in range(tile.k_steps):
             if step + 1 < tile.k_steps:
                 nodes += self._fragments(num(step + 1), num((step + 1) % 2))
             half = num(step % 2)
-            product = Mma(ACC, FRAGMENT, A, (half, FRAGMENT[0]), tile.a.dtype, B, (half, FRAGMENT[1]), tile.b.dtype)
+            product = Mma(accumulators, FRAGMENT, A, (half, FRAGMENT[0]), tile.a.dtype, B, (half, FRAGMENT[1]), tile.b.dtype)
             nodes += (self.for_each_fragment((product,)),)
         buffers = min(2, tile.k_steps)
         for name, count, staged, words in (

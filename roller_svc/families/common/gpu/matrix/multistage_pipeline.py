@@ -7,7 +7,7 @@ when. It serves FMA units and matrix units.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from roller_svc.families.common.gpu.matrix.tile import StagedTile
@@ -81,19 +81,22 @@ class KTileRange:
 class MultistagePipeline:
     """A circular buffer of stages; each holds a k-tile of every operand.
 
-    Copies through registers are `register_stages` k-tiles ahead of the work, or as many as asynchronous ones.
+    Copies through registers are `register_stages` k-tiles ahead of the work, or as many as asynchronous ones. With
+    `overlays` the memory is that of other buffers in scope, which the nodes do not use.
     """
 
     stages: int
     copies: Sequence[OperandCopy]
     register_stages: int | None = None
+    overlays: tuple[str, ...] = ()
 
     def allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Allocate the shared memory around the nodes."""
         for copy in reversed(self.copies):
             tile = copy.staged
             shape = (self.stages, tile.rows, tile.row)
-            nodes = (Storage(copy.buffer, tile.dtype, shape, Scope.SHARED, nodes, tile.pad, tile.swizzled),)
+            storage = Storage(copy.buffer, tile.dtype, shape, Scope.SHARED, nodes, tile.pad, tile.swizzled)
+            nodes = (replace(storage, overlays=self.overlays),)
         return nodes
 
     @property

@@ -18,7 +18,7 @@ from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind
 
 THREAD = ".thread"
 # Elements of a k-tile prefetched to a thread's registers: wide loads stay packed, single ones need an address each.
-MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.UNPACK: 64, LoadKind.ELEMENT: 16}
+MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.UNPACK: 64, LoadKind.TRANSPOSE: 128, LoadKind.ELEMENT: 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,11 @@ class MmaOperandCopy:
     def _item_elements(self) -> int:
         """Return the elements that a thread handles at a time: one `cp.async`, or one 16-byte shared store."""
         return self.load.elements if self.is_async else min(self.staged.chunk, self.staged.row)
+
+    @property
+    def _row_elements(self) -> int:
+        """Return the elements of an item in one staged row."""
+        return self._item_elements
 
     @property
     def _items(self) -> int:
@@ -124,7 +129,7 @@ class MmaOperandCopy:
     def _item(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind row and element of an item; adjacent threads read adjacent memory."""
         row, chunk = self._item_position()
-        nodes = (Let(".element", mul(chunk, num(self._item_elements)), nodes),)
+        nodes = (Let(".element", mul(chunk, num(self._row_elements)), nodes),)
         nodes = (Let(".row", row, nodes),)
         if self._items % self.threads:
             nodes = (Branch(lt(ref(".item"), num(self._items)), nodes),)
@@ -196,6 +201,41 @@ class MmaOperandCopy:
         if source is not None and self._register_dtype is self.operand.memory_dtype:
             inside, value = logical_and(inside, self.operand.guard), source
         return value if inside is None else Select(inside, value, identity(Combine.SUM, self._register_dtype), self._register_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class TransposedCopy(MmaOperandCopy):
+    """Copy that transposes squares in registers: rows of the operand along m or n become staged rows along k.
+
+    An item is 16 bytes along k of as many staged rows as one load has elements.
+    """
+
+    @property
+    def _item_elements(self) -> int:
+        return self._row_elements * self.load.elements
+
+    @property
+    def _row_elements(self) -> int:
+        return self.staged.chunk
+
+    def _item_position(self) -> tuple[Expr, Expr]:
+        """Return the first staged row of an item and its number along k; adjacent threads store adjacent chunks."""
+        chunks = self.staged.row // self.staged.chunk
+        return mul(div(ref(".item"), chunks), num(self.load.elements)), mod(ref(".item"), chunks)
+
+    def _loads(self, step: Expr, item: Expr) -> tuple[Node, ...]:
+        width = self.load.elements
+        value = substitute(self._value(), {(lead := self.axis.members[-1].name): add(ref(lead), ref(".lane"))})
+        index = (item, add(mul(ref(".vector"), num(width)), ref(".lane")))
+        nodes: tuple[Node, ...] = (Loop(".lane", width, LoopKind.VECTOR, (Compute(self.fetched, index, value),)),)
+        return (Loop(".vector", self.staged.chunk, LoopKind.UNROLL, self._bind_axes(step, nodes, ref(".vector"))),)
+
+    def _into(self, stage: Expr, item: Expr) -> tuple[Node, ...]:
+        element = add(mul(ref(".vector"), num(self.load.elements)), ref(".lane"))
+        value = _implicit_cast(Load(self.fetched, (item, element), self._register_dtype), self.staged.dtype)
+        index = (stage, add(ref(".row"), ref(".lane")), add(ref(".element"), ref(".vector")))
+        nodes = (Loop(".vector", self.staged.chunk, LoopKind.VECTOR, (Compute(self.buffer, index, value),)),)
+        return (Loop(".lane", self.load.elements, LoopKind.UNROLL, nodes),)
 
 
 def _implicit_cast(value: Expr, dtype: DType) -> Expr:

@@ -81,9 +81,11 @@ CORE_L2_BYTES_PER_CYCLE = 64.0  # one core's port to the LLC (A100 whitepaper: 5
 BARRIER_CYCLES = 30.0
 STEP_OPS = 12.0  # of a warp for one k-tile: stage indices, waits, branches
 # address, predicate, load, pack
-LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.UNPACK: 3.0, LoadKind.ELEMENT: 3.0}
+LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.UNPACK: 3.0,
+            LoadKind.TRANSPOSE: 4.0, LoadKind.ELEMENT: 3.0}  # fmt: skip
 FLOAT8_SLOTS = 8.0  # one float8 to float16 conversion by integer operations, as the generated helpers do it
 STORE_OPS = 2.0  # of a chunk copied through registers
+PERMUTE_OPS = 1.0  # of an element that is transposed in registers: clang 15 joins two by two instructions
 SECTOR_BYTES = 32  # of an LLC request (CUDA Best Practices Guide)
 LLC_REUSE_FRACTION = 0.6  # of the LLC, for data that is read again; the rest streams
 
@@ -170,6 +172,7 @@ def copy_cost(feed: OperandLoad, elements: int, operand: OperandFootprint, mach:
         staged_bytes = elements * feed.dtype.bytes
         converted = elements / warp * _convert_slots(feed)
         packed = elements / warp * (1 + computed_operations(feed)) if feed.load.kind is LoadKind.ELEMENT else 0.0
+        packed += elements / warp * PERMUTE_OPS if feed.load.kind is LoadKind.TRANSPOSE else 0.0
         slots += converted + packed + STORE_OPS * staged_bytes / (CHUNK_BYTES * warp)
         pipe += staged_bytes / mach.staged_bytes_per_cycle
     return CopyCost(pipe, slots)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from roller_svc.analysis.operand import Operand, staged_dtype
 from roller_svc.analysis.packed_operands import has_pair_conversions, unpacking_of
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, Op, OpKind, axes_of, iter_subexpressions
-from roller_svc.ir.group import AxisRole
+from roller_svc.ir.group import AxisRole, ScaleRuns
 from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
 from roller_svc.ir.program import TensorExpr
 from roller_svc.ir.rprogram import RProgram
@@ -41,11 +41,22 @@ class Fragment:
     transposes: bool  # MN-major operands are transposed on the way from shared memory; else all are K-major
     b_loads: float  # instructions that load a fragment of B
     row_padding_words: int  # between rows of accumulators in shared memory, modulo the banks: no bank conflicts
+    is_transposed: bool = False  # operands change places: a lane's accumulators are in one row, not in one column
 
     @property
     def is_square(self) -> bool:
-        """Whether a lane's accumulators are in one column, as in 16 x 16, not adjacent pairs."""
+        """Whether a lane's accumulators are in one column, as in 16 x 16, or in one row; else they are adjacent pairs."""
         return self.rows == self.columns
+
+    @property
+    def halves(self) -> int:
+        """Parts of a lane's accumulators: one, if they are adjacent."""
+        return 1 if self.is_transposed else 2
+
+    @property
+    def half_sums(self) -> int:
+        """Accumulators of one part: adjacent columns of a row, or rows of a column."""
+        return LANE_SUMS // self.halves
 
 
 # For every operand type (PTX ISA, "Matrix Fragments for mma.m16n8k16"). ldmatrix loads two fragments of B. The eight
@@ -76,6 +87,59 @@ def mfma_unsupported_reason(unit: ComputeUnit) -> str:
         return f"instructions of {rows} x {columns}, kernels are made of 16 x 16"
     operand_bytes = rows * k * unit.in_dtype.bytes
     return "" if operand_bytes % (REGISTER_BYTES * WAVE) == 0 else f"lanes do not hold whole words of {rows} x {k} elements"
+
+
+LOAD_SCALE_SLOTS = 6  # issue slots to load a scale: address, guard, load, product
+
+
+class ScaleRegisters(NamedTuple):
+    """Registers of a lane for the scales of a warp's sums over a block of k: of its rows, and of its columns."""
+
+    fragment: Fragment
+    fragments: int  # along m
+    columns: int  # of the warp's tile
+    row_run: int  # rows with one scale; 0: no scale varies with m
+    column_run: int  # columns of the warp's tile with one scale, whole fragments that divide it; 1: each its own
+
+    @classmethod
+    def of(cls, runs: ScaleRuns, fragment: Fragment, fragments: int, columns: int) -> ScaleRegisters:
+        run = math.gcd(runs.n, columns)
+        return cls(fragment, fragments, columns, runs.m, run if run % fragment.columns == 0 else 1)
+
+    @property
+    def rows_of_lane(self) -> int:
+        """Rows of a lane's four accumulators of a fragment."""
+        return LANE_SUMS if self.fragment.is_square else 2
+
+    @property
+    def columns_of_lane(self) -> int:
+        """Columns of a lane's four accumulators of a fragment."""
+        return LANE_SUMS // self.rows_of_lane
+
+    @property
+    def num_columns(self) -> int:
+        """Scales of columns; 0 if all columns have the same, which those of rows include."""
+        if self.column_run == self.columns:
+            return 0
+        fragments = self.columns // self.fragment.columns
+        return self.columns // self.column_run if self.column_run > 1 else fragments * self.columns_of_lane
+
+    @property
+    def num_registers(self) -> int:
+        return self.fragments * self.rows_of_lane + self.num_columns
+
+    @property
+    def lines(self) -> int:
+        """Cache lines that the loads of a warp touch, each a cycle of the core's L1."""
+        rows, columns = self.fragment.rows // self.rows_of_lane, self.fragment.columns // self.columns_of_lane
+        of_rows = -(-rows // self.row_run) if self.row_run else 1
+        of_columns = columns if self.column_run == 1 else 1
+        return self.fragments * self.rows_of_lane * of_rows + self.num_columns * of_columns
+
+    def promotion_slots(self, accumulators: int, sum_dtype: DType) -> int:
+        """Return the issue slots of a warp to load the scales, and to convert, scale and add its sums."""
+        each = 1 + (self.num_columns > 0) + (not sum_dtype.is_float)
+        return accumulators * each + LOAD_SCALE_SLOTS * self.num_registers
 
 
 CHUNK_BYTES = 16  # a row of an ldmatrix matrix, and the widest copy
@@ -124,6 +188,27 @@ class MmaTile(NamedTuple):
     a: StagedTile
     b: StagedTile
     fragment: Fragment = MMA_SYNC
+    scale_runs: ScaleRuns | None = None  # of sums of k-tiles, which are scaled and added to others
+
+    @property
+    def scales(self) -> ScaleRegisters | None:
+        """Registers of a lane for the scales of a k-tile."""
+        if self.scale_runs is None:
+            return None
+        return ScaleRegisters.of(self.scale_runs, self.fragment, self.fragments[0], self.warp_n)
+
+    @property
+    def promoted_k_tiles(self) -> int:
+        """K-tiles whose sums are scaled at once."""
+        return 1 if self.scale_runs is None else self.scale_runs.k_tiles(self.k)
+
+    @property
+    def promotion_slots(self) -> float:
+        """Issue slots of a warp to scale sums and add them to others, for each k-tile."""
+        if self.scale_runs is None or (scales := self.scales) is None:
+            return 0.0
+        slots = scales.promotion_slots(LANE_SUMS * math.prod(self.fragments), self.scale_runs.sum_dtype)
+        return slots / self.promoted_k_tiles
 
     @property
     def warps(self) -> tuple[int, int]:
@@ -183,6 +268,7 @@ def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
         staged(a, staged_dtype(program.unit, a), block[m.name], block[k.name], fragment),
         staged(b, staged_dtype(program.unit, b), columns, block[k.name], fragment),
         fragment,
+        program.space.scale_runs,
     )
 
 
@@ -205,6 +291,7 @@ class LoadKind(Enum):
     ASYNC = "async"  # cp.async, as many k-tiles in flight as there are stages
     VECTOR = "vector"  # wide loads into registers, converted there and stored a k-tile later
     UNPACK = "unpack"  # words of packed integers into registers, unpacked there in pairs
+    TRANSPOSE = "transpose"  # wide loads along m or n into registers, stored along k
     ELEMENT = "element"  # the same element by element: gathered, computed or transposed
 
     __hash__ = object.__hash__
@@ -260,6 +347,15 @@ class OperandLoad:
         return CHUNK_REGISTERS[self.load.kind] + each * (chunk_copies(self) - 1)
 
 
+def transposed_load(feed: OperandLoad, fragment: Fragment) -> OperandLoad:
+    """Return a load that is transposed in registers, if staged rows are along k and those in memory are not."""
+    operand, size = feed.operand, feed.dtype.bytes
+    if fragment.transposes or operand.k_major or operand.source is None or operand.memory_dtype.bytes != size:
+        return feed
+    together = min(operand.vector_width, CHUNK_BYTES // size)
+    return replace(feed, load=LoadClass(LoadKind.TRANSPOSE, together)) if together > 1 else feed
+
+
 def plan_operand_loads(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> tuple[OperandLoad, OperandLoad]:
     """Return the loads of a contraction's operands."""
     types = [staged_dtype(unit, operand) for operand in operands]
@@ -275,7 +371,13 @@ def plan_operand_loads(unit: ComputeUnit, operands: tuple[Operand, Operand], arc
 BASE_REGISTERS = 20
 K_STEP_REGISTERS = 2
 FRAGMENT_FACTOR = 1.3
-CHUNK_REGISTERS = {LoadKind.ASYNC: 3.6, LoadKind.VECTOR: 7.0, LoadKind.UNPACK: 8.0, LoadKind.ELEMENT: 8.0}
+CHUNK_REGISTERS = {
+    LoadKind.ASYNC: 3.6,
+    LoadKind.VECTOR: 7.0,
+    LoadKind.UNPACK: 8.0,
+    LoadKind.TRANSPOSE: 7.0,
+    LoadKind.ELEMENT: 8.0,
+}
 COPY_REGISTERS = 1.25
 FUSED_COPY_REGISTERS = 14.0  # where indices of several axes make the address
 
@@ -284,7 +386,7 @@ def thread_registers(tile: MmaTile, a: OperandLoad, b: OperandLoad) -> int:
     """Return the registers of a thread: its part of the warp's tile, and its copies."""
     chunks = CHUNK_BYTES * tile.threads
     brought = -(-tile.a.bytes // chunks) * a.chunk_registers + -(-tile.b.bytes // chunks) * b.chunk_registers
-    return math.ceil(warp_registers(tile.fragment, *tile.fragments, tile.k_steps) + brought)
+    return math.ceil(warp_registers(tile.fragment, *tile.fragments, tile.k_steps, tile.scale_runs) + brought)
 
 
 MATRIX_AXES = 3  # of a batch of matrices
@@ -301,9 +403,13 @@ def chunk_copies(feed: OperandLoad) -> int:
     return CHUNK_BYTES // (feed.load.elements * feed.dtype.bytes) if feed.is_async else 1
 
 
-def warp_registers(fragment: Fragment, fragments_m: int, fragments_n: int, k_steps: int = 1) -> float:
+def warp_registers(
+    fragment: Fragment, fragments_m: int, fragments_n: int, k_steps: int = 1, runs: ScaleRuns | None = None
+) -> float:
     """Return the registers of one thread, without those of its copies."""
     sums = LANE_SUMS * fragments_m * fragments_n
+    if runs is not None:  # two sets of sums, and scales
+        sums = 2 * sums + ScaleRegisters.of(runs, fragment, fragments_m, fragments_n * fragment.columns).num_registers
     words = fragment.a_words * fragments_m + fragment.b_words * fragments_n
     return sums + FRAGMENT_FACTOR * words + K_STEP_REGISTERS * k_steps + BASE_REGISTERS
 

@@ -57,6 +57,11 @@ class KTileOrder:
         """Whether the last k-tile of a row is padded."""
         return self.inner % self.depth != 0
 
+    def stays_within(self, run: int) -> bool:
+        """Return whether no k-tile has points of two runs, which begin at multiples of `run` along k."""
+        whole = run % self.inner == 0  # rows
+        return whole or (run % self.depth == 0 and (not self.outer or self.inner % run == 0))
+
     def outer_index(self, step: Expr) -> Expr:
         """Return the fused value of the outer members in a k-tile."""
         return div(step, self.row_steps) if self.outer else num(0)

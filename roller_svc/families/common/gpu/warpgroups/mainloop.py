@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE
+from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, block_ends, for_each_word_of_tile, guarded
+from roller_svc.families.common.gpu.matrix.epilogue import word
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, STEP_ACC
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.tile import COLUMNS, LANE_SUMS, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.warpgroups.producer import (
     STAGE,
     PrefetchedProducerCopy,
@@ -65,7 +67,6 @@ from roller_svc.ir.schedule_hopper import (
 
 GROUP, WARP = ".group", ".warp"  # warpgroup of the block; warp of the warpgroup
 STEP, ITERATION = "k.step", ".iteration"  # k-tile within the output tile; k-tile of the block over all its tiles
-STEP_ACC = ".step_sums"  # accumulators of one k-tile under promotion
 
 OperandCopies = tuple[ProducerCopy | TmaOperand, ...]  # in issue order; B operands of a dual GEMM share a buffer
 
@@ -82,6 +83,7 @@ class WgmmaMainloop:
     tile: WgmmaTile
     copies: OperandCopies
     consumers_of_multicast: tuple[Expr, ...] = ()
+    scales: BlockScales | None = None
 
     @property
     def tma_operands(self) -> tuple[TmaOperand, ...]:
@@ -249,25 +251,47 @@ class WgmmaMainloop:
     def _accumulate_promoted(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """Accumulate each k-tile from zero and promote it to float32 (CUTLASS GmmaFP8Accumulation).
 
-        Other consumers' wgmma overlap with the promotion.
+        Other consumers' wgmma overlap with the promotion. Scales of a block of k-tiles are loaded before its wgmma, and
+        applied as its sums are promoted.
         """
         index = (ref("m.fragment"), ref(".word"))
         zero = Compute(ACC, index, Const(0.0, self.dtype))
-        total = Compute(ACC, index, Load(STEP_ACC, index, self.dtype), Combine.SUM)
+        first, last = block_ends(scheduler.k_tiles, self.tile.promoted_k_tiles)
         step: tuple[Node, ...] = (
             MbarrierWait(FULL, (ref(STAGE),), self._parity),
             WgmmaFence(),
-            *self._wgmma(STEP_ACC, num(0)),
+            *self._wgmma(STEP_ACC, num(0) if first is None else eq(first, num(0))),
             WgmmaCommitGroup(),
             WgmmaWaitGroup(0, STEP_ACC),
             *self._consumer_release(ref(ITERATION)),
-            self._for_each_accumulator(total),
+            *guarded(last, (self._promote(),)),
         )
-        step = (Storage(STEP_ACC, self.dtype, self._accumulator_shape, Scope.REGISTER, step),)
-        return (
+        if self.scales is not None:
+            k_position = self.tile.k_order.k_position(scheduler.k_tiles.number, num(0))
+            step = (*guarded(first, self.scales.load(k_position)), *step)
+        if first is None:
+            step = self._step_sums(step)
+        nodes = (
             self._for_each_accumulator(zero),
             *self._in_order(k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, step))),
         )
+        return nodes if first is None else self._step_sums(nodes)
+
+    def _step_sums(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Allocate the sums that are promoted, and their scales, around the nodes."""
+        sums = self.dtype if self.scales is None else self.scales.sum_dtype
+        nodes = nodes if self.scales is None else self.scales.allocate(nodes)
+        return (Storage(STEP_ACC, sums, self._accumulator_shape, Scope.REGISTER, nodes),)
+
+    def _promote(self) -> Node:
+        """Add the sums of k-tiles to the others."""
+        if self.scales is None:
+            register: tuple[Expr, Expr] = (ref("m.fragment"), ref(".word"))
+            return self._for_each_accumulator(Compute(ACC, register, Load(STEP_ACC, register, self.dtype), Combine.SUM))
+        register = ref("m.fragment"), add(mul(ref("n.fragment"), num(LANE_SUMS)), word())
+        value = self.scales.scaled(Load(STEP_ACC, register, self.scales.sum_dtype))
+        fragments = self.tile.fragments, self.tile.group_n // COLUMNS
+        return for_each_word_of_tile(fragments, Compute(ACC, register, value, Combine.SUM))
 
     def _in_order(self, mainloop: Node) -> tuple[Node, ...]:
         """Run the mainloop of a tile after that of the previous tile (CUTLASS: OrderedSequenceBarrier).

@@ -17,6 +17,7 @@ from roller_svc.families.common.gpu.matrix.terms import MatrixStep
 from roller_svc.families.common.gpu.matrix.tile import (
     BANK_WORDS,
     CHUNK_BYTES,
+    MMA_SYNC,
     ROW_PADDING_WORDS,
     SHARED_A,
     SHARED_B,
@@ -24,6 +25,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
     LoadClass,
     LoadKind,
     OperandLoad,
+    ScaleRegisters,
     is_unpacked,
     load_class,
 )
@@ -37,7 +39,7 @@ from roller_svc.families.common.gpu.warpgroups.result_store import EPILOGUE_ROWS
 from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaLoadPlan, TmaTile, plan_tma_load
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.group import AxisRole, TileAxis, TileSpace
+from roller_svc.ir.group import AxisRole, ScaleRuns, TileAxis, TileSpace
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions, RProgram
@@ -189,6 +191,7 @@ class WgmmaTile(NamedTuple):
     # products along k before accumulators are promoted (ir/accumulation.py); None: all
     promotion_interval: int | None = None
     accumulator: DType = DType.FLOAT32
+    scale_runs: ScaleRuns | None = None  # of sums of a k-tile, which are scaled as they are promoted
     tma_store: TmaStoreBoxes | None = None  # of warps' outputs; None: accumulators by rows, through shared memory
 
     @property
@@ -233,7 +236,12 @@ class WgmmaTile(NamedTuple):
     @property
     def promotes_accumulators(self) -> bool:
         """Whether the accumulators of a k-tile are promoted into separate ones."""
-        return self.promotion_interval is not None
+        return self.promotion_interval is not None or self.scale_runs is not None
+
+    @property
+    def scales(self) -> ScaleRegisters | None:
+        """Registers of a consumer thread for the scales of a k-tile."""
+        return None if self.scale_runs is None else ScaleRegisters.of(self.scale_runs, MMA_SYNC, self.fragments, self.group_n)
 
     @property
     def accumulator_set_registers(self) -> int:
@@ -241,9 +249,26 @@ class WgmmaTile(NamedTuple):
         return self.group_m * self.group_n // WARPGROUP_THREADS
 
     @property
+    def promoted_k_tiles(self) -> int:
+        """K-tiles whose sums are promoted at once."""
+        if self.scale_runs is None or self.promotion_interval is not None:
+            return 1
+        return self.scale_runs.k_tiles(self.k)
+
+    @property
+    def promotion_slots(self) -> float:
+        """Issue slots of a consumer's warp to add sums of k-tiles to the others, for each k-tile, with loads of scales."""
+        if not self.promotes_accumulators:
+            return 0.0
+        if self.scale_runs is None or (scales := self.scales) is None:
+            return self.accumulator_set_registers
+        return scales.promotion_slots(self.accumulator_set_registers, self.scale_runs.sum_dtype) / self.promoted_k_tiles
+
+    @property
     def accumulator_registers(self) -> int:
-        """Registers of a consumer thread for all accumulators."""
-        return self.accumulator_set_registers * accumulator_sets(self.promotion_interval)
+        """Registers of a consumer thread for all accumulators and their scales."""
+        scales = 0 if (known := self.scales) is None else known.num_registers
+        return self.accumulator_set_registers * (2 if self.promotes_accumulators else 1) + scales
 
     @property
     def producer_registers(self) -> int:
@@ -367,6 +392,7 @@ class WgmmaOperandLoads:
     k: TileAxis
     b2: WgmmaOperandLoad | None = None
     promotion_interval: int | None = None
+    scale_runs: ScaleRuns | None = None
     results: ResultStore | None = None  # of a group whose kernel is planned; None: only its operands are known
     _k_orders: dict[int, KTileOrder] = field(default_factory=dict, compare=False)
     _staged: dict[tuple[int, int, int, int], WgmmaOperand] = field(default_factory=dict, compare=False)
@@ -375,6 +401,11 @@ class WgmmaOperandLoads:
     def num_accumulators(self) -> int:
         """Accumulators of each output point."""
         return 1 if self.b2 is None else 2
+
+    @property
+    def promotes_accumulators(self) -> bool:
+        """Whether the accumulators of a k-tile are promoted into separate ones."""
+        return self.promotion_interval is not None or self.scale_runs is not None
 
     @property
     def by_operand(self) -> tuple[tuple[WgmmaOperandLoad, ...], tuple[WgmmaOperandLoad, ...]]:
@@ -389,6 +420,8 @@ class WgmmaOperandLoads:
         known = self._k_orders.get(depth)
         if known is None:
             orders = [KTileOrder.within(self.k, outer, depth) for outer in range(len(self.k.members))]
+            if (runs := self.scale_runs) is not None:
+                orders = [order for order in orders if order.stays_within(runs.k)] or orders[-1:]
             known_feeds = [feed for side in self.by_operand for feed in side]
             feeds = [feed.tma for feed in known_feeds if feed.tma is not None]
             if all(feed.by_threads.is_async or feed.tma is None for feed in known_feeds):
@@ -409,6 +442,7 @@ class WgmmaOperandLoads:
         consumers = PINGPONG_CONSUMERS if pipeline.pingpong else m // group_m * (n // group_n)
         a, b = fit_prefetches(a, b, consumers)
         tile = WgmmaTile(m, sums * n, k, group_m, sums * group_n, pipeline, a, b, self.k_order(k), sums, self.promotion_interval)
+        tile = tile._replace(scale_runs=self.scale_runs)
         if (results := self.results) is None:
             return tile
         boxes = results.boxes((m, n), tile.group_columns, tile.accumulator_set_registers // sums)
@@ -504,7 +538,7 @@ def plan_wgmma_loads(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand
     a, b, *second = factors
     added = accumulator_precision(unit, arch)
     chain = None if added is None else added.promotion_interval
-    return WgmmaOperandLoads(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None, chain)
+    return WgmmaOperandLoads(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None, chain, space.scale_runs)
 
 
 def _plan_wgmma_load(operand: Operand, dtype: DType, arch: Arch, axis: TileAxis, by_tma: TmaLoadPlan | str) -> WgmmaOperandLoad:
@@ -520,11 +554,6 @@ def _plan_wgmma_load(operand: Operand, dtype: DType, arch: Arch, axis: TileAxis,
     threads = OperandLoad(operand, dtype, load)
     tma, reason = (None, by_tma) if isinstance(by_tma, str) else (by_tma, "")
     return WgmmaOperandLoad(threads, axis, tma, reason)
-
-
-def accumulator_sets(chain: int | None) -> int:
-    """Return the accumulator sets of a consumer: two with promotion."""
-    return 1 if chain is None else 2
 
 
 def launch_registers(threads: int) -> int:

@@ -93,6 +93,17 @@ def test_row_and_column_reductions_match_the_interpreter(target: str, shape: tup
         np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("body", ["a[k, m] * b[k] // 3", "(a[k, m] - b[k]) % 3", "(a[k, m] + k * 1000003) // 5"])
+def test_column_sums_of_quotients_of_data_are_exact(body: str) -> None:
+    inputs = {"a": ("int64", (65, 24)), "b": ("int64", (65,))}
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.integers(-(1 << 63), (1 << 63) - 1, shape) for name, (_, shape) in inputs.items() if name in body}
+    inputs = {name: inputs[name] for name in arrays}
+    text = f"y[m] +=! {body}"
+    got = roller_svc.compile(text, inputs, select="model", top_k=1)(**arrays)["y"]
+    assert (got == roller_svc.reference(text, inputs, arrays)["y"]).all()
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(1, 200_000), (3, 7), (5, 100), (64, 1000)])
 def test_argmax_returns_the_first_index(target: str, shape: tuple[int, int]) -> None:

@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases_hip import MI50, MI250X, built, needs_hipcc
 from cases_matrix import AMPERE, TURING, chosen, unit
 from sampling import every
 
-from roller_svc import hardware
+from roller_svc import hardware, toolchain
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache, partition
 from roller_svc.compiler.plans import best_plans, estimate_program, rank_best_partition
 from roller_svc.errors import NoCandidateError, require
 from roller_svc.families import prepare
-from roller_svc.families.common.gpu.attention.mask import key_bounds, visible_keys
+from roller_svc.families.common.gpu.attention.mask import exact_bounds, key_bounds, unmasked_keys, visible_keys
+from roller_svc.families.common.gpu.attention.tile import mma_attention_tile, prepare_attention_operands
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.attention import mask, unmasked
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints
@@ -167,7 +169,7 @@ def test_a_constant_factor_of_scores_is_part_of_the_scale(score: str, scale: flo
 
 def test_float32_and_devices_without_asynchronous_copies_keep_several_kernels() -> None:
     assert "attention" not in kinds(NORMALISED, flat("float32"))
-    assert all(g.attention is None for g in partition(program(*PLAIN), TURING))
+    assert all(g.attention is None for hw in (TURING, MI50) for g in partition(program(*PLAIN), hw))
 
 
 def test_gqa_heads_are_rows_and_masked_axes_are_outermost() -> None:
@@ -205,6 +207,18 @@ def test_visible_keys_cover_the_unmasked_ones(cond: str) -> None:
 
 
 @pytest.mark.parametrize("cond", [cond for cond in MASKS if cond != "2 * j <= i"])
+def test_keys_that_no_row_masks_are_those_of_the_condition(cond: str) -> None:
+    text, inputs = written(f"s[b, h, i, j].when([{cond}], -60000.0)", 3, 6, 40, 50)
+    (group,) = partition(program(text, inputs), MI250X)
+    bounds, (rows,) = require(exact_bounds(group), "bounds"), group.space.role(AxisRole.M)
+    for first in range(0, rows.extent, 16):
+        last = min(rows.extent, first + 16) - 1
+        begin, end = unmasked_keys(bounds, rows, 50, first, last)
+        kept = [j for j in range(50) if all(MASKS[cond](row // 3, j) for row in range(first, last + 1))]
+        assert kept == list(range(begin, end))
+
+
+@pytest.mark.parametrize("cond", [cond for cond in MASKS if cond != "2 * j <= i"])
 def test_operations_are_those_of_keys_up_to_the_last_that_a_row_keeps(cond: str) -> None:
     text, inputs = written(f"s[b, h, i, j].when([{cond}], -60000.0)", 2, 4, 40, 50)
     (group,) = partition(program(text, inputs), AMPERE)
@@ -228,7 +242,7 @@ class Tiles:
     parts: int = 1
 
 
-def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
+def tiled(group: KernelGroup, tiles: Tiles, hw: HardwareSpec = AMPERE) -> RProgram:
     names = {role: group.space.role(role)[0] for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)}
     columns = tiles.columns or -(-names[AxisRole.N].extent // 16) * 16
     features = -(-names[AxisRole.INNER].extent // 16) * 16
@@ -238,27 +252,35 @@ def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
         return RTile(tuple((axis.name, of_role.get(axis.role, 1)) for axis in group.space.axes))
 
     assert group.attention is not None
-    on = unit(AMPERE, "mma_f16" if group.attention.dtype is DType.FLOAT16 else "mma_bf16")
+    kind = "mma" if hw is AMPERE else "mfma"
+    on = unit(hw, f"{kind}_f16" if group.attention.dtype is DType.FLOAT16 else f"{kind}_bf16")
     return RProgram(
         group.space,
         on,
         tile(tiles.rows, tiles.keys),
         tile(tiles.warp_rows, tiles.warp_keys),
-        reduce_threads=32 * tiles.keys // tiles.warp_keys,
+        reduce_threads=hw.limits.warp_size * tiles.keys // tiles.warp_keys,
         split_k=tiles.parts,
         pipeline=PipelineOptions(tiles.stages),
     )
 
 
-def kernel(case: tuple[str, Inputs], tiles: Tiles) -> tuple[TensorProgram, KernelSource]:
+def kernel(case: tuple[str, Inputs], tiles: Tiles, hw: HardwareSpec = AMPERE) -> tuple[TensorProgram, KernelSource]:
     compute = program(*case)
-    groups = partition(compute, AMPERE)
+    groups = partition(compute, hw)
     (group,) = groups
-    return compute, emit_plan(Plan((chosen(tiled(group, tiles)),)), compute, groups, AMPERE)
+    return compute, emit_plan(Plan((chosen(tiled(group, tiles, hw)),)), compute, groups, hw)
 
 
-def judge(case: tuple[str, Inputs], tiles: Tiles, change: Change = lambda _: None, *, races: bool = False) -> Arrays:
-    return judged(*kernel(case, tiles), change, races=races)
+def judge(
+    case: tuple[str, Inputs],
+    tiles: Tiles,
+    change: Change = lambda _: None,
+    *,
+    races: bool = False,
+    hw: HardwareSpec = AMPERE,
+) -> Arrays:
+    return judged(*kernel(case, tiles, hw), change, races=races)
 
 
 def judged(compute: TensorProgram, source: KernelSource, change: Change, *, races: bool) -> Arrays:
@@ -306,6 +328,12 @@ def test_kernel_agrees_with_the_interpreter(name: str) -> None:
 @pytest.mark.parametrize("name", ["causal, more keys than queries", "rows that see no key", "keys shared by warps"])
 def test_kernels_have_no_data_races(name: str) -> None:
     judge(*CASES[name], races=True)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", every(4, CASES))
+def test_mfma_kernels_agree_with_the_interpreter_without_races(name: str) -> None:
+    judge(*CASES[name], hw=MI250X, races=True)
 
 
 MASKED = operator("1, 1", "40, 90", "32, 32", mask="40 90")
@@ -360,9 +388,9 @@ def test_tiles_with_large_negative_scores_do_not_count(score: float, parts: int)
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("parts", [1, 3])
-def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not(parts: int) -> None:
-    check_rows_without_a_finite_score(lambda change: judge(MASKED, Tiles(parts=parts), change))
+@pytest.mark.parametrize(("hw", "parts"), [(AMPERE, 1), (AMPERE, 3), (MI250X, 1)])
+def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not(hw: HardwareSpec, parts: int) -> None:
+    check_rows_without_a_finite_score(lambda change: judge(MASKED, Tiles(parts=parts), change, hw=hw))
 
 
 @pytest.mark.emulator
@@ -380,6 +408,28 @@ def test_masked_values_are_not_read() -> None:
     got = load_emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays)["o"].astype(np.float32)
     assert not np.isnan(got[:, :, :32]).any()
     assert np.isnan(got[:, :, 32:]).all()
+
+
+@needs_hipcc
+@pytest.mark.parametrize(("features", "dtype"), every(8, [(d, t) for d in (128, 64, 72, 256) for t in ("float16", "bfloat16")]))
+def test_the_models_choice_on_mfma_spills_nothing(features: int, dtype: str) -> None:
+    types = dict.fromkeys("QKV", (dtype, (1, 8, 1000, features)))
+    winner = built("Y = attention(Q, K, V, causal=1)", types, "amd-mi250x").winner
+    assert winner.compiled is not None
+    assert "__builtin_amdgcn_mfma" in winner.source.text
+    assert not any(used.spill_bytes for used in winner.compiled.resources)
+
+
+@needs_hipcc
+def test_shared_memory_of_mfma_kernels_is_that_of_the_rules() -> None:
+    for name in ("whole tiles", "finite scores under the mask"):
+        case, tiles = CASES[name]
+        compute = program(*case)
+        (group,) = partition(compute, MI250X)
+        chosen_tile = tiled(group, tiles, MI250X)
+        needs = mma_attention_tile(chosen_tile, prepare_attention_operands(group, chosen_tile.unit, MI250X.arch))
+        (used,) = toolchain.compile_source(kernel(case, tiles, MI250X)[1]).resources
+        assert used.shared_bytes == needs.shared_bytes
 
 
 # choice ---------------------------------------------------------------------------------------------------------------

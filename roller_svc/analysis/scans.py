@@ -1,0 +1,110 @@
+"""Scans: reductions of all elements up to each one along an axis, `y[i, j] +=! x[i, o].when([o <= j], 0)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.linear import linear
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
+from roller_svc.ir.index import conjuncts, logical_and
+from roller_svc.ir.program import COMBINE_OPS, Axis, Combine, StatementKind, TensorExpr, identity
+
+# comparison → (sign of left - right, constant) so that it holds where sign * (left - right) + constant <= 0
+_ORDERS = {OpKind.LE: (1, 0), OpKind.LT: (1, 1), OpKind.GE: (-1, 0), OpKind.GT: (-1, 1)}
+_NEGATED = {OpKind.LE: OpKind.GT, OpKind.LT: OpKind.GE, OpKind.GE: OpKind.LT, OpKind.GT: OpKind.LE}
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A statement whose element `j` along `axis` combines `value` of the elements up to `j`, or from `j` on.
+
+    The reduced axis has become `axis` in `value`.
+    """
+
+    statement: TensorExpr
+    axis: Axis
+    value: Expr
+    combine: Combine
+    neutral: Const  # in the accumulator's type
+    is_exclusive: bool  # without the element itself
+    is_reversed: bool  # from the last element on
+
+    @property
+    def points(self) -> TensorExpr:
+        """Return the map that one pass computes: the value at each point, which is then combined with those before."""
+        return replace(self.statement, kind=StatementKind.MAP, axes=self.statement.spatial, body=self.value)
+
+
+def match_scan(statement: TensorExpr) -> Scan | None:
+    """Return the scan that a reduction is, or None."""
+    if statement.kind is not StatementKind.REDUCE or statement.combine not in COMBINE_OPS or len(statement.reduced) != 1:
+        return None
+    body, casts = statement.body, list[Cast]()
+    while isinstance(body, Cast):
+        casts.append(body)
+        body = body.arg
+    if not isinstance(body, Select):
+        return None
+    if isinstance(body.then, Const) and isinstance(body.cond, Op) and body.cond.kind in _NEGATED:
+        negated = replace(body.cond, kind=_NEGATED[body.cond.kind])
+        body = replace(body, cond=negated, then=body.otherwise, otherwise=body.then)
+    reduced = statement.reduced[0]
+    for axis in statement.spatial:
+        order = _order_of(body.cond, reduced, axis) if axis.extent == reduced.extent else None
+        if order is not None:
+            break
+    else:
+        return None
+    neutral = body.otherwise
+    if not isinstance(neutral, Const) or neutral != identity(statement.combine, neutral.dtype):
+        return None
+    value = body.then if order.rest is None else Select(order.rest, body.then, neutral, body.dtype)
+    for cast in reversed(casts):
+        value = replace(cast, arg=value)
+    if axis.name in axes_of(value) or sum(index == AxisRef(axis.name) for index in statement.index) != 1:
+        return None
+    value = substitute(value, {reduced.name: AxisRef(axis.name)})
+    dtype = statement.accumulator
+    start = Const(float(neutral.value) if dtype.is_float else int(neutral.value), dtype)
+    return Scan(statement, axis, value, statement.combine, start, order.is_exclusive, order.is_reversed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Which elements a guard joins, and what else it demands."""
+
+    is_exclusive: bool
+    is_reversed: bool
+    rest: Expr | None
+
+
+def _order_of(cond: Expr, reduced: Axis, axis: Axis) -> _Order | None:
+    """Return the order in which a guard joins elements of `reduced` to one of `axis`, or None."""
+    found: _Order | None = None
+    rest: Expr | None = None
+    for part in conjuncts(cond):
+        order = _compared(part, reduced, axis) if found is None else None
+        if order is not None:
+            found = order
+        elif axis.name in axes_of(part):
+            return None
+        else:
+            rest = logical_and(rest, part)
+    return None if found is None else replace(found, rest=rest)
+
+
+def _compared(part: Expr, reduced: Axis, axis: Axis) -> _Order | None:
+    """Return the order that a comparison of the two axes states: reduced <= axis, <, >= or >."""
+    if not isinstance(part, Op) or part.kind not in _ORDERS:
+        return None
+    sign, constant = _ORDERS[part.kind]
+    left, right = part.args
+    terms = linear(left)
+    for term, c in linear(right).items():
+        terms[term] = terms.get(term, 0) - c
+    terms = {term: sign * c for term, c in terms.items() if c}
+    constant += terms.pop(None, 0)
+    other, here = AxisRef(reduced.name), AxisRef(axis.name)
+    if constant not in (0, 1) or terms not in ({other: 1, here: -1}, {other: -1, here: 1}):
+        return None
+    return _Order(constant == 1, terms[other] == -1, None)

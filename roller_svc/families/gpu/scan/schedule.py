@@ -1,0 +1,246 @@
+"""Scan and its rProgram → schedule tree for a GPU: a block visits the tiles of its rows in order, with a carry.
+
+A thread scans adjacent elements in registers, a warp the totals of its threads by shuffles, and a block the totals of
+its warps in shared memory (Merrill and Grimshaw's raking scan, whose blocks own whole rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
+from roller_svc.families.gpu.scan import SCAN
+from roller_svc.families.gpu.scan.workload import ScanSpace, ScanThreads, scan_threads
+from roller_svc.ir.expr import Cast, Expr, Load, Op, substitute
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.index import add, ceil_div, div, eq, le, logical_and, lt, mod, mul, num, ref, sub
+from roller_svc.ir.program import COMBINE_OPS
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import (
+    Barrier,
+    Branch,
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    ScheduleTree,
+    Scope,
+    Storage,
+    WarpReduce,
+    WarpScan,
+)
+from roller_svc.perf.workload import Workload
+from roller_svc.schedule.nest_statements import (
+    RowReads,
+    register,
+    row_storages,
+    row_tensors,
+    wrap_in_storages,
+)
+
+THREAD, ROW, COLUMN, TILE, FIRST = ".thread", ".in_block", ".column", ".tile", ".first"
+PLACE, WARP, LANE = ".place", ".warp", ".lane"  # of a thread along the scan; its warp and the place in that
+ELEMENTS, BEFORE, PREFIX, CARRY, TOTAL, TOTALS = ".elements", ".before", ".prefix", ".carry", ".total", ".totals"
+
+
+def lower(group: KernelGroup, program: RProgram, workload: Workload[ScanSpace]) -> tuple[ScheduleTree, ...]:
+    block, thread = workload.footprint.tile(program.block), workload.footprint.tile(program.thread)
+    threads = scan_threads(workload, block, thread, program.reduce_threads)
+    resident = min_resident_blocks(SCAN.model(workload), program)
+    return (ScheduleTree(group.name, _ScanKernel(group, program, workload.facts, threads).nodes(), resident=resident),)
+
+
+@dataclass(frozen=True)
+class _ScanKernel:
+    group: KernelGroup
+    program: RProgram
+    space: ScanSpace
+    threads: ScanThreads
+
+    def nodes(self) -> tuple[Node, ...]:
+        scan, threads, group = self.space.scan, self.threads, self.group
+        dtype = scan.statement.accumulator
+        storages = [
+            register(ELEMENTS, dtype, threads.elements),
+            *(register(name, dtype) for name in (BEFORE, PREFIX, CARRY, TOTAL)),
+            *row_storages(group.statements, row_tensors(group), threads.elements),
+        ]
+        if threads.meets_in_shared:
+            storages.append(Storage(TOTALS, dtype, threads.total_shape, Scope.SHARED, ()))
+        tile: tuple[Node, ...] = (*self._load(), *self._scan_elements(), *self._find_prefix(), *self._store())
+        tile = (Let(FIRST, self._first, tile),)
+        nodes: tuple[Node, ...] = (
+            Compute(CARRY, (), scan.neutral),
+            Loop(TILE, threads.tiles, LoopKind.SERIAL, tile),
+        )
+        nodes = wrap_in_storages(storages, nodes)
+        for axis in reversed(group.outer):
+            size = self.program.block[axis.name]
+            start = mul(ref(f"{axis.name}.block"), num(size))
+            nodes = (Let(axis.name, start if size == 1 else add(start, self._adjacent), nodes),)
+        place = mod(div(ref(THREAD), threads.columns), threads.lanes)
+        for name, value in (
+            (LANE, mod(ref(PLACE), threads.in_warp)),
+            (WARP, div(ref(PLACE), threads.in_warp)),
+            (PLACE, place),
+            (COLUMN, mod(ref(THREAD), threads.columns)),
+            (ROW, div(ref(THREAD), threads.lanes * threads.columns)),
+        ):
+            nodes = (Let(name, value, nodes),)
+        nodes = (Loop(THREAD, self.program.threads, LoopKind.THREAD, nodes),)
+        for axis in reversed(group.outer):
+            blocks = ceil_div(axis.extent, self.program.block[axis.name])
+            nodes = (Loop(f"{axis.name}.block", blocks, LoopKind.BLOCK, nodes),)
+        return nodes
+
+    # positions ------------------------------------------------------------------------------------------------------
+    @property
+    def _adjacent(self) -> Expr:
+        """Return the thread's place along the outer axis of which the block has several points."""
+        return ref(ROW) if self.space.column is None else ref(COLUMN)
+
+    @property
+    def _first(self) -> Expr:
+        """Return the first of the thread's elements. Threads and tiles of a reversed scan begin at the end."""
+        threads = self.threads
+        tile: Expr = ref(TILE)
+        place: Expr = ref(PLACE)
+        if self.space.scan.is_reversed:
+            tile, place = sub(num(threads.tiles - 1), tile), sub(num(threads.lanes - 1), place)
+        return mul(add(mul(tile, num(threads.lanes)), place), num(threads.elements))
+
+    @property
+    def _order(self) -> list[int]:
+        """Return the places of a thread's elements in the order of the scan."""
+        order = list(range(self.threads.elements))
+        return order[::-1] if self.space.scan.is_reversed else order
+
+    @cached_property
+    def _guard(self) -> Expr | None:
+        """The condition that the thread's row exists; None where all do."""
+        guard: Expr | None = None
+        for axis in self.group.outer:
+            if axis.extent % self.program.block[axis.name]:
+                guard = logical_and(guard, lt(ref(axis.name), num(axis.extent)))
+        return guard
+
+    def _for_elements(
+        self, body: Callable[[Expr], tuple[Node, ...]], otherwise: Callable[[Expr], tuple[Node, ...]]
+    ) -> tuple[Node, ...]:
+        """Visit the thread's elements, in vectors where the whole of them exist; `otherwise` those that do not."""
+        count, extent, width = self.threads.elements, self.space.scan.axis.extent, self.space.width
+        element: Expr = ref(".element")
+
+        def unrolled(visit: Callable[[Expr], tuple[Node, ...]]) -> tuple[Node, ...]:
+            nodes = visit(element)
+            return (Loop(".element", count, LoopKind.UNROLL, nodes),) if nodes else ()
+
+        inside = unrolled(body)
+        if width > 1 and count % width == 0:
+            vector = add(mul(ref(".vector"), num(width)), ref(".element"))
+            inside = (Loop(".vector", count // width, LoopKind.UNROLL, (Loop(".element", width, LoopKind.VECTOR, body(vector)),)),)
+        tile = self.threads.lanes * count
+        if extent % count == 0:
+            guard = self._guard if extent % tile == 0 else logical_and(self._guard, lt(ref(FIRST), num(extent)))
+            return inside if guard is None else (Branch(guard, inside, unrolled(otherwise)),)
+        each = unrolled(lambda v: (Branch(lt(add(ref(FIRST), v), num(extent)), body(v), otherwise(v)),))
+        nodes: tuple[Node, ...] = (Branch(le(add(ref(FIRST), num(count)), num(extent)), inside, each),)
+        return nodes if self._guard is None else (Branch(self._guard, nodes, unrolled(otherwise)),)
+
+    def _at(self, element: Expr) -> dict[str, Expr]:
+        return {self.space.scan.axis.name: add(ref(FIRST), element)}
+
+    # the scan -------------------------------------------------------------------------------------------------------
+    def _register(self, name: str, *index: Expr) -> Load:
+        return Load(name, index, self.space.scan.statement.accumulator)
+
+    def _load(self) -> tuple[Node, ...]:
+        scan = self.space.scan
+        dtype = scan.statement.accumulator
+
+        def load(element: Expr) -> tuple[Node, ...]:
+            value = substitute(scan.value, self._at(element))
+            value = value if value.dtype is dtype else Cast(value, dtype, implicit=True)
+            return (Compute(ELEMENTS, (element,), value),)
+
+        return self._for_elements(load, lambda element: (Compute(ELEMENTS, (element,), scan.neutral),))
+
+    def _combine(self, name: str, value: Expr, *index: Expr) -> Compute:
+        return Compute(name, index, value, self.space.scan.combine)
+
+    def _scan_elements(self) -> tuple[Node, ...]:
+        order = self._order
+        return tuple(self._combine(ELEMENTS, self._register(ELEMENTS, num(before)), num(here)) for before, here in pairwise(order))
+
+    def _find_prefix(self) -> tuple[Node, ...]:
+        """Find what all elements before the thread's combine to, and the carry into the next tile."""
+        threads, scan = self.threads, self.space.scan
+        own = self._register(ELEMENTS, num(self._order[-1]))
+        nodes: list[Node] = []
+        if threads.in_warp > 1:
+            nodes.append(Compute(BEFORE, (), own))
+            nodes.append(WarpScan(BEFORE, (), scan.combine, threads.in_warp, threads.columns, ref(LANE), scan.neutral))
+        else:
+            nodes.append(Compute(BEFORE, (), scan.neutral))
+        has_carry = threads.tiles > 1
+        if has_carry or threads.meets_in_shared:
+            nodes += [Compute(TOTAL, (), self._register(BEFORE)), self._combine(TOTAL, own)]
+        if threads.meets_in_shared:
+            nodes += self._meet_in_shared(has_carry=has_carry)
+        else:
+            if has_carry and threads.in_warp > 1:
+                nodes += [Compute(TOTAL, (), own), WarpReduce(TOTAL, (), scan.combine, threads.in_warp)]
+            nodes.append(Compute(PREFIX, (), self._register(CARRY)))
+            if has_carry:
+                nodes.append(self._combine(CARRY, self._register(TOTAL)))
+        nodes.append(self._combine(PREFIX, self._register(BEFORE)))
+        return tuple(nodes)
+
+    def _meet_in_shared(self, *, has_carry: bool) -> tuple[Node, ...]:
+        """Write the totals of warps to shared memory, and combine those of the warps before."""
+        threads = self.threads
+        buffer = mod(ref(TILE), threads.total_shape[0])
+
+        def at(which: Expr) -> tuple[Expr, ...]:
+            return (buffer, ref(ROW), which, ref(COLUMN))
+
+        write: tuple[Node, ...] = (Compute(TOTALS, at(ref(WARP)), self._register(TOTAL)),)
+        if threads.in_warp > 1:
+            write = (Branch(eq(ref(LANE), num(threads.in_warp - 1)), write),)
+        other = self._register(TOTALS, *at(ref(".other")))
+        join: list[Node] = [Branch(lt(ref(".other"), ref(WARP)), (self._combine(PREFIX, other),))]
+        if has_carry:
+            join.append(self._combine(CARRY, other))
+        return (
+            *write,
+            Barrier(),
+            Compute(PREFIX, (), self._register(CARRY)),
+            Loop(".other", threads.warps, LoopKind.UNROLL, tuple(join)),
+        )
+
+    def _store(self) -> tuple[Node, ...]:
+        """Store the results, and those of the maps that read them."""
+        scan, group = self.space.scan, self.group
+        order = self._order
+        shift: list[Node] = []
+        if scan.is_exclusive:
+            shift = [
+                Compute(ELEMENTS, (num(here),), self._register(ELEMENTS, num(before)))
+                for before, here in reversed(list(pairwise(order)))
+            ]
+            shift.append(Compute(ELEMENTS, (num(order[0]),), scan.neutral))
+        rows = row_tensors(group)
+
+        def store(element: Expr) -> tuple[Node, ...]:
+            reads = RowReads(rows, (element,), self._at(element))
+            joined = (self._register(PREFIX), self._register(ELEMENTS, element))
+            nodes = [*reads.store(group, scan.statement, Op(COMBINE_OPS[scan.combine], joined, joined[0].dtype))]
+            for statement in group.statements[1:]:
+                nodes += reads.store(group, statement, reads.apply(statement.body))
+            return tuple(nodes)
+
+        return (*shift, *self._for_elements(store, lambda element: ()))

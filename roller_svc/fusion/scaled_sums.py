@@ -1,0 +1,181 @@
+"""Nested sums whose inner one is a contraction → one sum of scaled products.
+
+P[m, n, g] += A * B over a block of k, and C[m, n] += S[m, g] * P[m, n, g], become C[m, n] += A * B * S[m, g] over g and
+the block, or over k = 128 g + r. Blocks are outermost along k: a kernel scales sums of whole tiles of k in registers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+
+from roller_svc.analysis.operand import value_dtype
+from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
+from roller_svc.fusion.contraction import (
+    SCALED_DTYPES,
+    Contraction,
+    as_contraction,
+    as_scaled_contraction,
+    split_integer_factors,
+)
+from roller_svc.ir.affine import affine
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, loads_of, rewrite, substitute
+from roller_svc.ir.group import MAX_BYTE_PRODUCTS
+from roller_svc.ir.index import add, div, mul, num, ref
+from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr, TensorType
+
+Statements = tuple[TensorExpr, ...]
+
+
+def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> Statements:
+    """Return the statements with scaled sums of partial sums as one sum; the same ones if there is none."""
+    sums = {s.output: s for s in statements if s.kind is StatementKind.REDUCE}
+    readers = Counter(tensor for s in statements for tensor in s.reads_tensors)
+    merged: dict[str, Statements] = {}
+    inner: set[str] = set()
+    for statement in statements:
+        form = sum_of_products(statement)
+        if form is None:
+            continue
+        found = _merge(statement, form, {t: s for t, s in sums.items() if readers[t] == 1 and t not in outputs})
+        ordered = _with_blocks_first(found or statement)
+        if ordered is not None:
+            merged[statement.output] = (ordered,)
+            inner |= {t for t in statement.reads_tensors if found is not None and t not in ordered.reads_tensors}
+        elif (parts := _with_scales_last(statement, form)) is not None:
+            merged[statement.output] = parts
+    if not merged:
+        return statements
+    return tuple(each for s in statements if s.output not in inner for each in merged.get(s.output, (s,)))
+
+
+def has_scaled_sum(statements: Statements, outputs: Collection[str]) -> bool:
+    """Return whether kernels may scale sums, or sums of blocks of k, in registers."""
+    merged = merge_scaled_sums(statements, outputs)
+    return merged != statements or any(as_scaled_contraction(s) is not None for s in statements)
+
+
+def _merge(statement: TensorExpr, form: SumOfProducts, partial: dict[str, TensorExpr]) -> TensorExpr | None:
+    """Return a sum over the points of the partial sums that it reads, or None if it scales none."""
+    loads = [load for load in map(_load_of, form.factors) if load is not None and load.tensor in partial]
+    if len(loads) != 1 or statement.accumulator is not DType.FLOAT32:
+        return None
+    (load,) = loads
+    sums = partial[load.tensor]
+    own = sum_of_products(sums)
+    places = [each.name for each in load.index if isinstance(each, AxisRef)]
+    if own is None or len(set(places)) < len(load.index) or not all(isinstance(each, AxisRef) for each in sums.index):
+        return None
+    if not _adds_exactly(sums):
+        return None
+    used = {axis.name for axis in statement.axes}
+    inner = tuple(replace(axis, name=_unused(axis.name, used)) for axis in sums.reduced)
+    values: dict[str, Expr] = {old.name: ref(new.name) for old, new in zip(sums.reduced, inner, strict=True)}
+    values |= {at.name: place for at, place in zip(sums.index, load.index, strict=True) if isinstance(at, AxisRef)}
+    others = [factor for factor in form.factors if _load_of(factor) != load]
+    factors = [substitute(sums.body, values), *others]
+    body = product_of([_convert(f, DType.FLOAT32) for f in factors])
+    return replace(statement, axes=(*statement.axes, *inner), body=body)
+
+
+def _adds_exactly(sums: TensorExpr) -> bool:
+    """Return whether partial sums have the values that sums in float32, or in a matrix unit's int32, have."""
+    if sums.accumulator.is_float:
+        return sums.accumulator is DType.FLOAT32
+    extent = sums.points // max(1, sums.type.elements)
+    return sums.accumulator is sums.type.dtype is DType.INT32 and extent <= MAX_BYTE_PRODUCTS
+
+
+def _load_of(factor: Expr) -> Load | None:
+    """Return the tensor that a factor is, in any type that is as wide."""
+    while isinstance(factor, Cast) and factor.dtype.compute in (DType.FLOAT32, factor.arg.dtype.compute):
+        factor = factor.arg
+    return factor if isinstance(factor, Load) else None
+
+
+def _unused(name: str, used: set[str]) -> str:
+    while name in used:
+        name += "_"
+    used.add(name)
+    return name
+
+
+def _with_scales_last(statement: TensorExpr, form: SumOfProducts) -> Statements | None:
+    """Return the sum without scales that do not vary along it, and a map that applies them; None for other sums."""
+    reduced = {axis.name for axis in form.reduced}
+    factors = split_integer_factors(form)
+    scales = [f for f in factors if axes_of(f).isdisjoint(reduced) and loads_of(f)]
+    if not scales or statement.accumulator is not DType.FLOAT32 or _has_narrow_operands(as_contraction(statement)):
+        return None
+    name = f"{statement.output}.sum"
+    extents = tuple(axis.extent for axis in form.results)
+    index = tuple(ref(axis.name) for axis in form.results)
+    body = product_of([_convert(f, DType.FLOAT32) for f in factors if f not in scales])
+    sums = replace(statement, output=name, name=name, type=TensorType(DType.FLOAT32, extents), index=index, body=body)
+    found = as_contraction(sums)
+    if found is None or not _has_narrow_operands(found):
+        return None
+    integers = [_integer(operand) for operand in (found.a, found.b)]
+    if all(integers) and math.prod(axis.extent for axis in form.reduced) <= MAX_BYTE_PRODUCTS:
+        body = product_of([_convert(each, DType.INT32) for each in integers if each is not None])
+        sums = replace(sums, type=TensorType(DType.INT32, extents), body=body)
+    total = product_of([_convert(f, DType.FLOAT32) for f in (Load(name, index, sums.type.dtype), *scales)])
+    return sums, replace(statement, kind=StatementKind.MAP, axes=form.results, body=total, combine=None)
+
+
+def _has_narrow_operands(contraction: Contraction | None) -> bool:
+    """Return whether sums of products of the operands cannot exceed the range of float32."""
+    return contraction is not None and all(value_dtype(operand) in SCALED_DTYPES for operand in (contraction.a, contraction.b))
+
+
+def _integer(operand: Expr) -> Expr | None:
+    """Return an operand without conversions to floats, if it is an integer."""
+    while isinstance(operand, Cast) and operand.dtype.is_float:
+        operand = operand.arg
+    return None if operand.dtype.is_float else operand
+
+
+def _convert(factor: Expr, dtype: DType) -> Expr:
+    return factor if factor.dtype is dtype else Cast(factor, dtype, implicit=True)
+
+
+def _with_blocks_first(statement: TensorExpr) -> TensorExpr | None:
+    """Return a scaled sum with the axes of its scales first along k, as one axis if possible; None for other sums."""
+    if as_scaled_contraction(statement) is not None:
+        return _with_one_axis(statement)
+    form = sum_of_products(statement)
+    if form is None or len(form.reduced) < 2:
+        return None
+    reduced = {axis.name for axis in form.reduced}
+    partial = [axes_of(factor) & reduced for factor in form.factors]
+    outer = frozenset[str]().union(*(axes for axes in partial if axes < reduced))
+    axes = sorted(statement.axes, key=lambda axis: (axis.kind is AxisKind.REDUCE, axis.name not in outer))
+    ordered = replace(statement, axes=tuple(axes))
+    return _with_one_axis(ordered) if as_scaled_contraction(ordered) is not None else None
+
+
+def _with_one_axis(statement: TensorExpr) -> TensorExpr:
+    """Return a sum over blocks g and points r of them as one over k = 128 g + r, if all that varies with r has this index."""
+    *others, outer, inner = statement.axes
+    if len(statement.reduced) != 2:
+        return statement
+    name = _unused(f"{outer.name}_{inner.name}", {axis.name for axis in statement.axes})
+    block = div(ref(name), inner.extent)
+
+    def change(node: Expr) -> Expr:
+        form = affine(node) if inner.name in axes_of(node) else None
+        if form is None or form.coeff(outer.name) != inner.extent * form.coeff(inner.name):
+            return node
+        total: Expr = mul(ref(name), num(form.coeff(inner.name)))
+        for axis, coeff in form.coeffs:
+            if axis not in (outer.name, inner.name):
+                total = add(total, mul(ref(axis), num(coeff)))
+        return add(total, num(form.offset))
+
+    body = substitute(rewrite(statement.body, change), {outer.name: block})
+    axis = replace(outer, name=name, extent=outer.extent * inner.extent)
+    fused = replace(statement, axes=(*others, axis), body=body)
+    return statement if inner.name in axes_of(body) or as_scaled_contraction(fused) is None else fused

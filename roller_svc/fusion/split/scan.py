@@ -1,0 +1,205 @@
+"""Scan with few, long rows → totals of pieces, a scan of them, scans of pieces (reduce-then-scan, Blelloch).
+
+The pieces of a row are an axis of their own: another view of the same memory, so that all three are ordinary groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.scans import Scan, match_scan
+from roller_svc.errors import require
+from roller_svc.fusion.space import nest_space, scan_space
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, Select, rewrite, substitute
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.index import add, mul, num, ref
+from roller_svc.ir.program import COMBINE_OPS, Axis, AxisKind, StatementKind, TensorExpr, TensorType, identity
+
+Types = tuple[tuple[str, TensorType], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLaunches:
+    """The groups of a split scan, in order, and the tensors between them."""
+
+    totals: KernelGroup
+    before: KernelGroup
+    pieces: KernelGroup
+    workspaces: Types
+
+
+def may_split_scan(scan: Scan, group: KernelGroup) -> bool:
+    """Return whether the rows of a scan can be seen as pieces.
+
+    A tensor that has the row as a dimension must be read along it everywhere, so that it has one view.
+    """
+    here = AxisRef(scan.axis.name)
+    loads = _loads(scan, group)
+    along = {(load.tensor, d) for load in loads for d, index in enumerate(load.index) if index == here}
+    written = {s.output for s in group.statements}
+    return scan.neutral.value == identity(scan.combine, scan.value.dtype).value and all(
+        load.index[d] == here and not any(load.bounds_checked[d : d + 1])
+        for load in loads
+        if load.tensor not in written
+        for tensor, d in along
+        if tensor == load.tensor
+    )
+
+
+def _loads(scan: Scan, group: KernelGroup) -> Iterable[Load]:
+    return (*scan.points.reads, *(load for s in group.statements[1:] for load in s.reads))
+
+
+def split_scan(group: KernelGroup, pieces: int) -> ScanLaunches:
+    """Split the rows of a scan into equal pieces, whose number divides them."""
+    scan = require(match_scan(group.statements[0]), "a scan")
+    split = _Split(scan, group, pieces)
+    return ScanLaunches(split.totals(), split.before(), split.pieces_group(), split.workspaces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    scan: Scan
+    group: KernelGroup
+    pieces: int
+
+    @property
+    def piece(self) -> Axis:
+        return Axis(f"{self.scan.axis.name}_piece_", self.pieces, AxisKind.SPATIAL)
+
+    @property
+    def place(self) -> Axis:
+        return Axis(f"{self.scan.axis.name}_place_", self.scan.axis.extent // self.pieces, AxisKind.SPATIAL)
+
+    @property
+    def dtype(self) -> DType:
+        return self.scan.statement.accumulator
+
+    @property
+    def outer(self) -> tuple[Axis, ...]:
+        return self.group.outer
+
+    @property
+    def type_(self) -> TensorType:
+        return TensorType(self.dtype, (*(a.extent for a in self.outer), self.pieces))
+
+    @property
+    def workspaces(self) -> Types:
+        return ((f"{self.scan.statement.output}.totals", self.type_), (f"{self.scan.statement.output}.before", self.type_))
+
+    def _load(self, which: int, piece: Expr) -> Load:
+        index = (*(ref(a.name) for a in self.outer), piece)
+        return Load(self.workspaces[which][0], index, self.dtype, (False,) * len(index))
+
+    def _statement(self, which: int, reduced: Axis, body: Expr) -> TensorExpr:
+        name = self.workspaces[which][0]
+        axes = (*self.outer, self.piece)
+        return TensorExpr(
+            name, name, StatementKind.REDUCE, self.type_,
+            (*axes, replace(reduced, kind=AxisKind.REDUCE)), tuple(ref(a.name) for a in axes), body, self.scan.combine,
+        )  # fmt: skip
+
+    def totals(self) -> KernelGroup:
+        statement = self._statement(0, self.place, self._in_pieces(self.scan.value))
+        types = self._views()
+        space = nest_space((statement,), statement.spatial, types | dict(self.workspaces))
+        inputs = tuple((t, types[t]) for t in statement.reads_tensors)
+        return KernelGroup(
+            f"{self.group.name}_totals", GroupKind.NEST, (statement,), statement.spatial, frozenset(),
+            self.workspaces[:1], inputs, space,
+        )  # fmt: skip
+
+    def before(self) -> KernelGroup:
+        """Combine the totals of the pieces before each one."""
+        other = Axis(f"{self.scan.axis.name}_other_", self.pieces, AxisKind.REDUCE)
+        value = self._load(0, ref(other.name))
+        statement = self._statement(1, other, self._joined_before(other, self.piece, value, is_exclusive=True))
+        scan = require(match_scan(statement), "a scan of totals")
+        space = scan_space(scan, (statement,), dict(self.workspaces))
+        return KernelGroup(
+            f"{self.group.name}_before", GroupKind.SCAN, (statement,), self.outer, frozenset(),
+            self.workspaces[1:], self.workspaces[:1], space,
+        )  # fmt: skip
+
+    def pieces_group(self) -> KernelGroup:
+        """Scan each piece, and combine it with what is before it; then the group's maps."""
+        first, views = self.scan.statement, self._views()
+        other = Axis(f"{self.scan.axis.name}_other_", self.place.extent, AxisKind.REDUCE)
+        own = f"{first.output}.piece"
+        body = substitute(self._in_pieces(self.scan.value), {self.place.name: ref(other.name)})
+        joined = self._joined_before(other, self.place, body, is_exclusive=self.scan.is_exclusive)
+        axes = (*self.outer, self.piece, self.place)
+        index = tuple(ref(a.name) for a in axes)
+        type_ = TensorType(self.dtype, tuple(a.extent for a in axes))
+        inside = TensorExpr(own, own, StatementKind.REDUCE, type_, (*axes, other), index, joined, self.scan.combine)
+        whole = (self._load(1, ref(self.piece.name)), Load(own, index, self.dtype, (False,) * len(index)))
+        result = replace(
+            first, kind=StatementKind.MAP, combine=None, axes=axes, index=self._index(first),
+            type=views[first.output], body=Op(COMBINE_OPS[self.scan.combine], whole, self.dtype),
+        )  # fmt: skip
+        maps = tuple(
+            replace(s, axes=axes, index=self._index(s), type=views[s.output], body=self._in_pieces(s.body))
+            for s in self.group.statements[1:]
+        )
+        statements = (inside, result, *maps)
+        types = views | dict(self.workspaces)
+        read = dict.fromkeys(t for s in statements for t in s.reads_tensors)
+        written = {s.output for s in statements}
+        in_memory = {t: ty for t, ty in types.items() if t not in self.group.register_tensors}
+        space = scan_space(require(match_scan(inside), "a scan of pieces"), statements, in_memory)
+        return KernelGroup(
+            self.group.name, GroupKind.SCAN, statements, (*self.outer, self.piece),
+            self.group.register_tensors | {own}, tuple((t, views[t]) for t, _ in self.group.stored),
+            tuple((t, types[t]) for t in read if t not in written), space,
+        )  # fmt: skip
+
+    def _joined_before(self, other: Axis, here: Axis, value: Expr, *, is_exclusive: bool) -> Expr:
+        """Return the value where `other` comes before `here` in the order of the scan, else the neutral one."""
+        if self.scan.is_reversed:
+            kind = OpKind.GT if is_exclusive else OpKind.GE
+        else:
+            kind = OpKind.LT if is_exclusive else OpKind.LE
+        guard = Op(kind, (ref(other.name), ref(here.name)), DType.INT8)
+        return Select(guard, value, identity(self.scan.combine, value.dtype), value.dtype)
+
+    # views ----------------------------------------------------------------------------------------------------------
+    def _views(self) -> dict[str, TensorType]:
+        """Return the types of the group's tensors with rows as pieces."""
+        here = AxisRef(self.scan.axis.name)
+        along: dict[str, set[int]] = {}
+        uses = [(load.tensor, load.index) for load in _loads(self.scan, self.group)]
+        for tensor, index in (*uses, *((s.output, s.index) for s in self.group.statements)):
+            along.setdefault(tensor, set()).update(d for d, i in enumerate(index) if i == here)
+        types = {s.output: s.type for s in self.group.statements} | dict((*self.group.inputs, *self.group.stored))
+        sizes = (self.pieces, self.place.extent)
+        return {
+            t: replace(ty, shape=tuple(n for d, size in enumerate(ty.shape) for n in (sizes if d in along.get(t, ()) else (size,))))
+            for t, ty in types.items()
+        }
+
+    def _index(self, statement: TensorExpr) -> tuple[Expr, ...]:
+        return self._split_index(statement.index)
+
+    def _split_index(self, index: Iterable[Expr]) -> tuple[Expr, ...]:
+        here, pair = AxisRef(self.scan.axis.name), (ref(self.piece.name), ref(self.place.name))
+        return tuple(part for i in index for part in (pair if i == here else (self._moved(i),)))
+
+    def _moved(self, expr: Expr) -> Expr:
+        position = add(mul(ref(self.piece.name), num(self.place.extent)), ref(self.place.name))
+        return substitute(expr, {self.scan.axis.name: position})
+
+    def _in_pieces(self, expr: Expr) -> Expr:
+        """Replace the axis of the scan, and as an index by the pair of piece and place."""
+        here = AxisRef(self.scan.axis.name)
+
+        def change(node: Expr) -> Expr:
+            if not isinstance(node, Load) or here not in node.index:
+                return node
+            checked = tuple(
+                c for i, c in zip(node.index, node.bounds_checked, strict=False) for c in ((c, c) if i == here else (c,))
+            )
+            return Load(node.tensor, self._split_index(node.index), node.dtype, checked)
+
+        return self._moved(rewrite(expr, change))

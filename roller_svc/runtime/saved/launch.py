@@ -1,0 +1,317 @@
+"""Launch the kernel that is saved in the folder of this file. Needs Python alone, and the library that has the arrays.
+
+    kernel = Kernel()                    # reads metadata.json and loads the binary
+    results = kernel(a=a, b=b)           # {"c": array}; kernel.run({"a": a}, out={"c": c}) for other names
+    operator = torch_operator(kernel)    # c = operator(a, b), which torch.compile and CUDA graphs can capture
+
+Arrays are dense and row-major: of numpy or torch for a CPU, of CuPy or torch for a GPU. Kernels of a GPU run on the
+stream that is current in that library, and nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+WORKSPACE_ALIGNMENT_BYTES = 64
+# A kernel with more shared memory, static and dynamic together, needs an attribute (CUDA C++ guide, "Shared Memory").
+MAX_DEFAULT_SHARED_BYTES = 48 << 10
+# Members of enumerations of cuda.h.
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+DATA_TYPES = {"UINT8": 0, "UINT16": 1, "UINT32": 2, "UINT64": 4, "TFLOAT32": 11}
+ITEM_BYTES = {"UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "TFLOAT32": 4}
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+# Drivers up to CUDA 13.1 set bit 85 of every map, which is only for tensors that span 128 KiB or more. CUTLASS clears
+# it for smaller ones (copy_traits_sm90_tma.hpp, copy_traits_sm90_im2col.hpp); on Hopper it is reserved.
+LAST_DRIVER_TO_FIX = 13010
+SMALL_BYTES = 128 << 10
+
+
+class Kernel:
+    """A saved kernel. `inputs` and `outputs` are buffers with `name`, `dtype` and `shape`."""
+
+    def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
+        self.metadata: dict[str, Any] = json.loads((Path(folder) / "metadata.json").read_text(encoding="utf-8"))
+        buffers = self.metadata["buffers"]
+        self.name: str = self.metadata["name"]
+        self.inputs = [b for b in buffers if b["role"] == "input"]
+        self.outputs = [b for b in buffers if b["role"] == "output"]
+        self._workspaces = [b for b in buffers if b["role"] == "workspace"]
+        self._binary = _Host(self.metadata, Path(folder)) if self.is_host else _Device(self.metadata, Path(folder))
+
+    @property
+    def is_host(self) -> bool:
+        return bool(self.metadata["language"] == "c")
+
+    def __call__(self, **arrays: Any) -> dict[str, Any]:
+        """Run the kernel on arrays by name and return the outputs by name."""
+        return self.run(arrays)
+
+    def run(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Run the kernel on arrays by name and return the outputs by name, those of `out` if given.
+
+        Raises TypeError and ValueError for arrays that do not fit, IndexError for an index from data that is out of range
+        (GPUs read 0 there), and RuntimeError for an error of the driver.
+        """
+        out = out or {}
+        names, results_names = ([b["name"] for b in buffers] for buffers in (self.inputs, self.outputs))
+        if set(arrays) != set(names):
+            raise TypeError(f"expected the inputs {', '.join(names)}, got {', '.join(map(str, arrays)) or 'none'}")
+        if not set(out).issubset(results_names):
+            raise TypeError(f"expected outputs among {', '.join(results_names)}, got {', '.join(map(str, out))}")
+        given = [(b, arrays[b["name"]]) for b in self.inputs] + [(b, out[b["name"]]) for b in self.outputs if b["name"] in out]
+        like = given[0][1] if given else None
+        library = _library_of(like, is_host=self.is_host)
+        for buffer, array in given:
+            if _library_of(array, is_host=self.is_host) is not library or getattr(array, "device", None) != getattr(
+                like, "device", None
+            ):
+                raise TypeError("expected all arrays of one library, on one device")
+            _check_array(library, buffer, array)
+        with library.device(like):
+            results = dict(out)
+            for buffer in self.outputs:
+                if buffer["name"] not in results:
+                    results[buffer["name"]] = library.empty(buffer["shape"], buffer["dtype"], like)
+            memory = {b["symbol"]: library.address(arrays[b["name"]]) for b in self.inputs}
+            memory |= {b["symbol"]: library.address(results[b["name"]]) for b in self.outputs}
+            for buffer in self.inputs:
+                if buffer["donated"]:  # the kernel updates the output of its name
+                    library.copy(results[buffer["name"]], arrays[buffer["name"]])
+            workspace = library.empty([self.metadata["workspace_bytes"] + WORKSPACE_ALIGNMENT_BYTES], "uint8", like)
+            self.launch(memory, library.address(workspace), library.stream(like))
+        return results
+
+    def launch(self, memory: Mapping[str, int], workspace: int = 0, stream: int = 0) -> None:
+        """Launch the kernel on addresses.
+
+        Args:
+            memory: addresses of inputs and outputs, by the `symbol` of the buffer.
+            workspace: address of `workspace_bytes` of the metadata and 64 more.
+            stream: handle of a stream of the current device; a CPU has none.
+        """
+        addresses, end = dict(memory), workspace + -workspace % WORKSPACE_ALIGNMENT_BYTES
+        for buffer in self._workspaces:
+            addresses[buffer["symbol"]] = end
+            end += buffer["bytes"] + -buffer["bytes"] % WORKSPACE_ALIGNMENT_BYTES
+        self._binary.launch(addresses, stream)
+
+
+class _Host:
+    """A shared object of a CPU kernel."""
+
+    def __init__(self, metadata: Mapping[str, Any], folder: Path) -> None:
+        self._launches = metadata["launches"]
+        self._bytes = {b["symbol"]: b["bytes"] for b in metadata["buffers"]}
+        self._status = [b["symbol"] for b in metadata["buffers"] if b["role"] == "status"]
+        library = ctypes.CDLL(str((folder / "kernel.so").resolve()))
+        self._entries = [library[launch["entry"]] for launch in self._launches]
+
+    def launch(self, addresses: Mapping[str, int], stream: int) -> None:
+        status = (ctypes.c_int64 * 4)()
+        addresses = {**addresses, **dict.fromkeys(self._status, ctypes.addressof(status))}
+        for launch, entry in zip(self._launches, self._entries, strict=True):
+            for symbol in launch["zeroed"]:
+                ctypes.memset(addresses[symbol], 0, self._bytes[symbol])
+            entry(*(ctypes.c_void_p(addresses[each["symbol"]]) for each in launch["parameters"]))
+            if status[0]:
+                raise IndexError(f"an index from data is out of range: {status[2]}")
+
+
+class _Device:
+    """A cubin or code object, loaded at the first launch on each device."""
+
+    def __init__(self, metadata: Mapping[str, Any], folder: Path) -> None:
+        self._is_cuda = metadata["language"] == "cuda"
+        self._launches = metadata["launches"]
+        self._bytes = {b["symbol"]: b["bytes"] for b in metadata["buffers"]}
+        self._arch = metadata["arch"]
+        self._image = (folder / ("kernel.cubin" if self._is_cuda else "kernel.hsaco")).read_bytes()
+        self._functions: dict[int, list[ctypes.c_void_p]] = {}
+        self._encode_cached = lru_cache(maxsize=256)(self._encode)
+        try:
+            self._driver: Any = ctypes.CDLL("libcuda.so.1" if self._is_cuda else "libamdhip64.so")
+        except OSError as error:
+            raise RuntimeError(f"there is no driver for {self._arch}: {error}") from error
+
+    def launch(self, addresses: Mapping[str, int], stream: int) -> None:
+        where = ctypes.c_void_p(stream)
+        for number, (launch, function) in enumerate(zip(self._launches, self._current_functions(), strict=True)):
+            for symbol in launch["zeroed"]:
+                self._call("cuMemsetD8Async", "hipMemsetD8Async",
+                           ctypes.c_void_p(addresses[symbol]), 0, ctypes.c_size_t(self._bytes[symbol]), where)  # fmt: skip
+            values: list[Any] = []
+            for position, each in enumerate(launch["parameters"]):
+                if each["kind"] == "buffer":
+                    values.append(ctypes.c_uint64(addresses[each["symbol"]]))
+                else:
+                    values.append(self._encode_cached(number, position, addresses[each["buffer"]]))
+            pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+            sizes = map(ctypes.c_uint, (*launch["grid"], *launch["block"], launch["dynamic_shared_bytes"]))
+            self._call("cuLaunchKernel", "hipModuleLaunchKernel", function, *sizes, where, pointers, None)
+
+    def _current_functions(self) -> list[ctypes.c_void_p]:
+        """Return the functions of the current device."""
+        device = ctypes.c_int()
+        self._call("cuCtxGetDevice", "hipGetDevice", ctypes.byref(device))
+        if device.value not in self._functions:
+            module = ctypes.c_void_p()
+            self._call("cuModuleLoadData", "hipModuleLoadData", ctypes.byref(module), self._image)
+            functions = []
+            for launch in self._launches:
+                function = ctypes.c_void_p()
+                self._call("cuModuleGetFunction", "hipModuleGetFunction", ctypes.byref(function), module, launch["entry"].encode())
+                dynamic_bytes = launch["dynamic_shared_bytes"]
+                if self._is_cuda and dynamic_bytes and launch["resources"]["shared_bytes"] > MAX_DEFAULT_SHARED_BYTES:
+                    self._call("cuFuncSetAttribute", "", function, MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_bytes)
+                functions.append(function)
+            self._functions[device.value] = functions
+        return self._functions[device.value]
+
+    def _encode(self, launch: int, parameter: int, address: int) -> Any:
+        """Return a tensor map: 128 bytes at an address that is a multiple of 128."""
+        view = self._launches[launch]["parameters"][parameter]
+        storage = (ctypes.c_ubyte * (2 * view["bytes"]))()
+        start = -ctypes.addressof(storage) % view["alignment"]
+        aligned = (ctypes.c_ubyte * view["bytes"]).from_buffer(storage, start)
+        rank = len(view["extents"])
+        tensor = (
+            ctypes.byref(aligned), DATA_TYPES[view["data_type"]], ctypes.c_uint32(rank),
+            ctypes.c_void_p(address + view["offset_bytes"]), (ctypes.c_uint64 * rank)(*view["extents"]),
+            (ctypes.c_uint64 * max(1, rank - 1))(*view["strides_bytes"]),
+        )  # fmt: skip
+        steps = (ctypes.c_uint32 * rank)(*view["element_strides"])
+        modes = (0, SWIZZLES[view["swizzle_bytes"]], L2_PROMOTIONS[view["l2_promotion_bytes"]], 0)
+        if view["mode"] == "tiled":
+            self._call("cuTensorMapEncodeTiled", "", *tensor, (ctypes.c_uint32 * rank)(*view["box"]), steps, *modes)
+        else:
+            corners = ((ctypes.c_int * (rank - 2))(*view[corner]) for corner in ("lower_corner", "upper_corner"))
+            self._call("cuTensorMapEncodeIm2col", "", *tensor, *corners, *map(ctypes.c_uint32, view["box"]), steps, *modes)
+        version = ctypes.c_int()
+        self._call("cuDriverGetVersion", "", ctypes.byref(version))
+        steps_bytes = zip(view["extents"][1:], view["strides_bytes"], strict=True)
+        size_bytes = sum((e - 1) * step for e, step in steps_bytes) + view["extents"][0] * ITEM_BYTES[view["data_type"]]
+        if version.value <= LAST_DRIVER_TO_FIX and size_bytes < SMALL_BYTES:
+            aligned[10] &= ~(1 << 5)
+        return aligned
+
+    def _call(self, cuda: str, hip: str, *arguments: Any) -> None:
+        name = cuda if self._is_cuda else hip
+        status = self._driver[name](*arguments)
+        if status:
+            raise RuntimeError(f"{name} failed with error {status}; the kernel is for {self._arch}")
+
+
+@dataclass(frozen=True)
+class _Library:
+    """Operations on the arrays of one library."""
+
+    address: Callable[[Any], int]
+    is_dense: Callable[[Any], bool]
+    empty: Callable[[Sequence[int], str, Any], Any]  # shape, dtype, an array of the same device
+    copy: Callable[[Any, Any], object]
+    stream: Callable[[Any], int]
+    device: Callable[[Any], AbstractContextManager[object]]
+
+
+def _numpy() -> _Library:
+    numpy = import_module("numpy")
+
+    def empty(shape: Sequence[int], dtype: str, like: Any) -> Any:
+        return numpy.empty(tuple(shape), _numpy_dtype(numpy, dtype))
+
+    return _Library(
+        lambda a: int(a.ctypes.data),
+        lambda a: bool(a.flags.c_contiguous),
+        empty,
+        numpy.copyto,
+        lambda _: 0,
+        lambda _: nullcontext(),
+    )
+
+
+def _cupy() -> _Library:
+    cupy = import_module("cupy")
+
+    def empty(shape: Sequence[int], dtype: str, like: Any) -> Any:
+        return cupy.empty(tuple(shape), _numpy_dtype(cupy, dtype))
+
+    return _Library(
+        lambda a: int(a.data.ptr), lambda a: bool(a.flags.c_contiguous), empty, cupy.copyto,
+        lambda _: int(cupy.cuda.get_current_stream().ptr), lambda a: a.device,
+    )  # fmt: skip
+
+
+def _torch() -> _Library:
+    torch = import_module("torch")
+
+    def empty(shape: Sequence[int], dtype: str, like: Any) -> Any:
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=like.device)
+
+    return _Library(
+        lambda a: int(a.data_ptr()), lambda a: bool(a.is_contiguous()), empty, lambda target, source: target.copy_(source),
+        lambda a: int(torch.cuda.current_stream(a.device).cuda_stream) if a.is_cuda else 0,
+        lambda a: torch.cuda.device(a.device) if a.is_cuda else nullcontext(),
+    )  # fmt: skip
+
+
+_LIBRARIES = {"numpy": lru_cache(_numpy), "cupy": lru_cache(_cupy), "torch": lru_cache(_torch)}
+
+
+def _library_of(array: Any, *, is_host: bool) -> _Library:
+    name = "numpy" if array is None and is_host else type(array).__module__.partition(".")[0]
+    wanted = ("numpy", "torch") if is_host else ("cupy", "torch")
+    if name not in wanted or (name == "torch" and (array.device.type == "cpu") != is_host):
+        where = "the CPU" if is_host else "the GPU"
+        raise TypeError(f"expected arrays of {' or '.join(wanted)} on {where}, got {type(array).__name__}")
+    return _LIBRARIES[name]()
+
+
+def _numpy_dtype(library: Any, name: str) -> Any:
+    """Return a dtype, or for one that numpy lacks an unsigned integer of its size (`import ml_dtypes` adds these)."""
+    try:
+        return library.dtype(name)
+    except TypeError:
+        return library.dtype(f"uint{16 if name == 'bfloat16' else 8}")
+
+
+def _check_array(library: _Library, buffer: Mapping[str, Any], array: Any) -> None:
+    given, expected = (list(array.shape), str(array.dtype).removeprefix("torch.")), (buffer["shape"], buffer["dtype"])
+    raw = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}.get(buffer["dtype"])
+    if given not in (expected, (buffer["shape"], raw)):
+        raise ValueError(f"{buffer['name']}: expected {expected[1]}{expected[0]}, got {given[1]}{given[0]}")
+    if not library.is_dense(array):
+        raise ValueError(f"{buffer['name']}: expected a dense, row-major array")
+
+
+def torch_operator(kernel: Kernel) -> Any:
+    """Register the kernel as `torch.ops.roller.NAME`, which takes the inputs in order and returns the outputs."""
+    torch = import_module("torch")
+    inputs, outputs = kernel.inputs, kernel.outputs
+    results = ", ".join(["Tensor"] * len(outputs))
+    schema = f"({', '.join(f'Tensor x{i}' for i in range(len(inputs)))}) -> {results if len(outputs) == 1 else f'({results})'}"
+    name = f"roller::{kernel.name}"
+
+    def returned(tensors: list[Any]) -> Any:
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+    def run(*tensors: Any) -> Any:
+        named = {b["name"]: tensor.contiguous() for b, tensor in zip(inputs, tensors, strict=True)}
+        results = kernel.run(named)
+        return returned([results[b["name"]] for b in outputs])
+
+    def fake(*tensors: Any) -> Any:
+        return returned([tensors[0].new_empty(b["shape"], dtype=getattr(torch, b["dtype"])) for b in outputs])
+
+    torch.library.define(name, schema)
+    torch.library.impl(name, "cpu" if kernel.is_host else "cuda", run)
+    torch.library.register_fake(name, fake)
+    return getattr(torch.ops.roller, kernel.name)

@@ -1,0 +1,34 @@
+"""Files that launch a saved kernel without this project, by the name of what the caller has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from roller_svc.errors import ArgumentError
+from roller_svc.ir.kernel import CompiledKernel, Language
+from roller_svc.runtime.saved import launch
+from roller_svc.runtime.saved.cpp_launcher import cpp_launcher
+
+LAUNCHERS = ("ctypes", "cupy", "torch", "cpp")
+
+
+def launcher_files(compiled: CompiledKernel, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the files of launchers by name. A kernel in C has its header for C++ anyway.
+
+    Raises ArgumentError for unknown launchers, and for CuPy and a CPU.
+    """
+    files = {}
+    is_host = compiled.source.language is Language.C
+    for name in names:
+        if name not in LAUNCHERS:
+            message = f"unknown launcher {name[:40]!r}; expected one of {', '.join(LAUNCHERS)}"
+            raise ArgumentError(message, code="unknown-launcher")
+        if name == "cupy" and is_host:
+            message = "CuPy has arrays of GPUs, and the kernel is for a CPU"
+            raise ArgumentError(message, code="unknown-launcher", hint="the launcher ctypes takes numpy's arrays")
+        if name != "cpp":
+            files["launch.py"] = Path(launch.__file__).read_bytes()
+        elif not is_host:
+            files["launch.hpp"] = cpp_launcher(compiled).encode()
+    return files

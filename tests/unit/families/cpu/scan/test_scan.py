@@ -1,0 +1,76 @@
+"""Scans on CPUs: rows in chunks, columns in vectors, against the interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from cases_cpu import Types, cpu_case, skip_where_features_lack
+
+from roller_svc import hardware
+from roller_svc.ir.group import GroupKind
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
+
+AVX512 = hardware.load("cpu-x86-avx512")
+CASES: dict[str, tuple[str, Types]] = {
+    "chunks and a rest": ("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 1131", {"x": ("float32", (3, 1131))}),
+    "reversed": ("y[i, j] +=! exp(x[i, o]).when([o >= j], 0.0) where j in 1100; z[i, j] = y[i, j] + x[i, j]",
+                 {"x": ("float64", (3, 1100))}),
+    "columns": ("y[b, j, i] +=! x[b, o, i].when([o < j], 0.0) where j in 21; z[b, j, i] = y[b, j, i] * x[b, j, i]",
+                {"x": ("float32", (2, 21, 77))}),
+    "extrema": ("y[i, j] >=! x[i, o].when([o < j], -128) where j in 65", {"x": ("int8", (5, 65))}),
+}  # fmt: skip
+MORE: dict[str, tuple[str, Types]] = {
+    "short": ("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 3", {"x": ("float32", (1000, 3))}),
+    "product": ("y[i, j] *=! x[i, o].when([j < o], 1) where j in 37", {"x": ("int32", (3, 37))}),
+    "narrow columns": ("y[j, i] <=! x[o, i].when([o >= j], const(`inf`)) where j in 67", {"x": ("float16", (67, 33))}),
+    "one column": ("y[j] +=! x[o].when([o <= j], 0) where j in 1537", {"x": ("int8", (1537,))}),
+    "guards": ("y[i, j] +=! (x[i, o] * w[o]).when([o <= j, o > 3, i < 4], 0.0) where j in 65",
+               {"x": ("bfloat16", (5, 65)), "w": ("float32", (65,))}),
+    "wide": ("y[j, i] +=! x[o, i].when([o <= j], 0.0) where j in 3", {"x": ("float32", (3, 9001))}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_match_the_interpreter(name: str) -> None:
+    found = cpu_case(*CASES[name])
+    assert found.group.kind is GroupKind.SCAN
+    found.check_some(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CASES, *MORE])
+def test_candidates_of_wide_vectors_match_the_interpreter(name: str) -> None:
+    cpu_case(*(CASES | MORE)[name], AVX512).check_some(3)
+
+
+def test_an_extremum_is_a_chain_and_a_sum_is_not() -> None:
+    types: Types = {"x": ("float32", (4, 64))}
+    chain = cpu_case("y[i, j] >=! x[i, o].when([o <= j], const(`-inf`)) where j in 64", types)
+    steps = cpu_case("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 64", types)
+    assert "inside[7]" not in chain.source(chain.ranked[0]).text
+    assert "inside[7]" in steps.source(steps.ranked[0]).text
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype"),
+    [("y[j] +=! x[o].when([o > j], 0.0) where j in 262144; z[j] = y[j] * x[j]", "float32"),
+     ("y[j] >=! x[o].when([o < j], -128) where j in 262144", "int8")],
+)  # fmt: skip
+def test_one_row_is_cut_into_pieces_for_the_cores(body: str, dtype: str) -> None:
+    found = cpu_case(body, {"x": (dtype, (262144,))}, dataclasses.replace(AVX512, num_cores=2))
+    split = [c for c in found.ranked if c.program.split_k > 1]
+    assert split
+    arrays = random_inputs(found.program, 1)
+    skip_where_features_lack(AVX512)
+    agreement = agrees(found.program, found.results(split[0], arrays), evaluate(found.program, arrays))
+    assert agreement.ok, agreement
+
+
+def test_rows_for_every_core_stay_whole() -> None:
+    types: Types = {"x": ("float32", (2, 262144))}
+    hw = dataclasses.replace(AVX512, num_cores=2)
+    found = cpu_case("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 262144", types, hw)
+    assert {c.program.split_k for c in found.ranked} == {1}
