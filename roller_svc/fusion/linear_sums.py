@@ -67,25 +67,20 @@ def _split(statement: TensorExpr, types: Mapping[str, TensorType], *, is_signing
     reduced = frozenset(axis.name for axis in statement.reduced)
     signed = _Expansion(dtype, reduced, is_signing=True).terms(statement.body) if is_signing else []
     plain = _Expansion(dtype, reduced, is_signing=False).terms(statement.body)
-    has_signs = dtype.is_float and any(_is_negated(factor) for factor in _factors_of(statement))
-    if len(plain) == 1 and signed in ([], plain) and not has_signs and as_contraction(statement) is not None:
-        return (statement,)
-    if has_signs and len(plain) == 1 and not plain[0].is_negative:
-        return (replace(statement, body=product_of([_convert(factor, dtype) for factor in plain[0].factors])),)
-    forms = (_split_terms(statement, terms, types, has_signs=has_signs) for terms in (signed, plain) if 0 < len(terms) <= MAX_TERMS)
+    if len(plain) == 1 and signed in ([], plain) and as_contraction(statement) is not None:
+        if not _has_signed_factor(statement):
+            return (statement,)
+        if not plain[0].is_negative:
+            return (replace(statement, body=product_of([_convert(factor, dtype) for factor in plain[0].factors])),)
+    forms = (_split_terms(statement, terms, types) for terms in (signed, plain) if 0 < len(terms) <= MAX_TERMS)
     return next((form for form in forms if form), (statement,))
 
 
-def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, TensorType], *, has_signs: bool) -> Statements:
-    """Return the sums of terms and the map that adds them; none if that is no better than the statement.
-
-    `has_signs`: the statement is a contraction whose operands would have signs.
-    """
+def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, TensorType]) -> Statements:
+    """Return the sums of terms and the map that adds them; none if that is no better than the statement."""
     dtype = statement.accumulator
     sums = [_sum(statement, term, f"{statement.output}.term{i}") for i, term in enumerate(terms)]
-    if not has_signs and not _is_better(statement, sums, dtype):
-        return ()
-    if not all(_is_readable(each.body, statement, types) for each in sums if each):
+    if not _is_better(statement, sums, dtype) or not all(_is_readable(each.body, statement, types) for each in sums if each):
         return ()
     values = [_value(statement, term, each) for term, each in zip(terms, sums, strict=True)]
     axes = statement.spatial
@@ -95,14 +90,13 @@ def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, 
     return (*sorted((each for each in sums if each is not None), key=lambda each: each.points), combined)
 
 
-def _factors_of(statement: TensorExpr) -> tuple[Expr, ...]:
-    """Return the factors of a contraction's product; none of another statement."""
-    form = None if as_contraction(statement) is None else sum_of_products(statement)
-    return () if form is None else form.factors
+def _has_signed_factor(statement: TensorExpr) -> bool:
+    """Return whether a product of floats has a negated factor, which no matrix unit loads."""
+    form = sum_of_products(statement) if statement.accumulator.is_float else None
+    return form is not None and any(_is_negated(factor) for factor in form.factors)
 
 
 def _is_negated(factor: Expr) -> bool:
-    """Return whether a factor has a sign, which an operand of a matrix unit lacks."""
     while isinstance(factor, Cast) and factor.implicit:
         factor = factor.arg
     return isinstance(factor, Op) and factor.kind is OpKind.NEG
@@ -204,7 +198,8 @@ def _is_better(statement: TensorExpr, sums: list[TensorExpr | None], dtype: DTyp
     contractions = [c for each in sums if each is not None and (c := as_contraction(each)) is not None]
     if dtype.is_float:
         is_long = math.prod(axis.extent for axis in statement.reduced) >= MIN_SPLIT_K
-        return bool(contractions) and as_contraction(statement) is None and (is_long or len(sums) == 1)
+        is_other = as_contraction(statement) is None or _has_signed_factor(statement)
+        return bool(contractions) and is_other and (is_long or len(sums) == 1)
     full = [each for each in sums if each is not None and len(each.spatial) == len(statement.spatial)]
     return len(full) == len(contractions) > 0 and all(
         (stored := value_dtype(operand)) is not None and stored.bits <= INTEGER_BITS for c in contractions for operand in (c.a, c.b)
