@@ -11,30 +11,37 @@ def round_up(extent: int, tile: int) -> int:
 
 
 def within_padding(extent: int, tile: int, epsilon: float, granule: int) -> bool:
-    """Return whether whole tiles exceed what whole granules cover by at most `epsilon` (fourth alignment).
+    """Return whether whole tiles exceed the tensor's shape by at most `epsilon` (fourth alignment).
 
-    `granule` is the smallest tile of the execution unit: its padding is there with all tiles. Larger tiles exceed the
-    tensor's shape by the last bound at most.
+    `granule` is the smallest tile of the execution unit: no shape is too small for it.
     """
-    padded = round_up(extent, tile)
-    bound = min(round_up(extent, granule) * (1 + epsilon), extent * (1 + EPSILONS[-1]))
-    return tile <= granule or padded <= bound
+    return tile <= granule or round_up(extent, tile) <= extent * (1 + epsilon)
 
 
 def tile_multiples(extent: int, unit: int, epsilon: float, limit: int) -> tuple[int, ...]:
-    """Return how many units of `unit` a tile may have: powers of two, the whole axis, and others that pad little.
+    """Return how many units of `unit` a tile may have: powers of two, divisors, and the whole axis."""
+    whole = -(-extent // unit)
+    tried = {1 << i for i in range(min(limit, whole).bit_length() + 1)}
+    tried |= {c for c in (3, 5, 6, 7, 12, 14, 24, 28) if extent % (unit * c) == 0}
+    tried.add(whole)
+    return tuple(c for c in sorted(tried) if c <= limit and within_padding(extent, unit * c, epsilon, unit))
 
-    Others pad nothing, or no more than the power of two below and less than the one above.
+
+def matrix_tile_multiples(extent: int, unit: int, epsilon: float, limit: int) -> tuple[int, ...]:
+    """Return the same for granules of a matrix unit, which are large: padding within them is there with all tiles.
+
+    Counts that are no powers of two may pad a little. Tiles exceed the tensor's shape by the last bound at most.
     """
     whole = -(-extent // unit)
     tried = {1 << i for i in range(min(limit, whole).bit_length() + 1)}
     tried |= {c for c in (3, 5, 6, 7, 12, 14, 24, 28) if c < whole and _pads_little(whole, c, limit)}
     tried.add(whole)
-    return tuple(c for c in sorted(tried) if c <= limit and within_padding(extent, unit * c, epsilon, unit))
+    bound = min(round_up(extent, unit) * (1 + epsilon), extent * (1 + EPSILONS[-1]))
+    return tuple(c for c in sorted(tried) if c <= limit and (c == 1 or round_up(extent, unit * c) <= bound))
 
 
 def _pads_little(whole: int, count: int, limit: int) -> bool:
-    """Return whether `count` units are worth a try beside powers of two up to `limit`, on an axis of `whole` units."""
+    """Return whether `count` units pad nothing, or no more than the power of two below and less than the one above."""
     padded, below = round_up(whole, count), 1 << (count.bit_length() - 1)
     is_largest = 2 * below > limit
     return padded == whole or (round_up(whole, below) >= padded and (is_largest or padded < round_up(whole, 2 * below)))

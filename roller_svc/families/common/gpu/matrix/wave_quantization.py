@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from roller_svc.construct.align import EPSILONS, round_up, tile_multiples
+from roller_svc.construct.align import EPSILONS, matrix_tile_multiples, round_up
 from roller_svc.construct.rules import ThreadTile, extent_on, replaced, spatial_grid
 from roller_svc.families.common.gpu.matrix.terms import accumulator_columns
 from roller_svc.perf.footprint import Tile
@@ -18,7 +18,9 @@ MIN_EPSILON = EPSILONS[1]
 
 def instruction_multiples(extent: int, granule: int, max_instructions: int) -> Tile:
     """Return extents of a warp's or warpgroup's tile in whole instructions, none of them all padding."""
-    return tuple([granule * c for c in tile_multiples(extent, granule, EPSILONS[-1], min(max_instructions, -(-extent // granule)))])
+    return tuple(
+        [granule * c for c in matrix_tile_multiples(extent, granule, EPSILONS[-1], min(max_instructions, -(-extent // granule)))]
+    )
 
 
 def block_extents(p: Workload[Any], base: ThreadTile, epsilon: float, max_tiles: int) -> dict[int | None, Tile]:
@@ -27,7 +29,9 @@ def block_extents(p: Workload[Any], base: ThreadTile, epsilon: float, max_tiles:
     for axis in (p.m, p.n):
         if axis is not None:
             unit = base.tile[axis]
-            fitting = tile_multiples(p.extents[axis], unit, max(epsilon, MIN_EPSILON), min(max_tiles, -(-p.extents[axis] // unit)))
+            fitting = matrix_tile_multiples(
+                p.extents[axis], unit, max(epsilon, MIN_EPSILON), min(max_tiles, -(-p.extents[axis] // unit))
+            )
             found[axis] = tuple([unit * c for c in fitting or (1,)])
     return found
 
