@@ -88,7 +88,8 @@ def _factor_elements(factor: Expr, types: dict[str, TensorType]) -> int:
 
 def _takes(unit: ComputeUnit, accumulator: DType, factors: tuple[DType, DType], *, allow_tf32: bool) -> bool:
     if unit.kind is UnitKind.DOT:
-        return unit.acc_dtype is accumulator and {unit.in_dtype.bytes} == {f.bytes for f in factors}
+        takes = {unit.in_dtype} == set(factors) if unit.in_dtype.is_float else {1} == {f.bytes for f in factors}
+        return unit.acc_dtype is accumulator and takes
     return not dtypes_unsupported_reason(unit, accumulator, factors, allow_tf32=allow_tf32)
 
 

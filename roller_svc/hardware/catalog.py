@@ -30,13 +30,13 @@ def load(name: str) -> HardwareSpec:
 def find_id(name: str) -> str:
     """Return the id of the device that a name means.
 
-    A name is an id, some of its words, as in H200 or nvidia-h200, or an architecture that one device has.
+    A name is an id, some words of a shipped one, as in H200 or nvidia-h200, or an architecture that one device has.
     Raises UnknownHardwareError if no device or several have that name.
     """
     if name == LOCAL or name in shipped_files():
         return name
-    plain = name[:100].lower().replace("_", "-").replace(" ", "-").strip("-")
-    meant = [known for known in ids() if plain and f"-{plain}-" in f"-{known}-"]
+    plain = name.lower().replace("_", "-").replace(" ", "-").strip("-")
+    meant = [known for known in sorted(shipped_files()) if plain and f"-{plain}-" in f"-{known}-"]
     meant = meant or [spec.id for spec in shipped_specs() if str(spec.arch) == name]
     if len(meant) == 1:
         return meant[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import unquote
 
@@ -48,6 +48,7 @@ class _Exchange:
     unread: bool  # whether its body has not been read
     started: bool = False  # whether the response has started
     client: str = ""
+    shares: list[Share] = field(default_factory=list)  # that a refusal gives back before it waits
 
 
 class RequestLimitsMiddleware:
@@ -105,6 +106,8 @@ class RequestLimitsMiddleware:
         seconds = self._refusals.count(exchange.client or _address_of(scope))
         if seconds:
             end_processing()
+            for share in exchange.shares:
+                share.close()
             await scope["state"]["pause"](seconds)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
@@ -117,6 +120,7 @@ class RequestLimitsMiddleware:
         except QueueFullError as error:
             await _send_refusal(send, error)
             return
+        exchange.shares.append(share)
         with share:
             await self._serve(scope, receive, send, exchange)
 
@@ -137,11 +141,15 @@ class RequestLimitsMiddleware:
 
     async def _handle_body(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         with self._shares.hold(Resource.BODY_BYTES, exchange.client, 0) as share:
+            exchange.shares.append(share)
+            refusal: QueueFullError | None = None
             try:
                 self._shares.check(Resource.BODY_BYTES, exchange.client, _declared_bytes(Headers(scope=scope)))
                 body = await self._read(receive, share)
             except QueueFullError as error:
-                await _send_refusal(send, error)
+                refusal = error.with_traceback(None)  # whose frames have the part of the body that was read
+            if refusal is not None:
+                await _send_refusal(send, refusal)
                 return
             if isinstance(body, dict):
                 await _send_problem(send, body)

@@ -213,4 +213,12 @@ def test_a_bundle_has_the_launchers_that_a_client_asks_for(client: Client) -> No
         assert "cuLaunchKernel" in archive.read("launch.hpp").decode()
     for url, params in ((link, {"launcher": "rust"}), (link.replace("bundle", "source"), {"launcher": "cupy"})):
         refusal = client.get(url, params=params)
-        assert (refusal.status_code, refusal.json()["code"]) == (400, "unknown-launcher")
+        assert (refusal.status_code, refusal.json()["code"]) == (422, "unknown-launcher")
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[", b"[" * 100_000, b"\xff"])
+def test_launchers_of_a_damaged_kernel_are_refused(client: Client, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = links(client)["bundle"]
+    monkeypatch.setattr(Store, "file", lambda *_: content)
+    refusal = client.get(link, params={"launcher": "cpp"})
+    assert (refusal.status_code, refusal.json()["code"]) == (404, "unknown-kernel")

@@ -92,6 +92,18 @@ def test_a_client_that_leaves_or_is_displaced_waits_no_more(tmp_path: Path, buil
         until(lambda: not service.server.server_state.tasks)
 
 
+def test_a_refusal_that_waits_holds_no_share(tmp_path: Path, builder: Builder, paused: list[float]) -> None:
+    with ExitStack() as stack:
+        service = Served(tmp_path, builder, stack, "refusals=1000/1,connections=2/1,body_bytes=1000/5")
+        large = "Content-Type: application/json\r\nContent-Length: 600\r\n"
+        for key in (GREEDY, OTHER):
+            for _ in range(2):
+                connection = stack.enter_context(connected(service.port))
+                connection.sendall(request_of("POST", "/v1/kernels:compile", key, large) + b" " * 600)
+        until(lambda: len(paused) == 2)
+        assert [service.status(key) for key in (GREEDY, OTHER)] == [200, 200]
+
+
 # ---------------------------------------------------------------- counting
 
 

@@ -169,10 +169,11 @@ class EstimateCache:
         """Return a spec with its digest. An id means the same spec for the life of the process."""
         if isinstance(target, HardwareSpec):
             return _Device(target, digest(target))
-        if (device := self._specs.get(validate_target(target))) is not None:
+        name = validate_target(target)
+        if (device := self._specs.get(name)) is not None:
             return device
-        spec = hardware.load(target)
-        self._specs.put(target, device := _Device(spec, digest(spec)))
+        spec = hardware.load(name)
+        self._specs.put(name, device := _Device(spec, digest(spec)))
         return device
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Resources, Role, align_blocks
+from roller_svc.ir.kernel import (
+    ALIGNMENT_BYTES,
+    Buffer,
+    CompiledKernel,
+    KernelSource,
+    Language,
+    LaunchSpec,
+    Resources,
+    Role,
+    align_blocks,
+)
 from roller_svc.ir.quoting import quote_comment, quote_string, require_identifier
 from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 from roller_svc.runtime.saved.launch import LAST_DRIVER_TO_FIX, MAX_DEFAULT_SHARED_BYTES, SMALL_BYTES
@@ -42,14 +52,15 @@ _SWIZZLES = {Swizzle.NONE: "NONE", Swizzle.B32: "32B", Swizzle.B64: "64B", Swizz
 
 
 def cpp_launcher(compiled: CompiledKernel) -> str:
-    """Return a header for C++17 with the class `launcher` in a namespace of the kernel's name."""
+    """Return a header for C++17 with the class NAME_launcher, NAME being the kernel's."""
     source = compiled.source
     api, types, name = _APIS[source.language], _TYPES[_APIS[source.language].prefix], require_identifier(source.name)
     guard, launches = f"{name}_LAUNCH_HPP", source.launches
     about = (
         f"Launch {name}, which is compiled for {source.arch}. Link with {api.library}.\n"
         "Load kernel.cubin or kernel.hsaco with a current context, once a device. Then launch with the addresses of dense,\n"
-        "row-major arrays on that device. Nothing waits for the kernel. Calls may overlap if each has a workspace of its own.\n"
+        "row-major arrays on that device, multiples of 64 bytes. Outputs overlap nothing else. Nothing waits for the kernel.\n"
+        "Calls may overlap if each has a workspace of its own. "
         "Every function returns the status of the driver."
     )
     about += "".join(f"\n{row}" for row in _arguments(source))
@@ -60,10 +71,9 @@ def cpp_launcher(compiled: CompiledKernel) -> str:
         f"#include <{api.header}>",
         "#include <cstddef>",
         "#include <cstdint>",
-        f"namespace {name} {{",
-        f"constexpr std::size_t workspace_bytes = {source.workspace_bytes};",
-        "class launcher {",
+        f"class {name}_launcher {{",
         " public:",
+        f"    static constexpr std::size_t workspace_bytes = {source.workspace_bytes};",
         "    /* Load the bytes of the binary. */",
         f"    {api.status} load(const void *image) {{",
         f"        {api.status} status = {api.prefix}ModuleLoadData(&module_, image);",
@@ -81,7 +91,6 @@ def cpp_launcher(compiled: CompiledKernel) -> str:
         f"    {types['module']} module_ = nullptr;",
         f"    {types['function']} functions_[{len(launches)}] = {{}};",
         "};",
-        f"}}  // namespace {name}",
         "#endif",
         "",
     ]
@@ -96,7 +105,7 @@ def _addresses(source: KernelSource) -> list[str]:
 def _arguments(source: KernelSource) -> list[str]:
     rows = [f"p_{b.symbol}: {b.dtype.value}{list(b.shape)}, {_role(source, b)}" for b in source.run_buffers]
     if source.workspace_bytes:
-        rows.append("workspace: workspace_bytes, aligned to 256 bytes, of any content")
+        rows.append(f"workspace: workspace_bytes, aligned to {ALIGNMENT_BYTES} bytes, of any content")
     return rows
 
 

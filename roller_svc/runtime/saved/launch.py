@@ -58,6 +58,7 @@ class Kernel:
     def run(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name and return the outputs by name, those of `out` if given.
 
+        Arrays of a GPU begin at multiples of 64 bytes, as those of CuPy and torch do, but not all slices of them.
         Raises TypeError and ValueError for arrays that do not fit, IndexError for an index from data that is out of range
         (GPUs read 0 there), and RuntimeError for an error of the driver.
         """
@@ -76,6 +77,9 @@ class Kernel:
             ):
                 raise TypeError("expected all arrays of one library, on one device")
             _check_array(library, buffer, array)
+            if not self.is_host and library.address(array) % buffer["alignment"]:
+                raise ValueError(f"{buffer['name']}: expected an address that is a multiple of {buffer['alignment']} bytes")
+        self._check_outputs(library, given, out)
         with library.device(like):
             results = dict(out)
             for buffer in self.outputs:
@@ -87,22 +91,34 @@ class Kernel:
                 if buffer["donated"]:  # the kernel updates the output of its name
                     library.copy(results[buffer["name"]], arrays[buffer["name"]])
             workspace = library.empty([self.metadata["workspace_bytes"] + WORKSPACE_ALIGNMENT_BYTES], "uint8", like)
-            self.launch(memory, library.address(workspace), library.stream(like))
+            self.launch(memory, library.address(workspace), library.stream(like), library.ordinal(like))
         return results
 
-    def launch(self, memory: Mapping[str, int], workspace: int = 0, stream: int = 0) -> None:
+    def _check_outputs(self, library: _Library, given: Sequence[tuple[Any, Any]], out: Mapping[str, Any]) -> None:
+        """Check that arrays of `out` can be written and share no memory, but an output with its own donated input."""
+        spans = [(b, library.address(array), library.address(array) + b["bytes"]) for b, array in given]
+        for buffer, start, end in (span for span in spans if span[0]["role"] == "output"):
+            if not library.is_writeable(out[buffer["name"]]):
+                raise ValueError(f"{buffer['name']}: expected an output that can be written")
+            for other, first, last in spans:
+                is_own = other is buffer or (other["donated"] and other["name"] == buffer["name"] and first == start)
+                if start < last and first < end and not is_own:
+                    raise ValueError(f"{buffer['name']} shares memory with {other['name']}; give an output of its own")
+
+    def launch(self, memory: Mapping[str, int], workspace: int = 0, stream: int = 0, device: int = 0) -> None:
         """Launch the kernel on addresses.
 
         Args:
             memory: addresses of inputs and outputs, by the `symbol` of the buffer.
             workspace: address of `workspace_bytes` of the metadata and 64 more.
             stream: handle of a stream of the current device; a CPU has none.
+            device: number of the CUDA device to use if no context is current.
         """
         addresses, end = dict(memory), workspace + -workspace % WORKSPACE_ALIGNMENT_BYTES
         for buffer in self._workspaces:
             addresses[buffer["symbol"]] = end
             end += buffer["bytes"] + -buffer["bytes"] % WORKSPACE_ALIGNMENT_BYTES
-        self._binary.launch(addresses, stream)
+        self._binary.launch(addresses, stream, device)
 
 
 class _Host:
@@ -115,7 +131,7 @@ class _Host:
         library = ctypes.CDLL(str((folder / "kernel.so").resolve()))
         self._entries = [library[launch["entry"]] for launch in self._launches]
 
-    def launch(self, addresses: Mapping[str, int], stream: int) -> None:
+    def launch(self, addresses: Mapping[str, int], stream: int, device: int) -> None:
         status = (ctypes.c_int64 * 4)()
         addresses = {**addresses, **dict.fromkeys(self._status, ctypes.addressof(status))}
         for launch, entry in zip(self._launches, self._entries, strict=True):
@@ -142,7 +158,8 @@ class _Device:
         except OSError as error:
             raise RuntimeError(f"there is no driver for {self._arch}: {error}") from error
 
-    def launch(self, addresses: Mapping[str, int], stream: int) -> None:
+    def launch(self, addresses: Mapping[str, int], stream: int, device: int) -> None:
+        self._make_current(device)
         where = ctypes.c_void_p(stream)
         for number, (launch, function) in enumerate(zip(self._launches, self._current_functions(), strict=True)):
             for symbol in launch["zeroed"]:
@@ -157,6 +174,15 @@ class _Device:
             pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
             sizes = map(ctypes.c_uint, (*launch["grid"], *launch["block"], launch["dynamic_shared_bytes"]))
             self._call("cuLaunchKernel", "hipModuleLaunchKernel", function, *sizes, where, pointers, None)
+
+    def _make_current(self, device: int) -> None:
+        """Make the primary context of a CUDA device current in a thread that has none. HIP does so itself."""
+        context = ctypes.c_void_p()
+        if self._is_cuda:
+            self._call("cuCtxGetCurrent", "", ctypes.byref(context))
+            if not context.value:
+                self._call("cuDevicePrimaryCtxRetain", "", ctypes.byref(context), device)
+                self._call("cuCtxSetCurrent", "", context)
 
     def _current_functions(self) -> list[ctypes.c_void_p]:
         """Return the functions of the current device."""
@@ -220,6 +246,8 @@ class _Library:
     copy: Callable[[Any, Any], object]
     stream: Callable[[Any], int]
     device: Callable[[Any], AbstractContextManager[object]]
+    ordinal: Callable[[Any], int]  # number of the array's device
+    is_writeable: Callable[[Any], bool]
 
 
 def _numpy() -> _Library:
@@ -235,6 +263,8 @@ def _numpy() -> _Library:
         numpy.copyto,
         lambda _: 0,
         lambda _: nullcontext(),
+        lambda _: 0,
+        lambda a: bool(a.flags.writeable),
     )
 
 
@@ -246,7 +276,8 @@ def _cupy() -> _Library:
 
     return _Library(
         lambda a: int(a.data.ptr), lambda a: bool(a.flags.c_contiguous), empty, cupy.copyto,
-        lambda _: int(cupy.cuda.get_current_stream().ptr), lambda a: a.device,
+        lambda _: int(cupy.cuda.get_current_stream().ptr), lambda a: a.device, lambda a: int(a.device.id),
+        lambda _: True,
     )  # fmt: skip
 
 
@@ -259,7 +290,8 @@ def _torch() -> _Library:
     return _Library(
         lambda a: int(a.data_ptr()), lambda a: bool(a.is_contiguous()), empty, lambda target, source: target.copy_(source),
         lambda a: int(torch.cuda.current_stream(a.device).cuda_stream) if a.is_cuda else 0,
-        lambda a: torch.cuda.device(a.device) if a.is_cuda else nullcontext(),
+        lambda a: torch.cuda.device(a.device) if a.is_cuda else nullcontext(), lambda a: a.device.index or 0,
+        lambda _: True,
     )  # fmt: skip
 
 
@@ -304,7 +336,9 @@ def torch_operator(kernel: Kernel) -> Any:
         return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
     def run(*tensors: Any) -> Any:
-        named = {b["name"]: tensor.contiguous() for b, tensor in zip(inputs, tensors, strict=True)}
+        dense = [tensor.contiguous() for tensor in tensors]
+        aligned = [t.clone() if t.data_ptr() % b["alignment"] else t for b, t in zip(inputs, dense, strict=True)]
+        named = {b["name"]: tensor for b, tensor in zip(inputs, aligned, strict=True)}
         results = kernel.run(named)
         return returned([results[b["name"]] for b in outputs])
 

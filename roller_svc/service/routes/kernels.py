@@ -22,7 +22,8 @@ from roller_svc.farm.store import Json, Store
 from roller_svc.ir.options import RuntimeChoice, SelectionMode
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved.launchers import launcher_files
-from roller_svc.runtime.saved.serialization import parse_compiled
+from roller_svc.runtime.saved.metadata import MAX_METADATA_BYTES
+from roller_svc.runtime.saved.serialization import DAMAGE, parse_compiled
 from roller_svc.service.access import principal_of, requires
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.disassembly import MAKERS
@@ -168,9 +169,14 @@ def _open(state: State, digest: str, kind: str, launchers: Sequence[str]) -> Par
 
 def _launcher_files(store: Store, digest: str, launchers: Sequence[str]) -> dict[str, bytes]:
     metadata, source = store.file(digest, METADATA), store.file(digest, SOURCE)
-    if metadata is None or source is None:
-        raise UnknownKernelError(f"the files of kernel {digest} are damaged")
-    return launcher_files(parse_compiled(metadata, source.decode()), launchers)
+    damaged = UnknownKernelError(f"the files of kernel {digest} are damaged")
+    if metadata is None or source is None or len(metadata) > MAX_METADATA_BYTES:
+        raise damaged
+    try:
+        compiled = parse_compiled(metadata, source.decode())
+    except DAMAGE as error:
+        raise damaged from error
+    return launcher_files(compiled, launchers)
 
 
 class _Bundle:

@@ -23,7 +23,7 @@ from roller_svc.client.schemas import (
     GraphRequest,
     ModelOperationResponse,
 )
-from roller_svc.compiler.request import validate_name
+from roller_svc.compiler.request import validate_name, validate_target
 from roller_svc.errors import ArgumentError, SlowRequestError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest
@@ -171,17 +171,18 @@ def _request(store: Store, body: GraphRequest) -> ModelRequest:
 
     Raises InputError for an unknown device or blob.
     """
-    check_target(body.target, body.options.threads)
+    target = validate_target(body.target)
+    check_target(target, body.options.threads)
     validate_name(body.options.name)
     options = body.options.model_dump(exclude_defaults=True) | {"select": body.options.select}
     if body.model.graph is not None:
         content = json.dumps(body.model.graph, separators=(",", ":")).encode()
-        return ModelRequest(hashlib.sha256(content).hexdigest(), JSON_GRAPH, body.target, options, content)
+        return ModelRequest(hashlib.sha256(content).hexdigest(), JSON_GRAPH, target, options, content)
     name = body.model.blob or ""
     bare = _bare_digest(name)
     if not store.has(bare):
         raise _unknown_blob(name)
-    return ModelRequest(bare, ONNX, body.target, options)
+    return ModelRequest(bare, ONNX, target, options)
 
 
 def _bare_digest(digest: str) -> str:

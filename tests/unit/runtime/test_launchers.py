@@ -87,6 +87,7 @@ class FakeDriver:
     def __init__(self, launches: Any) -> None:
         self.calls: list[Any] = []
         self.encoded = self.functions = 0
+        self.has_context = True
         self._sizes = [[8] * len(each.args) + [128] * len(each.tensor_maps) for each in launches]
 
     def __getitem__(self, name: str) -> Any:
@@ -98,6 +99,18 @@ class FakeDriver:
 
     def cuGetDevice(self, _: Any) -> int:
         return 0
+
+    def cuCtxGetCurrent(self, context: Any) -> int:
+        context._obj.value = 1 if self.has_context else None
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: int) -> int:
+        context._obj.value = 100 + device
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        self.has_context = True
+        return self._record("current", context.value)
 
     cuCtxGetDevice = cuGetDevice  # noqa: N815 - the driver's name
 
@@ -215,6 +228,32 @@ def test_launch_py_calls_the_driver_as_our_runtime(
     check_calls(compiled, fake.calls)
 
 
+def test_a_thread_without_a_context_uses_that_of_the_arrays(
+    kernels: dict[str, CompiledKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = kernels["elementwise"]
+    fake = FakeDriver(compiled.source.launches)
+    fake.has_context = False
+    module = saved(tmp_path, compiled, "torch")
+    assert module is not None
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda _: fake)
+    module.Kernel(tmp_path).launch(addresses_of(compiled)[0], WORKSPACE, STREAM, 3)
+    assert fake.calls.pop(0) == ["current", 103]
+    check_calls(compiled, fake.calls)
+
+
+def test_arrays_of_a_gpu_are_aligned(kernels: dict[str, CompiledKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = kernels["elementwise"]
+    module = saved(tmp_path, compiled, "cupy")
+    assert module is not None
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda _: FakeDriver(compiled.source.launches))
+    library = replace(module._numpy(), address=lambda a: a.address)
+    monkeypatch.setattr(module, "_library_of", lambda *_, **__: library)
+    array = np.zeros(1000, np.float32).view(type("Array", (np.ndarray,), {"address": 0x1004}))
+    with pytest.raises(ValueError, match="x: expected an address that is a multiple of 64 bytes"):
+        module.Kernel(tmp_path).run({"x": array})
+
+
 @pytest.mark.needs("g++")
 @pytest.mark.parametrize("name", [name for name, (_, _, target) in PROGRAMS.items() if target != MI250X])
 def test_launch_hpp_calls_the_driver_as_our_runtime(name: str, kernels: dict[str, CompiledKernel], tmp_path: Path) -> None:
@@ -230,7 +269,7 @@ def test_launch_hpp_calls_the_driver_as_our_runtime(name: str, kernels: dict[str
     (tmp_path / "main.cpp").write_text(f"""
 #include "launch.hpp"
 int main() {{
-    {source.name}::launcher kernel;
+    {source.name}_launcher kernel;
     parameter_bytes = {{{text}}};
     if (kernel.load("image")) return 1;
     return kernel.launch({", ".join(arguments)}, (CUstream){STREAM}) + kernel.unload();
@@ -277,6 +316,14 @@ def test_launch_py_runs_a_cpu_kernel(tmp_path: Path) -> None:
         launcher(x=x.astype(np.float64), a=a, t=t)
     with pytest.raises(ValueError, match="x: expected a dense"):
         launcher(x=np.asfortranarray(x), a=a, t=t)
+    read_only = out.view()
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="y: expected an output that can be written"):
+        launcher.run({"x": x, "a": a, "t": t}, out={"y": read_only})
+    with pytest.raises(ValueError, match="y shares memory with x; give an output of its own"):
+        launcher.run({"x": x, "a": a, "t": t}, out={"y": x[:5]})
+    assert launcher.run({"x": x, "a": a, "t": t}, out={"t": t})["t"] is t
+    assert (t == wanted["t"]).all()
     with pytest.raises(TypeError, match="expected arrays of numpy or torch on the CPU, got list"):
         launcher(x=[1.0], a=a, t=t)
 
