@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.linear import linear
+from roller_svc.analysis.operand import can_represent_all
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
-from roller_svc.ir.index import conjuncts, logical_and
+from roller_svc.ir.index import conjuncts, logical_and, lt, num
 from roller_svc.ir.program import COMBINE_OPS, Axis, Combine, StatementKind, TensorExpr, identity
 
 # comparison → (sign of left - right, constant) so that it holds where sign * (left - right) + constant <= 0
@@ -58,7 +59,13 @@ def match_scan(statement: TensorExpr) -> Scan | None:
     neutral = body.otherwise
     if not isinstance(neutral, Const) or neutral != identity(statement.combine, neutral.dtype):
         return None
-    value = body.then if order.rest is None else Select(order.rest, body.then, neutral, body.dtype)
+    if statement.combine in (Combine.MAX, Combine.MIN) and not all(can_represent_all(c.dtype, c.arg.dtype) for c in casts):
+        return None  # the neutral element may become another value
+    rest = order.rest
+    if order.is_exclusive:  # no result joins the last element, which may be out of range
+        here = AxisRef(reduced.name)
+        rest = logical_and(rest, lt(num(0), here) if order.is_reversed else lt(here, num(reduced.extent - 1)))
+    value = body.then if rest is None else Select(rest, body.then, neutral, body.dtype)
     for cast in reversed(casts):
         value = replace(cast, arg=value)
     if axis.name in axes_of(value) or sum(index == AxisRef(axis.name) for index in statement.index) != 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from roller_svc.ir.dtype import DType
+from roller_svc.ir.dtype import DType, promote
 from roller_svc.ir.expr import Cast, Expr, Op, OpKind, Select, axes_of
 from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr
 
@@ -74,11 +74,16 @@ def _selects(body: Expr) -> list[Select]:
 
 
 def product_of(factors: Sequence[Expr]) -> Expr:
-    """Return the product of at least one factor."""
+    """Return the product of at least one factor, in their common type."""
     product = factors[0]
     for factor in factors[1:]:
-        product = Op(OpKind.MUL, (product, factor), factor.dtype)
+        dtype = promote(product.dtype, factor.dtype)
+        product = Op(OpKind.MUL, (_convert(product, dtype), _convert(factor, dtype)), dtype)
     return product
+
+
+def _convert(factor: Expr, dtype: DType) -> Expr:
+    return factor if factor.dtype is dtype else Cast(factor, dtype, implicit=True)
 
 
 def is_window(index: Expr, reduced: Collection[str]) -> bool:

@@ -162,9 +162,12 @@ def match_attentions(
     """
     matches: dict[str, AttentionMatch] = {}
     # of products that are added, the one of fewest features is computed in the kernel; the others are read
-    for qk in sorted(statements, key=lambda s: math.prod(a.extent for a in s.reduced)):
-        scores = sum_of_products(qk)
-        if scores is None or qk.output not in _output_names(statements):
+    order = sorted(statements, key=lambda s: (_first_reduction(s, statements), math.prod(a.extent for a in s.reduced)))
+    for name in [s.output for s in order]:
+        # an earlier match may have changed the statement: its readers read quotients
+        qk = next((s for s in statements if s.output == name), None)
+        scores = None if qk is None else sum_of_products(qk)
+        if qk is None or scores is None or name in matches:
             continue
         chain = _chain(qk, scores, statements, outputs)
         found = None if chain is None else _attention(chain, statements, outputs)
@@ -174,8 +177,15 @@ def match_attentions(
     return statements, matches
 
 
-def _output_names(statements: Sequence[TensorExpr]) -> set[str]:
-    return {s.output for s in statements}
+def _first_reduction(dots: TensorExpr, statements: Sequence[TensorExpr]) -> int:
+    """Return the place of the first reduction that reads a tensor, or maps of it: attention comes before what reads it."""
+    names = {dots.output}
+    for place, statement in enumerate(statements):
+        if not names.isdisjoint(statement.reads_tensors):
+            if statement.kind is not StatementKind.MAP:
+                return place
+            names.add(statement.output)
+    return len(statements)
 
 
 @dataclass(frozen=True, slots=True)

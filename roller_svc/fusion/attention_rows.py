@@ -192,15 +192,17 @@ def _at_element(part: Expr, mixed: TensorExpr, rows: RowStatements) -> tuple[Loa
     others = rewrite(part, lambda node: _ONE if isinstance(node, Load) and node.tensor in {mixed.output, *bases} else node)
     if not axes_of(others) <= names.keys():
         return None
-    at = {a.name: substitute(i, names) for a, i in zip(axes, indices, strict=True)}
+    at = {a.name: i for a, i in zip(axes, indices, strict=True)}
+    own = {name: tuple(substitute(i, at) for i in base.index) for name, base in bases.items()}
+    if any(own.get(load.tensor, load.index) != load.index for load in loads_of(part)):
+        return None
 
     def change(node: Expr) -> Expr:
         match node:
             case Load(tensor=tensor) if tensor == mixed.output:
                 return replace(node, index=mixed.index)
-            case Load(tensor=tensor, index=index) if tensor in bases:
-                base = bases[tensor].index
-                return replace(node, index=base) if index == tuple(substitute(i, at) for i in base) else node
+            case Load(tensor=tensor) if tensor in bases:
+                return replace(node, index=bases[tensor].index)
             case _:
                 return node
 

@@ -93,8 +93,8 @@ def _match(statement: TensorExpr, types: Mapping[str, TensorType]) -> _GroupedGe
         for d, index in enumerate(load.index):
             count = types[load.tensor].shape[d] if load.tensor in types else 0
             if loads_of(index) and count > 1:
-                is_checked = any(load.bounds_checked[d : d + 1])
-                found = _classify(statement, form.factors, _Selection(index, count, is_checked))
+                selection = _Selection(index, count, any(load.bounds_checked[d : d + 1]))
+                found = _classify(statement, form.factors, selection) if selection.is_in_all(statement, types) else None
                 if found is not None:
                     return found
     return None
@@ -128,6 +128,12 @@ class _Selection:
     index: Expr
     count: int  # of matrices
     is_checked: bool
+
+    def is_in_all(self, statement: TensorExpr, types: Mapping[str, TensorType]) -> bool:
+        """Return whether no tensor with this index has fewer elements along it: a valid one is in range of all."""
+        reads = (load for load in statement.reads if load.tensor in types)
+        sizes = (types[load.tensor].shape[d] for load in reads for d, index in enumerate(load.index) if index == self.index)
+        return all(size >= self.count for size in sizes)
 
     def replaced(self, expr: Expr, by: Expr) -> Expr:
         """Return the expression with another index, which is in range."""
@@ -340,7 +346,7 @@ SPATIAL, REDUCE = AxisKind.SPATIAL, AxisKind.REDUCE
 
 
 def _axis(name: str, extent: int, kind: AxisKind = SPATIAL) -> Axis:
-    return Axis(f".{name}", extent, kind)
+    return Axis(f"grouped.{name}", extent, kind)
 
 
 def _if(condition: Expr, value: Expr) -> Expr:

@@ -12,6 +12,7 @@ from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_redu
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.scans import match_scan
 from roller_svc.analysis.sum_of_products import is_window
+from roller_svc.errors import InvariantError
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
 from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
@@ -138,8 +139,17 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
     )
     drafts = _fuse(statements, attention, pairs, types, hw)
     read_by = _readers(drafts)
-    groups = (_group(draft, f"kernel{i}", types, outputs | read_by[i], hw) for i, draft in enumerate(drafts))
+    groups = tuple(_group(draft, f"kernel{i}", types, outputs | read_by[i], hw) for i, draft in enumerate(drafts))
+    _check_stored(groups, program)
     return tuple(_with_constants(groups, program))
+
+
+def _check_stored(groups: Sequence[KernelGroup], program: TensorProgram) -> None:
+    """Raise InvariantError if a group reads what is no input and no group stores."""
+    stored = {name for group in groups for name, _ in group.stored} | {name for name, _ in program.inputs}
+    for group in groups:
+        if missing := sorted({name for name, _ in group.inputs} - stored):
+            raise InvariantError(f"{group.name} reads {', '.join(missing)}, which no kernel stores")
 
 
 def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> Iterator[KernelGroup]:

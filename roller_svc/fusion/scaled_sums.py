@@ -49,7 +49,8 @@ def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> State
             merged[statement.output] = parts
     if not merged:
         return statements
-    return tuple(each for s in statements if s.output not in inner for each in merged.get(s.output, (s,)))
+    kept = {t for output, parts in merged.items() if output not in inner for each in parts for t in each.reads_tensors}
+    return tuple(each for s in statements if s.output not in inner - kept for each in merged.get(s.output, (s,)))
 
 
 def has_scaled_sum(statements: Statements, outputs: Collection[str]) -> bool:
@@ -91,7 +92,11 @@ def _adds_exactly(sums: TensorExpr) -> bool:
 
 def _load_of(factor: Expr) -> Load | None:
     """Return the tensor that a factor is, in any type that is as wide."""
-    while isinstance(factor, Cast) and factor.dtype.compute in (DType.FLOAT32, factor.arg.dtype.compute):
+    while (
+        isinstance(factor, Cast)
+        and factor.dtype.compute in (DType.FLOAT32, factor.arg.dtype.compute)
+        and (factor.implicit or factor.dtype is factor.dtype.compute)
+    ):
         factor = factor.arg
     return factor if isinstance(factor, Load) else None
 
@@ -133,9 +138,10 @@ def _has_narrow_operands(contraction: Contraction | None) -> bool:
 
 def _integer(operand: Expr) -> Expr | None:
     """Return an operand without conversions to floats, if it is an integer."""
+    dtype = value_dtype(operand)
     while isinstance(operand, Cast) and operand.dtype.is_float:
         operand = operand.arg
-    return None if operand.dtype.is_float else operand
+    return operand if dtype is value_dtype(operand) and not operand.dtype.is_float else None
 
 
 def _convert(factor: Expr, dtype: DType) -> Expr:

@@ -37,6 +37,7 @@ from roller_svc.semantics.evaluator import Evaluator, Tensors, Term, accumulatio
 
 # Points evaluated at once: a few arrays of 8 B a point stay in a core's caches.
 BLOCK_POINTS = 1 << 19
+MAX_DENSE_SCAN_POINTS = 1 << 22
 # Statements of at most this many points are evaluated whole even if only some elements are needed.
 WHOLE_POINTS = 1 << 22
 # Limit of `evaluate_sample`: a minute or two.
@@ -276,7 +277,8 @@ class _Interpreter:
 
     def _evaluate_dense(self, statement: TensorExpr) -> Term:
         """Evaluate all elements of a map or a reduction."""
-        if (scan := match_scan(statement)) is not None:
+        # small scans are evaluated as they are written, which checks the matcher
+        if statement.points > MAX_DENSE_SCAN_POINTS and (scan := match_scan(statement)) is not None:
             return self._evaluate_scan(scan)
         extents = tuple(axis.extent for axis in (*statement.spatial, *statement.reduced))
 

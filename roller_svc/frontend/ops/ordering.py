@@ -119,8 +119,12 @@ def _cumulate(call: Call, *, sign: str) -> str:
     if extent > MAX_CUMULATED:
         raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_CUMULATED}")
     is_joined = f"{other} {'>' if call.flag('reverse') else '<'}{'' if call.flag('exclusive') else '='} {here}"
-    value = guard(x.at(*axes[:axis], other, *axes[axis + 1 :]), [is_joined], _neutral(sign, x.dtype))
-    return statement(call.output, axes, f"{sign}=!", value, where=[(here, extent)], dtype=call.dtype() or x.dtype)
+    dtype, element = call.dtype() or x.dtype, x.at(*axes[:axis], other, *axes[axis + 1 :])
+    if dtype in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2) and sign in "<>":
+        raise call.wrong_shape(f"extrema of {dtype.value} have no type with infinities; cast the tensor to float16 first")
+    joined = element if dtype is x.dtype else f"({element}).cast(`{dtype.value}`)"
+    value = guard(joined, [is_joined], _neutral(sign, dtype))
+    return statement(call.output, axes, f"{sign}=!", value, where=[(here, extent)], dtype=dtype)
 
 
 def _neutral(sign: str, dtype: DType) -> str:

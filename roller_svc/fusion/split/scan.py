@@ -39,6 +39,9 @@ def may_split_scan(scan: Scan, group: KernelGroup) -> bool:
     loads = _loads(scan, group)
     along = {(load.tensor, d) for load in loads for d, index in enumerate(load.index) if index == here}
     written = {s.output for s in group.statements}
+    shapes = {tensor: type_.shape for tensor, type_ in group.inputs}
+    if any(tensor in shapes and shapes[tensor][d] != scan.axis.extent for tensor, d in along):
+        return False
     return scan.neutral.value == identity(scan.combine, scan.value.dtype).value and all(
         load.index[d] == here and not any(load.bounds_checked[d : d + 1])
         for load in loads

@@ -17,7 +17,7 @@ from roller_svc.families.common.gpu.elementwise_space import MapAccess, MapSpace
 from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
 from roller_svc.families.gpu.elementwise import ELEMENTWISE
 from roller_svc.ir.affine import affine
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, ceil_div, div, le, linearize, lt, mod, mul, num, ref
 from roller_svc.ir.rprogram import RProgram, RTile
@@ -158,8 +158,13 @@ class _Map:
     # columns --------------------------------------------------------------------------------------------------------
     @cached_property
     def columns(self) -> dict[str, Columns]:
-        """Return the columns that are read whatever the conditions are, by the names of their registers."""
-        found = find_columns(load for s in self.group.statements for load in unconditional_loads(s.body))
+        """Return the columns that are read whatever the conditions are, by the names of their registers.
+
+        They are loaded before the statements, so no index is what a statement computes.
+        """
+        written = {s.output for s in self.group.statements}
+        loads = (load for s in self.group.statements for load in unconditional_loads(s.body))
+        found = find_columns(load for load in loads if written.isdisjoint(x.tensor for x in loads_of(load)))
         return {f"{columns.first.tensor}.columns{number}": columns for number, columns in enumerate(found)}
 
     def _column_buffers(self) -> list[Storage]:

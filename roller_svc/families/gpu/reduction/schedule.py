@@ -412,7 +412,7 @@ class _Reduction:
         """Return (guard of a chunk, unguarded value) if one guard is uniform over the chunk, else (None, value)."""
         match body:
             case Select(cond=cond, then=then, otherwise=Const() as otherwise):
-                is_neutral = otherwise == identity(statement.combine or Combine.SUM, otherwise.dtype)
+                is_neutral = otherwise.value == identity(statement.combine or Combine.SUM, statement.accumulator).value
                 same = not {e.name for e in self.rows.elements} & axes_of(cond) and not loads_of(cond)
                 if is_neutral and same and is_uniform(cond, VECTOR_ELEMENT, tiling.vector_elems):
                     return cond if self.rows.vector else substitute(cond, {VECTOR_ELEMENT: num(0)}), then

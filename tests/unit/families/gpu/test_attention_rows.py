@@ -169,6 +169,40 @@ def test_split_keys_agree_with_the_interpreter(case: str) -> None:
     assert "t_partial" in judge(compute, AMPERE, ON_WARPS, change=with_lengths)
 
 
+SECOND = "{q}2[h, i, j] +=! {q}[h, i, d] * k2[h, j, d]; ".replace("{q}2", "s2") + (
+    "m2[h, i] >=! s2[h, i, j]{more}; p2[h, i, j] = exp(s2[h, i, j]{more} - m2[h, i]); t2[h, i] +=! p2[h, i, j];"
+    "o2[h, i, e] +=! p2[h, i, j] * v2[h, j, e]; y2[h, i, e] = o2[h, i, e] / t2[h, i]"
+)
+MORE = {"k2": "float16 2 16 16", "v2": "float16 2 16 16"}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("hw", [HOPPER, AMPERE, CDNA3], ids=lambda hw: hw.id)
+@pytest.mark.parametrize(("q", "more", "features"), [("y", "", 16), ("y", "", 32), ("q", " + y[h, i, j]", 16)])
+def test_two_attentions_agree_with_the_interpreter(q: str, more: str, features: int, hw: HardwareSpec) -> None:
+    inputs = {"q": f"float16 2 16 {features}", "k": f"float16 2 16 {features}", "v": "float16 2 16 16"} | MORE
+    after = f"{QUOTIENT}; {SECOND.replace('{q}', q).replace('{more}', more)}"
+    judge(parsed(text(after), inputs, ("y2",)), hw, ScheduleConstraints())
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    "after",
+    [
+        "y[h, i, e] = o[h, i + 1, e] / t[h, i] where i in 20", "y[h, i, e] = o[h, i // 2, e] / t[h, i]",
+        "y[h, e, i] = o[h, e, i // 2] / t[h, i] where e in 21, i in 21",
+    ],
+)  # fmt: skip
+def test_quotients_of_different_rows_agree_with_the_interpreter(after: str) -> None:
+    inputs = {"q": "float16 2 21 16", "k": "float16 2 45 16", "v": "float16 2 45 24"}
+    compute = parsed(text(after), inputs, ("y",))
+    groups = partition(compute, AMPERE)
+    chosen = tuple(rank_units(g, AMPERE, 1, ScheduleConstraints())[0][0] for g in groups)
+    arrays = random_inputs(compute, seed=3)
+    got = load_emulated(CompiledKernel(emit_plan(Plan(chosen), compute, groups, AMPERE), b"", "", ()), 1).run(arrays)
+    assert agrees(compute, got, evaluate(compute, arrays)).ok
+
+
 @pytest.mark.emulator
 def test_rows_without_keys_are_zero_below_a_sink() -> None:
     case = text(SINK.format("mm[h, i]"), "s[h, i, j] * 0.3 + b[i, j]", "exp(c[h, i, j] - mm[h, i])",
