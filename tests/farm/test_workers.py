@@ -54,7 +54,7 @@ def test_a_worker_builds_measures_and_serves_local(service: ServiceProcess) -> N
 
 def test_a_killed_supervisor_loses_nothing(service: ServiceProcess, requests: Requests) -> None:
     """kill -9 of the process that starts a build's compilers, while one runs. Its worker and its compilers end with it."""
-    names = [requests.compile(service, number)["name"] for number in range(12)]
+    names = [requests.compile(service, number)["name"] for number in range(40)]
     killed: set[int] = set()
 
     def kill_one() -> bool:

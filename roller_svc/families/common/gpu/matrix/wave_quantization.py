@@ -111,7 +111,8 @@ def wave_balanced_tiles(
                 continue
             for among in (warps, 2 * warps):
                 warp = -(-p.extents[axis] // (tiles * granule * among)) * granule
-                if warp != base.tile[axis]:
+                fills = among == warps or -(-p.extents[axis] // (warp * among)) == tiles
+                if fills and warp != base.tile[axis]:
                     yield (
                         replaced(block, axis, warp * among),
                         ThreadTile(replaced(base.tile, axis, warp), base.reduce_threads),

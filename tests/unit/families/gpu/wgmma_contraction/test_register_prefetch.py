@@ -122,5 +122,5 @@ def test_model_counts_one_latency_for_the_k_tiles_in_registers(monkeypatch: pyte
     monkeypatch.setattr(warpgroup_tile, "LONE_PREFETCH_REGISTERS", 0)
     monkeypatch.setattr(warpgroup_tile, "PREFETCH_REGISTERS", 0)
     none = seconds(compute)
-    assert many < 0.95 * one < 0.95 * none
-    assert many < 0.75 * none
+    assert many < 0.97 * one < 0.97 * none
+    assert many < 0.8 * none

@@ -379,7 +379,7 @@ def test_trees_are_legal(kind: str) -> None:
         assert render(tree.body)
     nodes = list(iter_nodes(trees(kind)[0].body))
     assert any(isinstance(node, WarpgroupMma) for node in nodes)
-    assert any(isinstance(node, TmaLoad) for node in nodes) == bool(trees(kind)[0].tensor_maps)
+    assert any(isinstance(node, TmaLoad | TmaStore) for node in nodes) == bool(trees(kind)[0].tensor_maps)
     assert any(isinstance(node, CpAsync) for node in nodes) == ("copied by threads" in kind)
     assert any(isinstance(node, RemoteShared) for node in nodes) == ("k split" in kind)
     shared = any(isinstance(node, TmaLoad) and node.multicast_mask is not None for node in nodes)
@@ -582,5 +582,5 @@ def test_compiled_without_spills_or_serialised_products(step: int) -> None:
         assert not ptxas_warnings(kernel.log), kind
         code = functions[kernel.source.launches[0].name]
         assert code.count("HGMMA", "IGMMA", "QGMMA"), kind
-        assert (code.count("UTMALDG") > 0) == bool(kernel.source.launches[0].tensor_maps), kind
+        assert (code.count("UTMALDG", "UTMASTG") > 0) == bool(kernel.source.launches[0].tensor_maps), kind
         assert (code.count("LDGSTS") > 0) == ("copied by threads" in kind), kind
