@@ -30,7 +30,7 @@ def tile_multiples(extent: int, unit: int, epsilon: float, limit: int) -> tuple[
 def matrix_tile_multiples(extent: int, unit: int, epsilon: float, limit: int) -> tuple[int, ...]:
     """Return the same for granules of a matrix unit, which are large: padding within them is there with all tiles.
 
-    Counts that are no powers of two may pad a little. Tiles exceed the tensor's shape by the last bound at most.
+    Counts besides powers of two may pad a little. Tiles exceed the tensor's shape by the last bound at most.
     """
     whole = -(-extent // unit)
     tried = {1 << i for i in range(min(limit, whole).bit_length() + 1)}

@@ -145,7 +145,7 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
 
 
 def _check_stored(groups: Sequence[KernelGroup], program: TensorProgram) -> None:
-    """Raise InvariantError if a group reads what is no input and no group stores."""
+    """Raise InvariantError if a group reads a tensor that is neither an input nor stored by a group."""
     stored = {name for group in groups for name, _ in group.stored} | {name for name, _ in program.inputs}
     for group in groups:
         if missing := sorted({name for name, _ in group.inputs} - stored):

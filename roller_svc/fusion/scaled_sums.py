@@ -49,8 +49,8 @@ def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> State
             merged[statement.output] = parts
     if not merged:
         return statements
-    kept = {t for output, parts in merged.items() if output not in inner for each in parts for t in each.reads_tensors}
-    return tuple(each for s in statements if s.output not in inner - kept for each in merged.get(s.output, (s,)))
+    still_read = {t for output, parts in merged.items() if output not in inner for each in parts for t in each.reads_tensors}
+    return tuple(each for s in statements if s.output not in inner - still_read for each in merged.get(s.output, (s,)))
 
 
 def has_scaled_sum(statements: Statements, outputs: Collection[str]) -> bool:
