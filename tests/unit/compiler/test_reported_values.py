@@ -75,6 +75,10 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], str, Types]] = {
         "P[m, n, g]: float32 +=! a[m, g, k] * b[n, g, k]; y[m, n] +=! P[m, n, g].cast(`float16`).cast(`float32`) * s[m, g]",
         {"a": ("float16", (32, 2, 64)), "b": ("float16", (32, 2, 64)), "s": ("float32", (32, 2))},
     ),
+    "a transposed intermediate of a narrow type": (
+        (CPU, A100), "x[e[g], i] +=. z[g, i]; t[j, k]: float32 = x[k, j] * x[k, j] where j in 2, k in 17",
+        {"x": ("bfloat16", (17, 2)), "e": ("int32", (3,)), "z": ("bfloat16", (3, 2))},
+    ),
     "a running product in a wider type": (
         (CPU,), "y = cumprod(x, dtype=float32)", {"x": ("int32", (30,))}
     ),

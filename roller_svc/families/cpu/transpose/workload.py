@@ -109,10 +109,10 @@ class _Reading:
     def _crossing(self, load: Load) -> dict[str, int] | None:
         """Return a load's strides along each axis; None unless it is contiguous along an axis other than the row.
 
-        Every element that a tile accesses exists.
+        Every element that a tile accesses exists, and has its type in memory: intermediates may be wider there.
         """
         type_ = dict(self.group.inputs).get(load.tensor)
-        if type_ is None or any(load.bounds_checked):
+        if type_ is None or type_.dtype is not load.dtype or any(load.bounds_checked):
             return None
         strides = _strides(load.index, type_)
         if strides is None or strides.get(self.row, 0) < 2 or _run(strides, self.group) is None:
