@@ -77,7 +77,7 @@ def _split(statement: TensorExpr, types: Mapping[str, TensorType], *, is_signing
 
 
 def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, TensorType]) -> Statements:
-    """Return the sums of terms and the map that adds them; none if that is no better than the statement."""
+    """Return the sums of terms and the map that adds them; none unless that is better than the statement."""
     dtype = statement.accumulator
     sums = [_sum(statement, term, f"{statement.output}.term{i}") for i, term in enumerate(terms)]
     if not _is_better(statement, sums, dtype) or not all(_is_readable(each.body, statement, types) for each in sums if each):

@@ -65,7 +65,7 @@ class _Combination:
         before = self.attention.unsplit[0]
         (_, (maxima, _), (totals, _)), (high, total, _) = self.workspaces, state_names(before)
         row_max = self._reduction(high, self._partial(maxima, before.index), Combine.MAX)
-        # where rows are stored, the sum of the statements may be among them, in terms of the kept one
+        # where rows are stored, the sum of the statements may be among them, in terms of the stored one
         name = total if self.attention.unsplit_rows.stored else before.output
         return row_max, self._reduction(name, self._weighted(totals, before.index), Combine.SUM)
 
