@@ -28,19 +28,32 @@ def load(name: str) -> HardwareSpec:
 
 
 def find_id(name: str) -> str:
-    """Return the id of the device that a name means.
+    """Return the id of the device that a name means, see `find_meanings`.
 
-    A name is an id, some words of a shipped one, as in H200 or nvidia-h200, or an architecture that one device has.
     Raises UnknownHardwareError if no device or several have that name.
     """
-    if name == LOCAL or name in shipped_files():
-        return name
-    plain = name.lower().replace("_", "-").replace(" ", "-").strip("-")
-    meant = [known for known in sorted(shipped_files()) if plain and f"-{plain}-" in f"-{known}-"]
-    meant = meant or [spec.id for spec in shipped_specs() if str(spec.arch) == name]
+    meant = find_meanings(name)
     if len(meant) == 1:
         return meant[0]
+    plain = _plain(name)
     raise _unknown_hardware(name, meant or [known for known in ids() if plain and plain in known])
+
+
+def find_meanings(name: str) -> list[str]:
+    """Return the ids of the devices that a name may mean, in order.
+
+    A name is an id, some words of a shipped one, as in H200 or nvidia-h200, or an architecture that one device has.
+    """
+    if name == LOCAL or name in shipped_files():
+        return [name]
+    plain = _plain(name)
+    meant = [known for known in sorted(shipped_files()) if plain and f"-{plain}-" in f"-{known}-"]
+    return meant or [spec.id for spec in shipped_specs() if str(spec.arch) == name]
+
+
+def _plain(name: str) -> str:
+    """Return a name as ids are spelled."""
+    return name.lower().replace("_", "-").replace(" ", "-").strip("-")
 
 
 def ids() -> tuple[str, ...]:

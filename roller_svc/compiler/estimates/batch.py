@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from roller_svc import hardware
-from roller_svc.compiler.estimates.cache import LruCache
+from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
 from roller_svc.compiler.estimates.worker import (
     Deadline,
     EstimateResult,
@@ -40,7 +40,6 @@ from roller_svc.ir.report import Plan
 
 # Capacities of the caches: device specs, errors of rejected programs, and results of one program on one device.
 MAX_SPECS, MAX_REJECTION_BYTES, MAX_RESULT_BYTES = 256, 4 << 20, 24 << 20
-ENTRY_BYTES = 512  # CPython's overhead per cache entry: key, dictionary, links, headers
 
 TIMED_OUT = error_result(EstimatesTimeoutError("estimate request timed out"))
 
