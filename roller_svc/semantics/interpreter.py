@@ -33,8 +33,8 @@ from roller_svc.ir.expr import Cast, Expr, Op, OpKind, Select
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
 from roller_svc.semantics import rounding
 from roller_svc.semantics.accumulate import Accumulator
-from roller_svc.semantics.recurrence import run_recurrence
 from roller_svc.semantics.evaluator import Evaluator, Tensors, Term, accumulation_dtype, as_dtype
+from roller_svc.semantics.recurrence import LinearSteps
 
 # Points evaluated at once: a few arrays of 8 B a point stay in a core's caches.
 BLOCK_POINTS = 1 << 19
@@ -317,9 +317,9 @@ class _Interpreter:
             term = self._sweep(values, extents, len(extents), lambda block: self._coordinates(values, block))
             return as_dtype(term, part.dtype, dtype, track=self.track)
 
-        terms = [evaluated(part) for part in (step.gate, step.initial, step.value)]
-        result = run_recurrence(*terms, along, dtype, scan.is_reversed, step.may_reset, track=self.track)
-        return as_dtype(result, dtype, statement.type.dtype, track=self.track)
+        gate, initial, value = (evaluated(part) for part in (step.gate, step.initial, step.value))
+        steps = LinearSteps(gate, initial, value, along, dtype, scan.is_reversed, step.may_reset)
+        return as_dtype(steps.run(extents, track=self.track), dtype, statement.type.dtype, track=self.track)
 
     def _evaluate_points(self, statement: TensorExpr, flat: Array) -> Term:
         """Evaluate a map or a reduction at some elements."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from roller_svc.analysis.wide_values import Array, max_finite, min_normal, unit_roundoff, wide_dtype, wrap
@@ -11,82 +13,74 @@ from roller_svc.semantics.evaluator import Term
 STEP_UNITS = 4.0  # of roundoff: a product and a sum, and the products of gates
 
 
-def run_recurrence(
-    gate: Term, initial: Term, value: Term, along: int, dtype: DType, is_reversed: bool, may_reset: bool, *, track: bool
-) -> Term:
-    """Return `state = gate * state + value` at each point along a dimension.
+@dataclass(frozen=True, slots=True)
+class LinearSteps:
+    """`state = gate * state + value` at each point along the dimension `along`.
 
-    Args:
-        gate: factors of the state.
-        initial: the state before the first step, which does not vary along the dimension.
-        value: what each step adds.
-        along: the dimension.
-        dtype: the type of the state.
-        is_reversed: whether the last element comes first.
-        may_reset: whether a gate of zero forgets the state, even if that is infinite or NaN.
-        track: whether the result has a bound.
+    `initial`, the state before the first step, does not vary along it. Where `may_reset`, a gate of zero forgets the
+    state, even if that is infinite or NaN.
     """
 
-    def steps(array: Array) -> Array:
-        moved = np.moveaxis(np.broadcast_to(array, value.value.shape), along, 0)
-        return moved[::-1] if is_reversed else moved
+    gate: Term
+    initial: Term
+    value: Term
+    along: int
+    dtype: DType  # of the state
+    is_reversed: bool
+    may_reset: bool
 
-    gates, values = steps(gate.value), steps(value.value)
-    state = steps(initial.value)[0]
-    result = np.empty(values.shape, dtype=wide_dtype(dtype))
-    for t, (factor, added) in enumerate(zip(gates, values, strict=True)):
-        after = factor * state + added
-        after = np.where(factor == 0, added, after) if may_reset else after
-        state = after if dtype.is_float else wrap(after, dtype)
-        result[t] = state
-    error = None
-    if track and dtype.is_float:
-        errors = [None if term.error is None else steps(term.error) for term in (gate, initial, value)]
-        error = _bound(gates, steps(initial.value)[0], values, result, errors, dtype, may_reset)
-    elif track and any(term.error is not None for term in (gate, initial, value)):
-        error = np.full(result.shape, np.inf)
+    def run(self, shape: tuple[int, ...], *, track: bool) -> Term:
+        """Return the states, with their bounds if `track`."""
+        gates, values = self._steps(self.gate.value, shape), self._steps(self.value.value, shape)
+        state = self._steps(self.initial.value, shape)[0]
+        result = np.empty(values.shape, dtype=wide_dtype(self.dtype))
+        for t, (gate, value) in enumerate(zip(gates, values, strict=True)):
+            after = gate * state + value
+            after = np.where(gate == 0, value, after) if self.may_reset else after
+            state = after if self.dtype.is_float else wrap(after, self.dtype)
+            result[t] = state
+        error = self._bound(gates, values, result, shape) if track else None
+        return Term(self._restored(result), None if error is None else self._restored(error))
 
-    def restored(array: Array) -> Array:
-        return np.moveaxis(array[::-1] if is_reversed else array, 0, along)
+    def _steps(self, array: Array, shape: tuple[int, ...]) -> Array:
+        """Return the array with the steps first, in their order."""
+        moved = np.moveaxis(np.broadcast_to(array, shape), self.along, 0)
+        return moved[::-1] if self.is_reversed else moved
 
-    return Term(restored(result), None if error is None else restored(error))
+    def _restored(self, array: Array) -> Array:
+        return np.moveaxis(array[::-1] if self.is_reversed else array, 0, self.along)
 
+    def _bound(self, gates: Array, values: Array, result: Array, shape: tuple[int, ...]) -> Array | None:
+        """Return the bound on each state: roundoff in proportion to the sum of the magnitudes of its terms.
 
-def _bound(
-    gates: Array, initial: Array, values: Array, result: Array, errors: list[Array | None], dtype: DType, may_reset: bool
-) -> Array:
-    """Return the bound on each state: roundoff in proportion to the sum of the magnitudes of its terms.
-
-    Products of consecutive gates after a state that is not zero, and sums of magnitudes, that leave the type's range
-    make later states unsure: a kernel that composes steps forms them. So does an infinite state, which a product that underflows may make NaN, or
-    forget where a gate may reset.
-    """
-    gate_error, initial_error, value_error = errors
-    unit, tiny, largest = STEP_UNITS * unit_roundoff(dtype.compute), min_normal(dtype.compute), max_finite(dtype.compute)
-    magnitude = np.abs(initial)
-    error = np.zeros(initial.shape) if initial_error is None else initial_error[0].copy()
-    product, greatest = np.zeros(initial.shape), magnitude.copy()
-    unsure = np.zeros(initial.shape, dtype=bool)
-    previous = initial
-    bounds = np.empty(result.shape)
-    for t, (gate, value) in enumerate(zip(gates, values, strict=True)):
-        factor = np.abs(gate)
-        is_reset = (gate == 0) & may_reset
-        kept = np.where(is_reset, 0.0, factor)
-        wide = factor if gate_error is None else factor + gate_error[t]
-        carried = wide * error + (0.0 if gate_error is None else gate_error[t] * magnitude)
-        before = np.where(is_reset, 0.0, magnitude)
-        magnitude = kept * before + np.abs(value)
-        product = np.where(is_reset, 0.0, factor * np.maximum(product, previous != 0))
-        is_lost = np.isinf(previous) | (may_reset & np.isnan(previous) & (gate != 1))
-        unsure = np.where(is_reset, False, unsure | is_lost)
-        unsure |= (product > largest) & np.isfinite(factor) | (magnitude > largest) & np.isfinite(value)
-        greatest = np.where(is_reset, np.abs(value), np.maximum(greatest, magnitude))
-        error = np.where(is_reset, 0.0, carried) + unit * magnitude + np.where(magnitude > 0, tiny * (1.0 + greatest), 0.0)
-        if value_error is not None:
-            error = error + value_error[t]
-        is_special = np.isnan(result[t]) | np.isinf(value)
-        bound = np.where(is_special, 0.0, np.where(np.isfinite(result[t]) & np.isfinite(error), error, np.inf))
-        bounds[t] = np.where(unsure, np.inf, bound)
-        previous = result[t]
-    return bounds
+        Products of consecutive gates after a state that is not zero, and sums of magnitudes, that leave the type's
+        range make later states unsure: a kernel that composes steps forms them. So does an infinite state, which a
+        product that underflows may make NaN, or forget where a gate may reset.
+        """
+        found = [None if part.error is None else self._steps(part.error, shape) for part in (self.gate, self.initial, self.value)]
+        if not self.dtype.is_float:
+            return None if found == [None] * 3 else np.full(result.shape, np.inf)
+        gate_errors, initial_errors, value_errors = (np.zeros(result.shape) if error is None else error for error in found)
+        compute = self.dtype.compute
+        unit, tiny, largest = STEP_UNITS * unit_roundoff(compute), min_normal(compute), max_finite(compute)
+        previous, error = self._steps(self.initial.value, shape)[0], initial_errors[0]
+        magnitude = greatest = np.abs(previous)
+        product, unsure = np.zeros(previous.shape), np.zeros(previous.shape, dtype=bool)
+        bounds = np.empty(result.shape)
+        for t, (gate, value) in enumerate(zip(gates, values, strict=True)):
+            factor = np.abs(gate)
+            is_reset = (gate == 0) & self.may_reset
+            carried = (factor + gate_errors[t]) * error + gate_errors[t] * magnitude
+            magnitude = np.where(is_reset, 0.0, factor * magnitude) + np.abs(value)
+            product = np.where(is_reset, 0.0, factor * np.maximum(product, previous != 0))
+            is_lost = np.isinf(previous) | (self.may_reset & np.isnan(previous) & (gate != 1))
+            unsure = ~is_reset & (unsure | is_lost)
+            unsure |= (product > largest) & np.isfinite(factor) | (magnitude > largest) & np.isfinite(value)
+            greatest = np.where(is_reset, np.abs(value), np.maximum(greatest, magnitude))
+            underflow = np.where(magnitude > 0, tiny * (1.0 + greatest), 0.0)
+            error = np.where(is_reset, 0.0, carried) + unit * magnitude + underflow + value_errors[t]
+            is_special = np.isnan(result[t]) | np.isinf(value)
+            bound = np.where(is_special, 0.0, np.where(np.isfinite(result[t]) & np.isfinite(error), error, np.inf))
+            bounds[t] = np.where(unsure, np.inf, bound)
+            previous = result[t]
+        return bounds

@@ -74,9 +74,11 @@ def infer_axes(statement: Statement, scope: Scope, *, scatter: bool, constant_of
 
 
 def is_own_state(node: Node, statement: Statement, scope: Scope) -> bool:
-    """Return whether a node of a map reads the map's own result, as a recurrence does."""
-    is_own = isinstance(node, Get) and node.tensor == statement.name and node.tensor not in scope.tensors
-    return is_own and statement.assign is not Assign.SCATTER and not statement.sign
+    """Return whether a node of a map reads another element of the map's own result, as a recurrence does."""
+    if not isinstance(node, Get) or node.tensor != statement.name or node.tensor in scope.tensors:
+        return False
+    is_shifted = any(not isinstance(index, Ref) for index in node.index)
+    return is_shifted and statement.assign is not Assign.SCATTER and not statement.sign
 
 
 def reads_own_state(statement: Statement, scope: Scope) -> bool:

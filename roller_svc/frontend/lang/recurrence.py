@@ -5,11 +5,11 @@ The value is linear in the state before. So it is a gate times the state and a v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from roller_svc.analysis.linear import linear
-from roller_svc.errors import require
+from roller_svc.errors import InvariantError, require
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of
 from roller_svc.ir.index import conjuncts
@@ -41,6 +41,12 @@ class _Form:
     gate: Expr | None
     value: Expr
 
+    @property
+    def state_gate(self) -> Expr:
+        if self.gate is None:
+            raise InvariantError("an expression of the state has a gate")
+        return self.gate
+
 
 class _Refused(Exception):
     """An expression is not linear in the state."""
@@ -67,7 +73,7 @@ def find_recurrence(body: Expr, own: str, spatial: Mapping[str, Axis], index: tu
     except _Refused as refused:
         return NotLinear(str(refused))
     initial = _converted(linear_form.initial or zero(body.dtype), body.dtype)
-    return Recurrence(spatial[name], require(form.gate, "a state"), initial, form.value, step > 0)
+    return Recurrence(spatial[name], form.state_gate, initial, form.value, step > 0)
 
 
 def _neighbour(load: Load, index: tuple[Expr, ...]) -> tuple[str, int] | None:
@@ -191,7 +197,7 @@ class _Linear:
         if kind is OpKind.NEG or (kind is OpKind.SUB and parts[0].gate is None):
             minus = Const(-1.0 if dtype.is_float else -1, dtype)
             last = parts[-1]
-            gate = _product(minus, require(last.gate, "a state"), dtype)
+            gate = _product(minus, last.state_gate, dtype)
             if kind is OpKind.NEG:
                 return _Form(gate, _product(minus, last.value, dtype))
             return _Form(gate, self._difference(parts[0].value, last.value, dtype))
@@ -200,7 +206,7 @@ class _Linear:
             gates = [part.gate for part in parts if part.gate is not None]
             gate = gates[0]
             if len(gates) == 2:
-                gate = _sum(*gates, dtype) if kind is OpKind.ADD else Op(kind, (gates[0], gates[1]), dtype)
+                gate = _sum(gates[0], gates[1], dtype) if kind is OpKind.ADD else Op(kind, (gates[0], gates[1]), dtype)
             if kind is OpKind.ADD:
                 return _Form(gate, _sum(first.value, second.value, dtype))
             return _Form(gate, self._difference(first.value, second.value, dtype))
@@ -214,7 +220,7 @@ class _Linear:
             return _Form(gate, value)
         state, factor = (first, second.value) if first.gate is not None else (second, first.value)
         value = state.value if _is_const(state.value, 0) else _product(state.value, factor, dtype)
-        return _Form(_product(factor, require(state.gate, "a state"), dtype), value)
+        return _Form(_product(factor, state.state_gate, dtype), value)
 
     @staticmethod
     def _difference(a: Expr, b: Expr, dtype: DType) -> Expr:
@@ -252,7 +258,8 @@ class _Linear:
         if len(parts) != 1 or axes_of(cond) != {self.axis.name} or loads_of(cond):
             return False
         part = parts[0]
-        if not isinstance(part, Op) or part.kind not in _COMPARED:
+        compare = _COMPARED.get(part.kind) if isinstance(part, Op) else None
+        if not isinstance(part, Op) or compare is None:
             return False
         terms = linear(part.args[0])
         for term, c in linear(part.args[1]).items():
@@ -262,13 +269,13 @@ class _Linear:
             return False
 
         def is_true(point: int) -> bool:
-            return _COMPARED[part.kind](scale * point + constant)
+            return compare(scale * point + constant)
 
         # a comparison with a constant changes once: what it is at both ends of the others, it is between them
         return is_true(first) is not holds and all(is_true(point) is holds for point in others)
 
 
-_COMPARED = {
+_COMPARED: dict[OpKind, Callable[[int], bool]] = {
     OpKind.LT: lambda x: x < 0, OpKind.LE: lambda x: x <= 0, OpKind.GT: lambda x: x > 0, OpKind.GE: lambda x: x >= 0,
     OpKind.EQ: lambda x: x == 0, OpKind.NE: lambda x: x != 0,
 }  # fmt: skip

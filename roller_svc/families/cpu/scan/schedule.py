@@ -137,8 +137,8 @@ class _CpuScan:
         carry = self._load(CARRY)
         for at in order:
             value = self._load(VALUES, at)
-            if (step := self.space.step) is not None:
-                state = step.applied(carry, self._load(GATES, at), value)
+            if (linear := self.space.step) is not None:
+                state = linear.applied(carry, self._load(GATES, at), value)
                 nodes += [Compute(CARRY, (), state), Compute(VALUES, (at,), carry)]
             elif self.space.scan.is_exclusive:
                 own = self._load(INSIDE, num(0))
@@ -161,10 +161,10 @@ class _CpuScan:
         at = {column.name: add(start, lane), scan.axis.name: ref(scan.axis.name)}
         reads = RowReads(rows, (lane,), at)
         carry = self._load(CARRY, index)
-        if (step := self.space.step) is None:
+        if (linear := self.space.step) is None:
             joined = self._joined(carry, self._value(at))
         else:
-            joined = step.applied(carry, *(self._converted(substitute(part, at)) for part in (step.gate, step.value)))
+            joined = linear.applied(carry, *(self._converted(substitute(part, at)) for part in (linear.gate, linear.value)))
         update = Compute(CARRY, (index,), joined)
         stores = self._stores(reads, carry)
         visited = (*stores, update) if scan.is_exclusive else (update, *stores)

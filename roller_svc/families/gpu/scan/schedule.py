@@ -209,7 +209,7 @@ class _ScanKernel:
 
     def _load(self) -> tuple[Node, ...]:
         scan, step = self.space.scan, self.step
-        parts = ((ELEMENTS, scan.value, scan.neutral),)
+        parts: tuple[tuple[str, Expr, Const], ...] = ((ELEMENTS, scan.value, scan.neutral),)
         if step is not None:
             parts = ((GATES[ELEMENTS], step.gate, self._one()), (ELEMENTS, step.value, scan.neutral))
 

@@ -113,9 +113,11 @@ def check_blocks(case: tuple[str, Types], target: str, count: int) -> None:
         ("a[t] * h[t - 1].when([t > 0], 0.0) + x[t]", math.nan, {}, ()),
     ],
 )
-def test_special_values_of_recurrences_are_those_of_the_steps(step: str, a: float, x: dict[int, float], flags: tuple[int, ...]) -> None:
+def test_special_values_of_recurrences_are_those_of_the_steps(
+    step: str, a: float, x: dict[int, float], flags: tuple[int, ...]
+) -> None:
     hw = dataclasses.replace(hardware.load(TARGETS[1]), num_cores=1)
-    types: Types = {name: ("float32", (910,)) for name in "axf"}
+    types: Types = dict.fromkeys("axf", ("float32", (910,)))
     types = {name: type_ for name, type_ in types.items() if f"{name}[" in step}
     program, group, ranked = scan_case(f"h[t] = {step}", types, hw)
     arrays = {"a": np.full(910, a, np.float32), "x": np.zeros(910, np.float32), "f": np.zeros(910, np.float32)}
@@ -125,7 +127,8 @@ def test_special_values_of_recurrences_are_those_of_the_steps(step: str, a: floa
     arrays = {name: arrays[name] for name in types}
     expected = evaluate(program, arrays)
     sure = expected["h"].error
-    assert sure is not None and np.isfinite(sure).mean() > 0.4
+    assert sure is not None
+    assert np.isfinite(sure).mean() > 0.4
     plan = Plan((Candidate(ranked[0], model_of(group, ranked[0], hw).estimate(ranked[0])),))
     found = load_emulated(CompiledKernel(emit_plan(plan, program, (group,), hw), b"", "", ()), 1, races=True).run(arrays)
     assert agrees(program, found, expected).ok
