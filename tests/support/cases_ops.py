@@ -156,6 +156,15 @@ def rotated(x: Array, cos: Array, sin: Array, *, interleaved: bool = False) -> A
     return y
 
 
+def recurrence(gate: Array, x: Array, axis: int, initial: Array | float = 0.0) -> Array:
+    """h[t] = gate[t] * h[t - 1] + x[t] along an axis."""
+    gates, values = (np.moveaxis(np.broadcast_to(a, np.broadcast_shapes(gate.shape, x.shape)), axis, 0) for a in (gate, x))
+    states = [np.asarray(initial)]
+    for g, v in zip(gates, values, strict=True):
+        states.append(g * states[-1] + v)
+    return np.moveaxis(np.stack(states[1:]), 0, axis)
+
+
 def gelu(x: Array) -> Array:
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 

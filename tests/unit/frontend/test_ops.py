@@ -18,6 +18,7 @@ from cases_ops import (
     pooled,
     put,
     rotated,
+    recurrence,
     sigmoid,
     softmax,
     spread,
@@ -240,6 +241,15 @@ REDUCTIONS = [
     ),
     Case("cumprod", ((5,),), lambda x: np.cumprod([1, *x[:-1]]), {"exclusive": True}),
     Case("cumsum", ((5,),), lambda x: np.cumsum([0, *x[:0:-1]])[::-1], {"exclusive": True, "reverse": True}),
+    Case("linear_recurrence", ((7, 3), (2, 7, 3)), lambda a, x: recurrence(a, x, 1), {"axis": 1}),
+    Case(
+        "linear_recurrence",
+        ((2, 1), (2, 5), (2,)),
+        lambda a, x, h: recurrence(a, x[:, ::-1], 1, h)[:, ::-1],
+        {"reverse": True},
+    ),
+    Case("linear_recurrence", ((3, 2), (3, 2), (1,)), lambda a, x, h: recurrence(a, x, 0, h), {"axis": 0}),
+    Case("segmented_cumsum", ((3, 5), np.array([0, 0, 1, 0, 1])), lambda x, s: recurrence(1 - s, x, 1)),
     Case("cumsum", ((2, 600),), lambda x: np.cumsum(x, 1)),
     Case("cumsum", ((130, 127),), lambda x: np.cumsum(x, 0), {"axis": 0}),
     Case(
@@ -438,8 +448,9 @@ ELEMENTS = [
 
 CASES = [*PRODUCTS, *CONVOLUTIONS, *POOLS, *NORMS, *REDUCTIONS, *LAYOUTS, *ELEMENTS, *RESAMPLED, *QUANTIZED]
 # Those whose statements are of another kind than the others': scatters, counted ranks, blocks, infinities.
-INDEXED = ("cumsum", "gather_nd", "max_pool_indices2d", "reverse_sequence", "scatter_elements", "scatter_nd",
-           "top_k_indices", "col2im", "space_to_depth", "paged_attention", "rope")  # fmt: skip
+INDEXED = ("cumsum", "gather_nd", "linear_recurrence", "segmented_cumsum", "max_pool_indices2d", "reverse_sequence",
+           "scatter_elements", "scatter_nd", "top_k_indices", "col2im", "space_to_depth", "paged_attention",
+           "rope")  # fmt: skip
 COMPILED = [*(next(case for case in reversed(CASES) if case.operator == name) for name in INDEXED),
             next(case for case in CASES if case.parameters.get("value") == -math.inf),
             PRODUCTS[4], PRODUCTS[8], CONVOLUTIONS[2], CONVOLUTIONS[8], POOLS[6], NORMS[4], NORMS[10], REDUCTIONS[16],
