@@ -28,6 +28,7 @@ from roller_svc.compiler.request import (
 from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
+from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
 from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.estimate import ProgramFloor, RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
@@ -176,7 +177,7 @@ class Kernel:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
-        return self.runner().run(*_checked_mappings(arrays, out))
+        return _run(self.runner(), *_checked_mappings(arrays, out))
 
     def prepare(self, /, *unnamed: Never, **constants: object) -> Prepared:
         """Bind the inputs declared as `constants` and compute what depends only on them, such as packed weights.
@@ -188,7 +189,7 @@ class Kernel:
             raise ArgumentError("arrays must be keyword arguments: kernel.prepare(W=w)", code="unknown-argument")
         runner = self.runner()
         if isinstance(runner, CpuModule):
-            return Prepared(runner.prepare(constants))
+            return Prepared(runner.prepare(share_arrays("argument", constants)))
         names = self.parts.compiled.source.constants
         check_names("argument", list(names), constants, complete=True)
         return Prepared(_UnpreparedKernel(runner, dict(constants)))
@@ -241,7 +242,7 @@ class Prepared:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
-        return self._runner.run(*_checked_mappings(arrays, out))
+        return _run(self._runner, *_checked_mappings(arrays, out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ class _UnpreparedKernel:
     constants: Mapping[str, object]
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
-        return self.runner.run(self._with_constants(arrays), out)
+        return _run(self.runner, self._with_constants(arrays), out)
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call:
         return self.runner.bind(self._with_constants(arrays), out)
@@ -336,7 +337,11 @@ def reference(expression: str, inputs: Inputs, arrays: Mapping[str, Any], output
     types = tensor_types(inputs)
     program = parse(validate_expression(expression), dict(types), validate_outputs(outputs))
     buffers = [Buffer(name, name, Role.INPUT, kind.dtype, kind.shape) for name, kind in types]
-    return dict(interpret(program, bind(buffers, arrays, None, NumpyArrays()).memory))
+
+    def run(plain: Mapping[str, object], _: Mapping[str, object] | None) -> dict[str, Any]:
+        return dict(interpret(program, bind(buffers, plain, None, NumpyArrays()).memory))
+
+    return run_with_tensors(run, arrays, None)
 
 
 def load(folder: str | os.PathLike[str]) -> Kernel:
@@ -375,6 +380,11 @@ def load_runner(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice
             return CudaModule(compiled)
         case Language.HIP:
             return reject_load(compiled)
+
+
+def _run(runner: Runner, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
+    """Run on arrays. Runners of CPUs take torch's tensors as arrays of numpy, that of GPUs takes them as they are."""
+    return runner.run(arrays, out) if isinstance(runner, CudaModule) else run_with_tensors(runner.run, arrays, out)
 
 
 def _checked_mappings(
