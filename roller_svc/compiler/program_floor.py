@@ -108,7 +108,8 @@ def reason_above_floor(
     position = next(i for i, choice in enumerate(plan.choices) if choice is chosen)
     group, construction, own = groups[position], constructions[position], chosen.program.unit
     compute, *levels = roofline
-    if compute.seconds > EXPLAINED_RATIO * floor.arithmetic_s and own.name != floor.unit:
+    decides = compute.seconds > max(EXPLAINED_RATIO * floor.arithmetic_s, plan.estimate.seconds / EXPLAINED_RATIO)
+    if decides and own.name != floor.unit:
         return f"{group.name} computes on {own.name}, not on {floor.unit}: {_unit_reason(group, construction, floor.unit)}"
     memory = next(bound for bound in levels if bound.level == floor.level)
     if memory.amount > EXPLAINED_RATIO * floor.traffic_bytes:
