@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from roller_svc.compiler.request import (
     validate_expression,
     validate_outputs,
 )
-from roller_svc.errors import ArgumentError, BuildError
+from roller_svc.errors import ArgumentError, BuildError, RollerWarning
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
@@ -79,10 +80,16 @@ class Estimate:
     roofline: tuple[RooflineBound, ...] = ()  # lower bounds for every plan of these kernels; empty for a compiled kernel
     floor: ProgramFloor | None = None  # the least time of the program, whichever kernels compute it
     above_floor: str = ""  # why the estimate is more than three times the floor
+    notes: tuple[str, ...] = ()  # on the first plan
 
     @classmethod
     def from_plan(
-        cls, plan: Plan, roofline: tuple[RooflineBound, ...] = (), floor: ProgramFloor | None = None, above_floor: str = ""
+        cls,
+        plan: Plan,
+        roofline: tuple[RooflineBound, ...] = (),
+        floor: ProgramFloor | None = None,
+        above_floor: str = "",
+        notes: tuple[str, ...] = (),
     ) -> Estimate:
         total: ir_estimate.Estimate = plan.estimate
         stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
@@ -98,6 +105,7 @@ class Estimate:
             roofline,
             floor,
             above_floor,
+            notes,
         )
 
     @property
@@ -288,7 +296,9 @@ def compile(
     request = build_request(expression, inputs, target=target, outputs=outputs, hardware=hardware, **options)
     if request.hardware is None:
         calibrate_at_first_use((request.target,), log.warning)
-    return Kernel.from_report(build_kernel(request))
+    report = build_kernel(request)
+    _warn(report.notes)
+    return Kernel.from_report(report)
 
 
 @shows_options(EstimateOptions)
@@ -317,13 +327,20 @@ def estimate(
             code="invalid-option",
             hint="give each spec its own id: dataclasses.replace(spec, id=...)",
         )
+    _warn([f"{each.spec.id}: {note}" for each in estimates for note in each.notes])
     return {
         each.spec.id: [
-            Estimate.from_plan(plan, each.roofline, each.floor, reason)
+            Estimate.from_plan(plan, each.roofline, each.floor, reason, each.notes if plan is each.plans[0] else ())
             for plan, reason in zip(each.plans, each.reasons, strict=True)
         ]
         for each in estimates
     }
+
+
+def _warn(notes: Sequence[str]) -> None:
+    """Warn of notes at the caller of the function that calls this."""
+    for note in notes:
+        warnings.warn(note, RollerWarning, stacklevel=3)
 
 
 def targets() -> tuple[HardwareSpec, ...]:
