@@ -179,7 +179,7 @@ class EstimateCache:
 
 def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[TargetEstimate]:
     """Return the best plans for each device. Raises InputError for an invalid program or device id."""
-    specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in targets]
+    specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in hardware.expand_targets(targets)]
     partitions, constraints = PartitionCache(_program_text(item).parse()), _constraints(item)
     return [estimate_program(partitions, spec, top_k, constraints) for spec in specs]
 
