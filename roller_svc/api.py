@@ -305,7 +305,7 @@ def compile(
 def estimate(
     expression: str,
     inputs: Inputs | None = None,
-    targets: Sequence[str | HardwareSpec] = ("nvidia-h200-sxm",),
+    targets: str | HardwareSpec | Sequence[str | HardwareSpec] = "nvidia-h200-sxm",
     outputs: Sequence[str] | None = None,
     top_k: int = 1,
     **options: Unpack[EstimateArguments],
@@ -316,9 +316,11 @@ def estimate(
     """
     reject_unknown(EstimateOptions, options, "estimate")
     count = read_top_k(top_k)
-    if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
+    targets = [targets] if isinstance(targets, str | HardwareSpec) else targets
+    if not isinstance(targets, Sequence) or not targets:
         raise ArgumentError(f"targets must be a list of device ids, got {targets!r}", code="invalid-option")
     item = Item(expression, inputs, outputs, options)
+    targets = devices.expand_targets(targets)
     calibrate_at_first_use(targets, log.warning)
     estimates = estimate_item(item, targets, count)
     if duplicates := [a.spec.id for a in estimates for b in estimates if a.spec.id == b.spec.id and a.spec != b.spec]:

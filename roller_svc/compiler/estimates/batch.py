@@ -180,7 +180,7 @@ class EstimateCache:
 
 def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[TargetEstimate]:
     """Return the best plans for each device. Raises InputError for an invalid program or device id."""
-    specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in targets]
+    specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in hardware.expand_targets(targets)]
     partitions, options = PartitionCache(_program_text(item).parse()), _options(item)
     estimates = (estimate_program(partitions, spec, top_k, options.constraints) for spec in specs)
     return [add_notes(partitions, each, options.constraints, strict=options.strict) for each in estimates]
