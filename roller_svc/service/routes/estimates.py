@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fastapi import APIRouter, Request, Response
 
+from roller_svc import hardware
 from roller_svc.client.schemas import EstimateRequest, EstimateResponse
 from roller_svc.compiler.estimates.batch import ItemResult
 from roller_svc.compiler.estimates.worker import ERROR_PREFIX, Deadline, compact_json
@@ -30,7 +31,8 @@ PLANS_PER_ITEM = 10  # of the largest request, on average
 async def estimates(body: EstimateRequest, request: Request) -> Response:
     """Estimate every item on every target, in that order. A rejected one has `error` in place of `candidates`."""
     state = state_of(request)
-    count = len(body.items) * len(body.targets)
+    targets = hardware.expand_targets(body.targets)
+    count = len(body.items) * len(targets)
     if count > state.settings.max_items:
         raise ArgumentError(f"too many estimates: the limit is {state.settings.max_items}, got {count}", code="too-many-items")
     check_devices_differ(body.targets)
@@ -42,7 +44,7 @@ async def estimates(body: EstimateRequest, request: Request) -> Response:
     items = [item_from_body(item, options) for item in body.items]
     deadline = Deadline(state.settings.estimates_timeout_s, principal_of(request).client)
     content = await state.estimate(
-        lambda: _content(state.estimate_cache.encoded_estimates(items, body.targets, top_k, deadline)),
+        lambda: _content(state.estimate_cache.encoded_estimates(items, targets, top_k, deadline)),
         count * top_k,
         deadline,
         request,
