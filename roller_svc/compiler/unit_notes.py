@@ -163,7 +163,7 @@ def _type_cause(product: _Product, dtypes: tuple[DType, DType], units: list[Comp
 
 
 def _form_cause(product: _Product) -> str:
-    """Return why a statement is no contraction, or not one of its own."""
+    """Return why a statement is not a contraction, or not one of its own."""
     for load in (load for factor in product.factors for load in loads_of(factor)):
         selected = [index for index in load.index if loads_of(index)]
         if selected:
@@ -175,7 +175,7 @@ def _form_cause(product: _Product) -> str:
         return f"fewer than {MIN_K} products a sum fill no tile"
     rows, columns = (math.prod(axis.extent for axis in axes) for axes in (contraction.m, contraction.n))
     if min(rows, columns) < MIN_TILED_ROWS:
-        return f"only {min(rows, columns)} of its rows or columns have a factor in common, too few to fill a tile"
+        return f"its products have {rows} x {columns} rows and columns, too few to fill a tile"
     return f"one kernel computes it with {len(product.group.statements) - 1} other statements"
 
 
