@@ -59,7 +59,7 @@ def _build_for_targets(options: argparse.Namespace) -> int:
             f"--targets needs --server, and excludes {', '.join(f'--{name}' for name in only_files)}", code="invalid-option"
         )
     remote = import_module("roller_svc.cli.remote")
-    targets = common.parse_names(options.targets)
+    targets = common.parse_targets(options.targets)
     options.target = targets[0]
     with remote.open_client(server) as service:
         results = service.compile_for_targets(remote.compile_request(options), targets)

@@ -61,7 +61,7 @@ def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     )
     count = read_top_k(options.top_k)
     specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
-    targets = [*options.target, *specs] or [hardware.LOCAL]
+    targets = [*hardware.expand_targets(options.target), *specs] or [hardware.LOCAL]
     common.calibrate_local(options, *targets)
     results = estimate_item(item, targets, count)
     estimates = [{"item": 0, "target": result.spec.id} | target_estimate_json(result) for result in results]

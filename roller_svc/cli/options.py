@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,11 @@ def parse_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def parse_targets(text: str) -> list[str]:
+    """Return the devices in a list that is separated by commas, such as `h200,mi300x`, or in a word such as `cuda`."""
+    return hardware.expand_targets([text])
+
+
 def read_expression(options: argparse.Namespace) -> str:
     """Return the program text and store it in the context for error messages."""
     argument: str = options.expression
@@ -120,7 +126,17 @@ def read_text_file(name: str) -> str:
         with Path(name).open("rb") as file:
             return _decode(file.read(MAX_FILE_BYTES), name)
     except OSError as failure:
-        raise ArgumentError(f"cannot read {name}: {failure.strerror or failure}", code="unreadable-file") from failure
+        raise ArgumentError(
+            f"cannot read {name}: {failure.strerror or failure}", code="unreadable-file", hint=_similar_files(Path(name))
+        ) from failure
+
+
+def _similar_files(path: Path) -> str:
+    """Return a hint with the files in a path's folder whose names are similar."""
+    folder = path.parent
+    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    near = [str(folder / name) for name in get_close_matches(path.name, names)]
+    return f"did you mean {' or '.join(near)}?" if near else f"paths are relative to {Path.cwd()}"
 
 
 def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
@@ -129,9 +145,13 @@ def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]
     for text in options.input:
         match = _INPUT.fullmatch(text)
         if match is None:
-            raise ArgumentError(f"--input {text}: expected NAME=DTYPE[EXTENT,...]", code="invalid-inputs")
+            raise ArgumentError(
+                f"--input {text}: expected NAME=DTYPE[EXTENT,...]", code="invalid-inputs", hint="write --input 'A=float32[64,32]'"
+            )
         if match["name"] in inputs:
-            raise ArgumentError(f"--input {match['name']} is given twice", code="invalid-inputs")
+            raise ArgumentError(
+                f"--input {match['name']} is given twice", code="invalid-inputs", hint="give each input once, with its own name"
+            )
         inputs[match["name"]] = (match["dtype"], _parse_extents(text, match["shape"] or ""))
     return inputs
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from roller_svc import hardware
-from roller_svc.compiler.estimates.cache import LruCache
+from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
 from roller_svc.compiler.estimates.worker import (
     Deadline,
     EstimateResult,
@@ -41,7 +41,6 @@ from roller_svc.ir.report import Plan
 
 # Capacities of the caches: device specs, errors of rejected programs, and results of one program on one device.
 MAX_SPECS, MAX_REJECTION_BYTES, MAX_RESULT_BYTES = 256, 4 << 20, 24 << 20
-ENTRY_BYTES = 512  # CPython's overhead per cache entry: key, dictionary, links, headers
 
 TIMED_OUT = error_result(EstimatesTimeoutError("estimate request timed out"))
 
@@ -181,7 +180,7 @@ class EstimateCache:
 
 def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[TargetEstimate]:
     """Return the best plans for each device. Raises InputError for an invalid program or device id."""
-    specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in targets]
+    specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in hardware.expand_targets(targets)]
     partitions, options = PartitionCache(_program_text(item).parse()), _options(item)
     estimates = (estimate_program(partitions, spec, top_k, options.constraints) for spec in specs)
     return [add_notes(partitions, each, options.constraints, strict=options.strict) for each in estimates]
