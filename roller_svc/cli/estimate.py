@@ -17,7 +17,7 @@ from roller_svc.compiler.request import read_top_k
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.options import EstimateOptions
 
-COLUMNS = ("target", "", "estimated", "rate", "floor", "kernels", "bound", "unit", "tiles")
+COLUMNS = ("target", "", "estimated", "rate", "floor", "kernels", "bound", "unit and tiles")
 SENSITIVITY_COLUMNS = ("target", "resource", "saves")
 ROOFLINE_COLUMNS = ("target", "level", "seconds", "operations", "bytes")
 
@@ -127,8 +127,7 @@ def _rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
                     f"{plan['floor_share']:.0%}",
                     len(plan["kernels"]),
                     plan["bound"],
-                    plan["unit"],
-                    show.format_plan_tiles(plan),
+                    f"{plan['unit']} | {show.format_plan_tiles(plan)}",
                 )
             )
     return rows
