@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,10 @@ from roller_svc.compiler.request import (
     validate_expression,
     validate_outputs,
 )
-from roller_svc.errors import ArgumentError, BuildError
+from roller_svc.errors import ArgumentError, BuildError, RollerWarning
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
+from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
 from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.estimate import ProgramFloor, RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
@@ -78,10 +80,16 @@ class Estimate:
     roofline: tuple[RooflineBound, ...] = ()  # lower bounds for every plan of these kernels; empty for a compiled kernel
     floor: ProgramFloor | None = None  # the least time of the program, whichever kernels compute it
     above_floor: str = ""  # why the estimate is more than three times the floor
+    notes: tuple[str, ...] = ()  # on the first plan
 
     @classmethod
     def from_plan(
-        cls, plan: Plan, roofline: tuple[RooflineBound, ...] = (), floor: ProgramFloor | None = None, above_floor: str = ""
+        cls,
+        plan: Plan,
+        roofline: tuple[RooflineBound, ...] = (),
+        floor: ProgramFloor | None = None,
+        above_floor: str = "",
+        notes: tuple[str, ...] = (),
     ) -> Estimate:
         total: ir_estimate.Estimate = plan.estimate
         stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
@@ -97,6 +105,7 @@ class Estimate:
             roofline,
             floor,
             above_floor,
+            notes,
         )
 
     @property
@@ -176,7 +185,7 @@ class Kernel:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
-        return self.runner().run(*_checked_mappings(arrays, out))
+        return _run(self.runner(), *_checked_mappings(arrays, out))
 
     def prepare(self, /, *unnamed: Never, **constants: object) -> Prepared:
         """Bind the inputs declared as `constants` and compute what depends only on them, such as packed weights.
@@ -188,7 +197,7 @@ class Kernel:
             raise ArgumentError("arrays must be keyword arguments: kernel.prepare(W=w)", code="unknown-argument")
         runner = self.runner()
         if isinstance(runner, CpuModule):
-            return Prepared(runner.prepare(constants))
+            return Prepared(runner.prepare(share_arrays("argument", constants)))
         names = self.parts.compiled.source.constants
         check_names("argument", list(names), constants, complete=True)
         return Prepared(_UnpreparedKernel(runner, dict(constants)))
@@ -241,7 +250,7 @@ class Prepared:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
-        return self._runner.run(*_checked_mappings(arrays, out))
+        return _run(self._runner, *_checked_mappings(arrays, out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +261,7 @@ class _UnpreparedKernel:
     constants: Mapping[str, object]
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
-        return self.runner.run(self._with_constants(arrays), out)
+        return _run(self.runner, self._with_constants(arrays), out)
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call:
         return self.runner.bind(self._with_constants(arrays), out)
@@ -287,14 +296,16 @@ def compile(
     request = build_request(expression, inputs, target=target, outputs=outputs, hardware=hardware, **options)
     if request.hardware is None:
         calibrate_at_first_use((request.target,), log.warning)
-    return Kernel.from_report(build_kernel(request))
+    report = build_kernel(request)
+    _warn(report.notes)
+    return Kernel.from_report(report)
 
 
 @shows_options(EstimateOptions)
 def estimate(
     expression: str,
     inputs: Inputs | None = None,
-    targets: Sequence[str | HardwareSpec] = ("nvidia-h200-sxm",),
+    targets: str | HardwareSpec | Sequence[str | HardwareSpec] = "nvidia-h200-sxm",
     outputs: Sequence[str] | None = None,
     top_k: int = 1,
     **options: Unpack[EstimateArguments],
@@ -305,9 +316,11 @@ def estimate(
     """
     reject_unknown(EstimateOptions, options, "estimate")
     count = read_top_k(top_k)
-    if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
+    targets = [targets] if isinstance(targets, str | HardwareSpec) else targets
+    if not isinstance(targets, Sequence) or not targets:
         raise ArgumentError(f"targets must be a list of device ids, got {targets!r}", code="invalid-option")
     item = Item(expression, inputs, outputs, options)
+    targets = devices.expand_targets(targets)
     calibrate_at_first_use(targets, log.warning)
     estimates = estimate_item(item, targets, count)
     if duplicates := [a.spec.id for a in estimates for b in estimates if a.spec.id == b.spec.id and a.spec != b.spec]:
@@ -316,13 +329,20 @@ def estimate(
             code="invalid-option",
             hint="give each spec its own id: dataclasses.replace(spec, id=...)",
         )
+    _warn([f"{each.spec.id}: {note}" for each in estimates for note in each.notes])
     return {
         each.spec.id: [
-            Estimate.from_plan(plan, each.roofline, each.floor, reason)
+            Estimate.from_plan(plan, each.roofline, each.floor, reason, each.notes if plan is each.plans[0] else ())
             for plan, reason in zip(each.plans, each.reasons, strict=True)
         ]
         for each in estimates
     }
+
+
+def _warn(notes: Sequence[str]) -> None:
+    """Warn of notes at the caller of the function that calls this."""
+    for note in notes:
+        warnings.warn(note, RollerWarning, stacklevel=3)
 
 
 def targets() -> tuple[HardwareSpec, ...]:
@@ -336,7 +356,11 @@ def reference(expression: str, inputs: Inputs, arrays: Mapping[str, Any], output
     types = tensor_types(inputs)
     program = parse(validate_expression(expression), dict(types), validate_outputs(outputs))
     buffers = [Buffer(name, name, Role.INPUT, kind.dtype, kind.shape) for name, kind in types]
-    return dict(interpret(program, bind(buffers, arrays, None, NumpyArrays()).memory))
+
+    def run(plain: Mapping[str, object], _: Mapping[str, object] | None) -> dict[str, Any]:
+        return dict(interpret(program, bind(buffers, plain, None, NumpyArrays()).memory))
+
+    return run_with_tensors(run, arrays, None)
 
 
 def load(folder: str | os.PathLike[str]) -> Kernel:
@@ -375,6 +399,11 @@ def load_runner(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice
             return CudaModule(compiled)
         case Language.HIP:
             return reject_load(compiled)
+
+
+def _run(runner: Runner, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
+    """Run on arrays. Runners of CPUs take torch's tensors as arrays of numpy, that of GPUs takes them as they are."""
+    return runner.run(arrays, out) if isinstance(runner, CudaModule) else run_with_tensors(runner.run, arrays, out)
 
 
 def _checked_mappings(

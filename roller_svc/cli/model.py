@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote
 from roller_svc.client.schemas import GraphOptions
-from roller_svc.errors import ArgumentError, InputError, WrongAnswerError
+from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.compile import Progress as Report
 from roller_svc.graph.compile import no_progress
@@ -37,11 +36,6 @@ RUNS = 20  # of a timed model
 TIMED_S = 2.0
 TOLERANCE = 1e-4  # of the largest value of an output; docs/models.md
 SHOWN_OPERATORS = 15
-# Argument of compile_model → the option that gives it.
-_OPTIONS_OF = {"dims": "--dim", "inputs": "--shape", "constants": "--constant"}
-_ARGUMENT = re.compile(rf"\b({'|'.join(_OPTIONS_OF)})=\{{(.*?)\}}")
-_ENTRY = re.compile(r'"([^"]*)": (\("[^"]*", \([^()]*\)\)|\[[^\]]*\]|[^,]+)')  # of a mapping in a message
-_TYPE = re.compile(r'\("([^"]*)", \(([^()]*)\)\)')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,30 +102,7 @@ def _add_arrays(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    try:
-        return _execute(options)
-    except InputError as error:
-        error.message = show_as_options(error.message)
-        error.hint = show_as_options(error.hint) if error.hint else None
-        raise
-
-
-def show_as_options(text: str) -> str:
-    """Return a message with options of this command in place of arguments of compile_model."""
-
-    def options(match: re.Match[str]) -> str:
-        shown = (f"{_OPTIONS_OF[match[1]]} {name}={_option_value(value)}" for name, value in _ENTRY.findall(match[2]))
-        return " ".join(shown) or match[0]
-
-    return _ARGUMENT.sub(options, text)
-
-
-def _option_value(value: str) -> str:
-    given = _TYPE.fullmatch(value)
-    return value.replace(" ", "") if given is None else f"{given[1]}[{given[2].replace(' ', '').rstrip(',')}]"
-
-
-def _execute(options: argparse.Namespace) -> int:
+    options.context.flags["inputs"] = "--shape"
     model = _model(options)
     match options.kind:
         case "compile":

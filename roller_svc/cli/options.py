@@ -6,14 +6,17 @@ import argparse
 import math
 import re
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
 from roller_svc.calibration import SECONDS, calibrate_at_first_use, pin_calibration
+from roller_svc.cli import format as show
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
-from roller_svc.ir.options import EstimateOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
+from roller_svc.ir.options import CommonOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
 from roller_svc.ir.report import BuildRequest
 from roller_svc.settings import settings, use
 
@@ -56,7 +59,7 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_options(parser: argparse.ArgumentParser, record: type[EstimateOptions], **defaults: str) -> None:
+def add_options(parser: argparse.ArgumentParser, record: type[CommonOptions], **defaults: str) -> None:
     """Add the options of a record. `option_values` reads them."""
     for option in options_of(record).values():
         add_option(parser, option, defaults.get(option.name, encode(option.default)))
@@ -78,7 +81,7 @@ def add_option(parser: argparse.ArgumentParser, option: Option, default: Any) ->
     parser.add_argument(*flags, dest=option.name, default=default, **details)
 
 
-def option_values(options: argparse.Namespace, record: type[EstimateOptions]) -> dict[str, Any]:
+def option_values(options: argparse.Namespace, record: type[CommonOptions]) -> dict[str, Any]:
     """Return the options of a record as callers give them in Python."""
     return {
         name: parse_tiles(options.tiles) if option.type == Tiles else getattr(options, name)
@@ -97,6 +100,11 @@ def server_url(options: argparse.Namespace) -> str:
 def parse_names(text: str) -> list[str]:
     """Return the names in a list that is separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_targets(text: str) -> list[str]:
+    """Return the devices in a list that is separated by commas, such as `h200,mi300x`, or in a word such as `cuda`."""
+    return hardware.expand_targets([text])
 
 
 def read_expression(options: argparse.Namespace) -> str:
@@ -118,7 +126,17 @@ def read_text_file(name: str) -> str:
         with Path(name).open("rb") as file:
             return _decode(file.read(MAX_FILE_BYTES), name)
     except OSError as failure:
-        raise ArgumentError(f"cannot read {name}: {failure.strerror or failure}", code="unreadable-file") from failure
+        raise ArgumentError(
+            f"cannot read {name}: {failure.strerror or failure}", code="unreadable-file", hint=_similar_files(Path(name))
+        ) from failure
+
+
+def _similar_files(path: Path) -> str:
+    """Return a hint with the files in a path's folder whose names are similar."""
+    folder = path.parent
+    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    near = [str(folder / name) for name in get_close_matches(path.name, names)]
+    return f"did you mean {' or '.join(near)}?" if near else f"paths are relative to {Path.cwd()}"
 
 
 def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
@@ -127,9 +145,13 @@ def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]
     for text in options.input:
         match = _INPUT.fullmatch(text)
         if match is None:
-            raise ArgumentError(f"--input {text}: expected NAME=DTYPE[EXTENT,...]", code="invalid-inputs")
+            raise ArgumentError(
+                f"--input {text}: expected NAME=DTYPE[EXTENT,...]", code="invalid-inputs", hint="write --input 'A=float32[64,32]'"
+            )
         if match["name"] in inputs:
-            raise ArgumentError(f"--input {match['name']} is given twice", code="invalid-inputs")
+            raise ArgumentError(
+                f"--input {match['name']} is given twice", code="invalid-inputs", hint="give each input once, with its own name"
+            )
         inputs[match["name"]] = (match["dtype"], _parse_extents(text, match["shape"] or ""))
     return inputs
 
@@ -150,6 +172,12 @@ def pin_local(options: argparse.Namespace) -> None:
 
 def _disable_calibration() -> None:
     use(settings().model_copy(update={"calibrate": False}))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print the notes on a program to stderr, each line within the terminal's width."""
+    for note in notes:
+        print(show.wrap(f"note: {note}"), file=sys.stderr, flush=True)
 
 
 def print_line(line: str) -> None:

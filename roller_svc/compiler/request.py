@@ -14,7 +14,7 @@ from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_typ
 from roller_svc.ir.constraints import TILE_FIELDS
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.options import (
-    EstimateOptions,
+    CommonOptions,
     InputNames,
     KernelOptions,
     Option,
@@ -70,7 +70,7 @@ def request_json(request: BuildRequest) -> dict[str, object]:
 
 
 def read_options(
-    record: type[EstimateOptions], given: Mapping[str, object], inputs: Iterable[tuple[str, object]] = ()
+    record: type[CommonOptions], given: Mapping[str, object], inputs: Iterable[tuple[str, object]] = ()
 ) -> dict[str, Any]:
     """Return the validated values of the options that are given.
 
@@ -82,7 +82,7 @@ def read_options(
     return {name: _read(known[name], value, inputs) for name, value in given.items()}
 
 
-def reject_unknown(record: type[EstimateOptions], given: Iterable[str], function: str) -> None:
+def reject_unknown(record: type[CommonOptions], given: Iterable[str], function: str) -> None:
     """Raise ArgumentError for an option that the record does not have."""
     for name in given:
         if name not in options_of(record):
@@ -90,7 +90,7 @@ def reject_unknown(record: type[EstimateOptions], given: Iterable[str], function
             raise ArgumentError(f"unknown option of {function}: {name!r}", code="invalid-option", hint=hint)
 
 
-def shows_options(record: type[EstimateOptions]) -> Callable[[F], F]:
+def shows_options(record: type[CommonOptions]) -> Callable[[F], F]:
     """Return a decorator of functions with `**options`: their signature and docstring list the record's options."""
 
     def show(function: F) -> F:

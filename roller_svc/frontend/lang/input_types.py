@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 
 from roller_svc.errors import ArgumentError, ShapeError
 from roller_svc.frontend.lang.limits import MAX_DIMENSIONS
+from roller_svc.frontend.lang.names import TYPE_NAMES, find_right_form
 from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.program import TensorType
 
@@ -57,10 +57,8 @@ def _dtype(name: str, value: object) -> DType:
         text = named if isinstance(named, str) else short_repr(value).removeprefix("torch.")
     dtype = dtype_named(text)
     if dtype is None:
-        near = get_close_matches(text[:40], [d.value for d in DType], n=1)
-        guess = f"; did you mean {near[0]}?" if near else ""
-        known = ", ".join(d.value for d in DType)
-        raise ArgumentError(f"input {name!r}: unknown dtype {text[:40]!r}{guess}", code="unknown-dtype", hint=f"dtypes are {known}")
+        hint = find_right_form(text[:40], TYPE_NAMES) or f"dtypes are {', '.join(d.value for d in DType)}"
+        raise ArgumentError(f"input {name!r}: unknown dtype {text[:40]!r}", code="unknown-dtype", hint=hint)
     return dtype
 
 
