@@ -60,7 +60,7 @@ def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     count = read_top_k(options.top_k)
     specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
     targets = [*hardware.expand_targets(options.target), *specs] or [hardware.LOCAL]
-    common.calibrate_local(options, *targets)
+    common.calibrate_local(options, *targets, check=lambda: parse(item.expression, dict(tensor_types(item.inputs)), item.outputs))
     results = estimate_item(item, targets, count)
     estimates = [{"item": 0, "target": result.spec.id} | target_estimate_json(result) for result in results]
     if options.sensitivity:

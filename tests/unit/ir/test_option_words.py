@@ -19,7 +19,7 @@ from roller_svc.ir.option_words import show_as_fields, show_as_flags
         ('runtime="emulator" runs it', "--emulate runs it", '"options": {"runtime": "emulator"} runs it'),
         ("allow_tf32=True", "--allow-tf32", '"options": {"allow_tf32": true}'),
         (
-        ("top_k=3 or more", "--top-k 3 or more", '"options": {"top_k": 3} or more'),
+            ("top_k=3 or more", "--top-k 3 or more", '"options": {"top_k": 3} or more'),
             "--max-workspace-bytes 4096 or more",
             '"options": {"max_workspace_bytes": 4096} or more',
         ),
