@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +31,10 @@ from roller_svc.compiler.request import (
     validate_expression,
     validate_outputs,
 )
-from roller_svc.errors import ArgumentError, BuildError
+from roller_svc.errors import ArgumentError, BuildError, RollerWarning
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
+from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
 from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.estimate import ProgramFloor, RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
@@ -83,10 +85,16 @@ class Estimate:
     roofline: tuple[RooflineBound, ...] = ()  # lower bounds for every plan of these kernels; empty for a compiled kernel
     floor: ProgramFloor | None = None  # the least time of the program, whichever kernels compute it
     above_floor: str = ""  # why the estimate is more than three times the floor
+    notes: tuple[str, ...] = ()  # on the first plan
 
     @classmethod
     def from_plan(
-        cls, plan: Plan, roofline: tuple[RooflineBound, ...] = (), floor: ProgramFloor | None = None, above_floor: str = ""
+        cls,
+        plan: Plan,
+        roofline: tuple[RooflineBound, ...] = (),
+        floor: ProgramFloor | None = None,
+        above_floor: str = "",
+        notes: tuple[str, ...] = (),
     ) -> Estimate:
         total: ir_estimate.Estimate = plan.estimate
         stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
@@ -102,6 +110,7 @@ class Estimate:
             roofline,
             floor,
             above_floor,
+            notes,
         )
 
     @property
@@ -183,7 +192,7 @@ class Kernel:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
-        return self.runner().run(*_checked_mappings(arrays, out))
+        return _run(self.runner(), *_checked_mappings(arrays, out))
 
     def prepare(self, /, *unnamed: Never, **constants: object) -> Prepared:
         """Bind the inputs declared as `constants` and compute what depends only on them, such as packed weights.
@@ -195,7 +204,7 @@ class Kernel:
             raise ArgumentError("arrays must be keyword arguments: kernel.prepare(W=w)", code="unknown-argument")
         runner = self.runner()
         if isinstance(runner, CpuModule):
-            return Prepared(runner.prepare(constants))
+            return Prepared(runner.prepare(share_arrays("argument", constants)))
         names = self.parts.compiled.source.constants
         check_names("argument", list(names), constants, complete=True)
         return Prepared(_UnpreparedKernel(runner, dict(constants)))
@@ -250,7 +259,7 @@ class Prepared:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
-        return self._runner.run(*_checked_mappings(arrays, out))
+        return _run(self._runner, *_checked_mappings(arrays, out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +270,7 @@ class _UnpreparedKernel:
     constants: Mapping[str, object]
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
-        return self.runner.run(self._with_constants(arrays), out)
+        return _run(self.runner, self._with_constants(arrays), out)
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call:
         return self.runner.bind(self._with_constants(arrays), out)
@@ -311,7 +320,9 @@ def compile(
         calibrate_at_first_use(
             (request.target,), log.warning, lambda: parse(request.expression, dict(request.inputs), request.outputs)
         )
-    return _find_or_build(request) if cache else Kernel.from_report(build_kernel(request))
+    kernel = _find_or_build(request) if cache else Kernel.from_report(build_kernel(request))
+    _warn(kernel.report.get("notes", ()))
+    return kernel
 
 
 def _join_inputs(inputs: Inputs | None, arrays: Mapping[str, object]) -> object:
@@ -374,13 +385,20 @@ def estimate(
             code="invalid-option",
             hint="give each spec its own id: dataclasses.replace(spec, id=...)",
         )
+    _warn([f"{each.spec.id}: {note}" for each in estimates for note in each.notes])
     return {
         each.spec.id: [
-            Estimate.from_plan(plan, each.roofline, each.floor, reason)
+            Estimate.from_plan(plan, each.roofline, each.floor, reason, each.notes if plan is each.plans[0] else ())
             for plan, reason in zip(each.plans, each.reasons, strict=True)
         ]
         for each in estimates
     }
+
+
+def _warn(notes: Sequence[str]) -> None:
+    """Warn of notes at the caller of the function that calls this."""
+    for note in notes:
+        warnings.warn(note, RollerWarning, stacklevel=3)
 
 
 def targets() -> tuple[HardwareSpec, ...]:
@@ -394,7 +412,11 @@ def reference(expression: str, inputs: Inputs, arrays: Mapping[str, Any], output
     types = tensor_types(inputs)
     program = parse(validate_expression(expression), dict(types), validate_outputs(outputs))
     buffers = [Buffer(name, name, Role.INPUT, kind.dtype, kind.shape) for name, kind in types]
-    return dict(interpret(program, bind(buffers, arrays, None, NumpyArrays()).memory))
+
+    def run(plain: Mapping[str, object], _: Mapping[str, object] | None) -> dict[str, Any]:
+        return dict(interpret(program, bind(buffers, plain, None, NumpyArrays()).memory))
+
+    return run_with_tensors(run, arrays, None)
 
 
 def load(folder: str | os.PathLike[str]) -> Kernel:
@@ -433,6 +455,11 @@ def load_runner(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice
             return CudaModule(compiled)
         case Language.HIP:
             return reject_load(compiled)
+
+
+def _run(runner: Runner, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
+    """Run on arrays. Runners of CPUs take torch's tensors as arrays of numpy, that of GPUs takes them as they are."""
+    return runner.run(arrays, out) if isinstance(runner, CudaModule) else run_with_tensors(runner.run, arrays, out)
 
 
 def _checked_mappings(

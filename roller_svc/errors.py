@@ -162,6 +162,12 @@ class UnsupportedModelError(InputError):
         self.nodes = nodes
 
 
+class StrictError(InputError):
+    """A program has notes, and the option `strict` is set."""
+
+    default_code = "has-notes"
+
+
 class ScheduleError(InputError):
     default_code = "schedule-illegal"
 
@@ -188,6 +194,10 @@ class UnknownOpError(NotFoundError):
 
 class UnknownKernelError(NotFoundError):
     default_code = "unknown-kernel"
+
+
+class RollerWarning(UserWarning):
+    """A note on a program: something slow or mistaken that the compiler sees."""
 
 
 class BuildError(RollerError):

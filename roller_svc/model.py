@@ -24,6 +24,7 @@ from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import read_options, reject_unknown, shows_options, validate_target
 from roller_svc.errors import ArgumentError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
+from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
 from roller_svc.graph.choose import PLANS, SERIAL
 from roller_svc.graph.compile import BuiltModel, ModelOptions, Progress, build_model, no_progress
 from roller_svc.graph.estimate import estimate_graph
@@ -187,11 +188,15 @@ class Model:
         _check_mapping("arrays", arrays)
         if out is not None:
             _check_mapping("out", out)
+        return run_with_tensors(self._run, arrays, out)
+
+    def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         return self._variant(arrays).loaded.run(arrays, out)
 
     def profile(self, inputs: Mapping[str, object]) -> Profile:
         """Run the model once and return its steps with their times, in seconds since the first began."""
         _check_mapping("inputs", inputs)
+        inputs = share_arrays("input", inputs)
         variant = self._variant(inputs)
         digests = [self._kernel_bundles[position].digest for position in variant.kernels]
         return Profile(

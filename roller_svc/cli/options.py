@@ -6,17 +6,18 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
 from roller_svc.calibration import SECONDS, calibrate_at_first_use, pin_calibration
+from roller_svc.cli import format as show
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.parse import parse
-from roller_svc.ir.options import EstimateOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
+from roller_svc.ir.options import CommonOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
 from roller_svc.ir.report import BuildRequest
 from roller_svc.settings import settings, use
 
@@ -59,7 +60,7 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_options(parser: argparse.ArgumentParser, record: type[EstimateOptions], **defaults: str) -> None:
+def add_options(parser: argparse.ArgumentParser, record: type[CommonOptions], **defaults: str) -> None:
     """Add the options of a record. `option_values` reads them."""
     for option in options_of(record).values():
         add_option(parser, option, defaults.get(option.name, encode(option.default)))
@@ -81,7 +82,7 @@ def add_option(parser: argparse.ArgumentParser, option: Option, default: Any) ->
     parser.add_argument(*flags, dest=option.name, default=default, **details)
 
 
-def option_values(options: argparse.Namespace, record: type[EstimateOptions]) -> dict[str, Any]:
+def option_values(options: argparse.Namespace, record: type[CommonOptions]) -> dict[str, Any]:
     """Return the options of a record as callers give them in Python."""
     return {
         name: parse_tiles(options.tiles) if option.type == Tiles else getattr(options, name)
@@ -178,6 +179,12 @@ def pin_local(options: argparse.Namespace) -> None:
 
 def _disable_calibration() -> None:
     use(settings().model_copy(update={"calibrate": False}))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print the notes on a program to stderr, each line within the terminal's width."""
+    for note in notes:
+        print(show.wrap(f"note: {note}"), file=sys.stderr, flush=True)
 
 
 def print_line(line: str) -> None:

@@ -15,7 +15,7 @@ from roller_svc.frontend.lang.names import did_you_mean
 from roller_svc.ir.constraints import TILE_FIELDS
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.options import (
-    EstimateOptions,
+    CommonOptions,
     InputNames,
     KernelOptions,
     Option,
@@ -71,7 +71,7 @@ def request_json(request: BuildRequest) -> dict[str, object]:
 
 
 def read_options(
-    record: type[EstimateOptions], given: Mapping[str, object], inputs: Iterable[tuple[str, object]] = ()
+    record: type[CommonOptions], given: Mapping[str, object], inputs: Iterable[tuple[str, object]] = ()
 ) -> dict[str, Any]:
     """Return the validated values of the options that are given.
 
@@ -83,7 +83,7 @@ def read_options(
     return {name: _read(known[name], value, inputs) for name, value in given.items()}
 
 
-def reject_unknown(record: type[EstimateOptions], given: Iterable[str], function: str) -> None:
+def reject_unknown(record: type[CommonOptions], given: Iterable[str], function: str) -> None:
     """Raise ArgumentError for an option that the record does not have."""
     for name in given:
         if name not in options_of(record):
@@ -110,7 +110,7 @@ def _is_input(value: object) -> bool:
     return is_array(value) or (isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], str))
 
 
-def shows_options(record: type[EstimateOptions]) -> Callable[[F], F]:
+def shows_options(record: type[CommonOptions]) -> Callable[[F], F]:
     """Return a decorator of functions with `**options`: their signature and docstring list the record's options."""
 
     def show(function: F) -> F:

@@ -111,7 +111,7 @@ def pack(report: BuildReport) -> Artifact:
             "expression": kernel.expression,
             "estimate": kernel.estimate,
             "measurement": None if measurement is None else to_json(measurement),
-            "notes": list(report.notes),
+            "notes": [*report.notes, *report.remarks],
             "files": {_KINDS[name]: name for name in names},
         },
     )

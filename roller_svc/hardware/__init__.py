@@ -9,6 +9,7 @@ from roller_svc.hardware.catalog import (
     detect_local,
     expand_targets,
     find_id,
+    find_meanings,
     forget_local,
     ids,
     load,
@@ -21,5 +22,6 @@ from roller_svc.hardware.yaml_text import load_yaml, to_yaml
 
 __all__ = [
     "LOCAL", "SpecFault", "all_specs", "calibrated_local", "detect_local", "expand_targets", "find_faults", "find_id",
-    "forget_local", "from_mapping", "ids", "load", "load_yaml", "local_spec_error", "shipped_specs", "to_mapping", "to_yaml",
+    "find_meanings", "forget_local", "from_mapping", "ids", "load", "load_yaml", "local_spec_error", "shipped_specs",
+    "to_mapping", "to_yaml",
 ]  # fmt: skip

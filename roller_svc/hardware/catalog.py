@@ -30,21 +30,28 @@ def load(name: str) -> HardwareSpec:
 
 
 def find_id(name: str) -> str:
-    """Return the id of the device that a name means.
+    """Return the id of the device that a name means, see `find_meanings`.
 
-    A name is an id, some words of a shipped one, as in H200 or nvidia-h200, or an architecture that one device has.
-    `cpu` is the host CPU. Raises UnknownHardwareError if no device or several have that name.
+    Raises UnknownHardwareError if no device or several have that name.
     """
-    if name == LOCAL or name in shipped_files():
-        return name
-    if name.lower() in (LOCAL, "cpu", "host"):
-        return LOCAL
-    meant = match_device(name, shipped_files())
-    if len(meant) != 1:
-        meant = match_group(name, shipped_specs()) or meant
+    meant = find_meanings(name)
     if len(meant) == 1:
         return meant[0]
     raise _unknown_hardware(name, meant)
+
+
+def find_meanings(name: str) -> list[str]:
+    """Return the ids of the devices that a name may mean, in order.
+
+    A name is an id, some words of a shipped one, as in H200 or nvidia-h200, or an architecture that one device has.
+    `cpu` is the host CPU.
+    """
+    if name == LOCAL or name in shipped_files():
+        return [name]
+    if name.lower() in (LOCAL, "cpu", "host"):
+        return [LOCAL]
+    meant = match_device(name, shipped_files())
+    return meant if len(meant) == 1 else match_group(name, shipped_specs()) or meant
 
 
 def expand_targets(targets: Iterable[object]) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -201,12 +200,12 @@ class PlainArrays:
     """
 
     def __init__(self, buffers: Iterable[Buffer]) -> None:
-        listed = [(buffer.role, buffer.name, numpy_dtype(buffer.dtype), buffer.shape) for buffer in buffers]
-        self._inputs = [signature for role, *signature in listed if role is Role.INPUT]
+        listed = tuple(buffers)
+        self._inputs = [(b.name, numpy_dtype(b.dtype), b.shape) for b in listed if b.role is Role.INPUT]
         self._outputs = [
-            (name, dtype, shape, np.empty if dtype.itemsize * math.prod(shape) < PAGE_BYTES else aligned_empty)
-            for role, name, dtype, shape in listed
-            if role is Role.OUTPUT
+            (b.name, numpy_dtype(b.dtype), b.shape, np.empty if b.bytes < PAGE_BYTES else aligned_empty)
+            for b in listed
+            if b.role is Role.OUTPUT
         ]
 
     def addresses(self, arrays: Mapping[str, object]) -> list[int] | None:

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from roller_svc.service.app import create_app
 from roller_svc.service.connections import ConnectionLimits, ServiceConfig, descriptor_limit, fit_connections
 from roller_svc.service.logs import configure_logging
+from roller_svc.service.malloc import limit_arenas
 from roller_svc.service.middleware import allowed_hosts
 from roller_svc.service.processes import bind_shared, run_processes
 from roller_svc.service.telemetry import open_tracing
@@ -95,6 +96,7 @@ def serve_shared(settings: Settings, on_start: Callable[[], None]) -> None:
 
 
 def _serve(settings: Settings, on_start: Callable[[], None] = lambda: None, sockets: list[socket.socket] | None = None) -> bool:
+    limit_arenas(settings.malloc_arenas)
     raise_descriptor_limit()
     configure_logging(settings)
     tracing = open_tracing(settings)  # reads OTEL_* variables, some of them secrets

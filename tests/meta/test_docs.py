@@ -97,7 +97,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_links_lead_to_pages_and_headings() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for link, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")):
             target = page.parent / link if link else page
             assert target.exists(), f"{page.name}: {link}"

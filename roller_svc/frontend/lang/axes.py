@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.errors import ExprTypeError, ShapeError
 from roller_svc.frontend.lang.names import did_you_mean
-from roller_svc.frontend.lang.nodes import DimSize, Extent, Get, Node, Num, Ref, Statement, TypeOf, WhereItem, children
+from roller_svc.frontend.lang.nodes import Assign, DimSize, Extent, Get, Node, Num, Ref, Statement, TypeOf, WhereItem, children
 from roller_svc.frontend.lang.source import Source, Span
 from roller_svc.ir.program import TensorType
 
@@ -59,7 +59,7 @@ def infer_axes(statement: Statement, scope: Scope, *, scatter: bool, constant_of
                 if name in scope.tensors:
                     raise tensor_without_index(name, node, scope)
                 spans.setdefault(name, Span(node.start, node.end))
-            case Get():
+            case Get() if not is_own_state(node, statement, scope):
                 _collect_bare_axes(node, scope, bare_axes)
             case DimSize(tensor=Ref(name=name)):
                 scope.tensor(name, Span(node.tensor.start, node.tensor.end))
@@ -71,6 +71,19 @@ def infer_axes(statement: Statement, scope: Scope, *, scatter: bool, constant_of
         _collect_bare_axes(lhs(statement), scope, bare_axes)
     extents = {name: stated[name] if name in stated else _extent(name, bare_axes, spans, scope) for name in spans}
     return Axes(extents, spans)
+
+
+def is_own_state(node: Node, statement: Statement, scope: Scope) -> bool:
+    """Return whether a node of a map reads another element of the map's own result, as a recurrence does."""
+    if not isinstance(node, Get) or node.tensor != statement.name or node.tensor in scope.tensors:
+        return False
+    is_shifted = any(not isinstance(index, Ref) for index in node.index)
+    return is_shifted and statement.assign is not Assign.SCATTER and not statement.sign
+
+
+def reads_own_state(statement: Statement, scope: Scope) -> bool:
+    """Return whether a statement is written as a recurrence."""
+    return any(is_own_state(node, statement, scope) for node in _iter_nodes((statement.value,)))
 
 
 def lhs(statement: Statement) -> Get:

@@ -1,4 +1,4 @@
-"""Operators over the order of elements: top_k_indices, cumsum, cumprod, cummax, cummin."""
+"""Operators over the order of elements: top_k_indices, running sums, products and extrema, linear recurrences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import dtype, flag, integer, required
-from roller_svc.frontend.ops.text import affine, guard, join_statements, number, statement
+from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guard, join_statements, number, statement, zero
 from roller_svc.ir.dtype import DType
 
 # Every pair of elements along the axis is compared, or of a block of it.
@@ -136,6 +136,42 @@ def _neutral(sign: str, dtype: DType) -> str:
     return number(dtype.integer_range[0 if sign == ">" else 1], dtype)
 
 
+def _linear_recurrence(call: Call) -> str:
+    """Return the map that reads its own result before each element."""
+    gate, x = call.operands[:2]
+    shape = broadcast_shape(call, (gate.shape, x.shape))
+    axis, axes = call.one_axis(len(shape)), call.axes(len(shape))
+    rows = (*shape[:axis], *shape[axis + 1 :])
+    initial = call.operand(2)
+    if initial is not None and broadcast_shape(call, (initial.shape, rows)) != rows:
+        raise call.wrong_shape(f"`{initial.name}` {list(initial.shape)} does not broadcast to {list(rows)}")
+    at_rows = (*axes[:axis], *axes[axis + 1 :])
+    start = zero(x.dtype) if initial is None else broadcast(initial, at_rows, rows)
+    state = _state_before(call, axes, axis, shape[axis], start)
+    step = f"{broadcast(gate, axes, shape)} * {state} + {broadcast(x, axes, shape)}"
+    return statement(call.output, axes, "=", step, where=list(zip(axes, shape, strict=True)))
+
+
+def _segmented_cumsum(call: Call) -> str:
+    """Return the recurrence whose gate is zero where a segment begins."""
+    x, starts = call.operands
+    axis, axes = call.one_axis(x.rank), call.axes(x.rank)
+    if broadcast_shape(call, (starts.shape, x.shape)) != x.shape:
+        raise call.wrong_shape(f"`{starts.name}` {list(starts.shape)} does not broadcast to {list(x.shape)}")
+    begins = f"{broadcast(starts, axes, x.shape)} != 0"
+    state = _state_before(call, axes, axis, x.shape[axis], zero(x.dtype))
+    return statement(call.output, axes, "=", f"where({begins}, {zero(x.dtype)}, {state}) + {x.at(*axes)}", dtype=x.dtype)
+
+
+def _state_before(call: Call, axes: tuple[str, ...], axis: int, extent: int, start: str) -> str:
+    """Return the result before an element, or behind it, or the start before the first one."""
+    here, is_reversed = axes[axis], call.flag("reverse")
+    neighbour = f"{here} {'+' if is_reversed else '-'} 1"
+    is_later = f"{here} < {extent - 1}" if is_reversed else f"{here} > 0"
+    state = f"{call.output}[{', '.join((*axes[:axis], neighbour, *axes[axis + 1 :]))}]"
+    return guard(state, [is_later], start)
+
+
 _CUMULATED = (
     integer("axis", -1, "the dimension"),
     flag("exclusive", "without the element itself"),
@@ -163,6 +199,21 @@ OPERATORS = (
              _CUMULATED),
     Operator("cummax", "Greatest of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign=">"),
              _CUMULATED),
+    Operator(
+        "linear_recurrence",
+        "`h[t] = gate[t] * h[t - 1] + x[t]` along an axis, from `initial` or 0 on.",
+        ("gate", "x", "initial"),
+        _linear_recurrence,
+        (integer("axis", -1, "the dimension"), flag("reverse", "from the last element")),
+        needed=2,
+    ),
+    Operator(
+        "segmented_cumsum",
+        "Sum of the elements of the same segment up to each one; a segment begins where `starts` is not 0.",
+        ("x", "starts"),
+        _segmented_cumsum,
+        (integer("axis", -1, "the dimension"), flag("reverse", "from the last element")),
+    ),
     Operator("cummin", "Least of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="<"),
              _CUMULATED),
 )  # fmt: skip

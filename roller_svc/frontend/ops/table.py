@@ -23,6 +23,7 @@ from roller_svc.frontend.ops import (
     quantization,
     reduction,
     resample,
+    rope,
     sampling,
     scatter,
 )
@@ -35,6 +36,7 @@ _FAMILIES = (
     pooling.OPERATORS,
     normalization.OPERATORS,
     attention.OPERATORS,
+    rope.OPERATORS,
     reduction.OPERATORS,
     elementwise.OPERATORS,
     layout.OPERATORS,

@@ -16,7 +16,7 @@ from roller_svc.errors import ArgumentError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.ir.options import EstimateOptions, options_of
 from roller_svc.service.access import principal_of, requires
-from roller_svc.service.mapping import item_from_body
+from roller_svc.service.mapping import check_devices_differ, item_from_body
 from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import state_of
@@ -34,6 +34,7 @@ async def estimates(body: EstimateRequest, request: Request) -> Response:
     count = len(body.items) * len(targets)
     if count > state.settings.max_items:
         raise ArgumentError(f"too many estimates: the limit is {state.settings.max_items}, got {count}", code="too-many-items")
+    check_devices_differ(body.targets)
     top_k = read_top_k(body.top_k)
     max_plans = PLANS_PER_ITEM * state.settings.max_items
     if count * top_k > max_plans:
