@@ -310,18 +310,19 @@ def compile_model(
     """
     reject_unknown(NamedOptions, options, "compile_model")
     checked = read_options(NamedOptions, options)
-    calibrate_at_first_use((target,), log.warning)
-    chosen = _options(target, threads, plan, checked)
+    target_id = validate_target(target)
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     cache, weights = KernelCache(settings().cache_folder), Weights()
     built = []
     clock = StageTimer()
-    for extents in _buckets(dims):
-        graph = load_graph(source, weights, types, extents, constants)
-        clock.record("import")
+    graphs = [(extents, load_graph(source, weights, types, extents, constants)) for extents in _buckets(dims)]
+    clock.record("import")
+    calibrate_at_first_use((target_id,), log.warning)  # after all that may be refused at once
+    chosen = _options(target_id, threads, plan, checked)
+    for extents, graph in graphs:
         built.append((extents, build_model(graph, weights, chosen, cache, progress)))
-        clock.record("build")
+    clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
     return _model(built, weights, chosen, import_s)
 

@@ -127,7 +127,7 @@ def _model(options: argparse.Namespace) -> Model:
         with tempfile.TemporaryDirectory(prefix="roller-") as folder:
             remote.unpack(bundle, Path(folder))
             return load_model(folder)
-    common.calibrate_local(options, options.target)
+    common.set_calibration(options)
     with _progress() as progress:
         return compile_model(
             path,
