@@ -15,9 +15,11 @@ from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensit
 from roller_svc.compiler.estimates.worker import target_estimate_json
 from roller_svc.compiler.request import read_top_k
 from roller_svc.errors import ArgumentError
+from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.frontend.parse import parse
 from roller_svc.ir.options import EstimateOptions
 
-COLUMNS = ("target", "", "estimated", "rate", "floor", "kernels", "bound", "unit", "tiles")
+COLUMNS = ("target", "", "estimated", "rate", "floor", "kernels", "bound", "unit and tiles")
 SENSITIVITY_COLUMNS = ("target", "resource", "saves")
 ROOFLINE_COLUMNS = ("target", "level", "seconds", "operations", "bytes")
 
@@ -53,8 +55,9 @@ def execute(options: argparse.Namespace) -> int:
 
 def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Estimate in this process. Raises InputError for an invalid program or device id."""
+    text = common.read_expression(options)
     item = Item(
-        common.read_expression(options),
+        text,
         common.parse_inputs(options),
         options.output or None,
         common.option_values(options, EstimateOptions),
@@ -62,7 +65,7 @@ def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     count = read_top_k(options.top_k)
     specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
     targets = [*hardware.expand_targets(options.target), *specs] or [hardware.LOCAL]
-    common.calibrate_local(options, *targets)
+    common.calibrate_local(options, *targets, check=lambda: parse(text, dict(tensor_types(item.inputs)), options.output or None))
     results = estimate_item(item, targets, count)
     estimates = [{"item": 0, "target": result.spec.id} | target_estimate_json(result) for result in results]
     if options.sensitivity:
@@ -127,8 +130,7 @@ def _rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
                     f"{plan['floor_share']:.0%}",
                     len(plan["kernels"]),
                     plan["bound"],
-                    plan["unit"],
-                    show.format_plan_tiles(plan),
+                    f"{plan['unit']} | {show.format_plan_tiles(plan)}",
                 )
             )
     return rows

@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from roller_svc.calibration import SECONDS, calibrate_at_first_use, pin_calibrat
 from roller_svc.cli import format as show
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
+from roller_svc.frontend.parse import parse
 from roller_svc.ir.options import CommonOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
 from roller_svc.ir.report import BuildRequest
 from roller_svc.settings import settings, use
@@ -156,17 +157,23 @@ def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]
     return inputs
 
 
-def calibrate_local(options: argparse.Namespace, *targets: object) -> None:
-    """Measure the host CPU if it is among the targets and this is its first use, unless --no-calibrate is given."""
+def calibrate_local(options: argparse.Namespace, *targets: object, check: Callable[[], object] = lambda: None) -> None:
+    """Measure the host CPU if it is among the targets and this is its first use, unless --no-calibrate is given.
+
+    `check` is called before a measurement.
+    """
+    set_calibration(options)
+    calibrate_at_first_use(targets, print_line, check)
+
+
+def set_calibration(options: argparse.Namespace) -> None:
     if options.no_calibrate:
         _disable_calibration()
-    calibrate_at_first_use(targets, print_line)
 
 
 def pin_local(options: argparse.Namespace) -> None:
     """Do the same for the target `local` of this process and its children, which use one spec of it."""
-    if options.no_calibrate:
-        _disable_calibration()
+    set_calibration(options)
     pin_calibration(print_line)
 
 
@@ -186,15 +193,16 @@ def print_line(line: str) -> None:
 
 def parse_request(options: argparse.Namespace) -> BuildRequest:
     """Return the request for a build in this process, after a calibration where `local` needs one."""
-    device = parse_device(options)
-    calibrate_local(options, device.get("target"))
-    return build_request(
+    request = build_request(
         read_expression(options),
         parse_inputs(options),
         outputs=options.output or None,
         **option_values(options, KernelOptions),
-        **device,
+        **parse_device(options),
     )
+    target = None if request.hardware else request.target
+    calibrate_local(options, target, check=lambda: parse(request.expression, dict(request.inputs), request.outputs))
+    return request
 
 
 def parse_tiles(text: str) -> dict[str, int]:
