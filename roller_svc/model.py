@@ -24,6 +24,7 @@ from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import read_options, reject_unknown, shows_options, validate_target
 from roller_svc.errors import ArgumentError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
+from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
 from roller_svc.graph.choose import PLANS, SERIAL
 from roller_svc.graph.compile import BuiltModel, ModelOptions, Progress, build_model, no_progress
 from roller_svc.graph.estimate import estimate_graph
@@ -187,11 +188,15 @@ class Model:
         _check_mapping("arrays", arrays)
         if out is not None:
             _check_mapping("out", out)
+        return run_with_tensors(self._run, arrays, out)
+
+    def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         return self._variant(arrays).loaded.run(arrays, out)
 
     def profile(self, inputs: Mapping[str, object]) -> Profile:
         """Run the model once and return its steps with their times, in seconds since the first began."""
         _check_mapping("inputs", inputs)
+        inputs = share_arrays("input", inputs)
         variant = self._variant(inputs)
         digests = [self._kernel_bundles[position].digest for position in variant.kernels]
         return Profile(
@@ -222,8 +227,13 @@ class Model:
         listed = [{"dims": dict(variant.dims)} | plan for variant, plan in zip(self._variants, plans, strict=True)]
         return {"kind": plans[0]["kind"], "buckets": listed}
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model."""
+    def save(self, folder: str | os.PathLike[str], launcher: str | Iterable[str] = ()) -> Path:
+        """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model.
+
+        Args:
+            folder: the directory, which need not exist.
+            launcher: also write launch.py, for callers that have some of ctypes and torch.
+        """
         variants = tuple(
             VariantBundle(
                 each.dims, each.name, each.plan, each.kernels, each.binary,
@@ -232,7 +242,7 @@ class Model:
             for each in self._variants
         )  # fmt: skip
         bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
-        return saved.save_model(bundle, folder, model_header)
+        return saved.save_model(bundle, folder, model_header, [launcher] if isinstance(launcher, str) else launcher)
 
     def _variant(self, arrays: Mapping[str, object]) -> _Variant:
         """Return the variant for the arrays' shapes. With a single one, its call checks the arrays."""
@@ -305,18 +315,19 @@ def compile_model(
     """
     reject_unknown(NamedOptions, options, "compile_model")
     checked = read_options(NamedOptions, options)
-    calibrate_at_first_use((target,), log.warning)
-    chosen = _options(target, threads, plan, checked)
+    target_id = validate_target(target)
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     cache, weights = KernelCache(settings().cache_folder), Weights()
     built = []
     clock = StageTimer()
-    for extents in _buckets(dims):
-        graph = load_graph(source, weights, types, extents, constants)
-        clock.record("import")
+    graphs = [(extents, load_graph(source, weights, types, extents, constants)) for extents in _buckets(dims)]
+    clock.record("import")
+    calibrate_at_first_use((target_id,), log.warning)  # after all that may be refused at once
+    chosen = _options(target_id, threads, plan, checked)
+    for extents, graph in graphs:
         built.append((extents, build_model(graph, weights, chosen, cache, progress)))
-        clock.record("build")
+    clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
     return _model(built, weights, chosen, import_s)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from roller_svc.errors import ExprTypeError, ShapeError
-from roller_svc.frontend.lang.names import known_names
+from roller_svc.frontend.lang.names import did_you_mean
 from roller_svc.frontend.lang.nodes import Assign, DimSize, Extent, Get, Node, Num, Ref, Statement, TypeOf, WhereItem, children
 from roller_svc.frontend.lang.source import Source, Span
 from roller_svc.ir.program import TensorType
@@ -36,7 +36,7 @@ class Scope:
         if name in self.defined_later:
             message = f"`{name}` is read before it is written"
             raise self.source.error(ExprTypeError, "read-before-write", message, span, "reorder the statements")
-        hint = known_names(name, self.tensors, "tensors")
+        hint = did_you_mean(name, self.tensors) or f'declare an input: inputs={{"{name}": ("float32", (64, 64))}}'
         raise self.source.error(ExprTypeError, "unknown-name", f"there is no tensor `{name}`", span, hint)
 
 
@@ -127,7 +127,8 @@ def check_rank(node: Get, shape: tuple[int, ...], scope: Scope) -> None:
     if shape == () and count == 1 and isinstance(node.index[0], Num) and node.index[0].value == 0:
         return
     message = f"`{node.tensor}` has {len(shape)} dimensions, {list(shape)}, and {count} indices here"
-    raise scope.source.error(ShapeError, "wrong-rank", message, node)
+    hint = f"write an index for each dimension: `{node.tensor}[{', '.join('ijklmnop'[: len(shape)])}]`"
+    raise scope.source.error(ShapeError, "wrong-rank", message, node, hint)
 
 
 def _where_extents(statement: Statement, scope: Scope, constant_of: Callable[[Node], int | None]) -> dict[str, int]:
@@ -158,7 +159,8 @@ def _stated_extent(item: WhereItem, scope: Scope, constant_of: Callable[[Node], 
 def _extent(name: str, bare: dict[str, list[tuple[int, Span]]], places: dict[str, Span], scope: Scope) -> int:
     uses = bare.get(name)
     if not uses:
-        hint = f"add `where {name} in ...`"
+        divides = "/" in scope.source.text.replace("//", "")
+        hint = f"add `where {name} in N` with the number of its values" + ("; indices are divided by `//`" if divides else "")
         message = f"axis `{name}` has no extent: it indexes no dimension bare"
         raise scope.source.error(ShapeError, "axis-without-extent", message, places[name], hint)
     for size, span in uses[1:]:

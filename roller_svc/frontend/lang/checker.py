@@ -17,7 +17,7 @@ from roller_svc.frontend.lang.cuts import mark_wrapping, mark_wrapping_index
 from roller_svc.frontend.lang.expressions import Expressions
 from roller_svc.frontend.lang.index_proofs import Budget, Ranges
 from roller_svc.frontend.lang.limits import MAX_AXES, MAX_DIMENSIONS, MAX_ELEMENTS, MAX_NAME_CHARACTERS
-from roller_svc.frontend.lang.names import did_you_mean
+from roller_svc.frontend.lang.names import did_you_mean, known_names
 from roller_svc.frontend.lang.nodes import Assign, Get, Node, Num, Ref, Statement, When, children
 from roller_svc.frontend.lang.recurrence import NotLinear, Recurrence, find_recurrence
 from roller_svc.frontend.lang.source import Source, Span
@@ -300,11 +300,11 @@ def _output(name: str, program: _Program) -> Output:
         return Output(name, program.tensors[name].id)
     if name in program.inputs:
         message = f"output `{name}` is an input that no statement writes"
-        raise ArgumentError(message, code="unknown-output")
+        raise ArgumentError(message, code="unknown-output", hint="leave it out: the caller has it")
     raise ArgumentError(
         f"output `{name}` is written by no statement",
         code="unknown-output",
-        hint=did_you_mean(name, program.written),
+        hint=known_names(name, program.written, "tensors that statements write"),
     )
 
 

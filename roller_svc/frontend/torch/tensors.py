@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.graph_builder import Array
@@ -67,13 +69,52 @@ def type_of(tensor: torch.Tensor) -> TensorType | Empty:
     return TensorType(dtype_of(tensor.dtype), shape) if math.prod(shape) else Empty(shape)
 
 
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the dimensions from the outermost in memory to the innermost; None for memory with gaps or repetition."""
+    order = tuple(sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d)))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return the elements as an array, which shares the memory of a dense tensor on the CPU."""
-    dense = tensor.detach().cpu().contiguous()
-    if dense.dtype in _BIT_VIEWS:
-        bits, kind = _BIT_VIEWS[dense.dtype]
-        return np.asarray(dense.reshape(-1).view(bits).numpy().view(kind).reshape(tuple(dense.shape)))
-    return np.asarray(dense.numpy())
+    """Return the elements as a dense array, which shares the memory of a dense tensor on the CPU."""
+    return view_of(tensor.cpu().contiguous())
+
+
+def view_of(tensor: torch.Tensor) -> Array:
+    """Return an array that shares the memory of a tensor on the CPU, with its strides."""
+    plain = tensor.detach().resolve_neg()
+    if plain.dtype in _BIT_VIEWS:
+        bits, kind = _BIT_VIEWS[plain.dtype]
+        return np.asarray(plain.view(bits).numpy().view(kind))
+    return np.asarray(plain.numpy())
+
+
+def argument_of(what: str, tensor: torch.Tensor) -> Array:
+    """Return the array of an argument of a call. Raises ArgumentError if it has no memory to share, or needs a gradient."""
+    if isinstance(tensor, FakeTensor):
+        hint = "register an operator with its fake: roller_svc.torch.op"
+        raise ArgumentError(f"{what} is a tensor of a trace, without elements", code="not-an-array", hint=hint)
+    if tensor.device.type != "cpu":
+        message = f"{what} is a tensor on {tensor.device}; this runs on the CPU"
+        raise ArgumentError(message, code="not-an-array", hint="pass .cpu()")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise ArgumentError(f"{what} is a sparse, nested or quantized tensor; only dense ones are taken", code="not-an-array")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"{what} requires a gradient, which kernels and models do not give",
+            code="needs-gradient",
+            hint="call below torch.no_grad(), or pass .detach()",
+        )
+    if tensor.dtype not in DTYPES:
+        raise ArgumentError(f"{what} has dtype {tensor.dtype}, which is not supported", code="dtype-mismatch")
+    return view_of(tensor)
+
+
+def note_writes(values: Iterable[object]) -> None:
+    """Tell torch that these tensors were written, so that it does not compute gradients from what they were."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and not value.is_inference():
+            torch.autograd.graph.increment_version(value)
 
 
 def tensor_of(array: Array) -> torch.Tensor:

@@ -1,0 +1,46 @@
+"""torch's tensors as arguments of kernels and models for CPUs, without a copy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Run = Callable[[Mapping[str, object], Mapping[str, object] | None], dict[str, Any]]
+
+
+def run_with_tensors(run: Run, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
+    """Run on arrays of numpy and tensors. If one is a tensor, new results are tensors.
+
+    Args:
+        run: takes arrays of numpy by name, and those that it writes.
+        arrays: the arguments.
+        out: where results are written.
+
+    Raises:
+        ArgumentError: a tensor is not in this machine's memory, not dense, or would need a gradient.
+    """
+    plain, written = share_arrays("argument", arrays), None if out is None else share_arrays("output", out)
+    results = run(plain, written)
+    if plain is arrays and written is out:
+        return results
+    from roller_svc.frontend.torch import tensors  # noqa: PLC0415 - loads the torch package
+
+    given = {} if out is None else out
+    tensors.note_writes(given.values())
+    return {name: given[name] if name in given else tensors.tensor_of(array) for name, array in results.items()}
+
+
+def share_arrays(what: str, given: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the arguments with arrays that share the memory of tensors; the same mapping if there are none.
+
+    Raises ArgumentError as run_with_tensors does.
+    """
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    if kind is None or not any(isinstance(value, kind) for value in given.values()):
+        return given
+    from roller_svc.frontend.torch import tensors  # noqa: PLC0415 - loads the torch package
+
+    return {
+        name: tensors.argument_of(f"{what} {name!r}", value) if isinstance(value, kind) else value for name, value in given.items()
+    }

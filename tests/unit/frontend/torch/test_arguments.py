@@ -1,0 +1,86 @@
+"""Tensors as arguments of kernels and models: shared memory, results that are tensors, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+import roller_svc
+from roller_svc.errors import ArgumentError
+from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
+from roller_svc.frontend.torch.tensors import DTYPES
+
+FAST = {"select": "model", "top_k": 1}
+
+
+def unchanged(arrays, _):
+    return dict(arrays)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strided", [False, True])
+def test_arguments_and_results_share_memory(dtype, strided):
+    whole = torch.arange(12).reshape(3, 4).to(dtype)
+    x = whole.t()[::2] if strided else whole
+    array = share_arrays("argument", {"x": x})["x"]
+    assert (array.ctypes.data, array.shape) == (x.data_ptr(), tuple(x.shape))
+    assert (array.astype(np.float64) == x.to(torch.float64).numpy()).all()
+    result = run_with_tensors(unchanged, {"x": whole}, None)["x"]
+    assert (result.dtype, result.data_ptr()) == (dtype, whole.data_ptr())
+
+
+def test_scalars_and_views_of_negated_tensors():
+    assert share_arrays("argument", {"x": torch.tensor(2.5, dtype=torch.bfloat16)})["x"].item() == 2.5
+    negated = torch.complex(torch.ones(2), torch.ones(2)).conj().imag
+    assert negated.is_neg()
+    assert share_arrays("argument", {"x": negated})["x"].tolist() == [-1, -1]
+
+
+def test_arrays_stay_arrays():
+    arrays = {"x": np.ones(3)}
+    assert share_arrays("argument", arrays) is arrays
+    assert run_with_tensors(unchanged, arrays, None)["x"] is arrays["x"]
+    mixed = run_with_tensors(unchanged, arrays | {"y": torch.ones(1)}, None)
+    assert all(isinstance(result, torch.Tensor) for result in mixed.values())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (lambda: torch.ones(2, requires_grad=True), "requires a gradient"),
+        (lambda: torch.empty(2, device="meta"), "on meta"),
+        (lambda: torch.eye(2).to_sparse(), "sparse"),
+        (lambda: torch.zeros(2, dtype=torch.complex64), "complex64"),
+    ],
+)
+def test_refusals_name_the_argument(tensor, message):
+    with pytest.raises(ArgumentError, match=f"argument 'x'.*{message}"):
+        share_arrays("argument", {"x": tensor()})
+
+
+def test_fake_tensors_are_refused():
+    with torch._subclasses.FakeTensorMode(), pytest.raises(ArgumentError, match="of a trace"):
+        share_arrays("argument", {"x": torch.ones(2)})
+
+
+def test_kernels_models_and_the_reference_take_tensors(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLER_CACHE", str(tmp_path))
+    text, x = "y[i] = x[i] * w[i]", torch.randn(6, dtype=torch.bfloat16)[::2]
+    w = torch.nn.Parameter(torch.randn(3, dtype=torch.bfloat16))
+    types = {"x": ("bfloat16", (3,)), "w": ("bfloat16", (3,))}
+    kernel = roller_svc.compile(text, types, constants=["w"], **FAST)
+    out = torch.zeros(3, dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = x * w
+        torch.testing.assert_close(kernel(x=x, w=w)["y"], expected)
+        torch.testing.assert_close(kernel.prepare(w=w)(x=x)["y"], expected)
+        torch.testing.assert_close(roller_svc.reference(text, types, {"x": x, "w": w})["y"], expected)
+        version = out._version
+        assert kernel(x=x, w=w, out={"y": out})["y"] is out
+    torch.testing.assert_close(out, expected)
+    assert out._version > version
+    model = roller_svc.compile_model((torch.nn.Linear(3, 2).bfloat16(), (out[None],)), **FAST)
+    assert model.run({model.inputs[0].name: out[None]})["output0"].dtype is torch.bfloat16
