@@ -22,6 +22,7 @@ MAX_MODEL_BYTES = 1 << 31  # of a protobuf file, which holds no more
 MAX_JSON_BYTES = 1 << 28
 MAX_WEIGHTS_BYTES = 1 << 36
 GRAPH_FILE, WEIGHTS_FILE = "graph.json", "weights.safetensors"
+_TORCH_FILES = (b"PK\x03\x04", b"\x80\x02")  # a zip archive; a pickle, as torch wrote before version 1.6
 _SOURCES = (
     "the path or bytes of an ONNX file, an onnx.ModelProto, a torch.export.ExportedProgram, "
     "(torch.nn.Module, example inputs) or a JSON graph"
@@ -92,6 +93,12 @@ def _is_kind(value: object, package: str, name: str) -> bool:
 
 def _import_onnx(source: Any, folder: Path | None, weights: Weights, given: _Given) -> Graph:
     """Import bytes or a ModelProto."""
+    if isinstance(source, bytes) and source.startswith(_TORCH_FILES):
+        raise ArgumentError(
+            "this is a torch pickle, not an ONNX file: export it, or pass (module, inputs)",
+            code="invalid-model",
+            hint="a file of torch.export.save: pass torch.export.load(file)",
+        )
     try:
         from roller_svc.frontend.onnx import model, read  # noqa: PLC0415 - loads the onnx package
     except ModuleNotFoundError as error:
