@@ -178,15 +178,20 @@ def _types(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
     return common.parse_inputs(argparse.Namespace(input=options.input_types))
 
 
-def _dims(options: argparse.Namespace) -> dict[str, int | list[int]] | None:
-    """Parse --dim: batch=4 → {"batch": 4}; batch=1,8 → {"batch": [1, 8]}."""
-    dims: dict[str, int | list[int]] = {}
+def _dims(options: argparse.Namespace) -> dict[str, int | str | list[int]] | None:
+    """Parse --dim: batch=4 → {"batch": 4}; batch=1,8 → {"batch": [1, 8]}; batch=1..8 → {"batch": "1..8"}."""
+    dims: dict[str, int | str | list[int]] = {}
     for text in options.dim:
         name, _, value = text.partition("=")
+        if ".." in value:
+            dims[name] = value
+            continue
         try:
             extents = [int(part) for part in value.split(",")]
         except ValueError as failure:
-            raise ArgumentError(f"--dim {text}: expected NAME=EXTENT[,EXTENT]", code="invalid-option") from failure
+            raise ArgumentError(
+                f"--dim {text}: expected NAME=EXTENT[,EXTENT], or NAME=FIRST..LAST", code="invalid-option"
+            ) from failure
         dims[name] = extents[0] if len(extents) == 1 else extents
     return dims or None
 
@@ -317,7 +322,7 @@ def _timed(model: Model, arrays: Mapping[str, Any]) -> dict[str, Any]:
 def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argparse.Namespace) -> float:
     """Return the largest difference from the interpreter's results. Raises WrongAnswerError beyond the tolerance."""
     weights, dims = Weights(), _dims(options)
-    if dims is not None and any(isinstance(extent, list) for extent in dims.values()):
+    if dims is not None and any(isinstance(extent, list | str) for extent in dims.values()):
         raise ArgumentError("--check takes one extent for each --dim", code="invalid-option")
     path = Path(options.file)
     given = {} if path.suffix == ".json" else {name: (value.dtype.name, value.shape) for name, value in arrays.items()}
