@@ -38,6 +38,7 @@ from roller_svc.on_use import OnUse
 from roller_svc.runtime import thread_pool
 from roller_svc.runtime.binding import NumpyArrays, bind, check_names
 from roller_svc.runtime.cpu import CpuModule
+from roller_svc.runtime.measure import measure
 
 if TYPE_CHECKING:
     from roller_svc import hardware as devices
@@ -85,12 +86,20 @@ class TypedArray(Protocol):
 Inputs = Mapping[str, tuple[Any, Sequence[int]] | TypedArray]
 
 
+class TensorInfo(NamedTuple):
+    """An input or output of a kernel or model."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class Stage(NamedTuple):
     name: str
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Estimate:
     """The performance model's estimate of a plan."""
 
@@ -133,13 +142,16 @@ class Estimate:
             notes,
         )
 
+    def __repr__(self) -> str:
+        return f"<roller_svc.Estimate {self.seconds:.4g} s, bound by {self.bound}: {self.program.tile_text}>"
+
     @property
     def floor_share(self) -> float | None:
         """Return the floor as a share of the estimated time; None for a compiled kernel."""
         return None if self.floor is None else self.floor.seconds / self.seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Candidate:
     """A plan that was considered for a kernel."""
 
@@ -147,6 +159,12 @@ class Candidate:
     estimate: Estimate
     measurement: Measurement | None  # None if it was not timed
     error: BuildError | None  # None if it compiled
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"<roller_svc.Candidate {self.error.code}: {self.program.tile_text}>"
+        seconds, how = (self.estimate.seconds, "estimated") if self.measurement is None else (self.measurement.median_s, "measured")
+        return f"<roller_svc.Candidate {seconds:.4g} s {how}: {self.program.tile_text}>"
 
     @classmethod
     def from_result(cls, result: CandidateResult) -> Candidate:
@@ -181,6 +199,7 @@ class Kernel:
     ) -> None:
         self.parts = parts
         self.runtime = runtime
+        self._state = parts, plan, results, runtime  # to copy and pickle it: the loaded kernel stays in its process
         self._runner: Runner | None = None
         self._lock = Lock()
         self.digest = parts.digest
@@ -190,6 +209,10 @@ class Kernel:
         self.source = parts.compiled.source.text
         self.binary = parts.compiled.binary
         self.language = parts.compiled.source.language.value
+        self.inputs, self.outputs = (
+            tuple(TensorInfo(b.name, b.dtype.value, b.shape) for b in parts.compiled.source.buffers_of(role))
+            for role in (Role.INPUT, Role.OUTPUT)
+        )
         self.launches: tuple[LaunchSpec, ...] = parts.compiled.source.launches
         self.resources: tuple[Resources, ...] = parts.compiled.resources
         self.estimate = None if plan is None else Estimate.from_plan(plan)
@@ -258,6 +281,13 @@ class Kernel:
             launcher: also write files that do so, for callers that have some of ctypes, cupy, torch and cpp.
         """
         return saved.save(self.parts, folder, [launcher] if isinstance(launcher, str) else launcher)
+
+    def time(self, /, **arrays: object) -> Measurement:
+        """Measure the time of a call on these arrays, without the binding of arrays: median and minimum of samples."""
+        return measure(self.runner().bind(share_arrays("argument", arrays)))
+
+    def __reduce__(self) -> tuple[type[Kernel], tuple[Any, ...]]:
+        return Kernel, self._state
 
     def __repr__(self) -> str:
         return f"<roller_svc.Kernel {self.digest[:19]} for {self.target}: {self.expression.splitlines()[0][:60]}>"

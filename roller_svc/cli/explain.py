@@ -124,7 +124,7 @@ def format_steps(steps: Sequence[Mapping[str, Any]]) -> str:
         (
             step["level"],
             " ".join(f"{a}={n}" for a, n in step["tile"].items()),
-            show.format_bytes(step["footprint_bytes"]),
+            show.format_bytes(step["footprint_bytes"]) if step["footprint_bytes"] else "-",  # of a rejected tile it is not computed
             "free" if step["reuse"] is None else f"{step['reuse']:.3g}",
             step["outcome"],
         )
