@@ -222,6 +222,7 @@ class Settings(BaseSettings):
         None,
         description="directory of compiled kernels and calibrations; default: roller-svc in the user's cache directory",
     )
+    cache_kernels: bool = Field(default=True, description="whether roller_svc.compile keeps its kernels there, and finds them")
     log_format: LogFormat = Field("console", description="how services and workers log: console (text) or json")
     log_level: LogLevel = Field("info", description="least level of what they log: debug, info, warning or error")
     otlp_endpoint: str = Field(

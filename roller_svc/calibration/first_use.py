@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from threading import Lock
 
-from roller_svc import hardware
+from roller_svc import hardware, toolchain
 from roller_svc.calibration.calibrate import calibrate_briefly
 from roller_svc.errors import BuildError
 from roller_svc.hardware.calibration_cache import (
     calibrated_path,
     find_calibrated,
+    has_failed_lately,
     load_calibrated,
     lock_calibration,
+    note_failure,
     save_calibrated,
 )
 from roller_svc.settings import pin_local, settings
@@ -29,8 +31,8 @@ _has_attempted: list[bool] = []  # in this process: a busy machine delays one co
 def calibrate_at_first_use(targets: Iterable[object], report: Callable[[str], None]) -> None:
     """Measure the host CPU for some seconds if `local` is among the targets and has no measured values yet.
 
-    ROLLER_LOCAL_SPEC and ROLLER_CALIBRATE=0 prevent it. If it fails, `local` keeps its assumed rates, and the next
-    process tries again.
+    ROLLER_LOCAL_SPEC and ROLLER_CALIBRATE=0 prevent it. If it fails, `local` keeps its assumed rates, and no process
+    tries again for an hour. Without a compiler it does nothing: whatever needs one says so.
 
     Args:
         targets: ids of devices, or specs.
@@ -61,6 +63,8 @@ def pin_calibration(report: Callable[[str], None]) -> None:
 def _calibrate(report: Callable[[str], None]) -> None:
     """Measure and store the spec, unless another process has stored one meanwhile."""
     detected = hardware.detect_local()
+    if has_failed_lately(detected) or not toolchain.availability(detected).ok:
+        return
     try:
         with lock_calibration(detected):
             if load_calibrated(detected) is None:
@@ -71,4 +75,5 @@ def _calibrate(report: Callable[[str], None]) -> None:
                 save_calibrated(calibrate_briefly(detected, FIRST_USE_SECONDS))
     except (BuildError, OSError) as failure:
         reason = f"{failure.message} ({failure.code})" if isinstance(failure, BuildError) else str(failure)
-        report(f"this CPU is not measured, `local` has assumed rates; the next use tries again: {reason}")
+        note_failure(detected)
+        report(f"this CPU is not measured, `local` has assumed rates; a use in an hour tries again: {reason}")

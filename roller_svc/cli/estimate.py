@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from roller_svc import hardware
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import remote
-from roller_svc.client.problems import error_from_problem
-from roller_svc.client.schemas import EstimateRequest
-from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensitivity_json
-from roller_svc.compiler.estimates.worker import target_estimate_json
-from roller_svc.compiler.request import read_top_k
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.options import EstimateOptions
+from roller_svc.on_use import OnUse
 
-COLUMNS = ("target", "", "estimated", "rate", "floor", "kernels", "bound", "unit", "tiles")
+if TYPE_CHECKING:
+    from roller_svc import hardware
+    from roller_svc.cli import remote
+    from roller_svc.client.problems import error_from_problem
+    from roller_svc.client.schemas import EstimateRequest
+    from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensitivity_json
+    from roller_svc.compiler.estimates.worker import target_estimate_json
+    from roller_svc.compiler.request import read_top_k
+else:
+    EstimateRequest = OnUse("roller_svc.client.schemas:EstimateRequest")
+    hardware = OnUse("roller_svc.hardware")
+    remote = OnUse("roller_svc.cli.remote")
+    error_from_problem = OnUse("roller_svc.client.problems:error_from_problem")
+    Item = OnUse("roller_svc.compiler.estimates.batch:Item")
+    estimate_item = OnUse("roller_svc.compiler.estimates.batch:estimate_item")
+    plan_sensitivity_json = OnUse("roller_svc.compiler.estimates.batch:plan_sensitivity_json")
+    target_estimate_json = OnUse("roller_svc.compiler.estimates.worker:target_estimate_json")
+    read_top_k = OnUse("roller_svc.compiler.request:read_top_k")
+
+
+COLUMNS = ("target", "", "estimated", "rate", "floor", "kernels", "bound", "unit and tiles")
 SENSITIVITY_COLUMNS = ("target", "resource", "saves")
 ROOFLINE_COLUMNS = ("target", "level", "seconds", "operations", "bytes")
 
@@ -35,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    common.check_program(options)
     server = common.server_url(options)
     estimates = _estimate_remotely(options, server) if server else _estimate_locally(options)
     parts = [
@@ -127,8 +142,7 @@ def _rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
                     f"{plan['floor_share']:.0%}",
                     len(plan["kernels"]),
                     plan["bound"],
-                    plan["unit"],
-                    show.format_plan_tiles(plan),
+                    f"{plan['unit']} | {show.format_plan_tiles(plan)}",
                 )
             )
     return rows

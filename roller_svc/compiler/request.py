@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from roller_svc import hardware
 from roller_svc.errors import ArgumentError
-from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
+from roller_svc.frontend.lang.input_types import is_array, kind_of, short_repr, tensor_types, whole_number
+from roller_svc.frontend.lang.names import did_you_mean
 from roller_svc.ir.constraints import TILE_FIELDS
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.options import (
@@ -27,7 +27,14 @@ from roller_svc.ir.options import (
 )
 from roller_svc.ir.report import BuildRequest
 from roller_svc.ir.symbol_names import suggest_symbol, symbol_fault
+from roller_svc.on_use import OnUse
 
+if TYPE_CHECKING:
+    from roller_svc import hardware
+else:
+    hardware = OnUse("roller_svc.hardware")
+
+LOCAL = "local"  # needs no catalog of devices
 E = TypeVar("E", bound=Enum)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,8 +93,27 @@ def reject_unknown(record: type[CommonOptions], given: Iterable[str], function: 
     """Raise ArgumentError for an option that the record does not have."""
     for name in given:
         if name not in options_of(record):
-            hint = f"its options are {', '.join(options_of(record))}"
+            hint = did_you_mean(name, options_of(record)) or f"its options are {', '.join(options_of(record))}"
             raise ArgumentError(f"unknown option of {function}: {name!r}", code="invalid-option", hint=hint)
+
+
+def split_arguments(named: Mapping[str, object], reserved: Iterable[str]) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the inputs and the options among keyword arguments. Arrays, and pairs of dtype and shape, are inputs.
+
+    Raises ArgumentError for an array with the name of an option, or with one of the `reserved` names of parameters.
+    """
+    known = options_of(KernelOptions)
+    inputs = {name: value for name, value in named.items() if name not in known and _is_input(value)}
+    for name in (*known, *reserved):
+        if name in named and is_array(named[name]):
+            raise ArgumentError(
+                f"`{name}` is an option, and an array is given", code="invalid-option", hint=f'an input: inputs={{"{name}": array}}'
+            )
+    return inputs, {name: value for name, value in named.items() if name not in inputs}
+
+
+def _is_input(value: object) -> bool:
+    return is_array(value) or (isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], str))
 
 
 def shows_options(record: type[CommonOptions]) -> Callable[[F], F]:
@@ -127,7 +153,7 @@ def validate_expression(value: object) -> str:
 def validate_target(value: object) -> str:
     if not isinstance(value, str):
         raise ArgumentError(f"target must be a device's id, got {kind_of(value)}", code="invalid-option")
-    return hardware.find_id(value)
+    return value if value == LOCAL else hardware.find_id(value)
 
 
 def read_top_k(value: object) -> int:

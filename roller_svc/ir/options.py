@@ -159,15 +159,6 @@ class NamedArguments(SearchArguments, total=False):
     name: str | None
 
 
-class KernelArguments(NamedArguments, total=False):
-    runtime: str
-    family: str | None
-    tiles: Mapping[str, int] | None
-    constants: Sequence[str]
-    donate: Sequence[str]
-    strict: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
     """A field of a record as its readers see it."""
