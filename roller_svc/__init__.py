@@ -31,20 +31,21 @@ if TYPE_CHECKING:
         targets,
     )
     from roller_svc.frontend import ops
+    from roller_svc.ir.hardware import HardwareSpec
     from roller_svc.model import Model, compile_model, load_model
 
 __all__ = [
-    "Estimate", "Kernel", "Model", "RollerWarning", "__version__", "compile", "compile_model", "errors", "estimate",
+    "Estimate", "HardwareSpec", "Kernel", "Model", "RollerWarning", "__version__", "compile", "compile_model", "errors", "estimate",
     "get_num_threads", "load", "load_model", "ops", "reference", "set_num_threads", "targets",
 ]  # fmt: skip
 
-_BACKENDS = frozenset({"onnx_backend", "torch_backend"})
+_SUBMODULES = frozenset({"onnx_backend", "torch", "torch_backend"})
 _FROM_MODEL = frozenset({"Model", "compile_model", "load_model"})
 _FROM_API = frozenset(__all__) - {"RollerWarning", "__version__", "errors", "ops"} - _FROM_MODEL
 
 
 def __getattr__(name: str) -> object:
-    if name in _BACKENDS:
+    if name in _SUBMODULES:
         return import_module(f"roller_svc.{name}")
     if name == "ops":
         return import_module("roller_svc.frontend.ops")

@@ -15,30 +15,33 @@ from threading import Lock
 from typing import Any, NamedTuple, Never, Unpack
 
 from roller_svc import hardware as devices
-from roller_svc.api import Kernel, Stage
+from roller_svc.api import Kernel, Stage, TensorInfo
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import read_options, reject_unknown, shows_options, validate_target
-from roller_svc.errors import ArgumentError, require
+from roller_svc.errors import ArgumentError, InputError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
 from roller_svc.graph.choose import PLANS, SERIAL
 from roller_svc.graph.compile import BuiltModel, ModelOptions, Progress, build_model, no_progress
 from roller_svc.graph.estimate import estimate_graph
-from roller_svc.graph.load import load_graph
+from roller_svc.graph.load import load_graph, prepare_source
+from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware.catalog import restrict_cores
-from roller_svc.ir.graph import Constant
+from roller_svc.ir.graph import Constant, Graph
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
 from roller_svc.ir.options import NamedArguments, NamedOptions
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
+from roller_svc.runtime.binding import check_names
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
+from roller_svc.runtime.graphs.padding import Padding, check_dtypes, write_results
 from roller_svc.runtime.saved import models as saved
 from roller_svc.runtime.saved.models import ModelBundle, VariantBundle, variant_name
 from roller_svc.runtime.saved.plan_json import plan_to_json
@@ -49,14 +52,6 @@ log = logging.getLogger(__name__)
 
 EAGER = "eager"
 MAX_VARIANTS = 64
-
-
-class TensorInfo(NamedTuple):
-    """An input or output of a model."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +186,27 @@ class Model:
         return run_with_tensors(self._run, arrays, out)
 
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
-        return self._variant(arrays).loaded.run(arrays, out)
+        variant, padded = self._padded(arrays)
+        if padded is None:
+            return variant.loaded.run(arrays, out)
+        padding, extents = padded
+        full = variant.loaded.run(self._pad(arrays, variant, padding))
+        results = {name: padding.slice(name, array, extents) for name, array in full.items()}
+        return results if out is None else write_results(results, out)
+
+    def _pad(self, arrays: Mapping[str, Any], variant: _Variant, padding: Padding) -> dict[str, Any]:
+        """Return the arrays in the variant's shapes."""
+        check_names("argument", [name for name, _ in variant.plan.inputs], arrays, complete=True)
+        check_dtypes(arrays, variant.plan.inputs)
+        return {name: padding.pad(arrays[name], type_.shape) for name, type_ in variant.plan.inputs}
 
     def profile(self, inputs: Mapping[str, object]) -> Profile:
         """Run the model once and return its steps with their times, in seconds since the first began."""
         _check_mapping("inputs", inputs)
         inputs = share_arrays("input", inputs)
-        variant = self._variant(inputs)
+        variant, padded = self._padded(inputs)
+        if padded is not None:
+            inputs = self._pad(inputs, variant, padded[0])
         digests = [self._kernel_bundles[position].digest for position in variant.kernels]
         return Profile(
             ProfiledStep(step.node, digests[step.kernel] if isinstance(step, KernelStep) else "copy", start, end, veu)
@@ -244,19 +253,30 @@ class Model:
         bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
         return saved.save_model(bundle, folder, model_header, [launcher] if isinstance(launcher, str) else launcher)
 
-    def _variant(self, arrays: Mapping[str, object]) -> _Variant:
-        """Return the variant for the arrays' shapes. With a single one, its call checks the arrays."""
-        if len(self._variants) == 1:
-            return self._variants[0]
+    def _padded(self, arrays: Mapping[str, object]) -> tuple[_Variant, tuple[Padding, dict[str, int]] | None]:
+        """Return the variant for the arrays' shapes, and how to pad them to it and to which extents they belong.
+
+        With a single variant and no padding, its call checks the arrays.
+        """
+        paddings = self.report.get("padding") or ()
+        if len(self._variants) == 1 and not paddings:
+            return self._variants[0], None
         if not all(hasattr(arrays.get(info.name), "shape") for info in self.inputs):
-            return self._variants[0]  # its call names the argument that is missing or not an array
+            return self._variants[0], None  # its call names the argument that is missing or not an array
         shapes = tuple(tuple(getattr(arrays.get(info.name), "shape", ())) for info in self.inputs)
         for variant in self._variants:
             if variant.shapes == shapes:
-                return variant
+                return variant, None
+        by_name = dict(zip((info.name for info in self.inputs), shapes, strict=True))
+        usable = [pair for pair in zip(self._variants, paddings, strict=False) if pair[1]]
+        for variant, axes in sorted(usable, key=lambda pair: math.prod(dict(pair[0].dims).values())):
+            padding = Padding(dict(variant.dims), axes)
+            if (extents := padding.extents_of(by_name, variant.plan.inputs)) is not None:
+                return variant, (padding, extents)
         given = ", ".join(f"{info.name}{list(shape)}" for info, shape in zip(self.inputs, shapes, strict=True))
         known = "; ".join(", ".join(f"{name}={extent}" for name, extent in each.items()) for each in self.buckets)
-        raise ArgumentError(f"no bucket has the shapes {given}; buckets are {known}", code="shape-mismatch")
+        hint = "; ".join(dict.fromkeys(self.report.get("not_padded") or ())) or None
+        raise ArgumentError(f"no bucket has the shapes {given}; buckets are {known}", code="shape-mismatch", hint=hint)
 
     def _plan(self, variant: _Variant) -> dict[str, Any]:
         plan = variant.plan
@@ -288,7 +308,7 @@ def compile_model(
     inputs: Mapping[str, object] | None = None,
     *,
     plan: str | Mapping[str, Any] = "auto",
-    dims: Mapping[str, int | Sequence[int]] | None = None,
+    dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
     progress: Progress = no_progress,
     **options: Unpack[NamedArguments],
@@ -305,7 +325,9 @@ def compile_model(
             several side by side, "rammer" interleaves operators by RAMMER's policy; "auto" takes the fastest. "eager"
             is "serial" without fusion and keeps every tensor. A mapping is a plan of this model (`Model.plan`), perhaps
             edited.
-        dims: extents of symbolic dimensions; a list of extents makes a bucket for each.
+        dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
+            its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
+            names of its torch.export.Dim; their own ranges hold if none are given.
         constants: values of inputs of an ONNX model, as {"sr": 16000}. The compiled model does not have these inputs.
         progress: called with a stage, the number of its parts that are done, and the number of all.
         options: the fields of NamedOptions, for each kernel and the name of the model.
@@ -319,17 +341,22 @@ def compile_model(
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     cache, weights = KernelCache(settings().cache_folder), Weights()
-    built = []
     clock = StageTimer()
-    graphs = [(extents, load_graph(source, weights, types, extents, constants)) for extents in _buckets(dims)]
+    source, dims = prepare_source(source, dims)
+    buckets = _buckets(dims)
+
+    def load(extents: Mapping[str, int]) -> Graph:
+        return load_graph(source, weights, types, extents, constants)
+
+    graphs = [load(extents) for extents in buckets]
+    padding, not_padded = _padding(buckets, graphs, dims or {}, load, weights)
     clock.record("import")
     calibrate_at_first_use((target_id,), log.warning)  # after all that may be refused at once
     chosen = _options(target_id, threads, plan, checked)
-    for extents, graph in graphs:
-        built.append((extents, build_model(graph, weights, chosen, cache, progress)))
+    built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
-    return _model(built, weights, chosen, import_s)
+    return _model(built, weights, chosen, import_s, {"padding": padding, "not_padded": not_padded})
 
 
 @shows_options(NamedOptions)
@@ -340,7 +367,7 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     inputs: Mapping[str, object] | None = None,
     *,
     plan: str | Mapping[str, Any] = "auto",
-    dims: Mapping[str, int | Sequence[int]] | None = None,
+    dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
     **options: Unpack[NamedArguments],
 ) -> dict[str, Any]:
@@ -355,6 +382,7 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     weights = Weights()
+    source, dims = prepare_source(source, dims)
     graph = load_graph(source, weights, types, _buckets(dims)[0], constants)
     classes = estimate_graph(graph, weights, chosen)
     return {
@@ -418,16 +446,92 @@ def _buckets(dims: object) -> list[dict[str, int]]:
         raise ArgumentError(f"dims must map names to extents, got {short_repr(dims)}", code="invalid-option")
     extents: list[list[int]] = []
     for name, value in dims.items():
-        listed = list(value) if isinstance(value, list | tuple) else [value]
+        listed = list(value) if isinstance(value, list | tuple) else _range_buckets(name, value) if _is_range(value) else [value]
         numbers = [number for each in listed if (number := whole_number(each)) is not None and number >= 0]
         if not numbers or len(numbers) < len(listed) or len(set(numbers)) < len(numbers):
-            raise ArgumentError(
-                f"dims: {name} must be a whole number, or a list of different ones, got {short_repr(value)}", code="invalid-option"
-            )
+            forms = "a whole number, a list of different ones, or a range as '1..64'"
+            raise ArgumentError(f"dims: {name} must be {forms}, got {short_repr(value)}", code="invalid-option")
         extents.append(numbers)
     if math.prod(map(len, extents)) > MAX_VARIANTS:
         raise ArgumentError(f"dims give more than {MAX_VARIANTS} buckets", code="invalid-option")
     return [dict(zip(dims, chosen, strict=True)) for chosen in itertools.product(*extents)]
+
+
+def _is_range(value: object) -> bool:
+    return isinstance(value, str) and ".." in value
+
+
+def _range_buckets(name: str, text: str) -> list[int]:
+    """Return the buckets of a range, as "1..64": its powers of two, and its end."""
+    first, _, last = text.partition("..")
+    if not (first.strip().isdecimal() and last.strip().isdecimal() and 1 <= int(first) <= int(last)):
+        raise ArgumentError(f"dims: {name} must be a range as '1..64', got {short_repr(text)}", code="invalid-option")
+    powers = [1 << i for i in range(int(last).bit_length())]
+    return sorted({*(each for each in powers if int(first) <= each <= int(last)), int(last)})
+
+
+def _padding(
+    buckets: Sequence[dict[str, int]],
+    graphs: Sequence[Graph],
+    dims: Mapping[str, object],
+    load: Callable[[Mapping[str, int]], Graph],
+    weights: Weights,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return for each bucket the padded axes by dimension, and why dimensions of lists of extents cannot be padded.
+
+    Raises ArgumentError if a dimension with a range cannot.
+    """
+    padding: list[dict[str, Any]] = [{} for _ in buckets]
+    reasons: list[str] = []
+    for name, value in dims.items():
+        if not (_is_range(value) or (isinstance(value, list | tuple) and len(value) > 1)):
+            continue
+        found: list[Mapping[str, int]] = []
+        try:
+            for extents, graph in zip(buckets, graphs, strict=True):
+                others = {
+                    each[name]: other
+                    for each, other in zip(buckets, graphs, strict=True)
+                    if each | {name: 0} == extents | {name: 0}
+                }
+                found.append(_axes_of(name, extents, graph, others, load, weights))
+        except PaddingError as error:
+            message = f"{name!r} cannot be padded: {error}, so padding would change results"
+            if _is_range(value):
+                raise ArgumentError(
+                    message, code="padding", hint=f'give the extents that occur: dims={{"{name}": [1, 2]}}'
+                ) from error
+            reasons.append(message)
+            continue
+        for each, axes in zip(padding, found, strict=True):
+            each[name] = dict(axes)
+    return (padding if any(padding) else []), reasons
+
+
+def _axes_of(
+    name: str,
+    extents: Mapping[str, int],
+    graph: Graph,
+    others: Mapping[int, Graph],
+    load: Callable[[Mapping[str, int]], Graph],
+    weights: Weights,
+) -> PaddedAxes:
+    """Return the padded axes of a bucket. An extent of 1 needs none: other extents have other programs."""
+    extent = extents[name]
+    if extent < LEAST_COMPARED:
+        return {}
+    there = max((each for each in others if each >= LEAST_COMPARED and each != extent), default=None)
+    if there is None:
+        there = extent - 1 if extent > LEAST_COMPARED else extent + 1
+        if extent == LEAST_COMPARED and 1 in others:
+            return {}  # every extent has its bucket
+        try:
+            other = load({**extents, name: there})
+        except InputError as error:
+            raise PaddingError(f"the model does not take {there} of it: {error.message}") from error
+    else:
+        other = others[there]
+    return padded_axes(graph, other, (extent, there), weights)
 
 
 def _check_constants(constants: object) -> None:
@@ -439,7 +543,13 @@ def _check_constants(constants: object) -> None:
         )
 
 
-def _model(built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, import_s: float) -> Model:
+def _model(
+    built: Sequence[tuple[dict[str, int], BuiltModel]],
+    weights: Weights,
+    options: ModelOptions,
+    import_s: float,
+    padding: Mapping[str, Any],
+) -> Model:
     bundles: dict[str, KernelBundle] = {}
     for _, each in built:
         bundles |= {bundle.digest: bundle for bundle in each.kernels}
@@ -455,7 +565,7 @@ def _model(built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights,
     variants = tuple(
         _built_variant(dims, variant_name(name, number), each, weights, positions) for number, (dims, each) in enumerate(built)
     )
-    report = _report(built, options, import_s)
+    report = {**_report(built, options, import_s), **padding}
     return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), variants, report)
 
 

@@ -78,8 +78,8 @@ class LinearStep:
         if not (self.may_reset and dtype.is_float):
             return product
         zero = Const(0.0, dtype)
-        kept = Op(OpKind.LAND, tuple(Op(OpKind.NE, (part, zero), DType.INT8) for part in (gate, earlier)), DType.INT8)
-        return Select(kept, product, zero, dtype)
+        are_both = Op(OpKind.LAND, tuple(Op(OpKind.NE, (part, zero), DType.INT8) for part in (gate, earlier)), DType.INT8)
+        return Select(are_both, product, zero, dtype)
 
 
 def linear_step(body: Expr) -> LinearStep:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.operand import value_dtype
 from roller_svc.ir.dtype import DType, promote
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of
 from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr
@@ -55,6 +56,8 @@ class _Factoring:
             and (body.implicit or body.dtype is dtype.compute)
         ):
             body = body.arg
+        if (factors := self._bytes(body)) is not None:
+            return factors
         if isinstance(body, Op) and body.kind is OpKind.DIV:
             return self._divide(self.factors(body.args[0]), body.args[1])
         if not (isinstance(body, Op) and body.kind is OpKind.MUL):
@@ -63,6 +66,16 @@ class _Factoring:
         if not body.dtype.is_float and body.dtype is not dtype:
             return [body]
         return [f for arg in body.args for f in self.factors(arg)]
+
+    def _bytes(self, body: Expr) -> list[Expr] | None:
+        """Return the factors of a product of bytes that is added as a float, in which it is exact; None of others."""
+        product = body.arg if isinstance(body, Cast) and body.dtype is DType.FLOAT32 else body
+        if not (isinstance(product, Op) and product.kind is OpKind.MUL and product.dtype is DType.INT32 and self.dtype.is_float):
+            return None
+        types = [value_dtype(arg) for arg in product.args]
+        if any(dtype is None or dtype.bits > 8 for dtype in types):
+            return None
+        return [Cast(arg, DType.FLOAT32, implicit=True) for arg in product.args]
 
     def _divide(self, factors: list[Expr], divisor: Expr) -> list[Expr]:
         """Divide a product: its least factor with all axes of the divisor, if there is one."""

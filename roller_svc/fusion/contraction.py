@@ -14,7 +14,7 @@ from roller_svc.analysis.constant_runs import constant_run
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Expr, Op, OpKind, axes_of
+from roller_svc.ir.expr import AxisRef, Cast, Expr, axes_of
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Axis, TensorExpr
 
@@ -75,7 +75,7 @@ def as_scaled_contraction(statement: TensorExpr) -> Contraction | None:
     if form is None or statement.accumulator is not DType.FLOAT32:
         return None
     reduced = {axis.name for axis in form.reduced}
-    factors = split_integer_factors(form)
+    factors = form.factors
     if len(factors) < MIN_SCALED_FACTORS:
         return None
     scales = [f for f in factors if constant_run(f, form.reduced) >= MIN_SCALE_RUN]
@@ -92,23 +92,6 @@ def as_scaled_contraction(statement: TensorExpr) -> Contraction | None:
     if any(not axes_of(f).isdisjoint(rows) and not axes_of(f).isdisjoint(columns) for f in scales):
         return None
     return replace(found, scales=tuple(scales))
-
-
-def split_integer_factors(form: SumOfProducts) -> list[Expr]:
-    """Return the factors of a sum of products, with those of products of bytes that are converted to floats."""
-    return [each for factor in form.factors for each in _integer_factors(factor)]
-
-
-def _integer_factors(factor: Expr) -> list[Expr]:
-    """Return the factors of a product of integers in floats, where the product is exact in both."""
-    match factor:
-        case Cast(arg=Op(kind=OpKind.MUL, args=args, dtype=DType.INT32), dtype=DType.FLOAT32):
-            parts = [value_dtype(arg) for arg in args]
-            if all(part is not None and part.bits <= 8 for part in parts):
-                return [Cast(arg, DType.FLOAT32, implicit=True) for arg in args]
-            return [factor]
-        case _:
-            return [factor]
 
 
 def _best_split(form: SumOfProducts, factors: Sequence[Expr], innermost: str, *, is_thin: bool) -> Contraction | None:

@@ -32,12 +32,12 @@ SIGN_BIT = 128  # of a byte: flipped, an unsigned byte is a signed one, less by 
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A product, added or subtracted, that is 0 where a condition fails."""
+    """A product, added or subtracted, that is 0 where one of its conditions fails."""
 
     factors: tuple[Expr, ...]
     is_negative: bool = False
     has_sign: bool = False  # written around a factor or a product, perhaps twice
-    conditions: tuple[Expr, ...] = ()  # of any of its factors
+    conditions: tuple[Expr, ...] = ()
 
     def times(self, other: _Term) -> _Term:
         return _Term(
@@ -56,14 +56,19 @@ class _Term:
     def negated(self) -> _Term:
         return replace(self, is_negative=not self.is_negative, has_sign=True)
 
-    @property
-    def guarded(self) -> _Term:
-        """Return the product with its conditions in its factors: each in those that vary with all of it, or in their product."""
-        factors = self.factors
+    def guarded(self, axes: frozenset[str]) -> _Term:
+        """Return the product with its conditions that vary with some axes in its factors; the others stay.
+
+        Each is in the factors that vary with all of it, or in their product.
+        """
+        factors, outer = self.factors, []
         for cond in self.conditions:
+            if axes_of(cond).isdisjoint(axes):
+                outer.append(cond)
+                continue
             guarded = _guard(factors, cond)
             factors = guarded if guarded != factors else _guard((product_of(factors),), cond, in_all=True)
-        return replace(self, factors=factors, conditions=())
+        return replace(self, factors=factors, conditions=tuple(outer))
 
 
 def split_linear_sums(
@@ -89,11 +94,18 @@ def _split(statement: TensorExpr, types: Mapping[str, TensorType], *, is_signing
     if body is not statement.body:
         statement = replace(statement, body=body)
     reduced = frozenset(axis.name for axis in statement.reduced)
-    signed = _Expansion(dtype, reduced, is_signing=True).products(statement.body) if is_signing else []
-    plain = _Expansion(dtype, reduced, is_signing=False).products(statement.body)
+    all_axes = frozenset(statement.extents)
+    signed = [t.guarded(all_axes) for t in _Expansion(dtype, reduced, is_signing=True).terms(statement.body)] if is_signing else []
+    terms = _Expansion(dtype, reduced, is_signing=False).terms(statement.body)
+    plain = [term.guarded(all_axes) for term in terms]
+    hoisted = [term.guarded(reduced) for term in terms]
+    if any(term.conditions for term in hoisted) and len(hoisted) <= MAX_TERMS:
+        form = _split_terms(statement, hoisted, types)
+        if form:
+            return tuple(each for s in form for each in _split(s, types, is_signing=is_signing))
     if len(plain) == 1 and signed in ([], plain) and as_contraction(statement) is not None:
         (term,) = plain
-        has_own_factors = bool(_split_factors(term, statement)[1])
+        has_own_factors = bool(_split_factors(term, statement)[1] or term.conditions)
         if not term.has_sign and not has_own_factors:
             return (statement,)
         product = product_of([_convert(factor, dtype) for factor in term.factors])
@@ -140,10 +152,6 @@ class _Expansion:
     reduced: frozenset[str]
     is_signing: bool
 
-    def products(self, expr: Expr) -> list[_Term]:
-        """Return the products that an expression adds. Those of integers are expanded."""
-        return [term.guarded for term in self.terms(expr)]
-
     def terms(self, expr: Expr) -> list[_Term]:
         """Return the products that an expression adds, with their conditions apart."""
         dtype = self.dtype
@@ -172,8 +180,8 @@ class _Expansion:
                 return [parts[0][0].divided_by(parts[1][0])] if len(parts[0]) == len(parts[1]) == 1 else self._factor(expr)
             case Select(cond=cond, then=then, otherwise=Const(value=0)):
                 terms = self.terms(then)
-                if len(terms) == 1:
-                    return [replace(terms[0], conditions=(*terms[0].conditions, cond))]
+                if len(terms) == 1 or (not self.is_signing and axes_of(cond).isdisjoint(self.reduced)):
+                    return [replace(term, conditions=(*term.conditions, cond)) for term in terms]
                 guarded = [_guard(term.factors, cond) for term in terms]
                 if any(new == term.factors for new, term in zip(guarded, terms, strict=True)):
                     return self._factor(expr)
@@ -241,7 +249,7 @@ def _is_better(statement: TensorExpr, terms: list[_Term], sums: list[TensorExpr 
     contractions = [c for each in sums if each is not None and (c := as_contraction(each)) is not None]
     if statement.accumulator.is_float:
         is_long = math.prod(axis.extent for axis in statement.reduced) >= MIN_SPLIT_K
-        is_other = as_contraction(statement) is None or any(term.has_sign for term in terms)
+        is_other = as_contraction(statement) is None or any(term.has_sign or term.conditions for term in terms)
         return bool(contractions) and is_other and (is_long or len(sums) == 1)
     full = [each for each in sums if each is not None and len(each.spatial) == len(statement.spatial)]
     return len(full) == len(contractions) > 0 and all(
@@ -291,8 +299,12 @@ def _value(statement: TensorExpr, term: _Term, total: TensorExpr | None) -> Expr
     outer = [_convert(factor, dtype) for factor in _split_factors(term, statement)[1]]
     if total is None:
         count = math.prod(axis.extent for axis in statement.reduced)
-        return product_of([*outer, Const(count, dtype)])
-    return product_of([Load(total.output, total.index, dtype), *outer])
+        value = product_of([*outer, Const(count, dtype)])
+    else:
+        value = product_of([Load(total.output, total.index, dtype), *outer])
+    for cond in term.conditions:
+        value = Select(cond, value, Const(0.0 if dtype.is_float else 0, dtype), dtype)
+    return value
 
 
 def _add(values: list[Expr], negative: list[bool], dtype: DType) -> Expr:

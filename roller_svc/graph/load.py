@@ -22,6 +22,7 @@ MAX_MODEL_BYTES = 1 << 31  # of a protobuf file, which holds no more
 MAX_JSON_BYTES = 1 << 28
 MAX_WEIGHTS_BYTES = 1 << 36
 GRAPH_FILE, WEIGHTS_FILE = "graph.json", "weights.safetensors"
+_TORCH_FILES = (b"PK\x03\x04", b"\x80\x02")  # a zip archive; a pickle, as torch wrote before version 1.6
 _SOURCES = (
     "the path or bytes of an ONNX file, an onnx.ModelProto, a torch.export.ExportedProgram, "
     "(torch.nn.Module, example inputs) or a JSON graph"
@@ -64,8 +65,8 @@ def load_graph(
     if _is_kind(source, "onnx", "ModelProto"):
         return _import_onnx(source, None, weights, given)
     if _is_kind(source, "torch", "ExportedProgram") or (isinstance(source, tuple) and len(source) == 2):
-        given.check_none("a torch program")
-        return _import_torch(source, weights)
+        given.check_none("a torch program", but_dims=True)
+        return _import_torch(source, weights, dims)
     hint = "example inputs give the shapes: (module, (x,))" if _is_kind(source, "torch", "Module") else None
     raise ArgumentError(f"a model is {_SOURCES}, got {kind_of(source)}", code="invalid-model", hint=hint)
 
@@ -78,8 +79,8 @@ class _Given:
     dims: Mapping[str, int] | None
     constants: Mapping[str, object] | None
 
-    def check_none(self, what: str) -> None:
-        if self.inputs or self.dims or self.constants:
+    def check_none(self, what: str, *, but_dims: bool = False) -> None:
+        if self.inputs or self.constants or (self.dims and not but_dims):
             raise ArgumentError(
                 f"inputs, dims and constants are for ONNX models; {what} has its own shapes and values", code="invalid-option"
             )
@@ -92,6 +93,12 @@ def _is_kind(value: object, package: str, name: str) -> bool:
 
 def _import_onnx(source: Any, folder: Path | None, weights: Weights, given: _Given) -> Graph:
     """Import bytes or a ModelProto."""
+    if isinstance(source, bytes) and source.startswith(_TORCH_FILES):
+        raise ArgumentError(
+            "this is a torch pickle, not an ONNX file: export it, or pass (module, inputs)",
+            code="invalid-model",
+            hint="a file of torch.export.save: pass torch.export.load(file)",
+        )
     try:
         from roller_svc.frontend.onnx import model, read  # noqa: PLC0415 - loads the onnx package
     except ModuleNotFoundError as error:
@@ -123,26 +130,58 @@ def _import_onnx(source: Any, folder: Path | None, weights: Weights, given: _Giv
         raise ArgumentError(f"the model is damaged: a string is no UTF-8 ({error.reason})", code="invalid-model") from error
 
 
-def _import_torch(source: object, weights: Weights) -> Graph:
-    """Import an ExportedProgram, or a module with example inputs: a tuple of tensors, or a mapping for keywords."""
-    if isinstance(source, tuple) and not _is_kind(source[0], "torch", "Module"):
+def prepare_source(source: object, dims: Mapping[str, Any] | None) -> tuple[object, Mapping[str, Any] | None]:
+    """Return a torch program with dynamic shapes as an ExportedProgram, with the ranges of its dimensions.
+
+    Other sources and given extents are returned as they are.
+    """
+    if isinstance(source, tuple) and len(source) == 3:  # module, example inputs, dynamic shapes
+        _check_tuple(source)
+        source = _torch_export().export_module(source[0], *_arguments(source[1]), dynamic_shapes=source[2])
+    if not _is_kind(source, "torch", "ExportedProgram"):
+        return source, dims
+    return source, _torch_export().complete_dims(source, dims)
+
+
+def _check_tuple(source: tuple[Any, ...]) -> None:
+    if not _is_kind(source[0], "torch", "Module"):
         raise ArgumentError(f"a model is {_SOURCES}, got a tuple that begins with {kind_of(source[0])}", code="invalid-model")
+
+
+def _torch_export() -> Any:
+    """Return the module that reads torch programs. Raises ArgumentError if torch is not installed."""
     try:
         from roller_svc.frontend.torch import export  # noqa: PLC0415 - loads the torch package
     except ModuleNotFoundError as error:
         raise ArgumentError(
             "reading torch programs takes the torch package", code="missing-package", hint="pip install torch"
         ) from error
-    program: Any = source
+    return export
+
+
+def _arguments(examples: object) -> tuple[Sequence[object], Mapping[str, object]]:
+    """Return example inputs as positional arguments and keywords."""
+    if isinstance(examples, Mapping):
+        return (), examples
+    return (examples if isinstance(examples, Sequence) else (examples,)), {}
+
+
+def _import_torch(source: Any, weights: Weights, dims: Mapping[str, int] | None) -> Graph:
+    """Import an ExportedProgram, or a module with example inputs: a tuple of tensors, or a mapping for keywords."""
+    export, program = _torch_export(), source
     if isinstance(source, tuple):
-        module, examples = source
-        if isinstance(examples, Mapping):
-            program = export.export_module(module, (), examples)
-        elif isinstance(examples, Sequence):
-            program = export.export_module(module, examples)
-        else:
-            program = export.export_module(module, (examples,))
-    return export.import_program(program, weights, reference)
+        _check_tuple(source)
+        if dims:
+            raise ArgumentError(
+                "dims of a module take the dynamic shapes of its inputs",
+                code="invalid-option",
+                hint='(module, (x,), {"x": {0: torch.export.Dim("batch", max=64)}})',
+            )
+        program = export.export_module(source[0], *_arguments(source[1]))
+    elif dims:
+        program = export.specialize(program, dims)
+    graph: Graph = export.import_program(program, weights, reference)
+    return graph
 
 
 def _read_json(path: Path, weights: Weights) -> Graph:

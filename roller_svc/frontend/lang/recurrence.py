@@ -29,7 +29,7 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class NotLinear:
-    """Why an expression is no step of a linear recurrence."""
+    """Why an expression states another thing than a step of a linear recurrence."""
 
     reason: str
 

@@ -13,19 +13,36 @@ from roller_svc.ir.dtype import DType
 # Every pair of elements along the axis is compared, or of a block of it.
 MAX_RANKED = 1 << 14
 MAX_CUMULATED = 1 << 20
+UNORDERED = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.BOOL)  # types without extrema
 MAX_ROUNDS = 8  # elements that are found one after the other, each in a pass over what is on chip
 MIN_SAVED = 4  # comparisons of all pairs for each one of blocks, from which blocks pay
+
+
+def _count_and_axis(call: Call) -> tuple[int, int]:
+    """Return how many elements are found, and along which dimension."""
+    axis, count = call.one_axis(call.x.rank), call.integer("k")
+    if count > (extent := call.x.shape[axis]):
+        raise call.wrong_parameter(f"k is {count}, but dimension {axis} has {extent} elements")
+    return count, axis
+
+
+def _top_k_values(call: Call) -> str:
+    """Return the statements that find one element after the other."""
+    count, axis = _count_and_axis(call)
+    if count > MAX_ROUNDS:
+        raise call.wrong_parameter(f"k is {count}; gather_elements returns more than {MAX_ROUNDS} elements of top_k_indices")
+    if call.x.dtype in UNORDERED:
+        raise call.wrong_shape(f"values of {call.x.dtype.value} are gathered at the results of top_k_indices")
+    return _top_k_in_rounds(call, axis, count, values=True)
 
 
 def _top_k_indices(call: Call) -> str:
     """Return the statements that find one element after the other, or count the elements before each one."""
     x = call.x
-    axis, count = call.one_axis(x.rank), call.integer("k")
+    count, axis = _count_and_axis(call)
     extent = x.shape[axis]
-    if count > extent:
-        raise call.wrong_parameter(f"k is {count}, but dimension {axis} has {extent} elements")
-    if count <= MAX_ROUNDS and x.dtype not in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.BOOL):
-        return _top_k_in_rounds(call, axis, count)
+    if count <= MAX_ROUNDS and x.dtype not in UNORDERED:
+        return _top_k_in_rounds(call, axis, count, values=False)
     if extent > MAX_RANKED:
         raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_RANKED}")
     if (size := _block_size(extent, count)) < extent:
@@ -48,41 +65,46 @@ def _top_k_indices(call: Call) -> str:
     )
 
 
-def _top_k_in_rounds(call: Call, axis: int, count: int) -> str:
+def _top_k_in_rounds(call: Call, axis: int, count: int, *, values: bool) -> str:
     """Return the statements that find the first element, then the first one after it, and so on.
 
-    A round is a maximum and the least position that has it, over the elements after the one found before.
+    A round is a maximum and the least position that has it, over the elements after the one found before. The results
+    are positions, or `values`.
     """
     x, axes = call.x, call.axes(call.x.rank)
     here, rows, element = axes[axis], (*axes[:axis], *axes[axis + 1 :]), x.at(*axes)
     largest, extent = call.flag("largest"), x.shape[axis]
     is_nan = [f"isnan({element})"] if x.dtype.is_float else []
     sign, before = (">", "<") if largest else ("<", ">")
-    keyed, position, statements, places, end = element, here, list[str](), list[str](), extent
+    keyed, position, end, statements, results = element, here, extent, list[str](), list[str]()
     if is_nan and not largest:  # NaN is last: as infinity, behind all positions of numbers
         keyed = f"where({is_nan[0]}, {number(math.inf, x.dtype)}, {element})"
         position, end = f"where({is_nan[0]}, {here} + {extent}, {here})", 2 * extent
     after: list[str] = []
-    for turn in range(count):
-        best, place = (f"{call.intermediate(f'{role}{turn}')}[{', '.join(rows)}]" for role in ("best", "place"))
+    for rank in range(count):
+        best, place = (f"{call.intermediate(f'{role}{rank}')}[{', '.join(rows)}]" for role in ("best", "place"))
         same = " | ".join([f"({element} == {best})", *is_nan]) if largest else f"{keyed} == {best}"
         statements += [
             statement(best.partition("[")[0], rows, f"{sign}=!", guard(keyed, after, _neutral(sign, x.dtype))),
             statement(place.partition("[")[0], rows, "<=!", guard(position, [same, *after], str(end)), dtype=DType.INT32),
         ]
-        places.append(place if position == here else f"{place} % {extent}")
+        found = f"{place} % {extent}" if position != here else place
+        if values:  # the difference of infinities is NaN
+            found = best if position == here else f"where({place} < {extent}, {best}, {best} - {best})"
+        results.append(found)
         later = f"({keyed} {before} {best}) | ({keyed} == {best}) & ({position} > {place})"
         if is_nan and largest:
             later += f" | isnan({best}) & (~isnan({element}) | ({here} > {place}))"
         after = [later]
-    turn_axis = call.axis("place")
-    found = places[0]
-    for turn, place in enumerate(places[1:], start=1):
-        found = f"where({turn_axis} == {turn}, {place}, {found})"
-    result = (*axes[:axis], turn_axis, *axes[axis + 1 :])
-    return join_statements(
-        *statements, statement(call.output, result, "=", found, where=[(turn_axis, count)], dtype=call.dtype())
-    )  # fmt: skip
+    result_axis = call.axis("place")
+    found = results[0]
+    for rank, other in enumerate(results[1:], start=1):
+        found = f"where({result_axis} == {rank}, {other}, {found})"
+    result = (*axes[:axis], result_axis, *axes[axis + 1 :])
+    if values and position == here:
+        del statements[-1]  # no value needs the last position
+    dtype = x.dtype if values else call.dtype()
+    return join_statements(*statements, statement(call.output, result, "=", found, where=[(result_axis, count)], dtype=dtype))
 
 
 def _block_size(extent: int, count: int) -> int:
@@ -231,6 +253,17 @@ OPERATORS = (
             integer("axis", -1, "the dimension"),
             flag("largest", "the greatest ones first, else the least", default=True),
             dtype("dtype", "int64", "type of the result"),
+        ),
+    ),
+    Operator(
+        "top_k_values",
+        f"The `k` greatest elements along an axis, at most {MAX_ROUNDS}, in the order of top_k_indices.",
+        ("x",),
+        _top_k_values,
+        (
+            required(integer("k", None, "how many", minimum=1)),
+            integer("axis", -1, "the dimension"),
+            flag("largest", "the greatest ones first, else the least", default=True),
         ),
     ),
     Operator("cumsum", "Sum of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="+"),

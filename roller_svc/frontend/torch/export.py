@@ -31,11 +31,77 @@ from roller_svc.ir.graph import Graph
 _STATE = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
 
-def export_module(module: torch.nn.Module, inputs: Sequence[object], named: Mapping[str, object] | None = None) -> ExportedProgram:
-    """Return the program of a module for inputs like these. Shapes are theirs."""
+def export_module(
+    module: torch.nn.Module,
+    inputs: Sequence[object],
+    named: Mapping[str, object] | None = None,
+    dynamic_shapes: Any = None,
+) -> ExportedProgram:
+    """Return the program of a module for inputs like these. Shapes are theirs but for dynamic ones."""
     check_module(module)
     with torch.no_grad(), translated_failures():
-        return torch.export.export(module, tuple(inputs), dict(named or {}))
+        return torch.export.export(module, tuple(inputs), dict(named or {}), dynamic_shapes=dynamic_shapes)
+
+
+def complete_dims(program: ExportedProgram, dims: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return extents for each symbolic dimension: those given, else the range of its torch.export.Dim.
+
+    Raises ArgumentError for a name that the program does not have, and for a dimension without an upper end.
+    """
+    symbols = _symbols(program)
+    given = dict(dims or {})
+    if unknown := [name for name in given if name not in symbols]:
+        listed = ", ".join(symbols) or "none"
+        message = f"the program has no dimension {unknown[0]!r}; its symbolic dimensions are {listed}"
+        raise ArgumentError(message, code="unknown-argument")
+    for name, symbol in symbols.items():
+        bounds = program.range_constraints.get(symbol)
+        if name in given:
+            continue
+        if bounds is None or not bounds.upper.is_Integer:
+            raise ArgumentError(
+                f"the program leaves the dimension {name} open", code="open-shape", hint=f'give it, as dims={{"{name}": "1..64"}}'
+            )
+        given[name] = f"{max(1, int(bounds.lower))}..{int(bounds.upper)}"
+    return given or None
+
+
+def _symbols(program: ExportedProgram) -> dict[str, Any]:
+    """Return the symbol of each dimension by its name, that of torch.export.Dim where there is one."""
+    symbols: dict[str, Any] = {}
+    for tensor in _input_tensors(program):
+        environment = tensor.fake_mode.shape_env
+        names = {str(environment.source_to_var.get(source)): name for source, name in environment.source_name_to_debug_name.items()}
+        for extent in tensor.shape:
+            if isinstance(extent, torch.SymInt):
+                for symbol in sorted(extent.node.expr.free_symbols, key=str):
+                    symbols.setdefault(names.get(str(symbol), str(symbol)), symbol)
+    return symbols
+
+
+def _input_tensors(program: ExportedProgram) -> list[Any]:
+    """Return the inputs as torch infers them, without numbers."""
+    names = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT}
+    values = [node.meta.get("val") for node in program.graph.find_nodes(op="placeholder") if node.name in names]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def specialize(program: ExportedProgram, extents: Mapping[str, int]) -> ExportedProgram:
+    """Return the program for these extents of its symbolic dimensions."""
+    symbols = _symbols(program)
+    values = {symbol: extents[name] for name, symbol in symbols.items() if name in extents}
+    tensors = iter(_input_tensors(program))
+
+    def example(given: object) -> object:
+        if not isinstance(given, torch.Tensor):
+            return given
+        shape = [int(d) if isinstance(d, int) else int(d.node.expr.subs(values)) for d in next(tensors).shape]
+        return torch.zeros(shape, dtype=given.dtype)
+
+    if program.example_inputs is None:
+        raise ArgumentError("the program has no example inputs, which give its arguments", code="not-exportable")
+    arguments, named = pytree.tree_map(example, program.example_inputs)
+    return export_module(program.module(), arguments, named)
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:

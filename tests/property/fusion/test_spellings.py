@@ -20,11 +20,11 @@ MAX_ESTIMATE_RATIO = 1.05
 TARGETS = ("nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "cpu-x86-avx512")
 SIZES = ((64, 4096, 1024), (256, 4096, 1024), (1024, 1024, 1024), (2048, 512, 4096))
 NUM_REWRITES = 2000
-# A leaf is a tensor or a number. Others are (operator, operands), in which "where k <= m" is 0 where that fails.
+# A leaf is a tensor or a number. Others are (operator, operands). A mask is 0 where k <= m, or n <= m, fails.
 Node = str | tuple[str, "Node"] | tuple[str, "Node", "Node"]
 A, B, C, D = "A[m, k]", "B[k, n]", "C[m, k]", "D[k, n]"
 AB, CD = ("*", A, B), ("*", C, D)
-MASK, WIDEN = "where", "cast"
+MASK, PART, WIDEN = "where", "part", "cast"
 FLOATS: tuple[Node, ...] = (
     AB,
     ("-", AB),
@@ -33,7 +33,7 @@ FLOATS: tuple[Node, ...] = (
     ("*", AB, "2.0"),
     ("*", AB, "S[k]"),
     ("*", AB, "R[m]"),
-    ("*", AB, "T[n]"),
+    (PART, AB),
     (MASK, AB),
     (WIDEN, AB),
     ("*", ("-", A, "S[k]"), B),
@@ -97,6 +97,8 @@ def text_of(node: Node, dtype: DType) -> str:
             return f"(-{text_of(operand, dtype)})"
         case ("where", operand):
             return f"where(k <= m, {text_of(operand, dtype)}, {'0.0' if dtype.is_float else '0'})"
+        case ("part", operand):
+            return f"where(n <= m, {text_of(operand, dtype)}, {'0.0' if dtype.is_float else '0'})"
         case ("when", operand):
             return f"({text_of(operand, dtype)}).when([m >= k], {'0.0' if dtype.is_float else '0'})"
         case ("cast", operand):
@@ -142,9 +144,9 @@ def move_sign(node: Node) -> Node:
 def move_mask(node: Node) -> Node:
     """Rewrite where(x * y) as where(x) * y, where(x + y) as a sum, where as when, and back."""
     match node:
-        case ("where" | "when" as mask, ("*", left, right)):
+        case ("where" | "when" | "part" as mask, ("*", left, right)):
             return ("*", (mask, left), right)
-        case ("*", ("where" | "when" as mask, left), right):
+        case ("*", ("where" | "when" | "part" as mask, left), right):
             return (mask, ("*", left, right))
         case ("where" | "when" as mask, operand):
             return ("when" if mask == "where" else "where", operand)

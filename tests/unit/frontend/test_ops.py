@@ -265,6 +265,14 @@ REDUCTIONS = [
         {"axis": 0},
     ),
     Case("top_k_indices", (TIES,), lambda x: np.argsort(-x, 1, kind="stable")[:, :3], {"k": 3}),
+    Case("top_k_values", (TIES,), lambda x: -np.sort(-x, 1)[:, :3], {"k": 3}),
+    Case(
+        "top_k_values",
+        (np.array([[2, np.nan, np.inf], [np.nan, -np.inf, np.nan]], np.float32),),
+        lambda x: np.sort(x, 1),  # NaN is last, behind infinity
+        {"k": 3, "largest": False},
+    ),
+    Case("top_k_values", (np.array([2, np.nan, np.inf], np.float32),), lambda x: x[[1, 2]], {"k": 2}),
     Case("top_k_indices", (TIES,), lambda x: np.argsort(x, 1, kind="stable"), {"k": 4, "largest": False}),
     # found in blocks, of which the last is short: it begins with NaN, and has fewer elements than are chosen
     Case("top_k_indices", (BLOCKS,), lambda x: np.argsort(-np.nan_to_num(x, nan=np.inf), 1, kind="stable")[:, :9], {"k": 9}),
@@ -553,6 +561,7 @@ def test_names_stay_apart() -> None:
         ("reverse_sequence", [(2, 3), (3,)], {"batch_axis": 0}, "invalid-parameter"),
         ("top_k_indices", [(2, 3)], {"k": 4}, "invalid-parameter"),
         ("top_k_indices", [(1 << 15,)], {"k": 9}, "operand-shape"),
+        ("top_k_values", [(16,)], {"k": 9}, "invalid-parameter"),
         ("cumsum", [(1 << 21,)], {}, "operand-shape"),
         ("trilu", [(4,)], {}, "operand-shape"),
         ("tile", [(4,)], {"repeats": [1, 2]}, "invalid-parameter"),

@@ -72,3 +72,26 @@ def test_every_device_finds_them_in_one_launch(target: str, *, largest: bool) ->
 def test_blocks_of_all_kinds_find_the_same() -> None:
     cases_gpu.case(expanded("I = top_k_indices(x, k=3)", "float32", (3, 130)), {"x": ("float32", (3, 130))}).check_some(4)
     cpu_case(expanded("I = top_k_indices(x, k=3)", "float32", (3, 130)), {"x": ("float32", (3, 130))}).check_some(4)
+
+
+@pytest.mark.slow
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", [*TARGETS, "local"])
+def test_a_router_is_one_launch(target: str) -> None:
+    """Experts of each token with weights by a softmax over all, or over the chosen ones."""
+    x = np.random.default_rng(2).normal(size=(5, 64)).astype(np.float32)
+    text = (
+        "I = top_k_indices(x, k=3); V = top_k_values(x, k=3); C = softmax(V); "
+        "m[i] >=! x[i, j]; s[i] +=! exp(x[i, j] - m[i]); A[i, q] = exp(V[i, q] - m[i]) / s[i]"
+    )
+    kernel = roller_svc.compile(
+        text, inputs={"x": ("float32", (5, 64))}, outputs=["I", "C", "A"], target=target, select="model", top_k=1,
+        **({} if target == "local" else {"runtime": "emulator"}),
+    )  # fmt: skip
+    assert len(kernel.launches) == 1
+    found, chosen = kernel.run({"x": x}), ordered(x, 3, largest=True)
+    np.testing.assert_array_equal(found["I"], chosen)
+    exponentials = np.exp(x.astype(np.float64))
+    picked = np.take_along_axis(exponentials, chosen, 1)
+    np.testing.assert_allclose(found["C"], picked / picked.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(found["A"], picked / exponentials.sum(1, keepdims=True), rtol=1e-5)

@@ -157,3 +157,9 @@ def test_open_extents_are_named_and_bound() -> None:
         load_graph(mlp("batch"), Weights())
     assert refusal.value.code == "open-shape"
     assert load_graph(mlp("batch"), Weights(), dims={"batch": 3}).inputs[0][1].shape == (3, 8)
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04", b"\x80\x02"])
+def test_files_of_torch_are_named(start: bytes) -> None:
+    with pytest.raises(ArgumentError, match=r"a torch pickle, not an ONNX file: export it, or pass \(module, inputs\)"):
+        load_graph(start + b"...", Weights())

@@ -1,0 +1,65 @@
+"""roller_svc.torch.op: operators of torch from expressions."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+import roller_svc
+from roller_svc.errors import ArgumentError
+
+FAST = {"select": "model", "top_k": 1}
+NARROW = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def axpy():
+    text = "y[i] = a[i] * 2 + b[i]; z[i] = y[i] * y[i]"
+    return roller_svc.torch.op("roller_test::axpy", text, ["a", "b"], outputs=["y", "z"], **FAST)
+
+
+def test_results_are_those_of_the_expression_for_each_shape(axpy):
+    for extent in (3, 5):
+        a, b = torch.randn(extent), torch.randn(extent)
+        y, z = axpy(a, b)
+        torch.testing.assert_close(y, a * 2 + b)
+        torch.testing.assert_close(z, y * y)
+    assert axpy(a.to(NARROW), b.to(NARROW))[0].dtype is NARROW
+
+
+def test_torch_checks_the_operator(axpy):
+    torch.library.opcheck(torch.ops.roller_test.axpy.default, (torch.randn(4), torch.randn(4)))
+
+
+def test_tracers_keep_the_operator(axpy):
+    class Module(torch.nn.Module):
+        def forward(self, a, b):
+            return axpy(a, b)[1] + 1
+
+    a, b = torch.randn(4), torch.randn(4)
+    program = torch.export.export(Module(), (a, b))
+    assert "roller_test.axpy" in str(program.graph)
+    expected = (a * 2 + b).square() + 1
+    torch.testing.assert_close(program.module()(a, b), expected)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(Module(), fullgraph=True, backend="aot_eager")(a, b), expected)
+
+
+def test_one_result_is_a_tensor():
+    double = roller_svc.torch.op("roller_test::double", "y[i] = x[i] * 2", ["x"], **FAST)
+    x = torch.randn(4, requires_grad=True)
+    torch.testing.assert_close(double(x.detach()), x.detach() * 2)
+    assert double.__doc__ == "roller_test::double: y[i] = x[i] * 2"
+    with pytest.raises(ArgumentError, match="argument 'x' has no elements"):
+        double(torch.empty(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "message"),
+    [("plain", ["x"], "library::operator"), ("a::b", "x", "list of names"), ("a::b", [], "list of"), ("a::b", ["x", "x"], "twice")],
+)
+def test_names_are_checked(name, inputs, message):
+    with pytest.raises(ArgumentError, match=message):
+        roller_svc.torch.op(name, "y[i] = x[i]", inputs)
