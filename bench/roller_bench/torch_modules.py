@@ -19,13 +19,28 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 import roller_svc
 from roller_svc import torch_backend
 
 Json = dict[str, Any]
 CALLS, PAUSE_S = 60, 0.2
+
+
+class TransformerBlock(nn.Module):
+    """Multi-head attention and an MLP."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.norm2(x))
 
 
 class ResNetBlock(nn.Module):
@@ -37,7 +52,7 @@ class ResNetBlock(nn.Module):
         self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(x + self.norm2(self.second(F.relu(self.norm1(self.first(x))))))
+        return functional.relu(x + self.norm2(self.second(functional.relu(self.norm1(self.first(x))))))
 
 
 class LlamaBlock(nn.Module):
@@ -66,10 +81,10 @@ class LlamaBlock(nn.Module):
         k = self.rotated(self.k(y).view(batch, length, self.groups, self.size).transpose(1, 2))
         v = self.v(y).view(batch, length, self.groups, self.size).transpose(1, 2)
         k, v = (t.repeat_interleave(self.heads // self.groups, 1) for t in (k, v))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(attended.transpose(1, 2).reshape(batch, length, -1))
         y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
 class UNet(nn.Module):
@@ -82,9 +97,9 @@ class UNet(nn.Module):
         self.join, self.head = nn.Conv2d(2 * channels, channels, 3, padding=1), nn.Conv2d(channels, 2, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        skip = F.relu(self.down(x))
-        deep = F.relu(self.deep(F.max_pool2d(skip, 2)))
-        return self.head(F.relu(self.join(torch.cat([skip, self.up(deep)], 1))))
+        skip = functional.relu(self.down(x))
+        deep = functional.relu(self.deep(functional.max_pool2d(skip, 2)))
+        return self.head(functional.relu(self.join(torch.cat([skip, self.up(deep)], 1))))
 
 
 class SwinBlock(nn.Module):
@@ -103,7 +118,7 @@ class SwinBlock(nn.Module):
         y = torch.roll(self.norm1(x), (-self.shift, -self.shift), (1, 2))
         y = y.view(batch, height // w, w, width // w, w, channels).permute(0, 1, 3, 2, 4, 5).reshape(-1, w * w, channels)
         q, k, v = self.qkv(y).reshape(-1, w * w, 3, self.heads, channels // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        y = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, w * w, channels))
+        y = self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, w * w, channels))
         y = y.view(batch, height // w, width // w, w, w, channels).permute(0, 1, 3, 2, 4, 5).reshape(batch, height, width, channels)
         x = x + torch.roll(y, (self.shift, self.shift), (1, 2))
         return x + self.mlp(self.norm2(x))
@@ -111,7 +126,7 @@ class SwinBlock(nn.Module):
 
 # Module and the shape of one example, without the batch.
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "transformer": (lambda: nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), (16, 128)),
+    "transformer": (lambda: TransformerBlock(128, 4), (16, 128)),
     "resnet": (lambda: ResNetBlock(32), (32, 28, 28)),
     "lstm": (lambda: nn.LSTM(8, 8, num_layers=2, batch_first=True), (4, 8)),
     "llama": (lambda: LlamaBlock(256, 8, 2, 688), (32, 256)),
