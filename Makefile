@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= cuda,dev
 READY := $(VENV)/.ready-$(EXTRAS)
 
-.PHONY: setup demo test test-all containers fuzz rehearse digests lint serve wheel clean
+.PHONY: setup demo test test-all containers fuzz rehearse digests docs lint serve wheel clean
 
 setup: $(READY)
 
@@ -57,9 +57,13 @@ digests: export REASON ?=
 digests: $(READY)
 	$(BIN)/python tests/support/kernel_digests.py --reason "$$REASON"
 
+# the documentation as a site, in build/site; a warning or a dead link fails
+docs: $(READY)
+	$(BIN)/mkdocs build
+
 lint: $(READY)
-	$(BIN)/ruff check roller_svc tests bench tools
-	$(BIN)/ruff format --quiet --check roller_svc tests bench tools
+	$(BIN)/ruff check roller_svc tests bench tools examples
+	$(BIN)/ruff format --quiet --check roller_svc tests bench tools examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from roller_svc import errors
+from roller_svc.errors import RollerWarning
 from roller_svc.version import __version__
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     from roller_svc.model import Model, compile_model, load_model
 
 __all__ = [
-    "Estimate", "Kernel", "Model", "__version__", "compile", "compile_model", "errors", "estimate", "get_num_threads",
-    "load", "load_model", "ops", "reference", "set_num_threads", "targets",
+    "Estimate", "Kernel", "Model", "RollerWarning", "__version__", "compile", "compile_model", "errors", "estimate",
+    "get_num_threads", "load", "load_model", "ops", "reference", "set_num_threads", "targets",
 ]  # fmt: skip
 
 _SUBMODULES = frozenset({"onnx_backend", "torch", "torch_backend"})
 _FROM_MODEL = frozenset({"Model", "compile_model", "load_model"})
-_FROM_API = frozenset(__all__) - {"__version__", "errors", "ops"} - _FROM_MODEL
+_FROM_API = frozenset(__all__) - {"RollerWarning", "__version__", "errors", "ops"} - _FROM_MODEL
 
 
 def __getattr__(name: str) -> object:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import warnings
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +19,19 @@ from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.compiler.artifact import load_plan, package_kernel
 from roller_svc.compiler.backends import load_emulated, reject_load
 from roller_svc.compiler.estimates.batch import Item, estimate_item
+from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import (
     build_request,
     read_top_k,
     reject_unknown,
+    resolve_spec,
     shows_options,
+    split_arguments,
     validate_expression,
     validate_outputs,
 )
-from roller_svc.errors import ArgumentError, BuildError
+from roller_svc.errors import ArgumentError, BuildError, RollerWarning
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
@@ -33,8 +39,8 @@ from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.estimate import ProgramFloor, RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
-from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelArguments, KernelOptions, RuntimeChoice
-from roller_svc.ir.report import BuildReport, CandidateResult, Plan
+from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelOptions, RuntimeChoice
+from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.runtime import thread_pool
 from roller_svc.runtime.binding import NumpyArrays, bind, check_names
@@ -79,10 +85,16 @@ class Estimate:
     roofline: tuple[RooflineBound, ...] = ()  # lower bounds for every plan of these kernels; empty for a compiled kernel
     floor: ProgramFloor | None = None  # the least time of the program, whichever kernels compute it
     above_floor: str = ""  # why the estimate is more than three times the floor
+    notes: tuple[str, ...] = ()  # on the first plan
 
     @classmethod
     def from_plan(
-        cls, plan: Plan, roofline: tuple[RooflineBound, ...] = (), floor: ProgramFloor | None = None, above_floor: str = ""
+        cls,
+        plan: Plan,
+        roofline: tuple[RooflineBound, ...] = (),
+        floor: ProgramFloor | None = None,
+        above_floor: str = "",
+        notes: tuple[str, ...] = (),
     ) -> Estimate:
         total: ir_estimate.Estimate = plan.estimate
         stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
@@ -98,6 +110,7 @@ class Estimate:
             roofline,
             floor,
             above_floor,
+            notes,
         )
 
     @property
@@ -173,7 +186,9 @@ class Kernel:
         """Run the kernel and return the outputs by name; write them to arrays in `out` if given."""
         if unnamed:
             raise ArgumentError("arrays must be keyword arguments: kernel(A=a, B=b)", code="unknown-argument")
-        return self.run(arrays, out)
+        if out is not None:
+            _check_mapping("out", out)
+        return (self._runner or self.runner()).run(arrays, out)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
@@ -238,7 +253,9 @@ class Prepared:
         """Run the kernel and return the outputs by name; write them to arrays in `out` if given."""
         if unnamed:
             raise ArgumentError("arrays must be keyword arguments: prepared(A=a)", code="unknown-argument")
-        return self.run(arrays, out)
+        if out is not None:
+            _check_mapping("out", out)
+        return self._runner.run(arrays, out)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
@@ -264,6 +281,12 @@ class _UnpreparedKernel:
         return {**arrays, **self.constants}
 
 
+MAX_CACHED_KERNELS = 128
+_RESERVED = ("expression", "inputs", "target", "outputs", "hardware", "cache")  # names of compile's parameters
+_cached: OrderedDict[tuple[BuildRequest, int], tuple[Kernel, HardwareSpec]] = OrderedDict()  # in this process, by use
+_cached_lock = Lock()
+
+
 @shows_options(KernelOptions)
 def compile(
     expression: str,
@@ -272,30 +295,73 @@ def compile(
     target: str = "local",
     outputs: Sequence[str] | None = None,
     hardware: HardwareSpec | str | None = None,
-    **options: Unpack[KernelArguments],
+    cache: bool = True,
+    **arrays_and_options: Any,
 ) -> Kernel:
-    """Compile an expression to the fastest kernel that is found.
+    """Compile an expression to the fastest kernel that is found, or return the kernel of an equal call.
 
     Args:
         expression: the program.
-        inputs: dtype and shape of each input, or an array that has them.
+        inputs: dtype and shape of each input, or an array of any library that has them. They may also be given by
+            name, as in compile("y[i] = exp(x[i])", x=array), unless the name is that of an option.
         target: id of the device; "local" is the host CPU.
         outputs: names of the outputs; default: tensors that are never read.
         hardware: a spec, or its YAML text, instead of `target`.
-        options: the fields of KernelOptions.
+        cache: whether a kernel of this process or of the cache folder may be returned. One of the folder has no
+            candidates.
+        arrays_and_options: inputs, and the fields of KernelOptions.
     """
+    given = {"inputs": inputs, "target": target, "outputs": outputs, "hardware": hardware, **arrays_and_options}
+    arrays, options = split_arguments({**given, "inputs": None}, _RESERVED)
+    options = {name: value for name, value in options.items() if name not in _RESERVED}
     reject_unknown(KernelOptions, options, "compile")
-    request = build_request(expression, inputs, target=target, outputs=outputs, hardware=hardware, **options)
+    request = build_request(expression, _join_inputs(inputs, arrays), target=target, outputs=outputs, hardware=hardware, **options)
     if request.hardware is None:
-        calibrate_at_first_use((request.target,), log.warning)
-    return Kernel.from_report(build_kernel(request))
+        calibrate_at_first_use(
+            (request.target,), log.warning, lambda: parse(request.expression, dict(request.inputs), request.outputs)
+        )
+    kernel = _find_or_build(request) if cache else Kernel.from_report(build_kernel(request))
+    _warn(kernel.report.get("notes", ()))
+    return kernel
+
+
+def _join_inputs(inputs: Inputs | None, arrays: Mapping[str, object]) -> object:
+    if not arrays or not isinstance(inputs, Mapping | None):
+        return {} if inputs is None else inputs
+    if twice := [name for name in arrays if name in (inputs or ())]:
+        raise ArgumentError(f"input {twice[0]!r} is given twice", code="invalid-inputs")
+    return {**(inputs or {}), **arrays}
+
+
+def _find_or_build(request: BuildRequest) -> Kernel:
+    """Return the kernel of an equal request: of this process, else of the cache folder, else a new one."""
+    spec = resolve_spec(request)
+    key = request, id(spec)  # `local` is another spec after a calibration; the entry keeps the spec
+    with _cached_lock:
+        if key in _cached:
+            _cached.move_to_end(key)
+            return _cached[key][0]
+    folder = KernelCache(settings.settings().cache_folder) if settings.settings().cache_kernels else None
+    bundle = None if folder is None else folder.load_single(request)
+    if bundle is not None:
+        kernel = Kernel(bundle, load_plan(bundle), (), request.runtime)
+    else:
+        kernel = Kernel.from_report(build_kernel(request))
+        if folder is not None:
+            with contextlib.suppress(OSError):  # a folder that cannot be written caches nothing
+                folder.save_single(request, kernel.parts)
+    with _cached_lock:
+        _cached[key] = kernel, spec
+        if len(_cached) > MAX_CACHED_KERNELS:
+            _cached.popitem(last=False)
+    return kernel
 
 
 @shows_options(EstimateOptions)
 def estimate(
     expression: str,
     inputs: Inputs | None = None,
-    targets: Sequence[str | HardwareSpec] = ("nvidia-h200-sxm",),
+    targets: str | HardwareSpec | Sequence[str | HardwareSpec] = "nvidia-h200-sxm",
     outputs: Sequence[str] | None = None,
     top_k: int = 1,
     **options: Unpack[EstimateArguments],
@@ -306,9 +372,11 @@ def estimate(
     """
     reject_unknown(EstimateOptions, options, "estimate")
     count = read_top_k(top_k)
-    if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
+    targets = [targets] if isinstance(targets, str | HardwareSpec) else targets
+    if not isinstance(targets, Sequence) or not targets:
         raise ArgumentError(f"targets must be a list of device ids, got {targets!r}", code="invalid-option")
     item = Item(expression, inputs, outputs, options)
+    targets = devices.expand_targets(targets)
     calibrate_at_first_use(targets, log.warning)
     estimates = estimate_item(item, targets, count)
     if duplicates := [a.spec.id for a in estimates for b in estimates if a.spec.id == b.spec.id and a.spec != b.spec]:
@@ -317,13 +385,20 @@ def estimate(
             code="invalid-option",
             hint="give each spec its own id: dataclasses.replace(spec, id=...)",
         )
+    _warn([f"{each.spec.id}: {note}" for each in estimates for note in each.notes])
     return {
         each.spec.id: [
-            Estimate.from_plan(plan, each.roofline, each.floor, reason)
+            Estimate.from_plan(plan, each.roofline, each.floor, reason, each.notes if plan is each.plans[0] else ())
             for plan, reason in zip(each.plans, each.reasons, strict=True)
         ]
         for each in estimates
     }
+
+
+def _warn(notes: Sequence[str]) -> None:
+    """Warn of notes at the caller of the function that calls this."""
+    for note in notes:
+        warnings.warn(note, RollerWarning, stacklevel=3)
 
 
 def targets() -> tuple[HardwareSpec, ...]:

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
+MAX_SHOWN_CHARACTERS = 160  # of a line of the text
 
 
 class RollerError(Exception):
@@ -52,7 +53,10 @@ class RollerError(Exception):
 
 
 class InputError(RollerError):
-    """Invalid input. `line`, `column`, `end_column` count from 1; None if the error has no place in a text."""
+    """Invalid input. `line`, `column`, `end_column` count from 1; None if the error has no place in a text.
+
+    `text` is the text, if the code that raised the error had it. `str` shows its line with carets, and the hint.
+    """
 
     default_code = "invalid-input"
 
@@ -71,6 +75,26 @@ class InputError(RollerError):
         self.column = column
         self.end_column = end_column
         self.hint = hint
+        self.text: str | None = None
+
+    def __str__(self) -> str:
+        hint = [f"hint: {self.hint}"] if self.hint else []
+        return "\n".join([self.message, *self.excerpt(self.text), *hint])
+
+    def excerpt(self, text: str | None) -> list[str]:
+        """Return the line of a text that the error is about, and a line with carets below it; [] without a place."""
+        if self.line is None or self.column is None or text is None:
+            return []
+        lines = text.split("\n")
+        line = lines[self.line - 1] if self.line <= len(lines) else ""
+        end_column = self.end_column or self.column + 1
+        # A window around the span keeps a line of 64 KiB readable.
+        first = max(0, min(self.column - 1, len(line)) - MAX_SHOWN_CHARACTERS // 2)
+        window = "".join(c if c.isprintable() else " " for c in line[first : first + MAX_SHOWN_CHARACTERS])
+        margin = f"{self.line} | "
+        offset = self.column - 1 - first
+        width = max(1, min(end_column - self.column, len(window) - offset))
+        return [margin + window, " " * (len(margin) - 2) + "| " + " " * offset + "^" * width]
 
     @property
     def reason(self) -> str:
@@ -138,6 +162,12 @@ class UnsupportedModelError(InputError):
         self.nodes = nodes
 
 
+class StrictError(InputError):
+    """A program has notes, and the option `strict` is set."""
+
+    default_code = "has-notes"
+
+
 class ScheduleError(InputError):
     default_code = "schedule-illegal"
 
@@ -164,6 +194,10 @@ class UnknownOpError(NotFoundError):
 
 class UnknownKernelError(NotFoundError):
     default_code = "unknown-kernel"
+
+
+class RollerWarning(UserWarning):
+    """A note on a program: something slow or mistaken that the compiler sees."""
 
 
 class BuildError(RollerError):

@@ -244,8 +244,13 @@ class Model:
         listed = [{"dims": dict(variant.dims)} | plan for variant, plan in zip(self._variants, plans, strict=True)]
         return {"kind": plans[0]["kind"], "buckets": listed}
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model."""
+    def save(self, folder: str | os.PathLike[str], launcher: str | Iterable[str] = ()) -> Path:
+        """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model.
+
+        Args:
+            folder: the directory, which need not exist.
+            launcher: also write launch.py, for callers that have some of ctypes and torch.
+        """
         variants = tuple(
             VariantBundle(
                 each.dims, each.name, each.plan, each.kernels, each.binary,
@@ -254,7 +259,7 @@ class Model:
             for each in self._variants
         )  # fmt: skip
         bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
-        return saved.save_model(bundle, folder, model_header)
+        return saved.save_model(bundle, folder, model_header, [launcher] if isinstance(launcher, str) else launcher)
 
     def _padded(self, arrays: Mapping[str, object]) -> tuple[_Variant, tuple[Padding, dict[str, int]] | None]:
         """Return the variant for the arrays' shapes, and how to pad them to it and to which extents they belong.
@@ -340,8 +345,7 @@ def compile_model(
     """
     reject_unknown(NamedOptions, options, "compile_model")
     checked = read_options(NamedOptions, options)
-    calibrate_at_first_use((target,), log.warning)
-    chosen = _options(target, threads, plan, checked)
+    target_id = validate_target(target)
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     cache, weights = KernelCache(settings().cache_folder), Weights()
@@ -355,6 +359,8 @@ def compile_model(
     graphs = [load(extents) for extents in buckets]
     padding, not_padded = _padding(buckets, graphs, dims or {}, load, weights)
     clock.record("import")
+    calibrate_at_first_use((target_id,), log.warning)  # after all that may be refused at once
+    chosen = _options(target_id, threads, plan, checked)
     built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")

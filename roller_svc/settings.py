@@ -176,6 +176,9 @@ class Settings(BaseSettings):
         ge=1 << 28,
         description="host memory that a worker may allocate; default: its share of three quarters of the memory",
     )
+    malloc_arenas: int = Field(
+        1, ge=0, le=1024, description="arenas of glibc's malloc in a service or a worker; 0: as the environment has them"
+    )
     build_timeout_s: float = Field(300.0, gt=0, le=3600, description="time limit of one build")
     model_timeout_s: float = Field(1800.0, gt=0, le=86_400, description="time limit of the build of one model")
     check_timeout_s: float = Field(5.0, gt=0, le=600, description="time limit for validating one program, or for one estimate")
@@ -219,6 +222,7 @@ class Settings(BaseSettings):
         None,
         description="directory of compiled kernels and calibrations; default: roller-svc in the user's cache directory",
     )
+    cache_kernels: bool = Field(default=True, description="whether roller_svc.compile keeps its kernels there, and finds them")
     log_format: LogFormat = Field("console", description="how services and workers log: console (text) or json")
     log_level: LogLevel = Field("info", description="least level of what they log: debug, info, warning or error")
     otlp_endpoint: str = Field(

@@ -20,6 +20,7 @@ from roller_svc.runtime.cuda.module import device_present
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's
 
 os.environ["ROLLER_CALIBRATE"] = "0"
+os.environ["ROLLER_CACHE_KERNELS"] = "0"  # tests see what a compile does
 os.environ.pop("ROLLER_LOCAL_SPEC", None)
 
 

@@ -1,4 +1,7 @@
-"""Scans: reductions of all elements up to each one along an axis, `y[i, j] +=! x[i, o].when([o <= j], 0)`."""
+"""Scans: reductions of all elements up to each one along an axis, `y[i, j] +=! x[i, o].when([o <= j], 0)`.
+
+Linear recurrences, `h[t] = a[t] * h[t - 1] + b[t]`, are scans of linear steps (Blelloch).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.linear import linear
 from roller_svc.analysis.operand import can_represent_all
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
+from roller_svc.errors import InvariantError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, axes_of, iter_subexpressions, substitute
 from roller_svc.ir.index import conjuncts, logical_and, lt, num
 from roller_svc.ir.program import COMBINE_OPS, Axis, Combine, StatementKind, TensorExpr, identity
 
@@ -35,10 +40,88 @@ class Scan:
         """Return the map that one pass computes: the value at each point, which is then combined with those before."""
         return replace(self.statement, kind=StatementKind.MAP, axes=self.statement.spatial, body=self.value)
 
+    @property
+    def step(self) -> LinearStep | None:
+        """Return the step of a linear recurrence; None for other scans."""
+        return linear_step(self.value) if self.combine is Combine.RECURRENCE else None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStep:
+    """A step of a linear recurrence, `h = gate * h + value`, which begins with `initial`.
+
+    Where `may_reset`, a gate of zero forgets the state, even if that is infinite or NaN.
+    """
+
+    gate: Expr
+    initial: Expr
+    value: Expr
+    may_reset: bool
+
+    def applied(self, state: Expr, gate: Expr, value: Expr, *, is_composed: bool = False) -> Expr:
+        """Return the state after a step, or after several that are composed.
+
+        A product of gates may overflow, but a state of zero stays zero.
+        """
+        dtype = value.dtype
+        zero = Const(0.0 if dtype.is_float else 0, dtype)
+        after: Expr = Op(OpKind.ADD, (Op(OpKind.MUL, (gate, state), dtype), value), dtype)
+        if is_composed and dtype.is_float:
+            matters = Op(OpKind.LOR, (Op(OpKind.NE, (state, zero), DType.INT8), Op(OpKind.ISNAN, (gate,), DType.INT8)), DType.INT8)
+            after = Select(matters, after, value, dtype)
+        return Select(Op(OpKind.NE, (gate, zero), DType.INT8), after, value, dtype) if self.may_reset else after
+
+    def product(self, gate: Expr, earlier: Expr) -> Expr:
+        """Return the gate of a step after another one."""
+        dtype = gate.dtype
+        product = Op(OpKind.MUL, (gate, earlier), dtype)
+        if not (self.may_reset and dtype.is_float):
+            return product
+        zero = Const(0.0, dtype)
+        are_both = Op(OpKind.LAND, tuple(Op(OpKind.NE, (part, zero), DType.INT8) for part in (gate, earlier)), DType.INT8)
+        return Select(are_both, product, zero, dtype)
+
+
+def linear_step(body: Expr) -> LinearStep:
+    """Return the step that a recurrence's body at a point states."""
+    casts = list[Cast]()
+    while isinstance(body, Cast):
+        casts.append(body)
+        body = body.arg
+    if not isinstance(body, Op) or body.kind is not OpKind.FMA:
+        raise InvariantError("the body of a recurrence is no linear step")
+    gate, initial, value = body.args
+    resets = any(
+        isinstance(node, Select) and any(isinstance(branch, Const) and branch.value == 0 for branch in (node.then, node.otherwise))
+        for node in iter_subexpressions(gate)
+    )
+    for cast in reversed(casts):
+        gate, initial, value = (replace(cast, arg=part) for part in (gate, initial, value))
+    return LinearStep(gate, initial, value, may_reset=resets)
+
+
+def recurrence_body(gate: Expr, initial: Expr, value: Expr, along: tuple[str, str], *, is_reversed: bool) -> Expr:
+    """Return the body of the reduction that a linear recurrence is.
+
+    Args:
+        gate: the factor of the state at a point of the reduced axis.
+        initial: the state before the first step.
+        value: what a step adds.
+        along: names of the reduced axis and of the result's axis.
+        is_reversed: whether the last step comes first.
+    """
+    order = OpKind.GE if is_reversed else OpKind.LE
+    joins = Op(order, (AxisRef(along[0]), AxisRef(along[1])), DType.INT8)
+    step = Op(OpKind.FMA, (gate, initial, value), value.dtype)
+    return Select(joins, step, identity(Combine.RECURRENCE, value.dtype), value.dtype)
+
 
 def match_scan(statement: TensorExpr) -> Scan | None:
     """Return the scan that a reduction is, or None."""
-    if statement.kind is not StatementKind.REDUCE or statement.combine not in COMBINE_OPS or len(statement.reduced) != 1:
+    combine = statement.combine
+    if statement.kind is not StatementKind.REDUCE or combine is None or len(statement.reduced) != 1:
+        return None
+    if combine not in COMBINE_OPS and combine is not Combine.RECURRENCE:
         return None
     body, casts = statement.body, list[Cast]()
     while isinstance(body, Cast):
@@ -57,9 +140,9 @@ def match_scan(statement: TensorExpr) -> Scan | None:
     else:
         return None
     neutral = body.otherwise
-    if not isinstance(neutral, Const) or neutral != identity(statement.combine, neutral.dtype):
+    if not isinstance(neutral, Const) or neutral != identity(combine, neutral.dtype):
         return None
-    if statement.combine in (Combine.MAX, Combine.MIN) and not all(can_represent_all(c.dtype, c.arg.dtype) for c in casts):
+    if combine in (Combine.MAX, Combine.MIN) and not all(can_represent_all(c.dtype, c.arg.dtype) for c in casts):
         return None  # the neutral element may become another value
     rest = order.rest
     if order.is_exclusive:  # no result joins the last element, which may be out of range
@@ -73,7 +156,7 @@ def match_scan(statement: TensorExpr) -> Scan | None:
     value = substitute(value, {reduced.name: AxisRef(axis.name)})
     dtype = statement.accumulator
     start = Const(float(neutral.value) if dtype.is_float else int(neutral.value), dtype)
-    return Scan(statement, axis, value, statement.combine, start, order.is_exclusive, order.is_reversed)
+    return Scan(statement, axis, value, combine, start, order.is_exclusive, order.is_reversed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from threading import Lock
 
-from roller_svc import hardware
+from roller_svc import hardware, toolchain
 from roller_svc.calibration.calibrate import calibrate_briefly
 from roller_svc.errors import BuildError
 from roller_svc.hardware.calibration_cache import (
     calibrated_path,
     find_calibrated,
+    has_failed_lately,
     load_calibrated,
     lock_calibration,
+    note_failure,
     save_calibrated,
 )
 from roller_svc.settings import pin_local, settings
@@ -26,15 +28,18 @@ _attempt = Lock()
 _has_attempted: list[bool] = []  # in this process: a busy machine delays one command, not each call
 
 
-def calibrate_at_first_use(targets: Iterable[object], report: Callable[[str], None]) -> None:
+def calibrate_at_first_use(
+    targets: Iterable[object], report: Callable[[str], None], check: Callable[[], object] = lambda: None
+) -> None:
     """Measure the host CPU for some seconds if `local` is among the targets and has no measured values yet.
 
-    ROLLER_LOCAL_SPEC and ROLLER_CALIBRATE=0 prevent it. If it fails, `local` keeps its assumed rates, and the next
-    process tries again.
+    ROLLER_LOCAL_SPEC and ROLLER_CALIBRATE=0 prevent it. If it fails, `local` keeps its assumed rates, and no process
+    tries again for an hour. Without a compiler it does nothing: whatever needs one says so.
 
     Args:
         targets: ids of devices, or specs.
         report: receives one line before a measurement, and one if it fails.
+        check: called before a measurement; raises what need not wait for it.
     """
     if hardware.LOCAL not in [target for target in targets if isinstance(target, str)]:
         return
@@ -46,7 +51,7 @@ def calibrate_at_first_use(targets: Iterable[object], report: Callable[[str], No
             return  # loading it says why
         _has_attempted.append(True)
         if hardware.calibrated_local() is None:
-            _calibrate(report)
+            _calibrate(report, check)
             hardware.forget_local()
 
 
@@ -58,9 +63,12 @@ def pin_calibration(report: Callable[[str], None]) -> None:
         pin_local(find_calibrated(hardware.detect_local()) if is_calibrated else None)
 
 
-def _calibrate(report: Callable[[str], None]) -> None:
+def _calibrate(report: Callable[[str], None], check: Callable[[], object]) -> None:
     """Measure and store the spec, unless another process has stored one meanwhile."""
     detected = hardware.detect_local()
+    if has_failed_lately(detected) or not toolchain.availability(detected).ok:
+        return
+    check()
     try:
         with lock_calibration(detected):
             if load_calibrated(detected) is None:
@@ -71,4 +79,5 @@ def _calibrate(report: Callable[[str], None]) -> None:
                 save_calibrated(calibrate_briefly(detected, FIRST_USE_SECONDS))
     except (BuildError, OSError) as failure:
         reason = f"{failure.message} ({failure.code})" if isinstance(failure, BuildError) else str(failure)
-        report(f"this CPU is not measured, `local` has assumed rates; the next use tries again: {reason}")
+        note_failure(detected)
+        report(f"this CPU is not measured, `local` has assumed rates; a use in an hour tries again: {reason}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn, Protocol, cast
 
@@ -20,6 +22,7 @@ COMMANDS = {
     "model": "compile, run, plan or profile a whole model: ONNX files, JSON graphs",
     "estimate": "estimate the time of a program on one or more devices, without compiling",
     "explain": "explain how a kernel was constructed: tiles, candidates, costs",
+    "ops": "list the named operators, or explain one: signature, meaning, example, its statements",
     "targets": "list devices and their compilers; check: compare a spec with the local device",
     "calibrate": "measure the local device and write its spec",
     "corpus": "compile, run and check every case of a file",
@@ -61,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as ended:  # argparse has printed the help or the version
         return ended.code if isinstance(ended.code, int) else REJECTED
     except RollerError as error:
-        import_module("roller_svc.cli.errors").print_error(error, context.expression, as_json=as_json)
+        import_module("roller_svc.cli.errors").print_error(error, context, as_json=as_json)
         return exit_code(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -97,7 +100,18 @@ class _ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        raise ArgumentError(message, hint=f"{self.prog} --help")
+        raise ArgumentError(message, hint=_explain(message) or f"{self.prog} --help")
+
+
+def _explain(message: str) -> str | None:
+    """Return what to do about arguments that argparse refuses: a similar word, or quotes around a program."""
+    quoted = re.fullmatch(r".*invalid choice: '([^']*)' \(choose from (.*)\)", message)
+    if quoted is not None:
+        near = get_close_matches(quoted[1], re.findall(r"[\w-]+", quoted[2]), n=1)
+        return f"did you mean {near[0]}?" if near else None
+    if message.startswith("unrecognized arguments:") and any(sign in message for sign in "[]=!"):
+        return "put quotes around the program, which has characters of the shell: 'C[m, n] +=! A[m, k] * B[k, n]'"
+    return None
 
 
 def _parse(words: list[str], context: CommandContext) -> tuple[Command, argparse.Namespace]:

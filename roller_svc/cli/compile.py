@@ -39,6 +39,7 @@ def execute(options: argparse.Namespace) -> int:
         raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
     kernel = build(options)
     facts = kernel_facts(kernel)
+    common.print_notes(facts["notes"])
     listings = {kind: make() for kind, make in (("ptx", kernel.ptx), ("sass", kernel.sass)) if getattr(options, kind)}
     if options.save:
         folder = kernel.save(options.save, common.parse_names(options.launcher) if options.launcher else ())
@@ -58,7 +59,7 @@ def _build_for_targets(options: argparse.Namespace) -> int:
             f"--targets needs --server, and excludes {', '.join(f'--{name}' for name in only_files)}", code="invalid-option"
         )
     remote = import_module("roller_svc.cli.remote")
-    targets = common.parse_names(options.targets)
+    targets = common.parse_targets(options.targets)
     options.target = targets[0]
     with remote.open_client(server) as service:
         results = service.compile_for_targets(remote.compile_request(options), targets)
@@ -102,7 +103,6 @@ def summary(facts: dict[str, Any]) -> str:
         if revised := show.format_compiled_estimate(facts["candidates"][0]):
             lines.append(revised)
         lines += ["", candidates_table(facts["candidates"])]
-    lines += [f"note: {note}" for note in facts["notes"]]
     if "saved" in facts:
         lines.append(f"saved to {facts['saved']}: all that it exports begins with {facts['name']}")
     return "\n".join(lines)

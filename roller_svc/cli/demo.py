@@ -97,7 +97,7 @@ def _print_report(program: DemoProgram, report: BuildReport, facts: dict[str, ob
         print(format_steps(_first_steps(construction["trace"])))
         print(f"... {construction['tiles_visited']} tiles visited, {construction['programs']} programs found")
     print(f"\nThe best {len(attempts)}, by measured time:\n{candidates_table(attempts)}")
-    for note in report.notes:
+    for note in (*report.notes, *report.remarks):
         print(f"note: {note}")
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 
 from roller_svc.cli import format as show
+from roller_svc.cli.context import CommandContext
 from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import CompileError, InputError, RollerError, SpecError
-from roller_svc.frontend.lang import render
+from roller_svc.frontend.lang.source import render
+from roller_svc.ir.option_words import show_as_flags
 
 LOG_LINES = 40
 
 
-def print_error(error: RollerError, expression: str, *, as_json: bool) -> None:
-    print(render_error(error, expression), file=sys.stderr)
+def print_error(error: RollerError, context: CommandContext, *, as_json: bool) -> None:
+    error.message = show_as_flags(error.message, context.flags)
+    if isinstance(error, InputError) and error.hint:
+        error.hint = show_as_flags(error.hint, context.flags)
+    print(render_error(error, context.expression), file=sys.stderr)
     if as_json:
         show.print_json({"error": error_json(error)})
 

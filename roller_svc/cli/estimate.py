@@ -15,9 +15,11 @@ from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensit
 from roller_svc.compiler.estimates.worker import target_estimate_json
 from roller_svc.compiler.request import read_top_k
 from roller_svc.errors import ArgumentError
+from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.frontend.parse import parse
 from roller_svc.ir.options import EstimateOptions
 
-COLUMNS = ("target", "", "estimated", "bound", "occupancy", "waves", "unit", "tiles")
+COLUMNS = ("target", "", "estimated", "rate", "floor", "kernels", "bound", "unit and tiles")
 SENSITIVITY_COLUMNS = ("target", "resource", "saves")
 ROOFLINE_COLUMNS = ("target", "level", "seconds", "operations", "bytes")
 
@@ -45,22 +47,25 @@ def execute(options: argparse.Namespace) -> int:
     if options.sensitivity:
         table = show.format_table(SENSITIVITY_COLUMNS, _sensitivity_rows(estimates))
         parts.append(f"Sensitivity to each resource (+10 %), for the same tiles\n{table}")
+    for estimate in estimates:
+        common.print_notes(f"{estimate['target']}: {note}" for note in estimate["notes"])
     show.print_result(options, {"estimates": estimates}, "\n\n".join(parts))
     return 0
 
 
 def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Estimate in this process. Raises InputError for an invalid program or device id."""
+    text = common.read_expression(options)
     item = Item(
-        common.read_expression(options),
+        text,
         common.parse_inputs(options),
         options.output or None,
         common.option_values(options, EstimateOptions),
     )
     count = read_top_k(options.top_k)
     specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
-    targets = [*options.target, *specs] or [hardware.LOCAL]
-    common.calibrate_local(options, *targets)
+    targets = [*hardware.expand_targets(options.target), *specs] or [hardware.LOCAL]
+    common.calibrate_local(options, *targets, check=lambda: parse(text, dict(tensor_types(item.inputs)), options.output or None))
     results = estimate_item(item, targets, count)
     estimates = [{"item": 0, "target": result.spec.id} | target_estimate_json(result) for result in results]
     if options.sensitivity:
@@ -100,7 +105,7 @@ def _floor_lines(estimates: list[dict[str, Any]]) -> list[str]:
         first = estimate["candidates"][0]
         why = f"; {first['above_floor']}" if first["above_floor"] else ""
         share = f"{first['floor_share']:.0%} of the estimate{why}"
-        lines.append(f"Floor of the program on {estimate['target']}: {show.format_floor(estimate['floor'])}, {share}")
+        lines.append(show.wrap(f"Floor of the program on {estimate['target']}: {show.format_floor(estimate['floor'])}, {share}"))
     return lines
 
 
@@ -121,11 +126,11 @@ def _rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
                     estimate["target"],
                     number,
                     show.format_seconds(plan["seconds"]),
+                    show.format_rate(plan, estimate["floor"]),
+                    f"{plan['floor_share']:.0%}",
+                    len(plan["kernels"]),
                     plan["bound"],
-                    f"{plan['occupancy']:.2f}",
-                    plan["waves"],
-                    plan["unit"],
-                    show.format_plan_tiles(plan),
+                    f"{plan['unit']} | {show.format_plan_tiles(plan)}",
                 )
             )
     return rows

@@ -9,7 +9,8 @@ from typing import Any
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.compile import candidates_table
-from roller_svc.compiler.pipeline import build_kernel, rank_request
+from roller_svc.compiler.notes import reject_notes
+from roller_svc.compiler.pipeline import assess_plan, build_kernel, rank_request
 from roller_svc.compiler.plans import merge_ranked_plans, select_for_measurement
 from roller_svc.compiler.request import resolve_spec
 from roller_svc.compiler.sensitivity import analyze_sensitivity
@@ -45,6 +46,7 @@ def execute(options: argparse.Namespace) -> int:
     facts = report_json(report)
     changes = analyze_sensitivity(report.results[0].plan, report.groups, report.hardware)
     facts["sensitivity"] = sensitivity_json(changes)
+    common.print_notes((*report.notes, *report.remarks))
     source = _source(report)
     shown = [format_report(facts, options.steps), *([source] if options.source and source is not None else [])]
     show.print_result(options, facts | {"source": source}, "\n\n".join(shown))
@@ -59,7 +61,11 @@ def plan_without_building(request: BuildRequest, missing: ToolchainMissingError)
     shortlist = select_for_measurement(merge_ranked_plans(groupings, request.top_k), groupings, request.top_k)
     attempts = tuple(CandidateResult(grouped.plan, grouped.groups, None, None, None, None) for grouped in shortlist)
     first = groupings[0]
-    return BuildReport(request, program, spec, first.groups, first.constructions, attempts, (missing.message,))
+    floor, notes = assess_plan(program, spec, request.constraints, first, attempts[0].plan)
+    if request.strict:
+        reject_notes(notes)
+    remarks = (missing.message,)
+    return BuildReport(request, program, spec, first.groups, first.constructions, attempts, notes, remarks, floor=floor)
 
 
 def format_report(facts: Mapping[str, Any], steps: int) -> str:
@@ -89,10 +95,9 @@ def format_report(facts: Mapping[str, Any], steps: int) -> str:
         lines.append(revised)
     if facts["floor"] is not None:
         lines.append(f"Floor of the program: {show.format_floor(facts['floor'])}")
-    lines += [f"note: {note}" for note in facts["notes"]]
     if facts["stage_seconds"]:
         lines.append("time spent: " + ", ".join(f"{k} {show.format_seconds(v)}" for k, v in facts["stage_seconds"].items()))
-    return "\n".join(lines)
+    return "\n".join(line if "\n" in line else show.wrap(line, "    ") for line in lines)
 
 
 def format_steps(steps: Sequence[Mapping[str, Any]]) -> str:

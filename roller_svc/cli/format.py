@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from roller_svc.compiler.serialize import finite
 
+_GAP = "  "  # between columns
+_BELOW = "    "  # before what does not fit in a row
+MIN_COLUMN = 24  # characters: a narrower last column is shown below its row
+_WHOLE_WORDS: Mapping[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -56,11 +62,52 @@ def format_floor(floor: Mapping[str, Any]) -> str:
     return f"{format_seconds(floor['seconds'])} ({traffic}, {arithmetic}, launch {format_seconds(floor['launch_seconds'])})"
 
 
+def format_rate(plan: Mapping[str, Any], floor: Mapping[str, Any]) -> str:
+    """Format the rate of the resource that limits the program: its operations, or its bytes, over the plan's seconds."""
+    if floor["arithmetic_seconds"] >= floor["traffic_seconds"]:
+        return f"{floor['operations'] / plan['seconds'] / 1e12:.3g} TFLOP/s"
+    return f"{float(format(floor['bytes'] / plan['seconds'] / 1e9, '.3g')):g} GB/s"
+
+
+def wrap(text: str, indent: str = "  ") -> str:
+    """Break lines at spaces to the width of the terminal; indent what follows a break."""
+    return "\n".join(textwrap.fill(line, _width(), subsequent_indent=indent, **_WHOLE_WORDS) for line in text.splitlines())
+
+
 def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Format rows as aligned columns."""
+    """Format rows as aligned columns within the width of the terminal.
+
+    Cells of the last column that do not fit are broken at spaces, in their column or, if it is narrow, below the row.
+    """
     lines = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    left = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+    free = _width() - left
+    if widths[-1] <= free:
+        return "\n".join(_join_cells(line, widths) for line in lines)
+    widths[-1] = 0
+    if free >= MIN_COLUMN:
+        shown = (_join_cells([*line[:-1], _break_cell(line[-1], free, " " * left)], widths) for line in lines)
+    else:
+        shown = (
+            "\n".join(
+                [_join_cells(line[:-1], widths[:-1]), *([_BELOW + _break_cell(line[-1], _width() - 4, _BELOW)] if line[-1] else [])]
+            )
+            for line in lines
+        )
+    return "\n".join(shown)
+
+
+def _join_cells(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return _GAP.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _break_cell(cell: str, free: int, indent: str) -> str:
+    return f"\n{indent}".join(textwrap.wrap(cell, free, **_WHOLE_WORDS))
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def format_tiles(levels: Mapping[str, Mapping[str, int]]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote
 from roller_svc.client.schemas import GraphOptions
-from roller_svc.errors import ArgumentError, InputError, WrongAnswerError
+from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.compile import Progress as Report
 from roller_svc.graph.compile import no_progress
@@ -37,11 +36,6 @@ RUNS = 20  # of a timed model
 TIMED_S = 2.0
 TOLERANCE = 1e-4  # of the largest value of an output; docs/models.md
 SHOWN_OPERATORS = 15
-# Argument of compile_model → the option that gives it.
-_OPTIONS_OF = {"dims": "--dim", "inputs": "--shape", "constants": "--constant"}
-_ARGUMENT = re.compile(rf"\b({'|'.join(_OPTIONS_OF)})=\{{(.*?)\}}")
-_ENTRY = re.compile(r'"([^"]*)": (\("[^"]*", \([^()]*\)\)|\[[^\]]*\]|[^,]+)')  # of a mapping in a message
-_TYPE = re.compile(r'\("([^"]*)", \(([^()]*)\)\)')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compiled = kinds.add_parser("compile", help="compile an ONNX file or a JSON graph", allow_abbrev=False)
     _add_model(compiled)
     compiled.add_argument("--save", metavar="DIR", help="write the shared object, header and weights to DIR")
+    compiled.add_argument("--launcher", metavar="NAMES", help="with --save: write what calls the model by some of ctypes,torch,cpp")
     run = kinds.add_parser("run", help="run a model, or the folder of a saved one, and time it", allow_abbrev=False)
     _add_model(run)
     _add_arrays(run)
@@ -108,30 +103,9 @@ def _add_arrays(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    try:
-        return _execute(options)
-    except InputError as error:
-        error.message = show_as_options(error.message)
-        error.hint = show_as_options(error.hint) if error.hint else None
-        raise
-
-
-def show_as_options(text: str) -> str:
-    """Return a message with options of this command in place of arguments of compile_model."""
-
-    def options(match: re.Match[str]) -> str:
-        shown = (f"{_OPTIONS_OF[match[1]]} {name}={_option_value(value)}" for name, value in _ENTRY.findall(match[2]))
-        return " ".join(shown) or match[0]
-
-    return _ARGUMENT.sub(options, text)
-
-
-def _option_value(value: str) -> str:
-    given = _TYPE.fullmatch(value)
-    return value.replace(" ", "") if given is None else f"{given[1]}[{given[2].replace(' ', '').rstrip(',')}]"
-
-
-def _execute(options: argparse.Namespace) -> int:
+    options.context.flags["inputs"] = "--shape"
+    if options.kind == "compile" and options.launcher and not options.save:
+        raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
     model = _model(options)
     match options.kind:
         case "compile":
@@ -156,7 +130,7 @@ def _model(options: argparse.Namespace) -> Model:
         with tempfile.TemporaryDirectory(prefix="roller-") as folder:
             remote.unpack(bundle, Path(folder))
             return load_model(folder)
-    common.calibrate_local(options, options.target)
+    common.set_calibration(options)
     with _progress() as progress:
         return compile_model(
             path,
@@ -263,7 +237,8 @@ def _read_array(option: str, text: str) -> tuple[str, Any]:
 def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     facts = _facts(model)
     if options.save:
-        facts["saved"] = str(model.save(options.save))
+        launchers = common.parse_names(options.launcher) if options.launcher else ()
+        facts["saved"] = str(model.save(options.save, launchers))
     lines = [_summary(model)]
     if "saved" in facts:
         lines.append(f"saved to {facts['saved']}: all that it exports begins with {model.name}")

@@ -6,14 +6,18 @@ import argparse
 import math
 import re
 import sys
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
 from roller_svc.calibration import SECONDS, calibrate_at_first_use, pin_calibration
+from roller_svc.cli import format as show
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
-from roller_svc.ir.options import EstimateOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
+from roller_svc.frontend.parse import parse
+from roller_svc.ir.options import CommonOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
 from roller_svc.ir.report import BuildRequest
 from roller_svc.settings import settings, use
 
@@ -56,7 +60,7 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_options(parser: argparse.ArgumentParser, record: type[EstimateOptions], **defaults: str) -> None:
+def add_options(parser: argparse.ArgumentParser, record: type[CommonOptions], **defaults: str) -> None:
     """Add the options of a record. `option_values` reads them."""
     for option in options_of(record).values():
         add_option(parser, option, defaults.get(option.name, encode(option.default)))
@@ -78,7 +82,7 @@ def add_option(parser: argparse.ArgumentParser, option: Option, default: Any) ->
     parser.add_argument(*flags, dest=option.name, default=default, **details)
 
 
-def option_values(options: argparse.Namespace, record: type[EstimateOptions]) -> dict[str, Any]:
+def option_values(options: argparse.Namespace, record: type[CommonOptions]) -> dict[str, Any]:
     """Return the options of a record as callers give them in Python."""
     return {
         name: parse_tiles(options.tiles) if option.type == Tiles else getattr(options, name)
@@ -97,6 +101,11 @@ def server_url(options: argparse.Namespace) -> str:
 def parse_names(text: str) -> list[str]:
     """Return the names in a list that is separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_targets(text: str) -> list[str]:
+    """Return the devices in a list that is separated by commas, such as `h200,mi300x`, or in a word such as `cuda`."""
+    return hardware.expand_targets([text])
 
 
 def read_expression(options: argparse.Namespace) -> str:
@@ -118,7 +127,17 @@ def read_text_file(name: str) -> str:
         with Path(name).open("rb") as file:
             return _decode(file.read(MAX_FILE_BYTES), name)
     except OSError as failure:
-        raise ArgumentError(f"cannot read {name}: {failure.strerror or failure}", code="unreadable-file") from failure
+        raise ArgumentError(
+            f"cannot read {name}: {failure.strerror or failure}", code="unreadable-file", hint=_similar_files(Path(name))
+        ) from failure
+
+
+def _similar_files(path: Path) -> str:
+    """Return a hint with the files in a path's folder whose names are similar."""
+    folder = path.parent
+    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    near = [str(folder / name) for name in get_close_matches(path.name, names)]
+    return f"did you mean {' or '.join(near)}?" if near else f"paths are relative to {Path.cwd()}"
 
 
 def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
@@ -127,29 +146,45 @@ def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]
     for text in options.input:
         match = _INPUT.fullmatch(text)
         if match is None:
-            raise ArgumentError(f"--input {text}: expected NAME=DTYPE[EXTENT,...]", code="invalid-inputs")
+            raise ArgumentError(
+                f"--input {text}: expected NAME=DTYPE[EXTENT,...]", code="invalid-inputs", hint="write --input 'A=float32[64,32]'"
+            )
         if match["name"] in inputs:
-            raise ArgumentError(f"--input {match['name']} is given twice", code="invalid-inputs")
+            raise ArgumentError(
+                f"--input {match['name']} is given twice", code="invalid-inputs", hint="give each input once, with its own name"
+            )
         inputs[match["name"]] = (match["dtype"], _parse_extents(text, match["shape"] or ""))
     return inputs
 
 
-def calibrate_local(options: argparse.Namespace, *targets: object) -> None:
-    """Measure the host CPU if it is among the targets and this is its first use, unless --no-calibrate is given."""
+def calibrate_local(options: argparse.Namespace, *targets: object, check: Callable[[], object] = lambda: None) -> None:
+    """Measure the host CPU if it is among the targets and this is its first use, unless --no-calibrate is given.
+
+    `check` is called before a measurement.
+    """
+    set_calibration(options)
+    calibrate_at_first_use(targets, print_line, check)
+
+
+def set_calibration(options: argparse.Namespace) -> None:
     if options.no_calibrate:
         _disable_calibration()
-    calibrate_at_first_use(targets, print_line)
 
 
 def pin_local(options: argparse.Namespace) -> None:
     """Do the same for the target `local` of this process and its children, which use one spec of it."""
-    if options.no_calibrate:
-        _disable_calibration()
+    set_calibration(options)
     pin_calibration(print_line)
 
 
 def _disable_calibration() -> None:
     use(settings().model_copy(update={"calibrate": False}))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print the notes on a program to stderr, each line within the terminal's width."""
+    for note in notes:
+        print(show.wrap(f"note: {note}"), file=sys.stderr, flush=True)
 
 
 def print_line(line: str) -> None:
@@ -158,15 +193,16 @@ def print_line(line: str) -> None:
 
 def parse_request(options: argparse.Namespace) -> BuildRequest:
     """Return the request for a build in this process, after a calibration where `local` needs one."""
-    device = parse_device(options)
-    calibrate_local(options, device.get("target"))
-    return build_request(
+    request = build_request(
         read_expression(options),
         parse_inputs(options),
         outputs=options.output or None,
         **option_values(options, KernelOptions),
-        **device,
+        **parse_device(options),
     )
+    target = None if request.hardware else request.target
+    calibrate_local(options, target, check=lambda: parse(request.expression, dict(request.inputs), request.outputs))
+    return request
 
 
 def parse_tiles(text: str) -> dict[str, int]:

@@ -61,6 +61,7 @@ def execute(options: argparse.Namespace) -> int:
         "max_rel_error": None if agreement is None else agreement.max_rel_error,
         "numpy_s": None if measurement is None else measure_numpy_s(program, arrays),
     }
+    common.print_notes(facts["notes"])
     show.print_result(options, facts, format_summary(facts))
     return 0
 
@@ -118,5 +119,4 @@ def format_summary(facts: dict[str, Any]) -> str:
         ratio = facts["numpy_s"] / facts["median_s"]
         comparison = f"{ratio:.2f}x slower" if ratio >= 1 else f"{1 / ratio:.2f}x faster"
         lines.append(f"numpy: {show.format_seconds(facts['numpy_s'])} ({comparison})")
-    lines += [f"note: {note}" for note in facts["notes"]]
     return "\n".join(lines)

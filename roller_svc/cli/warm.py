@@ -43,7 +43,7 @@ def execute(options: argparse.Namespace) -> int:
     """Build. Return 1 if anything failed. Running it again goes on: what is built is a hit, what is queued is joined."""
     common.check_positive(options, "timeout")
     sources: dict[str, ModelFile] = {file: remote.model_source(Path(file)) for file in options.files}
-    targets, graph = common.parse_names(options.targets), graph_options(options)
+    targets, graph = common.parse_targets(options.targets), graph_options(options)
     if server := common.server_url(options):
         if options.store or options.workers:
             raise ArgumentError("--store and --workers are those of this process: leave out --server", code="invalid-option")

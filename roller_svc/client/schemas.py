@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from roller_svc.ir.options import (
+    CommonOptions,
     EstimateOptions,
     InputNames,
     KernelOptions,
@@ -113,7 +114,7 @@ _TYPES: dict[Any, Any] = {
 _DEFAULTS: dict[Any, Any] = {InputNames: [], Tiles: {}}
 
 
-def _options_model(record: type[EstimateOptions], *, checked: bool) -> Any:
+def _options_model(record: type[CommonOptions], *, checked: bool) -> Any:
     """Return the base of a model with the options of a record. `checked`: the model checks values, not only types."""
     options: dict[str, Any] = {name: _option_field(option, checked=checked) for name, option in options_of(record).items()}
     return create_model(record.__name__, __base__=RequestModel, **options)
@@ -557,6 +558,7 @@ class ItemEstimates(BaseModel):
     roofline: list[RooflineLevel] | None = None
     floor: Floor | None = None
     candidates: list[EstimatedPlan] | None = None
+    notes: list[str] = Field([], description="what is slow or looks mistaken, and what would be better")
     error: Problem | None = None
 
 

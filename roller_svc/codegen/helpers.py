@@ -416,6 +416,8 @@ def _warp_reduce(which: str, dtype: DType, dialect: Dialect) -> Helper:
 def _warp_scan(which: str, dtype: DType, dialect: Dialect) -> Helper:
     """Return the helper that combines the values of the lanes before each one (Hillis and Steele)."""
     words = _words(dtype, dialect)
+    if which in ("recurrence", "resets"):
+        return _warp_recurrence(which, dtype, dialect)
     joined, needs = _joined_lanes(which, dtype, dialect)
     up, last = (dialect.shuffle_up.format(a="a", by=by) for by in ("by * stride", "stride"))
     text = (
@@ -425,6 +427,30 @@ def _warp_scan(which: str, dtype: DType, dialect: Dialect) -> Helper:
         "  a = {last};\n  return place ? a : neutral;\n}}"
     ).format(which=which, joined=joined, up=up, last=last, **words)
     return Helper(text, needs)
+
+
+def _warp_recurrence(which: str, dtype: DType, dialect: Dialect) -> Helper:
+    """Return the helper that composes the linear steps of the lanes before each one: `gate * state + value`."""
+    words = _words(dtype, dialect)
+    values, gates, last_value, last_gate = (
+        dialect.shuffle_up.format(a=a, by=by) for by in ("by * stride", "stride") for a in ("v", "g")
+    )
+    joined = "g * b + v" if dtype.is_float else "({T})(({W})g * ({W})b + ({W})v)"
+    product = "g * f" if dtype.is_float else "({T})(({W})g * ({W})f)"
+    if dtype.is_float:  # a product of gates that overflows leaves a state of zero
+        joined = f"b != 0 || g != g ? {joined} : v"
+    if which == "resets":
+        joined, product = f"g != 0 ? ({joined}) : v", f"g != 0 && f != 0 ? {product} : 0"
+    text = (
+        "{F} void before_{which}_{t}({T} *value, {T} *gate, int place, int lanes, int stride) {{  // lanes of a group\n"
+        "  {T} v = *value, g = *gate;\n"
+        "  #pragma unroll\n  for (int by = 1; by < lanes; by *= 2) {{\n"
+        f"    const {{T}} b = {values}, f = {gates};\n"
+        f"    if (place >= by) {{{{ v = {joined}; g = {product}; }}}}\n  }}}}\n"
+        f"  const {{T}} b = {last_value}, f = {last_gate};\n"
+        "  *value = place ? b : 0;\n  *gate = place ? f : 1;\n}}"
+    ).format(which=which, **words)
+    return Helper(text)
 
 
 def _joined_lanes(which: str, dtype: DType, dialect: Dialect) -> tuple[str, tuple[str, ...]]:

@@ -60,7 +60,7 @@ def reject_load(compiled: CompiledKernel) -> Never:
     source = compiled.source
     raise LaunchError(
         f"cannot run {source.name}: it needs a {source.arch} device and a program that loads its code object "
-        "(hipModuleLoad); runtime='emulator' runs it on the CPU",
+        '(hipModuleLoad); runtime="emulator" runs it on the CPU',
         code="no-device",
     )
 

@@ -23,6 +23,12 @@ def donate_targets(program: TensorProgram, names: Iterable[str]) -> TensorProgra
     return replace(program, statements=statements, donated=donated)
 
 
+def find_donatable(program: TensorProgram) -> tuple[str, ...]:
+    """Return the inputs that scatters copy, and could update in place."""
+    targets = {s.target for s in program.statements if not s.in_place}
+    return tuple(name for name, _ in program.inputs if name in targets and not _refusal(program, name))
+
+
 def _refusal(program: TensorProgram, name: str) -> str:
     """Return why an input cannot be donated, or ''."""
     updates = [s for s in program.statements if s.target == name]

@@ -47,6 +47,13 @@ class KernelCache:
     def save(self, request: BuildRequest, bundle: KernelBundle) -> None:
         saved.save(bundle, self._kernel(request))
 
+    def load_single(self, request: BuildRequest) -> KernelBundle | None:
+        """Return the kernel that `save_single` has kept. Those of models are apart: they have a second kernel."""
+        return _load_kernel(self._single(request))
+
+    def save_single(self, request: BuildRequest, bundle: KernelBundle) -> None:
+        saved.save(bundle, self._single(request))
+
     def load_efficient(self, request: BuildRequest) -> KernelBundle | None:
         """Return the most efficient kernel of an equal request; None if that is the one that `load` returns."""
         return _load_kernel(self._efficient(request))
@@ -94,6 +101,9 @@ class KernelCache:
 
     def _kernel(self, request: BuildRequest) -> Path:
         return self.folder / "kernels" / action_digest(request).removeprefix("sha256:")
+
+    def _single(self, request: BuildRequest) -> Path:
+        return self.folder / "single" / action_digest(request).removeprefix("sha256:")
 
     def _efficient(self, request: BuildRequest) -> Path:
         return self.folder / "efficient" / action_digest(request).removeprefix("sha256:")

@@ -21,18 +21,19 @@ from roller_svc.compiler.autotune import (
 )
 from roller_svc.compiler.backends import Backend, backend_for
 from roller_svc.compiler.donation import donate_targets
+from roller_svc.compiler.notes import busy_notes, find_notes, reject_notes
 from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.plans import RankedPartitions, merge_ranked_plans, rank_partitions, select_for_measurement
+from roller_svc.compiler.plans import RankedPartition, RankedPartitions, merge_ranked_plans, rank_partitions, select_for_measurement
 from roller_svc.compiler.program_floor import program_floor, reason_above_floor
 from roller_svc.compiler.workspace import limit_workspace
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.frontend.parse import parse
-from roller_svc.ir.estimate import Construction
-from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.constraints import ScheduleConstraints
+from roller_svc.ir.estimate import ProgramFloor
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.options import RuntimeChoice, SelectionMode
 from roller_svc.ir.program import TensorProgram
-from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan
+from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan, Plan
 from roller_svc.perf.roofline import add_rooflines
 from roller_svc.toolchain import availability
 
@@ -76,7 +77,7 @@ class CompiledCandidates:
     shortlist: tuple[GroupedPlan, ...]
     results: tuple[CandidateResult, ...]
     backend: Backend | None  # to measure them; None: the model selects
-    notes: tuple[str, ...]
+    remarks: tuple[str, ...]
     clock: StageTimer
 
 
@@ -100,13 +101,15 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
     shortlist: tuple[GroupedPlan, ...] = trace("shortlist", select_for_measurement(plans, partitions, request.top_k))
     clock.record("construct")
     backend = _available_backend(request, hw)
-    can_measure, notes = _may_measure(request, hw, backend)
+    can_measure, remarks = _may_measure(request, hw, backend)
     if can_measure:
         results = build_candidates(shortlist, program, hw)
     else:
         results = build_first_without_spills(plans, program, hw)
     clock.record("compile")
-    return CompiledCandidates(request, program, hw, partitions, shortlist, results, backend if can_measure else None, notes, clock)
+    return CompiledCandidates(
+        request, program, hw, partitions, shortlist, results, backend if can_measure else None, remarks, clock
+    )
 
 
 def rank_request(request: BuildRequest, program: TensorProgram, hw: HardwareSpec) -> RankedPartitions:
@@ -130,23 +133,26 @@ def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> B
     if results[0].error is not None:
         raise results[0].error
     winner = next(ranked for ranked in compiled.partitions if ranked.groups is results[0].groups)
-    roofline = add_rooflines(tuple(c.roofline for c in winner.constructions))
-    floor = program_floor(PartitionCache(program), hw, compiled.request.constraints, roofline)
-    reason = reason_above_floor(floor, results[0].plan, winner.groups, winner.constructions, roofline)
-    above = f"estimated at {results[0].plan.estimate.seconds / floor.seconds:.1f} times the program's floor: {reason}"
-    notes = (*compiled.notes, *_unit_notes(winner.groups, winner.constructions), *([above] if reason else []))
-    report = BuildReport(compiled.request, program, hw, winner.groups, winner.constructions, results, notes, clock.stages, floor)
+    floor, notes = assess_plan(program, hw, compiled.request.constraints, winner, results[0].plan)
+    notes = (*notes, *busy_notes(results[0].measurement))
+    if compiled.request.strict:
+        reject_notes(notes)
+    report = BuildReport(
+        *(compiled.request, program, hw, winner.groups, winner.constructions, results),
+        *(notes, compiled.remarks, clock.stages, floor),
+    )
     trace("report", report)
     return report
 
 
-def _unit_notes(groups: tuple[KernelGroup, ...], constructions: tuple[Construction, ...]) -> tuple[str, ...]:
-    """Explain, for each contraction that no matrix unit of the device supports, why."""
-    return tuple(
-        f"{group.name} does not use a matrix unit: {'; '.join(construction.unsupported_units)}"
-        for group, construction in zip(groups, constructions, strict=True)
-        if construction.unsupported_units and all(not p.unit.is_matrix for p in construction.programs)
-    )
+def assess_plan(
+    program: TensorProgram, hw: HardwareSpec, constraints: ScheduleConstraints, ranked: RankedPartition, plan: Plan
+) -> tuple[ProgramFloor, tuple[str, ...]]:
+    """Return the floor of a program, and the notes on a plan of a partition."""
+    cache, roofline = PartitionCache(program), add_rooflines(tuple(c.roofline for c in ranked.constructions))
+    floor = program_floor(cache, hw, constraints, roofline)
+    reason = reason_above_floor(floor, plan, ranked.groups, ranked.constructions, roofline)
+    return floor, find_notes(cache, hw, constraints, ranked, plan, floor, reason)
 
 
 def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:

@@ -51,6 +51,8 @@ class TargetEstimate:
     roofline: tuple[RooflineBound, ...]  # lower bounds for every plan of these groups
     floor: ProgramFloor  # for any groups and units
     reasons: tuple[str, ...]  # of each plan that is far above the floor: why; "" for others
+    ranked: RankedPartition  # of the plans
+    notes: tuple[str, ...] = ()  # on the first plan
 
 
 def estimate_program(
@@ -62,7 +64,7 @@ def estimate_program(
     roofline = add_rooflines(tuple(c.roofline for c in ranked.constructions))
     floor = program_floor(cache, spec, constraints, roofline)
     reasons = tuple(reason_above_floor(floor, plan, ranked.groups, ranked.constructions, roofline) for plan in plans)
-    return TargetEstimate(spec, plans, roofline, floor, reasons)
+    return TargetEstimate(spec, plans, roofline, floor, reasons, ranked)
 
 
 def rank_best_partition(

@@ -13,7 +13,7 @@ from roller_svc.compiler.partition_cache import PartitionCache, traits
 from roller_svc.fusion.space import read_bytes
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.estimate import COMPUTE, Construction, ProgramFloor, RooflineBound
+from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, ProgramFloor, RooflineBound
 from roller_svc.ir.expr import Expr, axes_of, loads_of
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
@@ -25,6 +25,7 @@ from roller_svc.perf.workload import find_data_level
 
 Roofline = tuple[RooflineBound, ...]
 EXPLAINED_RATIO = 3.0  # of an estimate to the floor, from which the estimate says why
+MAX_NAMES = 3  # of tensors in a reason
 
 
 def program_floor(cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints, roofline: Roofline) -> ProgramFloor:
@@ -107,19 +108,41 @@ def reason_above_floor(
     position = next(i for i, choice in enumerate(plan.choices) if choice is chosen)
     group, construction, own = groups[position], constructions[position], chosen.program.unit
     compute, *levels = roofline
-    if compute.seconds > EXPLAINED_RATIO * floor.arithmetic_s and own.name != floor.unit:
+    decides = compute.seconds > max(EXPLAINED_RATIO * floor.arithmetic_s, plan.estimate.seconds / EXPLAINED_RATIO)
+    if decides and own.name != floor.unit:
         return f"{group.name} computes on {own.name}, not on {floor.unit}: {_unit_reason(group, construction, floor.unit)}"
     memory = next(bound for bound in levels if bound.level == floor.level)
     if memory.amount > EXPLAINED_RATIO * floor.traffic_bytes:
-        intermediates = ", ".join(
-            sorted({name for g in groups for name, _ in g.stored} & {name for g in groups for name, _ in g.inputs})
-        )
-        between = f" of {intermediates}" if intermediates else ""
-        return f"{len(groups)} kernels move {memory.amount:,} bytes{between} through {memory.level}, not {floor.traffic_bytes:,}"
-    longest = max(plan.estimate.stages, key=lambda stage: stage.seconds)
-    kernels = group.name if len(groups) == 1 else f"{len(groups)} kernels, one after another,"
-    takes = "takes" if len(groups) == 1 else "take"
-    return f"{kernels} {takes} {longest.seconds / plan.estimate.seconds:.0%} of the time for `{longest.name}`"
+        ratio = memory.amount / floor.traffic_bytes
+        return f"{memory.level} traffic is {ratio:.1f} times the least{_list_intermediates(groups)}"
+    launches_s = len(groups) * floor.launch_s
+    if len(groups) > 1 and launches_s > plan.estimate.seconds / 2:
+        return f"launches of {len(groups)} kernels take {launches_s / plan.estimate.seconds:.0%} of the time"
+    return _stage_reason(chosen, group, construction, plan, floor.traffic_bytes)
+
+
+def _list_intermediates(groups: tuple[KernelGroup, ...]) -> str:
+    """Return the tensors that one kernel stores and another one reads, the largest first."""
+    read = {name for group in groups for name, _ in group.inputs}
+    sizes = {name: type_.bytes for group in groups for name, type_ in group.stored if name in read}
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:MAX_NAMES]
+    return f": {len(groups)} kernels pass on {', '.join(largest)}" if largest else ""
+
+
+def _stage_reason(chosen: Candidate, group: KernelGroup, construction: Construction, plan: Plan, traffic_bytes: int) -> str:
+    """Return the longest stage of the slowest kernel, and how far it is from the least for its resource.
+
+    Args:
+        traffic_bytes: Of the program's floor. Levels of a CPU whose bound is less hold only a part of the data.
+    """
+    longest = max(chosen.estimate.stages, key=lambda stage: stage.seconds)
+    share = f"`{longest.name}` of {group.name} takes {min(longest.seconds / plan.estimate.seconds, 1.0):.0%} of the time"
+    least = next((bound for bound in construction.roofline if bound.level == longest.name), None)
+    if least is None or longest.seconds <= EXPLAINED_RATIO * least.seconds:
+        return share
+    if longest.name == COMPUTE:
+        return f"{share}, at {max(least.seconds / longest.seconds, 0.01):.0%} of the rate of {chosen.program.unit.name}"
+    return f"{share}: it moves each byte {longest.seconds / least.seconds:.0f} times" if least.amount >= traffic_bytes else share
 
 
 def _unit_reason(group: KernelGroup, construction: Construction, unit: str) -> str:

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError
-from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
+from roller_svc.frontend.lang.input_types import is_array, kind_of, short_repr, tensor_types, whole_number
+from roller_svc.frontend.lang.names import did_you_mean
 from roller_svc.ir.constraints import TILE_FIELDS
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.options import (
-    EstimateOptions,
+    CommonOptions,
     InputNames,
     KernelOptions,
     Option,
@@ -70,7 +71,7 @@ def request_json(request: BuildRequest) -> dict[str, object]:
 
 
 def read_options(
-    record: type[EstimateOptions], given: Mapping[str, object], inputs: Iterable[tuple[str, object]] = ()
+    record: type[CommonOptions], given: Mapping[str, object], inputs: Iterable[tuple[str, object]] = ()
 ) -> dict[str, Any]:
     """Return the validated values of the options that are given.
 
@@ -82,15 +83,34 @@ def read_options(
     return {name: _read(known[name], value, inputs) for name, value in given.items()}
 
 
-def reject_unknown(record: type[EstimateOptions], given: Iterable[str], function: str) -> None:
+def reject_unknown(record: type[CommonOptions], given: Iterable[str], function: str) -> None:
     """Raise ArgumentError for an option that the record does not have."""
     for name in given:
         if name not in options_of(record):
-            hint = f"its options are {', '.join(options_of(record))}"
+            hint = did_you_mean(name, options_of(record)) or f"its options are {', '.join(options_of(record))}"
             raise ArgumentError(f"unknown option of {function}: {name!r}", code="invalid-option", hint=hint)
 
 
-def shows_options(record: type[EstimateOptions]) -> Callable[[F], F]:
+def split_arguments(named: Mapping[str, object], reserved: Iterable[str]) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the inputs and the options among keyword arguments. Arrays, and pairs of dtype and shape, are inputs.
+
+    Raises ArgumentError for an array with the name of an option, or with one of the `reserved` names of parameters.
+    """
+    known = options_of(KernelOptions)
+    inputs = {name: value for name, value in named.items() if name not in known and _is_input(value)}
+    for name in (*known, *reserved):
+        if name in named and is_array(named[name]):
+            raise ArgumentError(
+                f"`{name}` is an option, and an array is given", code="invalid-option", hint=f'an input: inputs={{"{name}": array}}'
+            )
+    return inputs, {name: value for name, value in named.items() if name not in inputs}
+
+
+def _is_input(value: object) -> bool:
+    return is_array(value) or (isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], str))
+
+
+def shows_options(record: type[CommonOptions]) -> Callable[[F], F]:
     """Return a decorator of functions with `**options`: their signature and docstring list the record's options."""
 
     def show(function: F) -> F:

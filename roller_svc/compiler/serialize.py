@@ -256,7 +256,7 @@ def _report(report: BuildReport) -> Json:
         "constructions": [construction_json(construction) for construction in report.constructions],
         "attempts": [result_json(result, report) for result in report.results],
         "floor": None if report.floor is None else floor_json(report.floor),
-        "notes": list(report.notes),
+        "notes": [*report.notes, *report.remarks],
         "stage_seconds": dict(report.stage_seconds),
     }
 

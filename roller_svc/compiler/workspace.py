@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roller_svc.compiler.lower_and_emit import lower_launches
 from roller_svc.compiler.plans import RankedPartition, RankedPartitions
 from roller_svc.errors import NoCandidateError
-from roller_svc.families import family_of
+from roller_svc.families import stored_tensors
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -82,8 +82,7 @@ def _workspaces(group: KernelGroup, tiles: RProgram, program: TensorProgram, hw:
     """Return the tensors that the launches of a group write and read in memory."""
     if hw.family is TargetKind.CPU and group.constants:  # lowering finds what is prepacked
         return {name: type_ for part, more in lower_launches(group, tiles, program, hw) for name, type_ in (*part.views, *more)}
-    launches = family_of(group, tiles, hw).launches(group, tiles, hw)
-    return {name: type_ for each in launches for name, type_ in (*each.group.stored, *each.workspace)}
+    return stored_tensors(group, tiles, hw)
 
 
 def _total_bytes(tensors: Mapping[str, TensorType], known: set[str]) -> int:

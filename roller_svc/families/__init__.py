@@ -30,6 +30,7 @@ from roller_svc.families.gpu.wgmma_contraction import WGMMA_CONTRACTION
 from roller_svc.families.gpu.window import WINDOW
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Footprints
 from roller_svc.perf.model import Model
@@ -95,6 +96,12 @@ def family_of(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Family
         return next(family for family in FAMILIES if family.name == program.family)
     family, _ = prepare(group, hw, program.unit, program=program)
     return family
+
+
+def stored_tensors(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str, TensorType]:
+    """Return the tensors that the launches of a group write and read in memory."""
+    launches = family_of(group, program, hw).launches(group, program, hw)
+    return {name: type_ for each in launches for name, type_ in (*each.group.stored, *each.workspace)}
 
 
 def model_of(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Model[Any]:

@@ -90,7 +90,8 @@ def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstra
     if not units:
         wanted = constraints.op_class or OpClass.MMA
         reasons = "; ".join(unsupported) or f"{hw.id} has no {_UNITS[wanted]}"
-        raise NoCandidateError(f"{group.name} cannot run on {_UNITS[wanted]}: {reasons}", rejections={wanted.value: 1})
+        hint = "leave the family out: the fastest of those that fit is taken" if constraints.op_class else None
+        raise NoCandidateError(f"{group.name} cannot run on {_UNITS[wanted]}: {reasons}", rejections={wanted.value: 1}, hint=hint)
     return Units(units, unsupported)
 
 

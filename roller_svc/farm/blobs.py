@@ -12,7 +12,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from roller_svc.compiler.estimates.cache import LruCache
+from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
 from roller_svc.errors import StoreError
 from roller_svc.farm.objects import ObjectInfo, Objects
 
@@ -21,7 +21,7 @@ DAMAGED = "damaged-blob"  # code of the error
 SMALL_BYTES = 1 << 20  # a hit checks the hash of a blob of this size, and only the size of a larger one
 REMEMBER_S = 600.0  # after which an intact blob is checked again
 SETTLED_S = 2.0  # age of an object from which its version tells any change: clocks of file systems are coarse
-MAX_REMEMBERED = 100_000
+MAX_BYTES = 8 << 20  # of memory for the checks
 HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Blobs:
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
-        self._checks: LruCache[str, _Check] = LruCache(MAX_REMEMBERED)
+        self._checks: LruCache[str, _Check] = LruCache(MAX_BYTES)
 
     def info(self, digest: str) -> ObjectInfo | None:
         """Return the description of a blob's object, or None if there is none; its content is not checked."""
@@ -114,7 +114,7 @@ class Blobs:
         if not is_intact:
             log.error("the blob %s does not match its hash: it counts as missing until it is written again", info.name)
         if not is_intact or time.time() - info.write_time_s > SETTLED_S:
-            self._checks.put(info.name, _Check(info.version, is_intact, time.monotonic()))
+            self._checks.put(info.name, _Check(info.version, is_intact, time.monotonic()), ENTRY_BYTES)
         return is_intact
 
     def _known(self, info: ObjectInfo) -> bool | None:

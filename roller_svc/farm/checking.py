@@ -6,20 +6,23 @@ run in the process that serves requests.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
+import sys
 import time
 from dataclasses import dataclass, replace
 
 from roller_svc.compiler.action import KERNEL, PARTS, ActionKey, action_key
-from roller_svc.compiler.estimates.cache import LruCache
+from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
 from roller_svc.compiler.request import request_json
 from roller_svc.errors import BuildServiceError, InputError, KernelTimeoutError
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.report import BuildRequest
 
-CACHED_CHARACTERS = 8 << 20  # total length of the cached requests and keys
-KEY_CHARACTERS = 500  # of a key
+MAX_BYTES = 8 << 20  # of memory for the keys and errors of requests
+KEY_BYTES, ERROR_BYTES = 1 << 10, 3 << 10  # of memory for a key, and for an error beside its texts
 REMEMBER_ERRORS_S = 600.0
 MAX_ATTEMPTS = 3  # if worker processes die
 MEMORY_BYTES = 2 << 30  # limit of one worker process
@@ -61,7 +64,7 @@ class RequestValidator:
         self._remember_errors_s = remember_errors_s
         codec = JsonCodec(_key_json, _parse_key)
         self._workers = WorkerPool(compute_key, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
-        self._cache: LruCache[str, _Checked] = LruCache(CACHED_CHARACTERS)
+        self._cache: LruCache[bytes, _Checked] = LruCache(MAX_BYTES)
 
     def is_cached(self, request: BuildRequest) -> bool:
         """Whether `digest` returns without waiting for a worker."""
@@ -80,15 +83,15 @@ class RequestValidator:
         result = self._cached(key)
         if result is None:
             result = self._validate(request)
-            self._cache.put(key, _Checked(result, time.monotonic()), len(key) + KEY_CHARACTERS)
+            self._cache.put(key, _Checked(result, time.monotonic()), ENTRY_BYTES + _result_bytes(result))
         if isinstance(result, InputError):
-            raise result.with_traceback(None)
+            raise copy.copy(result)  # what is raised holds the frames that it passes
         return result
 
     def close(self) -> None:
         self._workers.close(kill=True)
 
-    def _cached(self, key: str) -> ActionKey | InputError | None:
+    def _cached(self, key: bytes) -> ActionKey | InputError | None:
         """Return what is known of a request: its key, or its error for a time."""
         checked = self._cache.get(key)
         if checked is None:
@@ -109,7 +112,7 @@ class RequestValidator:
         try:
             return self._workers.call(BuildTask(request, LOADED_GENERATOR))
         except InputError as error:
-            return error
+            return error.with_traceback(None)
         except KernelTimeoutError:
             return InputError(
                 f"the program takes longer than {self._timeout_s:g} s to be read and checked",
@@ -118,8 +121,15 @@ class RequestValidator:
             )
 
 
-def _cache_key(request: BuildRequest) -> str:
-    return json.dumps(request_json(request), sort_keys=True, separators=(",", ":"))
+def _cache_key(request: BuildRequest) -> bytes:
+    return hashlib.sha256(json.dumps(request_json(request), sort_keys=True).encode()).digest()
+
+
+def _result_bytes(result: ActionKey | InputError) -> int:
+    """Return the memory that a result takes."""
+    if isinstance(result, ActionKey):
+        return KEY_BYTES
+    return ERROR_BYTES + sys.getsizeof(result.message) + sys.getsizeof(result.hint)
 
 
 def _key_json(key: ActionKey) -> object:
@@ -134,4 +144,4 @@ def _parse_key(document: object) -> ActionKey:
         raise ValueError("invalid digest")
     if set(parts) != set(PARTS) or not all(DIGEST.fullmatch(f"sha256:{each}") for each in parts.values()):
         raise ValueError("invalid parts")
-    return ActionKey(digest, KERNEL, parts)
+    return ActionKey(digest, KERNEL, {part: sys.intern(parts[part]) for part in PARTS})  # most requests share most parts

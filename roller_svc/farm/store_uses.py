@@ -12,7 +12,7 @@ from roller_svc.farm.objects import Objects
 
 USES = "used"
 RENEW_S = 900.0  # between two writes for one name
-MAX_NAMES = 100_000  # in memory
+MAX_NAMES = 16_384  # in memory
 
 
 class UseLog:
@@ -41,7 +41,9 @@ class UseLog:
             self._written_s[name] = time.monotonic()
 
     def flush(self) -> None:
-        """Write the uses that were noted since the last call, but those written a short time ago."""
+        """Write the uses that were noted since the last call, but those written a short time ago. Forget older writes."""
+        with self._lock:
+            self._written_s = {name: written_s for name, written_s in self._written_s.items() if self.is_recent(name)}
         for name in list(self._noted):
             self._noted.discard(name)
             if not self.is_recent(name):

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from roller_svc.errors import InputError
 from roller_svc.frontend import lang
+from roller_svc.frontend.lang.names import FUNCTIONS
+from roller_svc.frontend.lang.synonyms import find_name, find_words
+from roller_svc.frontend.ops import OPS
 from roller_svc.frontend.ops.calls import expand
 from roller_svc.ir.program import TensorProgram, TensorType
 
@@ -20,4 +23,15 @@ def parse(expression: str, inputs: Mapping[str, TensorType], outputs: Sequence[s
         return lang.parse(expansion.text, inputs, outputs)
     except InputError as error:
         expansion.locate(error)
+        if error.code == "unknown-function":
+            _explain_operator(error, expression)
         raise
+
+
+def _explain_operator(error: InputError, text: str) -> None:
+    """Say where an operator may stand, if the function that an error is about is the name of one."""
+    line = text.split("\n")[(error.line or 1) - 1]
+    name = line[(error.column or 1) - 1 : (error.end_column or 1) - 1]
+    operator = None if find_words(name) or find_name(name, FUNCTIONS) else find_name(name, OPS)
+    if operator is not None:
+        error.hint = f"an operator is a statement of its own: `Y = {operator}(X)`"

@@ -11,7 +11,8 @@ each row a slot. Blocks of slots belong to one matrix each, and are the rows of 
     z[b, i, n]     the GEMM: x[row[b, i], k] * w[matrix[b], n, k]
     y[row[p], n]   z of slot p, after the maps over y
 
-Rows whose index is out of range have slots of the last matrix, and their results are 0.
+Rows whose index is out of range have slots of the last matrix, and their results are 0. Products of rows that the same data
+selects in the same way share one sort.
 """
 
 from __future__ import annotations
@@ -42,18 +43,21 @@ def group_rows(statements: Sequence[TensorExpr], types: Mapping[str, TensorType]
     """
     done: list[TensorExpr] = []
     moved: dict[str, tuple[TensorExpr, ...]] = {}  # results of grouped GEMMs, and what takes their place
+    sorts: dict[tuple[object, ...], str] = {}  # the product that each sort was made for
     for position, statement in enumerate(statements):
         found = None if statement.output in moved else _match(statement, types)
         if found is None:
             done += moved.get(statement.output, (statement,))
             continue
+        found = replace(found, sorted_for=sorts.setdefault(found.sort_key, statement.output))
         last = found.result
         if not found.sums_rows:
-            while (reader := _only_reader(last, statements[position + 1 :], outputs)) is not None:
+            while (reader := _only_reader(last, statements[position + 1 :], outputs)) is not None and reader.output not in moved:
                 moved[last.output] = ()
                 last = _compose(last, reader)
             moved[last.output] = (found.scatter(last),)
-        done += (*(drop_unit_axes(part) for part in found.sort()), found.product, *moved.get(statement.output, (last,)))
+        sort = found.sort() if found.sorted_for == statement.output else ()
+        done += (*(drop_unit_axes(part) for part in sort), found.product, *moved.get(statement.output, (last,)))
     return tuple(done)
 
 
@@ -156,6 +160,12 @@ class _GroupedGemm:
     of_rows: tuple[Expr, ...]  # factors of a whole row
     of_a: tuple[Expr, ...]
     of_b: tuple[Expr, ...]
+    sorted_for: str = ""
+
+    @property
+    def sort_key(self) -> tuple[object, ...]:
+        """Return what the sort depends on."""
+        return self._selected(ref("row")), self.num_rows, self.selection.count, self.block_rows
 
     def sort(self) -> tuple[TensorExpr, ...]:
         return (self._before(), self._end(), self._matrix(), self._slot(), self._row())
@@ -211,7 +221,7 @@ class _GroupedGemm:
 
     # counting sort --------------------------------------------------------------------------------------------------
     def _name(self, part: str) -> str:
-        return f"{self.statement.output}.{part}"
+        return f"{self.sorted_for}.{part}"
 
     def _load(self, part: str, *index: Expr) -> Load:
         return Load(self._name(part), index, DType.INT32)
@@ -289,7 +299,7 @@ class _GroupedGemm:
         summed = tuple(axis for axis in self.statement.reduced if axis not in self.rows)
         axes = (block, place, *self.columns)
         type_ = TensorType(dtype, tuple(axis.extent for axis in axes))
-        index, name = tuple(ref(axis.name) for axis in axes), self._name("grouped")
+        index, name = tuple(ref(axis.name) for axis in axes), f"{self.statement.output}.grouped"
         return TensorExpr(name, name, StatementKind.REDUCE, type_, (*axes, *summed), index, body, Combine.SUM)
 
     @property

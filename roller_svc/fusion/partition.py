@@ -21,6 +21,7 @@ from roller_svc.fusion.columns import flatten_columns
 from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled_contraction
 from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
+from roller_svc.fusion.equal_statements import merge_equal_statements
 from roller_svc.fusion.grouped_axes import split_grouped_axes
 from roller_svc.fusion.grouped_gemm import group_rows
 from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise, is_expensive
@@ -104,6 +105,7 @@ class FusionOptions:
 
 def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:
     """Return the statements after inlining, in the form that kernels of the target need, with operand copies."""
+    program = merge_equal_statements(program)
     inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
     statements = tuple(drop_unit_axes(s) for s in inlined)
     statements = split_linear_sums(statements, program.types, has_signed_bytes_only=hw.has_signed_bytes_only)

@@ -18,11 +18,10 @@ from roller_svc.fusion.contraction import (
     Contraction,
     as_contraction,
     as_scaled_contraction,
-    split_integer_factors,
 )
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, loads_of, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, rewrite, substitute
 from roller_svc.ir.group import MAX_BYTE_PRODUCTS
 from roller_svc.ir.index import add, div, mul, num, ref
 from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr, TensorType
@@ -109,16 +108,18 @@ def _unused(name: str, used: set[str]) -> str:
 
 
 def _with_scales_last(statement: TensorExpr, form: SumOfProducts) -> Statements | None:
-    """Return the sum without scales that do not vary along it, and a map that applies them; None for other sums."""
+    """Return the sum without scales that do not vary along it, and a map that applies them; None for other sums.
+
+    The sum of bytes is one of integers, which the map converts.
+    """
     reduced = {axis.name for axis in form.reduced}
-    factors = split_integer_factors(form)
-    scales = [f for f in factors if axes_of(f).isdisjoint(reduced) and loads_of(f)]
-    if not scales or statement.accumulator is not DType.FLOAT32 or _has_narrow_operands(as_contraction(statement)):
+    scales = [f for f in form.factors if axes_of(f).isdisjoint(reduced)]
+    if len(scales) == len(form.factors) or statement.accumulator is not DType.FLOAT32:
         return None
     name = f"{statement.output}.sum"
     extents = tuple(axis.extent for axis in form.results)
     index = tuple(ref(axis.name) for axis in form.results)
-    body = product_of([_convert(f, DType.FLOAT32) for f in factors if f not in scales])
+    body = product_of([_convert(f, DType.FLOAT32) for f in form.factors if f not in scales])
     sums = replace(statement, output=name, name=name, type=TensorType(DType.FLOAT32, extents), index=index, body=body)
     found = as_contraction(sums)
     if found is None or not _has_narrow_operands(found):
@@ -127,6 +128,8 @@ def _with_scales_last(statement: TensorExpr, form: SumOfProducts) -> Statements 
     if all(integers) and math.prod(axis.extent for axis in form.reduced) <= MAX_BYTE_PRODUCTS:
         body = product_of([_convert(each, DType.INT32) for each in integers if each is not None])
         sums = replace(sums, type=TensorType(DType.INT32, extents), body=body)
+    elif not scales:
+        return None
     total = product_of([_convert(f, DType.FLOAT32) for f in (Load(name, index, sums.type.dtype), *scales)])
     return sums, replace(statement, kind=StatementKind.MAP, axes=form.results, body=total, combine=None)
 

@@ -7,7 +7,9 @@ from roller_svc.hardware.catalog import (
     all_specs,
     calibrated_local,
     detect_local,
+    expand_targets,
     find_id,
+    find_meanings,
     forget_local,
     ids,
     load,
@@ -19,6 +21,7 @@ from roller_svc.hardware.mapping import from_mapping, to_mapping
 from roller_svc.hardware.yaml_text import load_yaml, to_yaml
 
 __all__ = [
-    "LOCAL", "SpecFault", "all_specs", "calibrated_local", "detect_local", "find_faults", "find_id", "forget_local",
-    "from_mapping", "ids", "load", "load_yaml", "local_spec_error", "shipped_specs", "to_mapping", "to_yaml",
+    "LOCAL", "SpecFault", "all_specs", "calibrated_local", "detect_local", "expand_targets", "find_faults", "find_id",
+    "find_meanings", "forget_local", "from_mapping", "ids", "load", "load_yaml", "local_spec_error", "shipped_specs",
+    "to_mapping", "to_yaml",
 ]  # fmt: skip

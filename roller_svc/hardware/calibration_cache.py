@@ -5,6 +5,7 @@ A stored spec never changes, so that the caches of kernels see one device.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -26,6 +27,7 @@ from roller_svc.settings import settings
 from roller_svc.version import __version__
 
 FOLDER = "calibrations"
+RETRY_AFTER_S = 3600.0  # a busy machine stays busy: measuring delays a command by seconds
 LOCK_TIMEOUT_S = 30.0  # a calibration takes a few seconds
 _LOCK_POLL_S = 0.1
 _CACHES = ("l1", "l2", "l3")
@@ -54,6 +56,24 @@ def load_calibrated(detected: HardwareSpec) -> HardwareSpec | None:
 def calibrated_path(detected: HardwareSpec) -> Path:
     """Return the path of the spec stored for this CPU and its number of cores."""
     return _folder() / f"{_machine_digest(detected)}-{detected.num_cores}-cores.yaml"
+
+
+def note_failure(detected: HardwareSpec) -> None:
+    """Remember that this CPU could not be measured now."""
+    with contextlib.suppress(OSError):  # a read-only folder remembers nothing
+        _failure_path(detected).touch()
+
+
+def has_failed_lately(detected: HardwareSpec) -> bool:
+    """Return whether a measurement of this CPU has failed in the last hour."""
+    try:
+        return time.time() - _failure_path(detected).stat().st_mtime < RETRY_AFTER_S
+    except OSError:
+        return False
+
+
+def _failure_path(detected: HardwareSpec) -> Path:
+    return calibrated_path(detected).with_suffix(".failed")
 
 
 def save_calibrated(spec: HardwareSpec) -> None:

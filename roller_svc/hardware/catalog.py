@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from roller_svc.errors import ArgumentError, InputError, SpecError, UnknownHardwareError
 from roller_svc.hardware.calibration_cache import load_calibrated
 from roller_svc.hardware.detect import Machine, adapt_to_machine, base_id, probe
+from roller_svc.hardware.names import match_device, match_group, suggest_devices
 from roller_svc.hardware.shipped_files import shipped_files
 from roller_svc.hardware.yaml_text import load_yaml
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, MemoryLevel
@@ -28,19 +30,43 @@ def load(name: str) -> HardwareSpec:
 
 
 def find_id(name: str) -> str:
-    """Return the id of the device that a name means.
+    """Return the id of the device that a name means, see `find_meanings`.
 
-    A name is an id, some words of a shipped one, as in H200 or nvidia-h200, or an architecture that one device has.
     Raises UnknownHardwareError if no device or several have that name.
     """
-    if name == LOCAL or name in shipped_files():
-        return name
-    plain = name.lower().replace("_", "-").replace(" ", "-").strip("-")
-    meant = [known for known in sorted(shipped_files()) if plain and f"-{plain}-" in f"-{known}-"]
-    meant = meant or [spec.id for spec in shipped_specs() if str(spec.arch) == name]
+    meant = find_meanings(name)
     if len(meant) == 1:
         return meant[0]
-    raise _unknown_hardware(name, meant or [known for known in ids() if plain and plain in known])
+    raise _unknown_hardware(name, meant)
+
+
+def find_meanings(name: str) -> list[str]:
+    """Return the ids of the devices that a name may mean, in order.
+
+    A name is an id, some words of a shipped one, as in H200 or nvidia-h200, or an architecture that one device has.
+    `cpu` is the host CPU.
+    """
+    if name == LOCAL or name in shipped_files():
+        return [name]
+    if name.lower() in (LOCAL, "cpu", "host"):
+        return [LOCAL]
+    meant = match_device(name, shipped_files())
+    return meant if len(meant) == 1 else match_group(name, shipped_specs()) or meant
+
+
+def expand_targets(targets: Iterable[object]) -> list[Any]:
+    """Return targets with the devices of each list `a,b`, and of each word for several: `all`, `cuda`, `amd`, `sm_90`.
+
+    Other targets, such as unknown names, stay as they are.
+    """
+    expanded: list[Any] = []
+    for target in targets:
+        names = [part.strip() for part in target.split(",")] if isinstance(target, str) else []
+        for name in names:
+            group = [] if name in ids() else match_group(name, shipped_specs())
+            expanded += group or [name]
+        expanded += [] if names else [target]
+    return list(dict.fromkeys(expanded))
 
 
 def ids() -> tuple[str, ...]:
@@ -172,7 +198,10 @@ def _shipped(hardware_id: str) -> HardwareSpec:
     return spec
 
 
-def _unknown_hardware(name: str, meant: list[str]) -> UnknownHardwareError:
-    suggestions = meant or get_close_matches(name[:100].lower(), ids(), n=1, cutoff=0.4)
+def _unknown_hardware(name: str, meant: Sequence[str]) -> UnknownHardwareError:
+    if len(meant) > 1:
+        several = f"{name[:100]!r} names {len(meant)} devices"
+        return UnknownHardwareError(several, hint=f"choose one: {', '.join(meant)}")
+    suggestions = suggest_devices(name[:100], ids())
     guess = f"; did you mean {' or '.join(suggestions)}?" if suggestions else ""
     return UnknownHardwareError(f"unknown hardware {name[:100]!r}{guess}", hint=f"targets are {', '.join(ids())}")

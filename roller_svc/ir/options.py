@@ -28,9 +28,12 @@ class RuntimeChoice(Enum):
     EMULATOR = "emulator"
 
 
+STRICT = {"help": "fail if there is a note: something slow or mistaken that the compiler sees", "only_if_set": True}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateOptions:
-    """Options of estimates. The metadata of a field are the fields of Option that the field itself does not give."""
+class CommonOptions:
+    """Options of all. The metadata of a field are the fields of Option that the field itself does not give."""
 
     allow_tf32: bool = field(default=False, metadata={"help": "allow TF32 for float32 products"})
 
@@ -40,7 +43,14 @@ class EstimateOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions(EstimateOptions):
+class EstimateOptions(CommonOptions):
+    """Options of estimates."""
+
+    strict: bool = field(default=False, metadata=STRICT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions(CommonOptions):
     """Options of the search for a kernel, or for each kernel of a model."""
 
     top_k: int = field(default=10, metadata={"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"})
@@ -121,19 +131,24 @@ class KernelOptions(NamedOptions):
         },
     )
     donate: InputNames = field(default=(), metadata={"help": "inputs that a scatter may overwrite: nothing is copied"})
+    strict: bool = field(default=False, metadata=STRICT)
 
     @property
     def constraints(self) -> ScheduleConstraints:
         return ScheduleConstraints(self.allow_tf32, self.family, self.tiles, self.winograd)
 
 
-class EstimateArguments(TypedDict, total=False):
-    """The types in which callers give the fields of EstimateOptions."""
+class CommonArguments(TypedDict, total=False):
+    """The types in which callers give the fields of CommonOptions."""
 
     allow_tf32: bool
 
 
-class SearchArguments(EstimateArguments, total=False):
+class EstimateArguments(CommonArguments, total=False):
+    strict: bool
+
+
+class SearchArguments(CommonArguments, total=False):
     top_k: int
     select: str
     winograd: str
@@ -142,14 +157,6 @@ class SearchArguments(EstimateArguments, total=False):
 
 class NamedArguments(SearchArguments, total=False):
     name: str | None
-
-
-class KernelArguments(NamedArguments, total=False):
-    runtime: str
-    family: str | None
-    tiles: Mapping[str, int] | None
-    constants: Sequence[str]
-    donate: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +198,7 @@ class Option:
         return isinstance(self.type, type) and issubclass(self.type, Enum)
 
 
-def options_of(record: type[EstimateOptions]) -> dict[str, Option]:
+def options_of(record: type[CommonOptions]) -> dict[str, Option]:
     """Return the options of a record by name: the fields with metadata."""
     return _describe_all(record)  # type: ignore[arg-type]  # mypy takes no class with a __hash__ for hashable
 
@@ -218,7 +225,7 @@ def _encode_json(option: Option, value: Any) -> object:
 
 
 @cache
-def _describe_all(record: type[EstimateOptions]) -> dict[str, Option]:
+def _describe_all(record: type[CommonOptions]) -> dict[str, Option]:
     hints = get_type_hints(record)
     return {
         each.name: _describe(each.name, hints[each.name], each.default, each.metadata) for each in fields(record) if each.metadata

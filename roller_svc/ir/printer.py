@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
+from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
-from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, rewrite
+from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
 
 # Python's precedences, loosest first. A comparison binds looser than | and &.
 _COMPARISON, _OR, _AND, _SHIFT, _SUM, _PRODUCT, _UNARY, _ATOM = range(8)
@@ -38,6 +40,9 @@ def expression_text(expr: Expr, names: Mapping[str, str]) -> str:
 
 def statement_text(statement: TensorExpr, names: Mapping[str, str]) -> str:
     """Return the text of a statement. `names` maps tensor ids to their names in the source where these differ."""
+    is_recurrence = statement.combine is Combine.RECURRENCE
+    if is_recurrence:
+        statement = _as_written(statement)
     printer = _Printer(names)
     index = ", ".join(printer.show(i) for i in statement.index)
     sign = "" if statement.combine is None else statement.combine.value
@@ -51,9 +56,39 @@ def statement_text(statement: TensorExpr, names: Mapping[str, str]) -> str:
     body = printer.show(statement.body)
     if statement.predicate is not None:
         body = f"{printer.receiver(statement.body)}.when({printer.conditions(statement.predicate)})"
-    stated = f": {statement.type.dtype.value}" if _needs_type(statement) else ""
+    stated = f": {statement.type.dtype.value}" if is_recurrence or _needs_type(statement) else ""
     where = ", ".join(f"{axis.name} in {axis.extent}" for axis in statement.axes)
     return f"{statement.name}[{index}]{stated} {operator} {body}" + (f" where {where}" if where else "")
+
+
+def _as_written(statement: TensorExpr) -> TensorExpr:
+    """Return a recurrence as the map that reads its own result."""
+    joins, step = _recurrence_parts(statement)
+    before, here = joins.args
+    gate, initial, value = step.args
+    is_reversed = joins.kind is OpKind.GE
+    extent = statement.reduced[0].extent
+    neighbour = Op(OpKind.ADD if is_reversed else OpKind.SUB, (here, Const(1, DType.INT32)), DType.INT32)
+    first = Const(extent - 1 if is_reversed else 0, DType.INT32)
+    is_later = Op(OpKind.LT if is_reversed else OpKind.GT, (here, first), DType.INT8)
+    index = tuple(neighbour if i == here else i for i in statement.index)
+    state: Expr = Load(statement.name, index, statement.type.dtype)
+    state = Select(is_later, state, initial, step.dtype)
+    gate, value = (rewrite(part, lambda node: here if node == before else node) for part in (gate, value))
+    body = Op(OpKind.ADD, (Op(OpKind.MUL, (gate, state), step.dtype), value), step.dtype)
+    return replace(statement, kind=StatementKind.MAP, combine=None, axes=statement.spatial, body=body)
+
+
+def _recurrence_parts(statement: TensorExpr) -> tuple[Op, Op]:
+    """Return the order of a recurrence's steps, and the step."""
+    body = statement.body
+    while isinstance(body, Cast):
+        body = body.arg
+    match body:
+        case Select(cond=Op() as joins, then=Op(kind=OpKind.FMA) as step):
+            return joins, step
+        case _:
+            raise InvariantError("the body of a recurrence is no linear step")
 
 
 def _literal(value: float) -> str:

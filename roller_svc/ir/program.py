@@ -49,7 +49,11 @@ class StatementKind(Enum):
 
 
 class Combine(Enum):
-    """The operator of a reduction or a reducing scatter. The value is the language's sign."""
+    """The operator of a reduction or a reducing scatter. The value is the language's sign.
+
+    A recurrence composes linear steps in the order of a scan: `h = gate * h + value`. Its body is
+    `fma(gate, initial, value)` of each step, where the initial state is that before the first one.
+    """
 
     SUM = "+"
     PROD = "*"
@@ -57,6 +61,7 @@ class Combine(Enum):
     MIN = "<"
     ALL = "&"
     ANY = "|"
+    RECURRENCE = "~"  # of programs only as `h[t] = a[t] * h[t - 1] + b[t]`
 
 
 # Operators in schedule trees, where any and all have become max and min of truth values.
@@ -65,7 +70,7 @@ COMBINE_OPS = {Combine.SUM: OpKind.ADD, Combine.PROD: OpKind.MUL, Combine.MAX: O
 
 def identity(combine: Combine, dtype: DType) -> Const:
     """Return the identity element of a reduction in that type."""
-    if combine in (Combine.SUM, Combine.ANY):
+    if combine in (Combine.SUM, Combine.ANY, Combine.RECURRENCE):
         return Const(0.0 if dtype.is_float else 0, dtype)
     if combine in (Combine.PROD, Combine.ALL):
         return Const(1.0 if dtype.is_float else 1, dtype)
@@ -129,12 +134,15 @@ class TensorExpr:
         """Return the type in which the value is computed.
 
         It is float32 for narrow floats. A reduction's has at least 32 bits, and at least those of the stated type.
+        Integers are added and multiplied as floats if that is a float; of two, they are compared exactly.
         """
         body, stated = self.body.dtype.compute, self.type.dtype.compute
         if self.kind is not StatementKind.REDUCE:
             return body
         if body.is_float:
             return DType.FLOAT64 if stated is DType.FLOAT64 else body
+        if stated.is_float and self.combine in (Combine.SUM, Combine.PROD):
+            return stated
         if stated.is_float or max(body.bits, stated.bits) == 64:
             return DType.INT64 if body.is_signed else DType.UINT64
         return DType.INT32 if body.is_signed else DType.UINT32

@@ -90,7 +90,8 @@ class BuildReport:
     groups: tuple[KernelGroup, ...]  # of the winner
     constructions: tuple[Construction, ...]  # of the winner
     results: tuple[CandidateResult, ...]  # best first, by measured time if measured, else by estimate
-    notes: tuple[str, ...] = ()  # for the caller: why nothing was measured, that a group runs on another unit
+    notes: tuple[str, ...] = ()  # on the program and its plan
+    remarks: tuple[str, ...] = ()  # on the build: why nothing was measured
     stage_seconds: tuple[tuple[str, float], ...] = ()
     floor: ProgramFloor | None = None  # None where nothing was built
 

@@ -181,6 +181,8 @@ class WarpScan:
     stride: int
     place: Expr
     neutral: Expr
+    gate: str | None = None  # of linear steps: the scalar register with their factors, which are composed as well
+    may_reset: bool = False  # of linear steps: whether a factor of zero forgets what is before
 
 
 @dataclass(frozen=True, slots=True)

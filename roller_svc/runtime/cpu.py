@@ -17,7 +17,7 @@ import numpy as np
 
 from roller_svc.errors import InvariantError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role, align_blocks
-from roller_svc.runtime.binding import ELEMENT_ALIGNMENT, Array, Binding, NumpyArrays, bind, range_error
+from roller_svc.runtime.binding import ELEMENT_ALIGNMENT, Array, Binding, NumpyArrays, PlainArrays, bind, range_error
 from roller_svc.runtime.cpu_features import check_features
 from roller_svc.runtime.resident import resident_empty
 from roller_svc.runtime.thread_pool import share_pool
@@ -27,7 +27,7 @@ _OPENMP_RUNTIMES = ("libgomp.so.1", "libomp.so.5", "libiomp5.so")
 
 
 class _Entry(Protocol):
-    def __call__(self, *arguments: ctypes.c_void_p) -> None: ...
+    def __call__(self, *arguments: ctypes.c_void_p | int) -> None: ...
 
 
 class CpuModule:
@@ -53,11 +53,23 @@ class CpuModule:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Run the kernel. Raises ArgumentError for arrays that do not fit, IndexRangeError for a bad index."""
+        results = self._direct(arrays) if out is None else None
+        if results is not None:
+            return results
         binding = bind(self.source.buffers, arrays, out, self.library)
         blocks = (self.workspace(), self._thread_block("prepared", self.source.prepacked_buffers))
         for prepare in (True, False):
             CpuCall(self, binding, blocks, self.launches(prepare=prepare))()
         return binding.copy_back()
+
+    def _direct(self, arrays: Mapping[str, object]) -> dict[str, Array] | None:
+        """Run the kernel on arrays as they are. Returns None if `bind` has to convert or refuse one."""
+        call: _DirectCall | None = getattr(self._scratch, "direct", None)
+        if call is None:
+            blocks = (self.workspace(), self._thread_block("prepared", self.source.prepacked_buffers))
+            launches = (*self.launches(prepare=True), *self.launches(prepare=False))
+            call = self._scratch.direct = _DirectCall(self, self.source.buffers, {}, blocks, launches)
+        return call(arrays)
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
         """Return a bound call: constants are packed, each call of the result runs the other launches (for timing)."""
@@ -102,9 +114,13 @@ class PreparedCpu:
         self._constants = binding.memory
         self._block = _Block(module.source.prepacked_buffers)
         CpuCall(module, binding, (self._block,), module.launches(prepare=True))()
+        self._scratch = threading.local()
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Run the kernel with the other arrays. Raises as CpuModule.run does."""
+        results = self._direct(arrays) if out is None else None
+        if results is not None:
+            return results
         call = self.bind(arrays, out)
         call()
         return call.results()
@@ -116,6 +132,16 @@ class PreparedCpu:
         blocks = (self._module.workspace(), self._block)
         return CpuCall(self._module, full_binding, blocks, self._module.launches(prepare=False))
 
+    def _direct(self, arrays: Mapping[str, object]) -> dict[str, Array] | None:
+        """Run the kernel on arrays as they are. Returns None if `bind` has to convert or refuse one."""
+        call: _DirectCall | None = getattr(self._scratch, "direct", None)
+        if call is None:
+            blocks = (self._module.workspace(), self._block)
+            launches = self._module.launches(prepare=False)
+            call = _DirectCall(self._module, self._remaining_buffers, self._constants, blocks, launches)
+            self._scratch.direct = call
+        return call(arrays)
+
 
 class _Block:
     """One allocation for several buffers, each aligned."""
@@ -125,6 +151,68 @@ class _Block:
         self._memory = resident_empty(size_bytes)
         start = _address(self._memory)
         self.addresses = {symbol: start + offset for symbol, offset in offsets.items()}
+
+
+class _DirectCall:
+    """Launches on the arrays of each call as they are. For one thread, whose workspace it uses."""
+
+    def __init__(
+        self,
+        module: CpuModule,
+        buffers: tuple[Buffer, ...],
+        constants: Mapping[str, Array],
+        blocks: tuple[_Block, ...],
+        launches: tuple[tuple[_Entry, LaunchSpec], ...],
+    ) -> None:
+        """Prepare the calls.
+
+        Args:
+            module: the loaded kernel.
+            buffers: those that are bound for each call.
+            constants: the memory of the other inputs, by symbol.
+            blocks: the memory of workspace and prepacked constants.
+            launches: what a call runs.
+        """
+        self._source = module.source
+        # donated inputs are copied or written, and a module may assume more than the alignment of elements
+        self._is_usable = not any(b.donated for b in buffers) and module.library.alignment_bytes == ELEMENT_ALIGNMENT
+        self._plain = PlainArrays(buffers)
+        self._constants = constants  # keeps the memory
+        self._blocks = blocks
+        self._status = (ctypes.c_longlong * 4)()
+        given = [b for role in (Role.INPUT, Role.OUTPUT) for b in buffers if b.role is role]
+        # what is not bound for each call has a fixed address
+        fixed = {symbol: _address(array) for symbol, array in constants.items()}
+        for block in blocks:
+            fixed |= block.addresses
+        fixed |= {b.symbol: ctypes.addressof(self._status) for b in self._source.buffers_of(Role.STATUS)}
+        places = {b.symbol: position for position, b in enumerate(given)} | {s: len(given) + i for i, s in enumerate(fixed)}
+        self._fixed = list(fixed.values())
+        sizes = {b.symbol: b.bytes for b in self._source.buffers}
+        self._steps = [
+            (
+                entry,
+                [places[symbol] for symbol in launch.args],
+                [(places[symbol], sizes[symbol]) for symbol in launch.zeroed],
+            )
+            for entry, launch in launches
+        ]
+
+    def __call__(self, arrays: Mapping[str, object]) -> dict[str, Array] | None:
+        inputs = self._plain.addresses(arrays) if self._is_usable else None
+        if inputs is None:
+            return None
+        results, outputs = self._plain.results()
+        addresses = inputs + outputs + self._fixed
+        status = self._status
+        status[0] = 0
+        for entry, arguments, zeroed in self._steps:
+            for place, size_bytes in zeroed:
+                ctypes.memset(addresses[place], 0, size_bytes)
+            entry(*[addresses[place] for place in arguments])
+            if status[0]:
+                raise range_error(self._source, status[1], status[2])
+        return results
 
 
 class CpuCall:

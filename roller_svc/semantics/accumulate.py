@@ -112,8 +112,8 @@ class Accumulator:
                 return np.asarray((old != 0) & (value != 0).all(axis=axes))
             case Combine.ANY:
                 return np.asarray((old != 0) | (value != 0).any(axis=axes))
-            case None:
-                raise InvariantError("a map has no terms to combine")
+            case Combine.RECURRENCE | None:
+                raise InvariantError("a map, or a recurrence, has no terms to combine in any order")
 
     def _add_ends(self, region: tuple[slice, ...], axes: tuple[int, ...], value: Array, error: Array | None) -> None:
         """Update `ends` before the block itself is added."""

@@ -26,7 +26,7 @@ from roller_svc.analysis.wide_values import (
     widen,
     wrap,
 )
-from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.errors import ArgumentError, InvariantError, require
 from roller_svc.ir.accumulation import AccumulatorPrecision
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Op, OpKind, Select
@@ -34,6 +34,7 @@ from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProg
 from roller_svc.semantics import rounding
 from roller_svc.semantics.accumulate import Accumulator
 from roller_svc.semantics.evaluator import Evaluator, Tensors, Term, accumulation_dtype, as_dtype
+from roller_svc.semantics.recurrence import LinearSteps
 
 # Points evaluated at once: a few arrays of 8 B a point stay in a core's caches.
 BLOCK_POINTS = 1 << 19
@@ -220,7 +221,8 @@ class _Interpreter:
         """Return elements of a tensor by sorted, distinct flat index, evaluating missing ones."""
         if tensor not in self.inputs and tensor not in self.whole:
             statement = self.statements[tensor]
-            if statement.kind is not StatementKind.SCATTER and statement.points > WHOLE_POINTS:
+            is_ordered = statement.kind is StatementKind.SCATTER or statement.combine is Combine.RECURRENCE
+            if not is_ordered and statement.points > WHOLE_POINTS:
                 return self._computed_elements(statement, flat)
             self._evaluate_whole(statement)
         if tensor in self.inputs:
@@ -277,6 +279,8 @@ class _Interpreter:
 
     def _evaluate_dense(self, statement: TensorExpr) -> Term:
         """Evaluate all elements of a map or a reduction."""
+        if statement.combine is Combine.RECURRENCE:
+            return self._evaluate_recurrence(require(match_scan(statement), "a recurrence"))
         # small scans are evaluated as they are written, which checks the matcher
         if statement.points > MAX_DENSE_SCAN_POINTS and (scan := match_scan(statement)) is not None:
             return self._evaluate_scan(scan)
@@ -300,6 +304,22 @@ class _Interpreter:
         term = as_dtype(term, body, compute_dtype, track=self.track)
         accumulator.scan(term, along, is_reversed=scan.is_reversed, is_exclusive=scan.is_exclusive)
         return as_dtype(accumulator.result(scan.axis.extent), compute_dtype, dtype, track=self.track)
+
+    def _evaluate_recurrence(self, scan: Scan) -> Term:
+        """Evaluate a linear recurrence step by step."""
+        step = require(scan.step, "a recurrence")
+        statement, extents = scan.statement, tuple(axis.extent for axis in scan.statement.spatial)
+        dtype = accumulation_dtype(step.value.dtype, statement.type.dtype, Combine.SUM)
+        along = statement.spatial.index(scan.axis)
+
+        def evaluated(part: Expr) -> Term:
+            values = replace(scan.points, body=part, combine=None, type=replace(statement.type, dtype=part.dtype))
+            term = self._sweep(values, extents, len(extents), lambda block: self._coordinates(values, block))
+            return as_dtype(term, part.dtype, dtype, track=self.track)
+
+        gate, initial, value = (evaluated(part) for part in (step.gate, step.initial, step.value))
+        steps = LinearSteps(gate, initial, value, along, dtype, scan.is_reversed, step.may_reset)
+        return as_dtype(steps.run(extents, track=self.track), dtype, statement.type.dtype, track=self.track)
 
     def _evaluate_points(self, statement: TensorExpr, flat: Array) -> Term:
         """Evaluate a map or a reduction at some elements."""

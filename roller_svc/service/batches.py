@@ -19,7 +19,7 @@ from roller_svc.farm.models import request_record
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
 from roller_svc.service.access import principal_of
-from roller_svc.service.mapping import operation_json
+from roller_svc.service.mapping import check_devices_differ, operation_json
 from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import State, state_of
@@ -43,11 +43,15 @@ async def submit_batch(
         request: that has the batch.
         items: its requests.
         to_request: maps the body of one build to what is built. May raise InputError.
+
+    Raises RequestValidationError if a request of the batch names one device twice.
     """
     state = state_of(request)
     builds = sum(len(item.targets or (1,)) for item in items)
     if builds > state.settings.max_items:
         raise ArgumentError(f"too many requests: the limit is {state.settings.max_items}, got {builds}", code="too-many-items")
+    for number, item in enumerate(items):
+        check_devices_differ(item.targets or (), "requests", number)
     bodies = [(number, body) for number, item in enumerate(items) for body in item.for_each_target()]
     entries: list[Json] = []
     with state.shares.hold(Resource.BATCHES, principal_of(request).client):

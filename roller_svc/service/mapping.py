@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from fastapi.exceptions import RequestValidationError
+
+from roller_svc import hardware
 from roller_svc.client.schemas import CompileRequest, ProgramModel
 from roller_svc.compiler.estimates.batch import Item
 from roller_svc.compiler.request import build_request
@@ -29,6 +32,19 @@ def item_from_body(body: ProgramModel, options: Mapping[str, object]) -> Item:
 
 def inputs_from_body(body: ProgramModel) -> dict[str, object]:
     return {name: (kind.dtype, kind.shape) for name, kind in body.inputs.items()}
+
+
+def check_devices_differ(targets: Sequence[str], *where: str | int) -> None:
+    """Raise RequestValidationError if two names of targets mean one device. An unknown name has its own error later.
+
+    `where` is the place of the request in the body.
+    """
+    names: dict[str, str] = {}
+    for name in targets:
+        meant = hardware.find_meanings(name)
+        if len(meant) == 1 and (other := names.setdefault(meant[0], name)) != name:
+            message = f"expected each target once: {other!r} and {name!r} are both {meant[0]}"
+            raise RequestValidationError([{"type": "not_distinct", "loc": ("body", *where, "targets"), "msg": message}])
 
 
 def operation_json(operation: Operation) -> Json:

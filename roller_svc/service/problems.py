@@ -30,6 +30,7 @@ from roller_svc.errors import (
     SpecError,
     ToolchainMissingError,
 )
+from roller_svc.ir.option_words import show_as_fields
 from roller_svc.service.access import methods_of, routes_of
 
 MEDIA_TYPE = "application/problem+json"
@@ -94,8 +95,10 @@ def retry_after_s(error: RollerError) -> int:
 
 def problem_from_facts(facts: Mapping[str, object], status: int, where: str = "") -> dict[str, object]:
     """Create a problem from error_json's facts. `where` is the JSON pointer to the program in the body."""
-    code, message = str(facts["code"]), str(facts["message"])
-    item = {key: facts[key] for key in ("line", "column", "end_column", "hint") if facts.get(key) is not None}
+    code, message = str(facts["code"]), show_as_fields(str(facts["message"]))
+    item = {key: facts[key] for key in ("line", "column", "end_column") if facts.get(key) is not None}
+    if facts.get("hint") is not None:
+        item["hint"] = show_as_fields(str(facts["hint"]))
     if "line" in item and facts.get("class") != SpecError.__name__:
         item["pointer"] = f"{where}/expression"
     extra = {key: facts[key] for key in ("rejections", "log", "nodes") if facts.get(key)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 from roller_svc.service.app import create_app
 from roller_svc.service.connections import ConnectionLimits, ServiceConfig, descriptor_limit, fit_connections
 from roller_svc.service.logs import configure_logging
+from roller_svc.service.malloc import limit_arenas
 from roller_svc.service.middleware import allowed_hosts
 from roller_svc.service.processes import bind_shared, run_processes
 from roller_svc.service.telemetry import open_tracing
@@ -22,6 +24,7 @@ from roller_svc.settings import Resource, Settings, forget_secrets
 STOP_S = 10  # for running requests to finish at shutdown
 KEEP_ALIVE_S = 5
 MAX_DESCRIPTORS = 1 << 16
+SWITCH_S = 0.0005  # for which a thread keeps the interpreter while another waits: the event loop's is one of many
 MAX_PENDING = 1024  # connections that the kernel keeps until they are accepted; a further one is tried again after a second
 
 
@@ -95,6 +98,8 @@ def serve_shared(settings: Settings, on_start: Callable[[], None]) -> None:
 
 
 def _serve(settings: Settings, on_start: Callable[[], None] = lambda: None, sockets: list[socket.socket] | None = None) -> bool:
+    limit_arenas(settings.malloc_arenas)
+    sys.setswitchinterval(SWITCH_S)
     raise_descriptor_limit()
     configure_logging(settings)
     tracing = open_tracing(settings)  # reads OTEL_* variables, some of them secrets

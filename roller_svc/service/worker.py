@@ -29,6 +29,7 @@ from roller_svc.farm.store import Store
 from roller_svc.service.announcements import Announcements
 from roller_svc.service.builds import BuildWork, RequestBuilds, worker_limits
 from roller_svc.service.logs import configure_logging
+from roller_svc.service.malloc import limit_arenas
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.telemetry import open_tracing
 from roller_svc.settings import Resource, Settings, forget_secrets, s3_options
@@ -127,6 +128,7 @@ class FarmWorker:
 
 def run_worker(settings: Settings, queues: Sequence[str], work: BuildWork = build_task) -> None:
     """Build until SIGTERM or SIGINT, then finish what is running, until the time limit or the next signal."""
+    limit_arenas(settings.malloc_arenas)
     configure_logging(settings)
     tracing = open_tracing(settings)  # reads OTEL_* variables, some of them secrets
     forget_secrets()

@@ -72,7 +72,9 @@ def load_kernel(
     if compiled.source.language is not Language.CUDA or runtime is RuntimeChoice.EMULATOR:
         return LoadedKernel(runner.bind(arrays), on_gpu=False)
     if not device_present():
-        raise LaunchError("cannot run the kernel: this machine has no NVIDIA device", code="no-device")
+        raise LaunchError(
+            'cannot run the kernel: this machine has no NVIDIA device; runtime="emulator" runs it on the CPU', code="no-device"
+        )
     return LoadedKernel(runner.bind(copy_to_device(arrays)), on_gpu=True)
 
 

@@ -14,13 +14,15 @@ from roller_svc.frontend.lang import parse
 from roller_svc.frontend.onnx.table import NODES
 from roller_svc.frontend.ops import OPS
 from roller_svc.frontend.ops.calls import expand
+from roller_svc.frontend.ops.examples import example_of
+from roller_svc.frontend.ops.operator import Operator
 from roller_svc.frontend.ops.parameters import Parameter
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.program import TensorType
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
-TOOLS = {"table", "operator", "parameters", "text", "windows", "calls"}
+TOOLS = {"table", "operator", "parameters", "text", "windows", "calls", "examples"}
 EXAMPLES = re.findall(r"^```operator\n(.*?)^```\n\n```tensor\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -90,6 +92,14 @@ def test_examples_become_what_is_shown(call: str, statements: str) -> None:
         inputs[name] = TensorType(kind, tuple(int(extent) for extent in shape.split(",") if extent))
     assert expand(call, inputs).text == "".join(comments) + statements
     assert parse(statements, inputs).outputs
+
+
+@pytest.mark.parametrize("operator", OPS.values(), ids=lambda operator: operator.name)
+def test_the_examples_of_the_package_are_those_of_the_page(operator: Operator) -> None:
+    example = example_of(operator)
+    assert parse(example.statements, dict(example.inputs)).outputs
+    of_page = [re.sub(r"^#.*\n", "", call, flags=re.MULTILINE).strip() for call, _ in EXAMPLES if f" {operator.name}(" in call]
+    assert example.call in (of_page or [example.call])
 
 
 def test_there_is_an_example_for_each_kind() -> None:

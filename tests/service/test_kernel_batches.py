@@ -226,3 +226,16 @@ def test_blobs_are_immutable(client: Client) -> None:
     again = client.get(path, headers={"If-None-Match": f'"x", {response.headers["etag"]}'})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", response.headers["etag"])
     assert client.get(path, headers={"If-None-Match": '"x"'}).content == content
+
+
+@pytest.mark.parametrize("targets", [["H200", "nvidia-h200-sxm"], ["cpu-x86-avx2", "a100_sxm", "A100 SXM"]])
+def test_two_names_of_one_device_are_one_target_twice(client: Client, builder: Builder, targets: list[str]) -> None:
+    several = {name: value for name, value in item(1).items() if name != "target"} | {"targets": targets}
+    response = client.post(BATCH, json={"requests": [item(2), several]})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid-body")
+    assert response.json()["errors"][0]["pointer"] == "/requests/1/targets"
+    assert targets[-1] in response.json()["detail"]
+    assert not builder.built
+    items = [{"expression": "y[i] = x[i]", "inputs": {"x": {"dtype": "float32", "shape": [4]}}}]
+    response = client.post("/v1/estimates", json={"items": items, "targets": targets})
+    assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "/targets")

@@ -1,4 +1,4 @@
-"""The README's examples, and those of HTTP in docs/api.md: the Python one and the curl lines, run as they are."""
+"""The README's examples, and those of HTTP in docs/api.md, run as they are: Python, commands and curl lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
+import pytest
+from onnx_models import mlp
 from serving import served
 
 from roller_svc.service.app import create_app
@@ -42,8 +46,35 @@ pathlib.Path(out).write_bytes(answer.content)
 """
 
 
+# Texts that differ between machines and runs
+VARYING = {
+    r"roller_[0-9a-f]{12}_": "roller_#_",
+    r"^for local, c, on .*:$": "for local, c, on #:",
+    r"\d[\d.e+-]*( [mnµ]?s\b| [KMGT]?B\b| [GT]FLOP/s| [GT]?B/s)?": "#",
+    r"x (slower|faster)": "x #",
+    r" +": " ",
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    commands: str  # a block of `sh`
+    printed: str | None  # the block of `text` after it
+
+
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def shell_examples(page: str) -> list[Example]:
+    pattern = r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?"
+    return [Example(*match.groups()) for match in re.finditer(pattern, page, re.MULTILINE | re.DOTALL)]
+
+
+def mask_numbers(text: str) -> str:
+    for pattern, word in VARYING.items():
+        text = re.sub(pattern, word, text, flags=re.MULTILINE)
+    return text.strip()
 
 
 def printed(example: str, folder: Path) -> list[str]:
@@ -53,13 +84,31 @@ def printed(example: str, folder: Path) -> list[str]:
 
 
 def test_the_python_examples_print_what_they_say(tmp_path: Path) -> None:
-    first, constants = blocks(README, "python")
-    shape, bound, same = printed(first, tmp_path)
+    onnx.save(mlp("batch"), tmp_path / "model.onnx")
+    # each goes on from the first's imports
+    shape, bound, same, constant, y = printed("\n".join(blocks(README, "python")), tmp_path)
     assert shape == "(512, 384) 256.0"
     assert re.fullmatch(r"\w+ [1-9]\d*", bound)
     assert same == "True"
-    # the second goes on from the first's imports
-    assert printed("import numpy as np\nimport roller_svc\n" + constants, tmp_path) == ["2560.0"]
+    assert constant == "2560.0"
+    assert y == "(1, 4)"
+
+
+@pytest.mark.slow
+def test_the_commands_print_what_they_say(tmp_path: Path) -> None:
+    onnx.save(mlp("batch"), tmp_path / "model.onnx")
+    roller = tmp_path / "bin" / "roller"
+    roller.parent.mkdir()
+    roller.write_text(f'#!/bin/sh\nexec {sys.executable} -m roller_svc "$@"\n')
+    roller.chmod(0o755)
+    env = os.environ | {"PATH": f"{roller.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    examples = [example for example in shell_examples(README) if "curl" not in example.commands]
+    assert len(examples) == 4
+    for example in examples:
+        command = ["bash", "-ec", example.commands]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert example.printed is None or mask_numbers(done.stdout) == mask_numbers(example.printed)
 
 
 def test_the_curl_lines_work(tmp_path: Path) -> None:
@@ -68,7 +117,8 @@ def test_the_curl_lines_work(tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         (folder / "curl").write_text(STAND_IN)
         (folder / "curl").chmod(0o755)
-    script = "set -e\n" + "\n".join(blocks(README, "sh") + blocks(API, "sh"))
+    lines = [commands for commands in blocks(README, "sh") + blocks(API, "sh") if "curl " in commands]
+    script = "set -e\n" + "\n".join(lines)
     assert script.count("curl ") == 7
     with served(create_app(Settings(store=tmp_path / "store"))) as client:
         script = script.replace("http://127.0.0.1:8000", str(client.base_url).rstrip("/"))

@@ -31,7 +31,7 @@ class Case:
     def arrays(self) -> dict[str, Array]:
         rng = np.random.default_rng(7)
         found = {}
-        for name, operand in zip("abcde", self.operands, strict=False):
+        for name, operand in zip("abcdef", self.operands, strict=False):
             shape = operand if isinstance(operand, tuple) else None
             found[name] = operand if shape is None else rng.uniform(self.low, 1, shape).astype(np.float32)
         return found
@@ -115,6 +115,54 @@ def attended(q: Array, k: Array, v: Array, mask: Array | None = None, *, causal:
         i, j = np.indices(scores.shape[-2:])
         scores = np.where(j <= i + scores.shape[-1] - scores.shape[-2], scores, -np.inf)
     return softmax(scores) @ v
+
+
+def attended_pages(
+    q: Array,
+    k: Array,
+    v: Array,
+    pages: Array,
+    lengths: Array,
+    sinks: Array | None = None,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Array:
+    """[sequences, queries, heads, features] over pages [pages, keys, heads, features]: query by query, key by key."""
+    y = np.zeros((*q.shape[:-1], v.shape[-1]))
+    group = q.shape[2] // k.shape[2]
+    for b, i, h in np.ndindex(q.shape[:3]):
+        end = int(lengths[b]) - q.shape[1] + 1 + i
+        places = range(0 if window is None else max(end - window, 0), min(end, pages.shape[1] * k.shape[1]))
+        rows = [(pages[b, n // k.shape[1]], n % k.shape[1], h // group) for n in places]
+        if not rows:
+            continue
+        scores = np.array([q[b, i, h] @ k[row] for row in rows]) * scale
+        scores = scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)
+        weights = softmax(np.append(scores, [] if sinks is None else sinks[h]))
+        y[b, i, h] = weights[: len(rows)] @ np.array([v[row] for row in rows])
+    return y
+
+
+def rotated(x: Array, cos: Array, sin: Array, *, interleaved: bool = False) -> Array:
+    """[..., features]; the tables are [..., pairs] and broadcast."""
+    pairs = cos.shape[-1]
+    y = x.copy()
+    for p in range(pairs):
+        first, second = (2 * p, 2 * p + 1) if interleaved else (p, p + pairs)
+        y[..., first] = x[..., first] * cos[..., p] - x[..., second] * sin[..., p]
+        y[..., second] = x[..., second] * cos[..., p] + x[..., first] * sin[..., p]
+    return y
+
+
+def recurrence(gate: Array, x: Array, axis: int, initial: Array | float = 0.0) -> Array:
+    """h[t] = gate[t] * h[t - 1] + x[t] along an axis."""
+    gates, values = (np.moveaxis(np.broadcast_to(a, np.broadcast_shapes(gate.shape, x.shape)), axis, 0) for a in (gate, x))
+    states = [np.asarray(initial)]
+    for g, v in zip(gates, values, strict=True):
+        states.append(g * states[-1] + v)
+    return np.moveaxis(np.stack(states[1:]), 0, axis)
 
 
 def gelu(x: Array) -> Array:

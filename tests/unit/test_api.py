@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 import roller_svc
-from roller_svc import hardware
+from roller_svc import hardware, settings
 from roller_svc.errors import ArgumentError, InputError, ToolchainMissingError, UnknownKernelError
+from roller_svc.settings import Settings
 
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
 TYPES = {"A": ("float32", (24, 40)), "B": ("float32", (40, 17))}
@@ -94,7 +96,7 @@ def test_the_model_chooses_where_no_device_is(kernel: roller_svc.Kernel) -> None
 
 def test_saved_and_loaded_again(kernel: roller_svc.Kernel, arrays: dict[str, Any], tmp_path: Path) -> None:
     folder = kernel.save(tmp_path / "kernel")
-    assert {path.name for path in folder.iterdir()} == {"kernel.c", "kernel.so", "kernel.h", "metadata.json"}
+    assert {path.name for path in folder.iterdir()} == {"kernel.c", "kernel.so", "kernel.h", "metadata.json", "report.json"}
     again = roller_svc.load(folder)
     for name in ("digest", "target", "expression", "source", "binary", "language", "launches", "resources", "report"):
         assert getattr(again, name) == getattr(kernel, name)
@@ -141,8 +143,7 @@ def test_estimates_for_devices_that_are_not_here() -> None:
         assert 1 <= len(seconds) <= 3
         assert seconds == sorted(seconds)
         assert all(one.program and one.waves >= 1 and 0 < one.occupancy <= 1 for one in estimates)
-    with pytest.raises(ArgumentError):
-        roller_svc.estimate(MATMUL, TYPES, targets="local")
+    assert list(roller_svc.estimate(MATMUL, TYPES, targets="t4,K80")) == ["nvidia-t4", "nvidia-k80"]
     with pytest.raises(ArgumentError):
         roller_svc.estimate(MATMUL, TYPES, targets=[])
     half = replace(hardware.load("nvidia-h200-sxm"), num_cores=66)
@@ -196,3 +197,26 @@ def test_unknown_attributes_are_errors() -> None:
     with pytest.raises(AttributeError):
         roller_svc.nothing  # noqa: B018 - looking it up is the test
     assert "compile" in dir(roller_svc)
+
+
+def test_arrays_are_given_by_name_and_an_equal_call_returns_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((4, 8), np.float32)
+    kernel = roller_svc.compile("y[i] +=! x[i, j] * name[j]", {"name": ("float32", (8,))}, x=x, select="model")
+    assert [(b.name, b.shape) for b in kernel.parts.compiled.source.buffers[:2]] == [("name", (8,)), ("x", (4, 8))]
+    again = roller_svc.compile("y[i] +=! x[i, j] * name[j]", {"name": x[0]}, x=("float32", (4, 8)), select="model")
+    assert again is kernel
+    assert roller_svc.compile("y[i] +=! x[i, j] * name[j]", {"name": x[0]}, x=x, select="model", cache=False) is not kernel
+    for more, hint in (({"name": x}, "inputs="), ({"selct": "model"}, "`select`"), ({"x": x, "inputs": {"x": x}}, None)):
+        with pytest.raises(ArgumentError) as caught:
+            roller_svc.compile("y[i] +=! x[i, j]", **more)
+        assert hint is None or hint in (caught.value.hint or "")
+
+
+def test_kernels_are_found_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_current", [Settings(cache=tmp_path, calibrate=False, cache_kernels=True)])
+    kernel = roller_svc.compile("y[i] = x[i] + 3.0", x=np.ones(8, np.float32), select="model")
+    monkeypatch.setattr(roller_svc.api, "_cached", OrderedDict())  # as in another process
+    found = roller_svc.compile("y[i] = x[i] + 3.0", x=np.ones(8, np.float32), select="model")
+    assert found is not kernel
+    assert (found.digest, found.candidates) == (kernel.digest, ())
+    assert found(x=np.ones(8, np.float32))["y"][0] == 4.0

@@ -108,6 +108,8 @@ class TorchLibrary:
                 return _amin
             case Combine.PROD:
                 raise no_baseline("torch has no product over several dimensions")
+            case Combine.RECURRENCE:
+                raise no_baseline("torch has no linear recurrence")
 
     def take(self, value: torch.Tensor, index: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         torch.ops.aten.index.Tensor_out(value, list(index), out=out)

@@ -203,8 +203,13 @@ class CodeGenCuda(CodeGenVisitor):
     def visit_warp_scan(self, node: WarpScan) -> None:
         buffer = self.scalar.buffers[node.tensor]
         target = self.element(node.tensor, buffer, node.index)
-        name = f"before_{node.combine.name.lower()}_{dialects.SHORT[buffer.dtype]}"
+        which = "resets" if node.may_reset else node.combine.name.lower()
+        name = f"before_{which}_{dialects.SHORT[buffer.dtype]}"
         self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
+        if node.gate is not None:
+            gate = self.element(node.gate, self.scalar.buffers[node.gate], ())
+            self.emit_line(f"{name}(&{target}, &{gate}, {self.scalar.index(node.place)}, {node.lanes}, {node.stride});")
+            return
         place, neutral = self.scalar.index(node.place), self.scalar.value(node.neutral)
         self.emit_line(f"{target} = {name}({target}, {neutral}, {place}, {node.lanes}, {node.stride});")
 

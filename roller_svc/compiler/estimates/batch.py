@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from roller_svc import hardware
-from roller_svc.compiler.estimates.cache import LruCache
+from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
 from roller_svc.compiler.estimates.worker import (
     Deadline,
     EstimateResult,
@@ -19,6 +19,7 @@ from roller_svc.compiler.estimates.worker import (
     compute_estimates,
     error_result,
 )
+from roller_svc.compiler.notes import add_notes
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import TargetEstimate, estimate_program
 from roller_svc.compiler.request import (
@@ -40,7 +41,6 @@ from roller_svc.ir.report import Plan
 
 # Capacities of the caches: device specs, errors of rejected programs, and results of one program on one device.
 MAX_SPECS, MAX_REJECTION_BYTES, MAX_RESULT_BYTES = 256, 4 << 20, 24 << 20
-ENTRY_BYTES = 512  # CPython's overhead per cache entry: key, dictionary, links, headers
 
 TIMED_OUT = error_result(EstimatesTimeoutError("estimate request timed out"))
 
@@ -69,10 +69,11 @@ class ItemResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _ParsedItem:
-    """A validated program text, constraints on its kernels, and the digest of the text."""
+    """A validated program text, constraints on its kernels, whether notes are errors, and the digest of the text."""
 
     program: ProgramText
     constraints: ScheduleConstraints
+    strict: bool
     digest: bytes
 
 
@@ -138,12 +139,12 @@ class EstimateCache:
     def _look_up_or_compute(self, queries: Sequence[_Query], top_k: int, deadline: Deadline) -> dict[bytes, bytes]:
         """Return the result of each query; compute missing ones, all devices of a program in one task."""
         results: dict[bytes, bytes] = {}
-        missing: dict[tuple[bytes, ScheduleConstraints], dict[bytes, _Query]] = {}
+        missing: dict[tuple[bytes, ScheduleConstraints, bool], dict[bytes, _Query]] = {}
         for query in queries:
             if (cached := self._look_up(query)) is not None:
                 results[query.key] = cached
             else:
-                missing.setdefault((query.item.digest, query.item.constraints), {})[query.key] = query
+                missing.setdefault((query.item.digest, query.item.constraints, query.item.strict), {})[query.key] = query
         groups = [tuple(group.values()) for group in missing.values()]
         tasks = [_task(group, top_k) for group in groups]
         for group, result in zip(groups, self._compute(tasks, deadline), strict=True):
@@ -179,14 +180,15 @@ class EstimateCache:
 
 def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[TargetEstimate]:
     """Return the best plans for each device. Raises InputError for an invalid program or device id."""
-    specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in targets]
-    partitions, constraints = PartitionCache(_program_text(item).parse()), _constraints(item)
-    return [estimate_program(partitions, spec, top_k, constraints) for spec in specs]
+    specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in hardware.expand_targets(targets)]
+    partitions, options = PartitionCache(_program_text(item).parse()), _options(item)
+    estimates = (estimate_program(partitions, spec, top_k, options.constraints) for spec in specs)
+    return [add_notes(partitions, each, options.constraints, strict=options.strict) for each in estimates]
 
 
 def plan_sensitivity_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
     """Return the sensitivity of a plan's estimate to each resource of the device."""
-    groups = PartitionCache(_program_text(item).parse()).partition_of_plan(plan, spec, _constraints(item))
+    groups = PartitionCache(_program_text(item).parse()).partition_of_plan(plan, spec, _options(item).constraints)
     return sensitivity_json(analyze_sensitivity(plan, groups, spec))
 
 
@@ -198,8 +200,8 @@ def _or_error(resolve: Callable[[T], R], value: T) -> R | bytes:
 
 
 def _parse_item(item: Item) -> _ParsedItem:
-    text = _program_text(item)
-    return _ParsedItem(text, _constraints(item), _text_digest(text))
+    text, options = _program_text(item), _options(item)
+    return _ParsedItem(text, options.constraints, options.strict, _text_digest(text))
 
 
 def _query(item: _ParsedItem | bytes, device: _Device | bytes, top_k: int) -> _Query | bytes:
@@ -208,14 +210,14 @@ def _query(item: _ParsedItem | bytes, device: _Device | bytes, top_k: int) -> _Q
         return device
     if isinstance(item, bytes):
         return item
-    rest = f"{device.digest} {top_k} {item.constraints}"
+    rest = f"{device.digest} {top_k} {item.constraints} {item.strict}"
     return _Query(_hash(item.digest + rest.encode()), item, device)
 
 
 def _task(group: Sequence[_Query], top_k: int) -> EstimateTask:
     """Combine the queries of one program into a task."""
     item = group[0].item
-    return EstimateTask(item.program, tuple(query.device.spec for query in group), top_k, item.constraints)
+    return EstimateTask(item.program, tuple(query.device.spec for query in group), top_k, item.constraints, item.strict)
 
 
 def _program_text(item: Item) -> ProgramText:
@@ -236,8 +238,8 @@ def _weight(content: bytes) -> int:
     return len(content) + ENTRY_BYTES
 
 
-def _constraints(item: Item) -> ScheduleConstraints:
-    return EstimateOptions(**read_options(EstimateOptions, item.options)).constraints
+def _options(item: Item) -> EstimateOptions:
+    return EstimateOptions(**read_options(EstimateOptions, item.options))
 
 
 def _target_name(target: str | HardwareSpec) -> str:

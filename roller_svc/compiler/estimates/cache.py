@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+ENTRY_BYTES = 512  # of memory that CPython takes for an entry beside its content: key, dictionary, links, headers
+
 
 class LruCache(Generic[K, V]):
     """Thread-safe LRU cache bounded by the total weight of its entries.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from roller_svc.compiler.notes import add_notes
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import TargetEstimate, estimate_program
 from roller_svc.compiler.serialize import Json, error_json, floor_json, plan_json, roofline_json
@@ -44,6 +45,7 @@ class EstimateTask:
     specs: tuple[HardwareSpec, ...]
     top_k: int
     constraints: ScheduleConstraints
+    strict: bool = False  # notes are errors
 
 
 @dataclass(slots=True)
@@ -119,6 +121,7 @@ def target_estimate_json(estimate: TargetEstimate) -> Json:
             | {"floor_share": estimate.floor.seconds / plan.estimate.seconds, "above_floor": reason or None}
             for plan, reason in zip(estimate.plans, estimate.reasons, strict=True)
         ],
+        "notes": list(estimate.notes),
     }
 
 
@@ -151,7 +154,8 @@ def _fill_result(
 
 def _device_result(partitions: PartitionCache, spec: HardwareSpec, task: EstimateTask) -> bytes:
     try:
-        return compact_json(target_estimate_json(estimate_program(partitions, spec, task.top_k, task.constraints)))
+        found = estimate_program(partitions, spec, task.top_k, task.constraints)
+        return compact_json(target_estimate_json(add_notes(partitions, found, task.constraints, strict=task.strict)))
     except RollerError as error:
         return error_result(error)
 

@@ -27,6 +27,7 @@ STATEMENT_TIMEOUT_S = 20  # of PostgreSQL
 POOL_SIZE, MAX_OVERFLOW = 8, 24
 POOL_TIMEOUT_S = 10
 PROBE_S = 3600.0  # after which the row of a process that has ended is removed
+SQLITE_CACHE_KIB = 512  # of pages in memory, for each connection: the kernel has the file in its own cache
 _DRIVERS = {
     "sqlite": "sqlite", "sqlite+pysqlite": "sqlite", "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
@@ -166,7 +167,7 @@ def _sqlite_engine(url: URL, busy_timeout_s: float) -> Engine:
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"cache_size=-{SQLITE_CACHE_KIB}"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

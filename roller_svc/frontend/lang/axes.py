@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from roller_svc.errors import ExprTypeError, ShapeError
-from roller_svc.frontend.lang.names import known_names
-from roller_svc.frontend.lang.nodes import DimSize, Extent, Get, Node, Num, Ref, Statement, TypeOf, WhereItem, children
+from roller_svc.frontend.lang.names import did_you_mean
+from roller_svc.frontend.lang.nodes import Assign, DimSize, Extent, Get, Node, Num, Ref, Statement, TypeOf, WhereItem, children
 from roller_svc.frontend.lang.source import Source, Span
 from roller_svc.ir.program import TensorType
 
@@ -36,7 +36,7 @@ class Scope:
         if name in self.defined_later:
             message = f"`{name}` is read before it is written"
             raise self.source.error(ExprTypeError, "read-before-write", message, span, "reorder the statements")
-        hint = known_names(name, self.tensors, "tensors")
+        hint = did_you_mean(name, self.tensors) or f'declare an input: inputs={{"{name}": ("float32", (64, 64))}}'
         raise self.source.error(ExprTypeError, "unknown-name", f"there is no tensor `{name}`", span, hint)
 
 
@@ -59,7 +59,7 @@ def infer_axes(statement: Statement, scope: Scope, *, scatter: bool, constant_of
                 if name in scope.tensors:
                     raise tensor_without_index(name, node, scope)
                 spans.setdefault(name, Span(node.start, node.end))
-            case Get():
+            case Get() if not is_own_state(node, statement, scope):
                 _collect_bare_axes(node, scope, bare_axes)
             case DimSize(tensor=Ref(name=name)):
                 scope.tensor(name, Span(node.tensor.start, node.tensor.end))
@@ -71,6 +71,19 @@ def infer_axes(statement: Statement, scope: Scope, *, scatter: bool, constant_of
         _collect_bare_axes(lhs(statement), scope, bare_axes)
     extents = {name: stated[name] if name in stated else _extent(name, bare_axes, spans, scope) for name in spans}
     return Axes(extents, spans)
+
+
+def is_own_state(node: Node, statement: Statement, scope: Scope) -> bool:
+    """Return whether a node of a map reads another element of the map's own result, as a recurrence does."""
+    if not isinstance(node, Get) or node.tensor != statement.name or node.tensor in scope.tensors:
+        return False
+    is_shifted = any(not isinstance(index, Ref) for index in node.index)
+    return is_shifted and statement.assign is not Assign.SCATTER and not statement.sign
+
+
+def reads_own_state(statement: Statement, scope: Scope) -> bool:
+    """Return whether a statement is written as a recurrence."""
+    return any(is_own_state(node, statement, scope) for node in _iter_nodes((statement.value,)))
 
 
 def lhs(statement: Statement) -> Get:
@@ -114,7 +127,8 @@ def check_rank(node: Get, shape: tuple[int, ...], scope: Scope) -> None:
     if shape == () and count == 1 and isinstance(node.index[0], Num) and node.index[0].value == 0:
         return
     message = f"`{node.tensor}` has {len(shape)} dimensions, {list(shape)}, and {count} indices here"
-    raise scope.source.error(ShapeError, "wrong-rank", message, node)
+    hint = f"write an index for each dimension: `{node.tensor}[{', '.join('ijklmnop'[: len(shape)])}]`"
+    raise scope.source.error(ShapeError, "wrong-rank", message, node, hint)
 
 
 def _where_extents(statement: Statement, scope: Scope, constant_of: Callable[[Node], int | None]) -> dict[str, int]:
@@ -145,7 +159,8 @@ def _stated_extent(item: WhereItem, scope: Scope, constant_of: Callable[[Node], 
 def _extent(name: str, bare: dict[str, list[tuple[int, Span]]], places: dict[str, Span], scope: Scope) -> int:
     uses = bare.get(name)
     if not uses:
-        hint = f"add `where {name} in ...`"
+        divides = "/" in scope.source.text.replace("//", "")
+        hint = f"add `where {name} in N` with the number of its values" + ("; indices are divided by `//`" if divides else "")
         message = f"axis `{name}` has no extent: it indexes no dimension bare"
         raise scope.source.error(ShapeError, "axis-without-extent", message, places[name], hint)
     for size, span in uses[1:]:

@@ -25,6 +25,7 @@ from roller_svc.frontend.lang.nodes import (
     When,
 )
 from roller_svc.frontend.lang.source import Span, Spanned
+from roller_svc.frontend.lang.synonyms import find_words
 from roller_svc.ir.dtype import dtype_named
 
 
@@ -90,7 +91,7 @@ def type_arg(node: Node) -> TypeArg:
             return node
         case Text(value=name) | Ref(name=name):
             if dtype_named(name) is None:
-                hint = names.did_you_mean(name, names.TYPE_NAMES)
+                hint = names.find_right_form(name, names.TYPE_NAMES)
                 raise SyntaxFault("unknown-type", f"`{name}` is not a type", node, hint)
             return Text(name, start=node.start, end=node.end)
         case _:
@@ -117,22 +118,11 @@ def function_call(call: ParsedCall) -> Node:
     raise unknown_function(call.name, call.at_name)
 
 
-# Hints for functions of other languages, whose nearest names would mislead.
-FOREIGN_FUNCTIONS = {
-    "sum": "write a reduction: `y[i] +=! x[i, j]`",
-    "prod": "write a reduction: `y[i] *=! x[i, j]`",
-    "amax": "write a reduction: `y[i] >=! x[i, j]`",
-    "amin": "write a reduction: `y[i] <=! x[i, j]`",
-    "swish": "did you mean `silu`?",
-}
-
-
 def unknown_function(name: str, span: Spanned) -> SyntaxFault:
     if name in names.METHODS:
         return SyntaxFault("unknown-function", f"`{name}` is a method", span, f"write `x.{name}(...)`")
     known_names = (*names.FUNCTIONS, *names.FORMS, *names.TYPE_NAMES)
-    hint = FOREIGN_FUNCTIONS.get(name) or names.did_you_mean(name, known_names)
-    return SyntaxFault("unknown-function", f"`{name}` is not a function", span, hint)
+    return SyntaxFault("unknown-function", f"`{name}` is not a function", span, names.find_right_form(name, known_names))
 
 
 def _const(call: ParsedCall) -> Node:
@@ -193,7 +183,8 @@ def apply_named(call: ParsedCall, name: str, span: Span, args: Sequence[Node], t
         raise unknown_function(name, span)
     if not function.min_arguments <= len(args) <= function.max_arguments:
         takes = names.arguments(function.min_arguments, function.max_arguments)
-        raise SyntaxFault("wrong-arguments", f"`{name}` takes {takes}, got {len(args)}", span)
+        hint = find_words(name) if len(args) < function.min_arguments else None
+        raise SyntaxFault("wrong-arguments", f"`{name}` takes {takes}, got {len(args)}", span, hint)
     below = args if type_ is None else (*args, type_)
     return Apply(name, tuple(args), type_, span.start, span.end, start=call.start, end=call.end, depth=depth_above(below, call))
 
@@ -205,7 +196,7 @@ def method_call(receiver: Node, call: ParsedCall) -> Node:
         if names.function_named(call.name) is not None:
             hint: str | None = f"write `{call.name}(x)` or ``x.call(`{call.name}`)``"
         else:
-            hint = names.did_you_mean(call.name, names.METHODS)
+            hint = names.find_right_form(call.name, names.METHODS)
         raise SyntaxFault("unknown-method", f"`{call.name}` is not a method", call.at_name, hint)
     return make(receiver, call)
 

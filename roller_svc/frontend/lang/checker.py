@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.constant_folding import constant_int, holds
 from roller_svc.analysis.intervals import Bounds, bounds, cast_bounds
+from roller_svc.analysis.scans import recurrence_body
 from roller_svc.errors import ArgumentError, ExprTypeError, ShapeError
-from roller_svc.frontend.lang.axes import Axes, Scope, Tensor, infer_axes, lhs
-from roller_svc.frontend.lang.convert import Weak
+from roller_svc.frontend.lang.axes import Axes, Scope, Tensor, infer_axes, lhs, reads_own_state
+from roller_svc.frontend.lang.convert import Weak, common_type, constant
 from roller_svc.frontend.lang.cuts import mark_wrapping, mark_wrapping_index
 from roller_svc.frontend.lang.expressions import Expressions
 from roller_svc.frontend.lang.index_proofs import Budget, Ranges
 from roller_svc.frontend.lang.limits import MAX_AXES, MAX_DIMENSIONS, MAX_ELEMENTS, MAX_NAME_CHARACTERS
-from roller_svc.frontend.lang.names import did_you_mean
-from roller_svc.frontend.lang.nodes import Assign, Node, Num, Ref, Statement, When
+from roller_svc.frontend.lang.names import did_you_mean, known_names
+from roller_svc.frontend.lang.nodes import Assign, Get, Node, Num, Ref, Statement, When, children
+from roller_svc.frontend.lang.recurrence import NotLinear, Recurrence, find_recurrence
 from roller_svc.frontend.lang.source import Source, Span
 from roller_svc.ir.dtype import DType, dtype_named
-from roller_svc.ir.expr import Expr, Op, OpKind
+from roller_svc.ir.expr import AxisRef, Expr, Op, OpKind, substitute
 from roller_svc.ir.program import Axis, AxisKind, Combine, Output, StatementKind, TensorExpr, TensorProgram, TensorType
 
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_NAME_CHARACTERS - 1}}}")
@@ -69,8 +71,11 @@ def _check_statement(statement: Statement, program: _Program, scope: Scope) -> N
     if len(axes.extents) > MAX_AXES:
         message = f"{len(axes.extents)} axes; at most {MAX_AXES} are allowed"
         raise scope.source.error(ShapeError, "too-many-dimensions", message, statement)
-    make = _scatter if scatter else _map_or_reduce
-    checked = make(statement, axes, expressions, program)
+    if not scatter and reads_own_state(statement, scope):
+        checked = _recurrence(statement, axes, scope, program)
+    else:
+        make = _scatter if scatter else _map_or_reduce
+        checked = make(statement, axes, expressions, program)
     program.statements.append(checked)
     if checked.kind is StatementKind.MAP and not checked.type.dtype.is_float:
         program.bounds[checked.output] = cast_bounds(bounds(checked.body, axes.extents, program.bounds), checked.type.dtype)
@@ -176,6 +181,57 @@ def _map_or_reduce(statement: Statement, axes: Axes, expressions: Expressions, p
     )
 
 
+def _recurrence(statement: Statement, axes: Axes, scope: Scope, program: _Program) -> TensorExpr:
+    """Check a map that reads its own result, and return it as a scan of linear steps."""
+    shape = tuple(axes.extents[node.name] if isinstance(node, Ref) else 1 for node in statement.index)
+    stated = None if statement.type is None else dtype_named(statement.type.value)
+    dtype = stated or common_type([Weak(0), *(constant(0, d) for d in _value_types(statement.value, statement.name, scope))])
+    for _ in range(2):  # a literal or a function may widen the type of the tensors that are read
+        own = Tensor(statement.name, TensorType(dtype, shape))
+        inside = replace(scope, tensors={**scope.tensors, statement.name: own})
+        expressions = Expressions(inside, axes.extents, Ranges(axes.extents, program.budget, program.bounds))
+        written = _map_or_reduce(statement, axes, expressions, program)
+        if written.type.dtype is dtype:
+            break
+        dtype = written.type.dtype
+    spatial = {axis.name: axis for axis in written.spatial}
+    found = find_recurrence(written.body, statement.name, spatial, written.index)
+    if isinstance(found, Recurrence) and (written.type.dtype is not dtype or dtype.is_float is not written.body.dtype.is_float):
+        found = NotLinear("the state has another type than its step; state the type, or cast the operands")
+    if isinstance(found, NotLinear):
+        message = f"`{statement.name}` reads itself: {found.reason}"
+        hint = f"`{statement.name}[t] = a[t] * {statement.name}[t - 1].when([t > 0], initial) + b[t]`"
+        raise scope.source.error(ExprTypeError, "not-a-recurrence", message, statement, hint)
+    if found.axis.extent == 1:
+        step = Op(OpKind.ADD, (Op(OpKind.MUL, (found.gate, found.initial), found.value.dtype), found.value), found.value.dtype)
+        return replace(written, body=step)
+    before = f"{found.axis.name}_before"
+    while before in axes.extents or before in scope.tensors:
+        before += "_"
+    at = {found.axis.name: AxisRef(before)}
+    gate, value = substitute(found.gate, at), substitute(found.value, at)
+    body = recurrence_body(gate, found.initial, value, (before, found.axis.name), is_reversed=found.is_reversed)
+    reduced = Axis(before, found.axis.extent, AxisKind.REDUCE)
+    return replace(
+        written, kind=StatementKind.REDUCE, combine=Combine.RECURRENCE, axes=(*written.axes, reduced), body=body,
+    )  # fmt: skip
+
+
+def _value_types(node: Node, own: str, scope: Scope) -> Iterator[DType]:
+    """Yield the types of the tensors that make the value of an expression, without its own result."""
+    match node:
+        case Get(tensor=tensor):
+            if tensor != own and tensor in scope.tensors:
+                yield scope.tensors[tensor].type.dtype
+        case When(value=value, other=other):
+            for part in (value, other):
+                if part is not None:
+                    yield from _value_types(part, own, scope)
+        case _:
+            for child in children(node):
+                yield from _value_types(child, own, scope)
+
+
 def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program: _Program) -> TensorExpr:
     target = program.tensors[statement.name]
     value, predicate = _split_predicate(statement.value, expressions)
@@ -244,11 +300,11 @@ def _output(name: str, program: _Program) -> Output:
         return Output(name, program.tensors[name].id)
     if name in program.inputs:
         message = f"output `{name}` is an input that no statement writes"
-        raise ArgumentError(message, code="unknown-output")
+        raise ArgumentError(message, code="unknown-output", hint="leave it out: the caller has it")
     raise ArgumentError(
         f"output `{name}` is written by no statement",
         code="unknown-output",
-        hint=did_you_mean(name, program.written),
+        hint=known_names(name, program.written, "tensors that statements write"),
     )
 
 

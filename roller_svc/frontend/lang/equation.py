@@ -17,12 +17,18 @@ _CALL = re.compile(
     re.VERBOSE | re.ASCII,
 )
 _LOOKS_LIKE = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?einsum\s*\(", re.ASCII)
+_EQUATION = re.compile(r"[A-Za-z.,\s]*->[A-Za-z.\s]*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def is_einsum(expression: str) -> bool:
     """Whether the text is an einsum call, not statements."""
     return _LOOKS_LIKE.match(expression) is not None
+
+
+def is_equation(expression: str) -> bool:
+    """Whether the text is an equation without its call, as in mk,kn->mn."""
+    return _EQUATION.fullmatch(expression) is not None
 
 
 def statement_of_call(source: Source, inputs: Mapping[str, TensorType]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from keyword import iskeyword
 from typing import cast
 
 from lark import Lark, Token
@@ -13,8 +14,10 @@ from lark.lexer import Lexer
 from roller_svc.errors import ExprSyntaxError
 from roller_svc.frontend.lang import names
 from roller_svc.frontend.lang.calls import SyntaxFault
+from roller_svc.frontend.lang.equation import is_equation
 from roller_svc.frontend.lang.nodes import Statement
 from roller_svc.frontend.lang.source import Source, Span
+from roller_svc.frontend.lang.synonyms import find_words
 from roller_svc.frontend.lang.tokens import Tok
 from roller_svc.frontend.lang.tree import TreeBuilder
 
@@ -104,8 +107,24 @@ def _syntax_error(tokens: list[Tok], unexpected: UnexpectedToken, source: Source
     if ended:
         message = f"the statement ends after `{tokens[-1].text}`: expected {expected_words}"
         return source.syntax_error("syntax-error", message, span)
-    hint = names.PYTHON_WORDS.get(str(token)) or (names.PYTHON_WORDS.get(before[-1].text) if before else None)
+    hint = _hint_at(token, before) or (_EINSUM_HINT if is_equation(source.text) else None)
     return source.syntax_error("syntax-error", f"`{source.quote(span)}`: expected {expected_words}", span, hint)
+
+
+_EINSUM_HINT = 'write an equation in a call: `einsum("mk,kn->mn")`'
+
+
+def _hint_at(token: Token, before: list[Tok]) -> str | None:
+    """Return the right form of what this token, or the one before it, writes in another language."""
+    previous = before[-1].text if before else ""
+    if token.type == "LSQB" and previous == ")":
+        return "name the result of a call, then index it: `T = softmax(A); Y[m] = T[m, 0]`"
+    sign = "..." if token.type == "DOT" else str(token)
+    return next((hint for word in (previous + sign, sign, previous) if not _is_name(word) and (hint := find_words(word))), None)
+
+
+def _is_name(word: str) -> bool:
+    return word.isidentifier() and not iskeyword(word)
 
 
 def _brackets_open(before: list[Tok]) -> bool:
@@ -121,7 +140,7 @@ def _known_mistake(token: Token, before: list[Tok], expected: set[str], source: 
         return source.syntax_error("unknown-reduction", f"`{token}` is not a reduction", span, hint)
     if expected == {"LPAR"} and len(before) > 1 and before[-2].kind == "DOT":
         message = f"`.{before[-1].text}` is an attribute; there are only methods"
-        return source.syntax_error("unknown-attribute", message, span)
+        return source.syntax_error("unknown-attribute", message, span, names.find_right_form(before[-1].text, names.METHODS))
     if token.type == "STRING" and before and before[-1].kind == "NAME":
         return source.syntax_error("syntax-error", "a quoted text is not a value", span)
     if token.type in ("ASSIGN", "REDUCE", "EQUAL") and "NUMBER" not in expected and before:
@@ -131,8 +150,8 @@ def _known_mistake(token: Token, before: list[Tok], expected: set[str], source: 
             return source.syntax_error("syntax-error", f"`{name}` on the left has no index", span, hint)
         hint = "end a statement with `;` or a line break"
         return source.syntax_error("syntax-error", f"a second `{token}` in one statement", span, hint)
-    if token.type == "NAME" and "ADD" in expected and before[-1].text not in names.PYTHON_WORDS:
-        hint = names.PYTHON_WORDS.get(str(token), "an operator is missing, or a `;` between two statements")
+    if token.type == "NAME" and "ADD" in expected and not iskeyword(before[-1].text):
+        hint = _hint_at(token, before) or "an operator is missing, or a `;` between two statements"
         return source.syntax_error("syntax-error", f"`{token}` right after `{before[-1].text}`", span, hint)
     return None
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
 
 from roller_svc.errors import ArgumentError, ShapeError
 from roller_svc.frontend.lang.limits import MAX_DIMENSIONS
+from roller_svc.frontend.lang.names import TYPE_NAMES, find_right_form
 from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.program import TensorType
+
+_PROTOCOLS = ("__array_interface__", "__array__", "__dlpack__")
 
 
 def tensor_types(inputs: object, *, least: int = 1) -> tuple[tuple[str, TensorType], ...]:
@@ -37,13 +42,27 @@ def tensor_type(name: str, value: object, *, least: int = 1) -> TensorType:
         if set(value) != {"dtype", "shape"}:
             raise ArgumentError(f"input {name!r} must have dtype and shape, has {sorted(map(str, value))}", code="invalid-inputs")
         dtype, shape = value["dtype"], value["shape"]
-    elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+    elif isinstance(value, tuple | list) and len(value) == 2:
         dtype, shape = value
-    elif hasattr(value, "dtype") and hasattr(value, "shape"):  # an array of numpy, CuPy or torch
-        dtype, shape = value.dtype, value.shape
+    elif is_array(value):
+        dtype, shape = _array_type(value)
     else:
         raise ArgumentError(f"input {name!r} must be (dtype, shape), got {short_repr(value)}", code="invalid-inputs")
     return TensorType(_dtype(name, dtype), _shape(name, shape, least))
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is an array of any library: with dtype and shape, or with a protocol to exchange arrays."""
+    if isinstance(value, type):
+        return False
+    return (hasattr(value, "dtype") and hasattr(value, "shape")) or any(hasattr(value, each) for each in _PROTOCOLS)
+
+
+def _array_type(value: Any) -> tuple[object, object]:
+    """Return the type of an array of any library. Reads no element."""
+    if not (hasattr(value, "dtype") and hasattr(value, "shape")):
+        value = np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+    return value.dtype, value.shape
 
 
 def _dtype(name: str, value: object) -> DType:
@@ -57,10 +76,8 @@ def _dtype(name: str, value: object) -> DType:
         text = named if isinstance(named, str) else short_repr(value).removeprefix("torch.")
     dtype = dtype_named(text)
     if dtype is None:
-        near = get_close_matches(text[:40], [d.value for d in DType], n=1)
-        guess = f"; did you mean {near[0]}?" if near else ""
-        known = ", ".join(d.value for d in DType)
-        raise ArgumentError(f"input {name!r}: unknown dtype {text[:40]!r}{guess}", code="unknown-dtype", hint=f"dtypes are {known}")
+        hint = find_right_form(text[:40], TYPE_NAMES) or f"dtypes are {', '.join(d.value for d in DType)}"
+        raise ArgumentError(f"input {name!r}: unknown dtype {text[:40]!r}", code="unknown-dtype", hint=hint)
     return dtype
 
 

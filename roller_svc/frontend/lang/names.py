@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from roller_svc.frontend.lang.synonyms import find_name, find_words
 from roller_svc.ir.dtype import ALIASES, DType
 from roller_svc.ir.expr import OpKind
 
@@ -67,21 +68,6 @@ SELECTS = ("where", "select", "ifelse", "if_then_else")
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 TYPE_NAMES = tuple(dtype.value for dtype in DType) + tuple(ALIASES)
 
-# Python keywords that are not in the language, and their replacements.
-PYTHON_WORDS = {
-    "and": "write `a & b`",
-    "or": "write `a | b`",
-    "not": "write `~a`",
-    "if": "write `x.when([condition], y)` or `where(condition, x, y)`",
-    "else": "write `x.when([condition], y)` or `where(condition, x, y)`",
-    "lambda": "there are no functions to define; write the expression out",
-    "for": "axes loop by themselves: name them in an index",
-    "import": "nothing can be imported",
-    "True": "write 1",
-    "False": "write 0",
-    "None": "leave the argument out",
-}
-
 
 def function_named(name: str) -> Function | None:
     """Return the function of that name, ignoring Antares' fp16_ prefix."""
@@ -97,9 +83,16 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str | None:
-    """Return a hint with the nearest known name."""
-    match = nearest(name, names)
+    """Return a hint: the known name of the same meaning, else the nearest one."""
+    known = frozenset(names)
+    match = find_name(name, known) or nearest(name, known)
     return None if match is None else f"did you mean `{match}`?"
+
+
+def find_right_form(name: str, names: Iterable[str]) -> str | None:
+    """Return a hint for a name that belongs to the language: a name of the same meaning, words, or the nearest name."""
+    known = frozenset(names)
+    return did_you_mean(name, known) if find_name(name, known) else find_words(name) or did_you_mean(name, known)
 
 
 def known_names(name: str, known: Iterable[str], what: str) -> str:

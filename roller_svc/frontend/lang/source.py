@@ -51,7 +51,9 @@ class Source:
         stop = self.text.find("\n", span.start, span.end)
         end = span.end if stop < 0 else stop
         end_column = column + max(1, end - span.start)
-        return kind(message, code=code, line=line, column=column, end_column=end_column, hint=hint)
+        error = kind(message, code=code, line=line, column=column, end_column=end_column, hint=hint)
+        error.text = self.text
+        return error
 
     def syntax_error(self, code: str, message: str, span: Spanned, hint: str | None = None) -> ExprSyntaxError:
         return self.error(ExprSyntaxError, code, message, span, hint)
@@ -63,24 +65,13 @@ class Source:
 
 
 MAX_QUOTED_CHARACTERS = 60
-MAX_RENDERED_CHARACTERS = 160
 
 
 def render(error: InputError, text: str) -> str:
     """Render the error for a terminal: message, source line with carets, hint."""
-    parts = [f"{error.code}: {error.message}"]
-    if error.line is not None and error.column is not None:
-        lines = text.split("\n")
-        line = lines[error.line - 1] if error.line <= len(lines) else ""
-        end_column = error.end_column or error.column + 1
-        # A window around the span keeps a line of 64 KiB readable.
-        first = max(0, min(error.column - 1, len(line)) - MAX_RENDERED_CHARACTERS // 2)
-        window = "".join(c if c.isprintable() else " " for c in line[first : first + MAX_RENDERED_CHARACTERS])
-        margin = f"{error.line} | "
-        offset = error.column - 1 - first
-        width = max(1, min(end_column - error.column, len(window) - offset))
+    parts = [f"{error.code}: {error.message}", *error.excerpt(text)]
+    if len(parts) > 1:
         parts[0] = f"line {error.line}, column {error.column}: {parts[0]}"
-        parts += [margin + window, " " * (len(margin) - 2) + "| " + " " * offset + "^" * width]
     if error.hint:
         parts.append(f"hint: {error.hint}")
     return "\n".join(parts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from roller_svc.frontend.lang.limits import MAX_BRACKET_DEPTH, MAX_NAME_CHARACTERS, MAX_STATEMENTS, MAX_TEXT_BYTES
 from roller_svc.frontend.lang.source import Source, Span
+from roller_svc.frontend.lang.synonyms import explain_character
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,10 @@ def _bad_character(source: Source, offset: int) -> Exception:
     span = Span(offset, offset + 1)
     if char in "`\"'":
         return source.syntax_error("unterminated-string", f"the text that {shown} opens does not end on its line", span)
+    hint = explain_character(char)
     if char > "\x7f" and char.isalpha():
-        return source.syntax_error("bad-character", f"character {shown} in a name; names are ASCII", span)
-    return source.syntax_error("bad-character", f"character {shown} is not in the language", span)
+        return source.syntax_error("bad-character", f"character {shown} in a name; names are ASCII", span, hint)
+    return source.syntax_error("bad-character", f"character {shown} is not in the language", span, hint)
 
 
 def _split(tokens: list[Tok], source: Source) -> Iterator[list[Tok]]:

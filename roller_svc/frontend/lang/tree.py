@@ -24,6 +24,7 @@ from roller_svc.frontend.lang.nodes import (
     WhereItem,
 )
 from roller_svc.frontend.lang.source import Span
+from roller_svc.frontend.lang.synonyms import find_words
 from roller_svc.ir.dtype import dtype_named
 
 _COMBINES = frozenset({"", "+", "*", ">", "<", "&", "|"})
@@ -191,7 +192,7 @@ def _reduce_top(operands: list[Node], operators: list[object]) -> None:
     """Replace the last two operands and the last operator by one node."""
     right, left, sign = operands.pop(), operands.pop(), operators.pop()
     if sign == "^":
-        raise SyntaxFault("xor-operator", "`^` is not in the language", _span(sign), "write `bitwise_xor(x, y)`")
+        raise SyntaxFault("xor-operator", "`^` is not in the language", _span(sign), find_words("^"))
     span = Span(left.start, right.end)
     operands.append(Binary(str(sign), left, right, start=span.start, end=span.end, depth=depth_above((left, right), span)))
 
@@ -205,7 +206,7 @@ def _node(part: object) -> Node:
 def _type_name(part: object) -> Text:
     name, span = str(part), _span(part)
     if dtype_named(name) is None:
-        raise SyntaxFault("unknown-type", f"`{name}` is not a type", span, names.did_you_mean(name, names.TYPE_NAMES))
+        raise SyntaxFault("unknown-type", f"`{name}` is not a type", span, names.find_right_form(name, names.TYPE_NAMES))
     return Text(name, start=span.start, end=span.end)
 
 

@@ -1,12 +1,14 @@
-"""Attention: softmax(q kᵀ) v, with grouped heads, a mask, and causality."""
+"""Attention: softmax(q kᵀ) v, with grouped heads, a mask, and causality; over tensors, or over pages of a cache."""
 
 from __future__ import annotations
 
 import math
 
 from roller_svc.frontend.ops.operator import Call, Operand, Operator
-from roller_svc.frontend.ops.parameters import flag, number
+from roller_svc.frontend.ops.parameters import choice, flag, integer, number
+from roller_svc.frontend.ops.rope import LAYOUTS
 from roller_svc.frontend.ops.text import broadcast, broadcast_shape, guard, join_statements, lowest, statement
+from roller_svc.ir.dtype import DType
 
 
 def _attention(call: Call) -> str:
@@ -79,6 +81,79 @@ def _causal(call: Call, i: str, j: str, queries: int, keys: int) -> list[str]:
     return [f"{j} <= {i}" + (f" + {keys - queries}" if keys > queries else "")]
 
 
+def _paged_attention(call: Call) -> str:
+    """Return attention whose scores have 32 bits and whose probabilities have the type of the values, for matrix units."""
+    q, k, v, _, lengths = call.operands[:5]
+    kind = DType.FLOAT64 if DType.FLOAT64 in (q.dtype, k.dtype) else DType.FLOAT32
+    queries, keys = _check_cache(call)
+    b, h, i, n, d, e = (call.axis(name) for name in "bhinde")
+    row = (b, h) if q.rank == 3 else (b, i, h)
+    dot, score, high = call.intermediate("dot"), call.intermediate("score"), call.intermediate("max")
+    exp, total, mixed = call.intermediate("exp"), call.intermediate("sum"), call.intermediate("mixed")
+    at, full = ", ".join(row), ", ".join((*row, n))
+    length = lengths.at(b) if queries == 1 else f"{lengths.at(b)} - {queries - 1} + {i}"
+    visible = [f"{n} < {length}"]
+    if call.has("window"):
+        visible.append(f"{n} >= {length} - {call.integer('window')}")
+    scaled = f"{dot}[{full}] * {call.number('scale') if call.has('scale') else 1 / math.sqrt(q.shape[-1])!r}"
+    if call.has("soft_cap"):
+        cap = call.number("soft_cap")
+        if cap <= 0:
+            raise call.wrong_parameter(f"soft_cap must be more than 0, got {cap}")
+        scaled = f"{cap!r} * tanh({scaled} / {cap!r})"
+    sinks = call.operand(5)
+    # One of the exponentials is 1 unless the row is empty: its results are then 0.
+    divisor = f"max({total}[{at}], 1.0)" if sinks is None else f"({total}[{at}] + exp({sinks.at(h)} - {high}[{at}]))"
+    narrow = v.dtype if v.dtype.bytes == 2 else q.dtype
+    is_narrow = max(v.dtype.bytes, narrow.bytes) == 2 and kind is DType.FLOAT32
+    probability = f"{exp}[{full}]" + (f".cast(`{narrow.value}`)" if is_narrow else "")
+    result = f"{mixed}[{at}, {e}] / {divisor}"
+    return join_statements(
+        statement(dot, (*row, n), "+=!", f"{q.at(*row, d)} * {_cached(call, k, h, n, d)}", where=((n, keys),), dtype=kind),
+        statement(score, (*row, n), "=", guard(f"({scaled})", visible, lowest(kind))),
+        statement(high, row, ">=!", f"{score}[{full}]"),
+        statement(exp, (*row, n), "=", guard(f"exp({score}[{full}] - {high}[{at}])", visible, "0.0")),
+        statement(total, row, "+=!", f"{exp}[{full}]"),
+        statement(mixed, (*row, e), "+=!", f"{probability} * {_cached(call, v, h, n, e)}", dtype=kind),
+        statement(call.output, (*row, e), "=", result if q.dtype is kind else f"({result}).cast(`{q.dtype.value}`)"),
+    )
+
+
+def _check_cache(call: Call) -> tuple[int, int]:
+    """Return the queries of a sequence, and the most keys."""
+    q, k, v, pages, lengths = call.operands[:5]
+    if q.rank not in (3, 4) or not all(operand.dtype.is_float for operand in (q, k, v)):
+        raise call.wrong_shape("q must be [sequences, heads, features] or [sequences, queries, heads, features], and floats")
+    call.check_rank(k, 4, "[pages, keys of a page, heads, features]")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise call.wrong_shape(f"k {list(k.shape)} and v {list(v.shape)} must differ in their features alone")
+    if q.shape[-1] != k.shape[-1]:
+        raise call.wrong_shape(f"q has {q.shape[-1]} features, k {k.shape[-1]}")
+    page, heads = (k.shape[position] for position in _page_dimensions(call))
+    if q.shape[-2] % heads:
+        raise call.wrong_shape(f"the {q.shape[-2]} heads of q must be a multiple of the {heads} of k")
+    call.check_rank(pages, 2, "[sequences, pages of a sequence]")
+    call.check_shape(pages, (q.shape[0], pages.shape[1]))
+    call.check_shape(lengths, q.shape[:1])
+    if (sinks := call.operand(5)) is not None:
+        call.check_shape(sinks, q.shape[-2:-1])
+    return (q.shape[1] if q.rank == 4 else 1), pages.shape[1] * page
+
+
+def _page_dimensions(call: Call) -> tuple[int, int]:
+    """Return the dimensions of a cache that are the keys of a page, and the heads."""
+    return (1, 2) if call.text("layout") == "NHD" else (2, 1)
+
+
+def _cached(call: Call, cache: Operand, h: str, n: str, feature: str) -> str:
+    """Return the load of one element of a key or value."""
+    page, heads = _page_dimensions(call)
+    group = call.x.shape[-2] // cache.shape[heads]
+    head = "0" if cache.shape[heads] == 1 else h if group == 1 else f"{h} // {group}"
+    index = {page: f"{n} % {cache.shape[page]}", heads: head}
+    return cache.at(call.operands[3].at(call.axis("b"), f"{n} // {cache.shape[page]}"), index[1], index[2], feature)
+
+
 OPERATORS = (
     Operator(
         "attention",
@@ -91,5 +166,21 @@ OPERATORS = (
             number("scale", None, "factor of the scores; by default 1 over the root of the features"),
         ),
         needed=3,
+    ),
+    Operator(
+        "paged_attention",
+        "Attention over a cache in pages: `q` [sequences, heads, features] or [sequences, queries, heads, features], `k` and "
+        "`v` [pages, keys of a page, heads, features]. `pages` [sequences, pages] are those of a sequence in order, and "
+        "`lengths` [sequences] its keys; its last query sees them all, each earlier one a key less. `sinks` [heads] are "
+        "scores of no value. A query that sees no key gives 0.",
+        ("q", "k", "v", "pages", "lengths", "sinks"),
+        _paged_attention,
+        (
+            number("scale", None, "factor of the scores; by default 1 over the root of the features"),
+            integer("window", None, "a query sees so many of the latest keys; by default all", minimum=1),
+            number("soft_cap", None, "scores become `soft_cap * tanh(score / soft_cap)`; by default they stay"),
+            choice("layout", "NHD", LAYOUTS, "`HND` for `k` and `v` [pages, heads, keys of a page, features]"),
+        ),
+        needed=5,
     ),
 )

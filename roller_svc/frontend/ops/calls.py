@@ -24,6 +24,7 @@ from roller_svc.ir.program import TensorProgram, TensorType
 
 WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None}
 NUMBER_CHARACTERS = 40
+_CALL_HINT = 'a call of an operator is written `Y = conv2d(X, W, stride=2, padding="same")`'
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,8 @@ class _Reader:
         self.at += 1
         return token
 
-    def wrong(self, message: str) -> Exception:
+    def wrong(self, message: str, hint: str = _CALL_HINT) -> Exception:
         at: Spanned = self.tokens[min(self.at, len(self.tokens) - 1)]
-        hint = 'a call of an operator is written `Y = conv2d(X, W, stride=2, padding="same")`'
         return self.source.syntax_error("bad-call", message, at, hint)
 
     def call(self, output: Tok | None) -> OperatorCall:
@@ -104,6 +104,11 @@ class _Reader:
             arguments.append(self.argument())
             if self.kind == "COMMA":
                 self.take()
+            elif self.kind == "LPAR" and arguments[-1].is_name:
+                inner = str(arguments[-1].value)
+                raise self.wrong("calls of operators do not nest", f"write `T = {inner}(...); Y = {name.text}(T)`")
+            elif self.kind == "LSQB" and arguments[-1].is_name:
+                raise self.wrong("an operator takes whole tensors", f"write `{arguments[-1].value}` without an index")
             elif self.kind != "RPAR":
                 raise self.wrong("expected `,` or `)`")
         end = self.take()
@@ -361,4 +366,4 @@ def _located(source: Source, span: Span) -> Iterator[None]:
 
 def _locate_error(error: InputError, source: Source, span: Span) -> None:
     placed = source.error(InputError, error.code, error.message, span)
-    error.line, error.column, error.end_column = placed.line, placed.column, placed.end_column
+    error.line, error.column, error.end_column, error.text = placed.line, placed.column, placed.end_column, source.text

@@ -177,7 +177,8 @@ OPERATORS = (
     ),
     Operator(
         "grouped_matmul",
-        "Product of each row of `x` [rows, in] with the matrix of its group: `weight` [groups, in, out], `ids` [rows].",
+        "Product of each row of `x` [rows, in] with the matrix of its group, as of its expert (MoE): `weight` [groups, in, out], "
+        "`ids` [rows].",
         ("x", "weight", "ids"),
         _grouped_matmul,
         (_ACTIVATION, _DTYPE),

@@ -1,4 +1,4 @@
-"""Operators over the order of elements: top_k_indices, cumsum, cumprod, cummax, cummin."""
+"""Operators over the order of elements: top_k_indices, running sums, products and extrema, linear recurrences."""
 
 from __future__ import annotations
 
@@ -7,22 +7,42 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import dtype, flag, integer, required
-from roller_svc.frontend.ops.text import affine, guard, join_statements, number, statement
+from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guard, join_statements, number, statement, zero
 from roller_svc.ir.dtype import DType
 
 # Every pair of elements along the axis is compared, or of a block of it.
 MAX_RANKED = 1 << 14
 MAX_CUMULATED = 1 << 20
+UNORDERED = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.BOOL)  # types without extrema
+MAX_ROUNDS = 8  # elements that are found one after the other, each in a pass over what is on chip
 MIN_SAVED = 4  # comparisons of all pairs for each one of blocks, from which blocks pay
 
 
-def _top_k_indices(call: Call) -> str:
-    """Return the statements that count the elements before each one, by which its place is found."""
-    x = call.x
-    axis, count = call.one_axis(x.rank), call.integer("k")
-    extent = x.shape[axis]
-    if count > extent:
+def _count_and_axis(call: Call) -> tuple[int, int]:
+    """Return how many elements are found, and along which dimension."""
+    axis, count = call.one_axis(call.x.rank), call.integer("k")
+    if count > (extent := call.x.shape[axis]):
         raise call.wrong_parameter(f"k is {count}, but dimension {axis} has {extent} elements")
+    return count, axis
+
+
+def _top_k_values(call: Call) -> str:
+    """Return the statements that find one element after the other."""
+    count, axis = _count_and_axis(call)
+    if count > MAX_ROUNDS:
+        raise call.wrong_parameter(f"k is {count}; gather_elements returns more than {MAX_ROUNDS} elements of top_k_indices")
+    if call.x.dtype in UNORDERED:
+        raise call.wrong_shape(f"values of {call.x.dtype.value} are gathered at the results of top_k_indices")
+    return _top_k_in_rounds(call, axis, count, values=True)
+
+
+def _top_k_indices(call: Call) -> str:
+    """Return the statements that find one element after the other, or count the elements before each one."""
+    x = call.x
+    count, axis = _count_and_axis(call)
+    extent = x.shape[axis]
+    if count <= MAX_ROUNDS and x.dtype not in UNORDERED:
+        return _top_k_in_rounds(call, axis, count, values=False)
     if extent > MAX_RANKED:
         raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_RANKED}")
     if (size := _block_size(extent, count)) < extent:
@@ -43,6 +63,48 @@ def _top_k_indices(call: Call) -> str:
             dtype=call.dtype(),
         ),
     )
+
+
+def _top_k_in_rounds(call: Call, axis: int, count: int, *, values: bool) -> str:
+    """Return the statements that find the first element, then the first one after it, and so on.
+
+    A round is a maximum and the least position that has it, over the elements after the one found before. The results
+    are positions, or `values`.
+    """
+    x, axes = call.x, call.axes(call.x.rank)
+    here, rows, element = axes[axis], (*axes[:axis], *axes[axis + 1 :]), x.at(*axes)
+    largest, extent = call.flag("largest"), x.shape[axis]
+    is_nan = [f"isnan({element})"] if x.dtype.is_float else []
+    sign, before = (">", "<") if largest else ("<", ">")
+    keyed, position, end, statements, results = element, here, extent, list[str](), list[str]()
+    if is_nan and not largest:  # NaN is last: as infinity, behind all positions of numbers
+        keyed = f"where({is_nan[0]}, {number(math.inf, x.dtype)}, {element})"
+        position, end = f"where({is_nan[0]}, {here} + {extent}, {here})", 2 * extent
+    after: list[str] = []
+    for rank in range(count):
+        best, place = (f"{call.intermediate(f'{role}{rank}')}[{', '.join(rows)}]" for role in ("best", "place"))
+        same = " | ".join([f"({element} == {best})", *is_nan]) if largest else f"{keyed} == {best}"
+        statements += [
+            statement(best.partition("[")[0], rows, f"{sign}=!", guard(keyed, after, _neutral(sign, x.dtype))),
+            statement(place.partition("[")[0], rows, "<=!", guard(position, [same, *after], str(end)), dtype=DType.INT32),
+        ]
+        found = f"{place} % {extent}" if position != here else place
+        if values:  # the difference of infinities is NaN
+            found = best if position == here else f"where({place} < {extent}, {best}, {best} - {best})"
+        results.append(found)
+        later = f"({keyed} {before} {best}) | ({keyed} == {best}) & ({position} > {place})"
+        if is_nan and largest:
+            later += f" | isnan({best}) & (~isnan({element}) | ({here} > {place}))"
+        after = [later]
+    result_axis = call.axis("place")
+    found = results[0]
+    for rank, other in enumerate(results[1:], start=1):
+        found = f"where({result_axis} == {rank}, {other}, {found})"
+    result = (*axes[:axis], result_axis, *axes[axis + 1 :])
+    if values and position == here:
+        del statements[-1]  # no value needs the last position
+    dtype = x.dtype if values else call.dtype()
+    return join_statements(*statements, statement(call.output, result, "=", found, where=[(result_axis, count)], dtype=dtype))
 
 
 def _block_size(extent: int, count: int) -> int:
@@ -136,6 +198,42 @@ def _neutral(sign: str, dtype: DType) -> str:
     return number(dtype.integer_range[0 if sign == ">" else 1], dtype)
 
 
+def _linear_recurrence(call: Call) -> str:
+    """Return the map that reads its own result before each element."""
+    gate, x = call.operands[:2]
+    shape = broadcast_shape(call, (gate.shape, x.shape))
+    axis, axes = call.one_axis(len(shape)), call.axes(len(shape))
+    rows = (*shape[:axis], *shape[axis + 1 :])
+    initial = call.operand(2)
+    if initial is not None and broadcast_shape(call, (initial.shape, rows)) != rows:
+        raise call.wrong_shape(f"`{initial.name}` {list(initial.shape)} does not broadcast to {list(rows)}")
+    at_rows = (*axes[:axis], *axes[axis + 1 :])
+    start = zero(x.dtype) if initial is None else broadcast(initial, at_rows, rows)
+    state = _state_before(call, axes, axis, shape[axis], start)
+    step = f"{broadcast(gate, axes, shape)} * {state} + {broadcast(x, axes, shape)}"
+    return statement(call.output, axes, "=", step, where=list(zip(axes, shape, strict=True)))
+
+
+def _segmented_cumsum(call: Call) -> str:
+    """Return the recurrence whose gate is zero where a segment begins."""
+    x, starts = call.operands
+    axis, axes = call.one_axis(x.rank), call.axes(x.rank)
+    if broadcast_shape(call, (starts.shape, x.shape)) != x.shape:
+        raise call.wrong_shape(f"`{starts.name}` {list(starts.shape)} does not broadcast to {list(x.shape)}")
+    begins = f"{broadcast(starts, axes, x.shape)} != 0"
+    state = _state_before(call, axes, axis, x.shape[axis], zero(x.dtype))
+    return statement(call.output, axes, "=", f"where({begins}, {zero(x.dtype)}, {state}) + {x.at(*axes)}", dtype=x.dtype)
+
+
+def _state_before(call: Call, axes: tuple[str, ...], axis: int, extent: int, start: str) -> str:
+    """Return the result before an element, or behind it, or the start before the first one."""
+    here, is_reversed = axes[axis], call.flag("reverse")
+    neighbour = f"{here} {'+' if is_reversed else '-'} 1"
+    is_later = f"{here} < {extent - 1}" if is_reversed else f"{here} > 0"
+    state = f"{call.output}[{', '.join((*axes[:axis], neighbour, *axes[axis + 1 :]))}]"
+    return guard(state, [is_later], start)
+
+
 _CUMULATED = (
     integer("axis", -1, "the dimension"),
     flag("exclusive", "without the element itself"),
@@ -146,8 +244,8 @@ _CUMULATED = (
 OPERATORS = (
     Operator(
         "top_k_indices",
-        f"Where along an axis of at most {MAX_RANKED} elements the `k` greatest are, in order. Equal ones keep their "
-        "order; NaN counts as greatest.",
+        f"Where along an axis the `k` greatest elements are, in order. Equal ones keep their order; NaN counts as "
+        f"greatest. An axis has at most {MAX_RANKED} elements if `k` is greater than {MAX_ROUNDS}.",
         ("x",),
         _top_k_indices,
         (
@@ -157,12 +255,38 @@ OPERATORS = (
             dtype("dtype", "int64", "type of the result"),
         ),
     ),
+    Operator(
+        "top_k_values",
+        f"The `k` greatest elements along an axis, at most {MAX_ROUNDS}, in the order of top_k_indices.",
+        ("x",),
+        _top_k_values,
+        (
+            required(integer("k", None, "how many", minimum=1)),
+            integer("axis", -1, "the dimension"),
+            flag("largest", "the greatest ones first, else the least", default=True),
+        ),
+    ),
     Operator("cumsum", "Sum of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="+"),
              _CUMULATED),
     Operator("cumprod", "Product of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="*"),
              _CUMULATED),
     Operator("cummax", "Greatest of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign=">"),
              _CUMULATED),
+    Operator(
+        "linear_recurrence",
+        "`h[t] = gate[t] * h[t - 1] + x[t]` along an axis, from `initial` or 0 on.",
+        ("gate", "x", "initial"),
+        _linear_recurrence,
+        (integer("axis", -1, "the dimension"), flag("reverse", "from the last element")),
+        needed=2,
+    ),
+    Operator(
+        "segmented_cumsum",
+        "Sum of the elements of the same segment up to each one; a segment begins where `starts` is not 0.",
+        ("x", "starts"),
+        _segmented_cumsum,
+        (integer("axis", -1, "the dimension"), flag("reverse", "from the last element")),
+    ),
     Operator("cummin", "Least of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="<"),
              _CUMULATED),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from roller_svc.errors import UnknownOpError
 from roller_svc.frontend.lang.equation import output_name
 from roller_svc.frontend.lang.input_types import tensor_types
-from roller_svc.frontend.lang.names import did_you_mean
+from roller_svc.frontend.lang.names import find_right_form
 from roller_svc.frontend.ops import (
     attention,
     blocks,
@@ -23,6 +23,7 @@ from roller_svc.frontend.ops import (
     quantization,
     reduction,
     resample,
+    rope,
     sampling,
     scatter,
 )
@@ -35,6 +36,7 @@ _FAMILIES = (
     pooling.OPERATORS,
     normalization.OPERATORS,
     attention.OPERATORS,
+    rope.OPERATORS,
     reduction.OPERATORS,
     elementwise.OPERATORS,
     layout.OPERATORS,
@@ -54,7 +56,7 @@ def operator_named(name: str) -> Operator:
     """Return the operator of that name. Raises UnknownOpError with the nearest name."""
     operator = OPS.get(name)
     if operator is None:
-        raise UnknownOpError(f"there is no operator `{name[:60]}`", hint=did_you_mean(name[:60], OPS))
+        raise UnknownOpError(f"there is no operator `{name[:60]}`", hint=find_right_form(name[:60], OPS))
     return operator
 
 

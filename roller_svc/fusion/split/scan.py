@@ -35,6 +35,8 @@ def may_split_scan(scan: Scan, group: KernelGroup) -> bool:
 
     A tensor that has the row as a dimension must be read along it everywhere, so that it has one view.
     """
+    if scan.step is not None:  # a piece has a product of gates, too
+        return False
     here = AxisRef(scan.axis.name)
     loads = _loads(scan, group)
     along = {(load.tensor, d) for load in loads for d, index in enumerate(load.index) if index == here}

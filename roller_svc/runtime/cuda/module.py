@@ -106,7 +106,7 @@ class CudaModule:
         if not device_present():
             raise LaunchError(
                 f"{self.source.name} is for {self.source.arch} and there is no NVIDIA device here "
-                "(no driver, or a driver without a device)",
+                '(no driver, or a driver without a device); runtime="emulator" runs it on the CPU',
                 code="no-device",
             )
         cupy = import_cupy()

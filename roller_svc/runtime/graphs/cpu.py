@@ -20,9 +20,8 @@ from roller_svc.runtime.binding import (
     Array,
     Binding,
     NumpyArrays,
-    aligned_empty,
+    PlainArrays,
     bind,
-    numpy_dtype,
     range_error,
 )
 from roller_svc.runtime.cpu import load_library, unload_library
@@ -75,9 +74,7 @@ class CpuModel:
             *(Buffer(name, f"input{i}", Role.INPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.inputs)),
             *(Buffer(name, f"output{i}", Role.OUTPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.outputs)),
         )
-        self._inputs, self._outputs = (
-            [(name, numpy_dtype(t.dtype), t.shape) for name, t in tensors] for tensors in (plan.inputs, plan.outputs)
-        )
+        self._plain = PlainArrays(self._buffers)
         self._input_pointers, self._output_pointers = (
             ctypes.c_void_p * max(1, len(tensors)) for tensors in (plan.inputs, plan.outputs)
         )
@@ -94,10 +91,10 @@ class CpuModel:
 
         Raises ArgumentError for arrays that do not fit, IndexRangeError for an index from data out of range.
         """
-        inputs = self._plain_inputs(arrays) if out is None else None
+        inputs = self._plain.addresses(arrays) if out is None else None
         if inputs is not None:
-            results, outputs = self._new_outputs()
-            self._call(self._run, inputs, outputs)
+            results, outputs = self._plain.results()
+            self._call(self._run, self._input_pointers(*inputs), self._output_pointers(*outputs))
             return results
         binding = bind(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
         self._call(self._run, *self._bound_pointers(binding))
@@ -118,33 +115,6 @@ class CpuModel:
         self._call(self._function("profile", 7), *self._bound_pointers(binding), times)
         starts, ends = (times[: 2 * len(steps)] - times[: 2 * len(steps)].min(initial=np.inf)).reshape(-1, 2).T.tolist()
         return [Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)]
-
-    def _plain_inputs(self, arrays: Mapping[str, object]) -> _Pointers | None:
-        """Return the addresses of arrays that are used as they are; None if `bind` has to convert or refuse one.
-
-        Small models run for a few times as long as `bind` takes.
-        """
-        if len(arrays) != len(self._inputs):
-            return None
-        pointers = self._input_pointers()
-        for number, (name, dtype, shape) in enumerate(self._inputs):
-            array = arrays.get(name)
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
-                return None
-            flags = array.flags
-            if not (flags.c_contiguous and flags.aligned):
-                return None
-            pointers[number] = array.ctypes.data
-        return pointers
-
-    def _new_outputs(self) -> tuple[dict[str, Array], _Pointers]:
-        """Return new arrays for the results, and their addresses."""
-        results: dict[str, Array] = {}
-        pointers = self._output_pointers()
-        for number, (name, dtype, shape) in enumerate(self._outputs):
-            results[name] = array = aligned_empty(shape, dtype)
-            pointers[number] = array.ctypes.data
-        return results, pointers
 
     def _bound_pointers(self, binding: Binding[Array]) -> tuple[_Pointers, _Pointers]:
         """Return the addresses of a binding's inputs and outputs."""

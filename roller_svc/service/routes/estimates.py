@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fastapi import APIRouter, Request, Response
 
+from roller_svc import hardware
 from roller_svc.client.schemas import EstimateRequest, EstimateResponse
 from roller_svc.compiler.estimates.batch import ItemResult
 from roller_svc.compiler.estimates.worker import ERROR_PREFIX, Deadline, compact_json
@@ -15,23 +16,26 @@ from roller_svc.errors import ArgumentError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.ir.options import EstimateOptions, options_of
 from roller_svc.service.access import principal_of, requires
-from roller_svc.service.mapping import item_from_body
+from roller_svc.service.mapping import check_devices_differ, item_from_body
 from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
-from roller_svc.service.state import state_of
+from roller_svc.service.state import needs_place, state_of
+from roller_svc.settings import Resource
 
 router = APIRouter(prefix="/v1", tags=["estimates"])
 
 PLANS_PER_ITEM = 10  # of the largest request, on average
 
 
-@router.post("/estimates", response_model=EstimateResponse, dependencies=[requires(Scope.READ)])
+@router.post("/estimates", response_model=EstimateResponse, dependencies=[requires(Scope.READ), needs_place(Resource.ESTIMATES)])
 async def estimates(body: EstimateRequest, request: Request) -> Response:
     """Estimate every item on every target, in that order. A rejected one has `error` in place of `candidates`."""
     state = state_of(request)
-    count = len(body.items) * len(body.targets)
+    targets = hardware.expand_targets(body.targets)
+    count = len(body.items) * len(targets)
     if count > state.settings.max_items:
         raise ArgumentError(f"too many estimates: the limit is {state.settings.max_items}, got {count}", code="too-many-items")
+    check_devices_differ(body.targets)
     top_k = read_top_k(body.top_k)
     max_plans = PLANS_PER_ITEM * state.settings.max_items
     if count * top_k > max_plans:
@@ -40,7 +44,7 @@ async def estimates(body: EstimateRequest, request: Request) -> Response:
     items = [item_from_body(item, options) for item in body.items]
     deadline = Deadline(state.settings.estimates_timeout_s, principal_of(request).client)
     content = await state.estimate(
-        lambda: _content(state.estimate_cache.encoded_estimates(items, body.targets, top_k, deadline)),
+        lambda: _content(state.estimate_cache.encoded_estimates(items, targets, top_k, deadline)),
         count * top_k,
         deadline,
         request,

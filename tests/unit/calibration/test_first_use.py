@@ -117,7 +117,7 @@ def test_settings_win_over_calibration(
         assert hardware.load("local") == DETECTED
 
 
-def test_busy_machine_keeps_assumed_rates_and_the_next_process_tries_again(
+def test_busy_machine_keeps_assumed_rates_and_is_tried_again_in_an_hour(
     calibrations: Calibrations, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calibrations.failure = LaunchError("made up", code="machine-busy")
@@ -125,8 +125,13 @@ def test_busy_machine_keeps_assumed_rates_and_the_next_process_tries_again(
     assert hardware.load("local") == DETECTED
     assert use_local() == []  # once a process
     assert list((cache / "calibrations").glob("*.yaml")) == []
-    begin_process(monkeypatch)
     calibrations.failure = None
+    begin_process(monkeypatch)
+    assert use_local() == []
+    (stamp,) = (cache / "calibrations").glob("*.failed")
+    before = stamp.stat().st_mtime - calibration_cache.RETRY_AFTER_S
+    os.utime(stamp, (before, before))
+    begin_process(monkeypatch)
     assert len(use_local()) == 1
     assert hardware.load("local").clock_hz == 4e9 + 2
 
@@ -288,3 +293,12 @@ def test_brief_calibration_takes_at_most_half_of_the_memory(monkeypatch: pytest.
     with pytest.raises(LaunchError) as refused:
         calibrate.calibrate_briefly(DETECTED, 1.0)
     assert refused.value.code == "out-of-memory"
+
+
+def test_what_can_be_refused_is_refused_before_a_measurement(calibrations: Calibrations) -> None:
+    with pytest.raises(roller_svc.errors.InputError):
+        roller_svc.compile("b[] +=! q[i]", {"a": ("float32", [64])})
+    assert main(["estimate", "b[] +=! q[i]", "--input", "a=float32[64]"]) == 2
+    with pytest.raises(roller_svc.errors.InputError):
+        roller_svc.compile_model("no-such-file.onnx")
+    assert calibrations.count == 0

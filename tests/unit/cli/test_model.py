@@ -16,7 +16,6 @@ from onnx_models import branching, mlp, model
 import roller_svc
 from roller_svc import settings
 from roller_svc.cli.command import main
-from roller_svc.cli.model import show_as_options
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 
@@ -96,10 +95,6 @@ def test_a_constant_chooses_the_branch(capsys: pytest.CaptureFixture[str], tmp_p
         words = (str(file), *QUICK, "--constant", f"rate={value}", "--check", "--input", f"x=@{tmp_path / 'x.npy'}")
         code, facts, err = run(capsys, "run", *words, "--json")
         assert (code, facts["outputs"][0]["max_abs"] if facts else err) == (0, largest)
-
-
-def test_mappings_without_entries_stay_in_messages() -> None:
-    assert show_as_options('give inputs={} or dims={"n": 2}') == "give inputs={} or --dim n=2"
 
 
 def test_a_type_that_is_open_is_asked_for_in_words_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

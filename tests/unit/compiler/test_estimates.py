@@ -207,7 +207,7 @@ def test_the_floor_does_not_depend_on_the_spelling(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "inputs", "reason"),
     [
-        ("y[r, n] +=! x[i[r, z], n]", {"x": ("float32", (4096, 128)), "i": ("int32", (65536, 32))}, "for `l2`"),
+        ("y[r, n] +=! x[i[r, z], n]", {"x": ("float32", (4096, 128)), "i": ("int32", (65536, 32))}, "`l2` of kernel0"),
         (PLAIN, {"a": ("float64", (64, 64)), "b": ("float64", (64, 64))}, ""),
         (
             "t[m, n] = exp(a[m, n]); s[m] +=! t[m, n]; y[m] = s[m] + t[m, 0]",

@@ -139,7 +139,7 @@ def test_where_there_is_no_device_the_model_chooses_and_the_report_says_so(monke
     monkeypatch.setattr(pipeline, "backend_for", lambda _: absent)
     report = build_kernel(MATMUL)
     assert report.winner.measurement is None
-    assert "nothing was measured" in report.notes[0]
+    assert "nothing was measured" in report.remarks[0]
 
 
 def test_a_plan_that_does_not_compile_or_spills_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,15 @@ import pytest
 from cases_ops import (
     Case,
     attended,
+    attended_pages,
     convolved,
     gelu,
     normed,
     overlapped,
     pooled,
     put,
+    recurrence,
+    rotated,
     sigmoid,
     softmax,
     spread,
@@ -35,6 +38,7 @@ BLOCKS = np.random.default_rng(5).integers(-20, 20, (2, 517)).astype(np.float32)
 BLOCKS[0, [5, 512]] = np.nan
 BLOCKS[1, 3] = -np.inf
 TIES = np.array([[3, 9, 9, 1], [0, 0, -1, -1]], np.float32)
+PAGES = np.array([[6, 0, 3], [1, 1, 0], [2, 5, 4]])
 ERF = np.vectorize(math.erf)
 
 
@@ -175,6 +179,19 @@ NORMS = [
     Case("attention", ((4, 5, 8), (1, 6, 8), (1, 6, 3), (1, 6)), attended),
     Case("attention", ((2, 2, 3, 4, 2), (2, 2, 3, 4, 2), (2, 2, 3, 4, 2)),
          lambda q, k, v: attended(q * math.sqrt(2), k, v), {"scale": 1}),
+    Case("paged_attention", ((3, 4, 8), (7, 2, 2, 8), (7, 2, 2, 5), PAGES, np.array([5, 0, 6])), lambda q, *rest:
+         attended_pages(q[:, None], *rest, scale=8**-0.5)[:, 0]),
+    Case("paged_attention", ((3, 3, 4, 8), (7, 2, 2, 8), (7, 2, 2, 5), PAGES, np.array([5, 1, 9]), (4,)), lambda *given:
+         attended_pages(*given, scale=2.0, window=2, soft_cap=1.5), {"scale": 2, "window": 2, "soft_cap": 1.5}),
+    Case("paged_attention", ((3, 1, 2, 4), (9, 2, 1, 4), (9, 2, 1, 3), PAGES, np.array([1, 2, 3]), (2,)),
+         lambda q, k, v, *rest: attended_pages(q, k.swapaxes(1, 2), v.swapaxes(1, 2), *rest, scale=0.5), {"layout": "HND"}),
+    Case("rope", ((2, 5, 3, 8), (7, 4), (7, 4), np.array([6, 0, 3, 3, 1])), lambda x, c, s, p:
+         rotated(x, c[p][:, None], s[p][:, None])),
+    Case("rope", ((2, 3, 5, 7), (2, 5, 2), (2, 5, 2)), lambda x, c, s: rotated(x, c[:, None], s[:, None], interleaved=True),
+         {"interleaved": True, "layout": "HND"}),
+    Case("rope", ((5, 3, 3), (5, 1), (5, 1)), lambda x, c, s: rotated(x, c[:, None], s[:, None])),
+    Case("rope", ((2, 1, 3, 2), (4, 1), (4, 1), np.array([[3], [1]])), lambda x, c, s, p:
+         rotated(x, c[p][:, :, None], s[p][:, :, None]), {"interleaved": True}),
 ]  # fmt: skip
 
 REDUCTIONS = [
@@ -224,6 +241,15 @@ REDUCTIONS = [
     ),
     Case("cumprod", ((5,),), lambda x: np.cumprod([1, *x[:-1]]), {"exclusive": True}),
     Case("cumsum", ((5,),), lambda x: np.cumsum([0, *x[:0:-1]])[::-1], {"exclusive": True, "reverse": True}),
+    Case("linear_recurrence", ((7, 3), (2, 7, 3)), lambda a, x: recurrence(a, x, 1), {"axis": 1}),
+    Case(
+        "linear_recurrence",
+        ((2, 1), (2, 5), (2,)),
+        lambda a, x, h: recurrence(a, x[:, ::-1], 1, h)[:, ::-1],
+        {"reverse": True},
+    ),
+    Case("linear_recurrence", ((3, 2), (3, 2), (1,)), lambda a, x, h: recurrence(a, x, 0, h), {"axis": 0}),
+    Case("segmented_cumsum", ((3, 5), np.array([0, 0, 1, 0, 1])), lambda x, s: recurrence(1 - s, x, 1)),
     Case("cumsum", ((2, 600),), lambda x: np.cumsum(x, 1)),
     Case("cumsum", ((130, 127),), lambda x: np.cumsum(x, 0), {"axis": 0}),
     Case(
@@ -239,6 +265,14 @@ REDUCTIONS = [
         {"axis": 0},
     ),
     Case("top_k_indices", (TIES,), lambda x: np.argsort(-x, 1, kind="stable")[:, :3], {"k": 3}),
+    Case("top_k_values", (TIES,), lambda x: -np.sort(-x, 1)[:, :3], {"k": 3}),
+    Case(
+        "top_k_values",
+        (np.array([[2, np.nan, np.inf], [np.nan, -np.inf, np.nan]], np.float32),),
+        lambda x: np.sort(x, 1),  # NaN is last, behind infinity
+        {"k": 3, "largest": False},
+    ),
+    Case("top_k_values", (np.array([2, np.nan, np.inf], np.float32),), lambda x: x[[1, 2]], {"k": 2}),
     Case("top_k_indices", (TIES,), lambda x: np.argsort(x, 1, kind="stable"), {"k": 4, "largest": False}),
     # found in blocks, of which the last is short: it begins with NaN, and has fewer elements than are chosen
     Case("top_k_indices", (BLOCKS,), lambda x: np.argsort(-np.nan_to_num(x, nan=np.inf), 1, kind="stable")[:, :9], {"k": 9}),
@@ -422,8 +456,9 @@ ELEMENTS = [
 
 CASES = [*PRODUCTS, *CONVOLUTIONS, *POOLS, *NORMS, *REDUCTIONS, *LAYOUTS, *ELEMENTS, *RESAMPLED, *QUANTIZED]
 # Those whose statements are of another kind than the others': scatters, counted ranks, blocks, infinities.
-INDEXED = ("cumsum", "gather_nd", "max_pool_indices2d", "reverse_sequence", "scatter_elements", "scatter_nd",
-           "top_k_indices", "col2im", "space_to_depth")  # fmt: skip
+INDEXED = ("cumsum", "gather_nd", "linear_recurrence", "segmented_cumsum", "max_pool_indices2d", "reverse_sequence",
+           "scatter_elements", "scatter_nd", "top_k_indices", "col2im", "space_to_depth", "paged_attention",
+           "rope")  # fmt: skip
 COMPILED = [*(next(case for case in reversed(CASES) if case.operator == name) for name in INDEXED),
             next(case for case in CASES if case.parameters.get("value") == -math.inf),
             PRODUCTS[4], PRODUCTS[8], CONVOLUTIONS[2], CONVOLUTIONS[8], POOLS[6], NORMS[4], NORMS[10], REDUCTIONS[16],
@@ -525,7 +560,8 @@ def test_names_stay_apart() -> None:
         ("reverse_sequence", [(2, 3), (2,)], {}, "operand-shape"),
         ("reverse_sequence", [(2, 3), (3,)], {"batch_axis": 0}, "invalid-parameter"),
         ("top_k_indices", [(2, 3)], {"k": 4}, "invalid-parameter"),
-        ("top_k_indices", [(1 << 15,)], {"k": 4}, "operand-shape"),
+        ("top_k_indices", [(1 << 15,)], {"k": 9}, "operand-shape"),
+        ("top_k_values", [(16,)], {"k": 9}, "invalid-parameter"),
         ("cumsum", [(1 << 21,)], {}, "operand-shape"),
         ("trilu", [(4,)], {}, "operand-shape"),
         ("tile", [(4,)], {"repeats": [1, 2]}, "invalid-parameter"),
@@ -536,6 +572,15 @@ def test_names_stay_apart() -> None:
         ("pad", [(2, 3)], {"pads": 1, "value": math.nan}, "invalid-parameter"),
         ("attention", [(4, 5, 8), (3, 6, 8), (3, 6, 3)], {}, "operand-shape"),
         ("attention", [(7, 8), (6, 8), (6, 3)], {"causal": True}, "operand-shape"),
+        ("paged_attention", [(3, 4, 8), (7, 2, 3, 8), (7, 2, 3, 5), (3, 2), (3,)], {}, "operand-shape"),
+        ("paged_attention", [(3, 4, 8), (7, 2, 2, 8), (7, 2, 1, 8), (3, 2), (3,)], {}, "operand-shape"),
+        ("paged_attention", [(3, 4, 8), (7, 2, 2, 8), (7, 2, 2, 8), (2, 2), (3,)], {}, "operand-shape"),
+        ("paged_attention", [(3, 4, 8), (7, 2, 2, 8), (7, 2, 2, 8), (3, 2), (3,)], {"soft_cap": 0}, "invalid-parameter"),
+        ("paged_attention", [(3, 4, 8), (7, 2, 2, 8), (7, 2, 2, 8), (3, 2), (3,)], {"window": 0}, "invalid-parameter"),
+        ("rope", [(5, 3, 8), (7, 5), (7, 5), (5,)], {}, "operand-shape"),
+        ("rope", [(5, 3, 8), (7, 4), (7, 4)], {}, "operand-shape"),
+        ("rope", [(5, 3, 8), (7, 4), (7, 4), (3,)], {}, "operand-shape"),
+        ("rope", [(5, 8), (5, 4), (5, 4)], {}, "operand-shape"),
         ("transpose", [(2, 3)], {"permutation": [0, 0]}, "invalid-parameter"),
         ("clip", [(2, 3)], {"least": math.nan}, "invalid-parameter"),
         ("group_norm", [(2, 6)], {"groups": 4}, "operand-shape"),
@@ -569,7 +614,7 @@ def test_names_stay_apart() -> None:
     ],
 )
 def test_invalid_arguments_are_rejected(operator: str, shapes: list[Any], parameters: dict[str, Any], code: str) -> None:
-    inputs = {name: ("float32", shape) for name, shape in zip("abcde", shapes, strict=False)}
+    inputs = {name: ("float32", shape) for name, shape in zip("abcdef", shapes, strict=False)}
     with pytest.raises(InputError) as refused:
         expression(operator, inputs, **parameters)
     assert refused.value.code == code

@@ -42,6 +42,17 @@ CASES: dict[str, tuple[str, Types]] = {
     ),
     "indices in range": ("y[t, n] +=! x[t, k] * w[min(max(e[t], 0), 3), n, k]",
                          {"x": (HALF, (21, 32)), "w": (HALF, (4, 24, 32)), "e": ("int32", (21,))}),
+    "products that one map reads": (
+        "g[t, n] +=! x[t, k] * v[e[t], k, n]; u[i, j] +=! x[i, k] * w[e[i], k, j]; h[t, n] = silu(g[t, n]) * u[t, n];"
+        " z[t, n] = h[t, n] + u[t, n]",
+        {"x": (HALF, (37, 32)), "v": (HALF, (5, 32, 24)), "w": (HALF, (5, 32, 24)), "e": ("int32", (37,))},
+    ),
+    "a product of a product": (
+        "g[t, n]: float32 +=! x[t, k] * v[e[t], k, n]; h[t, n] = relu(g[t, n]).cast(`float16`);"
+        " y[i, j]: float32 +=! h[i, k] * w[e[i], k, j]; z[i, j] = y[i, j] * p[i]",
+        {"x": (HALF, (37, 32)), "v": (HALF, (5, 32, 24)), "w": (HALF, (5, 24, 40)), "e": ("int32", (37,)),
+         "p": ("float32", (37,))},
+    ),
     "few rows": ("y[t, n] +=! x[t, k] * w[e[t], n, k]",
                 {"x": (HALF, (9, 32)), "w": (HALF, (4, 24, 32)), "e": ("int32", (9,))}),
 }  # fmt: skip
@@ -85,6 +96,13 @@ def test_the_result_is_the_same(name: str) -> None:
     found = evaluate_grouped(compute, arrays)
     for output, value in evaluate(compute, arrays).items():
         np.testing.assert_allclose(found[output].wide, value.wide, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["products that one map reads", "a product of a product"])
+def test_products_of_the_same_selection_share_their_sort(name: str) -> None:
+    outputs = [statement.output for statement in rewritten(program(name))]
+    assert [output for output in outputs if output.endswith(".slot")] == ["g.slot"]
+    assert len([output for output in outputs if output.endswith(".grouped")]) == 2
 
 
 @pytest.mark.parametrize("selected", [[0] * 300, [2] * 300, [0] * 299 + [2], list(range(3)) * 100])

@@ -10,17 +10,20 @@ import pytest
 from numpy.typing import NDArray
 from sampling import every
 
+import roller_svc
 from roller_svc import hardware
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import best_plans, estimate_program, rank_best_partition
+from roller_svc.errors import require
 from roller_svc.frontend.parse import parse
 from roller_svc.fusion.contraction import as_contraction
 from roller_svc.fusion.linear_sums import split_linear_sums
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Op, OpKind, iter_subexpressions
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.semantics.inputs import random_inputs
@@ -36,6 +39,9 @@ HALVES = {
     "difference": ("a[m, k] * b[k, n] - c[m, k] * d[k, n]", 2),
     "scaled": ("-(u[n] * a[m, k] * b[k, n])", 1),
     "masked": ("where(k <= m, a[m, k] * b[k, n], 0.0)", 1),
+    "result in part": ("where(n <= m, a[m, k] * b[k, n], 0.0)", 1),
+    "row in part": ("where(u[m] > 0.0, a[m, k], 0.0) * b[k, n]", 1),
+    "difference in part": ("where(n <= m, a[m, k] * b[k, n] - c[m, k] * d[k, n], 0.0)", 2),
     "masked sum": ("where(k <= m, a[m, k] * b[k, n] - c[m, k] * d[k, n], 0.0)", 2),
 }
 BYTES = {
@@ -50,6 +56,7 @@ UNSIGNED = {
     "two offsets": "(p[m, k].cast(int32) - zp[m].cast(int32) - 7) * q[k, n].cast(int32)",
     "masked": "where(k <= m, p[m, k].cast(int32), 0) * q[k, n].cast(int32)",
     "negative": "(5 - p[m, k].cast(int32)) * q[k, n].cast(int32)",
+    "result in part": "where(n <= m, (p[m, k].cast(int32) - zp[m].cast(int32)) * q[k, n].cast(int32), 0)",
 }
 
 
@@ -66,6 +73,41 @@ def program(body: str, size: int, stated: str = "") -> TensorProgram:
 
 def seconds(compute: TensorProgram, target: str) -> float:
     return estimate_program(PartitionCache(compute), hardware.load(target)).plans[0].estimate.seconds
+
+
+SPELLED = {
+    "-(-(a[m, k] * b[k, n]))": 1,
+    "(-a[m, k]) * (-b[k, n])": 1,
+    "a[m, k] * (-b[k, n]) / (-2.0)": 2,
+    "(a[m, k] + (-u[k])) * b[k, n]": 1,
+    "a[m, k] * where(k <= m, -b[k, n], 0.0)": 2,
+    "where(k <= m, b[k, n], 0.0) * a[m, k]": 2,
+    "(-p[m, k].cast(int32)) * (-q[k, n].cast(int32))": 1,
+    "p[m, k].cast(int32) * (3 * q[k, n].cast(int32)) * zp[m].cast(int32)": 2,
+}
+
+
+@pytest.mark.parametrize("body", SPELLED)
+def test_operands_of_any_spelling_are_tensors_with_conditions(body: str) -> None:
+    compute = program(body, 17)
+    split = replace(compute, statements=split_linear_sums(compute.statements, compute.types))
+    assert len(split.statements) == SPELLED[body]
+    found = require(as_contraction(split.statements[0]), "contraction")
+    assert not any(isinstance(node, Op) and node.kind is OpKind.NEG for node in iter_subexpressions(found.a))
+    assert not any(isinstance(node, Op) and node.kind is OpKind.NEG for node in iter_subexpressions(found.b))
+    inputs = random_inputs(compute, 7)
+    ours, theirs = (np.asarray(evaluate(each, inputs)["y"].wide, np.float64) for each in (split, compute))
+    tolerance = 1e-2 if "a[" in body else 0.0
+    np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_a_load_that_its_condition_keeps_in_bounds_stays_under_it() -> None:
+    types = {"a": TensorType(DType.FLOAT32, (17, 40)), "b": TensorType(DType.FLOAT32, (20, 17))}
+    compute = parse("y[m, n] +=! a[m, k] * (-where(k < 20, -b[k, n], 0.0)) where k in 40", types)
+    split = replace(compute, statements=split_linear_sums(compute.statements, types))
+    inputs = random_inputs(compute, 7)
+    ours, theirs = (np.asarray(evaluate(each, inputs)["y"].wide, np.float64) for each in (split, compute))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*HALVES, *BYTES])
@@ -92,6 +134,58 @@ def test_every_spelling_takes_the_time_of_its_products(name: str, target: str) -
 def test_zero_points_leave_the_product_to_the_matrix_unit(name: str, target: str) -> None:
     plain = program("q[m, k].cast(int32) * q[k, n].cast(int32)", 4096)
     assert seconds(program(BYTES[name], 4096), target) < 1.3 * seconds(plain, target)
+
+
+CONVERTED = (
+    "p[m, k].cast(int32) * q[k, n].cast(int32)",
+    "(p[m, k].cast(int32) * q[k, n].cast(int32)).cast(float32)",
+    "where(n <= m, q[m, k].cast(int32) * q[k, n].cast(int32), 0).cast(float32)",
+)
+
+
+@pytest.mark.parametrize("target", [*GPUS, "cpu-x86-avx512"])
+@pytest.mark.parametrize("body", CONVERTED[:2])
+def test_products_of_bytes_that_are_added_as_floats_are_contractions(body: str, target: str) -> None:
+    plain = min(
+        seconds(program("p[m, k].cast(int32) * q[k, n].cast(int32)", 1024), target),
+        seconds(program("p[m, k].cast(float32) * q[k, n].cast(float32)", 1024), target),
+    )
+    assert seconds(program(body, 1024, ": float32"), target) < 1.05 * plain
+
+
+@pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "amd-mi250x"])
+@pytest.mark.parametrize("body", CONVERTED)
+def test_kernels_of_bytes_that_are_added_as_floats_are_right(body: str, target: str) -> None:
+    compute = program(body, 33, ": float32")
+    inputs = all_bytes(compute)
+    types = {name: (type_.dtype.value, type_.shape) for name, type_ in compute.inputs}
+    runtime = "auto" if target == "local" else "emulator"
+    kernel = roller_svc.compile(f"y[m, n]: float32 +=! {body}", types, target=target, top_k=1, select="model", runtime=runtime)
+    right = np.float64(inputs["p" if "p" in inputs else "q"]) @ np.float64(inputs["q"])
+    right = np.tril(right) if "where" in body else right
+    np.testing.assert_array_equal(kernel.run(inputs)["y"], right)  # every sum is below 2^24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "amd-mi250x"])
+@pytest.mark.parametrize("name", ["result in part", "row in part", "difference in part", "masked"])
+def test_kernels_of_products_in_part_are_right(name: str, target: str) -> None:
+    text = f"y[m, n]: float32 +=! {HALVES[name][0]}"
+    compute = program(HALVES[name][0], 37, ": float32")
+    inputs = random_inputs(compute, 7)
+    types = {each: (type_.dtype.value, type_.shape) for each, type_ in compute.inputs}
+    runtime = "auto" if target == "local" else "emulator"
+    kernel = roller_svc.compile(text, types, target=target, top_k=1, select="model", runtime=runtime)
+    right = roller_svc.reference(text, types, inputs)["y"]
+    np.testing.assert_allclose(kernel.run(inputs)["y"], right, rtol=1e-3, atol=1e-3)
+
+
+def test_where_a_condition_on_results_fails_infinite_products_do_not_count() -> None:
+    compute = program("where(n < m, a[m, k] * b[k, n], 0.0)", 17)
+    split = replace(compute, statements=split_linear_sums(compute.statements, compute.types))
+    inputs = random_inputs(compute, 7)
+    inputs["b"][3, 16] = np.inf
+    assert np.isfinite(np.asarray(evaluate(split, inputs)["y"].wide, np.float64)).all()
 
 
 def all_bytes(compute: TensorProgram) -> dict[str, NDArray[Any]]:

@@ -8,6 +8,7 @@ import platform
 import threading
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from reference_kernels import add, cuda_scale, gather, row_sums_doubled
@@ -208,3 +209,35 @@ def test_measuring_stops_at_the_budget_and_when_hopeless_or_steady() -> None:
     assert measure(lambda: None, 100.0, 50, best_s=0.001, stopwatch=clock(0.1, taken)).samples == 1
     assert measure(lambda: None, 100.0, 50, best_s=0.005, stopwatch=clock(0.01, taken)).samples == 1
     assert measure(lambda: None, 100.0, 50, best_s=5e-4, stopwatch=clock(1e-3, taken)).samples == 3  # cold ones
+
+
+def test_arrays_that_are_used_as_they_are_and_others_give_one_result(adder: CpuModule) -> None:
+    a, b = (np.arange(24, dtype=np.float32).reshape(4, 6) + i for i in range(2))
+    read_only = a.copy()
+    read_only.flags.writeable = False
+    strided = np.repeat(a, 2, axis=1)[:, ::2]
+    for first in (a, read_only, strided):
+        result = adder.run({"A": first, "B": b})["C"]
+        np.testing.assert_array_equal(result, a + b)
+        assert result.base is None or result.base is not first
+    with pytest.raises(ArgumentError, match="missing argument: B"):
+        adder.run({"A": a})
+
+
+def test_a_range_error_of_a_direct_call_leaves_the_next_call_alone() -> None:
+    kernel = roller_svc.compile("y[i] = x[j[i]]", {"x": ("float32", (4,)), "j": ("int32", (3,))}, select="model")
+    x = np.arange(4, dtype=np.float32)
+    with pytest.raises(IndexRangeError):
+        kernel(x=x, j=np.array([0, 9, 1], np.int32))
+    np.testing.assert_array_equal(kernel(x=x, j=np.array([3, 0, 1], np.int32))["y"], x[[3, 0, 1]])
+
+
+def test_prepared_kernels_and_narrow_types_are_called_directly() -> None:
+    types = {"x": ("bfloat16", (4, 8)), "w": ("bfloat16", (8, 5))}
+    text = "y[m, n]: float32 +=! x[m, k] * w[k, n]"
+    kernel = roller_svc.compile(text, types, select="model", constants=["w"])
+    x, w = np.ones((4, 8), ml_dtypes.bfloat16), np.full((8, 5), 2, ml_dtypes.bfloat16)
+    prepared = kernel.prepare(w=w)
+    for _ in range(2):
+        np.testing.assert_array_equal(prepared(x=x)["y"], np.full((4, 5), 16, np.float32))
+        np.testing.assert_array_equal(kernel(x=x, w=w)["y"], np.full((4, 5), 16, np.float32))

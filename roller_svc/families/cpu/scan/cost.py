@@ -27,6 +27,8 @@ def scan_cost(p: Workload[ScanSpace], launch: Launch) -> Costs:
         scanned = points * max(combine + ACCESSES * costs.load_cycles / 2, 1.0)
         if p.facts.has_slow_chain:
             scanned = points * max(2 * combine + ACCESSES * costs.load_cycles / 2, costs.accumulate_latency_cycles / STEP)
+        elif p.facts.step is not None:  # each step waits for the one before
+            scanned = points * costs.accumulate_latency_cycles
         cycles = {"scan": scanned, "compute": vectors * (operations + accesses + ACCESSES * costs.load_cycles)}
     else:
         cycles = {"scan": vectors * (combine + ACCESSES * costs.load_cycles), "compute": vectors * (operations + accesses)}

@@ -22,7 +22,7 @@ from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import RowReads, row_storages, row_tensors, wrap_in_storages
 
 CHUNK = 512  # elements of a row in scratch memory; a multiple of STEP and of all vectors
-VALUES, INSIDE, CARRY, LANE = ".values", ".inside", ".carry", ".lane"
+VALUES, GATES, INSIDE, CARRY, LANE = ".values", ".gates", ".inside", ".carry", ".lane"
 
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[ScanSpace]) -> tuple[ScheduleTree, ...]:
@@ -62,13 +62,19 @@ class _CpuScan:
             Storage(CARRY, dtype, (), Scope.REGISTER, ()),
             Storage(VALUES, dtype, (min(CHUNK, extent),), Scope.STACK, ()),
         ]
-        return wrap_in_storages(storages, (Compute(CARRY, (), scan.neutral), *(n for part in ordered for n in part)))
+        if self.space.step is not None:
+            storages.append(Storage(GATES, dtype, (min(CHUNK, extent),), Scope.STACK, ()))
+        return wrap_in_storages(storages, (Compute(CARRY, (), self._start({})), *(n for part in ordered for n in part)))
 
     def _chunk(self, first: Expr, size: int) -> tuple[Node, ...]:
         rows = row_tensors(self.group)
 
         def load(element: Expr, lane: tuple[Expr, ...]) -> tuple[Node, ...]:
-            return (Compute(VALUES, (element,), self._value({self.space.scan.axis.name: add(ref(".first"), element)})),)
+            at = {self.space.scan.axis.name: add(ref(".first"), element)}
+            if (step := self.space.step) is None:
+                return (Compute(VALUES, (element,), self._value(at)),)
+            parts = ((GATES, step.gate), (VALUES, step.value))
+            return tuple(Compute(name, (element,), self._converted(substitute(part, at))) for name, part in parts)
 
         def store(element: Expr, lane: tuple[Expr, ...]) -> tuple[Node, ...]:
             reads = RowReads(rows, lane, {self.space.scan.axis.name: add(ref(".first"), element)})
@@ -131,7 +137,10 @@ class _CpuScan:
         carry = self._load(CARRY)
         for at in order:
             value = self._load(VALUES, at)
-            if self.space.scan.is_exclusive:
+            if (linear := self.space.step) is not None:
+                state = linear.applied(carry, self._load(GATES, at), value)
+                nodes += [Compute(CARRY, (), state), Compute(VALUES, (at,), carry)]
+            elif self.space.scan.is_exclusive:
                 own = self._load(INSIDE, num(0))
                 nodes += [Compute(INSIDE, (num(0),), value), Compute(VALUES, (at,), carry)]
                 nodes.append(Compute(CARRY, (), self._joined(carry, own)))
@@ -152,7 +161,11 @@ class _CpuScan:
         at = {column.name: add(start, lane), scan.axis.name: ref(scan.axis.name)}
         reads = RowReads(rows, (lane,), at)
         carry = self._load(CARRY, index)
-        update = Compute(CARRY, (index,), self._joined(carry, self._value(at)))
+        if (linear := self.space.step) is None:
+            joined = self._joined(carry, self._value(at))
+        else:
+            joined = linear.applied(carry, *(self._converted(substitute(part, at)) for part in (linear.gate, linear.value)))
+        update = Compute(CARRY, (index,), joined)
         stores = self._stores(reads, carry)
         visited = (*stores, update) if scan.is_exclusive else (update, *stores)
 
@@ -160,7 +173,7 @@ class _CpuScan:
             groups = whole_or_tail(start, self.width, column.extent, lambda n: (Loop(LANE, n, LoopKind.VECTOR, nodes),))
             return loop_over_points(column, tile, SimdRows(column, self.width, lane), groups)
 
-        fill = over_columns((Compute(CARRY, (index,), scan.neutral),))
+        fill = over_columns((Compute(CARRY, (index,), self._start(at)),))
         visit = over_columns(visited)
         along = Loop(".place", extent, LoopKind.SERIAL, (Let(scan.axis.name, place, self._with_rows(visit, self.width)),))
         return wrap_in_storages([Storage(CARRY, dtype, (tile,), Scope.STACK, ())], (*fill, along))
@@ -172,9 +185,16 @@ class _CpuScan:
     def _joined(self, a: Expr, b: Expr) -> Expr:
         return Op(COMBINE_OPS[self.space.scan.combine], (a, b), a.dtype)
 
+    def _start(self, at: dict[str, Expr]) -> Expr:
+        """Return what precedes the first element."""
+        step = self.space.step
+        return self.space.scan.neutral if step is None else self._converted(substitute(step.initial, at))
+
     def _value(self, at: dict[str, Expr]) -> Expr:
-        scan = self.space.scan
-        value, dtype = substitute(scan.value, at), scan.statement.accumulator
+        return self._converted(substitute(self.space.scan.value, at))
+
+    def _converted(self, value: Expr) -> Expr:
+        dtype = self.space.scan.statement.accumulator
         return value if value.dtype is dtype else Cast(value, dtype, implicit=True)
 
     def _stores(self, reads: RowReads, result: Expr) -> tuple[Node, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.analysis.scans import Scan, match_scan
+from roller_svc.analysis.scans import LinearStep, Scan, match_scan
 from roller_svc.fusion.split.scan import may_split_scan
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.program import Combine
@@ -22,6 +22,11 @@ class ScanSpace:
     along: int
     column: int | None
     may_split: bool  # whether rows may be cut into pieces
+
+    @property
+    def step(self) -> LinearStep | None:
+        """Return the step of a linear recurrence; None for other scans."""
+        return self.scan.step
 
     @property
     def has_slow_chain(self) -> bool:

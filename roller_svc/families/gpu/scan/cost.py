@@ -31,8 +31,9 @@ SECTORS_PER_CYCLE = 4
 
 def scan_resources(p: Workload[ScanSpace], threads: ScanThreads) -> BlockResources:
     words = register_words(p.space.compute_dtype)
-    registers = nest_registers(1, words, p.machine.hw.limits) + 2 * threads.elements * words
-    shared = math.prod(threads.total_shape) * p.elem_bytes if threads.meets_in_shared else 0
+    parts = 2 if threads.is_ordered else 1
+    registers = nest_registers(1, words, p.machine.hw.limits) + (1 + parts) * threads.elements * words
+    shared = parts * math.prod(threads.total_shape) * p.elem_bytes if threads.meets_in_shared else 0
     return BlockResources(threads.rows * threads.lanes * threads.columns, registers, shared)
 
 
@@ -43,11 +44,12 @@ def scan_cost(p: Workload[ScanSpace], launch: Launch) -> Costs:
     needs = scan_resources(p, threads)
     resident = blocks_per_core(launch.compiled or needs, hw)
     steps = math.log2(threads.in_warp)
-    operations = p.space.instructions / (p.outer_points * p.inner_points) + 2.0
-    instructions = TILE_INSTRUCTIONS + threads.elements * operations + steps * STEP_INSTRUCTIONS
+    parts = 2 if threads.has_gates else 1
+    operations = p.space.instructions / (p.outer_points * p.inner_points) + 1.0 + parts
+    instructions = TILE_INSTRUCTIONS + threads.elements * operations + steps * parts * STEP_INSTRUCTIONS
     chain = mach.dram_latency_cycles + threads.elements * DEPENDENT_CYCLES + (steps + 1) * SHUFFLE_CYCLES
     if threads.meets_in_shared:
-        instructions += threads.warps * TOTAL_INSTRUCTIONS
+        instructions += threads.warps * parts * TOTAL_INSTRUCTIONS
         chain += BARRIER_CYCLES + SHARED_CYCLES + threads.warps * DEPENDENT_CYCLES
     requests = 0.0
     for access in p.footprint.accesses:

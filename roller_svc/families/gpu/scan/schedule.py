@@ -7,14 +7,16 @@ its warps in shared memory (Merrill and Grimshaw's raking scan, whose blocks own
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
+from roller_svc.analysis.scans import LinearStep
+from roller_svc.errors import require
 from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
 from roller_svc.families.gpu.scan import SCAN
 from roller_svc.families.gpu.scan.workload import ScanSpace, ScanThreads, scan_threads
-from roller_svc.ir.expr import Cast, Expr, Load, Op, substitute
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, ceil_div, div, eq, le, logical_and, lt, mod, mul, num, ref, sub
 from roller_svc.ir.program import COMBINE_OPS
@@ -45,6 +47,7 @@ from roller_svc.schedule.nest_statements import (
 THREAD, ROW, COLUMN, TILE, FIRST = ".thread", ".in_block", ".column", ".tile", ".first"
 PLACE, WARP, LANE = ".place", ".warp", ".lane"  # of a thread along the scan; its warp and the place in that
 ELEMENTS, BEFORE, PREFIX, CARRY, TOTAL, TOTALS = ".elements", ".before", ".prefix", ".carry", ".total", ".totals"
+GATES = {name: f"{name}_gate" for name in (ELEMENTS, BEFORE, TOTAL, TOTALS)}  # of linear steps, beside their values
 
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[ScanSpace]) -> tuple[ScheduleTree, ...]:
@@ -71,10 +74,15 @@ class _ScanKernel:
         ]
         if threads.meets_in_shared:
             storages.append(Storage(TOTALS, dtype, threads.total_shape, Scope.SHARED, ()))
-        tile: tuple[Node, ...] = (*self._load(), *self._scan_elements(), *self._find_prefix(), *self._store())
+        if self.step is not None:
+            storages += [replace(s, tensor=GATES[s.tensor]) for s in storages if s.tensor in GATES]
+        steps = (*self._scan_elements(), *self._find_prefix())
+        if self.step is not None and threads.lanes == 1:
+            steps = self._step_by_step()
+        tile: tuple[Node, ...] = (*self._load(), *steps, *self._store())
         tile = (Let(FIRST, self._first, tile),)
         nodes: tuple[Node, ...] = (
-            Compute(CARRY, (), scan.neutral),
+            *self._start(),
             Loop(TILE, threads.tiles, LoopKind.SERIAL, tile),
         )
         nodes = wrap_in_storages(storages, nodes)
@@ -155,39 +163,99 @@ class _ScanKernel:
         return {self.space.scan.axis.name: add(ref(FIRST), element)}
 
     # the scan -------------------------------------------------------------------------------------------------------
+    @property
+    def step(self) -> LinearStep | None:
+        return self.space.step
+
+    def _start(self) -> tuple[Node, ...]:
+        """Set what precedes the first element."""
+        neutral = Compute(CARRY, (), self.space.scan.neutral)
+        if self.step is None:
+            return (neutral,)
+        start = Compute(CARRY, (), self._converted(self.step.initial))
+        return (start,) if self._guard is None else (Branch(self._guard, (start,), (neutral,)),)
+
+    def _converted(self, value: Expr) -> Expr:
+        dtype = self.space.scan.statement.accumulator
+        return value if value.dtype is dtype else Cast(value, dtype, implicit=True)
+
+    def _one(self) -> Const:
+        dtype = self.space.scan.statement.accumulator
+        return Const(1.0 if dtype.is_float else 1, dtype)
+
+    def _applied(self, state: Load, steps: str, *index: Expr) -> tuple[Compute, ...]:
+        """Return what applies a step, or several that are composed, to a state in registers."""
+        if self.step is None:
+            return (self._combine(state.tensor, self._register(steps, *index), *state.index),)
+        gate, value = self._register(GATES[steps], *index), self._register(steps, *index)
+        after = self.step.applied(state, gate, value, is_composed=True)
+        return (Compute(state.tensor, state.index, after),)
+
+    def _follow(self, steps: str, before: str, index: tuple[Expr, ...] = (), earlier: tuple[Expr, ...] = ()) -> list[Node]:
+        """Let a step follow what is composed before it."""
+        if self.step is None:
+            return [self._combine(steps, self._register(before, *earlier), *index)]
+        gate, value = self._register(GATES[steps], *index), self._register(steps, *index)
+        after = self.step.applied(self._register(before, *earlier), gate, value, is_composed=steps != before)
+        product = self.step.product(gate, self._register(GATES[before], *earlier))
+        return [Compute(steps, index, after), Compute(GATES[steps], index, product)]
+
+    def _copied(self, target: str, source: str, index: tuple[Expr, ...] = (), at: tuple[Expr, ...] = ()) -> list[Node]:
+        names = [(target, source), *([] if self.step is None else [(GATES[target], GATES[source])])]
+        return [Compute(to, at, self._register(name, *index)) for to, name in names]
+
     def _register(self, name: str, *index: Expr) -> Load:
         return Load(name, index, self.space.scan.statement.accumulator)
 
     def _load(self) -> tuple[Node, ...]:
-        scan = self.space.scan
-        dtype = scan.statement.accumulator
+        scan, step = self.space.scan, self.step
+        parts: tuple[tuple[str, Expr, Const], ...] = ((ELEMENTS, scan.value, scan.neutral),)
+        if step is not None:
+            parts = ((GATES[ELEMENTS], step.gate, self._one()), (ELEMENTS, step.value, scan.neutral))
 
         def load(element: Expr) -> tuple[Node, ...]:
-            value = substitute(scan.value, self._at(element))
-            value = value if value.dtype is dtype else Cast(value, dtype, implicit=True)
-            return (Compute(ELEMENTS, (element,), value),)
+            at = self._at(element)
+            return tuple(Compute(name, (element,), self._converted(substitute(value, at))) for name, value, _ in parts)
 
-        return self._for_elements(load, lambda element: (Compute(ELEMENTS, (element,), scan.neutral),))
+        return self._for_elements(load, lambda element: tuple(Compute(name, (element,), neutral) for name, _, neutral in parts))
 
     def _combine(self, name: str, value: Expr, *index: Expr) -> Compute:
         return Compute(name, index, value, self.space.scan.combine)
 
     def _scan_elements(self) -> tuple[Node, ...]:
-        order = self._order
-        return tuple(self._combine(ELEMENTS, self._register(ELEMENTS, num(before)), num(here)) for before, here in pairwise(order))
+        pairs = pairwise(self._order)
+        return tuple(n for before, here in pairs for n in self._follow(ELEMENTS, ELEMENTS, (num(here),), (num(before),)))
+
+    def _step_by_step(self) -> tuple[Node, ...]:
+        """Apply the steps of a row that one thread has, in order. No product of gates is formed."""
+        nodes: list[Node] = []
+        step, state = require(self.step, "a recurrence"), self._register(CARRY)
+        for here in self._order:
+            gate, value = (self._register(name, num(here)) for name in (GATES[ELEMENTS], ELEMENTS))
+            nodes += [Compute(CARRY, (), step.applied(state, gate, value)), Compute(ELEMENTS, (num(here),), state)]
+        return tuple(nodes)
 
     def _find_prefix(self) -> tuple[Node, ...]:
         """Find what all elements before the thread's combine to, and the carry into the next tile."""
         threads, scan = self.threads, self.space.scan
-        own = self._register(ELEMENTS, num(self._order[-1]))
+        last = (num(self._order[-1]),)
+        own = self._register(ELEMENTS, *last)
         nodes: list[Node] = []
         if threads.in_warp > 1:
-            nodes.append(Compute(BEFORE, (), own))
-            nodes.append(WarpScan(BEFORE, (), scan.combine, threads.in_warp, threads.columns, ref(LANE), scan.neutral))
+            gate, may_reset = (None, False) if self.step is None else (GATES[BEFORE], self.step.may_reset)
+            nodes += self._copied(BEFORE, ELEMENTS, last)
+            nodes.append(
+                WarpScan(
+                    BEFORE, (), scan.combine, threads.in_warp, threads.columns, ref(LANE), scan.neutral, gate, may_reset
+                )
+            )  # fmt: skip
         else:
             nodes.append(Compute(BEFORE, (), scan.neutral))
+            nodes += [] if self.step is None else [Compute(GATES[BEFORE], (), self._one())]
         has_carry = threads.tiles > 1
-        if has_carry or threads.meets_in_shared:
+        if self.step is not None and (has_carry or threads.meets_in_shared):
+            nodes += [*self._copied(TOTAL, ELEMENTS, last), *self._follow(TOTAL, BEFORE)]
+        elif has_carry or threads.meets_in_shared:
             nodes += [Compute(TOTAL, (), self._register(BEFORE)), self._combine(TOTAL, own)]
         if threads.meets_in_shared:
             nodes += self._meet_in_shared(has_carry=has_carry)
@@ -196,8 +264,8 @@ class _ScanKernel:
                 nodes += [Compute(TOTAL, (), own), WarpReduce(TOTAL, (), scan.combine, threads.in_warp)]
             nodes.append(Compute(PREFIX, (), self._register(CARRY)))
             if has_carry:
-                nodes.append(self._combine(CARRY, self._register(TOTAL)))
-        nodes.append(self._combine(PREFIX, self._register(BEFORE)))
+                nodes += self._applied(self._register(CARRY), TOTAL)
+        nodes += self._applied(self._register(PREFIX), BEFORE)
         return tuple(nodes)
 
     def _meet_in_shared(self, *, has_carry: bool) -> tuple[Node, ...]:
@@ -208,13 +276,13 @@ class _ScanKernel:
         def at(which: Expr) -> tuple[Expr, ...]:
             return (buffer, ref(ROW), which, ref(COLUMN))
 
-        write: tuple[Node, ...] = (Compute(TOTALS, at(ref(WARP)), self._register(TOTAL)),)
+        write: tuple[Node, ...] = (*self._copied(TOTALS, TOTAL, (), at(ref(WARP))),)
         if threads.in_warp > 1:
             write = (Branch(eq(ref(LANE), num(threads.in_warp - 1)), write),)
-        other = self._register(TOTALS, *at(ref(".other")))
-        join: list[Node] = [Branch(lt(ref(".other"), ref(WARP)), (self._combine(PREFIX, other),))]
+        other = at(ref(".other"))
+        join: list[Node] = [Branch(lt(ref(".other"), ref(WARP)), self._applied(self._register(PREFIX), TOTALS, *other))]
         if has_carry:
-            join.append(self._combine(CARRY, other))
+            join += self._applied(self._register(CARRY), TOTALS, *other)
         return (
             *write,
             Barrier(),
@@ -224,7 +292,7 @@ class _ScanKernel:
 
     def _store(self) -> tuple[Node, ...]:
         """Store the results, and those of the maps that read them."""
-        scan, group = self.space.scan, self.group
+        scan, group, threads = self.space.scan, self.group, self.threads
         order = self._order
         shift: list[Node] = []
         if scan.is_exclusive:
@@ -238,7 +306,14 @@ class _ScanKernel:
         def store(element: Expr) -> tuple[Node, ...]:
             reads = RowReads(rows, (element,), self._at(element))
             joined = (self._register(PREFIX), self._register(ELEMENTS, element))
-            nodes = [*reads.store(group, scan.statement, Op(COMBINE_OPS[scan.combine], joined, joined[0].dtype))]
+            if self.step is None:
+                result: Expr = Op(COMBINE_OPS[scan.combine], joined, joined[0].dtype)
+            elif threads.lanes == 1:
+                result = joined[1]
+            else:
+                gate = self._register(GATES[ELEMENTS], element)
+                result = self.step.applied(joined[0], gate, joined[1], is_composed=True)
+            nodes = [*reads.store(group, scan.statement, result)]
             for statement in group.statements[1:]:
                 nodes += reads.store(group, statement, reads.apply(statement.body))
             return tuple(nodes)

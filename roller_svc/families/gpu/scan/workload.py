@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.analysis.scans import Scan, match_scan
+from roller_svc.analysis.scans import LinearStep, Scan, match_scan
 from roller_svc.fusion.split.scan import may_split_scan
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.perf.footprint import Tile
@@ -30,6 +30,11 @@ class ScanSpace:
     may_split: bool  # whether rows may be cut into pieces
 
     @property
+    def step(self) -> LinearStep | None:
+        """Return the step of a linear recurrence; None for other scans."""
+        return self.scan.step
+
+    @property
     def shared_axis(self) -> int | None:
         """The outer axis of which a block has several points."""
         return self.row if self.column is None else self.column
@@ -48,6 +53,7 @@ class ScanThreads:
     elements: int  # of a thread, adjacent along the scan
     tiles: int  # that the block visits, one after the other
     warp: int
+    is_ordered: bool = False  # whether totals of threads combine in one order only
 
     @property
     def in_warp(self) -> int:
@@ -59,13 +65,21 @@ class ScanThreads:
         return self.lanes // self.in_warp
 
     @property
+    def has_gates(self) -> bool:
+        """Return whether linear steps of several threads are composed, with a product of gates for each."""
+        return self.is_ordered and self.lanes > 1
+
+    @property
     def meets_in_shared(self) -> bool:
         """Whether totals pass through shared memory, rather than by shuffles within a warp."""
-        return self.warps > 1 or (self.tiles > 1 and self.in_warp > 1 and self.columns > 1)
+        return self.warps > 1 or (self.tiles > 1 and self.in_warp > 1 and (self.columns > 1 or self.is_ordered))
 
     @property
     def total_shape(self) -> tuple[int, ...]:
-        """Return the shape of the totals in shared memory: two tiles', so that a barrier for each tile is enough."""
+        """Return the shape of the totals in shared memory: two tiles', so that a barrier for each tile is enough.
+
+        Totals of linear steps have a gate, too.
+        """
         return (min(2, self.tiles), self.rows, self.warps, self.columns)
 
 
@@ -75,7 +89,7 @@ def scan_threads(p: Workload[ScanSpace], block: Tile, thread: Tile, lanes: int, 
     shared = 1 if space.shared_axis is None else block[space.shared_axis]
     rows, columns = (shared, 1) if space.column is None else (1, shared)
     tiles = -(-(p.extents[space.along] // pieces) // block[space.along])
-    return ScanThreads(rows, lanes, columns, thread[space.along], tiles, warp)
+    return ScanThreads(rows, lanes, columns, thread[space.along], tiles, warp, space.step is not None)
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ScanSpace] | None:

@@ -175,36 +175,14 @@ def _unpacked(node: Node, builder: GraphBuilder, x: Operand, count: int) -> list
     return [builder.call("reshape", [piece], shape=(batch, length, heads * features)) for piece in pieces]
 
 
-def _rotated(node: Node, builder: GraphBuilder, x: Operand, cosine: Operand, sine: Operand, *, interleaved: bool) -> Operand:
-    """Return [batch, heads, length, features] with pairs of features rotated. Angles: [batch, 1, length, pairs]."""
-    pairs = cosine.shape[-1]
-    if sine.shape != cosine.shape or 2 * pairs > x.shape[3]:
-        raise node.invalid(f"angles of {pairs} cosines and {sine.shape[-1]} sines do not fit {x.shape[3]} features")
-    rotary, rest = _slice(builder, x, 3, 0, 2 * pairs), None
-    if 2 * pairs < x.shape[3]:
-        rest = _slice(builder, x, 3, 2 * pairs, x.shape[3])
-    if interleaved:
-        split = builder.call("reshape", [rotary], shape=(*x.shape[:3], pairs, 2))
-        a, b = (builder.call("squeeze", [_slice(builder, split, 4, i, i + 1)], axis=(4,)) for i in range(2))
-    else:
-        a, b = _slice(builder, rotary, 3, 0, pairs), _slice(builder, rotary, 3, pairs, 2 * pairs)
-
-    def times(x: Operand, factor: Operand) -> Operand:
-        return builder.call("mul", [x, factor])
-
-    first = builder.call("sub", [times(a, cosine), times(b, sine)])
-    second = builder.call("add", [times(a, sine), times(b, cosine)])
-    if interleaved:
-        columns = [builder.call("unsqueeze", [part], axis=(4,)) for part in (first, second)]
-        rotary = builder.call("reshape", [builder.call("concat", columns, axis=4)], shape=(*x.shape[:3], 2 * pairs))
-    else:
-        rotary = builder.call("concat", [first, second], axis=3)
-    return rotary if rest is None else builder.call("concat", [rotary, rest], axis=3)
-
-
-def _angles(builder: GraphBuilder, table: Operand, places: Operand) -> Operand:
-    """Return the rows of a table at places [batch, length], as [batch, 1, length, pairs]."""
-    return builder.call("unsqueeze", [builder.call("gather", [table, places], axis=0)], axis=(1,))
+def _rotated(
+    node: Node, builder: GraphBuilder, x: Operand, tables: tuple[Operand, Operand], places: Operand, *, interleaved: bool
+) -> Operand:
+    """Return [batch, heads, length, features] with pairs of features rotated. Tables: cosines and sines [rows, pairs]."""
+    pairs = [table.shape[1] for table in tables]
+    if tables[0].shape != tables[1].shape or 2 * pairs[0] > x.shape[3]:
+        raise node.invalid(f"angles of {pairs[0]} cosines and {pairs[1]} sines do not fit {x.shape[3]} features")
+    return builder.call("rope", [x, *tables, places], interleaved=interleaved, layout="HND")
 
 
 def _rotary_embedding(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
@@ -225,14 +203,7 @@ def _rotary_embedding(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         places = builder.call("unsqueeze", [builder.call("add", [steps, places])], axis=(0,))
     elif places.shape != (split.shape[0], split.shape[2]):
         raise node.invalid(f"places {list(places.shape)} are neither [1] nor one for each of {list(split.shape)}")
-    rotated = _rotated(
-        node,
-        builder,
-        split,
-        _angles(builder, cosine, places),
-        _angles(builder, sine, places),
-        interleaved=bool(node.integer("interleaved", 0)),
-    )
+    rotated = _rotated(node, builder, split, (cosine, sine), places, interleaved=bool(node.integer("interleaved", 0)))
     return [Tensor(join_heads(builder, rotated) if x.rank == 3 else rotated)]
 
 
@@ -264,9 +235,9 @@ def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor
     rows = builder.call("add", [column, steps])  # [batch, length], the place of each query
     if node.integer("do_rotary", 0):
         given = node.optional(9, rank=2)
-        angles = [_angles(builder, node.operand(at, rank=2), given if given is not None else rows) for at in (7, 8)]
+        tables, places = (node.operand(7, rank=2), node.operand(8, rank=2)), rows if given is None else given
         is_interleaved = bool(node.integer("rotary_interleaved", 0))
-        q, k = (_rotated(node, builder, x, angles[0], angles[1], interleaved=is_interleaved) for x in (q, k))
+        q, k = (_rotated(node, builder, x, tables, places, interleaved=is_interleaved) for x in (q, k))
     node.read.update((7, 8, 9))
     k, v = (
         _updated(builder, cache, new, starts, size, is_prompt=total == length) for cache, new in zip(caches, (k, v), strict=True)

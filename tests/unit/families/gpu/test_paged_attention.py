@@ -24,7 +24,7 @@ from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
 
-HOPPER, AMPERE = hardware.load("nvidia-h200-sxm"), hardware.load("nvidia-a100-sxm-80gb")
+HOPPER, AMPERE, MI250X = (hardware.load(name) for name in ("nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "amd-mi250x"))
 PAGE = 16
 PAGED = (
     "S[b, g, h, n] +=! Q[b, g, h, d] * K[T[b, n // 16], n % 16, g, d] where n in {keys};"
@@ -100,6 +100,42 @@ def test_a_page_that_does_not_exist_is_reported(page: int) -> None:
     arrays["T"][1, 3] = page
     with pytest.raises(IndexRangeError):
         load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
+
+
+def called(queries: int, parameters: str) -> TensorProgram:
+    """Return the operator over 3 sequences of at most 7 pages of 9 keys, whose lengths are data."""
+    half, index = DType.FLOAT16, DType.INT32
+    inputs = {
+        "Q": TensorType(half, (3, queries, 6, 40)),
+        "K": TensorType(half, (20, 9, 2, 40)),
+        "V": TensorType(half, (20, 9, 2, 24)),
+        "T": TensorType(index, (3, 7)),
+        "L": TensorType(index, (3,)),
+        "s": TensorType(DType.FLOAT32, (6,)),
+    }
+    return parse(f"Y = paged_attention(Q, K, V, T, L, s{parameters})", inputs, None)
+
+
+@pytest.mark.parametrize("target", [HOPPER, AMPERE, MI250X], ids=lambda spec: spec.id)
+@pytest.mark.parametrize("queries", [1, 4, 70])
+def test_the_operator_is_one_kernel_on_a_matrix_unit(target: HardwareSpec, queries: int) -> None:
+    _, (candidates,), _ = rank_best_partition(called(queries, ", window=20, soft_cap=8.0"), target, 1)
+    assert candidates[0].program.unit.is_matrix
+
+
+@pytest.mark.slow
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", [HOPPER, AMPERE, MI250X], ids=lambda spec: spec.id)
+@pytest.mark.parametrize(("queries", "parameters"), [(1, ""), (1, ", window=20, soft_cap=8.0"), (4, ", window=3"), (70, "")])
+def test_the_operator_agrees_with_the_interpreter(target: HardwareSpec, queries: int, parameters: str) -> None:
+    compute = called(queries, parameters)
+    source = source_of(compute, target, ScheduleConstraints())
+    arrays = random_inputs(compute, 3)
+    arrays["T"] = np.random.default_rng(3).integers(0, 20, (3, 7)).astype(np.int32)
+    arrays["L"] = np.array([63, 0, 37], np.int32)  # all keys, none, and a part of a page
+    got = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
+    agreement = agrees(compute, got, evaluate(compute, arrays))
+    assert agreement.ok, agreement.detail
 
 
 @pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=lambda spec: spec.id)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 from cases_gpu import Types
 
@@ -36,6 +38,10 @@ CASES: dict[str, tuple[str, Types]] = {
     "maps": ("y[i, j] +=! (x[i, o] * x[i, o]).when([o <= j], 0.0) where j in 64; z[i, j] = y[i, j] / (j + 1) + x[i, j]",
              {"x": ("float32", (5, 64))}),
     "reversed product": ("y[i, j] *=! x[i, o].when([j < o], 1) where j in 37", {"x": ("int32", (3, 37))}),
+    "recurrence": ("h[i, t] = a[i, t] * h[i, t - 1].when([t > 0], s[i]) + x[i, t]; y[i, t] = h[i, t] * a[i, t]",
+                   {"a": ("float32", (3, 67)), "x": ("float32", (3, 67)), "s": ("float32", (3,))}),
+    "recurrences of columns": ("h[t, i] = a[t, i] * h[t - 1, i].when([t > 0], s[i]) + x[t, i]",
+                               {"a": ("float16", (67, 70)), "x": ("float16", (67, 70)), "s": ("float16", (70,))}),
 }  # fmt: skip
 MORE: dict[str, tuple[str, Types]] = {
     "vectors": ("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 256", {"x": ("float32", (5, 256))}),
@@ -48,6 +54,15 @@ MORE: dict[str, tuple[str, Types]] = {
     "guards": ("y[i, j] +=! (x[i, o] * w[o]).when([o <= j, o > 3, i < 4], 0.0) where j in 65",
                {"x": ("bfloat16", (5, 65)), "w": ("float32", (65,))}),
     "lowest": ("y[i, j] >=! x[i, o].when([o < j], -128) where j in 65", {"x": ("int8", (5, 65))}),
+    "segments": ("h[t, i] = where(f[t] != 0, 0.0, h[t - 1, i].when([t > 0], 0.0)) + x[t, i]",
+                 {"f": ("bool", (67,)), "x": ("float32", (67, 33))}),
+    "segments of a row": ("h[t] = x[t] + h[t - 1].when([t > 0, f[t] == f[max(t - 1, 0)]], 0.0)",
+                          {"f": ("int32", (777,)), "x": ("float64", (777,))}),
+    "reversed recurrence": ("h[i, t] = a[i, t] * h[i, t + 1].when([t < 64], 0.0) + (1.0 - a[i, t]) * x[i, t]",
+                            {"a": ("bfloat16", (5, 65)), "x": ("bfloat16", (5, 65))}),
+    "congruences": ("h[i, t] = a[t] * h[i, t - 1].when([t > 0], 1) + x[i, t]",
+                    {"a": ("int32", (300,)), "x": ("int32", (3, 300))}),
+    "short recurrence": ("h[i, t] = 0.5 * h[i, t - 1].when([t > 0], 0.0) + x[i, t]", {"x": ("float32", (1000, 3))}),
     "short": ("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 3", {"x": ("float32", (1000, 3))}),
 }  # fmt: skip
 PIECES: dict[str, tuple[str, Types]] = {
@@ -86,6 +101,37 @@ def check_blocks(case: tuple[str, Types], target: str, count: int) -> None:
     hw = dataclasses.replace(hardware.load(target), num_cores=1)
     program, group, ranked = scan_case(*case, hw)
     check(program, group, list(dict.fromkeys([ranked[0], *ranked[1 :: max(1, -(-len(ranked) // count))]])), hw)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("step", "a", "x", "flags"),
+    [
+        ("a[t] * h[t - 1].when([t > 0], 0.0) + x[t]", 9.0, {900: 1.0}, ()),  # products of gates overflow, states do not
+        ("where(f[t] != 0, 0.0, h[t - 1].when([t > 0], 0.0)) + x[t] * a[t]", 1.0, {10: math.nan, 400: math.inf}, (256, 411)),
+        ("where(f[t] != 0, 0.0, a[t] * h[t - 1].when([t > 0], 0.0)) + x[t]", 2.0, {0: 1.0, 700: math.nan}, (99, 200, 710)),
+        ("a[t] * h[t - 1].when([t > 0], 0.0) + x[t]", math.nan, {}, ()),
+    ],
+)
+def test_special_values_of_recurrences_are_those_of_the_steps(
+    step: str, a: float, x: dict[int, float], flags: tuple[int, ...]
+) -> None:
+    hw = dataclasses.replace(hardware.load(TARGETS[1]), num_cores=1)
+    types: Types = dict.fromkeys("axf", ("float32", (910,)))
+    types = {name: type_ for name, type_ in types.items() if f"{name}[" in step}
+    program, group, ranked = scan_case(f"h[t] = {step}", types, hw)
+    arrays = {"a": np.full(910, a, np.float32), "x": np.zeros(910, np.float32), "f": np.zeros(910, np.float32)}
+    for at, value in x.items():
+        arrays["x"][at] = value
+    arrays["f"][list(flags)] = 1.0
+    arrays = {name: arrays[name] for name in types}
+    expected = evaluate(program, arrays)
+    sure = expected["h"].error
+    assert sure is not None
+    assert np.isfinite(sure).mean() > 0.4
+    plan = Plan((Candidate(ranked[0], model_of(group, ranked[0], hw).estimate(ranked[0])),))
+    found = load_emulated(CompiledKernel(emit_plan(plan, program, (group,), hw), b"", "", ()), 1, races=True).run(arrays)
+    assert agrees(program, found, expected).ok
 
 
 @pytest.mark.emulator

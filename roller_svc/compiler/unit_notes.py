@@ -1,0 +1,231 @@
+"""Plan → why a kernel that could use a matrix unit does not, in one clause for each kernel.
+
+A kernel gets a note where a matrix unit would make the whole plan faster by MIN_GAIN, by the rooflines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.operand import STAGED_KINDS, dtypes_unsupported_reason, value_dtype
+from roller_svc.analysis.sum_of_products import SumOfProducts, sum_of_products
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import RankedPartition, rank_partitions
+from roller_svc.fusion.contraction import MAX_FACTORS, MIN_K, as_contraction
+from roller_svc.fusion.partition import MIN_TILED_ROWS
+from roller_svc.ir.constraints import ScheduleConstraints
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.estimate import COMPUTE, Candidate, Construction
+from roller_svc.ir.expr import Cast, Expr, Load, axes_of, loads_of, rewrite
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.ir.printer import expression_text
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
+from roller_svc.ir.report import Plan
+
+AVOIDABLE = ("tf32 is not allowed", "takes allow_tf32")  # ends of causes that an option avoids: a gain decides
+MIN_GAIN = 1.2  # of a plan's time over that of another spelling, from which a note is worth reading
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
+Alternative = tuple[str, PartitionCache, ScheduleConstraints]  # what to write, and the program and options with it
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """The sum of products of a kernel group that takes the most arithmetic."""
+
+    group: KernelGroup
+    construction: Construction
+    choice: Candidate
+    statement: TensorExpr  # without `guard`
+    written: TensorExpr  # of the program
+    form: SumOfProducts
+    factors: tuple[Expr, ...]
+    guard: Expr | None  # of the product of all factors
+
+    def dtypes(self, stored: Mapping[str, DType]) -> tuple[DType, DType]:
+        """Return the types of the values of both largest factors. `stored` has those of tensors with narrower values."""
+        types = dict(self.group.inputs) | {s.output: s.type for s in self.group.statements}
+
+        def elements(factor: Expr) -> int:
+            return max((types[load.tensor].elements for load in loads_of(factor) if load.tensor in types), default=0)
+
+        def value_type(factor: Expr) -> DType:
+            if isinstance(factor, Load) and factor.tensor in stored:
+                return stored[factor.tensor]
+            return value_dtype(factor) or factor.dtype
+
+        first, second = map(value_type, sorted(self.factors, key=elements)[-2:])
+        return first, second
+
+
+def explain_units(
+    cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints, ranked: RankedPartition, plan: Plan
+) -> dict[str, str]:
+    """Return, by the name of a kernel group, why no matrix unit computes it, or a slow one, and what would be faster."""
+    units = [unit for unit in hw.units if unit.kind in STAGED_KINDS]
+    notes: dict[str, str] = {}
+    if not units or constraints.op_class is not None:
+        return notes
+    for group, construction, choice in zip(ranked.groups, ranked.constructions, plan.choices, strict=True):
+        product = _heaviest_product(group, construction, choice, cache.program)
+        if product is None:
+            continue
+        if choice.program.unit.is_matrix:
+            what, cause = "not on a faster unit", ""
+            if not constraints.allow_tf32:
+                cause = _faster_refused(product, units, ranked)
+        else:
+            what, cause = "no matrix unit", ""
+            if _may_gain(product, plan, units, hw):
+                cause = _cause(product, units, hw, allow_tf32=constraints.allow_tf32)
+        advice = find_faster(_alternatives(product, cache, constraints), hw, plan) if cause else ""
+        if advice or (cause and not cause.endswith(AVOIDABLE)):
+            notes[group.name] = f"{_source_name(product.statement, cache.program)}: {what}, {cause}{advice}"
+    return notes
+
+
+def _source_name(statement: TensorExpr, program: TensorProgram) -> str:
+    """Return the name in the program of what a statement computes; that of a part is the whole's."""
+    names = {s.output: s.name for s in program.statements}
+    return names.get(statement.output) or names.get(statement.output.split(".")[0], statement.name)
+
+
+def _heaviest_product(group: KernelGroup, construction: Construction, choice: Candidate, program: TensorProgram) -> _Product | None:
+    """Return the sum of a group with the most products of two factors; None if there is none."""
+    products = []
+    for statement in group.statements:
+        form, guard = sum_of_products(statement), None
+        if form is not None and len(_operands(form)) == 1 and form.selects:
+            guard, statement = form.selects[0].cond, replace(statement, body=form.selects[0].then)
+            form = sum_of_products(statement)
+        if form is not None and len(factors := _operands(form)) > 1:
+            written = next((s for s in program.statements if s.output == statement.output), statement)
+            products.append(_Product(group, construction, choice, statement, written, form, factors, guard))
+    return max(products, key=lambda each: each.statement.points, default=None)
+
+
+def _operands(form: SumOfProducts | None) -> tuple[Expr, ...]:
+    return () if form is None else tuple(factor for factor in form.factors if axes_of(factor))
+
+
+def _wide_factors(statement: TensorExpr) -> list[Expr]:
+    """Return the factors of a sum of products whose values are float32."""
+    return [f for f in _operands(sum_of_products(statement)) if (value_dtype(f) or f.dtype) is DType.FLOAT32]
+
+
+def _may_gain(product: _Product, plan: Plan, units: list[ComputeUnit], hw: HardwareSpec) -> bool:
+    """Return whether the plan's bound is lower by MIN_GAIN with the product on a matrix unit of its width."""
+    least_bytes = min((value_dtype(factor) or factor.dtype).bytes for factor in product.factors)
+    wide = [unit for unit in units if unit.in_dtype.bytes >= least_bytes]
+    roofline, choice = product.construction.roofline, product.choice
+    if not wide or not roofline:
+        return False
+    compute_s = next(bound.seconds for bound in roofline if bound.level == COMPUTE)
+    memory_s = max((bound.seconds for bound in roofline if bound.level != COMPUTE), default=0.0)
+    gained = choice.program.unit.flops_per_s / max(unit.flops_per_s for unit in wide)
+    rest_s = plan.estimate.seconds - choice.estimate.seconds + hw.limits.launch_overhead_s
+    return rest_s + max(compute_s, memory_s) >= MIN_GAIN * (rest_s + max(compute_s * gained, memory_s))
+
+
+def _refusals(product: _Product) -> dict[str, str]:
+    return dict(refusal.split(": ", 1) for refusal in product.construction.unsupported_units)
+
+
+def _faster_refused(product: _Product, units: list[ComputeUnit], ranked: RankedPartition) -> str:
+    """Return the fastest unit that only allow_tf32 keeps from the product, and why; "" if there is none.
+
+    Copies of operands have the types of other units, and the values of what they copy.
+    """
+    maps = (s for group in ranked.groups for s in group.statements if s.kind is StatementKind.MAP)
+    dtypes = product.dtypes({s.output: value_dtype(s.body) or s.type.dtype for s in maps})
+    accumulator, own = product.statement.accumulator, product.choice.program.unit
+    able = [u for u in units if not dtypes_unsupported_reason(u, accumulator, dtypes, allow_tf32=True)]
+    best = max(able, key=lambda unit: unit.flops_per_s, default=own)
+    if best.flops_per_s < MIN_GAIN * own.flops_per_s:
+        return ""
+    refusal = _refusals(product).get(best.name, "")
+    return f"{best.name}: {refusal if refusal.endswith(AVOIDABLE) else f'it {AVOIDABLE[1]}'}"
+
+
+def _cause(product: _Product, units: list[ComputeUnit], hw: HardwareSpec, *, allow_tf32: bool) -> str:
+    """Return why no matrix unit computes a product, in one clause; "" where the model prefers another unit."""
+    accumulator = product.statement.accumulator
+    first, second = product.dtypes({})
+    able = [u for u in units if not dtypes_unsupported_reason(u, accumulator, (first, second), allow_tf32=allow_tf32)]
+    if not able:
+        return _type_cause(product, (first, second), units, hw)
+    if product.guard is not None:
+        return f"the condition {expression_text(product.guard, {})} depends on both factors"
+    if product.group.kind is GroupKind.CONTRACTION:
+        refusals, best = _refusals(product), max(able, key=lambda unit: unit.flops_per_s)
+        return f"{best.name}: {refusals[best.name]}" if best.name in refusals else ""
+    return _form_cause(product)
+
+
+def _type_cause(product: _Product, dtypes: tuple[DType, DType], units: list[ComputeUnit], hw: HardwareSpec) -> str:
+    accumulator = product.statement.accumulator
+    if any(not dtypes_unsupported_reason(unit, accumulator, dtypes, allow_tf32=True) for unit in units):
+        names = dict.fromkeys(_tensor_name(factor) for factor in _wide_factors(product.written))
+        return f"{' and '.join(names) or 'a factor'} in float32, and tf32 is not allowed"
+    sums = [u.acc_dtype for u in units if not dtypes_unsupported_reason(u, u.acc_dtype, dtypes, allow_tf32=True)]
+    if other := next((dtype for dtype in sums if dtype.is_float == accumulator.is_float), None):
+        return f"sums in {accumulator.value}, the unit's are {other.value}"
+    return f"no unit of {hw.id} multiplies {dtypes[0].value} by {dtypes[1].value}"
+
+
+def _form_cause(product: _Product) -> str:
+    """Return why a statement is not a contraction, or not one of its own."""
+    for load in (load for factor in product.factors for load in loads_of(factor)):
+        selected = [index for index in load.index if loads_of(index)]
+        if selected:
+            return f"data selects the rows of {load.tensor}: {expression_text(selected[0], {})}"
+    if len(product.form.factors) > MAX_FACTORS:
+        return f"a product of {len(product.form.factors)} factors"
+    contraction = as_contraction(product.statement, is_thin=True)
+    if contraction is None:
+        return f"fewer than {MIN_K} products a sum fill no tile"
+    rows, columns = (math.prod(axis.extent for axis in axes) for axes in (contraction.m, contraction.n))
+    if min(rows, columns) < MIN_TILED_ROWS:
+        return f"its products have {rows} x {columns} rows and columns, too few to fill a tile"
+    return f"one kernel computes it with {len(product.group.statements) - 1} other statements"
+
+
+def _tensor_name(factor: Expr) -> str:
+    """Return the name of the tensor that a factor reads, or its text if it reads several."""
+    names = list(dict.fromkeys(load.tensor for load in loads_of(factor)))
+    return names[0] if len(names) == 1 else "a factor"
+
+
+def _alternatives(product: _Product, cache: PartitionCache, constraints: ScheduleConstraints) -> Iterator[Alternative]:
+    """Yield the spellings and options that may bring a product in float32, or of float8, to a faster unit."""
+    wide, program = _wide_factors(product.written), cache.program
+    halves = [dtype for dtype in map(value_dtype, _operands(sum_of_products(product.written))) if dtype in HALVES]
+    if len(wide) == 1 and halves and product.statement.accumulator is DType.FLOAT32:
+        text = expression_text(wide[0], {s.output: s.name for s in program.statements})
+        rounded = _with_rounded_factor(program, product.written, wide[0], halves[0])
+        yield f"{text}.cast(`{halves[0].value}`)", PartitionCache(rounded), constraints
+    if not constraints.allow_tf32:
+        yield "allow_tf32", cache, replace(constraints, allow_tf32=True)
+
+
+def _with_rounded_factor(program: TensorProgram, statement: TensorExpr, factor: Expr, dtype: DType) -> TensorProgram:
+    """Return the program with one factor of a statement rounded to a type."""
+    rounded = Cast(Cast(factor, dtype), factor.dtype, implicit=True)
+    body = rewrite(statement.body, lambda node: rounded if node == factor else node)
+    changed = replace(statement, body=body)
+    return replace(program, statements=tuple(changed if s is statement else s for s in program.statements))
+
+
+def find_faster(alternatives: Iterable[Alternative], hw: HardwareSpec, plan: Plan) -> str:
+    """Return the fastest alternative to a plan with its gain; "" if none is faster by MIN_GAIN."""
+    found = []
+    for text, cache, constraints in alternatives:
+        candidates = rank_partitions(cache, hw, 1, constraints)[0].candidates
+        found.append((sum(each[0].estimate.seconds for each in candidates), text))
+    if not found:
+        return ""
+    seconds, text = min(found)
+    gain = plan.estimate.seconds / seconds
+    return f"; {text}: {gain:.1f} times as fast by the model" if gain >= MIN_GAIN else ""

@@ -1,0 +1,60 @@
+"""Statements that compute what an earlier one does → one statement, which the readers of both read.
+
+Operators that share steps, such as top_k_indices and top_k_values of one tensor, state them twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from roller_svc.ir.expr import AxisRef, Expr, Load, rewrite, substitute
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
+
+
+def merge_equal_statements(program: TensorProgram) -> TensorProgram:
+    """Return the program without the maps and reductions whose intermediate results earlier ones have.
+
+    Targets of scatters stay: a scatter may update one in place.
+    """
+    single = {output.tensor for output in program.outputs} | {s.target for s in program.statements}
+    first: dict[TensorExpr, str] = {}  # a statement with its names removed → the tensor that it writes
+    renamed: dict[str, str] = {}
+    statements: list[TensorExpr] = []
+
+    for statement in program.statements:
+        read = _with_tensors(statement, renamed) if renamed else statement
+        is_pure = statement.kind is not StatementKind.SCATTER and statement.output not in single
+        same = first.setdefault(_anonymous(read), statement.output) if is_pure else statement.output
+        if same == statement.output:
+            statements.append(read)
+        else:
+            renamed[statement.output] = same
+    return replace(program, statements=tuple(statements)) if renamed else program
+
+
+def _with_tensors(statement: TensorExpr, renamed: Mapping[str, str]) -> TensorExpr:
+    """Return the statement that reads other tensors instead of some."""
+
+    def change(node: Expr) -> Expr:
+        return replace(node, tensor=renamed[node.tensor]) if isinstance(node, Load) and node.tensor in renamed else node
+
+    return replace(
+        statement,
+        index=tuple(rewrite(index, change) for index in statement.index),
+        body=rewrite(statement.body, change),
+        predicate=None if statement.predicate is None else rewrite(statement.predicate, change),
+    )
+
+
+def _anonymous(statement: TensorExpr) -> TensorExpr:
+    """Return the statement without names: axes are numbered, and the result has none."""
+    names: dict[str, Expr] = {axis.name: AxisRef(f".{place}") for place, axis in enumerate(statement.axes)}
+    return replace(
+        statement,
+        output="",
+        name="",
+        axes=tuple(replace(axis, name=f".{place}") for place, axis in enumerate(statement.axes)),
+        index=tuple(substitute(index, names) for index in statement.index),
+        body=substitute(statement.body, names),
+    )
