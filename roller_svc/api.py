@@ -188,7 +188,7 @@ class Kernel:
             raise ArgumentError("arrays must be keyword arguments: kernel(A=a, B=b)", code="unknown-argument")
         if out is not None:
             _check_mapping("out", out)
-        return (self._runner or self.runner()).run(arrays, out)
+        return _run(self._runner or self.runner(), arrays, out)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
@@ -255,7 +255,7 @@ class Prepared:
             raise ArgumentError("arrays must be keyword arguments: prepared(A=a)", code="unknown-argument")
         if out is not None:
             _check_mapping("out", out)
-        return self._runner.run(arrays, out)
+        return _run(self._runner, arrays, out)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
