@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
@@ -13,20 +13,19 @@ from roller_svc import api
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.parse import parse
 from roller_svc.frontend.torch.tensors import TORCH_DTYPES, dtype_of
-from roller_svc.ir.options import KernelArguments
 from roller_svc.ir.program import TensorProgram, TensorType
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
 
 
 def op(
-    name: str,
+    operator: str,
     expression: str,
     inputs: Sequence[str],
     *,
     outputs: Sequence[str] | None = None,
     target: str = "local",
-    **options: Unpack[KernelArguments],
+    **options: Any,
 ) -> Callable[..., Any]:
     """Register an operator of torch that computes an expression, and return it.
 
@@ -35,7 +34,7 @@ def op(
     torch.library.register_autograd.
 
     Args:
-        name: "library::operator".
+        operator: its name, "library::name".
         expression: the program.
         inputs: names of its inputs, in the order of the operator's arguments.
         outputs: names of its results; default: tensors that are never read. One result is a tensor, several are a tuple.
@@ -45,8 +44,8 @@ def op(
     Raises:
         ArgumentError: a name is not one of an operator or an input.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ArgumentError(f"an operator is called 'library::operator', got {name!r}", code="invalid-option")
+    if not isinstance(operator, str) or not _NAME.fullmatch(operator):
+        raise ArgumentError(f"an operator is called 'library::name', got {operator!r}", code="invalid-option")
     names = tuple(inputs)
     if isinstance(inputs, str) or not names or not all(isinstance(each, str) and each.isidentifier() for each in names):
         raise ArgumentError(f"inputs must be a list of names, got {inputs!r}", code="invalid-option")
@@ -66,18 +65,18 @@ def op(
             tensors[0].new_empty(types[each.tensor].shape, dtype=TORCH_DTYPES[types[each.tensor].dtype]) for each in program.outputs
         ]
 
-    library, _, short = name.partition("::")
+    library, _, short = operator.partition("::")
     arguments = ", ".join(f"Tensor {each}" for each in names)
-    torch.library.define(name, f"({arguments}) -> Tensor[]")
-    torch.library.impl(name, "CompositeExplicitAutograd", run)
-    torch.library.register_fake(name, infer)
+    torch.library.define(operator, f"({arguments}) -> Tensor[]")
+    torch.library.impl(operator, "CompositeExplicitAutograd", run)
+    torch.library.register_fake(operator, infer)
     registered = getattr(getattr(torch.ops, library), short)
 
     def call(*tensors: torch.Tensor) -> Any:
         results = registered(*tensors)
         return results[0] if len(results) == 1 else tuple(results)
 
-    call.__name__, call.__doc__ = short, f"{name}: {expression}"
+    call.__name__, call.__doc__ = short, f"{operator}: {expression}"
     return call
 
 

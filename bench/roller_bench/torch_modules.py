@@ -28,6 +28,21 @@ Json = dict[str, Any]
 CALLS, PAUSE_S = 60, 0.2
 
 
+class TransformerBlock(nn.Module):
+    """Multi-head attention and an MLP."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.norm2(x))
+
+
 class ResNetBlock(nn.Module):
     """Two 3 x 3 convolutions with normalisation, and the sum with the input."""
 
@@ -111,7 +126,7 @@ class SwinBlock(nn.Module):
 
 # Module and the shape of one example, without the batch.
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "transformer": (lambda: nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), (16, 128)),
+    "transformer": (lambda: TransformerBlock(128, 4), (16, 128)),
     "resnet": (lambda: ResNetBlock(32), (32, 28, 28)),
     "lstm": (lambda: nn.LSTM(8, 8, num_layers=2, batch_first=True), (4, 8)),
     "llama": (lambda: LlamaBlock(256, 8, 2, 688), (32, 256)),

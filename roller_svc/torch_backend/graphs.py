@@ -80,7 +80,7 @@ def compile_graph(
     checked = GraphOptions(**read_options(GraphOptions, options or {}))
     placeholders = module.graph.find_nodes(op="placeholder")
     symbolic = [i for i, node in enumerate(placeholders) if _is_symbolic(node.meta.get("example_value"))]
-    if symbolic:
+    if symbolic or any(map(_is_number, placeholders)):
         return _ByShape(module, symbolic, checked)
     return _compile_for_shapes(module, inputs, checked)
 
@@ -92,11 +92,19 @@ def _is_symbolic(value: object) -> bool:
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
+def _is_number(node: fx.Node) -> bool:
+    """Return whether a placeholder is a tensor of which only the number is read."""
+    return bool(node.users) and all((user.op, user.target) == ("call_method", "item") for user in node.users)
+
+
 class _ByShape:
     """A graph with symbolic extents, compiled for each set of shapes at its first call."""
 
     def __init__(self, module: fx.GraphModule, symbolic: Sequence[int], options: GraphOptions) -> None:
         self._module = module
+        placeholders = module.graph.find_nodes(op="placeholder")
+        # Numbers that torch passes as tensors, such as an eps.
+        self._numbers = tuple(i for i, node in enumerate(placeholders) if _is_number(node))
         self._symbolic = tuple(symbolic)
         self._options = options
         self._compiled: dict[tuple[object, ...], Compiled] = {}
@@ -104,7 +112,7 @@ class _ByShape:
 
     def __call__(self, *inputs: Any) -> Any:
         sizes = [x.shape if isinstance(x, torch.Tensor) else x for x in [inputs[i] for i in self._symbolic]]
-        key = (torch.is_grad_enabled(), *sizes)
+        key = (torch.is_grad_enabled(), *sizes, *[inputs[i].item() for i in self._numbers])
         compiled = self._compiled.get(key)
         if compiled is None:
             if len(self._compiled) >= MAX_SHAPES:
@@ -124,6 +132,8 @@ class _ByShape:
     def _compile(self, inputs: Sequence[Any]) -> Compiled:
         mode = FakeTensorMode(allow_non_fake_inputs=True)  # without symbols
         fake = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
+        for i in self._numbers:
+            fake[i].constant = inputs[i]
         with tracing(TracingContext(mode)):
             return _compile_for_shapes(self._module, fake, self._options)
 

@@ -58,7 +58,7 @@ def test_one_result_is_a_tensor():
 
 @pytest.mark.parametrize(
     ("name", "inputs", "message"),
-    [("plain", ["x"], "library::operator"), ("a::b", "x", "list of names"), ("a::b", [], "list of"), ("a::b", ["x", "x"], "twice")],
+    [("plain", ["x"], "library::name"), ("a::b", "x", "list of names"), ("a::b", [], "list of"), ("a::b", ["x", "x"], "twice")],
 )
 def test_names_are_checked(name, inputs, message):
     with pytest.raises(ArgumentError, match=message):
