@@ -371,7 +371,8 @@ def compile(
     if request.hardware is None:
         calibrate_at_first_use((request.target,), log.warning)
     kernel = _find_or_build(request) if cache else Kernel.from_report(build_kernel(request))
-    _warn(kernel.report.get("notes", ()))
+    remarks = kernel.report.get("remarks", ())
+    _warn([note for note in kernel.report.get("notes", ()) if note not in remarks])
     return kernel
 
 
