@@ -62,8 +62,8 @@ docs: $(READY)
 	$(BIN)/mkdocs build
 
 lint: $(READY)
-	$(BIN)/ruff check roller_svc tests bench tools
-	$(BIN)/ruff format --quiet --check roller_svc tests bench tools
+	$(BIN)/ruff check roller_svc tests bench tools examples
+	$(BIN)/ruff format --quiet --check roller_svc tests bench tools examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

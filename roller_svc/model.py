@@ -219,8 +219,13 @@ class Model:
         listed = [{"dims": dict(variant.dims)} | plan for variant, plan in zip(self._variants, plans, strict=True)]
         return {"kind": plans[0]["kind"], "buckets": listed}
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model."""
+    def save(self, folder: str | os.PathLike[str], launcher: str | Iterable[str] = ()) -> Path:
+        """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model.
+
+        Args:
+            folder: the directory, which need not exist.
+            launcher: also write launch.py, for callers that have some of ctypes and torch.
+        """
         variants = tuple(
             VariantBundle(
                 each.dims, each.name, each.plan, each.kernels, each.binary,
@@ -229,7 +234,7 @@ class Model:
             for each in self._variants
         )  # fmt: skip
         bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
-        return saved.save_model(bundle, folder, model_header)
+        return saved.save_model(bundle, folder, model_header, [launcher] if isinstance(launcher, str) else launcher)
 
     def _variant(self, arrays: Mapping[str, object]) -> _Variant:
         """Return the variant for the arrays' shapes. With a single one, its call checks the arrays."""

@@ -5,12 +5,15 @@ S[results] += f1 * f2 * ..., summed over the reduced axes. Each factor varies wi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from roller_svc.ir.dtype import DType, promote
-from roller_svc.ir.expr import Cast, Expr, Op, OpKind, Select, axes_of
+from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of
 from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr
+
+MAX_EXPONENT = 14  # of a power of two whose inverse is a normal number in all floats of 16 bits and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +35,52 @@ def sum_of_products(statement: TensorExpr) -> SumOfProducts | None:
     """Return the form of a statement, or None unless it is a sum over reduced axes."""
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return None
-    factors = tuple(_factors(statement.body, statement.type.dtype))
+    factors = tuple(_Factoring(statement.type.dtype, statement.extents).factors(statement.body))
     return SumOfProducts(statement.spatial, statement.reduced, factors, tuple(_selects(statement.body)))
 
 
-def _factors(body: Expr, dtype: DType) -> list[Expr]:
-    """Return the factors of the product, without casts between floats that round nothing."""
-    while (
-        isinstance(body, Cast) and body.dtype.compute is body.arg.dtype.compute and (body.implicit or body.dtype is dtype.compute)
-    ):
-        body = body.arg
-    if isinstance(body, Op) and body.kind is OpKind.DIV:
-        return _divide_factor(_factors(body.args[0], dtype), body.args[1])
-    if not (isinstance(body, Op) and body.kind is OpKind.MUL):
-        return [body]
-    # an integer product narrower than its accumulator wraps: it is not a multiply-add of the accumulator's type
-    if not body.dtype.is_float and body.dtype is not dtype:
-        return [body]
-    return [f for arg in body.args for f in _factors(arg, dtype)]
+@dataclass(frozen=True, slots=True)
+class _Factoring:
+    """Factoring of a product of a type over axes of these extents."""
+
+    dtype: DType
+    extents: Mapping[str, int]
+
+    def factors(self, body: Expr) -> list[Expr]:
+        """Return the factors of the product, without casts between floats that round nothing."""
+        dtype = self.dtype
+        while (
+            isinstance(body, Cast)
+            and body.dtype.compute is body.arg.dtype.compute
+            and (body.implicit or body.dtype is dtype.compute)
+        ):
+            body = body.arg
+        if isinstance(body, Op) and body.kind is OpKind.DIV:
+            return self._divide(self.factors(body.args[0]), body.args[1])
+        if not (isinstance(body, Op) and body.kind is OpKind.MUL):
+            return [body]
+        # an integer product narrower than its accumulator wraps: it is not a multiply-add of the accumulator's type
+        if not body.dtype.is_float and body.dtype is not dtype:
+            return [body]
+        return [f for arg in body.args for f in self.factors(arg)]
+
+    def _divide(self, factors: list[Expr], divisor: Expr) -> list[Expr]:
+        """Divide a product: its least factor with all axes of the divisor, if there is one."""
+        if isinstance(divisor, Const) and (inverse := _exact_inverse(divisor)) is not None:
+            return [*factors, inverse]
+        axes = axes_of(divisor)
+        fitting = [i for i, f in enumerate(factors) if axes <= axes_of(f) and axes_of(f)]
+        at = min(fitting, key=lambda i: math.prod(self.extents[name] for name in axes_of(factors[i])), default=0)
+        quotient = Op(OpKind.DIV, (factors[at], divisor), factors[at].dtype)
+        return [*factors[:at], quotient, *factors[at + 1 :]]
 
 
-def _divide_factor(factors: list[Expr], divisor: Expr) -> list[Expr]:
-    """Divide one factor of a product: one with all axes of the divisor, if possible."""
-    axes = axes_of(divisor)
-    at = next((i for i, f in enumerate(factors) if axes <= axes_of(f)), 0)
-    quotient = Op(OpKind.DIV, (factors[at], divisor), factors[at].dtype)
-    return [*factors[:at], quotient, *factors[at + 1 :]]
+def _exact_inverse(divisor: Const) -> Const | None:
+    """Return the inverse of a power of two, if floats have both."""
+    mantissa, exponent = math.frexp(divisor.value)
+    if divisor.dtype.is_float and divisor.dtype.bits > 8 and abs(mantissa) == 0.5 and abs(exponent - 1) <= MAX_EXPONENT:
+        return replace(divisor, value=1.0 / divisor.value)
+    return None
 
 
 def _selects(body: Expr) -> list[Select]:

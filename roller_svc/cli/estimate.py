@@ -31,7 +31,7 @@ else:
     read_top_k = OnUse("roller_svc.compiler.request:read_top_k")
 
 
-COLUMNS = ("target", "", "estimated", "rate", "floor", "kernels", "bound", "unit", "tiles")
+COLUMNS = ("target", "", "estimated", "rate", "floor", "kernels", "bound", "unit and tiles")
 SENSITIVITY_COLUMNS = ("target", "resource", "saves")
 ROOFLINE_COLUMNS = ("target", "level", "seconds", "operations", "bytes")
 
@@ -142,8 +142,7 @@ def _rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
                     f"{plan['floor_share']:.0%}",
                     len(plan["kernels"]),
                     plan["bound"],
-                    plan["unit"],
-                    show.format_plan_tiles(plan),
+                    f"{plan['unit']} | {show.format_plan_tiles(plan)}",
                 )
             )
     return rows

@@ -72,7 +72,7 @@ def format_rate(plan: Mapping[str, Any], floor: Mapping[str, Any]) -> str:
     """Format the rate of the resource that limits the program: its operations, or its bytes, over the plan's seconds."""
     if floor["arithmetic_seconds"] >= floor["traffic_seconds"]:
         return f"{floor['operations'] / plan['seconds'] / 1e12:.3g} TFLOP/s"
-    return f"{floor['bytes'] / plan['seconds'] / 1e9:.3g} GB/s"
+    return f"{float(format(floor['bytes'] / plan['seconds'] / 1e9, '.3g')):g} GB/s"
 
 
 def wrap(text: str, indent: str = "  ") -> str:
@@ -88,12 +88,12 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str
     lines = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     left = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-    room = _width() - left
-    if widths[-1] <= room:
+    free = _width() - left
+    if widths[-1] <= free:
         return "\n".join(_join_cells(line, widths) for line in lines)
     widths[-1] = 0
-    if room >= MIN_COLUMN:
-        shown = (_join_cells([*line[:-1], _break_cell(line[-1], room, " " * left)], widths) for line in lines)
+    if free >= MIN_COLUMN:
+        shown = (_join_cells([*line[:-1], _break_cell(line[-1], free, " " * left)], widths) for line in lines)
     else:
         shown = (
             "\n".join(
@@ -108,8 +108,8 @@ def _join_cells(cells: Sequence[str], widths: Sequence[int]) -> str:
     return _GAP.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
-def _break_cell(cell: str, room: int, indent: str) -> str:
-    return f"\n{indent}".join(textwrap.wrap(cell, room, **_WHOLE_WORDS))
+def _break_cell(cell: str, free: int, indent: str) -> str:
+    return f"\n{indent}".join(textwrap.wrap(cell, free, **_WHOLE_WORDS))
 
 
 def _width() -> int:

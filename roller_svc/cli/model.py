@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compiled = kinds.add_parser("compile", help="compile an ONNX file or a JSON graph", allow_abbrev=False)
     _add_model(compiled)
     compiled.add_argument("--save", metavar="DIR", help="write the shared object, header and weights to DIR")
+    compiled.add_argument("--launcher", metavar="NAMES", help="with --save: write what calls the model by some of ctypes,torch,cpp")
     run = kinds.add_parser("run", help="run a model, or the folder of a saved one, and time it", allow_abbrev=False)
     _add_model(run)
     _add_arrays(run)
@@ -103,6 +104,8 @@ def _add_arrays(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     options.context.flags["inputs"] = "--shape"
+    if options.kind == "compile" and options.launcher and not options.save:
+        raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
     model = _model(options)
     match options.kind:
         case "compile":
@@ -242,7 +245,8 @@ def _read_array(option: str, text: str) -> tuple[str, Any]:
 def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     facts = _facts(model)
     if options.save:
-        facts["saved"] = str(model.save(options.save))
+        launchers = common.parse_names(options.launcher) if options.launcher else ()
+        facts["saved"] = str(model.save(options.save, launchers))
     lines = [_summary(model)]
     if "saved" in facts:
         lines.append(f"saved to {facts['saved']}: all that it exports begins with {model.name}")

@@ -12,6 +12,7 @@ from roller_svc.analysis.sum_of_products import sum_of_products
 from roller_svc.compiler.donation import donate_targets, find_donatable
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, TargetEstimate
+from roller_svc.compiler.program_floor import EXPLAINED_RATIO
 from roller_svc.compiler.unit_notes import Alternative, explain_units, find_faster
 from roller_svc.errors import StrictError
 from roller_svc.families import stored_tensors
@@ -46,7 +47,7 @@ def find_notes(
         above_floor: Why the plan is far above the program's floor; "" if it is not.
     """
     units = explain_units(cache, hw, constraints, ranked, plan)
-    if above_floor and plan.estimate.seconds - floor.seconds > MIN_LAUNCHES * hw.limits.launch_overhead_s:
+    if above_floor and _is_worth_saying(plan, floor, hw):
         slowest = max(zip(ranked.groups, plan.choices, strict=True), key=lambda pair: pair[1].estimate.seconds)[0].name
         ratio = f"{plan.estimate.seconds / floor.seconds:.1f} times the program's floor"
         if slowest in units:
@@ -54,6 +55,14 @@ def find_notes(
         else:
             units[slowest] = f"{ratio}: {above_floor}{find_faster(_donations(cache, constraints), hw, plan)}"
     return (*_program_notes(cache.program), *units.values(), *_workspace_notes(cache.program, hw, ranked, plan))
+
+
+def _is_worth_saying(plan: Plan, floor: ProgramFloor, hw: HardwareSpec) -> bool:
+    """Return whether a plan is far above its floor by more than fixed costs, even with all data in DRAM."""
+    from_dram_s = floor.traffic_bytes / hw.dram.bandwidth_bytes_per_s
+    cold_s = max(floor.arithmetic_s, from_dram_s) + floor.launch_s
+    excess_s = plan.estimate.seconds - floor.seconds
+    return plan.estimate.seconds > EXPLAINED_RATIO * cold_s and excess_s > MIN_LAUNCHES * hw.limits.launch_overhead_s
 
 
 def add_notes(

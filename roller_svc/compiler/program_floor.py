@@ -118,7 +118,7 @@ def reason_above_floor(
     launches_s = len(groups) * floor.launch_s
     if len(groups) > 1 and launches_s > plan.estimate.seconds / 2:
         return f"launches of {len(groups)} kernels take {launches_s / plan.estimate.seconds:.0%} of the time"
-    return _stage_reason(chosen, group, construction, plan, floor.level)
+    return _stage_reason(chosen, group, construction, plan, floor.traffic_bytes)
 
 
 def _list_intermediates(groups: tuple[KernelGroup, ...]) -> str:
@@ -129,16 +129,20 @@ def _list_intermediates(groups: tuple[KernelGroup, ...]) -> str:
     return f": {len(groups)} kernels pass on {', '.join(largest)}" if largest else ""
 
 
-def _stage_reason(chosen: Candidate, group: KernelGroup, construction: Construction, plan: Plan, level: str) -> str:
-    """Return the longest stage of the slowest kernel, and how far it is from the unit's rate or the floor's `level`."""
+def _stage_reason(chosen: Candidate, group: KernelGroup, construction: Construction, plan: Plan, traffic_bytes: int) -> str:
+    """Return the longest stage of the slowest kernel, and how far it is from the least for its resource.
+
+    Args:
+        traffic_bytes: Of the program's floor. Levels of a CPU whose bound is less hold only a part of the data.
+    """
     longest = max(chosen.estimate.stages, key=lambda stage: stage.seconds)
     share = f"`{longest.name}` of {group.name} takes {min(longest.seconds / plan.estimate.seconds, 1.0):.0%} of the time"
-    least_s = next((bound.seconds for bound in construction.roofline if bound.level == longest.name), longest.seconds)
-    if longest.seconds <= EXPLAINED_RATIO * least_s or not least_s:
+    least = next((bound for bound in construction.roofline if bound.level == longest.name), None)
+    if least is None or longest.seconds <= EXPLAINED_RATIO * least.seconds:
         return share
     if longest.name == COMPUTE:
-        return f"{share}, at {max(least_s / longest.seconds, 0.01):.0%} of the rate of {chosen.program.unit.name}"
-    return f"{share}, {longest.seconds / least_s:.0f} times that of moving each byte once" if longest.name == level else share
+        return f"{share}, at {max(least.seconds / longest.seconds, 0.01):.0%} of the rate of {chosen.program.unit.name}"
+    return f"{share}: it moves each byte {longest.seconds / least.seconds:.0f} times" if least.amount >= traffic_bytes else share
 
 
 def _unit_reason(group: KernelGroup, construction: Construction, unit: str) -> str:

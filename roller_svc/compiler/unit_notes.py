@@ -6,7 +6,7 @@ A kernel gets a note where a matrix unit would make the whole plan faster by MIN
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import STAGED_KINDS, dtypes_unsupported_reason, value_dtype
@@ -18,14 +18,14 @@ from roller_svc.fusion.partition import MIN_TILED_ROWS
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction
-from roller_svc.ir.expr import Cast, Expr, axes_of, loads_of, rewrite
+from roller_svc.ir.expr import Cast, Expr, Load, axes_of, loads_of, rewrite
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.printer import expression_text
-from roller_svc.ir.program import TensorExpr, TensorProgram
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
 from roller_svc.ir.report import Plan
 
-AVOIDABLE = ("tf32 is not allowed", "which takes allow_tf32")  # ends of causes that an option avoids: a gain decides
+AVOIDABLE = ("tf32 is not allowed", "takes allow_tf32")  # ends of causes that an option avoids: a gain decides
 MIN_GAIN = 1.2  # of a plan's time over that of another spelling, from which a note is worth reading
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 Alternative = tuple[str, PartitionCache, ScheduleConstraints]  # what to write, and the program and options with it
@@ -44,15 +44,20 @@ class _Product:
     factors: tuple[Expr, ...]
     guard: Expr | None  # of the product of all factors
 
-    @property
-    def dtypes(self) -> list[DType]:
-        """Return the types of the values of both largest factors."""
+    def dtypes(self, stored: Mapping[str, DType]) -> tuple[DType, DType]:
+        """Return the types of the values of both largest factors. `stored` has those of tensors with narrower values."""
         types = dict(self.group.inputs) | {s.output: s.type for s in self.group.statements}
 
         def elements(factor: Expr) -> int:
             return max((types[load.tensor].elements for load in loads_of(factor) if load.tensor in types), default=0)
 
-        return [value_dtype(factor) or factor.dtype for factor in sorted(self.factors, key=elements)[-2:]]
+        def value_type(factor: Expr) -> DType:
+            if isinstance(factor, Load) and factor.tensor in stored:
+                return stored[factor.tensor]
+            return value_dtype(factor) or factor.dtype
+
+        first, second = map(value_type, sorted(self.factors, key=elements)[-2:])
+        return first, second
 
 
 def explain_units(
@@ -68,7 +73,9 @@ def explain_units(
         if product is None:
             continue
         if choice.program.unit.is_matrix:
-            what, cause = "not on a faster unit", _faster_refused(product, units)
+            what, cause = "not on a faster unit", ""
+            if not constraints.allow_tf32:
+                cause = _faster_refused(product, units, ranked)
         else:
             what, cause = "no matrix unit", ""
             if _may_gain(product, plan, units, hw):
@@ -126,20 +133,26 @@ def _refusals(product: _Product) -> dict[str, str]:
     return dict(refusal.split(": ", 1) for refusal in product.construction.unsupported_units)
 
 
-def _faster_refused(product: _Product, units: list[ComputeUnit]) -> str:
-    """Return why the fastest unit is refused that only an option keeps from the product; "" if there is none."""
-    refusals, own = _refusals(product), product.choice.program.unit
-    faster = [
-        unit for unit in units if unit.flops_per_s >= MIN_GAIN * own.flops_per_s and refusals.get(unit.name, "").endswith(AVOIDABLE)
-    ]
-    best = max(faster, key=lambda unit: unit.flops_per_s, default=None)
-    return "" if best is None else f"{best.name}: {refusals[best.name]}"
+def _faster_refused(product: _Product, units: list[ComputeUnit], ranked: RankedPartition) -> str:
+    """Return the fastest unit that only allow_tf32 keeps from the product, and why; "" if there is none.
+
+    Copies of operands have the types of other units, and the values of what they copy.
+    """
+    maps = (s for group in ranked.groups for s in group.statements if s.kind is StatementKind.MAP)
+    dtypes = product.dtypes({s.output: value_dtype(s.body) or s.type.dtype for s in maps})
+    accumulator, own = product.statement.accumulator, product.choice.program.unit
+    able = [u for u in units if not dtypes_unsupported_reason(u, accumulator, dtypes, allow_tf32=True)]
+    best = max(able, key=lambda unit: unit.flops_per_s, default=own)
+    if best.flops_per_s < MIN_GAIN * own.flops_per_s:
+        return ""
+    refusal = _refusals(product).get(best.name, "")
+    return f"{best.name}: {refusal if refusal.endswith(AVOIDABLE) else f'it {AVOIDABLE[1]}'}"
 
 
 def _cause(product: _Product, units: list[ComputeUnit], hw: HardwareSpec, *, allow_tf32: bool) -> str:
     """Return why no matrix unit computes a product, in one clause; "" where the model prefers another unit."""
     accumulator = product.statement.accumulator
-    first, second = product.dtypes
+    first, second = product.dtypes({})
     able = [u for u in units if not dtypes_unsupported_reason(u, accumulator, (first, second), allow_tf32=allow_tf32)]
     if not able:
         return _type_cause(product, (first, second), units, hw)
@@ -163,7 +176,7 @@ def _type_cause(product: _Product, dtypes: tuple[DType, DType], units: list[Comp
 
 
 def _form_cause(product: _Product) -> str:
-    """Return why a statement is no contraction, or not one of its own."""
+    """Return why a statement is not a contraction, or not one of its own."""
     for load in (load for factor in product.factors for load in loads_of(factor)):
         selected = [index for index in load.index if loads_of(index)]
         if selected:
@@ -175,7 +188,7 @@ def _form_cause(product: _Product) -> str:
         return f"fewer than {MIN_K} products a sum fill no tile"
     rows, columns = (math.prod(axis.extent for axis in axes) for axes in (contraction.m, contraction.n))
     if min(rows, columns) < MIN_TILED_ROWS:
-        return f"only {min(rows, columns)} of its rows or columns have a factor in common, too few to fill a tile"
+        return f"its products have {rows} x {columns} rows and columns, too few to fill a tile"
     return f"one kernel computes it with {len(product.group.statements) - 1} other statements"
 
 

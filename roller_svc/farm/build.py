@@ -24,7 +24,7 @@ from roller_svc.ir.report import BuildReport, BuildRequest
 from roller_svc.runtime.saved import serialization as saved
 
 # Kinds of files, by the file names that runtime/saved/serialization.py uses.
-SOURCE, BINARY, METADATA, HEADER = "source", "binary", "metadata", "header"
+SOURCE, BINARY, METADATA, REPORT, HEADER = "source", "binary", "metadata", "report", "header"
 LOADED_GENERATOR = generator_digest()  # of the code imported by this process or by the process it was forked from
 GENERATOR_REPLACED = "generator-replaced"
 MAX_STAGES = 16  # of a build
@@ -35,6 +35,7 @@ _KINDS = {
     **{f"kernel{language.suffix}": SOURCE for language in Language},
     "kernel.so": BINARY, "kernel.cubin": BINARY, "kernel.hsaco": BINARY,
     saved.METADATA: METADATA,
+    saved.REPORT: REPORT,
     saved.HEADER: HEADER,
 }  # fmt: skip
 

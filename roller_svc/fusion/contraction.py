@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.constant_runs import constant_run
@@ -22,7 +22,7 @@ from roller_svc.ir.program import Axis, TensorExpr
 MIN_M = 4
 MIN_N = 4
 MIN_K = 4
-MAX_FACTORS = 4
+MAX_FACTORS = 4  # that no other factor has all axes of
 MIN_SCALED_FACTORS = 3  # two operands and a scale
 MIN_SCALE_RUN = 16  # points along k with one scale: the shortest step of a matrix unit
 # Types whose products, added in float32, cannot exceed its range: scales may then be applied to sums of them.
@@ -61,7 +61,7 @@ def as_contraction(statement: TensorExpr, *, is_thin: bool = False) -> Contracti
     A thin one may have a single row or column.
     """
     form = sum_of_products(statement)
-    if form is None or not 2 <= len(form.factors) <= MAX_FACTORS:
+    if form is None or len(form.factors) < 2:
         return None
     return _best_split(form, form.factors, _innermost(statement), is_thin=is_thin)
 
@@ -80,7 +80,7 @@ def as_scaled_contraction(statement: TensorExpr) -> Contraction | None:
         return None
     scales = [f for f in factors if constant_run(f, form.reduced) >= MIN_SCALE_RUN]
     operands = [f for f in factors if f not in scales]
-    if all(axes_of(f).isdisjoint(reduced) for f in scales) or not 2 <= len(operands) <= MAX_FACTORS:
+    if all(axes_of(f).isdisjoint(reduced) for f in scales) or len(operands) < 2:
         return None
     found = _best_split(form, operands, _innermost(statement), is_thin=False)
     if found is None or any(value_dtype(operand) not in SCALED_DTYPES for operand in (found.a, found.b)):
@@ -112,16 +112,55 @@ def _integer_factors(factor: Expr) -> list[Expr]:
 
 
 def _best_split(form: SumOfProducts, factors: Sequence[Expr], innermost: str, *, is_thin: bool) -> Contraction | None:
-    """Return the contraction of two products of factors with the most operand reuse."""
+    """Return the contraction of two products of factors with the most operand reuse, then the least work.
+
+    It does not depend on the order of the factors: one with the axes of both operands joins the smaller one.
+    """
+    axes = [axes_of(factor) for factor in factors]
+    widest = [own for own in dict.fromkeys(axes) if not any(own < other for other in axes)]
+    if len(widest) < 2:  # the axes of one operand are all axes, as in the product of a matrix and a vector
+        groups = [frozenset({i}) for i in range(len(factors))]
+    else:
+        groups = [frozenset(i for i, own in enumerate(axes) if own == group) for group in widest]
+    if len(groups) > MAX_FACTORS:
+        return None
+    extents = {axis.name: axis.extent for axis in (*form.results, *form.reduced)}
     best: Contraction | None = None
-    for size in range(1, len(factors) // 2 + 1):
-        for left_indices in itertools.combinations(range(len(factors)), size):
-            left = [factors[i] for i in left_indices]
-            right = [f for i, f in enumerate(factors) if i not in left_indices]
-            candidate = _classify(form, innermost, product_of(left), product_of(right), is_thin=is_thin)
-            if candidate is not None and (best is None or _reuse(candidate) > _reuse(best)):
-                best = candidate
+    best_rank = (0.0, 0, 0)
+    for number in range(1, len(groups) // 2 + 1):
+        for some in itertools.combinations(groups, number):
+            left = frozenset[int]().union(*some)
+            right = frozenset[int]().union(*groups) - left
+            sides = [_Side.of(side, axes, extents, innermost) for side in (left, right)]
+            for i in set(range(len(factors))) - left - right:
+                at = min((each for each in sides if axes[i] <= each.axes), key=lambda each: (each.elements, each.has_innermost))
+                at.members.append(i)
+            candidate = _classify(form, innermost, *(each.product(factors) for each in sides), is_thin=is_thin)
+            if candidate is None:
+                continue
+            work = sum(each.elements * (len(each.members) - 1) for each in sides)
+            rank = (_reuse(candidate), -work, -sum(len(each.members) for each in sides if each.has_innermost))
+            if best is None or rank > best_rank:
+                best, best_rank = candidate, rank
     return best
+
+
+@dataclass(slots=True)
+class _Side:
+    """The factors of one operand."""
+
+    members: list[int]
+    axes: frozenset[str]
+    elements: int
+    has_innermost: bool
+
+    @classmethod
+    def of(cls, members: Collection[int], axes: Sequence[frozenset[str]], extents: Mapping[str, int], innermost: str) -> _Side:
+        own = frozenset[str]().union(*(axes[i] for i in members))
+        return cls(list(members), own, math.prod(extents[name] for name in own), innermost in own)
+
+    def product(self, factors: Sequence[Expr]) -> Expr:
+        return product_of([factors[i] for i in sorted(self.members)])
 
 
 def _classify(form: SumOfProducts, innermost: str, left: Expr, right: Expr, *, is_thin: bool) -> Contraction | None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from roller_svc.analysis.constant_folding import holds
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.operand import value_dtype
-from roller_svc.analysis.sum_of_products import product_of, sum_of_products
+from roller_svc.analysis.sum_of_products import product_of
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import as_contraction
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, rewrite
 from roller_svc.ir.index import ref
 from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr, TensorType
 
@@ -32,17 +32,38 @@ SIGN_BIT = 128  # of a byte: flipped, an unsigned byte is a signed one, less by 
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A product, added or subtracted."""
+    """A product, added or subtracted, that is 0 where a condition fails."""
 
     factors: tuple[Expr, ...]
     is_negative: bool = False
+    has_sign: bool = False  # written around a factor or a product, perhaps twice
+    conditions: tuple[Expr, ...] = ()  # of any of its factors
 
     def times(self, other: _Term) -> _Term:
-        return _Term((*self.factors, *other.factors), self.is_negative != other.is_negative)
+        return _Term(
+            (*self.factors, *other.factors),
+            self.is_negative != other.is_negative,
+            self.has_sign or other.has_sign,
+            (*self.conditions, *other.conditions),
+        )
+
+    def divided_by(self, other: _Term) -> _Term:
+        product = product_of(self.factors)
+        divisor = product_of(other.factors)
+        return replace(self.times(other), factors=(Op(OpKind.DIV, (product, divisor), product.dtype),))
 
     @property
     def negated(self) -> _Term:
-        return replace(self, is_negative=not self.is_negative)
+        return replace(self, is_negative=not self.is_negative, has_sign=True)
+
+    @property
+    def guarded(self) -> _Term:
+        """Return the product with its conditions in its factors: each in those that vary with all of it, or in their product."""
+        factors = self.factors
+        for cond in self.conditions:
+            guarded = _guard(factors, cond)
+            factors = guarded if guarded != factors else _guard((product_of(factors),), cond, in_all=True)
+        return replace(self, factors=factors, conditions=())
 
 
 def split_linear_sums(
@@ -64,23 +85,44 @@ def _split(statement: TensorExpr, types: Mapping[str, TensorType], *, is_signing
     dtype = statement.accumulator
     if statement.body.dtype.compute is not dtype:  # products wrap, or are rounded, before they are added
         return (statement,)
+    body = rewrite(statement.body, _without_signs)
+    if body is not statement.body:
+        statement = replace(statement, body=body)
     reduced = frozenset(axis.name for axis in statement.reduced)
-    signed = _Expansion(dtype, reduced, is_signing=True).terms(statement.body) if is_signing else []
-    plain = _Expansion(dtype, reduced, is_signing=False).terms(statement.body)
+    signed = _Expansion(dtype, reduced, is_signing=True).products(statement.body) if is_signing else []
+    plain = _Expansion(dtype, reduced, is_signing=False).products(statement.body)
     if len(plain) == 1 and signed in ([], plain) and as_contraction(statement) is not None:
-        if not _has_signed_factor(statement):
+        (term,) = plain
+        has_own_factors = bool(_split_factors(term, statement)[1])
+        if not term.has_sign and not has_own_factors:
             return (statement,)
-        if not plain[0].is_negative:
-            return (replace(statement, body=product_of([_convert(factor, dtype) for factor in plain[0].factors])),)
+        product = product_of([_convert(factor, dtype) for factor in term.factors])
+        if not term.is_negative and not has_own_factors and _is_readable(product, statement, types):
+            return (replace(statement, body=product),)
     forms = (_split_terms(statement, terms, types) for terms in (signed, plain) if 0 < len(terms) <= MAX_TERMS)
     return next((form for form in forms if form), (statement,))
+
+
+def _without_signs(expr: Expr) -> Expr:
+    """Return -(-x) as x, x + (-y) as x - y, x - (-y) as x + y: the same values, in floats too."""
+    match expr:
+        case Op(kind=OpKind.NEG, args=(Op(kind=OpKind.NEG, args=(arg,), dtype=dtype),)) if dtype is expr.dtype:
+            return arg
+        case Op(kind=OpKind.ADD, args=(first, Op(kind=OpKind.NEG, args=(arg,), dtype=dtype))) if dtype is expr.dtype:
+            return replace(expr, kind=OpKind.SUB, args=(first, arg))
+        case Op(kind=OpKind.ADD, args=(Op(kind=OpKind.NEG, args=(arg,), dtype=dtype), second)) if dtype is expr.dtype:
+            return replace(expr, kind=OpKind.SUB, args=(second, arg))
+        case Op(kind=OpKind.SUB, args=(first, Op(kind=OpKind.NEG, args=(arg,), dtype=dtype))) if dtype is expr.dtype:
+            return replace(expr, kind=OpKind.ADD, args=(first, arg))
+        case _:
+            return expr
 
 
 def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, TensorType]) -> Statements:
     """Return the sums of terms and the map that adds them; none unless that is better than the statement."""
     dtype = statement.accumulator
     sums = [_sum(statement, term, f"{statement.output}.term{i}") for i, term in enumerate(terms)]
-    if not _is_better(statement, sums, dtype) or not all(_is_readable(each.body, statement, types) for each in sums if each):
+    if not _is_better(statement, terms, sums) or not all(_is_readable(each.body, statement, types) for each in sums if each):
         return ()
     values = [_value(statement, term, each) for term, each in zip(terms, sums, strict=True)]
     axes = statement.spatial
@@ -88,18 +130,6 @@ def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, 
     combined = replace(statement, kind=StatementKind.MAP, axes=axes, body=total, combine=None)
     # the largest last: its kernel computes the result
     return (*sorted((each for each in sums if each is not None), key=lambda each: each.points), combined)
-
-
-def _has_signed_factor(statement: TensorExpr) -> bool:
-    """Return whether a product of floats has a negated factor, which no matrix unit loads."""
-    form = sum_of_products(statement) if statement.accumulator.is_float else None
-    return form is not None and any(_is_negated(factor) for factor in form.factors)
-
-
-def _is_negated(factor: Expr) -> bool:
-    while isinstance(factor, Cast) and factor.implicit:
-        factor = factor.arg
-    return isinstance(factor, Op) and factor.kind is OpKind.NEG
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +140,12 @@ class _Expansion:
     reduced: frozenset[str]
     is_signing: bool
 
-    def terms(self, expr: Expr) -> list[_Term]:
+    def products(self, expr: Expr) -> list[_Term]:
         """Return the products that an expression adds. Those of integers are expanded."""
+        return [term.guarded for term in self.terms(expr)]
+
+    def terms(self, expr: Expr) -> list[_Term]:
+        """Return the products that an expression adds, with their conditions apart."""
         dtype = self.dtype
         if expr.dtype.compute is not dtype:
             return [_Term((expr,))]
@@ -133,9 +167,17 @@ class _Expansion:
                 if len(parts[0]) * len(parts[1]) > MAX_TERMS:
                     return [_Term((expr,))]
                 return [one.times(other) for one, other in itertools.product(*parts)]
+            case Op(kind=OpKind.DIV, args=(first, second)):
+                parts = [self.terms(first), self.terms(second)]
+                return [parts[0][0].divided_by(parts[1][0])] if len(parts[0]) == len(parts[1]) == 1 else self._factor(expr)
             case Select(cond=cond, then=then, otherwise=Const(value=0)):
-                guarded = [_guard(term, cond) for term in self.terms(then)]
-                return [term for term in guarded if term is not None] if None not in guarded else self._factor(expr)
+                terms = self.terms(then)
+                if len(terms) == 1:
+                    return [replace(terms[0], conditions=(*terms[0].conditions, cond))]
+                guarded = [_guard(term.factors, cond) for term in terms]
+                if any(new == term.factors for new, term in zip(guarded, terms, strict=True)):
+                    return self._factor(expr)
+                return [replace(term, factors=new) for new, term in zip(guarded, terms, strict=True)]
             case _:
                 return self._factor(expr)
 
@@ -150,6 +192,8 @@ class _Expansion:
 
     def _join_offsets(self, terms: list[_Term]) -> list[_Term]:
         """Join the terms of a factor that do not vary along the sum to one: 128 - z."""
+        if any(term.conditions for term in terms):
+            return terms
         varying = [term for term in terms if any(not axes_of(factor).isdisjoint(self.reduced) for factor in term.factors)]
         offsets = [term for term in terms if term not in varying]
         numbers = [term for term in offsets if all(isinstance(factor, Const) for factor in term.factors)]
@@ -168,15 +212,14 @@ def _number(term: _Term) -> int:
     return -value if term.is_negative else value
 
 
-def _guard(term: _Term, cond: Expr) -> _Term | None:
-    """Return a product that is 0 where a condition fails, by its factors that vary with all of it; None if none does."""
+def _guard(factors: tuple[Expr, ...], cond: Expr, *, in_all: bool = False) -> tuple[Expr, ...]:
+    """Return factors that are 0 where a condition fails: those that vary with all of it, or all."""
     used = axes_of(cond)
-    zeros = [Const(0.0 if factor.dtype.is_float else 0, factor.dtype) for factor in term.factors]
-    factors = tuple(
-        Select(cond, factor, zero, factor.dtype) if used <= axes_of(factor) else factor
-        for factor, zero in zip(term.factors, zeros, strict=True)
+    zeros = [Const(0.0 if factor.dtype.is_float else 0, factor.dtype) for factor in factors]
+    return tuple(
+        Select(cond, factor, zero, factor.dtype) if in_all or used <= axes_of(factor) else factor
+        for factor, zero in zip(factors, zeros, strict=True)
     )
-    return None if factors == term.factors else replace(term, factors=factors)
 
 
 def _is_readable(expr: Expr, statement: TensorExpr, types: Mapping[str, TensorType]) -> bool:
@@ -193,12 +236,12 @@ def _is_readable(expr: Expr, statement: TensorExpr, types: Mapping[str, TensorTy
     )
 
 
-def _is_better(statement: TensorExpr, sums: list[TensorExpr | None], dtype: DType) -> bool:
+def _is_better(statement: TensorExpr, terms: list[_Term], sums: list[TensorExpr | None]) -> bool:
     """Return whether a sum of a product is a contraction: for integers, one whose operands matrix units take."""
     contractions = [c for each in sums if each is not None and (c := as_contraction(each)) is not None]
-    if dtype.is_float:
+    if statement.accumulator.is_float:
         is_long = math.prod(axis.extent for axis in statement.reduced) >= MIN_SPLIT_K
-        is_other = as_contraction(statement) is None or _has_signed_factor(statement)
+        is_other = as_contraction(statement) is None or any(term.has_sign for term in terms)
         return bool(contractions) and is_other and (is_long or len(sums) == 1)
     full = [each for each in sums if each is not None and len(each.spatial) == len(statement.spatial)]
     return len(full) == len(contractions) > 0 and all(

@@ -22,7 +22,7 @@ from roller_svc.fusion.contraction import (
 )
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, loads_of, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, rewrite, substitute
 from roller_svc.ir.group import MAX_BYTE_PRODUCTS
 from roller_svc.ir.index import add, div, mul, num, ref
 from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr, TensorType
@@ -112,8 +112,8 @@ def _with_scales_last(statement: TensorExpr, form: SumOfProducts) -> Statements 
     """Return the sum without scales that do not vary along it, and a map that applies them; None for other sums."""
     reduced = {axis.name for axis in form.reduced}
     factors = split_integer_factors(form)
-    scales = [f for f in factors if axes_of(f).isdisjoint(reduced) and loads_of(f)]
-    if not scales or statement.accumulator is not DType.FLOAT32 or _has_narrow_operands(as_contraction(statement)):
+    scales = [f for f in factors if axes_of(f).isdisjoint(reduced)]
+    if not 0 < len(scales) < len(factors) or statement.accumulator is not DType.FLOAT32:
         return None
     name = f"{statement.output}.sum"
     extents = tuple(axis.extent for axis in form.results)

@@ -74,6 +74,13 @@ def no_progress(_: str, __: int, ___: int) -> None:
     """Show nothing."""
 
 
+def check_cpu(hw: HardwareSpec) -> None:
+    """Raise ArgumentError for a device that models are not compiled for."""
+    if hw.family is not TargetKind.CPU:
+        message = f"models are compiled for CPUs; {hw.id} is not one"
+        raise ArgumentError(message, code="unsupported-target", hint="docs/limits.md lists what is not supported")
+
+
 def build_model(
     graph: Graph, weights: Weights, options: ModelOptions, cache: KernelCache, progress: Progress = no_progress
 ) -> BuiltModel:
@@ -82,8 +89,7 @@ def build_model(
     Raises BuildError if a kernel does not compile, ArgumentError for a target that is not a CPU.
     """
     hw = options.hardware
-    if hw.family is not TargetKind.CPU:
-        raise ArgumentError(f"models are compiled for CPUs; {hw.id} is not one", code="unsupported-target")
+    check_cpu(hw)
     clock = StageTimer()
     costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
     known = len(costs.stored)

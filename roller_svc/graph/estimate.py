@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import estimate_program
-from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
+from roller_svc.errors import InputError, UnsupportedModelError, UnsupportedNode
 from roller_svc.graph.classes import NodeClass, find_classes
-from roller_svc.graph.compile import MAX_EXPRESSION_SHOWN, ModelOptions
+from roller_svc.graph.compile import MAX_EXPRESSION_SHOWN, ModelOptions, check_cpu
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes import run_passes
 from roller_svc.graph.plan import kernel_key
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph, LoopNode
-from roller_svc.ir.hardware import TargetKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,7 @@ def estimate_graph(graph: Graph, weights: Weights, options: ModelOptions) -> tup
     a CPU.
     """
     hw = options.hardware
-    if hw.family is not TargetKind.CPU:
-        raise ArgumentError(f"models are compiled for CPUs; {hw.id} is not one", code="unsupported-target")
+    check_cpu(hw)
     graph, _ = run_passes(graph, weights, CostTable(hw, options.winograd), fuse=options.fuse)
     runs = dict(_runs(graph, "", 1))
     estimates: list[ClassEstimate] = []

@@ -10,11 +10,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from roller_svc.errors import SpecError, require
+from roller_svc.hardware.plausibility import find_implausible
+from roller_svc.hardware.rates import scale_rates
 from roller_svc.hardware.schema import (
     LevelModel,
     LimitsModel,
     MeasuredModel,
     Problem,
+    RatesForModel,
     SourceModel,
     SpecModel,
     UnitModel,
@@ -35,9 +38,11 @@ from roller_svc.ir.hardware import (
     arch_named,
 )
 
+RATES_FOR = "rates_for"  # field of a spec file: a HardwareSpec has the rates of its own cores
 MAX_PROBLEMS_SHOWN = 20
 MAX_SUGGESTIONS = 100  # of names for unknown fields, each of which is compared with all names
 _MODEL_AT: dict[str, type[BaseModel]] = {
+    "rates_for": RatesForModel,
     "levels": LevelModel,
     "units": UnitModel,
     "limits": LimitsModel,
@@ -64,7 +69,8 @@ def validate(data: object) -> tuple[SpecModel | None, list[Problem]]:
     except ValidationError as invalid:
         errors = invalid.errors(include_url=False, include_input=True)
         return None, [_problem(dict(error), suggests=n < MAX_SUGGESTIONS) for n, error in enumerate(errors)]
-    problems = find_inconsistencies(spec)
+    spec = scale_rates(spec)
+    problems = find_inconsistencies(spec) + find_implausible(spec)
     return (None if problems else spec), problems
 
 
@@ -98,7 +104,8 @@ def spec_of(spec: SpecModel) -> HardwareSpec:
 def _record_of(value: Any) -> Any:
     """Return the record of a model, and tuples in place of lists."""
     if isinstance(value, BaseModel):
-        return _RECORD_TYPES[type(value)](**{name: _PARSERS.get(name, _record_of)(field) for name, field in value})
+        fields = {name: _PARSERS.get(name, _record_of)(field) for name, field in value if name != RATES_FOR}
+        return _RECORD_TYPES[type(value)](**fields)
     return tuple(map(_record_of, value)) if isinstance(value, list) else value
 
 
@@ -110,7 +117,7 @@ def to_mapping(spec: HardwareSpec) -> dict[str, Any]:
 
 def _plain_value(value: Any) -> Any:
     if model := _MODEL_TYPES.get(type(value)):
-        return {name: _plain_value(getattr(value, name)) for name in model.model_fields}
+        return {name: _rates_for(value) if name == RATES_FOR else _plain_value(getattr(value, name)) for name in model.model_fields}
     match value:
         case tuple():
             return [_plain_value(item) for item in value]
@@ -120,6 +127,11 @@ def _plain_value(value: Any) -> Any:
             return str(value)
         case _:
             return value
+
+
+def _rates_for(spec: HardwareSpec) -> dict[str, Any]:
+    """Return the cores and the clock of a spec: who changes these in its file has other rates."""
+    return {"num_cores": spec.num_cores, "clock_hz": spec.clock_hz}
 
 
 def _dtype(name: str) -> DType:

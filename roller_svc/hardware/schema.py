@@ -143,6 +143,13 @@ class MeasuredModel(_Strict):
     figure: Pattern | None = None
 
 
+class RatesForModel(_Strict):
+    """The cores and the clock for which rates are stated."""
+
+    num_cores: Annotated[int, Field(ge=1, le=1_000_000)]
+    clock_hz: Annotated[float, Field(ge=1e6, le=1e11)]
+
+
 class SpecModel(_Strict):
     id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
     name: str
@@ -151,6 +158,7 @@ class SpecModel(_Strict):
     arch: str
     num_cores: Annotated[int, Field(ge=1, le=1_000_000)]
     clock_hz: Annotated[float, Field(ge=1e6, le=1e11)]
+    rates_for: RatesForModel | None = None
     vector_bytes: Literal[4, 8, 16, 32, 64, 128] = 16
     isa: Annotated[list[Feature], Field(max_length=200)] = []
     tile_levels: Annotated[list[Name], Field(min_length=2, max_length=2)]

@@ -134,12 +134,15 @@ class TensorExpr:
         """Return the type in which the value is computed.
 
         It is float32 for narrow floats. A reduction's has at least 32 bits, and at least those of the stated type.
+        Integers are added and multiplied as floats if that is a float; of two, they are compared exactly.
         """
         body, stated = self.body.dtype.compute, self.type.dtype.compute
         if self.kind is not StatementKind.REDUCE:
             return body
         if body.is_float:
             return DType.FLOAT64 if stated is DType.FLOAT64 else body
+        if stated.is_float and self.combine in (Combine.SUM, Combine.PROD):
+            return stated
         if stated.is_float or max(body.bits, stated.bits) == 64:
             return DType.INT64 if body.is_signed else DType.UINT64
         return DType.INT32 if body.is_signed else DType.UINT32

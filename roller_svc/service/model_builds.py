@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from roller_svc.compiler.action import ActionKey
-from roller_svc.errors import ArgumentError, UnknownKernelError
+from roller_svc.errors import UnknownKernelError
 from roller_svc.farm.build import artifact_json
 from roller_svc.farm.estimate_pool import NICE
 from roller_svc.farm.models import ModelRequest, model_digest, model_key, model_part_contents
 from roller_svc.farm.store import Artifact, Json, Store
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
-from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.graph.compile import check_cpu
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.model import device_spec
 from roller_svc.service.model_tasks import (
     ModelTask,
@@ -73,8 +74,7 @@ class ModelBuilds:
 def check_target(target: str, threads: int | None) -> HardwareSpec:
     """Return the spec of a CPU with that many threads. Raises InputError for another device."""
     spec = device_spec(target, threads)
-    if spec.family is not TargetKind.CPU:
-        raise ArgumentError(f"models are compiled for CPUs; {spec.id} is not one", code="unsupported-target")
+    check_cpu(spec)
     return spec
 
 

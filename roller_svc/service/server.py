@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from roller_svc.settings import Resource, Settings, forget_secrets
 STOP_S = 10  # for running requests to finish at shutdown
 KEEP_ALIVE_S = 5
 MAX_DESCRIPTORS = 1 << 16
+SWITCH_S = 0.0005  # for which a thread keeps the interpreter while another waits: the event loop's is one of many
 MAX_PENDING = 1024  # connections that the kernel keeps until they are accepted; a further one is tried again after a second
 
 
@@ -97,6 +99,7 @@ def serve_shared(settings: Settings, on_start: Callable[[], None]) -> None:
 
 def _serve(settings: Settings, on_start: Callable[[], None] = lambda: None, sockets: list[socket.socket] | None = None) -> bool:
     limit_arenas(settings.malloc_arenas)
+    sys.setswitchinterval(SWITCH_S)
     raise_descriptor_limit()
     configure_logging(settings)
     tracing = open_tracing(settings)  # reads OTEL_* variables, some of them secrets

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.compiler.estimates.worker import Deadline
@@ -219,3 +219,12 @@ async def run_in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
 
 def state_of(request: Request) -> State:
     return cast(State, request.app.state.roller)
+
+
+def needs_place(resource: Resource) -> Any:
+    """Return the dependency of a route that refuses a client without a place before its body is validated."""
+
+    async def check(request: Request) -> None:
+        state_of(request).shares.check(resource, principal_of(request).client)
+
+    return Depends(check)

@@ -530,18 +530,57 @@ class _Maker:
         return None
 
     def scan(self) -> None:
-        """Running sums, and the first or last index of the greatest or least element."""
+        """Reductions of all elements before each one, along any axis: shifted, cut short, converted, reversed."""
+        rng = self.rng
+        base = self.tensor((1, 2, 3), points=max(4000, self.limit // 1000))
+        at, shift = rng.randrange(len(base.shape)), rng.choice((0, 0, 0, 1, -1, 2, -3))
+        size = base.shape[at]
+        length = max(1, min(size, size - shift) - rng.choice((0, 0, 0, 1, 3)))  # of the scan
+        axes, o = self.names(len(base.shape)), self.axis("o")
+        axis, shape = axes[at], [length if d == at else e for d, e in enumerate(base.shape)]
+        if math.prod(shape) * length > self.limit:
+            return self.first_index()
+        place = f"{length - 1} - {o}" if shift == 0 and self.chance(0.2) else f"{o} + {shift}" if shift > 0 else f"{o} - {-shift}"
+        place = o if place == f"{o} - 0" else place
+        conditions = [
+            rng.choice(
+                (f"{o} <= {axis}", f"{o} < {axis}", f"{o} >= {axis}", f"{o} > {axis}", f"{axis} >= {o}", f"{o} <= {axis} + 1")
+            )
+        ]
+        conditions += [f"{o} >= {-shift}"] * (shift < 0) + [f"{o} + {shift} < {size}"] * (shift > 0)
+        if len(axes) > 1 and self.chance(0.2):
+            conditions.append(self.condition([a for a in axes if a != axis], [e for d, e in enumerate(shape) if d != at]))
+        rng.shuffle(conditions)
+        text = base[[place if d == at else a for d, a in enumerate(axes)]]
+        dtype, combine = base.dtype, rng.choice(("+=!", "+=!", "+=!", "*=!", ">=!", "<=!"))
+        if combine == "*=!":
+            text = f"(1.0 + {text} * 0.01)" if base.is_float else text
+        elif self.chance(0.3):
+            text = self.unary(text, dtype)
+        if self.chance(0.2):
+            dtype = rng.choice(
+                ("float32", "float64") if base.is_float and not self.is_gpu else ("float32",) if base.is_float else ("int64",)
+            )
+            text = f"({text}).cast(`{dtype}`)"
+        text = f"({text}).when([{', '.join(conditions)}], {_neutral(combine, dtype)})"
+        stated = dtype
+        if self.chance(0.25) and combine in ("+=!", "*=!"):
+            stated = "float32" if dtype != "float64" else dtype
+        elif self.chance(0.2) and dtype == "float32":
+            text = f"{text}.cast(`float16`)"
+            stated = "float16"
+        order = rng.sample(range(len(axes)), len(axes)) if self.chance(0.3) else range(len(axes))
+        where = self.where((*axes, o), (*shape, length))
+        made = self.result(stated, [axes[d] for d in order], [shape[d] for d in order], text + where, combine, stated)
+        if self.chance(0.3):
+            self.epilogue(made)
+        return None
+
+    def first_index(self) -> None:
+        """Compute the first or last index of the greatest or least element of each row."""
         base = self.tensor((1, 2), points=max(4000, self.limit // 1000))
         axes = self.names(len(base.shape))
         *rows, last = axes
-        j = self.axis("j")
-        if self.chance(0.6):
-            zero = "0.0" if base.is_float else "0"
-            condition = self.rng.choice((f"{j} <= {last}", f"{j} < {last}", f"{j} >= {last}"))
-            where = self.where((*axes, j), (*base.shape, base.shape[-1]))
-            text = f"{base[(*rows, j)]}.when([{condition}], {zero}){where}"
-            self.result(base.dtype, axes, base.shape, text, "+=!", base.dtype)
-            return
         high = self.result(base.dtype, rows, base.shape[:-1], base[axes], self.rng.choice((">=!", "<=!")))
         other, combine = self.rng.choice(((str(base.shape[-1]), "<=!"), ("-1", ">=!")))
         found = f"{last}.when([{base[axes]} == {high[rows]}], {other})"
@@ -672,6 +711,18 @@ class _Maker:
         self.result(dtype, (i, j), (m, n), f"{x[i, p]} * {w[p, j]}", "+=!")
 
 
+def _neutral(combine: str, dtype: str) -> str:
+    """Return the element that changes no reduction of a type."""
+    if combine in ("+=!", "*=!"):
+        number = 0 if combine == "+=!" else 1
+        return f"{number}.0" if "float" in dtype else str(number)
+    if "float" in dtype:
+        return "const(`-inf`)" if combine == ">=!" else "const(`inf`)"
+    bits = int(dtype.lstrip("uint"))
+    low, high = (0, (1 << bits) - 1) if dtype.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    return f"const({low if combine == '>=!' else high}, `{dtype}`)"
+
+
 def _scaled(axis: str, factor: int) -> str:
     return axis if factor == 1 else f"{axis} * {factor}"
 
@@ -685,7 +736,8 @@ _PATTERNS: tuple[tuple[str, float, Callable[[_Maker], None]], ...] = (
     ("normalisation", 1.5, _Maker.normalisation),
     ("attention", 0.6, _Maker.attention),
     ("gather", 1.2, _Maker.gather),
-    ("scan", 1, _Maker.scan),
+    ("scan", 1.2, _Maker.scan),
+    ("first_index", 0.4, _Maker.first_index),
     ("movement", 2, _Maker.movement),
     ("indexing", 1.2, _Maker.indexing),
     ("wide_rank", 0.6, _Maker.wide_rank),

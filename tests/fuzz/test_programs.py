@@ -55,7 +55,7 @@ def test_a_seed_makes_the_same_program() -> None:
 def test_every_pattern_is_drawn_with_few_and_many_points() -> None:
     for limit in (1000, LARGE_POINTS):
         drawn = [draw(seed, is_gpu=seed % 2 == 0, limit=limit) for seed in range(300)]
-        assert len({pattern for program in drawn for pattern in program.patterns}) == 14
+        assert len({pattern for program in drawn for pattern in program.patterns}) == 15
         assert {";" in program.expression or "\n" in program.expression for program in drawn} == {True, False}
         assert any(program.outputs for program in drawn)
 

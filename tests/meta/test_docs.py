@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from roller_svc.frontend.lang import parse
 from roller_svc.frontend.lang.names import FUNCTIONS
 from roller_svc.ir.canonical import to_json
 from roller_svc.ir.dtype import DType, dtype_named
+from roller_svc.ir.kernel import Resources, RuntimeCheck
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 from roller_svc.runtime.saved import metadata, models
@@ -61,8 +63,10 @@ def test_formats_and_fields_of_saved_kernels_are_described() -> None:
     assert re.findall(r"`(roller-model/\d+)`", DOCS["api.md"]) == [models.FORMAT]
     view = TensorMap("map", "x", DType.FLOAT16, MapMode.TILED, (64, 64), (128,), (64, 64), (1, 1), (), (), Swizzle.B128)
     of_every_parameter = {"kind", "symbol", "bytes", "alignment"}
-    fields = set(to_json(metadata.MapParameter.of(view))) - of_every_parameter
-    assert sorted(field for field in fields if f"`{field}`" not in section) == []
+    described = set(to_json(metadata.MapParameter.of(view))) - of_every_parameter
+    records = (metadata.Metadata, metadata.LaunchEntry, metadata.BufferEntry, metadata.PhaseEntry, metadata.FileEntry)
+    described |= {field.name for record in (*records, metadata.Report, RuntimeCheck, Resources) for field in fields(record)}
+    assert sorted(field for field in described if f"`{field}`" not in section) == []
 
 
 def test_every_route_is_described(tmp_path: Path) -> None:

@@ -111,3 +111,17 @@ def test_requests_beyond_the_places_are_refused(tmp_path: Path) -> None:
         refused = httpx.post(f"http://127.0.0.1:{port}/v1/estimates", json=body(1), timeout=60.0)
         assert (refused.status_code, refused.json()["code"]) == (503, "queue-full")
         stub.through.set()
+
+
+def test_a_refused_request_is_not_validated(tmp_path: Path) -> None:
+    """Validation of a large body keeps the event loop for milliseconds."""
+    app = create_app(settings(tmp_path).model_copy(update={"limits": "estimates=1/1,batches=1/1,model_estimates=1/1"}))
+    shares = app.state.roller.shares
+    paths = {Resource.ESTIMATES: "estimates", Resource.BATCHES: "kernels:batchCompile", Resource.MODEL_ESTIMATES: "graphs:estimate"}
+    with running(app) as (_, port):
+        for resource, path in paths.items():
+            wrong = {"items": [{"no": "program"}] * 1024}
+            assert httpx.post(f"http://127.0.0.1:{port}/v1/{path}", json=wrong, timeout=60.0).status_code == 422
+            with shares.hold(resource, ""):
+                refused = httpx.post(f"http://127.0.0.1:{port}/v1/{path}", json=wrong, timeout=60.0)
+            assert (refused.status_code, refused.json()["code"]) == (503, "queue-full")

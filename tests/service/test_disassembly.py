@@ -209,7 +209,8 @@ def test_a_bundle_has_the_launchers_that_a_client_asks_for(client: Client) -> No
     answer = client.get(link, params={"launcher": "cupy,cpp"})
     assert "etag" not in answer.headers
     with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
-        assert sorted(archive.namelist()) == ["kernel.cu", "kernel.cubin", "launch.hpp", "launch.py", "metadata.json"]
+        files = ["kernel.cu", "kernel.cubin", "launch.hpp", "launch.py", "metadata.json", "report.json"]
+        assert sorted(archive.namelist()) == files
         assert "cuLaunchKernel" in archive.read("launch.hpp").decode()
     for url, params in ((link, {"launcher": "rust"}), (link.replace("bundle", "source"), {"launcher": "cupy"})):
         refusal = client.get(url, params=params)

@@ -97,7 +97,7 @@ def test_the_model_chooses_where_no_device_is(kernel: roller_svc.Kernel) -> None
 
 def test_saved_and_loaded_again(kernel: roller_svc.Kernel, arrays: dict[str, Any], tmp_path: Path) -> None:
     folder = kernel.save(tmp_path / "kernel")
-    assert {path.name for path in folder.iterdir()} == {"kernel.c", "kernel.so", "kernel.h", "metadata.json"}
+    assert {path.name for path in folder.iterdir()} == {"kernel.c", "kernel.so", "kernel.h", "metadata.json", "report.json"}
     again = roller_svc.load(folder)
     for name in ("digest", "target", "expression", "source", "binary", "language", "launches", "resources", "report"):
         assert getattr(again, name) == getattr(kernel, name)

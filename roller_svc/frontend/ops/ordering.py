@@ -13,16 +13,19 @@ from roller_svc.ir.dtype import DType
 # Every pair of elements along the axis is compared, or of a block of it.
 MAX_RANKED = 1 << 14
 MAX_CUMULATED = 1 << 20
+MAX_ROUNDS = 8  # elements that are found one after the other, each in a pass over what is on chip
 MIN_SAVED = 4  # comparisons of all pairs for each one of blocks, from which blocks pay
 
 
 def _top_k_indices(call: Call) -> str:
-    """Return the statements that count the elements before each one, by which its place is found."""
+    """Return the statements that find one element after the other, or count the elements before each one."""
     x = call.x
     axis, count = call.one_axis(x.rank), call.integer("k")
     extent = x.shape[axis]
     if count > extent:
         raise call.wrong_parameter(f"k is {count}, but dimension {axis} has {extent} elements")
+    if count <= MAX_ROUNDS and x.dtype not in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.BOOL):
+        return _top_k_in_rounds(call, axis, count)
     if extent > MAX_RANKED:
         raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_RANKED}")
     if (size := _block_size(extent, count)) < extent:
@@ -43,6 +46,43 @@ def _top_k_indices(call: Call) -> str:
             dtype=call.dtype(),
         ),
     )
+
+
+def _top_k_in_rounds(call: Call, axis: int, count: int) -> str:
+    """Return the statements that find the first element, then the first one after it, and so on.
+
+    A round is a maximum and the least position that has it, over the elements after the one found before.
+    """
+    x, axes = call.x, call.axes(call.x.rank)
+    here, rows, element = axes[axis], (*axes[:axis], *axes[axis + 1 :]), x.at(*axes)
+    largest, extent = call.flag("largest"), x.shape[axis]
+    is_nan = [f"isnan({element})"] if x.dtype.is_float else []
+    sign, before = (">", "<") if largest else ("<", ">")
+    keyed, position, statements, places, end = element, here, list[str](), list[str](), extent
+    if is_nan and not largest:  # NaN is last: as infinity, behind all positions of numbers
+        keyed = f"where({is_nan[0]}, {number(math.inf, x.dtype)}, {element})"
+        position, end = f"where({is_nan[0]}, {here} + {extent}, {here})", 2 * extent
+    after: list[str] = []
+    for turn in range(count):
+        best, place = (f"{call.intermediate(f'{role}{turn}')}[{', '.join(rows)}]" for role in ("best", "place"))
+        same = " | ".join([f"({element} == {best})", *is_nan]) if largest else f"{keyed} == {best}"
+        statements += [
+            statement(best.partition("[")[0], rows, f"{sign}=!", guard(keyed, after, _neutral(sign, x.dtype))),
+            statement(place.partition("[")[0], rows, "<=!", guard(position, [same, *after], str(end)), dtype=DType.INT32),
+        ]
+        places.append(place if position == here else f"{place} % {extent}")
+        later = f"({keyed} {before} {best}) | ({keyed} == {best}) & ({position} > {place})"
+        if is_nan and largest:
+            later += f" | isnan({best}) & (~isnan({element}) | ({here} > {place}))"
+        after = [later]
+    turn_axis = call.axis("place")
+    found = places[0]
+    for turn, place in enumerate(places[1:], start=1):
+        found = f"where({turn_axis} == {turn}, {place}, {found})"
+    result = (*axes[:axis], turn_axis, *axes[axis + 1 :])
+    return join_statements(
+        *statements, statement(call.output, result, "=", found, where=[(turn_axis, count)], dtype=call.dtype())
+    )  # fmt: skip
 
 
 def _block_size(extent: int, count: int) -> int:
@@ -182,8 +222,8 @@ _CUMULATED = (
 OPERATORS = (
     Operator(
         "top_k_indices",
-        f"Where along an axis of at most {MAX_RANKED} elements the `k` greatest are, in order. Equal ones keep their "
-        "order; NaN counts as greatest.",
+        f"Where along an axis the `k` greatest elements are, in order. Equal ones keep their order; NaN counts as "
+        f"greatest. An axis has at most {MAX_RANKED} elements if `k` is greater than {MAX_ROUNDS}.",
         ("x",),
         _top_k_indices,
         (

@@ -13,7 +13,7 @@ from roller_svc.errors import ArgumentError, InputError, InvariantError, Unsuppo
 from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStore
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.torch.convert import GraphConverter, add_input
-from roller_svc.frontend.torch.tensors import Empty, array_of, dtype_of, type_of
+from roller_svc.frontend.torch.tensors import Empty, array_of, dtype_of, memory_order, type_of
 from roller_svc.ir.graph import Graph
 
 
@@ -78,6 +78,8 @@ def import_partition(
 ) -> Graph:
     """Return the graph of a module of supported nodes. Its inputs are called input0, ..., its outputs output0, ...
 
+    Outputs have their dimensions in the order in which torch has them in memory.
+
     Args:
         module: placeholders and results have the types that the tracer infers.
         constants: values of inputs, by position; other inputs are those of the graph.
@@ -102,6 +104,9 @@ def import_partition(
     for position, node in enumerate(result_nodes(module)):
         value = converter.values.get(node)
         if isinstance(value, Operand):
+            order = memory_order(node.meta["val"])
+            if order is not None and order != tuple(range(value.rank)):
+                value = builder.call("transpose", [value], permutation=order)
             outputs.append((f"output{position}", value))
         elif not converter.unsupported:
             converter.unsupported.append(UnsupportedNode("output", node.name, "it is not a tensor with elements"))

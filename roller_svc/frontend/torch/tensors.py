@@ -69,6 +69,12 @@ def type_of(tensor: torch.Tensor) -> TensorType | Empty:
     return TensorType(dtype_of(tensor.dtype), shape) if math.prod(shape) else Empty(shape)
 
 
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the dimensions from the outermost in memory to the innermost; None for memory with gaps or repetition."""
+    order = tuple(sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d)))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
 def array_of(tensor: torch.Tensor) -> Array:
     """Return the elements as a dense array, which shares the memory of a dense tensor on the CPU."""
     return view_of(tensor.cpu().contiguous())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from threading import local
 from typing import NamedTuple
 
@@ -99,6 +99,10 @@ class CpuModel:
         binding = bind(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
         self._call(self._run, *self._bound_pointers(binding))
         return binding.copy_back()
+
+    def run_at(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Run on dense tensors of the plan's types at these addresses, in its order. Raises IndexRangeError as `run`."""
+        self._call(self._run, self._input_pointers(*inputs), self._output_pointers(*outputs))
 
     def profile(self, arrays: Mapping[str, object]) -> list[Moment]:
         """Run the model once and return each executed step, or its rTasks on a vEU. Times are since the first.

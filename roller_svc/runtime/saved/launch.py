@@ -1,8 +1,9 @@
-"""Launch the kernel that is saved in the folder of this file. Needs Python alone, and the library that has the arrays.
+"""Launch the kernel or model that is saved in the folder of this file. Needs Python alone, and the library of the arrays.
 
     kernel = Kernel()                    # reads metadata.json and loads the binary
     results = kernel(a=a, b=b)           # {"c": array}; kernel.run({"a": a}, out={"c": c}) for other names
     operator = torch_operator(kernel)    # c = operator(a, b), which torch.compile and CUDA graphs can capture
+    results = Model()(x=x)               # likewise for the folder of a model, which is for a CPU
 
 Arrays are dense and row-major: of numpy or torch for a CPU, of CuPy or torch for a GPU. Kernels of a GPU run on the
 stream that is current in that library, and nothing waits for them.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -63,28 +66,9 @@ class Kernel:
         (GPUs read 0 there), and RuntimeError for an error of the driver.
         """
         out = out or {}
-        names, results_names = ([b["name"] for b in buffers] for buffers in (self.inputs, self.outputs))
-        if set(arrays) != set(names):
-            raise TypeError(f"expected the inputs {', '.join(names)}, got {', '.join(map(str, arrays)) or 'none'}")
-        if not set(out).issubset(results_names):
-            raise TypeError(f"expected outputs among {', '.join(results_names)}, got {', '.join(map(str, out))}")
-        given = [(b, arrays[b["name"]]) for b in self.inputs] + [(b, out[b["name"]]) for b in self.outputs if b["name"] in out]
-        like = given[0][1] if given else None
-        library = _library_of(like, is_host=self.is_host)
-        for buffer, array in given:
-            if _library_of(array, is_host=self.is_host) is not library or getattr(array, "device", None) != getattr(
-                like, "device", None
-            ):
-                raise TypeError("expected all arrays of one library, on one device")
-            _check_array(library, buffer, array)
-            if not self.is_host and library.address(array) % buffer["alignment"]:
-                raise ValueError(f"{buffer['name']}: expected an address that is a multiple of {buffer['alignment']} bytes")
-        self._check_outputs(library, given, out)
+        library, like = _check(self.inputs, self.outputs, arrays, out, is_host=self.is_host)
         with library.device(like):
-            results = dict(out)
-            for buffer in self.outputs:
-                if buffer["name"] not in results:
-                    results[buffer["name"]] = library.empty(buffer["shape"], buffer["dtype"], like)
+            results = _make_results(library, self.outputs, out, like)
             memory = {b["symbol"]: library.address(arrays[b["name"]]) for b in self.inputs}
             memory |= {b["symbol"]: library.address(results[b["name"]]) for b in self.outputs}
             for buffer in self.inputs:
@@ -93,17 +77,6 @@ class Kernel:
             workspace = library.empty([self.metadata["workspace_bytes"] + WORKSPACE_ALIGNMENT_BYTES], "uint8", like)
             self.launch(memory, library.address(workspace), library.stream(like), library.ordinal(like))
         return results
-
-    def _check_outputs(self, library: _Library, given: Sequence[tuple[Any, Any]], out: Mapping[str, Any]) -> None:
-        """Check that arrays of `out` can be written and share no memory, but an output with its own donated input."""
-        spans = [(b, library.address(array), library.address(array) + b["bytes"]) for b, array in given]
-        for buffer, start, end in (span for span in spans if span[0]["role"] == "output"):
-            if not library.is_writeable(out[buffer["name"]]):
-                raise ValueError(f"{buffer['name']}: expected an output that can be written")
-            for other, first, last in spans:
-                is_own = other is buffer or (other["donated"] and other["name"] == buffer["name"] and first == start)
-                if start < last and first < end and not is_own:
-                    raise ValueError(f"{buffer['name']} shares memory with {other['name']}; give an output of its own")
 
     def launch(self, memory: Mapping[str, int], workspace: int = 0, stream: int = 0, device: int = 0) -> None:
         """Launch the kernel on addresses.
@@ -119,6 +92,84 @@ class Kernel:
             addresses[buffer["symbol"]] = end
             end += buffer["bytes"] + -buffer["bytes"] % WORKSPACE_ALIGNMENT_BYTES
         self._binary.launch(addresses, stream, device)
+
+
+class Model:
+    """A saved model. `variants` has one for each set of shapes, whose `inputs` and `outputs` are as those of a kernel."""
+
+    def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
+        self.metadata: dict[str, Any] = json.loads((Path(folder) / "metadata.json").read_text(encoding="utf-8"))
+        self.name: str = self.metadata["name"]
+        names = [f"{self.name}_{number}" if number else self.name for number in range(len(self.metadata["variants"]))]
+        self.variants = [_Variant(Path(folder), *each) for each in zip(names, self.metadata["variants"], strict=True)]
+
+    def __call__(self, **arrays: Any) -> dict[str, Any]:
+        """Run the model on arrays by name and return the outputs by name."""
+        return self.run(arrays)
+
+    def run(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Run the variant for the arrays' shapes and return the outputs by name, those of `out` if given.
+
+        Raises TypeError and ValueError for arrays that do not fit, and IndexError for an index from data that is out of range.
+        """
+        variant, out = self._variant(arrays), out or {}
+        library, like = _check(variant.inputs, variant.outputs, arrays, out, is_host=True)
+        results = _make_results(library, variant.outputs, out, like)
+        variant.launch(
+            [library.address(arrays[b["name"]]) for b in variant.inputs],
+            [library.address(results[b["name"]]) for b in variant.outputs],
+        )
+        return results
+
+    def _variant(self, arrays: Mapping[str, Any]) -> _Variant:
+        first, *others = self.variants
+        given = {name: list(getattr(array, "shape", ())) for name, array in arrays.items()}
+        if not others or given.keys() != {b["name"] for b in first.inputs}:
+            return first  # whose check says what is wrong
+        for variant in self.variants:
+            if all(given[b["name"]] == b["shape"] for b in variant.inputs):
+                return variant
+        known = "; ".join(", ".join(f"{b['name']}{b['shape']}" for b in variant.inputs) for variant in self.variants)
+        shown = ", ".join(f"{name}{shape}" for name, shape in given.items())
+        raise ValueError(f"there is no variant for the shapes {shown}; there are {known}")
+
+
+class _Variant:
+    """The shared object of a model for one set of shapes, with its weights."""
+
+    def __init__(self, folder: Path, name: str, entry: Mapping[str, Any]) -> None:
+        plan, files = entry["plan"], entry["files"]
+        self.inputs = [_tensor(*each, role="input") for each in plan["inputs"]]
+        self.outputs = [_tensor(*each, role="output") for each in plan["outputs"]]
+        self._workspace_bytes: int = plan["arena_bytes"]
+        self._weights, self._packed = (_Block((folder / files[kind]).read_bytes()) for kind in ("weights", "packed"))
+        self._run = ctypes.CDLL(str((folder / files["binary"]).resolve()))[f"{name}_run"]
+        self._run.restype = ctypes.c_long
+
+    def launch(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Run the model on addresses, in the order of its inputs and outputs."""
+        status, workspace = (ctypes.c_longlong * 4)(), _Block(bytes(self._workspace_bytes))
+        listed = [(ctypes.c_void_p * max(len(addresses), 1))(*addresses) for addresses in (inputs, outputs)]
+        memory = [ctypes.c_void_p(block.address) for block in (workspace, self._weights, self._packed)]
+        if self._run(*listed, *memory, status) >= 0:
+            raise IndexError(f"an index from data is out of range: {status[2]}")
+
+
+class _Block:
+    """Bytes at an aligned address."""
+
+    def __init__(self, content: bytes) -> None:
+        self._memory = ctypes.create_string_buffer(len(content) + WORKSPACE_ALIGNMENT_BYTES)
+        self.address = ctypes.addressof(self._memory)
+        self.address += -self.address % WORKSPACE_ALIGNMENT_BYTES
+        ctypes.memmove(self.address, content, len(content))
+
+
+def _tensor(name: str, dtype: str, shape: Sequence[int], *, role: str) -> dict[str, Any]:
+    """Return a tensor of a model as the metadata of kernels has buffers."""
+    bits = re.search(r"\d+", dtype)
+    size = math.prod(shape) * (int(bits[0]) // 8 if bits else 1)
+    return {"name": name, "dtype": dtype, "shape": list(shape), "bytes": size, "role": role, "donated": False, "alignment": 1}
 
 
 class _Host:
@@ -313,6 +364,50 @@ def _numpy_dtype(library: Any, name: str) -> Any:
         return library.dtype(name)
     except TypeError:
         return library.dtype(f"uint{16 if name == 'bfloat16' else 8}")
+
+
+def _check(
+    inputs: Sequence[Mapping[str, Any]],
+    outputs: Sequence[Mapping[str, Any]],
+    arrays: Mapping[str, Any],
+    out: Mapping[str, Any],
+    *,
+    is_host: bool,
+) -> tuple[_Library, Any]:
+    """Check that arrays fit; return their library, and one of them."""
+    names, results_names = ([b["name"] for b in buffers] for buffers in (inputs, outputs))
+    if set(arrays) != set(names):
+        raise TypeError(f"expected the inputs {', '.join(names)}, got {', '.join(map(str, arrays)) or 'none'}")
+    if not set(out).issubset(results_names):
+        raise TypeError(f"expected outputs among {', '.join(results_names)}, got {', '.join(map(str, out))}")
+    given = [(b, arrays[b["name"]]) for b in inputs] + [(b, out[b["name"]]) for b in outputs if b["name"] in out]
+    like = given[0][1] if given else None
+    library = _library_of(like, is_host=is_host)
+    for buffer, array in given:
+        if _library_of(array, is_host=is_host) is not library or getattr(array, "device", None) != getattr(like, "device", None):
+            raise TypeError("expected all arrays of one library, on one device")
+        _check_array(library, buffer, array)
+        if not is_host and library.address(array) % buffer["alignment"]:
+            raise ValueError(f"{buffer['name']}: expected an address that is a multiple of {buffer['alignment']} bytes")
+    _check_outputs(library, given, out)
+    return library, like
+
+
+def _check_outputs(library: _Library, given: Sequence[tuple[Any, Any]], out: Mapping[str, Any]) -> None:
+    """Check that arrays of `out` can be written and share no memory, but an output with its own donated input."""
+    spans = [(b, library.address(array), library.address(array) + b["bytes"]) for b, array in given]
+    for buffer, start, end in (span for span in spans if span[0]["role"] == "output"):
+        if not library.is_writeable(out[buffer["name"]]):
+            raise ValueError(f"{buffer['name']}: expected an output that can be written")
+        for other, first, last in spans:
+            is_own = other is buffer or (other["donated"] and other["name"] == buffer["name"] and first == start)
+            if start < last and first < end and not is_own:
+                raise ValueError(f"{buffer['name']} shares memory with {other['name']}; give an output of its own")
+
+
+def _make_results(library: _Library, outputs: Sequence[Mapping[str, Any]], out: Mapping[str, Any], like: Any) -> dict[str, Any]:
+    made = {b["name"]: library.empty(b["shape"], b["dtype"], like) for b in outputs if b["name"] not in out}
+    return {b["name"]: out.get(b["name"], made.get(b["name"])) for b in outputs}
 
 
 def _check_array(library: _Library, buffer: Mapping[str, Any], array: Any) -> None:

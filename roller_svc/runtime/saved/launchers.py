@@ -1,4 +1,4 @@
-"""Files that launch a saved kernel without this project, by the name of what the caller has."""
+"""Files that launch a saved kernel or model without this project, by the name of what the caller has."""
 
 from __future__ import annotations
 
@@ -18,17 +18,36 @@ def launcher_files(compiled: CompiledKernel, names: Iterable[str]) -> dict[str, 
 
     Raises ArgumentError for unknown launchers, and for CuPy and a CPU.
     """
-    files = {}
-    is_host = compiled.source.language is Language.C
+    if compiled.source.language is Language.C:
+        return host_launcher_files(names)
+    files: dict[str, bytes] = {}
     for name in names:
-        if name not in LAUNCHERS:
-            message = f"unknown launcher {name[:40]!r}; expected one of {', '.join(LAUNCHERS)}"
-            raise ArgumentError(message, code="unknown-launcher")
-        if name == "cupy" and is_host:
-            message = "CuPy has arrays of GPUs, and the kernel is for a CPU"
+        _check(name)
+        if name == "cpp":
+            files["launch.hpp"] = cpp_launcher(compiled).encode()
+        else:
+            files |= _python_launcher()
+    return files
+
+
+def host_launcher_files(names: Iterable[str]) -> dict[str, bytes]:
+    """Return the files of launchers for a CPU, where C++ has a header anyway. Raises ArgumentError as launcher_files."""
+    files: dict[str, bytes] = {}
+    for name in names:
+        _check(name)
+        if name == "cupy":
+            message = "CuPy has arrays of GPUs, and this is for a CPU"
             raise ArgumentError(message, code="unknown-launcher", hint="the launcher ctypes takes numpy's arrays")
         if name != "cpp":
-            files["launch.py"] = Path(launch.__file__).read_bytes()
-        elif not is_host:
-            files["launch.hpp"] = cpp_launcher(compiled).encode()
+            files |= _python_launcher()
     return files
+
+
+def _python_launcher() -> dict[str, bytes]:
+    return {"launch.py": Path(launch.__file__).read_bytes()}
+
+
+def _check(name: str) -> None:
+    if name not in LAUNCHERS:
+        message = f"unknown launcher {name[:40]!r}; expected one of {', '.join(LAUNCHERS)}"
+        raise ArgumentError(message, code="unknown-launcher")

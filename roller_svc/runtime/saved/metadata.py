@@ -1,4 +1,6 @@
-"""metadata.json of a saved kernel ↔ CompiledKernel. The file is untrusted: the records state what each field may be.
+"""metadata.json and report.json of a saved kernel ↔ CompiledKernel. Both are untrusted: the records state what each field may be.
+
+metadata.json has what launching needs, report.json how the kernel came about.
 
 Tensor maps are stored as the arguments of the driver's encoding functions.
 """
@@ -29,7 +31,9 @@ from roller_svc.ir.kernel import (
 )
 from roller_svc.ir.tensor_map import MAX_EXTENT, MAX_RANK, MAX_STRIDE_BYTES, MapMode, Swizzle, TensorMap
 
-FORMAT = "roller-kernel/5"
+FORMAT = "roller-kernel/6"
+FORMAT_WITH_REPORT = "roller-kernel/5"  # the format before: metadata.json has the fields of report.json
+REPORT_FORMAT = "roller-kernel-report/1"
 MAX_METADATA_BYTES = 8 << 20  # some hundred kilobytes with a hundred candidates
 MAP_BYTES = 128  # size of CUtensorMap (CUDA driver API), which CUDA 13 aligns to 128
 MAP_ALIGNMENT_BYTES = 128
@@ -234,7 +238,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The whole file."""
+    """The whole metadata.json."""
 
     format: str
     name: Identifier
@@ -252,11 +256,9 @@ class Metadata:
     launches: Annotated[tuple[LaunchEntry, ...], Limit(1, _MAX_ITEMS)]
     checks: Annotated[tuple[RuntimeCheck, ...], _Items]
     compile_seconds: Annotated[float, Limit(0, sys.float_info.max)]
-    log: str
-    extra: Mapping[str, Any]
     files: Mapping[str, FileEntry]
 
-    def compiled(self, text: str, binary: bytes) -> CompiledKernel:
+    def compiled(self, text: str, binary: bytes, log: str) -> CompiledKernel:
         """Return the kernel, checking what its parts say of each other and the source's key."""
         arch = arch_named(self.arch)
         if arch is None:
@@ -276,7 +278,16 @@ class Metadata:
         if source.key != self.source_key:
             raise CorruptKernelError("source_key does not fit the rest of the metadata")
         resources = tuple(each.resources for each in self.launches)
-        return CompiledKernel(source, binary, self.log, resources, self.compile_seconds)
+        return CompiledKernel(source, binary, log, resources, self.compile_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole report.json: what the compiler said, and the plan and the report of the build."""
+
+    format: str
+    log: str
+    extra: Mapping[str, Any]
 
 
 class CorruptKernelError(ArgumentError):

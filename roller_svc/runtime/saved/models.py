@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +25,7 @@ import numpy as np
 from roller_svc.ir.canonical import Limit, as_array, to_json
 from roller_svc.ir.model_plan import MAX_BYTES, ModelKernel, ModelPlan
 from roller_svc.runtime.binding import Array
+from roller_svc.runtime.saved.launchers import host_launcher_files
 from roller_svc.runtime.saved.metadata import CorruptKernelError, FileEntry, Identifier, Text
 from roller_svc.runtime.saved.plan_json import plan_from_json, plan_to_json
 from roller_svc.runtime.saved.serialization import (
@@ -117,13 +118,23 @@ def variant_name(name: str, number: int) -> str:
     return f"{name}_{number}" if number else name
 
 
-def save_model(model: ModelBundle, directory: str | os.PathLike[str], make_header: MakeHeader) -> Path:
+def save_model(
+    model: ModelBundle, directory: str | os.PathLike[str], make_header: MakeHeader, launchers: Iterable[str] = ()
+) -> Path:
     """Write the model to `directory`, which need not exist, and return its path.
 
     Readers see the whole model or none. Files of other names in an existing directory stay unchanged. `make_header`
     returns the C header for a plan, a name, and the names of the files of weights and packed weights.
+    Raises ArgumentError (unknown-launcher) for launchers that a model cannot have.
     """
-    return write_folder(directory, lambda folder: _write(model, folder, make_header))
+    launcher_files = host_launcher_files(launchers)
+
+    def write(folder: Path) -> None:
+        for name, content in launcher_files.items():
+            (folder / name).write_bytes(content)
+        _write(model, folder, make_header)
+
+    return write_folder(directory, write)
 
 
 def load_model(directory: str | os.PathLike[str]) -> ModelBundle:

@@ -1,4 +1,7 @@
-"""Save and load kernels: a directory with source, binary and metadata.json, enough to launch without roller_svc."""
+"""Save and load kernels: a directory with source, binary and metadata.json, enough to launch without roller_svc.
+
+report.json beside them has what launching does not need. A kernel without it loads with an empty report.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,18 @@ from roller_svc.runtime.resident import resident_empty
 from roller_svc.runtime.saved.launchers import launcher_files
 from roller_svc.runtime.saved.metadata import (
     FORMAT,
+    FORMAT_WITH_REPORT,
     MAX_METADATA_BYTES,
+    REPORT_FORMAT,
     BufferEntry,
     CorruptKernelError,
     FileEntry,
     LaunchEntry,
     Metadata,
+    Report,
 )
 
-METADATA = "metadata.json"
+METADATA, REPORT = "metadata.json", "report.json"
 HEADER = "kernel.h"
 _BINARY_NAMES = {Language.C: "kernel.so", Language.CUDA: "kernel.cubin", Language.HIP: "kernel.hsaco"}
 _MAX_FILE_BYTES = 256 << 20
@@ -79,7 +85,7 @@ def save(kernel: KernelBundle, directory: str | os.PathLike[str], launchers: Ite
 def load(directory: str | os.PathLike[str]) -> KernelBundle:
     """Load the kernel in `directory`, checking its files against the digests stored there.
 
-    Reads three files, follows no symbolic link and runs nothing. Running the kernel executes its machine code in this
+    Reads four files, follows no symbolic link and runs nothing. Running the kernel executes its machine code in this
     process: only run kernels from sources that you trust.
     Raises UnknownKernelError if there is no kernel, and ArgumentError (damaged-kernel) if its files have
     changed since it was saved.
@@ -88,13 +94,17 @@ def load(directory: str | os.PathLike[str]) -> KernelBundle:
 
 
 def _read(path: Path) -> KernelBundle:
-    metadata = read_metadata(path, Metadata, MAX_METADATA_BYTES, FORMAT)
+    metadata, report = _parse_metadata(read_file(path, METADATA, MAX_METADATA_BYTES))
     names = _file_names(metadata.language)
     text, binary = (read_file(path, name, _MAX_FILE_BYTES) for name in names)
     for name, content in zip(names, (text, binary), strict=True):
         check_digest(name, content, metadata.files)
-    compiled = metadata.compiled(text.decode(), binary)
-    return KernelBundle(compiled, metadata.expression, metadata.target, metadata.digest, metadata.estimate, metadata.extra)
+    if os.path.lexists(path / REPORT) and metadata.format == FORMAT:
+        content = read_file(path, REPORT, MAX_METADATA_BYTES)
+        check_digest(REPORT, content, metadata.files)
+        report = from_json(Report, _json_object(content, REPORT_FORMAT))
+    compiled = metadata.compiled(text.decode(), binary, report.log)
+    return KernelBundle(compiled, metadata.expression, metadata.target, metadata.digest, metadata.estimate, report.extra)
 
 
 def c_header(compiled: CompiledKernel) -> str:
@@ -217,13 +227,18 @@ def _files(kernel: KernelBundle) -> dict[str, bytes]:
         f"kernel{source.language.suffix}": source.text.encode(),
         _BINARY_NAMES[source.language]: kernel.compiled.binary,
     }
+    files[REPORT] = _json_file(REPORT, Report(REPORT_FORMAT, kernel.compiled.log, kernel.extra))
     digests = {name: FileEntry(hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()}
     if source.language is Language.C:
         files[HEADER] = c_header(kernel.compiled).encode()
-    metadata = (json.dumps(to_json(_metadata(kernel, digests)), indent=1, allow_nan=False) + "\n").encode()
-    if len(metadata) > MAX_METADATA_BYTES:
-        raise InvariantError(f"{METADATA} has {len(metadata)} bytes, of which load takes {MAX_METADATA_BYTES} at most")
-    return files | {METADATA: metadata}
+    return files | {METADATA: _json_file(METADATA, _metadata(kernel, digests))}
+
+
+def _json_file(name: str, record: object) -> bytes:
+    content = (json.dumps(to_json(record), indent=1, allow_nan=False) + "\n").encode()
+    if len(content) > MAX_METADATA_BYTES:
+        raise InvariantError(f"{name} has {len(content)} bytes, of which load takes {MAX_METADATA_BYTES} at most")
+    return content
 
 
 def _metadata(kernel: KernelBundle, files: Mapping[str, FileEntry]) -> Metadata:
@@ -248,8 +263,6 @@ def _metadata(kernel: KernelBundle, files: Mapping[str, FileEntry]) -> Metadata:
         tuple(LaunchEntry.of(launch, buffers, used) for launch, used in launches),
         source.checks,
         compiled.compile_seconds,
-        compiled.log,
-        kernel.extra,
         files,
     )
 
@@ -260,22 +273,36 @@ def read_metadata(directory: Path, cls: type[T], limit_bytes: int, format_: str)
 
 
 def parse_compiled(metadata: bytes, text: str) -> CompiledKernel:
-    """Return a kernel without its binary, from metadata.json and its source. Raises DAMAGE for other contents."""
-    return parse_metadata(metadata, Metadata, FORMAT).compiled(text, b"")
+    """Return a kernel without its binary and log, from metadata.json and its source. Raises DAMAGE for other contents."""
+    return _parse_metadata(metadata)[0].compiled(text, b"", "")
+
+
+def _parse_metadata(content: bytes) -> tuple[Metadata, Report]:
+    """Return the metadata, and the report that older files have inside; else an empty one."""
+    document = _json_object(content, FORMAT, FORMAT_WITH_REPORT)
+    report = Report(REPORT_FORMAT, "", {})
+    if document["format"] == FORMAT_WITH_REPORT:
+        report = from_json(Report, {"format": REPORT_FORMAT, **{key: document.pop(key, None) for key in ("log", "extra")}})
+    return from_json(Metadata, document), report
 
 
 def parse_metadata(content: bytes, cls: type[T], format_: str) -> T:
     """Return the record in a metadata.json. Raises ValueError for malformed text and for non-finite numbers."""
+    return from_json(cls, _json_object(content, format_))
+
+
+def _json_object(content: bytes, *formats: str) -> dict[str, Any]:
+    """Return the object in a file of one of the formats."""
     document = json.loads(content, parse_float=_finite, parse_constant=_finite)
-    if not isinstance(document, dict) or document.get("format") != format_:
-        raise CorruptKernelError(f"{METADATA} is not in the format {format_}")
-    return from_json(cls, document)
+    if not isinstance(document, dict) or document.get("format") not in formats:
+        raise CorruptKernelError(f"the format is not {' or '.join(formats)}")
+    return document
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise CorruptKernelError(f"{METADATA} has the number {text[:40]}")
+        raise CorruptKernelError(f"a file has the number {text[:40]}")
     return value
 
 

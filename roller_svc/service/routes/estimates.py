@@ -19,14 +19,15 @@ from roller_svc.service.access import principal_of, requires
 from roller_svc.service.mapping import check_devices_differ, item_from_body
 from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
-from roller_svc.service.state import state_of
+from roller_svc.service.state import needs_place, state_of
+from roller_svc.settings import Resource
 
 router = APIRouter(prefix="/v1", tags=["estimates"])
 
 PLANS_PER_ITEM = 10  # of the largest request, on average
 
 
-@router.post("/estimates", response_model=EstimateResponse, dependencies=[requires(Scope.READ)])
+@router.post("/estimates", response_model=EstimateResponse, dependencies=[requires(Scope.READ), needs_place(Resource.ESTIMATES)])
 async def estimates(body: EstimateRequest, request: Request) -> Response:
     """Estimate every item on every target, in that order. A rejected one has `error` in place of `candidates`."""
     state = state_of(request)

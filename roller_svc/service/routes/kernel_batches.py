@@ -10,11 +10,17 @@ from roller_svc.farm.api_keys import Scope
 from roller_svc.service.access import requires
 from roller_svc.service.batches import submit_batch
 from roller_svc.service.mapping import build_request_from_body
+from roller_svc.service.state import needs_place
+from roller_svc.settings import Resource
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
 
 
-@router.post("/kernels:batchCompile", response_model=BatchCompileResponse, dependencies=[requires(Scope.COMPILE)])
+@router.post(
+    "/kernels:batchCompile",
+    response_model=BatchCompileResponse,
+    dependencies=[requires(Scope.COMPILE), needs_place(Resource.BATCHES)],
+)
 async def batch_compile(body: BatchCompileRequest, request: Request) -> Response:
     """Compile kernels, each for one device or several targets: an operation or an error for each of them."""
     return await submit_batch(request, body.requests, build_request_from_body)

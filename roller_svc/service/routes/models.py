@@ -37,7 +37,7 @@ from roller_svc.service.middleware import too_large
 from roller_svc.service.model_builds import check_target
 from roller_svc.service.parts_response import PartsResponse
 from roller_svc.service.responses import CLIENT_GONE
-from roller_svc.service.state import state_of
+from roller_svc.service.state import needs_place, state_of
 from roller_svc.service.submission import IdempotencyKey, Prefer, check_scopes, submit_and_wait
 from roller_svc.settings import Resource
 
@@ -144,7 +144,11 @@ async def compile_graph(
     return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
 
 
-@router.post("/graphs:batchCompile", response_model=GraphBatchResponse, dependencies=[requires(Scope.COMPILE)])
+@router.post(
+    "/graphs:batchCompile",
+    response_model=GraphBatchResponse,
+    dependencies=[requires(Scope.COMPILE), needs_place(Resource.BATCHES)],
+)
 async def batch_compile_graphs(body: GraphBatchRequest, request: Request) -> Response:
     """Compile models, each for several targets: an operation or an error for each of them."""
     store = state_of(request).store
@@ -154,7 +158,7 @@ async def batch_compile_graphs(body: GraphBatchRequest, request: Request) -> Res
 @router.post(
     "/graphs:estimate",
     response_model=GraphEstimateResponse,
-    dependencies=[requires(Scope.READ)],
+    dependencies=[requires(Scope.READ), needs_place(Resource.MODEL_ESTIMATES)],
 )
 async def estimate_graph(body: GraphRequest, request: Request) -> Response:
     """Estimate a model without a build."""

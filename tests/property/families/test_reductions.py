@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,3 +149,19 @@ def test_many_tiles_give_the_reference_s_values(case: Case, data: st.DataObject)
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_chosen_tiles_give_the_reference_s_values(case: Case, target: str) -> None:
     check_chosen(case, target)
+
+
+@pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "amd-mi250x"])
+def test_integers_are_added_and_multiplied_as_the_floats_that_are_stated(target: str) -> None:
+    text = "p[i]: float64 *=! x[i, j]; s[i]: float64 +=! w[i, j]; q[j]: float32 *=! x[i, j]; m[i]: float32 >=! w[i, j]"
+    types = {"x": ("int32", (3, 37)), "w": ("int64", (3, 37))}
+    x = (np.arange(111, dtype=np.int32) % 9 - 4).reshape(3, 37) | 1
+    w = np.full((3, 37), 2**62, np.int64)  # whose sum wraps in 64 bits
+    runtime = "auto" if target == "local" else "emulator"
+    kernel = roller_svc.compile(text, types, outputs=["p", "s", "q", "m"], target=target, top_k=1, select="model", runtime=runtime)
+    found = kernel(x=x, w=w)
+    for values in (found, roller_svc.reference(text, types, {"x": x, "w": w}, outputs=["p", "s", "q", "m"])):
+        np.testing.assert_allclose(values["p"], np.prod(x, axis=1, dtype=np.float64), rtol=1e-12)
+        np.testing.assert_allclose(values["s"], np.sum(w, axis=1, dtype=np.float64), rtol=1e-12)
+        np.testing.assert_allclose(values["q"], np.prod(x, axis=0, dtype=np.float64), rtol=1e-6)
+        np.testing.assert_allclose(values["m"], np.max(w, axis=1).astype(np.float64), rtol=1e-6)

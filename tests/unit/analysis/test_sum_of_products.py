@@ -8,7 +8,7 @@ from roller_svc.analysis.sum_of_products import SumOfProducts, is_window, produc
 from roller_svc.errors import require
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, axes_of, loads_of
+from roller_svc.ir.expr import Const, Expr, Op, axes_of, loads_of
 from roller_svc.ir.index import add, ref
 from roller_svc.ir.program import TensorType
 
@@ -38,6 +38,20 @@ def test_a_quotient_divides_the_factor_with_the_divisors_axes() -> None:
     assert tensors(tuple(varying)) == [{"b", "d"}]
     assert tensors(tuple(others)) == [{"a"}]
     assert axes_of(product_of(form.factors)) == {"i", "j", "k"}
+
+
+def test_a_quotient_divides_the_factor_with_the_fewest_elements() -> None:
+    for text in ("a[i, k] * b[k, j] * d[k] / 3.0", "d[k] * b[k, j] * a[i, k] / 3.0"):
+        form = require(form_of(f"c[i, j] +=! {text}"), "sum")
+        (divided,) = [f for f in form.factors if isinstance(f, Op)]
+        assert tensors((divided,)) == [{"d"}]
+
+
+def test_a_division_by_a_power_of_two_is_a_factor() -> None:
+    form = require(form_of("c[i, j] +=! a[i, k] * b[k, j] / 64.0"), "sum")
+    assert form.factors[-1] == Const(1 / 64, DType.FLOAT32)
+    narrow = require(form_of("c[i, j] +=! a[i, k] * b[k, j] / 32768.0", DType.FLOAT16), "sum")
+    assert len(narrow.factors) == 2  # 2^-15 is no normal float16
 
 
 def test_a_narrow_integer_product_is_one_factor() -> None:

@@ -67,6 +67,46 @@ def test_products_in_float32_name_the_option() -> None:
     assert f"{plain / faster:.1f} times as fast" in note
 
 
+FP8 = "float8_e4m3fn"
+BLOCK_SCALED = """
+p[m, n, g]: float32 +=! a[m, g * 128 + j].cast(`float32`) * b[n, g * 128 + j].cast(`float32`) where g in 16, j in 128;
+c[m, n] +=! p[m, n, g] * s[m, g] * t[n // 128, g]
+"""
+SCALED = {"a": (FP8, (2048, 2048)), "b": (FP8, (2048, 2048)), "s": ("float32", (2048, 16)), "t": ("float32", (16, 16))}
+
+
+@pytest.mark.parametrize(("text", "inputs"), [("c[m, n]: float32 +=! a[m, k] * b[n, k]", both(FP8, 4096)), (BLOCK_SCALED, SCALED)])
+def test_float8_on_another_units_names_the_option(text: str, inputs: dict[str, Any]) -> None:
+    (note,) = notes(text, inputs)
+    assert note.startswith("c: not on a faster unit, wgmma_e4m3: it")
+    assert "takes allow_tf32; allow_tf32: " in note
+    assert notes(text, inputs, allow_tf32=True) == ()
+
+
+def test_conditions_on_both_factors_are_named() -> None:
+    text = "c[m, n]: float32 +=! where(k <= m + n, a[m, k] * b[k, n], 0.0)"
+    (note,) = notes(text, both("float16", 2048))
+    assert note.startswith("c: no matrix unit, the condition k <= m + n depends on both factors")
+    assert notes("c[m, n]: float32 +=! where(k <= m, a[m, k] * b[k, n], 0.0)", both("float16", 2048)) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs", "cause"),
+    [
+        ("y[m, n]: float32 +=! v[m, z] * x[c[m, z], n]",
+         {"v": ("float16", (8192, 64)), "c": ("int32", (8192, 64)), "x": ("float16", (8192, 512))},
+         "data selects the rows of x: c[m, z]"),
+        ("y[b, c, t] +=! x[b, c, t + j] * w[c, j] where t in 4096",
+         {"x": ("float16", (8, 256, 8191)), "w": ("float16", (256, 4096))},
+         "its products have 1 x 32768 rows and columns, too few to fill a tile"),
+        ("y[m, n] +=! a[m, k] * b[k, n]", both("float64", 4096), "mma_f64: sums of 8 bytes"),
+    ],
+)  # fmt: skip
+def test_forms_without_a_matrix_unit_are_named(text: str, inputs: dict[str, Any], cause: str) -> None:
+    (note,) = notes(text, inputs)
+    assert note.startswith(f"y: no matrix unit, {cause}")
+
+
 def test_probabilities_in_float32_name_the_cast_that_is_faster() -> None:
     inputs = {"q": HEADS, "k": HEADS, "v": HEADS}
     found = notes(ATTENTION, inputs)

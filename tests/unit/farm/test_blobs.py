@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from roller_svc.errors import StoreError
 from roller_svc.farm import blobs
 from roller_svc.farm.blobs import BlobReader, Blobs, blob_name
-from roller_svc.farm.objects import FolderObjects, Objects, open_objects
+from roller_svc.farm.objects import FolderObjects, ObjectInfo, Objects, open_objects
 from roller_svc.farm.store import Artifact, Store
 
 PART_BYTES = 1000
@@ -155,3 +156,22 @@ def test_a_hit_reads_no_large_file_and_a_build_mends_a_damaged_one(tmp_path: Pat
     assert store.find_result(action) == {"note": "first"}
     path.write_bytes(content[:-1])
     assert store.find_result(action) is None  # its size is wrong
+
+
+def test_the_memory_of_checks_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "MAX_BYTES", 1 << 18)
+    found = Blobs(FolderObjects(tmp_path))
+
+    def remember(number: int) -> None:
+        digest = hashlib.sha256(str(number).encode()).hexdigest()
+        info = ObjectInfo(blob_name(digest), 10, 1e9, f"{2_000_000 + number} 1795970610715{number:06}")
+        assert found.remember(info, is_intact=True)
+
+    remember(0)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(2000):
+        remember(number)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 1 << 17 < after - before < 1 << 18

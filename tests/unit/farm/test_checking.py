@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,6 +13,7 @@ import pytest
 from roller_svc.compiler.action import PARTS, ActionKey, action_digest, action_key
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import BuildServiceError, ExprSyntaxError, InputError, KernelTimeoutError, RollerError
+from roller_svc.farm import checking as module
 from roller_svc.farm.build import LOADED_GENERATOR, BuildTask
 from roller_svc.farm.checking import MAX_ATTEMPTS, RequestValidator, compute_key
 
@@ -105,3 +109,46 @@ def test_other_code_names_no_action() -> None:
     with pytest.raises(BuildServiceError) as refused:
         compute_key(BuildTask(REQUEST, "0" * 64))
     assert refused.value.code == "generator-replaced"
+
+
+class Distinct:
+    """In place of the processes: another key, or another error, for each program, as a process sends it."""
+
+    def __init__(self, *, is_wrong: bool) -> None:
+        self.is_wrong = is_wrong
+
+    def call(self, task: BuildTask) -> ActionKey:
+        digest = hashlib.sha256(task.request.expression.encode()).hexdigest()
+        if self.is_wrong:
+            raise ExprSyntaxError(f"the program {digest} is wrong", column=9, hint=f"write it as {digest}")
+        parts = {part: digest if part == "expression" else "0" * 64 for part in PARTS}
+        return module._parse_key(json.loads(json.dumps({"digest": f"sha256:{digest}", "parts": parts})))
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_the_bound_of_what_is_remembered_is_what_it_takes(monkeypatch: pytest.MonkeyPatch, is_wrong: bool) -> None:
+    """Long requests are not kept, nor the frames that an error has passed."""
+    monkeypatch.setattr(module, "MAX_BYTES", 1 << 18)
+    checking = RequestValidator(20.0)
+    checking.close()
+    checking._workers = Distinct(is_wrong=is_wrong)
+
+    def ask(number: int) -> None:
+        ballast = bytes(10_000)  # a local of a frame
+        request = replace(REQUEST, expression=REQUEST.expression + " " * 2_000 + str(number))
+        for _ in range(2):
+            try:
+                checking.key(request)
+            except InputError:
+                assert is_wrong
+        assert checking.is_cached(request)
+        assert ballast
+
+    ask(0)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(1000):
+        ask(number)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 1 << 15 < after - before < 1 << 18

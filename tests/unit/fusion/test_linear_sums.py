@@ -16,11 +16,13 @@ from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import best_plans, estimate_program, rank_best_partition
+from roller_svc.errors import require
 from roller_svc.frontend.parse import parse
 from roller_svc.fusion.contraction import as_contraction
 from roller_svc.fusion.linear_sums import split_linear_sums
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Op, OpKind, iter_subexpressions
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.semantics.inputs import random_inputs
@@ -66,6 +68,41 @@ def program(body: str, size: int, stated: str = "") -> TensorProgram:
 
 def seconds(compute: TensorProgram, target: str) -> float:
     return estimate_program(PartitionCache(compute), hardware.load(target)).plans[0].estimate.seconds
+
+
+SPELLED = {
+    "-(-(a[m, k] * b[k, n]))": 1,
+    "(-a[m, k]) * (-b[k, n])": 1,
+    "a[m, k] * (-b[k, n]) / (-2.0)": 2,
+    "(a[m, k] + (-u[k])) * b[k, n]": 1,
+    "a[m, k] * where(k <= m, -b[k, n], 0.0)": 2,
+    "where(k <= m, b[k, n], 0.0) * a[m, k]": 2,
+    "(-p[m, k].cast(int32)) * (-q[k, n].cast(int32))": 1,
+    "p[m, k].cast(int32) * (3 * q[k, n].cast(int32)) * zp[m].cast(int32)": 2,
+}
+
+
+@pytest.mark.parametrize("body", SPELLED)
+def test_operands_of_any_spelling_are_tensors_with_conditions(body: str) -> None:
+    compute = program(body, 17)
+    split = replace(compute, statements=split_linear_sums(compute.statements, compute.types))
+    assert len(split.statements) == SPELLED[body]
+    found = require(as_contraction(split.statements[0]), "contraction")
+    assert not any(isinstance(node, Op) and node.kind is OpKind.NEG for node in iter_subexpressions(found.a))
+    assert not any(isinstance(node, Op) and node.kind is OpKind.NEG for node in iter_subexpressions(found.b))
+    inputs = random_inputs(compute, 7)
+    ours, theirs = (np.asarray(evaluate(each, inputs)["y"].wide, np.float64) for each in (split, compute))
+    tolerance = 1e-2 if "a[" in body else 0.0
+    np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_a_load_that_its_condition_keeps_in_bounds_stays_under_it() -> None:
+    types = {"a": TensorType(DType.FLOAT32, (17, 40)), "b": TensorType(DType.FLOAT32, (20, 17))}
+    compute = parse("y[m, n] +=! a[m, k] * (-where(k < 20, -b[k, n], 0.0)) where k in 40", types)
+    split = replace(compute, statements=split_linear_sums(compute.statements, types))
+    inputs = random_inputs(compute, 7)
+    ours, theirs = (np.asarray(evaluate(each, inputs)["y"].wide, np.float64) for each in (split, compute))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*HALVES, *BYTES])

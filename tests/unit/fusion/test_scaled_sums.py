@@ -13,10 +13,11 @@ from roller_svc import hardware
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import estimate_program
 from roller_svc.frontend.parse import parse
-from roller_svc.fusion.contraction import as_scaled_contraction
+from roller_svc.fusion.contraction import as_contraction, as_scaled_contraction
 from roller_svc.fusion.scaled_sums import has_scaled_sum, merge_scaled_sums
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Load
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.semantics.inputs import random_inputs
@@ -113,6 +114,27 @@ def test_scales_that_do_not_vary_along_a_sum_are_applied_after_it(dtype: DType) 
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
 
 
+FACTORS = ("a[m, k] * b[n, k] * 0.3", "0.3 * a[m, k] * (b[n, k] * a[m, 0])", "a[m, k] * b[n, 0] * 0.3 * b[n, k] * a[m, 1]")
+
+
+@pytest.mark.parametrize("body", FACTORS)
+def test_numbers_and_factors_of_halves_are_applied_after_the_sum(body: str) -> None:
+    compute = program(f"y[m, n]: float32 +=! {body}", 5, 7, 96, 96, DType.FLOAT16)
+    sums, scaled = merge_scaled_sums(compute.statements, {"y"})
+    found = as_contraction(sums)
+    assert found is not None
+    assert isinstance(found.a, Load)
+    assert isinstance(found.b, Load)
+    inputs = random_inputs(compute, 7)
+    ours, theirs = (evaluate(each, inputs)["y"].wide for each in (replace(compute, statements=(sums, scaled)), compute))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_a_sum_of_one_value_stays_as_it_is() -> None:
+    compute = program("y[m, n]: float32 +=! a[m, 0] * b[n, 0] * 0.5 where k in 96", 5, 7, 96, 96, DType.FLOAT16)
+    assert merge_scaled_sums(compute.statements, {"y"}) == compute.statements
+
+
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 def test_scales_that_keep_products_in_range_stay_in_the_sum(dtype: DType) -> None:
     compute = program(ROWS_AND_COLUMNS, 5, 7, 96, 96, dtype)
@@ -188,6 +210,26 @@ def assert_right(text: str, dtype: np.dtype, m: int, n: int, k: int, block: int,
 
 COLUMNS = "y[m, n]: float32 +=! a[m, k].cast(float32) * b[n, k].cast(float32) * sa[m, k // {r}] * sc[n, k // {r}]"
 BLOCKS_ALONE = "y[m, n]: float32 +=! a[m, k].cast(float32) * b[n, k].cast(float32) * s[k // {r}]"
+
+
+@pytest.mark.parametrize("target", [H200, A100, MI250X])
+def test_a_product_of_halves_with_a_number_takes_the_time_of_the_plain_one(target: str) -> None:
+    plain = plan(program(PLAIN, 1024, 1024, 1024, 1024, DType.FLOAT16), target).estimate.seconds
+    scaled = program(f"y[m, n]: float32 +=! {FACTORS[0]}", 1024, 1024, 1024, 1024, DType.FLOAT16)
+    assert plan(scaled, target).estimate.seconds < 1.05 * plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [H200, A100, MI250X])
+@pytest.mark.parametrize("body", FACTORS)
+def test_a_scaled_product_of_halves_is_right(body: str, target: str) -> None:
+    compute = program(f"y[m, n]: float32 +=! {body}", 24, 40, 70, 70, DType.FLOAT16)
+    arrays = random_inputs(compute, 7)
+    inputs = {name: ("float16", type_.shape) for name, type_ in compute.inputs}
+    text = f"y[m, n]: float32 +=! {body}"
+    kernel = roller_svc.compile(text, inputs, target=target, select="model", top_k=1, runtime="emulator")
+    right = roller_svc.reference(text, inputs, arrays)["y"]
+    np.testing.assert_allclose(kernel.run(arrays)["y"], right, rtol=1e-3, atol=1e-3)
 
 
 def test_a_small_kernel_is_right() -> None:

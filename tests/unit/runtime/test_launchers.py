@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import mlp
+from onnx_models import model as onnx_model
 
 import roller_svc
 from roller_svc import hardware
@@ -356,6 +359,61 @@ def test_torch_operator_is_what_torch_expects(tmp_path: Path) -> None:
     assert torch.equal(product, x * z)
     checked = torch.library.opcheck(operator, (x, z), test_utils=("test_schema", "test_faketensor"))
     assert set(checked.values()) == {"SUCCESS"}
+
+
+def test_launch_py_runs_a_model_with_buckets(tmp_path: Path) -> None:
+    model = roller_svc.compile_model(mlp("batch"), dims={"batch": [2, 5]}, select="model", top_k=1, threads=1)
+    model.save(tmp_path, launcher=["ctypes", "cpp"])
+    launcher = imported(tmp_path).Model()
+    rng = np.random.default_rng(0)
+    for batch in (5, 2):
+        x = rng.random((batch, 8), np.float32)
+        wanted = model(x=x)["y"]
+        assert (launcher(x=x)["y"] == wanted).all()
+        out = np.zeros((batch, 4), np.float32)
+        assert launcher.run({"x": x}, out={"y": out})["y"] is out
+        assert (out == wanted).all()
+    with pytest.raises(ValueError, match=r"no variant for the shapes x\[3, 8\]; there are x\[2, 8\]; x\[5, 8\]"):
+        launcher(x=np.zeros((3, 8), np.float32))
+    with pytest.raises(TypeError, match="expected the inputs x, got z"):
+        launcher(z=x)
+    with pytest.raises(ValueError, match=r"x: expected float32\[2, 8\], got float64\[2, 8\]"):
+        launcher(x=np.zeros((2, 8)))
+    memory = np.zeros(20, np.float32)
+    with pytest.raises(ValueError, match="y shares memory with x"):
+        launcher.run({"x": memory[:16].reshape(2, 8)}, out={"y": memory[12:].reshape(2, 4)})
+    torch = pytest.importorskip("torch")
+    assert torch.equal(launcher(x=torch.from_numpy(x))["y"], torch.from_numpy(wanted))
+
+
+def test_launch_py_of_a_model_needs_nothing_else_and_checks_indices(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gather", ["table", "i"], ["y"])]
+    table = numpy_helper.from_array(np.arange(12, dtype=np.float32).reshape(4, 3), "table")
+    source = onnx_model(nodes, {"i": (2,)}, {"y": (2, 3)}, [table], dtype=TensorProto.INT32)
+    source.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    roller_svc.compile_model(source, select="model", top_k=1, threads=1).save(tmp_path, launcher="ctypes")
+    program = """
+import sys
+import numpy as np
+import launch
+model = launch.Model()
+print(model(i=np.array([2, 0], np.int32))["y"].tolist())
+try:
+    model(i=np.array([2, 7], np.int32))
+except IndexError as error:
+    print(error)
+assert "roller_svc" not in sys.modules
+"""
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert ran.stdout.splitlines() == ["[[6.0, 7.0, 8.0], [0.0, 1.0, 2.0]]", "an index from data is out of range: 7"]
+
+
+def test_launchers_that_a_model_cannot_have(tmp_path: Path) -> None:
+    model = roller_svc.compile_model(mlp(), select="model", top_k=1, threads=1)
+    for launcher, message in (("rust", "unknown launcher 'rust'"), ("cupy", "CuPy has arrays of GPUs")):
+        with pytest.raises(ArgumentError, match=message):
+            model.save(tmp_path / "a", launcher=launcher)
+    assert not (tmp_path / "a").exists()
 
 
 def test_launchers_that_a_kernel_cannot_have(tmp_path: Path, kernels: dict[str, CompiledKernel]) -> None:

@@ -76,7 +76,7 @@ def test_a_cuda_kernel_too(tmp_path: Path) -> None:
     compiled = CompiledKernel(cuda_scale(shared_bytes=64), b"cubin", "log", (Resources(12, 2112, 0), Resources(8, 0, 4)))
     kernel = KernelBundle(compiled, "C[i] = A[i]", "nvidia-a100-sxm-80gb", "sha256:ab")
     path = save(kernel, tmp_path / "kernel")
-    assert sorted(p.name for p in path.iterdir()) == ["kernel.cu", "kernel.cubin", "metadata.json"]
+    assert sorted(p.name for p in path.iterdir()) == ["kernel.cu", "kernel.cubin", "metadata.json", "report.json"]
     assert load(path) == kernel
     flip = json.loads((path / "metadata.json").read_text())["launches"][0]
     assert flip["entry"] == "flip"
@@ -362,13 +362,10 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         _set("estimate", []),
         _set("estimate", {"seconds": float("inf")}),
         _set("estimate", {"seconds": float("nan")}),
-        _set("extra", [1]),
-        _set("extra", None),
         _set("compile_seconds", "soon"),
         _set("compile_seconds", float("nan")),
         _set("compile_seconds", -1),
         _set("compile_seconds", 10**400),
-        _set("log", None),
     ],
 )
 def test_hostile_metadata_is_rejected(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -379,6 +376,52 @@ def test_hostile_metadata_is_rejected(folder: Path, change: Callable[[dict[str, 
     with pytest.raises(ArgumentError) as raised:
         load(folder)
     assert raised.value.code == "damaged-kernel"
+
+
+def _in_old_format(folder: Path) -> Path:
+    """Put the report into the metadata, as the format before had it."""
+    metadata, report = (json.loads((folder / f"{name}.json").read_text()) for name in ("metadata", "report"))
+    (folder / "report.json").unlink()
+    del metadata["files"]["report.json"]
+    document = metadata | {"format": "roller-kernel/5", "log": report["log"], "extra": report["extra"]}
+    (folder / "metadata.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_the_format_before_is_read(folder: Path) -> None:
+    kernel = load(folder)
+    assert kernel.extra == {"report": [1]}
+    assert load(_in_old_format(folder)) == kernel
+
+
+def test_metadata_has_what_launching_needs_alone(folder: Path) -> None:
+    assert not {"log", "extra"} & set(json.loads((folder / "metadata.json").read_text()))
+    kernel = load(folder)
+    (folder / "report.json").unlink()
+    lean = load(folder)
+    assert (lean.extra, lean.compiled.log) == ({}, "")
+    assert (lean.compiled.source, lean.estimate) == (kernel.compiled.source, kernel.estimate)
+
+
+@pytest.mark.parametrize("change", [_set("extra", [1]), _set("extra", None), _set("log", None), _set("log", 1)])
+def test_a_hostile_report_is_rejected(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    report = folder / "report.json"
+    document = json.loads(report.read_text())
+    change(document)
+    report.write_text(json.dumps(document))
+    with pytest.raises(ArgumentError, match=r"report\.json is not the file that was saved"):
+        load(folder)
+    path = folder / "metadata.json"
+    metadata = json.loads(path.read_text())
+    metadata["files"]["report.json"]["sha256"] = hashlib.sha256(report.read_bytes()).hexdigest()
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(ArgumentError) as raised:
+        load(folder)
+    assert raised.value.code == "damaged-kernel"
+    change(metadata)
+    path.write_text(json.dumps(metadata | {"format": "roller-kernel/5"}))
+    with pytest.raises(ArgumentError):
+        load(folder)
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -420,7 +463,7 @@ def test_nonfinite_numbers_are_rejected(folder: Path, number: str) -> None:
     assert raised.value.code == "damaged-kernel"
 
 
-@pytest.mark.parametrize("name", ["metadata.json", "kernel.c", "kernel.so"])
+@pytest.mark.parametrize("name", ["metadata.json", "report.json", "kernel.c", "kernel.so"])
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link", "large"])
 def test_only_plain_files_of_some_size_are_read(folder: Path, name: str, kind: str) -> None:
     file = folder / name
@@ -476,6 +519,6 @@ def test_a_kernel_that_load_would_reject_is_not_saved(tmp_path: Path) -> None:
 
 def test_digests_are_of_the_files(folder: Path) -> None:
     files = json.loads((folder / "metadata.json").read_text())["files"]
-    assert set(files) == {"kernel.c", "kernel.so"}
+    assert set(files) == {"kernel.c", "kernel.so", "report.json"}
     for name, entry in files.items():
         assert entry["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()

@@ -51,9 +51,9 @@ def _layers(call: AtenCall, cell: Cell) -> list[Operand]:
     return [call.run("squeeze", y, axis=(1,)) for y in whole] if single else whole
 
 
+_LAYERS = {"lstm": _LSTM, "gru": _GRU, "rnn_tanh": _TANH, "rnn_relu": _RELU}
 TABLE: dict[str, Converter] = {
-    "aten.lstm.input": partial(_layers, cell=_LSTM),
-    "aten.gru.input": partial(_layers, cell=_GRU),
-    "aten.rnn_tanh.input": partial(_layers, cell=_TANH),
-    "aten.rnn_relu.input": partial(_layers, cell=_RELU),
+    name: partial(_layers, cell=cell)
+    for kind, cell in _LAYERS.items()
+    for name in (f"aten.{kind}.input", f"roller_recurrent.{kind}.default")
 }

@@ -1,0 +1,186 @@
+"""A group of a graph's nodes that is compiled as a model, at its first call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import fx
+
+from roller_svc import hardware as devices
+from roller_svc.calibration import calibrate_at_first_use
+from roller_svc.codegen.c.model import MODEL
+from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.errors import BuildError, InputError
+from roller_svc.frontend.torch.convert import operator_name
+from roller_svc.frontend.torch.partition import import_partition, result_nodes
+from roller_svc.frontend.torch.tensors import memory_order
+from roller_svc.graph.compile import ModelOptions, build_model
+from roller_svc.graph.weights import Weights
+from roller_svc.hardware.catalog import restrict_cores
+from roller_svc.ir.graph import Constant, Graph
+from roller_svc.ir.options import SearchOptions
+from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
+from roller_svc.semantics.interpreter import reference
+from roller_svc.settings import settings
+from roller_svc.torch_backend.reports import CompiledPart, warn
+
+log = logging.getLogger(__name__)
+
+# Constants that change more often than this become inputs.
+MAX_REBUILDS = 3
+# A comparison with torch takes turns: at least MIN_TURNS, then until the time is over or there are MAX_TURNS.
+MIN_TURNS, MAX_TURNS, COMPARISON_S = 5, 50, 0.2
+
+Run = Callable[[Sequence[torch.Tensor]], Any]  # returns a tensor, or a tuple of tensors
+
+
+@dataclass(slots=True)
+class _Built:
+    """A compiled part, with the identity of the constants that it has."""
+
+    run: Run
+    identity: tuple[tuple[int, int], ...]
+
+
+class Part:
+    """A group of nodes that is compiled at its first call, and again when its constants have changed.
+
+    The first call times it and torch in turns, on the call's tensors. If torch is faster, torch runs the group. The nodes
+    have no effects, so they may run often.
+    """
+
+    def __init__(self, source: fx.GraphModule, constants: Sequence[int], options: SearchOptions, *, strict: bool) -> None:
+        """Take a group.
+
+        Args:
+            source: the nodes, with placeholders and results that have types.
+            constants: positions of inputs that are parameters or buffers.
+            options: of the kernels.
+            strict: raise an error if the group cannot be built, and use it without a comparison.
+        """
+        self.source = source
+        self.constants = tuple(constants)
+        self.options = options
+        self.failure: str | None = None
+        self._strict = strict
+        self._seconds: tuple[float, float] | None = None
+        self._built: _Built | None = None
+        self._builds = 0
+        self._lock = Lock()
+        self._results = [node.meta["val"] for node in result_nodes(source)]
+        (output,) = source.graph.find_nodes(op="output")
+        self._single = isinstance(output.args[0], fx.Node)
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes that are calls of operators."""
+        return sum(node.op == "call_function" and operator_name(node) != "getitem" for node in self.source.graph.nodes)
+
+    def described(self) -> CompiledPart:
+        ours, theirs = self._seconds or (None, None)
+        return CompiledPart(self.nodes, len(self.constants), self.failure, ours, theirs)
+
+    def run(self, *tensors: torch.Tensor) -> Any:
+        """Return the results of the nodes."""
+        if self.failure is not None:
+            return self.source(*tensors)
+        built = self._built
+        if built is None or built.identity != self._identity(tensors):
+            built = self._rebuilt(tensors)
+            if built is None:
+                return self.source(*tensors)
+        return built.run(tensors)
+
+    def _rebuilt(self, tensors: Sequence[torch.Tensor]) -> _Built | None:
+        """Return the model for these tensors; None if it cannot be built or torch is faster."""
+        with self._lock:
+            if self._builds > MAX_REBUILDS or any(tensors[i].is_inference() for i in self.constants):
+                self.constants = ()
+            self._builds += 1
+            try:
+                built = _Built(self._build(tensors), self._identity(tensors))
+            except (InputError, BuildError) as error:
+                if self._strict:
+                    raise
+                self._warn_and_leave(str(error))
+                return None
+            if not self._strict:
+                self._seconds = time_in_turns(lambda: built.run(tensors), lambda: self.source(*tensors))
+                if self._seconds[0] > self._seconds[1]:
+                    self._warn_and_leave(slower(self._seconds))
+                    return None
+            self._built = built
+            return built
+
+    def leave(self, reason: str) -> None:
+        """Leave the nodes to torch."""
+        self._built, self.failure = None, reason
+
+    def _warn_and_leave(self, reason: str) -> None:
+        self.leave(reason)
+        warn(f"a part of {self.nodes} nodes runs with torch: {reason}")
+
+    def _identity(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+        """Return what differs once a constant is replaced or written in place."""
+        return tuple([(tensors[i].data_ptr(), tensors[i]._version) for i in self.constants])
+
+    def _build(self, tensors: Sequence[torch.Tensor]) -> Run:
+        weights = Weights()
+        graph = import_partition(self.source, {i: tensors[i] for i in self.constants}, weights, reference)
+        model = build(graph, weights, self.options)
+        positions = [int(name.removeprefix("input")) for name, _ in graph.inputs]
+        orders = [memory_order(tensor) for tensor in self._results]
+        # Results with gaps or repeated elements are copied to such memory; others are computed in their order of dimensions.
+        kinds = [(t.shape, None if order is None else t.stride(), t.dtype) for t, order in zip(self._results, orders, strict=True)]
+        copied = [i for i, order in enumerate(orders) if order is None]
+
+        def run(given: Sequence[torch.Tensor]) -> Any:
+            dense = [x if x.is_contiguous() else x.contiguous() for x in [given[i] for i in positions]]
+            results = [
+                torch.empty(shape, dtype=dtype) if strides is None else torch.empty_strided(shape, strides, dtype=dtype)
+                for shape, strides, dtype in kinds
+            ]
+            model.run_at([x.data_ptr() for x in dense], [x.data_ptr() for x in results])
+            for i in copied:
+                expected = self._results[i]
+                results[i] = torch.empty_strided(expected.shape, expected.stride(), dtype=expected.dtype).copy_(results[i])
+            return results[0] if self._single else tuple(results)
+
+        return run
+
+
+def time_in_turns(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
+    """Return the least seconds of each. They run in turns, so both meet the same load."""
+    least = [float("inf"), float("inf")]
+    end = perf_counter() + COMPARISON_S
+    for turn in range(MAX_TURNS):
+        for i, way in enumerate((ours, theirs)):
+            start = perf_counter()
+            way()
+            least[i] = min(least[i], perf_counter() - start)
+        if turn >= MIN_TURNS and perf_counter() > end:
+            break
+    return least[0], least[1]
+
+
+def slower(seconds: tuple[float, float]) -> str:
+    """Return why something is left to torch that takes so long, compiled and with torch."""
+    return f"it takes {seconds[0] * 1e6:.1f} µs compiled, {seconds[1] * 1e6:.1f} µs with torch"
+
+
+def build(graph: Graph, weights: Weights, options: SearchOptions) -> CpuModel:
+    """Return a loaded model, for as many threads as torch uses."""
+    calibrate_at_first_use((devices.LOCAL,), log.warning)
+    spec = devices.load(devices.LOCAL)
+    searched = {name: getattr(options, name) for name in SearchOptions.__dataclass_fields__}
+    chosen = ModelOptions(restrict_cores(spec, min(torch.get_num_threads(), spec.num_cores)), **searched)
+    built = build_model(graph, weights, chosen, KernelCache(settings().cache_folder))
+    plan = built.plan
+    arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
+    return CpuModel(plan, MODEL, built.link(MODEL), weights_block(arrays, plan.weights_bytes))
