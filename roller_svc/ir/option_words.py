@@ -14,6 +14,9 @@ _OPTIONS = options_of(KernelOptions)
 # Other arguments, with their flags.
 _FLAGS = {"dims": "--dim", "inputs": "--input", "outputs": "--output", "target": "--target", "threads": "--threads"}
 _ARGUMENT = re.compile(rf"\b({'|'.join([*_FLAGS, *_OPTIONS])})=(\{{.*?\}}|\[.*?\]|\"[^\"]*\"|'[^']*'|\w+)")
+_FIELD_TYPE = re.compile(r'\{"dtype": "([^"]*)", "shape": \[([^\[\]]*)\]\}')
+_OPTION_FIELD = re.compile(rf'"options": \{{"({"|".join(_OPTIONS)})": ([^{{}}]*)\}}')
+_FIELD = re.compile(rf'"({"|".join(_FLAGS)})": (\{{.*?\}}|\[.*?\]|"[^"]*"|\w+)')
 _ENTRY = re.compile(r'"([^"]*)": (\("[^"]*", \([^()]*\)\)|\[[^\]]*\]|[^,]+)')  # of a mapping
 _TYPE = re.compile(r'\("([^"]*)", \(([^()]*)\)\)')
 
@@ -26,7 +29,14 @@ def show_as_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
         flag = (flags or {}).get(name) or _FLAGS.get(name) or _flag(_OPTIONS[name])
         return " ".join(f"{flag} {each}".rstrip() for each in _flag_values(name, value)) or match[0]
 
-    return _ARGUMENT.sub(replace, text)
+    return _ARGUMENT.sub(replace, _show_as_arguments(text))
+
+
+def _show_as_arguments(text: str) -> str:
+    """Return a message of the service with arguments in place of fields: the inverse of show_as_fields."""
+    text = _FIELD_TYPE.sub(lambda m: f'("{m[1]}", ({m[2]}))', text)
+    text = _OPTION_FIELD.sub(lambda m: f"{m[1]}={'True' if m[2] == 'true' else m[2]}", text)
+    return _FIELD.sub(r"\1=\2", text)
 
 
 def show_as_fields(text: str) -> str:
