@@ -31,10 +31,11 @@ if TYPE_CHECKING:
         targets,
     )
     from roller_svc.frontend import ops
+    from roller_svc.ir.hardware import HardwareSpec
     from roller_svc.model import Model, compile_model, load_model
 
 __all__ = [
-    "Estimate", "Kernel", "Model", "RollerWarning", "__version__", "compile", "compile_model", "errors", "estimate",
+    "Estimate", "HardwareSpec", "Kernel", "Model", "RollerWarning", "__version__", "compile", "compile_model", "errors", "estimate",
     "get_num_threads", "load", "load_model", "ops", "reference", "set_num_threads", "targets",
 ]  # fmt: skip
 

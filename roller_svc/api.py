@@ -11,16 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, Never, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, Unpack
 
-from roller_svc import hardware as devices
-from roller_svc import settings, toolchain
-from roller_svc.calibration import calibrate_at_first_use
-from roller_svc.compiler.artifact import load_plan, package_kernel
-from roller_svc.compiler.backends import load_emulated, reject_load
-from roller_svc.compiler.estimates.batch import Item, estimate_item
-from roller_svc.compiler.kernel_cache import KernelCache
-from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import (
     build_request,
     read_top_k,
@@ -42,12 +34,41 @@ from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, M
 from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelOptions, RuntimeChoice
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.on_use import OnUse
 from roller_svc.runtime import thread_pool
 from roller_svc.runtime.binding import NumpyArrays, bind, check_names
 from roller_svc.runtime.cpu import CpuModule
-from roller_svc.runtime.cuda.module import CudaModule
-from roller_svc.runtime.saved import serialization as saved
-from roller_svc.semantics.interpreter import reference as interpret
+from roller_svc.runtime.measure import measure
+
+if TYPE_CHECKING:
+    from roller_svc import hardware as devices
+    from roller_svc import settings, toolchain
+    from roller_svc.calibration import calibrate_at_first_use
+    from roller_svc.compiler.artifact import load_plan, package_kernel
+    from roller_svc.compiler.backends import load_emulated, reject_load
+    from roller_svc.compiler.estimates.batch import Item, estimate_item
+    from roller_svc.compiler.kernel_cache import KernelCache
+    from roller_svc.compiler.pipeline import build_kernel
+    from roller_svc.runtime.cuda.module import CudaModule
+    from roller_svc.runtime.saved import serialization as saved
+    from roller_svc.semantics.interpreter import reference as interpret
+else:
+    devices = OnUse("roller_svc.hardware")
+    settings = OnUse("roller_svc.settings")
+    toolchain = OnUse("roller_svc.toolchain")
+    calibrate_at_first_use = OnUse("roller_svc.calibration:calibrate_at_first_use")
+    load_plan = OnUse("roller_svc.compiler.artifact:load_plan")
+    package_kernel = OnUse("roller_svc.compiler.artifact:package_kernel")
+    load_emulated = OnUse("roller_svc.compiler.backends:load_emulated")
+    reject_load = OnUse("roller_svc.compiler.backends:reject_load")
+    Item = OnUse("roller_svc.compiler.estimates.batch:Item")
+    estimate_item = OnUse("roller_svc.compiler.estimates.batch:estimate_item")
+    KernelCache = OnUse("roller_svc.compiler.kernel_cache:KernelCache")
+    build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
+    CudaModule = OnUse("roller_svc.runtime.cuda.module:CudaModule")
+    saved = OnUse("roller_svc.runtime.saved.serialization")
+    interpret = OnUse("roller_svc.semantics.interpreter:reference")
+
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +86,20 @@ class TypedArray(Protocol):
 Inputs = Mapping[str, tuple[Any, Sequence[int]] | TypedArray]
 
 
+class TensorInfo(NamedTuple):
+    """An input or output of a kernel or model."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class Stage(NamedTuple):
     name: str
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Estimate:
     """The performance model's estimate of a plan."""
 
@@ -113,13 +142,16 @@ class Estimate:
             notes,
         )
 
+    def __repr__(self) -> str:
+        return f"<roller_svc.Estimate {self.seconds:.4g} s, bound by {self.bound}: {self.program.tile_text}>"
+
     @property
     def floor_share(self) -> float | None:
         """Return the floor as a share of the estimated time; None for a compiled kernel."""
         return None if self.floor is None else self.floor.seconds / self.seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Candidate:
     """A plan that was considered for a kernel."""
 
@@ -127,6 +159,12 @@ class Candidate:
     estimate: Estimate
     measurement: Measurement | None  # None if it was not timed
     error: BuildError | None  # None if it compiled
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"<roller_svc.Candidate {self.error.code}: {self.program.tile_text}>"
+        seconds, how = (self.estimate.seconds, "estimated") if self.measurement is None else (self.measurement.median_s, "measured")
+        return f"<roller_svc.Candidate {seconds:.4g} s {how}: {self.program.tile_text}>"
 
     @classmethod
     def from_result(cls, result: CandidateResult) -> Candidate:
@@ -161,6 +199,7 @@ class Kernel:
     ) -> None:
         self.parts = parts
         self.runtime = runtime
+        self._state = parts, plan, results, runtime  # to copy and pickle it: the loaded kernel stays in its process
         self._runner: Runner | None = None
         self._lock = Lock()
         self.digest = parts.digest
@@ -170,6 +209,10 @@ class Kernel:
         self.source = parts.compiled.source.text
         self.binary = parts.compiled.binary
         self.language = parts.compiled.source.language.value
+        self.inputs, self.outputs = (
+            tuple(TensorInfo(b.name, b.dtype.value, b.shape) for b in parts.compiled.source.buffers_of(role))
+            for role in (Role.INPUT, Role.OUTPUT)
+        )
         self.launches: tuple[LaunchSpec, ...] = parts.compiled.source.launches
         self.resources: tuple[Resources, ...] = parts.compiled.resources
         self.estimate = None if plan is None else Estimate.from_plan(plan)
@@ -239,6 +282,13 @@ class Kernel:
         """
         return saved.save(self.parts, folder, [launcher] if isinstance(launcher, str) else launcher)
 
+    def time(self, /, **arrays: object) -> Measurement:
+        """Measure the time of a call on these arrays, without the binding of arrays: median and minimum of samples."""
+        return measure(self.runner().bind(share_arrays("argument", arrays)))
+
+    def __reduce__(self) -> tuple[type[Kernel], tuple[Any, ...]]:
+        return Kernel, self._state
+
     def __repr__(self) -> str:
         return f"<roller_svc.Kernel {self.digest[:19]} for {self.target}: {self.expression.splitlines()[0][:60]}>"
 
@@ -283,7 +333,7 @@ class _UnpreparedKernel:
 
 MAX_CACHED_KERNELS = 128
 _RESERVED = ("expression", "inputs", "target", "outputs", "hardware", "cache")  # names of compile's parameters
-_cached: OrderedDict[tuple[BuildRequest, int], tuple[Kernel, HardwareSpec]] = OrderedDict()  # in this process, by use
+_cached: OrderedDict[BuildRequest, tuple[Kernel, HardwareSpec]] = OrderedDict()  # in this process, by use
 _cached_lock = Lock()
 
 
@@ -316,12 +366,13 @@ def compile(
     options = {name: value for name, value in options.items() if name not in _RESERVED}
     reject_unknown(KernelOptions, options, "compile")
     request = build_request(expression, _join_inputs(inputs, arrays), target=target, outputs=outputs, hardware=hardware, **options)
+    if request not in _cached:
+        parse(request.expression, dict(request.inputs), request.outputs)  # refuses a program before the compiler is loaded
     if request.hardware is None:
-        calibrate_at_first_use(
-            (request.target,), log.warning, lambda: parse(request.expression, dict(request.inputs), request.outputs)
-        )
+        calibrate_at_first_use((request.target,), log.warning)
     kernel = _find_or_build(request) if cache else Kernel.from_report(build_kernel(request))
-    _warn(kernel.report.get("notes", ()))
+    remarks = kernel.report.get("remarks", ())
+    _warn([note for note in kernel.report.get("notes", ()) if note not in remarks])
     return kernel
 
 
@@ -335,12 +386,12 @@ def _join_inputs(inputs: Inputs | None, arrays: Mapping[str, object]) -> object:
 
 def _find_or_build(request: BuildRequest) -> Kernel:
     """Return the kernel of an equal request: of this process, else of the cache folder, else a new one."""
-    spec = resolve_spec(request)
-    key = request, id(spec)  # `local` is another spec after a calibration; the entry keeps the spec
     with _cached_lock:
-        if key in _cached:
-            _cached.move_to_end(key)
-            return _cached[key][0]
+        cached = _cached.get(request)
+        if cached is not None and cached[1] is resolve_spec(request):  # `local` is another spec after a calibration
+            _cached.move_to_end(request)
+            return cached[0]
+    spec = resolve_spec(request)
     folder = KernelCache(settings.settings().cache_folder) if settings.settings().cache_kernels else None
     bundle = None if folder is None else folder.load_single(request)
     if bundle is not None:
@@ -351,7 +402,7 @@ def _find_or_build(request: BuildRequest) -> Kernel:
             with contextlib.suppress(OSError):  # a folder that cannot be written caches nothing
                 folder.save_single(request, kernel.parts)
     with _cached_lock:
-        _cached[key] = kernel, spec
+        _cached[request] = kernel, spec
         if len(_cached) > MAX_CACHED_KERNELS:
             _cached.popitem(last=False)
     return kernel
@@ -459,7 +510,7 @@ def load_runner(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice
 
 def _run(runner: Runner, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
     """Run on arrays. Runners of CPUs take torch's tensors as arrays of numpy, that of GPUs takes them as they are."""
-    return runner.run(arrays, out) if isinstance(runner, CudaModule) else run_with_tensors(runner.run, arrays, out)
+    return runner.run(arrays, out) if getattr(runner, "takes_tensors", False) else run_with_tensors(runner.run, arrays, out)
 
 
 def _checked_mappings(

@@ -96,6 +96,13 @@ class InputError(RollerError):
         width = max(1, min(end_column - self.column, len(window) - offset))
         return [margin + window, " " * (len(margin) - 2) + "| " + " " * offset + "^" * width]
 
+    def render(self, text: str | None) -> str:
+        """Render the error for a terminal: place, code, message, the text's line with carets, hint."""
+        excerpt = self.excerpt(text)
+        place = f"line {self.line}, column {self.column}: " if excerpt else ""
+        hint = [f"hint: {self.hint}"] if self.hint else []
+        return "\n".join([f"{place}{self.code}: {self.message}", *excerpt, *hint])
+
     @property
     def reason(self) -> str:
         """The message, with what to do about it."""

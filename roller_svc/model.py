@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any, NamedTuple, Never, Unpack
 
 from roller_svc import hardware as devices
-from roller_svc.api import Kernel, Stage
+from roller_svc.api import Kernel, Stage, TensorInfo
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
@@ -52,14 +52,6 @@ log = logging.getLogger(__name__)
 
 EAGER = "eager"
 MAX_VARIANTS = 64
-
-
-class TensorInfo(NamedTuple):
-    """An input or output of a model."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,7 @@ _attempt = Lock()
 _has_attempted: list[bool] = []  # in this process: a busy machine delays one command, not each call
 
 
-def calibrate_at_first_use(
-    targets: Iterable[object], report: Callable[[str], None], check: Callable[[], object] = lambda: None
-) -> None:
+def calibrate_at_first_use(targets: Iterable[object], report: Callable[[str], None]) -> None:
     """Measure the host CPU for some seconds if `local` is among the targets and has no measured values yet.
 
     ROLLER_LOCAL_SPEC and ROLLER_CALIBRATE=0 prevent it. If it fails, `local` keeps its assumed rates, and no process
@@ -39,7 +37,6 @@ def calibrate_at_first_use(
     Args:
         targets: ids of devices, or specs.
         report: receives one line before a measurement, and one if it fails.
-        check: called before a measurement; raises what need not wait for it.
     """
     if hardware.LOCAL not in [target for target in targets if isinstance(target, str)]:
         return
@@ -51,7 +48,7 @@ def calibrate_at_first_use(
             return  # loading it says why
         _has_attempted.append(True)
         if hardware.calibrated_local() is None:
-            _calibrate(report, check)
+            _calibrate(report)
             hardware.forget_local()
 
 
@@ -63,12 +60,11 @@ def pin_calibration(report: Callable[[str], None]) -> None:
         pin_local(find_calibrated(hardware.detect_local()) if is_calibrated else None)
 
 
-def _calibrate(report: Callable[[str], None], check: Callable[[], object]) -> None:
+def _calibrate(report: Callable[[str], None]) -> None:
     """Measure and store the spec, unless another process has stored one meanwhile."""
     detected = hardware.detect_local()
     if has_failed_lately(detected) or not toolchain.availability(detected).ok:
         return
-    check()
     try:
         with lock_calibration(detected):
             if load_calibrated(detected) is None:

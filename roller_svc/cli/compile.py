@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from roller_svc.api import Kernel
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli.builds import print_builds
-from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.serialize import kernel_json
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.options import KernelOptions
+from roller_svc.on_use import OnUse
 from roller_svc.runtime.saved.launchers import LAUNCHERS
+
+if TYPE_CHECKING:
+    from roller_svc.api import Kernel
+    from roller_svc.cli.builds import print_builds
+    from roller_svc.compiler.pipeline import build_kernel
+    from roller_svc.compiler.serialize import kernel_json
+else:
+    Kernel = OnUse("roller_svc.api:Kernel")
+    print_builds = OnUse("roller_svc.cli.builds:print_builds")
+    build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
+    kernel_json = OnUse("roller_svc.compiler.serialize:kernel_json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +45,7 @@ def execute(options: argparse.Namespace) -> int:
         return _build_for_targets(options)
     if options.launcher and not options.save:
         raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
+    common.check_program(options)
     kernel = build(options)
     facts = kernel_facts(kernel)
     common.print_notes(facts["notes"])

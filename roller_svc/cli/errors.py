@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from roller_svc.cli import format as show
 from roller_svc.cli.context import CommandContext
-from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import CompileError, InputError, RollerError, SpecError
-from roller_svc.frontend.lang.source import render
 from roller_svc.ir.option_words import show_as_flags
+from roller_svc.on_use import OnUse
+
+if TYPE_CHECKING:
+    from roller_svc.compiler.serialize import error_json
+else:
+    error_json = OnUse("roller_svc.compiler.serialize:error_json")
+
 
 LOG_LINES = 40
 
@@ -31,7 +37,7 @@ def render_error(error: RollerError, expression: str) -> str:
             hint = f"\nhint: {error.hint}" if error.hint else ""
             return f"error: {location}{error.code}: {error.message}{hint}"
         case InputError():
-            return f"error: {render(error, expression)}"
+            return f"error: {error.render(expression)}"
         case CompileError() if error.log:
             lines = error.log.strip().splitlines()[:LOG_LINES]
             return "\n".join([f"error: {error.code}: {error.message}", *(f"  {line}" for line in lines)])

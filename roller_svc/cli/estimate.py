@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from roller_svc import hardware
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import remote
-from roller_svc.client.problems import error_from_problem
-from roller_svc.client.schemas import EstimateRequest
-from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensitivity_json
-from roller_svc.compiler.estimates.worker import target_estimate_json
-from roller_svc.compiler.request import read_top_k
 from roller_svc.errors import ArgumentError
-from roller_svc.frontend.lang.input_types import tensor_types
-from roller_svc.frontend.parse import parse
 from roller_svc.ir.options import EstimateOptions
+from roller_svc.on_use import OnUse
+
+if TYPE_CHECKING:
+    from roller_svc import hardware
+    from roller_svc.cli import remote
+    from roller_svc.client.problems import error_from_problem
+    from roller_svc.client.schemas import EstimateRequest
+    from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensitivity_json
+    from roller_svc.compiler.estimates.worker import target_estimate_json
+    from roller_svc.compiler.request import read_top_k
+else:
+    EstimateRequest = OnUse("roller_svc.client.schemas:EstimateRequest")
+    hardware = OnUse("roller_svc.hardware")
+    remote = OnUse("roller_svc.cli.remote")
+    error_from_problem = OnUse("roller_svc.client.problems:error_from_problem")
+    Item = OnUse("roller_svc.compiler.estimates.batch:Item")
+    estimate_item = OnUse("roller_svc.compiler.estimates.batch:estimate_item")
+    plan_sensitivity_json = OnUse("roller_svc.compiler.estimates.batch:plan_sensitivity_json")
+    target_estimate_json = OnUse("roller_svc.compiler.estimates.worker:target_estimate_json")
+    read_top_k = OnUse("roller_svc.compiler.request:read_top_k")
+
 
 COLUMNS = ("target", "", "estimated", "rate", "floor", "kernels", "bound", "unit and tiles")
 SENSITIVITY_COLUMNS = ("target", "resource", "saves")
@@ -37,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    common.check_program(options)
     server = common.server_url(options)
     estimates = _estimate_remotely(options, server) if server else _estimate_locally(options)
     parts = [
@@ -55,9 +68,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Estimate in this process. Raises InputError for an invalid program or device id."""
-    text = common.read_expression(options)
     item = Item(
-        text,
+        common.read_expression(options),
         common.parse_inputs(options),
         options.output or None,
         common.option_values(options, EstimateOptions),
@@ -65,7 +77,7 @@ def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     count = read_top_k(options.top_k)
     specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
     targets = [*hardware.expand_targets(options.target), *specs] or [hardware.LOCAL]
-    common.calibrate_local(options, *targets, check=lambda: parse(text, dict(tensor_types(item.inputs)), options.output or None))
+    common.calibrate_local(options, *targets)
     results = estimate_item(item, targets, count)
     estimates = [{"item": 0, "target": result.spec.id} | target_estimate_json(result) for result in results]
     if options.sensitivity:

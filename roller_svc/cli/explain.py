@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.compile import candidates_table
-from roller_svc.compiler.notes import reject_notes
-from roller_svc.compiler.pipeline import assess_plan, build_kernel, rank_request
-from roller_svc.compiler.plans import merge_ranked_plans, select_for_measurement
-from roller_svc.compiler.request import resolve_spec
-from roller_svc.compiler.sensitivity import analyze_sensitivity
-from roller_svc.compiler.serialize import report_json, sensitivity_json
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.options import KernelOptions
-from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult
+from roller_svc.on_use import OnUse
+
+if TYPE_CHECKING:
+    from roller_svc.compiler.notes import reject_notes
+    from roller_svc.compiler.pipeline import assess_plan, build_kernel, rank_request
+    from roller_svc.compiler.plans import merge_ranked_plans, select_for_measurement
+    from roller_svc.compiler.request import resolve_spec
+    from roller_svc.compiler.sensitivity import analyze_sensitivity
+    from roller_svc.compiler.serialize import report_json, sensitivity_json
+    from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult
+else:
+    reject_notes = OnUse("roller_svc.compiler.notes:reject_notes")
+    assess_plan = OnUse("roller_svc.compiler.pipeline:assess_plan")
+    build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
+    rank_request = OnUse("roller_svc.compiler.pipeline:rank_request")
+    merge_ranked_plans = OnUse("roller_svc.compiler.plans:merge_ranked_plans")
+    select_for_measurement = OnUse("roller_svc.compiler.plans:select_for_measurement")
+    resolve_spec = OnUse("roller_svc.compiler.request:resolve_spec")
+    analyze_sensitivity = OnUse("roller_svc.compiler.sensitivity:analyze_sensitivity")
+    report_json = OnUse("roller_svc.compiler.serialize:report_json")
+    sensitivity_json = OnUse("roller_svc.compiler.serialize:sensitivity_json")
+    BuildReport = OnUse("roller_svc.ir.report:BuildReport")
+    CandidateResult = OnUse("roller_svc.ir.report:CandidateResult")
+
 
 DEFAULT_STEPS = 40
 
@@ -38,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    common.check_program(options)
     request = common.parse_request(options)
     try:
         report = build_kernel(request)
@@ -106,7 +124,7 @@ def format_steps(steps: Sequence[Mapping[str, Any]]) -> str:
         (
             step["level"],
             " ".join(f"{a}={n}" for a, n in step["tile"].items()),
-            show.format_bytes(step["footprint_bytes"]),
+            show.format_bytes(step["footprint_bytes"]) if step["footprint_bytes"] else "-",  # of a rejected tile it is not computed
             "free" if step["reuse"] is None else f"{step['reuse']:.3g}",
             step["outcome"],
         )

@@ -8,9 +8,15 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from roller_svc.compiler.serialize import finite
+from roller_svc.on_use import OnUse
+
+if TYPE_CHECKING:
+    from roller_svc.compiler.serialize import finite
+else:
+    finite = OnUse("roller_svc.compiler.serialize:finite")
+
 
 _GAP = "  "  # between columns
 _BELOW = "    "  # before what does not fit in a row

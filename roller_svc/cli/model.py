@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,6 @@ from roller_svc.client.schemas import GraphOptions
 from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.compile import Progress as Report
-from roller_svc.graph.compile import no_progress
 from roller_svc.graph.inputs import random_arrays
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
@@ -33,6 +32,7 @@ from roller_svc.ir.options import NamedOptions
 from roller_svc.model import Model, compile_model, load_model
 
 RUNS = 20  # of a timed model
+PROGRESS_S = 5.0  # between lines of progress
 TIMED_S = 2.0
 TOLERANCE = 1e-4  # of the largest value of an output; docs/models.md
 SHOWN_OPERATORS = 15
@@ -158,9 +158,9 @@ def graph_options(options: argparse.Namespace) -> GraphOptions:
 
 @contextmanager
 def _progress() -> Iterator[Report]:
-    """Show a bar for each stage on stderr if that is a terminal."""
+    """Show a bar for each stage on stderr if that is a terminal, else a line every few seconds."""
     if not sys.stderr.isatty():
-        yield no_progress
+        yield _report_lines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
@@ -172,6 +172,19 @@ def _progress() -> Iterator[Report]:
             bars.update(tasks[stage], completed=done, total=total)
 
         yield report
+
+
+def _report_lines() -> Report:
+    """Return a report that prints a line every PROGRESS_S seconds: short compiles print nothing."""
+    printed_s = time.monotonic()
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal printed_s
+        if time.monotonic() - printed_s >= PROGRESS_S:
+            printed_s = time.monotonic()
+            common.print_line(f"{stage}: {done} of {total}")
+
+    return report
 
 
 def _types(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
@@ -346,7 +359,27 @@ def _plan_text(model: Model) -> str:
         (kernel.uses, show.format_seconds(stage.seconds), kernel.digest[7:19], kernel.expression[:90])
         for kernel, stage in zip(model.kernels, model.estimate.stages, strict=False)
     ]
-    return f"{_summary(model)}\n\n{show.format_table(('uses', 'estimate', 'kernel', 'program'), rows)}"
+    parts = [_summary(model), show.format_table(("uses", "estimate", "kernel", "program"), rows)]
+    if programs := _program_rows(model.plan["steps"]):
+        parts.append(f"prog[vEU][order]\n{show.format_table(('vEU', 'order', 'executes', 'rTasks'), programs)}")
+    return "\n\n".join(parts)
+
+
+def _program_rows(steps: Sequence[Mapping[str, Any]]) -> list[tuple[object, ...]]:
+    """Return what each vEU of a virtual device executes, in order, and what it waits for."""
+    rows: list[tuple[object, ...]] = []
+    for step in steps:
+        rows += _program_rows(step.get("body", ()))
+        for veu, program in enumerate(step.get("vdevice", {}).get("programs", ())):
+            for order, instruction in enumerate(program):
+                if "wait" in instruction:
+                    waits = ", ".join(f"vEU {other} at {until}" for other, until in instruction["wait"])
+                    rows.append((veu, order, f"wait for {waits}", ""))
+                else:
+                    operator, first, count = instruction["execute"]
+                    node = step["steps"][step["operators"][operator]["step"]]["node"]
+                    rows.append((veu, order, node, f"{first}..{first + count - 1}"))
+    return rows
 
 
 def _profile(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:

@@ -6,20 +6,31 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from roller_svc import hardware
-from roller_svc.calibration import SECONDS, calibrate_at_first_use, pin_calibration
 from roller_svc.cli import format as show
-from roller_svc.compiler.request import build_request
+from roller_svc.cli.context import CommandContext
 from roller_svc.errors import ArgumentError
+from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.options import CommonOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
-from roller_svc.ir.report import BuildRequest
-from roller_svc.settings import settings, use
+from roller_svc.on_use import OnUse
+
+if TYPE_CHECKING:
+    from roller_svc import calibration, hardware
+    from roller_svc.compiler.request import build_request
+    from roller_svc.ir.report import BuildRequest
+    from roller_svc.settings import settings, use
+else:
+    hardware = OnUse("roller_svc.hardware")
+    calibration = OnUse("roller_svc.calibration")
+    build_request = OnUse("roller_svc.compiler.request:build_request")
+    settings = OnUse("roller_svc.settings:settings")
+    use = OnUse("roller_svc.settings:use")
+
 
 _INPUT = re.compile(r"\s*(?P<name>[^=\[\]]+?)\s*=\s*(?P<dtype>\w+)\s*(?:\[(?P<shape>[^\[\]]*)\])?\s*")
 MAX_FILE_BYTES = 64 << 20
@@ -110,6 +121,9 @@ def parse_targets(text: str) -> list[str]:
 
 def read_expression(options: argparse.Namespace) -> str:
     """Return the program text and store it in the context for error messages."""
+    context: CommandContext = options.context
+    if context.expression:
+        return context.expression
     argument: str = options.expression
     if argument == "-":
         text = _decode(sys.stdin.buffer.read(MAX_FILE_BYTES), "stdin")
@@ -117,8 +131,14 @@ def read_expression(options: argparse.Namespace) -> str:
         text = read_text_file(argument[1:])
     else:
         text = argument
-    options.context.expression = text
+    context.expression = text
     return text
+
+
+def check_program(options: argparse.Namespace) -> None:
+    """Parse the program, which takes a tenth of the time that a compiler takes to load. A service checks its own."""
+    if not getattr(options, "server", None):
+        parse(read_expression(options), dict(tensor_types(parse_inputs(options))), options.output or None)
 
 
 def read_text_file(name: str) -> str:
@@ -157,13 +177,10 @@ def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]
     return inputs
 
 
-def calibrate_local(options: argparse.Namespace, *targets: object, check: Callable[[], object] = lambda: None) -> None:
-    """Measure the host CPU if it is among the targets and this is its first use, unless --no-calibrate is given.
-
-    `check` is called before a measurement.
-    """
+def calibrate_local(options: argparse.Namespace, *targets: object) -> None:
+    """Measure the host CPU if it is among the targets and this is its first use, unless --no-calibrate is given."""
     set_calibration(options)
-    calibrate_at_first_use(targets, print_line, check)
+    calibration.calibrate_at_first_use(targets, print_line)
 
 
 def set_calibration(options: argparse.Namespace) -> None:
@@ -174,7 +191,7 @@ def set_calibration(options: argparse.Namespace) -> None:
 def pin_local(options: argparse.Namespace) -> None:
     """Do the same for the target `local` of this process and its children, which use one spec of it."""
     set_calibration(options)
-    pin_calibration(print_line)
+    calibration.pin_calibration(print_line)
 
 
 def _disable_calibration() -> None:
@@ -200,8 +217,7 @@ def parse_request(options: argparse.Namespace) -> BuildRequest:
         **option_values(options, KernelOptions),
         **parse_device(options),
     )
-    target = None if request.hardware else request.target
-    calibrate_local(options, target, check=lambda: parse(request.expression, dict(request.inputs), request.outputs))
+    calibrate_local(options, None if request.hardware else request.target)
     return request
 
 
@@ -234,7 +250,7 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
 
 def add_seconds(parser: argparse.ArgumentParser) -> None:
     text = "approximate duration of the measurement (default: %(default)s)"
-    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help=text)
+    parser.add_argument("--seconds", type=float, default=calibration.SECONDS, metavar="S", help=text)
 
 
 def check_seconds(options: argparse.Namespace) -> None:

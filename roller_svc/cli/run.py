@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from roller_svc.api import Kernel
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.compile import build, kernel_facts
-from roller_svc.compiler.request import validate_outputs
 from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
-from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precision
 from roller_svc.ir.options import KernelOptions, RuntimeChoice
 from roller_svc.ir.program import TensorProgram
-from roller_svc.ir.rprogram import RProgram
-from roller_svc.semantics.compare import Agreement
-from roller_svc.semantics.inputs import random_inputs
-from roller_svc.verify.run_and_verify import Arrays, load_kernel, numpy_einsum, verify_results
+from roller_svc.on_use import OnUse
+
+if TYPE_CHECKING:
+    from roller_svc.api import Kernel
+    from roller_svc.compiler.request import validate_outputs
+    from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precision
+    from roller_svc.ir.rprogram import RProgram
+    from roller_svc.semantics.compare import Agreement
+    from roller_svc.semantics.inputs import random_inputs
+    from roller_svc.verify.run_and_verify import Arrays, load_kernel, numpy_einsum, verify_results
+else:
+    validate_outputs = OnUse("roller_svc.compiler.request:validate_outputs")
+    accumulator_precision = OnUse("roller_svc.ir.accumulation:accumulator_precision")
+    random_inputs = OnUse("roller_svc.semantics.inputs:random_inputs")
+    load_kernel = OnUse("roller_svc.verify.run_and_verify:load_kernel")
+    numpy_einsum = OnUse("roller_svc.verify.run_and_verify:numpy_einsum")
+    verify_results = OnUse("roller_svc.verify.run_and_verify:verify_results")
+
 
 UNCHECKED = "not checked: the reference would take too long at this size"
 
@@ -35,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     if options.seed < 0:
         raise ArgumentError(f"--seed must not be negative, got {options.seed}", code="invalid-option")
+    common.check_program(options)
     kernel = build(options)
     types = dict(tensor_types(common.parse_inputs(options)))
     program = parse(options.context.expression, types, validate_outputs(options.output or None))

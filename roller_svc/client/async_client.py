@@ -15,6 +15,7 @@ from roller_svc.client.calls import (
     AnyOperation,
     Call,
     Calls,
+    KernelBody,
     ModelFile,
     Reply,
     Send,
@@ -32,7 +33,6 @@ from roller_svc.client.events import EventDecoder
 from roller_svc.client.retry import DEFAULT_RETRIES, RetryPolicy
 from roller_svc.client.schemas import (
     ActionResponse,
-    CompileRequest,
     EstimateRequest,
     GraphEstimateResponse,
     GraphOptions,
@@ -67,26 +67,26 @@ class AsyncClient:
             timeout=httpx.Timeout(RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         )
 
-    async def compile(self, body: CompileRequest, timeout_s: float | None = COMPILE_TIMEOUT_S) -> OperationResponse:
+    async def compile(self, body: KernelBody, timeout_s: float | None = COMPILE_TIMEOUT_S) -> OperationResponse:
         """Compile a kernel and wait for the operation. Raises the error of a failed build."""
         return await self._run(self._calls.compile(body, timeout_s))
 
-    async def measure(self, body: CompileRequest, timeout_s: float | None = COMPILE_TIMEOUT_S) -> OperationResponse:
+    async def measure(self, body: KernelBody, timeout_s: float | None = COMPILE_TIMEOUT_S) -> OperationResponse:
         """Compile a kernel, choosing it by measurements on the device, and wait for the operation."""
         return await self._run(self._calls.compile(body, timeout_s, "measure"))
 
-    async def submit(self, body: CompileRequest) -> OperationResponse:
+    async def submit(self, body: KernelBody) -> OperationResponse:
         """Begin to compile a kernel, and return the operation at once."""
         return await self._run(self._calls.submit(body))
 
     async def batch_compile(
-        self, bodies: Sequence[CompileRequest], timeout_s: float | None = MODEL_TIMEOUT_S
+        self, bodies: Sequence[KernelBody], timeout_s: float | None = MODEL_TIMEOUT_S
     ) -> list[OperationResponse | RollerError]:
         """Compile kernels and wait for them; return the operation or the error of each, in their order."""
         return await self._run(self._calls.batch_compile(bodies, timeout_s))
 
     async def compile_for_targets(
-        self, body: CompileRequest, targets: Sequence[str], timeout_s: float | None = MODEL_TIMEOUT_S
+        self, body: KernelBody, targets: Sequence[str], timeout_s: float | None = MODEL_TIMEOUT_S
     ) -> dict[str, OperationResponse | RollerError]:
         """Compile a kernel for several targets by one request and wait; return the operation or the error of each.
 
@@ -174,7 +174,7 @@ class AsyncClient:
             if not is_last:
                 await self._sleep(pause_s)
 
-    async def estimates(self, body: EstimateRequest) -> list[dict[str, Any]]:
+    async def estimates(self, body: EstimateRequest | Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return an entry for each item and target, which may have an `error`."""
         return await self._run(self._calls.estimates(body))
 
@@ -182,7 +182,7 @@ class AsyncClient:
         """Return the devices and whether the service compiles for them."""
         return await self._run(self._calls.hardware())
 
-    async def explain(self, request: CompileRequest) -> ActionResponse:
+    async def explain(self, request: KernelBody) -> ActionResponse:
         """Return whether the store has the result of a request, or else how the nearest stored request differs."""
         return await self._run(self._calls.explain(request))
 

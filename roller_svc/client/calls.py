@@ -58,6 +58,8 @@ ModelFile = str | os.PathLike[str] | bytes | Mapping[str, Any]
 
 _ANY_OPERATION: TypeAdapter[AnyOperation] = TypeAdapter(AnyOperation)
 
+KernelBody = CompileRequest | Mapping[str, Any]  # a mapping has the fields of the request
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
@@ -116,18 +118,16 @@ class Calls:
 
     # ---------------------------------------------------------------- kernels
 
-    def compile(self, body: CompileRequest, timeout_s: float | None, verb: str = "compile") -> Call[OperationResponse]:
+    def compile(self, body: KernelBody, timeout_s: float | None, verb: str = "compile") -> Call[OperationResponse]:
         """Compile or measure a kernel and wait for it. Raises the error of a failed build."""
         return self._build(f"/v1/kernels:{verb}", _to_json(body), OperationResponse, timeout_s)
 
-    def submit(self, body: CompileRequest) -> Call[OperationResponse]:
+    def submit(self, body: KernelBody) -> Call[OperationResponse]:
         """Begin to compile a kernel."""
         document = yield from self._json(_keyed("/v1/kernels:compile", _to_json(body)))
         return self._parse(OperationResponse, document)
 
-    def batch_compile(
-        self, bodies: Sequence[CompileRequest], timeout_s: float | None
-    ) -> Call[list[OperationResponse | RollerError]]:
+    def batch_compile(self, bodies: Sequence[KernelBody], timeout_s: float | None) -> Call[list[OperationResponse | RollerError]]:
         """Compile kernels and wait for them; return the operation or the error of each.
 
         Requests for which the service has no place now are sent again.
@@ -142,7 +142,7 @@ class Calls:
         return [results[number] for number in numbers]
 
     def compile_for_targets(
-        self, body: CompileRequest, targets: Sequence[str], timeout_s: float | None
+        self, body: KernelBody, targets: Sequence[str], timeout_s: float | None
     ) -> Call[dict[str, OperationResponse | RollerError]]:
         """Compile a kernel for several targets by one request and wait; return the operation or the error of each."""
         fields = {name: value for name, value in _to_json(body).items() if name not in ("target", "hardware")}
@@ -199,7 +199,7 @@ class Calls:
             if not isinstance(result, RollerError):
                 results[key] = yield from self._finished_or_error(result, deadline)
 
-    def estimates(self, body: EstimateRequest) -> Call[list[dict[str, Any]]]:
+    def estimates(self, body: EstimateRequest | Mapping[str, Any]) -> Call[list[dict[str, Any]]]:
         """Return an entry for each item and target, which may have an `error`."""
         document = yield from self._json(Send("POST", "/v1/estimates", _to_json(body)))
         entries: list[dict[str, Any]] = document["estimates"]
@@ -289,7 +289,7 @@ class Calls:
 
     # ---------------------------------------------------------------- others
 
-    def explain(self, body: CompileRequest) -> Call[ActionResponse]:
+    def explain(self, body: KernelBody) -> Call[ActionResponse]:
         """Return whether the store has the result of a request, or else how the nearest stored request differs."""
         document = yield from self._json(Send("POST", "/v1/actions:explain", _to_json(body)))
         return self._parse(ActionResponse, document)
@@ -453,8 +453,8 @@ def _read_model(source: str | os.PathLike[str] | bytes) -> bytes:
         raise ArgumentError(f"cannot read {source}: {failure.strerror}", code="unreadable-file") from failure
 
 
-def _to_json(body: BaseModel) -> dict[str, Any]:
-    return body.model_dump(exclude_none=True)
+def _to_json(body: BaseModel | Mapping[str, Any]) -> dict[str, Any]:
+    return dict(body) if isinstance(body, Mapping) else body.model_dump(exclude_none=True)
 
 
 def _parts(values: Sequence[Key], size: int) -> Iterator[Sequence[Key]]:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from roller_svc import hardware, toolchain
 from roller_svc.compiler.request import request_json, resolve_spec
 from roller_svc.frontend.parse import parse
+from roller_svc.hardware.mapping import RATES_FOR
 from roller_svc.ir import canonical
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -56,11 +57,17 @@ def part_contents(request: BuildRequest) -> dict[str, object]:
     fields = request_json(request)
     return {
         "expression": {name: fields[name] for name in ("expression", "inputs", "outputs")},
-        "spec": hardware.to_mapping(replace(spec, measured=())),
+        "spec": spec_content(spec),
         "options": deciding_options_json(request),
         "compiler": compiler_content(spec.family),
         "generator": generator_content(),
     }
+
+
+def spec_content(spec: HardwareSpec) -> dict[str, object]:
+    """Return the values of a spec that decide results: neither measurements, nor for which cores its rates were stated."""
+    mapping = hardware.to_mapping(replace(spec, measured=()))
+    return {field: value for field, value in mapping.items() if field != RATES_FOR}
 
 
 def compiler_content(family: TargetKind, more: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
@@ -79,11 +86,11 @@ def hash_parts(contents: Mapping[str, object]) -> dict[str, str]:
 
 def _action_digest(request: BuildRequest, program: object) -> str:
     spec = resolve_spec(request)
-    # Hash the spec's content, not its name: an edited spec is another device. Exclude the measurements behind it.
+    # Hash the spec's content, not its name: an edited spec is another device.
     parts = {
         "schema": SCHEMA,
         "program": program,
-        "hardware": hardware.to_mapping(replace(spec, measured=())),
+        "hardware": spec_content(spec),
         **deciding_options_json(request),
         "tiles": request.tiles,  # pairs, as the digests of the first stores have them
         "generator": generator_digest(),
@@ -97,7 +104,7 @@ def estimate_digest(spec: HardwareSpec, winograd: WinogradMode) -> str:
     """Return a hash of everything but the program that decides the estimate of a program on a device."""
     return _digest(
         {
-            "hardware": hardware.to_mapping(replace(spec, measured=())),
+            "hardware": spec_content(spec),
             "winograd": winograd.value,
             "generator": generator_digest(),
             "libraries": library_versions(),

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from roller_svc import hardware
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import is_array, kind_of, short_repr, tensor_types, whole_number
 from roller_svc.frontend.lang.names import did_you_mean
@@ -28,7 +27,14 @@ from roller_svc.ir.options import (
 )
 from roller_svc.ir.report import BuildRequest
 from roller_svc.ir.symbol_names import suggest_symbol, symbol_fault
+from roller_svc.on_use import OnUse
 
+if TYPE_CHECKING:
+    from roller_svc import hardware
+else:
+    hardware = OnUse("roller_svc.hardware")
+
+LOCAL = "local"  # needs no catalog of devices
 E = TypeVar("E", bound=Enum)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -147,7 +153,7 @@ def validate_expression(value: object) -> str:
 def validate_target(value: object) -> str:
     if not isinstance(value, str):
         raise ArgumentError(f"target must be a device's id, got {kind_of(value)}", code="invalid-option")
-    return hardware.find_id(value)
+    return value if value == LOCAL else hardware.find_id(value)
 
 
 def read_top_k(value: object) -> int:

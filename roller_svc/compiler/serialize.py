@@ -257,6 +257,7 @@ def _report(report: BuildReport) -> Json:
         "attempts": [result_json(result, report) for result in report.results],
         "floor": None if report.floor is None else floor_json(report.floor),
         "notes": [*report.notes, *report.remarks],
+        "remarks": list(report.remarks),  # those of the notes that are on the build
         "stage_seconds": dict(report.stage_seconds),
     }
 

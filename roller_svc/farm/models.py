@@ -6,10 +6,9 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
-from roller_svc import hardware
 from roller_svc.compiler.action import (
     MODEL,
     SCHEMA,
@@ -19,6 +18,7 @@ from roller_svc.compiler.action import (
     generator_digest,
     hash_parts,
     library_versions,
+    spec_content,
     toolchain_versions,
 )
 from roller_svc.compiler.request import build_request, request_json
@@ -76,7 +76,7 @@ def model_digest(request: ModelRequest, spec: HardwareSpec) -> str:
     parts = {
         "schema": SCHEMA,
         "model": [request.format, request.blob],
-        "hardware": hardware.to_mapping(replace(spec, measured=())),
+        "hardware": spec_content(spec),
         "options": request.options,
         "generator": generator_digest(),
         "toolchain": toolchain_versions(spec.family),
@@ -90,7 +90,7 @@ def model_part_contents(request: ModelRequest, spec: HardwareSpec) -> dict[str, 
     """Return the contents of the parts of the action's key."""
     return {
         "expression": {"format": request.format, "blob": request.blob},
-        "spec": hardware.to_mapping(replace(spec, measured=())),
+        "spec": spec_content(spec),
         "options": request.options,
         "compiler": compiler_content(spec.family, reader_versions()),
         "generator": generator_content(),

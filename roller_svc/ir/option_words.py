@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from roller_svc.ir.options import KernelOptions, Option, options_of
 
 _OPTIONS = options_of(KernelOptions)
-# Arguments that are no options, with their flags.
+# Other arguments, with their flags.
 _FLAGS = {"dims": "--dim", "inputs": "--input", "outputs": "--output", "target": "--target", "threads": "--threads"}
 _ARGUMENT = re.compile(rf"\b({'|'.join([*_FLAGS, *_OPTIONS])})=(\{{.*?\}}|\[.*?\]|\"[^\"]*\"|'[^']*'|\w+)")
 _ENTRY = re.compile(r'"([^"]*)": (\("[^"]*", \([^()]*\)\)|\[[^\]]*\]|[^,]+)')  # of a mapping

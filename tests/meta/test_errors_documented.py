@@ -66,3 +66,10 @@ def test_every_documented_code_exists() -> None:
 
 def test_codes_are_kebab_case() -> None:
     assert [code for code in in_source() if "*" not in code and not CODE.fullmatch(code)] == []
+
+
+def test_every_row_says_what_to_do() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z-]+)` \|.*\|([^|]*)\|$", text, re.MULTILINE)
+    assert len(rows) == len(documented())
+    assert [code for code, action in rows if not action.strip()] == []

@@ -438,3 +438,9 @@ def test_the_decoder_follows_the_standard() -> None:
     with pytest.raises(BuildServiceError) as damaged:
         decoder.feed("data: " + tail) or decoder.feed("")  # two lines, which cut a text
     assert damaged.value.code == "bad-answer"
+
+
+def test_a_request_may_be_a_mapping(run: Run) -> None:
+    service = Service(answer(operation()))
+    assert run(service, lambda client: client.compile(BODY)).response.digest == "sha256:0"
+    assert json.loads(service.requests[0].content) == BODY

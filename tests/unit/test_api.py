@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from collections import OrderedDict
@@ -220,3 +221,17 @@ def test_kernels_are_found_in_the_cache_folder(tmp_path: Path, monkeypatch: pyte
     assert found is not kernel
     assert (found.digest, found.candidates) == (kernel.digest, ())
     assert found(x=np.ones(8, np.float32))["y"][0] == 4.0
+
+
+def test_a_kernel_tells_its_arrays_its_time_and_itself_and_travels() -> None:
+    x = np.ones((4, 8), np.float32)
+    kernel = roller_svc.compile("y[i] +=! x[i, j]", x=x, select="model")
+    assert kernel.inputs == (("x", "float32", (4, 8)),)
+    assert kernel.outputs == (("y", "float32", (4,)),)
+    assert 0 < kernel.time(x=x).min_s < 1
+    copy = pickle.loads(pickle.dumps(kernel))
+    assert copy.digest == kernel.digest
+    np.testing.assert_array_equal(copy(x=x)["y"], kernel(x=x)["y"])
+    assert all(len(repr(each)) < 200 for each in (kernel, kernel.estimate, *kernel.candidates))
+    assert isinstance(roller_svc.targets()[0], roller_svc.HardwareSpec)
+    assert pickle.loads(pickle.dumps(roller_svc.targets()[0])) == roller_svc.targets()[0]

@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from roller_svc.frontend.lang.equation import einsum
 from roller_svc.frontend.lang.parser import parse
-from roller_svc.frontend.lang.source import render
 
-__all__ = ["einsum", "parse", "render"]
+__all__ = ["einsum", "parse"]

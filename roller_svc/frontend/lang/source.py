@@ -65,13 +65,3 @@ class Source:
 
 
 MAX_QUOTED_CHARACTERS = 60
-
-
-def render(error: InputError, text: str) -> str:
-    """Render the error for a terminal: message, source line with carets, hint."""
-    parts = [f"{error.code}: {error.message}", *error.excerpt(text)]
-    if len(parts) > 1:
-        parts[0] = f"line {error.line}, column {error.column}: {parts[0]}"
-    if error.hint:
-        parts.append(f"hint: {error.hint}")
-    return "\n".join(parts)

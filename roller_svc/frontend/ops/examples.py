@@ -91,6 +91,7 @@ _CALLS = (
     "Y = scatter_elements(X: float32[8, 16], ids: int64[2, 16], U: float32[2, 16])",
     'Y = scatter_nd(X: float32[8, 16], ids: int64[3, 1], U: float32[3, 16], reduction="add")',
     "I = top_k_indices(X: float32[32, 100], k=2)",
+    "V = top_k_values(X: float32[32, 100], k=1)",
     "Y = cumsum(X: float32[32, 100], axis=1)",
     "h = linear_recurrence(a: float32[100, 32], x: float32[100, 32], h0: float32[32], axis=0)",
     "Y = segmented_cumsum(x: float32[32, 100], starts: bool[100])",

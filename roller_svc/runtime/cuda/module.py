@@ -84,6 +84,8 @@ class Stream:
 class CudaModule:
     """A cubin, loaded on each device at the first call there."""
 
+    takes_tensors = True  # of torch, as they are
+
     def __init__(self, compiled: CompiledKernel) -> None:
         if compiled.source.language is not Language.CUDA:
             raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not CUDA")

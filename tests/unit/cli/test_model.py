@@ -16,6 +16,7 @@ from onnx_models import branching, mlp, model
 import roller_svc
 from roller_svc import settings
 from roller_svc.cli.command import main
+from roller_svc.cli.model import _program_rows, _report_lines
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 
@@ -141,3 +142,21 @@ def test_a_file_that_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: P
     code, _, err = run(capsys, "compile", str(path), *QUICK)
     assert code == 2
     assert err.startswith("error")
+
+
+def test_the_programs_of_a_virtual_device_are_rows() -> None:
+    node = {"node": "Gemm"}
+    device = {"programs": [[{"execute": [0, 0, 2]}, {"wait": [[1, 0]]}], [{"execute": [1, 3, 1]}]]}
+    step = {"steps": [node, {"node": "Relu"}], "operators": [{"step": 0}, {"step": 1}], "vdevice": device}
+    expected = [(0, 0, "Gemm", "0..1"), (0, 1, "wait for vEU 1 at 0", ""), (1, 0, "Relu", "3..3")]
+    assert _program_rows([{"node": "plain"}, {"body": [step]}]) == expected
+
+
+def test_progress_without_a_terminal_is_a_line_every_few_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roller_svc.cli.model.PROGRESS_S", 1e9)
+    _report_lines()("kernels", 1, 9)
+    monkeypatch.setattr("roller_svc.cli.model.PROGRESS_S", 0.0)
+    _report_lines()("kernels", 3, 9)
+    assert capsys.readouterr().err == "roller: kernels: 3 of 9\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roller_svc.errors import ExprSyntaxError, InputError
-from roller_svc.frontend.lang import parse, render
+from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.expr import Cast, Const, Load, Op, Select
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram, TensorType
@@ -208,7 +208,7 @@ def test_hints_offer_the_nearest_name() -> None:
 def test_render_draws_a_caret_under_the_place() -> None:
     text = "t[n] = x[n]\ny[n] = t[n] + qq[n]"
     error = refused(text)
-    shown = render(error, text).splitlines()
+    shown = error.render(text).splitlines()
     assert shown[0].startswith("line 2, column 15: unknown-name:")
     assert shown[1] == "2 | y[n] = t[n] + qq[n]"
     assert shown[2].index("^") == shown[1].index("qq")
@@ -217,10 +217,10 @@ def test_render_draws_a_caret_under_the_place() -> None:
 
 def test_render_cuts_long_lines_and_takes_errors_without_a_place() -> None:
     text = "y[n] = " + "1.0 + " * 60 + "qq[n]"
-    shown = render(refused(text), text).splitlines()
+    shown = refused(text).render(text).splitlines()
     assert len(shown[1]) < 200
     assert shown[1][shown[2].index("^") :].startswith("qq")
-    assert render(InputError("no text", code="invalid-argument"), "") == "invalid-argument: no text"
+    assert InputError("no text", code="invalid-argument").render("") == "invalid-argument: no text"
 
 
 NEGATIVES = json.loads((Path(__file__).parents[2] / "data" / "negatives.json").read_text())["cases"]
