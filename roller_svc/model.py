@@ -499,7 +499,7 @@ def _padding(
             message = f"{name!r} cannot be padded: {error}, so padding would change results"
             if _is_range(value):
                 raise ArgumentError(
-                    message, code="padding", hint=f'give the extents that occur: dims={{"{name}": [1, 2]}}'
+                    message, code="padding-changes-results", hint=f'give the extents that occur: dims={{"{name}": [1, 2]}}'
                 ) from error
             reasons.append(message)
             continue

@@ -137,7 +137,7 @@ BATCHES = {"lstm": 1}
 USES = ("no_grad", "second_batch", "dynamic", "gradients")
 
 
-def time_turns(ways: Sequence[Callable[[], object]], blocks: int) -> list[tuple[float, float]]:
+def time_interleaved(ways: Sequence[Callable[[], object]], blocks: int) -> list[tuple[float, float]]:
     """Return minimum and median of the seconds of a call of each."""
     times: list[list[float]] = [[] for _ in ways]
     for _ in range(blocks):
@@ -168,7 +168,7 @@ def measure(name: str, use: str, blocks: int, options: Mapping[str, object]) -> 
         if use in ("second_batch", "dynamic"):
             x = torch.randn(batch + 1, *shape)
             compiled(x)
-        eager, ours = time_turns([lambda: module(x), lambda: compiled(x)], blocks)
+        eager, compiled_s = time_interleaved([lambda: module(x), lambda: compiled(x)], blocks)
     left = [str(each.message) for each in caught if issubclass(each.category, torch_backend.LeftToTorchWarning)]
     return {
         "module": name,
@@ -176,26 +176,26 @@ def measure(name: str, use: str, blocks: int, options: Mapping[str, object]) -> 
         "first_s": first_s,
         **{
             f"{who}_{what}_us": seconds * 1e6
-            for who, pair in (("eager", eager), ("roller", ours))
+            for who, pair in (("eager", eager), ("roller", compiled_s))
             for what, seconds in zip(("min", "median"), pair, strict=True)
         },
         "left_to_torch": left,
     }
 
 
-def measure_model(name: str, blocks: int, options: Mapping[str, object], threads: int) -> Json:
+def measure_model(name: str, blocks: int, options: Mapping[str, Any], threads: int) -> Json:
     """Return the times of a whole model, called on tensors."""
     make, shape = MODULES[name]
     torch.manual_seed(0)
     module, x = make().eval(), torch.randn(BATCHES.get(name, 2), *shape)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export's
-        model = roller_svc.compile_model((module, (x,)), threads=threads, **options)  # type: ignore[arg-type]
+        model = roller_svc.compile_model((module, (x,)), threads=threads, **options)
         arrays = {model.inputs[0].name: x}
-        eager, ours = time_turns([lambda: module(x), lambda: model.run(arrays)], blocks)
+        eager, compiled_s = time_interleaved([lambda: module(x), lambda: model.run(arrays)], blocks)
     return {
         "module": name, "use": "compile_model", "eager_min_us": eager[0] * 1e6, "eager_median_us": eager[1] * 1e6,
-        "roller_min_us": ours[0] * 1e6, "roller_median_us": ours[1] * 1e6,
+        "roller_min_us": compiled_s[0] * 1e6, "roller_median_us": compiled_s[1] * 1e6,
     }  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--select", choices=["measure", "model"], default="measure")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    options = {"select": arguments.select} | ({"top_k": 1} if arguments.select == "model" else {})
+    options: dict[str, Any] = {"select": arguments.select} | ({"top_k": 1} if arguments.select == "model" else {})
     for name in arguments.only or MODULES:
         for use in arguments.use or (*USES, "compile_model"):
             if use == "compile_model":

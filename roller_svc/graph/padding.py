@@ -71,11 +71,15 @@ class _Checker:
         axes = self._axes(graph.name, first, second)
         for name in graph.constants:
             self._check_constant(graph, other, name, axes.get(name))
-        for node, twin in zip(graph.nodes, other.nodes, strict=True):
-            if isinstance(node, OpNode) and isinstance(twin, OpNode) and (node.inputs, node.outputs) == (twin.inputs, twin.outputs):
-                self._program(node.name, node.program, twin.program)
-            elif isinstance(node, LoopNode) and isinstance(twin, LoopNode) and _is_same_loop(node, twin):
-                self.graph(node.body, twin.body)
+        for node, counterpart in zip(graph.nodes, other.nodes, strict=True):
+            if (
+                isinstance(node, OpNode)
+                and isinstance(counterpart, OpNode)
+                and (node.inputs, node.outputs) == (counterpart.inputs, counterpart.outputs)
+            ):
+                self._program(node.name, node.program, counterpart.program)
+            elif isinstance(node, LoopNode) and isinstance(counterpart, LoopNode) and _is_same_loop(node, counterpart):
+                self.graph(node.body, counterpart.body)
             else:
                 raise _refusal(node.name, "its number of steps or its operator depends on the dimension")
         return axes
@@ -111,18 +115,18 @@ class _Checker:
             raise _refusal(node, "other extents make another program")
         types = program.types
         axes = self._axes(node, types, other.types)
-        for statement, twin in zip(program.statements, other.statements, strict=True):
-            if not _differs_in_extents_alone(statement, twin):
+        for statement, counterpart in zip(program.statements, other.statements, strict=True):
+            if not _differs_in_extents_alone(statement, counterpart):
                 raise _refusal(node, "it computes something else for other extents")
-            self._statement(node, statement, twin, axes, types)
+            self._statement(node, statement, counterpart, axes, types)
 
     def _statement(
-        self, node: str, statement: TensorExpr, twin: TensorExpr, axes: PaddedAxes, types: Mapping[str, TensorType]
+        self, node: str, statement: TensorExpr, counterpart: TensorExpr, axes: PaddedAxes, types: Mapping[str, TensorType]
     ) -> None:
         """Check that elements before the padding read such elements alone."""
         written = axes.get(statement.output)
         place = None if written is None else statement.index[written]
-        changed = [a.name for a, b in zip(statement.axes, twin.axes, strict=True) if a.extent != b.extent]
+        changed = [a.name for a, b in zip(statement.axes, counterpart.axes, strict=True) if a.extent != b.extent]
         if any(place != AxisRef(name) for name in changed):
             raise _refusal(node, "it reduces over the dimension")
         for load in statement.reads:
@@ -145,16 +149,16 @@ class _Checker:
             raise _refusal(node, "it moves or joins elements of the dimension")
 
 
-def _differs_in_extents_alone(statement: TensorExpr, twin: TensorExpr) -> bool:
+def _differs_in_extents_alone(statement: TensorExpr, counterpart: TensorExpr) -> bool:
     """Return whether two statements are equal but for extents."""
     parts = ("output", "kind", "index", "body", "combine", "target", "predicate", "bounds_checked", "in_place", "writes_once")
-    names = [[(axis.name, axis.kind) for axis in each.axes] for each in (statement, twin)]
-    return names[0] == names[1] and all(getattr(statement, part) == getattr(twin, part) for part in parts)
+    names = [[(axis.name, axis.kind) for axis in each.axes] for each in (statement, counterpart)]
+    return names[0] == names[1] and all(getattr(statement, part) == getattr(counterpart, part) for part in parts)
 
 
-def _is_same_loop(node: LoopNode, twin: LoopNode) -> bool:
+def _is_same_loop(node: LoopNode, counterpart: LoopNode) -> bool:
     parts = ("steps", "carried", "scanned", "stacked", "inputs", "outputs")
-    return all(getattr(node, part) == getattr(twin, part) for part in parts)
+    return all(getattr(node, part) == getattr(counterpart, part) for part in parts)
 
 
 def _quotient(index: Expr, by: int, others: Mapping[str, int]) -> Expr:

@@ -21,11 +21,11 @@ from roller_svc.compiler.request import read_options, reject_unknown
 from roller_svc.errors import ArgumentError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.torch.convert import operator_name
 from roller_svc.frontend.torch.partition import SupportChecker
-from roller_svc.frontend.torch.recurrent_calls import capture_recurrent_modules, recurrent_calls_kept
+from roller_svc.frontend.torch.recurrent_calls import capture_recurrent_modules, preserve_recurrent_calls
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.options import SearchOptions
 from roller_svc.semantics.interpreter import reference
-from roller_svc.torch_backend.part import Part, slower, time_in_turns
+from roller_svc.torch_backend.part import Part, slower, time_interleaved
 from roller_svc.torch_backend.reports import VIEW, Record, left_to_torch, warn, warn_of_nodes
 
 # Shapes for which one graph is compiled; torch runs it for further ones.
@@ -151,7 +151,7 @@ def _compile_for_shapes(module: fx.GraphModule, inputs: Sequence[Any], options: 
         return boxed
 
     try:
-        with nullcontext() if may_train else recurrent_calls_kept(module):
+        with nullcontext() if may_train else preserve_recurrent_calls(module):
             compiled: Compiled = aot_module_simplified(
                 module,
                 list(inputs),
@@ -189,7 +189,7 @@ class _Chosen:
         results = self._graph.run(*inputs)  # builds the parts
         compiled = [part for part in self._graph.parts if part.failure is None]
         if compiled and not self._graph.left:
-            seconds = time_in_turns(lambda: self._graph.run(*inputs), lambda: self._module.forward(*inputs))
+            seconds = time_interleaved(lambda: self._graph.run(*inputs), lambda: self._module.forward(*inputs))
             if seconds[0] > seconds[1]:
                 for part in compiled:
                     part.leave(slower(seconds))

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 # Constants that change more often than this become inputs.
 MAX_REBUILDS = 3
-# A comparison with torch takes turns: at least MIN_TURNS, then until the time is over or there are MAX_TURNS.
-MIN_TURNS, MAX_TURNS, COMPARISON_S = 5, 50, 0.2
+# A comparison with torch takes turns: at least MIN_ROUNDS, then until the time is over or there are MAX_ROUNDS.
+MIN_ROUNDS, MAX_ROUNDS, COMPARISON_S = 5, 50, 0.2
 
 Run = Callable[[Sequence[torch.Tensor]], Any]  # returns a tensor, or a tuple of tensors
 
@@ -83,8 +83,8 @@ class Part:
         return sum(node.op == "call_function" and operator_name(node) != "getitem" for node in self.source.graph.nodes)
 
     def described(self) -> CompiledPart:
-        ours, theirs = self._seconds or (None, None)
-        return CompiledPart(self.nodes, len(self.constants), self.failure, ours, theirs)
+        compiled_s, torch_s = self._seconds or (None, None)
+        return CompiledPart(self.nodes, len(self.constants), self.failure, compiled_s, torch_s)
 
     def run(self, *tensors: torch.Tensor) -> Any:
         """Return the results of the nodes."""
@@ -111,7 +111,7 @@ class Part:
                 self._warn_and_leave(str(error))
                 return None
             if not self._strict:
-                self._seconds = time_in_turns(lambda: built.run(tensors), lambda: self.source(*tensors))
+                self._seconds = time_interleaved(lambda: built.run(tensors), lambda: self.source(*tensors))
                 if self._seconds[0] > self._seconds[1]:
                     self._warn_and_leave(slower(self._seconds))
                     return None
@@ -155,16 +155,16 @@ class Part:
         return run
 
 
-def time_in_turns(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
+def time_interleaved(compiled: Callable[[], object], with_torch: Callable[[], object]) -> tuple[float, float]:
     """Return the least seconds of each. They run in turns, so both meet the same load."""
     least = [float("inf"), float("inf")]
     end = perf_counter() + COMPARISON_S
-    for turn in range(MAX_TURNS):
-        for i, way in enumerate((ours, theirs)):
+    for rounds in range(MAX_ROUNDS):
+        for i, way in enumerate((compiled, with_torch)):
             start = perf_counter()
             way()
             least[i] = min(least[i], perf_counter() - start)
-        if turn >= MIN_TURNS and perf_counter() > end:
+        if rounds >= MIN_ROUNDS and perf_counter() > end:
             break
     return least[0], least[1]
 

@@ -1,4 +1,4 @@
-"""What was compiled of the graphs that torch captured, and what stays with torch: reports and warnings."""
+"""Reports and warnings: which parts of the graphs that torch captured are compiled, and which stay with torch."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ def test_buckets_are_chosen_by_the_shapes_of_a_call(tmp_path: Path) -> None:
             wanted = interpret(graph, weights, {"x": x})["y"]
             np.testing.assert_allclose(each(x=x)["y"], wanted, rtol=1e-5, atol=1e-6)
         with pytest.raises(ArgumentError, match="batch=3") as refusal:
-            each(x=X[:1])
+            each(x=np.resize(X, (4, 8)))
         assert refusal.value.code == "shape-mismatch"
         for arrays, code in (({"x": X.tolist()}, "not-an-array"), ({}, "missing-argument")):
             with pytest.raises(ArgumentError) as refusal:

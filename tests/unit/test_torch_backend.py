@@ -30,13 +30,13 @@ def _fresh(tmp_path, monkeypatch):
     torch._dynamo.reset()
     torch_backend.reset()
     torch.manual_seed(3)
-    set_times(monkeypatch, ours=1e-6, theirs=2e-6)
+    set_times(monkeypatch, compiled_s=1e-6, torch_s=2e-6)
 
 
-def set_times(monkeypatch, ours, theirs):
+def set_times(monkeypatch, compiled_s, torch_s):
     """Replace comparisons with torch: these modules are too small to be faster."""
     for module in (graphs, part):
-        monkeypatch.setattr(module, "time_in_turns", lambda *_: (ours, theirs))
+        monkeypatch.setattr(module, "time_interleaved", lambda *_: (compiled_s, torch_s))
 
 
 def compiled(module, **options):
@@ -209,7 +209,7 @@ def test_recurrent_layers_train_as_with_torch():
 
 
 def test_what_is_slower_than_torch_is_left_to_it(monkeypatch):
-    set_times(monkeypatch, ours=3e-6, theirs=2e-6)
+    set_times(monkeypatch, compiled_s=3e-6, torch_s=2e-6)
     with pytest.warns(torch_backend.LeftToTorchWarning, match=r"runs with torch: it takes 3\.0 µs compiled, 2\.0 µs with torch"):
         (report,) = check(lambda x: torch.relu(x) + 1, torch.randn(3))
     assert (report.parts[0].seconds, report.parts[0].torch_seconds) == (3e-6, 2e-6)
@@ -217,7 +217,7 @@ def test_what_is_slower_than_torch_is_left_to_it(monkeypatch):
 
 
 def test_a_graph_that_is_slower_than_torch_is_left_to_it(monkeypatch):
-    monkeypatch.setattr(graphs, "time_in_turns", lambda *_: (3e-6, 2e-6))
+    monkeypatch.setattr(graphs, "time_interleaved", lambda *_: (3e-6, 2e-6))
     with pytest.warns(torch_backend.LeftToTorchWarning, match="a graph runs with torch"):
         (report,) = check(lambda x: torch.relu(x) + 1, torch.randn(3))
     assert "it takes 3.0 µs" in report.parts[0].failure
@@ -226,9 +226,9 @@ def test_a_graph_that_is_slower_than_torch_is_left_to_it(monkeypatch):
 def test_comparisons_run_both_in_turns(monkeypatch):
     monkeypatch.undo()
     calls = []
-    part.time_in_turns(lambda: calls.append("ours"), lambda: calls.append("theirs"))
-    assert calls == ["ours", "theirs"] * (len(calls) // 2)
-    assert part.MIN_TURNS < len(calls) // 2 <= part.MAX_TURNS
+    part.time_interleaved(lambda: calls.append("compiled"), lambda: calls.append("torch"))
+    assert calls == ["compiled", "torch"] * (len(calls) // 2)
+    assert part.MIN_ROUNDS < len(calls) // 2 <= part.MAX_ROUNDS
 
 
 @pytest.mark.parametrize("function", [torch.lgamma, lambda x: torch.relu(torch.lgamma(x))])

@@ -28,15 +28,15 @@ def _define(overload: Any) -> Any:
     return getattr(torch.ops.roller_recurrent, name).default
 
 
-_KEPT = {function: _define(overload) for function, overload in _WHOLE.items()}
-_FUNCTIONS = {kept: function for function, kept in _KEPT.items()}
+_OPAQUE = {function: _define(overload) for function, overload in _WHOLE.items()}
+_FUNCTIONS = {opaque: function for function, opaque in _OPAQUE.items()}
 
 
 @contextmanager
-def recurrent_calls_kept(module: fx.GraphModule) -> Iterator[None]:
+def preserve_recurrent_calls(module: fx.GraphModule) -> Iterator[None]:
     """Make the module call an opaque operator for each recurrent layer meanwhile. It gives no gradients."""
     calls = [node for name in _WHOLE for node in module.graph.find_nodes(op="call_function", target=name) if not _is_packed(node)]
-    _retarget(module, [(node, _KEPT[node.target]) for node in calls])
+    _retarget(module, [(node, _OPAQUE[node.target]) for node in calls])
     try:
         yield
     finally:
