@@ -377,8 +377,9 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     does.
     """
     checked = read_options(NamedOptions, options)
-    calibrate_at_first_use((target,), log.warning)
-    chosen = _options(target, threads, plan, checked)
+    target_id = validate_target(target)
+    calibrate_at_first_use((target_id,), log.warning)
+    chosen = _options(target_id, threads, plan, checked)
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     weights = Weights()

@@ -109,7 +109,8 @@ def _explain(message: str) -> str | None:
     if quoted is not None:
         near = get_close_matches(quoted[1], re.findall(r"[\w-]+", quoted[2]), n=1)
         return f"did you mean {near[0]}?" if near else None
-    if message.startswith("unrecognized arguments:") and any(sign in message for sign in "[]=!"):
+    unknown = message.removeprefix("unrecognized arguments: ")
+    if unknown != message and not unknown.startswith("-") and any(sign in unknown for sign in "[]=!"):
         return "put quotes around the program, which has characters of the shell: 'C[m, n] +=! A[m, k] * B[k, n]'"
     return None
 

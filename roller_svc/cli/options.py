@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,7 +156,9 @@ def read_text_file(name: str) -> str:
 def _similar_files(path: Path) -> str:
     """Return a hint with the files in a path's folder whose names are similar."""
     folder = path.parent
-    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    names: list[str] = []
+    with suppress(OSError):  # a folder that cannot be listed
+        names = sorted(each.name for each in folder.iterdir())
     near = [str(folder / name) for name in get_close_matches(path.name, names)]
     return f"did you mean {' or '.join(near)}?" if near else f"paths are relative to {Path.cwd()}"
 

@@ -53,7 +53,7 @@ def find_notes(
         if slowest in units:
             units[slowest] += f"; {ratio}"
         else:
-            units[slowest] = f"{ratio}: {above_floor}{find_faster(_donations(cache, constraints), hw, plan)}"
+            units[slowest] = f"{ratio}: {above_floor}{find_faster(_donations(cache, constraints), hw, plan, {})}"
     return (*_program_notes(cache.program), *units.values(), *_workspace_notes(cache.program, hw, ranked, plan))
 
 

@@ -134,12 +134,11 @@ def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> B
         raise results[0].error
     winner = next(ranked for ranked in compiled.partitions if ranked.groups is results[0].groups)
     floor, notes = assess_plan(program, hw, compiled.request.constraints, winner, results[0].plan)
-    notes = (*notes, *busy_notes(results[0].measurement))
     if compiled.request.strict:
         reject_notes(notes)
     report = BuildReport(
         *(compiled.request, program, hw, winner.groups, winner.constructions, results),
-        *(notes, compiled.remarks, clock.stages, floor),
+        *(notes, (*compiled.remarks, *busy_notes(results[0].measurement)), clock.stages, floor),
     )
     trace("report", report)
     return report

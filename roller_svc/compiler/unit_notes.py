@@ -68,21 +68,28 @@ def explain_units(
     notes: dict[str, str] = {}
     if not units or constraints.op_class is not None:
         return notes
-    for group, construction, choice in zip(ranked.groups, ranked.constructions, plan.choices, strict=True):
-        product = _heaviest_product(group, construction, choice, cache.program)
-        if product is None:
-            continue
-        if choice.program.unit.is_matrix:
-            what, cause = "not on a faster unit", ""
+    kernels = zip(ranked.groups, ranked.constructions, plan.choices, strict=True)
+    products = [product for kernel in kernels if (product := _heaviest_product(*kernel, cache.program)) is not None]
+    slow = [product for product in products if not product.choice.program.unit.is_matrix]
+    if not _may_gain(slow, plan, units, hw):
+        slow = []
+    known: dict[tuple[TensorProgram, ScheduleConstraints], float] = {}
+    for product in products:
+        what, cause = "no matrix unit", ""
+        if product.choice.program.unit.is_matrix:
+            what = "not on a faster unit"
             if not constraints.allow_tf32:
                 cause = _faster_refused(product, units, ranked)
-        else:
-            what, cause = "no matrix unit", ""
-            if _may_gain(product, plan, units, hw):
-                cause = _cause(product, units, hw, allow_tf32=constraints.allow_tf32)
-        advice = find_faster(_alternatives(product, cache, constraints), hw, plan) if cause else ""
-        if advice or (cause and not cause.endswith(AVOIDABLE)):
-            notes[group.name] = f"{_source_name(product.statement, cache.program)}: {what}, {cause}{advice}"
+        elif product in slow:
+            cause = _cause(product, units, hw, allow_tf32=constraints.allow_tf32)
+        is_avoidable = cause.endswith(AVOIDABLE)  # one option for all products, which gain together
+        if not product.choice.program.unit.is_matrix and not is_avoidable and not _may_gain([product], plan, units, hw):
+            continue
+        advice = ""
+        if cause:
+            advice = find_faster(_alternatives(product, cache, constraints, is_avoidable=is_avoidable), hw, plan, known)
+        if advice or (cause and not is_avoidable):
+            notes[product.group.name] = f"{_source_name(product.statement, cache.program)}: {what}, {cause}{advice}"
     return notes
 
 
@@ -115,18 +122,22 @@ def _wide_factors(statement: TensorExpr) -> list[Expr]:
     return [f for f in _operands(sum_of_products(statement)) if (value_dtype(f) or f.dtype) is DType.FLOAT32]
 
 
-def _may_gain(product: _Product, plan: Plan, units: list[ComputeUnit], hw: HardwareSpec) -> bool:
-    """Return whether the plan's bound is lower by MIN_GAIN with the product on a matrix unit of its width."""
-    least_bytes = min((value_dtype(factor) or factor.dtype).bytes for factor in product.factors)
-    wide = [unit for unit in units if unit.in_dtype.bytes >= least_bytes]
-    roofline, choice = product.construction.roofline, product.choice
-    if not wide or not roofline:
-        return False
-    compute_s = next(bound.seconds for bound in roofline if bound.level == COMPUTE)
-    memory_s = max((bound.seconds for bound in roofline if bound.level != COMPUTE), default=0.0)
-    gained = choice.program.unit.flops_per_s / max(unit.flops_per_s for unit in wide)
-    rest_s = plan.estimate.seconds - choice.estimate.seconds + hw.limits.launch_overhead_s
-    return rest_s + max(compute_s, memory_s) >= MIN_GAIN * (rest_s + max(compute_s * gained, memory_s))
+def _may_gain(products: list[_Product], plan: Plan, units: list[ComputeUnit], hw: HardwareSpec) -> bool:
+    """Return whether the plan's bound is lower by MIN_GAIN with products on matrix units of their width."""
+    now_s = gained_s = plan.estimate.seconds
+    for product in products:
+        least_bytes = min((value_dtype(factor) or factor.dtype).bytes for factor in product.factors)
+        wide = [unit for unit in units if unit.in_dtype.bytes >= least_bytes]
+        roofline, choice = product.construction.roofline, product.choice
+        if not wide or not roofline:
+            continue
+        compute_s = next(bound.seconds for bound in roofline if bound.level == COMPUTE)
+        memory_s = max((bound.seconds for bound in roofline if bound.level != COMPUTE), default=0.0)
+        gained = choice.program.unit.flops_per_s / max(unit.flops_per_s for unit in wide)
+        rest_s = hw.limits.launch_overhead_s - choice.estimate.seconds
+        now_s += rest_s + max(compute_s, memory_s)
+        gained_s += rest_s + max(compute_s * gained, memory_s)
+    return now_s >= MIN_GAIN * gained_s
 
 
 def _refusals(product: _Product) -> dict[str, str]:
@@ -198,7 +209,9 @@ def _tensor_name(factor: Expr) -> str:
     return names[0] if len(names) == 1 else "a factor"
 
 
-def _alternatives(product: _Product, cache: PartitionCache, constraints: ScheduleConstraints) -> Iterator[Alternative]:
+def _alternatives(
+    product: _Product, cache: PartitionCache, constraints: ScheduleConstraints, *, is_avoidable: bool
+) -> Iterator[Alternative]:
     """Yield the spellings and options that may bring a product in float32, or of float8, to a faster unit."""
     wide, program = _wide_factors(product.written), cache.program
     halves = [dtype for dtype in map(value_dtype, _operands(sum_of_products(product.written))) if dtype in HALVES]
@@ -206,7 +219,7 @@ def _alternatives(product: _Product, cache: PartitionCache, constraints: Schedul
         text = expression_text(wide[0], {s.output: s.name for s in program.statements})
         rounded = _with_rounded_factor(program, product.written, wide[0], halves[0])
         yield f"{text}.cast(`{halves[0].value}`)", PartitionCache(rounded), constraints
-    if not constraints.allow_tf32:
+    if is_avoidable:
         yield "allow_tf32", cache, replace(constraints, allow_tf32=True)
 
 
@@ -218,12 +231,23 @@ def _with_rounded_factor(program: TensorProgram, statement: TensorExpr, factor: 
     return replace(program, statements=tuple(changed if s is statement else s for s in program.statements))
 
 
-def find_faster(alternatives: Iterable[Alternative], hw: HardwareSpec, plan: Plan) -> str:
-    """Return the fastest alternative to a plan with its gain; "" if none is faster by MIN_GAIN."""
+def find_faster(
+    alternatives: Iterable[Alternative],
+    hw: HardwareSpec,
+    plan: Plan,
+    known: dict[tuple[TensorProgram, ScheduleConstraints], float],
+) -> str:
+    """Return the fastest alternative to a plan with its gain; "" if none is faster by MIN_GAIN.
+
+    `known` has the seconds of programs that were estimated, and gets those of others.
+    """
     found = []
     for text, cache, constraints in alternatives:
-        candidates = rank_partitions(cache, hw, 1, constraints)[0].candidates
-        found.append((sum(each[0].estimate.seconds for each in candidates), text))
+        key = cache.program, constraints
+        if key not in known:
+            candidates = rank_partitions(cache, hw, 1, constraints)[0].candidates
+            known[key] = sum(each[0].estimate.seconds for each in candidates)
+        found.append((known[key], text))
     if not found:
         return ""
     seconds, text = min(found)

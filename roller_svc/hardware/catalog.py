@@ -57,16 +57,17 @@ def find_meanings(name: str) -> list[str]:
 def expand_targets(targets: Iterable[object]) -> list[Any]:
     """Return targets with the devices of each list `a,b`, and of each word for several: `all`, `cuda`, `amd`, `sm_90`.
 
-    Other targets, such as unknown names, stay as they are.
+    Other targets, such as unknown names, stay as they are. None is there twice.
     """
     expanded: list[Any] = []
     for target in targets:
-        names = [part.strip() for part in target.split(",")] if isinstance(target, str) else []
-        for name in names:
-            group = [] if name in ids() else match_group(name, shipped_specs())
-            expanded += group or [name]
-        expanded += [] if names else [target]
-    return list(dict.fromkeys(expanded))
+        if not isinstance(target, str):
+            expanded.append(target)
+            continue
+        for name in [part.strip() for part in target.split(",") if part.strip()] or [target]:
+            devices = [LOCAL] if find_meanings(name) == [LOCAL] else match_group(name, shipped_specs()) or [name]
+            expanded += [device for device in devices if device not in expanded]
+    return expanded
 
 
 def ids() -> tuple[str, ...]:

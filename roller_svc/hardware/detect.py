@@ -112,6 +112,8 @@ def adapt_to_machine(base: HardwareSpec, machine: Machine) -> HardwareSpec:
     ports = _fma_ports(base, machine)
     l2_bytes = machine.cache(2) or base.level("l2").capacity_bytes
     units = tuple(_unit(unit, base, machine.cores * clock_hz, vector_bytes, ports) for unit in base.units)
+    dram, *caches = (_level(level, base, machine, clock_hz) for level in base.levels[:-1])
+    through_caches = min(dram.bandwidth_bytes_per_s, caches[0].bandwidth_bytes_per_s)
     return replace(
         base,
         id="local",
@@ -123,7 +125,8 @@ def adapt_to_machine(base: HardwareSpec, machine: Machine) -> HardwareSpec:
         vector_bytes=vector_bytes,
         isa=isa,
         levels=(
-            *(_level(level, base, machine, clock_hz) for level in base.levels[:-1]),
+            replace(dram, bandwidth_bytes_per_s=through_caches),
+            *caches,
             _registers(base, machine, clock_hz, vector_bytes),
         ),
         units=(*units, *_dot_units(units, isa, vector_bytes)),

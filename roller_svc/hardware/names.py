@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 
 from roller_svc.ir.hardware import Arch, HardwareSpec, TargetKind, arch_named
 
@@ -17,10 +18,10 @@ _KINDS = {
     "cuda": (TargetKind.CUDA,),
     "rocm": (TargetKind.AMD,),
     "hip": (TargetKind.AMD,),
-    "radeon": (TargetKind.AMD,),
 }
 
 
+@lru_cache(maxsize=1024)
 def split_words(name: str) -> tuple[str, ...]:
     return tuple(word for word in _SEPARATORS.split(name.lower()) if word)
 

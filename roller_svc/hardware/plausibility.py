@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from roller_svc.hardware.schema import MATRIX_KINDS, Problem, SpecModel, UnitModel
 from roller_svc.ir.dtype import DType, dtype_named
@@ -10,7 +11,7 @@ from roller_svc.ir.hardware import Scope, UnitKind
 
 ROUNDING = 1.02  # of values in data sheets
 MAX_CLOCK_HZ = 1e10  # the fastest processor, cooled by liquid helium, ran at 9.1 GHz
-MIN_PORT_BYTES = 1  # a clock: the narrowest connection of a core to a level on the chip
+MIN_PORT_BYTES = 1 / 8  # a clock: the narrowest connection of a core to a level on the chip has one wire
 # Energy of an operation, half a multiply-add, in a process of 7 nm: Jouppi et al., "Ten Lessons From Three Generations
 # Shaped Google's TPUv4i", ISCA 2021, table 2. Later processes, and those to come, are taken to need a quarter.
 JOULES_PER_OPERATION = {
@@ -68,7 +69,13 @@ def _levels(spec: SpecModel) -> Iterator[Problem]:
 
 
 def _neighbours(spec: SpecModel) -> Iterator[Problem]:
-    for index, (outer, inner) in enumerate(zip(spec.levels, spec.levels[1:], strict=False), start=1):
+    """Find levels that are slower or larger than the next, of those inside cores and of those of the device.
+
+    A device of few cores may have caches that are faster than these cores, and smaller than one core's.
+    """
+    for index, (outer, inner) in enumerate(pairwise(spec.levels), start=1):
+        if (inner.scope == Scope.DEVICE.value) != (outer.scope == Scope.DEVICE.value):
+            continue
         own, around = inner.bandwidth_bytes_per_s, outer.bandwidth_bytes_per_s
         if own < around:
             yield f"levels.{index}.bandwidth_bytes_per_s", f"{own:.3g}, less than the {around:.3g} of {outer.name} around it"

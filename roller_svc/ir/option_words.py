@@ -13,16 +13,24 @@ from roller_svc.ir.options import KernelOptions, Option, options_of
 _OPTIONS = options_of(KernelOptions)
 # Other arguments, with their flags.
 _FLAGS = {"dims": "--dim", "inputs": "--input", "outputs": "--output", "target": "--target", "threads": "--threads"}
-_ARGUMENT = re.compile(rf"\b({'|'.join([*_FLAGS, *_OPTIONS])})=(\{{.*?\}}|\[.*?\]|\"[^\"]*\"|'[^']*'|\w+)")
+# An argument as Python has it. What users gave, such as paths and arguments of flags, looks otherwise.
+_ARGUMENT = re.compile(
+    rf"(?<![\w/.-])({'|'.join([*_FLAGS, *_OPTIONS])})=(\{{.*?\}}|\[.*?\]|\"[^\"]*\"|'[^']*'|(?:True|False|None|\d+)\b)"
+)
 _FIELD_TYPE = re.compile(r'\{"dtype": "([^"]*)", "shape": \[([^\[\]]*)\]\}')
-_OPTION_FIELD = re.compile(rf'"options": \{{"({"|".join(_OPTIONS)})": ([^{{}}]*)\}}')
+_OPTION_FIELD = re.compile(rf'"options": \{{"({"|".join(_OPTIONS)})": (\{{[^{{}}]*\}}|[^{{}}]*)\}}')
 _FIELD = re.compile(rf'"({"|".join(_FLAGS)})": (\{{.*?\}}|\[.*?\]|"[^"]*"|\w+)')
 _ENTRY = re.compile(r'"([^"]*)": (\("[^"]*", \([^()]*\)\)|\[[^\]]*\]|[^,]+)')  # of a mapping
 _TYPE = re.compile(r'\("([^"]*)", \(([^()]*)\)\)')
 
 
 def show_as_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
-    """Return a message with flags in place of arguments. `flags` are those that differ for a command."""
+    """Return a message with flags in place of arguments. `flags` are those that differ for a command.
+
+    A message that has flags is of the command line, and stays as it is.
+    """
+    if "--" in text:
+        return text
 
     def replace(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
@@ -69,4 +77,4 @@ def _flag_values(name: str, value: str) -> Iterator[str]:
 
 def _flag_value(entry: str) -> str:
     given = _TYPE.fullmatch(entry)
-    return entry.replace(" ", "") if given is None else f"{given[1]}[{given[2].replace(' ', '').rstrip(',')}]"
+    return re.sub(r"[\[\]\s\"']", "", entry) if given is None else f"{given[1]}[{given[2].replace(' ', '').rstrip(',')}]"

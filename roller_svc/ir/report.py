@@ -91,7 +91,7 @@ class BuildReport:
     constructions: tuple[Construction, ...]  # of the winner
     results: tuple[CandidateResult, ...]  # best first, by measured time if measured, else by estimate
     notes: tuple[str, ...] = ()  # on the program and its plan
-    remarks: tuple[str, ...] = ()  # on the build: why nothing was measured
+    remarks: tuple[str, ...] = ()  # on the build: why nothing was measured, or that times varied
     stage_seconds: tuple[tuple[str, float], ...] = ()
     floor: ProgramFloor | None = None  # None where nothing was built
 

@@ -50,11 +50,11 @@ async def submit_batch(
     builds = sum(len(item.targets or (1,)) for item in items)
     if builds > state.settings.max_items:
         raise ArgumentError(f"too many requests: the limit is {state.settings.max_items}, got {builds}", code="too-many-items")
-    for number, item in enumerate(items):
-        check_devices_differ(item.targets or (), "requests", number)
     bodies = [(number, body) for number, item in enumerate(items) for body in item.for_each_target()]
     entries: list[Json] = []
     with state.shares.hold(Resource.BATCHES, principal_of(request).client):
+        for number, item in enumerate(items):
+            check_devices_differ(item.targets or (), "requests", number)
         batch = _Batch(state, request, to_request)
         for done, (number, body) in enumerate(bodies):
             if done % CHECK_EVERY == 0 and await request.is_disconnected():

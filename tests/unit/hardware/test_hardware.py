@@ -179,7 +179,9 @@ def test_lists_and_words_for_several_devices_are_expanded_where_several_may_be_g
     assert hardware.expand_targets(["sm_90a"]) == ["nvidia-h100-sxm", "nvidia-h200-sxm"]
     assert hardware.expand_targets(["all"]) == [spec.id for spec in hardware.shipped_specs()]
     assert hardware.expand_targets(["rocm"]) == ["amd-mi250x", "amd-mi300x", "amd-mi50"]
+    assert hardware.expand_targets(["cpu,", "Host"]) == ["local"]
     spec = hardware.load("nvidia-t4")
+    assert hardware.expand_targets([["h200"]]) == [["h200"]]  # refused where targets are checked
     assert hardware.expand_targets(["nothing", spec, "local"]) == ["nothing", spec, "local"]
 
 

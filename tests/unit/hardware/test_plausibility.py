@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from roller_svc import hardware
 from roller_svc.compiler.estimates.batch import Item, estimate_item
 from roller_svc.errors import SpecError
+from roller_svc.hardware.detect import adapt_to_machine, probe
 from roller_svc.hardware.mapping import validate
 from roller_svc.hardware.shipped_files import shipped_files
 
@@ -75,18 +77,19 @@ def test_shipped_files_state_their_own_cores_and_clock(hardware_id: str) -> None
 def test_thousands_of_cores_are_refused(hardware_id: str, rates_for: bool | None) -> None:
     data = mapping(hardware_id, num_cores=66_000)
     found = faults(data if rates_for else data | {"rates_for": None})
-    assert "of 66000 cores (num_cores), less than 1" in found["levels.1.bandwidth_bytes_per_s"]
+    assert "of 66000 cores (num_cores), less than 0.125" in found["levels.1.bandwidth_bytes_per_s"]
 
 
 def test_everything_that_is_wrong_is_listed() -> None:
     data = mapping(AVX512, clock_hz=2e10, rates_for=None)
     data = with_level(data, "l1", bandwidth_bytes_per_s=4e12, peak_bandwidth_bytes_per_s=None, latency_s=1e-11)
-    data = with_level(data, "l3", capacity_bytes=1 << 19)
+    data = with_level(data, "l2", capacity_bytes=1 << 14)
     with pytest.raises(SpecError) as refused:
         hardware.from_mapping(data, "mine.yaml")
     lines = refused.value.message.splitlines()
     assert {line.split(": ")[1] for line in lines} == {
-        "clock_hz", "levels.3.latency_s", "levels.4.latency_s", "levels.2.capacity_bytes", "levels.4.bandwidth_bytes_per_s",
+        "clock_hz", "levels.3.latency_s", "levels.4.latency_s", "levels.3.capacity_bytes", "levels.4.bandwidth_bytes_per_s",
+        "limits.shared_bytes_per_core",
     }  # fmt: skip
     assert any("less than the 4e+12 of l1 around it" in line for line in lines)
 
@@ -106,6 +109,27 @@ def test_everything_that_is_wrong_is_listed() -> None:
 )  # fmt: skip
 def test_a_value_that_no_device_has_is_refused(data: dict[str, Any], path: str, what: str) -> None:
     assert what in faults(data)[path]
+
+
+@pytest.mark.parametrize(
+    ("hardware_id", "changes"),
+    [
+        ("cpu-arm-neon", {"num_cores": 2}), ("cpu-x86-avx2", {"num_cores": 1}), ("cpu-x86-avx2", {"num_cores": 64}),
+        (AVX512, {"clock_hz": 1.5e9}), (AVX512, {"num_cores": 64}), (H200, {"num_cores": 40}), (A100, {"num_cores": 28}),
+        ("nvidia-t4", {"num_cores": 8}), ("nvidia-b200", {"clock_hz": 0.5e9}),
+    ],
+)  # fmt: skip
+def test_other_numbers_of_cores_and_clocks_are_plausible(hardware_id: str, changes: dict[str, Any]) -> None:
+    assert faults(mapping(hardware_id, **changes)) == {}
+
+
+@pytest.mark.parametrize("base", ["cpu-arm-neon", "cpu-x86-avx2", AVX512])
+@pytest.mark.parametrize("cores", [1, 2, 192])
+@pytest.mark.parametrize("clock_hz", [1.5e9, 4e9])
+def test_specs_of_detected_machines_can_be_read_again(base: str, cores: int, clock_hz: float) -> None:
+    spec = hardware.load(base)
+    machine = replace(probe(), cores=cores, clock_hz=clock_hz, vendor=spec.vendor)
+    assert faults(hardware.to_mapping(adapt_to_machine(spec, machine))) == {}
 
 
 def test_measured_bandwidths_may_contradict_each_other() -> None:
