@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from roller_svc.analysis.scans import match_scan
 from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import (
     AxisRef,
@@ -27,8 +28,11 @@ from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 
 
 def delinearize_reduced_axes(statement: TensorExpr) -> TensorExpr:
-    """Return the reduction over more axes, or the statement if a quotient or a remainder would remain."""
-    if statement.kind is not StatementKind.REDUCE:
+    """Return the reduction over more axes, or the statement if a quotient or a remainder would remain.
+
+    Scans stay: their order needs the axis as one.
+    """
+    if statement.kind is not StatementKind.REDUCE or match_scan(statement) is not None:
         return statement
     result = statement
     for axis in statement.reduced:

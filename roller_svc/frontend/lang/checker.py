@@ -198,6 +198,8 @@ def _recurrence(statement: Statement, axes: Axes, scope: Scope, program: _Progra
     found = find_recurrence(written.body, statement.name, spatial, written.index)
     if isinstance(found, Recurrence) and (written.type.dtype is not dtype or dtype.is_float is not written.body.dtype.is_float):
         found = NotLinear("the state has another type than its step; state the type, or cast the operands")
+    if isinstance(found, Recurrence) and dtype is DType.BOOL:
+        found = NotLinear("a state is not bool; state another type (`: int32`), and compare the result with 0")
     if isinstance(found, NotLinear):
         message = f"`{statement.name}` reads itself: {found.reason}"
         hint = f"`{statement.name}[t] = a[t] * {statement.name}[t - 1].when([t > 0], initial) + b[t]`"

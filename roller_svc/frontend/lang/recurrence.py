@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from roller_svc.analysis.constant_folding import holds
 from roller_svc.analysis.linear import linear
 from roller_svc.errors import InvariantError, require
 from roller_svc.ir.dtype import DType
@@ -110,16 +111,28 @@ def _is_const(expr: Expr, value: int) -> bool:
     return isinstance(expr, Const) and expr.value == value
 
 
+def _folded(value: float | int, dtype: DType) -> Const | None:
+    """Return the constant that an operation on constants gives, or None for an overflow of floats. Integers wrap."""
+    if dtype.is_float:
+        return Const(value, dtype) if holds(value, dtype) else None
+    low, high = dtype.integer_range
+    return Const(low + (int(value) - low) % (high - low + 1), dtype)
+
+
+def _minus_one(dtype: DType) -> Const:
+    return Const(-1.0, dtype) if dtype.is_float else require(_folded(-1, dtype), "an integer")
+
+
 def _product(a: Expr, b: Expr, dtype: DType) -> Expr:
     """Return the product. A factor of zero that stands for no value at all stays zero."""
     if _is_const(a, 1):
         return b
     if _is_const(b, 1):
         return a
-    if isinstance(a, Const) and isinstance(b, Const):
-        return Const(a.value * b.value, dtype)
+    if isinstance(a, Const) and isinstance(b, Const) and (product := _folded(a.value * b.value, dtype)) is not None:
+        return product
     for factor, other in ((a, b), (b, a)):
-        if isinstance(factor, Const) and factor.value == -1:
+        if factor == _minus_one(dtype):
             return Op(OpKind.NEG, (other,), dtype)
         if isinstance(factor, Select) and any(_is_const(x, 0) for x in (factor.then, factor.otherwise)):
             then, otherwise = (x if _is_const(x, 0) else _product(x, other, dtype) for x in (factor.then, factor.otherwise))
@@ -128,8 +141,8 @@ def _product(a: Expr, b: Expr, dtype: DType) -> Expr:
 
 
 def _sum(a: Expr, b: Expr, dtype: DType) -> Expr:
-    if isinstance(a, Const) and isinstance(b, Const):
-        return Const(a.value + b.value, dtype)
+    if isinstance(a, Const) and isinstance(b, Const) and (total := _folded(a.value + b.value, dtype)) is not None:
+        return total
     if _is_const(a, 0):
         return b
     return a if _is_const(b, 0) else Op(OpKind.ADD, (a, b), dtype)
@@ -195,7 +208,7 @@ class _Linear:
             raise _Refused(f"the state is the operand of `{kind.value}`: a recurrence must be linear in it")
         parts = [self.of(arg) for arg in args]
         if kind is OpKind.NEG or (kind is OpKind.SUB and parts[0].gate is None):
-            minus = Const(-1.0 if dtype.is_float else -1, dtype)
+            minus = _minus_one(dtype)
             last = parts[-1]
             gate = _product(minus, last.state_gate, dtype)
             if kind is OpKind.NEG:

@@ -91,7 +91,9 @@ def _paged_attention(call: Call) -> str:
     dot, score, high = call.intermediate("dot"), call.intermediate("score"), call.intermediate("max")
     exp, total, mixed = call.intermediate("exp"), call.intermediate("sum"), call.intermediate("mixed")
     at, full = ", ".join(row), ", ".join((*row, n))
-    length = lengths.at(b) if queries == 1 else f"{lengths.at(b)} - {queries - 1} + {i}"
+    length = _length(lengths, b)
+    if queries > 1:
+        length += f" - {queries - 1} + {i}"
     visible = [f"{n} < {length}"]
     if call.has("window"):
         visible.append(f"{n} >= {length} - {call.integer('window')}")
@@ -103,7 +105,8 @@ def _paged_attention(call: Call) -> str:
         scaled = f"{cap!r} * tanh({scaled} / {cap!r})"
     sinks = call.operand(5)
     # One of the exponentials is 1 unless the row is empty: its results are then 0.
-    divisor = f"max({total}[{at}], 1.0)" if sinks is None else f"({total}[{at}] + exp({sinks.at(h)} - {high}[{at}]))"
+    sink = "" if sinks is None else f" + exp({sinks.at(h)} - {high}[{at}])"
+    divisor = f"max({total}[{at}]{sink}, 1.0)"
     narrow = v.dtype if v.dtype.bytes == 2 else q.dtype
     is_narrow = max(v.dtype.bytes, narrow.bytes) == 2 and kind is DType.FLOAT32
     probability = f"{exp}[{full}]" + (f".cast(`{narrow.value}`)" if is_narrow else "")
@@ -140,6 +143,14 @@ def _check_cache(call: Call) -> tuple[int, int]:
     return (q.shape[1] if q.rank == 4 else 1), pages.shape[1] * page
 
 
+def _length(lengths: Operand, sequence: str) -> str:
+    """Return the keys of a sequence; integers in a type that holds differences of lengths."""
+    load = lengths.at(sequence)
+    if lengths.dtype.is_float or lengths.dtype in (DType.INT32, DType.INT64):
+        return load
+    return f"{load}.cast(`{'int64' if lengths.dtype is DType.UINT64 else 'int32'}`)"
+
+
 def _page_dimensions(call: Call) -> tuple[int, int]:
     """Return the dimensions of a cache that are the keys of a page, and the heads."""
     return (1, 2) if call.text("layout") == "NHD" else (2, 1)
@@ -171,8 +182,8 @@ OPERATORS = (
         "paged_attention",
         "Attention over a cache in pages: `q` [sequences, heads, features] or [sequences, queries, heads, features], `k` and "
         "`v` [pages, keys of a page, heads, features]. `pages` [sequences, pages] are those of a sequence in order, and "
-        "`lengths` [sequences] its keys; its last query sees them all, each earlier one a key less. `sinks` [heads] are "
-        "scores of no value. A query that sees no key gives 0.",
+        "`lengths` [sequences] its keys; its last query sees them all, each earlier one a key less. All `pages` must exist, "
+        "and their unused keys and values be finite. `sinks` [heads] are scores of no value. A query that sees no key gives 0.",
         ("q", "k", "v", "pages", "lengths", "sinks"),
         _paged_attention,
         (

@@ -183,6 +183,11 @@ NORMS = [
          attended_pages(q[:, None], *rest, scale=8**-0.5)[:, 0]),
     Case("paged_attention", ((3, 3, 4, 8), (7, 2, 2, 8), (7, 2, 2, 5), PAGES, np.array([5, 1, 9]), (4,)), lambda *given:
          attended_pages(*given, scale=2.0, window=2, soft_cap=1.5), {"scale": 2, "window": 2, "soft_cap": 1.5}),
+    Case("paged_attention", ((3, 4, 8), (7, 2, 2, 8), (7, 2, 2, 5), PAGES, np.array([5, 0, 6]),
+                             np.array([-np.inf, 0.5, -np.inf, -9], np.float32)), lambda q, *rest:
+         attended_pages(q[:, None], *rest, scale=8**-0.5)[:, 0]),
+    *(Case("paged_attention", ((3, 3, 4, 8), (7, 2, 2, 8), (7, 2, 2, 5), PAGES, np.array([0, 1, 6], kind)), lambda *given:
+           attended_pages(*given, scale=8**-0.5, window=150), {"window": 150}) for kind in ("int8", "uint8", "uint64")),
     Case("paged_attention", ((3, 1, 2, 4), (9, 2, 1, 4), (9, 2, 1, 3), PAGES, np.array([1, 2, 3]), (2,)),
          lambda q, k, v, *rest: attended_pages(q, k.swapaxes(1, 2), v.swapaxes(1, 2), *rest, scale=0.5), {"layout": "HND"}),
     Case("rope", ((2, 5, 3, 8), (7, 4), (7, 4), np.array([6, 0, 3, 3, 1])), lambda x, c, s, p:

@@ -18,6 +18,7 @@ from roller_svc.semantics.interpreter import reference
 T, D = 11, 3
 TYPES = {
     "a": ("float32", (T, D)), "x": ("float32", (T, D)), "h0": ("float32", (D,)), "f": ("int32", (T,)), "z": ("float16", (T, D)),
+    "u": ("int64", (T,)), "b": ("uint32", (T,)),
 }  # fmt: skip
 
 
@@ -27,7 +28,7 @@ def program(statement: str) -> TensorProgram:
 
 def arrays_of(checked: TensorProgram) -> dict[str, Any]:
     rng = np.random.default_rng(3)
-    floats = {n: rng.normal(size=s).astype(d) for n, (d, s) in TYPES.items() if d != "int32"}
+    floats = {n: rng.normal(size=s).astype(d) for n, (d, s) in TYPES.items() if d.startswith("float")}
     arrays = {**floats, "f": np.array([1, 1, 1, 2, 2, 0, 0, 0, 0, 5, 5], np.int32)}
     return {name: arrays[name] for name, _ in checked.inputs}
 
@@ -105,6 +106,31 @@ def test_integers_wrap_in_each_step() -> None:
 
 
 @pytest.mark.parametrize(
+    ("statement", "step"),
+    [
+        ("h[t] = 5000000000 * (5000000000 * h[t - 1].when([t > 0], 1)) + u[t]", lambda h, u: 25 * 10**18 * h + u),
+        ("h[t] = 70000 * (70000 * (h[t - 1].when([t > 0], 1) + 7)) + f[t]", lambda h, f: 70000**2 * (h + 7) + f),
+        ("h[t] = b[t] - h[t - 1].when([t > 0], 1)", lambda h, b: b - h),
+        ("h[t] = b[t] - 5 * h[t - 1].when([t > 0], 1)", lambda h, b: b - 5 * h),
+    ],
+)
+def test_constants_of_integers_wrap(statement: str, step: Any) -> None:
+    checked = program(statement)
+    ((name, type_),) = checked.inputs
+    state, values = 1, np.arange(T, dtype=type_.dtype.value)
+    for value, found in zip(values, reference(checked, {name: values})["h"], strict=True):
+        state = step(state, int(value))
+        assert (int(found) - state) % 2**type_.dtype.bits == 0
+    assert parse(text(checked), dict(checked.inputs)) == checked
+
+
+def test_factors_that_overflow_together_stay_apart() -> None:
+    checked = program("h[t, d] = 1e30 * (1e30 * h[t - 1, d].when([t > 0], 1.0)) + x[t, d]")
+    assert np.isinf(reference(checked, arrays_of(checked))["h"]).all()
+    assert parse(text(checked), dict(checked.inputs)) == checked
+
+
+@pytest.mark.parametrize(
     ("statement", "said"),
     [
         ("h[t, d] = a[t, d] * h[max(t - 1, 0), d].when([t > 0], 0.0) + x[t, d]", "the element before"),
@@ -120,6 +146,7 @@ def test_integers_wrap_in_each_step() -> None:
         ("h[t, d] = (a[t, d] * h[t - 1, d].when([t > 0], 0.0)).cast(`float16`) + x[t, d]", "rounded"),
         ("h[t, d] = a[t, d] * h[t - 1, d] + x[t, d]", "leaves dimension 0"),
         ("h[t, d] +=! h[t - 1, d].when([t > 0], 0.0) + x[t, d]", "read before it is written"),
+        ("h[t]: bool = h[t - 1].when([t > 0], 0) + f[t]", "not bool"),
         ("y[t, d] = h[t, d]; h[t, d] = x[t, d]", "read before it is written"),
     ],
 )

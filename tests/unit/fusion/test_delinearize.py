@@ -47,3 +47,14 @@ def test_rows_of_words_stay_for_vectors_along_them() -> None:
 def test_other_axes_stay(index: str, columns: int) -> None:
     statement = _statement(f"y[f, o] +=! x[{index}] * w[f, k] where o in 20", columns)
     assert delinearize_reduced_axes(statement) is statement
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["y[t, f] = w[f, t // 9] * y[t - 1, f].when([t > 0], 0.0) + x[t, f] where t in 36, f in 8",
+     "y[t] = w[0, t % 9] * y[t - 1].when([t > 0], 0.0) + x[t, t // 9] where t in 36",
+     "y[t, f] +=! (w[f, o // 9] * x[o, f]).when([o <= t], 0.0) where t in 36, o in 36, f in 8"],
+)  # fmt: skip
+def test_the_axis_of_a_scan_stays(text: str) -> None:
+    statement = _statement(text, 36)
+    assert delinearize_reduced_axes(statement) is statement

@@ -60,8 +60,7 @@ def scan_cost(p: Workload[ScanSpace], launch: Launch) -> Costs:
     row = p.extents[facts.along] // launch.split_k
     rows = tuple([row if i == facts.along else min(b, e) for i, (b, e) in enumerate(zip(launch.block, p.extents, strict=True))])
     moved = launch.grid * p.footprint.transferred_bytes(rows)
-    read_bytes = sum([access.elem_bytes for access in p.footprint.reads if facts.along in access.axes])
-    in_flight = min(launch.grid, resident * mach.cores) * launch.threads * threads.elements * read_bytes
+    in_flight = min(launch.grid, resident * mach.cores) * launch.threads * threads.elements * _moved_bytes(p)
     dram_s = dram_bytes_of_blocks(p, moved) / streaming_bandwidth(mach, in_flight)
     padded = launch.grid / launch.split_k * math.prod([launch.block[i] for i in p.spatial]) / p.outer_points
     fma_s = p.space.flops * padded / mach.unit.flops_per_s
@@ -71,6 +70,12 @@ def scan_cost(p: Workload[ScanSpace], launch: Launch) -> Costs:
         requested += sum([access.requested_bytes(rows) for access in p.footprint.writes])
     costs = simt_costs(p, launch, needs, work, launch.grid * requested, fma_s, dram_s)
     return costs if launch.split_k == 1 else _with_totals(p, launch, costs)
+
+
+def _moved_bytes(p: Workload[ScanSpace]) -> int:
+    """Return the bytes that a step loads; where it loads nothing, as many are in flight as it stores."""
+    reads = [access for access in p.footprint.reads if p.facts.along in access.axes]
+    return sum([access.elem_bytes for access in reads or p.footprint.writes])
 
 
 def _with_totals(p: Workload[ScanSpace], launch: Launch, costs: Costs) -> Costs:

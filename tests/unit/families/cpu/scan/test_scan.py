@@ -26,6 +26,8 @@ CASES: dict[str, tuple[str, Types]] = {
                                {"a": ("bfloat16", (67, 70)), "x": ("bfloat16", (67, 70)), "s": ("bfloat16", (70,))}),
     "segments": ("h[t, i] = where(f[t] != 0, 0.0, h[t - 1, i].when([t > 0], 0.0)) + x[t, i]",
                  {"f": ("bool", (67,)), "x": ("float32", (67, 33))}),
+    "gates of blocks": ("h[t, i] = g[t // 4] * h[t - 1, i].when([t > 0], 0.0) + x[t, i] * w[t % 4, i]",
+                        {"g": ("float32", (17,)), "x": ("float32", (68, 5)), "w": ("float32", (4, 5))}),
     "extrema": ("y[i, j] >=! x[i, o].when([o < j], -128) where j in 65", {"x": ("int8", (5, 65))}),
 }  # fmt: skip
 MORE: dict[str, tuple[str, Types]] = {

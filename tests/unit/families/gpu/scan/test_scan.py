@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, Types]] = {
                    {"a": ("float32", (3, 67)), "x": ("float32", (3, 67)), "s": ("float32", (3,))}),
     "recurrences of columns": ("h[t, i] = a[t, i] * h[t - 1, i].when([t > 0], s[i]) + x[t, i]",
                                {"a": ("float16", (67, 70)), "x": ("float16", (67, 70)), "s": ("float16", (70,))}),
+    "no inputs": ("h[t] = 0.5 * h[t - 1].when([t > 0], 1.0) where t in 64", {}),
 }  # fmt: skip
 MORE: dict[str, tuple[str, Types]] = {
     "vectors": ("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 256", {"x": ("float32", (5, 256))}),
@@ -63,6 +64,7 @@ MORE: dict[str, tuple[str, Types]] = {
     "congruences": ("h[i, t] = a[t] * h[i, t - 1].when([t > 0], 1) + x[i, t]",
                     {"a": ("int32", (300,)), "x": ("int32", (3, 300))}),
     "short recurrence": ("h[i, t] = 0.5 * h[i, t - 1].when([t > 0], 0.0) + x[i, t]", {"x": ("float32", (1000, 3))}),
+    "no inputs along columns": ("h[t, i] = 0.75 * h[t - 1, i].when([t > 0], s[i]) + i where t in 67", {"s": ("float32", (5,))}),
     "short": ("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 3", {"x": ("float32", (1000, 3))}),
 }  # fmt: skip
 PIECES: dict[str, tuple[str, Types]] = {
