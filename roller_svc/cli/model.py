@@ -104,8 +104,7 @@ def _add_arrays(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     options.context.flags["inputs"] = "--shape"
-    if options.kind == "compile" and options.launcher and not options.save:
-        raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
+    _check_options(options)
     model = _model(options)
     match options.kind:
         case "compile":
@@ -120,10 +119,35 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse before anything is compiled what could not be done afterwards, or would be ignored."""
+    if options.kind == "compile" and options.launcher and not options.save:
+        raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
+    is_checked = options.kind == "run" and options.check
+    if _is_saved(options):
+        flags = {"--dim": options.dim, "--shape": options.input_types, "--constant": options.constant, "--check": is_checked}
+        for flag in (flag for flag, given in flags.items() if given):
+            raise ArgumentError(
+                f"{flag} is for the source of a model, and {options.file} is a saved one",
+                code="invalid-option",
+                hint="arrays choose the bucket of a saved model: --input x=@x.npy",
+            )
+    if is_checked and any(isinstance(extent, list | str) for extent in (_dims(options) or {}).values()):
+        raise ArgumentError(
+            "--check takes one extent for each --dim",
+            code="invalid-option",
+            hint="check the buckets one after the other: --dim batch=4",
+        )
+
+
+def _is_saved(options: argparse.Namespace) -> bool:
+    return (Path(options.file) / "metadata.json").is_file()
+
+
 def _model(options: argparse.Namespace) -> Model:
     """Load a saved model, or compile the file."""
     path = Path(options.file)
-    if (path / "metadata.json").is_file():
+    if _is_saved(options):
         return load_model(path)
     if server := common.server_url(options):
         bundle = remote.model_bundle(options, server, graph_options(options))
@@ -311,6 +335,9 @@ def _run(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str
         f"{show.format_seconds(facts['min_s'])} a call (median {show.format_seconds(facts['median_s'])}, "
         f"{facts['runs']} calls)",
     ]  # fmt: skip
+    if buckets := model.plan.get("buckets"):
+        shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in arrays.items())
+        lines.append(f"one call of {shapes}; the model has {len(buckets)} buckets, and --input x=@x.npy chooses another")
     if options.check:
         lines.append(f"agrees with the interpreter: largest difference {facts['max_abs_error']:.3g}")
     return facts, "\n".join(lines)
@@ -335,8 +362,6 @@ def _timed(model: Model, arrays: Mapping[str, Any]) -> dict[str, Any]:
 def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argparse.Namespace) -> float:
     """Return the largest difference from the interpreter's results. Raises WrongAnswerError beyond the tolerance."""
     weights, dims = Weights(), _dims(options)
-    if dims is not None and any(isinstance(extent, list | str) for extent in dims.values()):
-        raise ArgumentError("--check takes one extent for each --dim", code="invalid-option")
     path = Path(options.file)
     given = {} if path.suffix == ".json" else {name: (value.dtype.name, value.shape) for name, value in arrays.items()}
     extents = {name: extent for name, extent in (dims or {}).items() if isinstance(extent, int)}

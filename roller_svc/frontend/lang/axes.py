@@ -106,7 +106,7 @@ def tensor_without_index(name: str, node: Ref | Extent, scope: Scope) -> ExprTyp
         message, hint = f"`{name}` is a tensor, not an axis", f"`{name}.val(0)` is the size of its first dimension"
     else:
         rank = len(scope.tensors[name].type.shape)
-        message, hint = f"tensor `{name}` without an index", f"write `{name}[...]` with {rank} indices"
+        message, hint = f"tensor `{name}` without an index", f"write `{name}[{', '.join('ijklmnop'[:rank])}]`"
     return scope.source.error(ExprTypeError, "tensor-without-index", message, node, hint)
 
 
@@ -160,7 +160,10 @@ def _extent(name: str, bare: dict[str, list[tuple[int, Span]]], places: dict[str
     uses = bare.get(name)
     if not uses:
         divides = "/" in scope.source.text.replace("//", "")
-        hint = f"add `where {name} in N` with the number of its values" + ("; indices are divided by `//`" if divides else "")
+        hint = (
+            f"add `where {name} in N` with the number of its values, or declare a number `{name}=float32` and read `{name}[]`"
+            + ("; indices are divided by `//`" if divides else "")
+        )
         message = f"axis `{name}` has no extent: it indexes no dimension bare"
         raise scope.source.error(ShapeError, "axis-without-extent", message, places[name], hint)
     for size, span in uses[1:]:

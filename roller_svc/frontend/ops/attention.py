@@ -91,7 +91,7 @@ def _paged_attention(call: Call) -> str:
     dot, score, high = call.intermediate("dot"), call.intermediate("score"), call.intermediate("max")
     exp, total, mixed = call.intermediate("exp"), call.intermediate("sum"), call.intermediate("mixed")
     at, full = ", ".join(row), ", ".join((*row, n))
-    length = _length(lengths, b)
+    length = _length(lengths, b, keys)
     if queries > 1:
         length += f" - {queries - 1} + {i}"
     visible = [f"{n} < {length}"]
@@ -143,12 +143,14 @@ def _check_cache(call: Call) -> tuple[int, int]:
     return (q.shape[1] if q.rank == 4 else 1), pages.shape[1] * page
 
 
-def _length(lengths: Operand, sequence: str) -> str:
-    """Return the keys of a sequence; integers in a type that holds differences of lengths."""
+def _length(lengths: Operand, sequence: str, most: int) -> str:
+    """Return the keys of a sequence, at most `most`; integers as int32, which holds differences of lengths."""
     load = lengths.at(sequence)
-    if lengths.dtype.is_float or lengths.dtype in (DType.INT32, DType.INT64):
+    if lengths.dtype.is_float or lengths.dtype is DType.INT32:
         return load
-    return f"{load}.cast(`{'int64' if lengths.dtype is DType.UINT64 else 'int32'}`)"
+    if lengths.dtype.bytes >= DType.INT32.bytes:
+        load = f"min({f'max({load}, 0)' if lengths.dtype.is_signed else load}, {most})"
+    return f"{load}.cast(`int32`)"
 
 
 def _page_dimensions(call: Call) -> tuple[int, int]:

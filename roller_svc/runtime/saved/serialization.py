@@ -299,7 +299,11 @@ def _json_object(content: bytes, *formats: str) -> dict[str, Any]:
     """Return the object in a file of one of the formats."""
     document = json.loads(content, parse_float=_finite, parse_constant=_finite)
     if not isinstance(document, dict) or document.get("format") not in formats:
-        raise CorruptKernelError(f"the format is not {' or '.join(formats)}")
+        found = str(document.get("format")).partition("/")[0] if isinstance(document, dict) else ""
+        other = {"roller-model": "; a model is loaded by load_model", "roller-kernel": "; a kernel is loaded by load"}.get(
+            found, ""
+        )
+        raise CorruptKernelError(f"the format is not {' or '.join(formats)}{other if found not in formats[0] else ''}")
     return document
 
 
