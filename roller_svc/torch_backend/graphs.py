@@ -15,6 +15,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from roller_svc.compiler.request import read_options, reject_unknown
@@ -22,6 +23,7 @@ from roller_svc.errors import ArgumentError, UnsupportedModelError, UnsupportedN
 from roller_svc.frontend.torch.convert import operator_name
 from roller_svc.frontend.torch.partition import SupportChecker
 from roller_svc.frontend.torch.recurrent_calls import capture_recurrent_modules, preserve_recurrent_calls
+from roller_svc.frontend.torch.tensors import note_writes
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.options import SearchOptions
 from roller_svc.semantics.interpreter import reference
@@ -187,7 +189,7 @@ class _Chosen:
 
     def _first(self, inputs: Sequence[Any]) -> Any:
         results = self._graph.run(*inputs)  # builds the parts
-        compiled = [part for part in self._graph.parts if part.failure is None]
+        compiled = [part for part in self._graph.parts if part.state.failure is None]
         if compiled and not self._graph.left:
             seconds = time_interleaved(lambda: self._graph.run(*inputs), lambda: self._module.forward(*inputs))
             if seconds[0] > seconds[1]:
@@ -262,9 +264,9 @@ def _compile(module: fx.GraphModule, options: GraphOptions) -> _Graph:
         with fused.graph.inserting_before(node):  # a call of a function takes less than one of a module
             node.replace_all_uses_with(fused.graph.call_function(part.run, node.args))
         fused.graph.erase_node(node)
-    Record(parts, eager)
+    Record([part.state for part in parts], eager)
     if left:
-        warn_of_nodes(sum(part.nodes for part in parts), left)
+        warn_of_nodes(sum(part.state.nodes for part in parts), left)
     return _Graph(fx.GraphModule(fused, fused.graph).forward, tuple(parts), left)
 
 
@@ -287,4 +289,11 @@ def _static_placeholders(module: fx.GraphModule) -> frozenset[str]:
     return frozenset(node.name for i, node in enumerate(placeholders) if i in indices)
 
 
+@torch._dynamo.disable
+def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Raise the versions of parameters that an optimizer has written, which fused steps do not."""
+    note_writes(each for group in optimizer.param_groups for each in group["params"] if each.grad is not None)
+
+
 capture_recurrent_modules()
+register_optimizer_step_post_hook(_note_step)
