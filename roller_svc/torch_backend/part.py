@@ -53,7 +53,7 @@ class _Built:
 
     run: Run
     identity: Identity
-    kept: tuple[torch.Tensor, ...]
+    constants: tuple[torch.Tensor, ...]
 
 
 class Part:
@@ -107,9 +107,9 @@ class Part:
             if self._builds > MAX_REBUILDS or any(tensors[i].is_inference() for i in self.constants):
                 self.constants, self._statistics, self.state.constants = (), (), 0
             self._builds += 1
-            identity, kept = self._identity(tensors), tuple(tensors[i].detach() for i in self.constants)
+            identity, constants = self._identity(tensors), tuple(tensors[i].detach() for i in self.constants)
             try:
-                built = _Built(self._build(tensors), identity, kept)
+                built = _Built(self._build(tensors), identity, constants)
             except (InputError, BuildError) as error:
                 if self._strict:
                     raise

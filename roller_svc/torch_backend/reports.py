@@ -49,7 +49,7 @@ class GraphReport:
 
 @dataclass(slots=True)
 class PartState:
-    """What is reported of a part, which its calls change. It does not keep the part alive."""
+    """The reported state of a part, which its calls change. It does not keep the part alive."""
 
     nodes: int  # calls of operators
     constants: int

@@ -182,6 +182,17 @@ def test_each_set_of_shapes_is_compiled(dynamic, shapes, monkeypatch):
     assert len(torch_backend.report()) == 3
 
 
+def test_shapes_copy_constants_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_COPIED_BYTES", 100)
+    module = nn.Linear(4, 3).eval()  # 60 bytes
+    fast = compiled(module, dynamic=True)
+    with torch.no_grad():
+        for rows in (2, 3, 5):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(fast(x), module(x))
+    assert [report.parts[0].constants for report in torch_backend.report()] == [2, 0, 0]
+
+
 def test_symbolic_numbers_are_those_of_the_call():
     fast = compiled(lambda x: (x.sum(0) / x.shape[0], x.reshape(-1, 2) * x.shape[0]), dynamic=True)
     for rows in (2, 6):
@@ -379,3 +390,13 @@ def test_comparisons_of_slow_calls_end_early(monkeypatch):
     calls = []
     part.time_interleaved(lambda: calls.append("compiled"), lambda: calls.append("torch"))
     assert calls == ["compiled", "torch"]
+
+
+def test_indices_out_of_range_raise_as_with_torch():
+    module = nn.Embedding(5, 3).eval()
+    fast = compiled(module)
+    with torch.no_grad():
+        assert torch.equal(fast(torch.tensor([1, 4])), module(torch.tensor([1, 4])))
+        for lookup in (module, fast):
+            with pytest.raises(IndexError):
+                lookup(torch.tensor([1, 9]))
