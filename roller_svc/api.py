@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import warnings
@@ -388,7 +387,7 @@ def _find_or_build(request: BuildRequest) -> Kernel:
     """Return the kernel of an equal request: of this process, else of the cache folder, else a new one."""
     with _cached_lock:
         cached = _cached.get(request)
-        if cached is not None and cached[1] is resolve_spec(request):  # `local` is another spec after a calibration
+        if cached is not None and cached[1] == resolve_spec(request):  # `local` is another spec after a calibration
             _cached.move_to_end(request)
             return cached[0]
     spec = resolve_spec(request)
@@ -399,8 +398,7 @@ def _find_or_build(request: BuildRequest) -> Kernel:
     else:
         kernel = Kernel.from_report(build_kernel(request))
         if folder is not None:
-            with contextlib.suppress(OSError):  # a folder that cannot be written caches nothing
-                folder.save_single(request, kernel.parts)
+            folder.save_single(request, kernel.parts)
     with _cached_lock:
         _cached[request] = kernel, spec
         if len(_cached) > MAX_CACHED_KERNELS:

@@ -84,7 +84,8 @@ class _Factoring:
         axes = axes_of(divisor)
         fitting = [i for i, f in enumerate(factors) if axes <= axes_of(f) and axes_of(f)]
         at = min(fitting, key=lambda i: math.prod(self.extents[name] for name in axes_of(factors[i])), default=0)
-        quotient = Op(OpKind.DIV, (factors[at], divisor), factors[at].dtype)
+        dtype = promote(factors[at].dtype, divisor.dtype)
+        quotient = Op(OpKind.DIV, (_convert(factors[at], dtype), _convert(divisor, dtype)), dtype)
         return [*factors[:at], quotient, *factors[at + 1 :]]
 
 

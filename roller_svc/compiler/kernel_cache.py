@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +37,10 @@ class PlanChoice:
 
 
 class KernelCache:
-    """A folder that several processes may share. What cannot be read counts as missing, and is built again."""
+    """A folder that several processes may share.
+
+    What cannot be read counts as missing, and is built again. What cannot be written is not kept.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,14 +50,14 @@ class KernelCache:
         return _load_kernel(self._kernel(request))
 
     def save(self, request: BuildRequest, bundle: KernelBundle) -> None:
-        saved.save(bundle, self._kernel(request))
+        _save_kernel(bundle, self._kernel(request))
 
     def load_single(self, request: BuildRequest) -> KernelBundle | None:
         """Return the kernel that `save_single` has kept. Those of models are apart: they have a second kernel."""
         return _load_kernel(self._single(request))
 
     def save_single(self, request: BuildRequest, bundle: KernelBundle) -> None:
-        saved.save(bundle, self._single(request))
+        _save_kernel(bundle, self._single(request))
 
     def load_efficient(self, request: BuildRequest) -> KernelBundle | None:
         """Return the most efficient kernel of an equal request; None if that is the one that `load` returns."""
@@ -60,23 +65,24 @@ class KernelCache:
 
     def save_efficient(self, request: BuildRequest, bundle: KernelBundle) -> None:
         """Keep the most efficient kernel. Do so before `save`: a kernel that can be loaded has no other one later."""
-        saved.save(bundle, self._efficient(request))
+        _save_kernel(bundle, self._efficient(request))
 
     def load_object(self, key: str) -> bytes | None:
         """Return an object of that key; None if there is none."""
         try:
-            return self._object(key).read_bytes()
-        except FileNotFoundError:
+            digest, content = self._object(key).read_bytes().split(b"\n", 1)
+        except (OSError, ValueError):
             return None
+        return content if digest == _digest(content) else None
 
     def save_object(self, key: str, content: bytes) -> None:
-        _replace(self._object(key), content)
+        _replace(self._object(key), _digest(content) + b"\n" + content)
 
     def load_costs(self, hw: HardwareSpec, winograd: WinogradMode) -> dict[str, list[float] | None]:
         """Return the costs of programs on a device, by digest, that compiles have left."""
         try:
             document = json.loads(self._costs(hw, winograd).read_bytes())
-        except (FileNotFoundError, ValueError, RecursionError):
+        except (OSError, ValueError, RecursionError):
             return {}
         listed = document if isinstance(document, dict) else {}
         return {str(digest): cost for digest, cost in listed.items() if cost is None or _is_cost(cost)}
@@ -90,7 +96,7 @@ class KernelCache:
         """Return the choice that a compile has left under a key; None if there is none."""
         try:
             return from_json(PlanChoice, json.loads(self._choice(key).read_bytes()))
-        except (FileNotFoundError, ValueError, ArgumentError, RecursionError):
+        except (OSError, ValueError, ArgumentError, RecursionError):
             return None
 
     def save_choice(self, key: str, choice: PlanChoice) -> None:
@@ -122,13 +128,26 @@ def _load_kernel(folder: Path) -> KernelBundle | None:
         return None
 
 
+def _save_kernel(bundle: KernelBundle, folder: Path) -> None:
+    try:
+        saved.save(bundle, folder)
+    except ArgumentError as refused:
+        if refused.code != "unwritable-folder":
+            raise
+
+
 def _replace(path: Path, content: bytes) -> None:
     """Write a file at once, so that other processes read all of it or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.parent.name}-")
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    Path(temporary).replace(path)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.parent.name}-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def _is_cost(value: object) -> bool:

@@ -14,7 +14,7 @@ from roller_svc.analysis.constant_runs import constant_run
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Expr, axes_of
+from roller_svc.ir.expr import AxisRef, Cast, Expr, axes_of, iter_subexpressions
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Axis, TensorExpr
 
@@ -63,7 +63,17 @@ def as_contraction(statement: TensorExpr, *, is_thin: bool = False) -> Contracti
     form = sum_of_products(statement)
     if form is None or len(form.factors) < 2:
         return None
-    return _best_split(form, form.factors, _innermost(statement), is_thin=is_thin)
+    return _best_split(form, _stated_factors(statement, form.factors), _innermost(statement), is_thin=is_thin)
+
+
+def _stated_factors(statement: TensorExpr, factors: Sequence[Expr]) -> list[Expr]:
+    """Return factors in the float32 to which the statement casts them: a product of several may exceed their own range.
+
+    bfloat16 has the range of float32.
+    """
+    casts = (node for node in iter_subexpressions(statement.body) if isinstance(node, Cast))
+    stated: dict[Expr, Expr] = {node.arg: node for node in casts if node.dtype is DType.FLOAT32 and not node.implicit}
+    return [factor if factor.dtype is DType.BFLOAT16 else stated.get(factor, factor) for factor in factors]
 
 
 def as_scaled_contraction(statement: TensorExpr) -> Contraction | None:
@@ -143,7 +153,13 @@ class _Side:
         return cls(list(members), own, math.prod(extents[name] for name in own), innermost in own)
 
     def product(self, factors: Sequence[Expr]) -> Expr:
-        return product_of([factors[i] for i in sorted(self.members)])
+        own = [factors[i] for i in sorted(self.members)]
+        return product_of(own) if len(own) > 1 else _without_widening(own[0])
+
+
+def _without_widening(factor: Expr) -> Expr:
+    is_widened = isinstance(factor, Cast) and factor.dtype is DType.FLOAT32 and factor.arg.dtype.is_narrow_float
+    return factor.arg if is_widened and isinstance(factor, Cast) else factor
 
 
 def _classify(form: SumOfProducts, innermost: str, left: Expr, right: Expr, *, is_thin: bool) -> Contraction | None:

@@ -18,14 +18,14 @@ def merge_equal_statements(program: TensorProgram) -> TensorProgram:
     Targets of scatters stay: a scatter may update one in place.
     """
     single = {output.tensor for output in program.outputs} | {s.target for s in program.statements}
-    first: dict[TensorExpr, str] = {}  # a statement with its names removed → the tensor that it writes
+    first: dict[str, str] = {}  # a statement with its names removed → the tensor that it writes
     renamed: dict[str, str] = {}
     statements: list[TensorExpr] = []
 
     for statement in program.statements:
         read = _with_tensors(statement, renamed) if renamed else statement
         is_pure = statement.kind is not StatementKind.SCATTER and statement.output not in single
-        same = first.setdefault(_anonymous(read), statement.output) if is_pure else statement.output
+        same = first.setdefault(repr(_anonymous(read)), statement.output) if is_pure else statement.output
         if same == statement.output:
             statements.append(read)
         else:

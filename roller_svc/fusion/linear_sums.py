@@ -53,6 +53,11 @@ class _Term:
         return replace(self.times(other), factors=(Op(OpKind.DIV, (product, divisor), product.dtype),))
 
     @property
+    def closed(self) -> _Term:
+        """Return the product with its conditions in its own factors: multiplied by NaN, a product of 0 is NaN."""
+        return self.guarded(frozenset[str]().union(*map(axes_of, self.conditions)))
+
+    @property
     def negated(self) -> _Term:
         return replace(self, is_negative=not self.is_negative, has_sign=True)
 
@@ -159,7 +164,9 @@ class _Expansion:
             return [_Term((expr,))]
         match expr:
             case Cast(arg=arg) if arg.dtype.compute is dtype and (expr.implicit or expr.dtype is dtype):
-                return self.terms(arg)
+                terms = self.terms(arg)
+                is_stated = dtype.is_float and not expr.implicit and terms == [_Term((arg,))]
+                return [_Term((expr,))] if is_stated else terms  # products with it are of the stated type
             case Op(kind=OpKind.NEG, args=(arg,)):
                 return [term.negated for term in self.terms(arg)]
             case Op(kind=OpKind.ADD, args=(first, second)):
@@ -169,7 +176,9 @@ class _Expansion:
             case Op(kind=OpKind.MUL, args=(first, second)):
                 parts = [self.terms(first), self.terms(second)]
                 if dtype.is_float:  # a sum is a factor: expanded, it would be rounded in other places
-                    parts = [each if len(each) == 1 else [_Term((arg,))] for each, arg in zip(parts, expr.args, strict=True)]
+                    parts = [
+                        [each[0].closed] if len(each) == 1 else [_Term((arg,))] for each, arg in zip(parts, expr.args, strict=True)
+                    ]
                 elif self.is_signing:
                     parts = [self._join_offsets(each) for each in parts]
                 if len(parts[0]) * len(parts[1]) > MAX_TERMS:
@@ -177,7 +186,9 @@ class _Expansion:
                 return [one.times(other) for one, other in itertools.product(*parts)]
             case Op(kind=OpKind.DIV, args=(first, second)):
                 parts = [self.terms(first), self.terms(second)]
-                return [parts[0][0].divided_by(parts[1][0])] if len(parts[0]) == len(parts[1]) == 1 else self._factor(expr)
+                if not len(parts[0]) == len(parts[1]) == 1:
+                    return self._factor(expr)
+                return [parts[0][0].closed.divided_by(parts[1][0].closed)]
             case Select(cond=cond, then=then, otherwise=Const(value=0)):
                 terms = self.terms(then)
                 if len(terms) == 1 or (not self.is_signing and axes_of(cond).isdisjoint(self.reduced)):

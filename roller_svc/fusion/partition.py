@@ -75,6 +75,9 @@ class _FusionGroup:
         return frozenset(t for s in self.statements for t in s.reads_tensors) | _attention_reads(self.attention)
 
 
+_Pending = tuple[TensorExpr, frozenset[str]]  # a statement that has no group yet, and what it reads
+
+
 @dataclass(frozen=True, slots=True)
 class FusionOptions:
     """Properties of a device, and choices, that partitioning depends on."""
@@ -192,7 +195,8 @@ def _fuse(
     done: set[str] = set()  # written by earlier groups
     written = {s.output for s in statements} | {t for found in attention.values() for t in _attention_rows(found.attention)}
     while pending:
-        first, _ = pending[0]
+        first, _ = _first_to_place(pending, written - done, attention, hw)
+        others_pending = [each for each in pending if each[0] is not first]
         found = attention.get(first.output)
         if found is not None:
             draft = _FusionGroup((first,), found.contraction, found.attention)
@@ -200,12 +204,12 @@ def _fuse(
             draft = _FusionGroup((first,), None, is_scan=True)
         else:
             draft = _with_second_gemm(_FusionGroup((first,), _contraction(first, hw)), pairs.get(first.output), written - done)
-        remaining: list[tuple[TensorExpr, frozenset[str]]] = []
-        for statement, reads in pending[1:]:
+        remaining: list[_Pending] = []
+        for statement, reads in others_pending:
             if statement.output in draft.written:
                 continue
             available = all(t not in written or t in done or t in draft.written for t in reads)
-            others = {t for s, names in pending[1:] if s is not statement for t in names} if available else set()
+            others = {t for s, names in others_pending if s is not statement for t in names} if available else set()
             is_attention = statement.output in attention
             grown = _try_fuse(draft, statement, types, hw, others) if available and not is_attention else None
             if grown is None:
@@ -216,6 +220,32 @@ def _fuse(
         done |= draft.written | draft.rows
         pending = remaining
     return drafts
+
+
+def _first_to_place(
+    pending: Sequence[_Pending], not_yet_written: Set[str], attention: Mapping[str, AttentionMatch], hw: FusionOptions
+) -> _Pending:
+    """Return the statement of the next group: the first one, unless it is a contraction whose readers wait for others.
+
+    A contraction comes after the sums and maps that its readers need, so that its epilogue computes these readers.
+    """
+    first = pending[0]
+    if first[0].output in attention or _contraction(first[0], hw) is None:
+        return first
+    dependent, needed = {first[0].output}, set[str]()
+    for statement, reads in pending[1:]:
+        if not dependent.isdisjoint(reads):
+            dependent.add(statement.output)
+            needed |= reads
+    for statement, reads in reversed(pending):
+        if statement.output in needed:
+            needed |= reads
+    for each in pending[1:]:
+        statement, reads = each
+        is_needed = statement.output in needed - dependent and not_yet_written.isdisjoint(reads)
+        if is_needed and statement.output not in attention and _contraction(statement, hw) is None:
+            return each
+    return first
 
 
 def _with_second_gemm(draft: _FusionGroup, second: TensorExpr | None, not_yet_written: Set[str]) -> _FusionGroup:

@@ -26,6 +26,16 @@ class _Shared:
         self.lock = threading.Lock()
         self.pools: list[_Pool] = []
         self.threads = 0  # as set; 0: the pool's own default
+        self.limits: list[int] = []  # of blocks that run now, in any thread
+
+    @property
+    def limit(self) -> int:
+        """The most threads of a launch; 0: the pool's own default."""
+        return min((each for each in (self.threads, *self.limits) if each), default=0)
+
+    def apply(self) -> None:
+        for pool in self.pools:
+            pool.set_threads(self.limit)
 
 
 _shared = _Shared()
@@ -47,7 +57,7 @@ def share_pool(library: ctypes.CDLL, name: str) -> bool:
             return False
         pool = own().contents
         _shared.pools.append(pool)
-        pool.set_threads(_shared.threads)
+        pool.set_threads(_shared.limit)
         return True
 
 
@@ -55,24 +65,26 @@ def set_num_threads(threads: int) -> None:
     """Limit the threads of every later launch; 0 removes the limit."""
     with _shared.lock:
         _shared.threads = threads
-        for pool in _shared.pools:
-            pool.set_threads(threads)
+        _shared.apply()
 
 
 @contextmanager
 def limit_threads(threads: int) -> Iterator[None]:
-    """Limit the threads of the launches in a block."""
-    before = _shared.threads
-    set_num_threads(threads)
+    """Limit the threads of all launches of the process while a block runs. Blocks of several threads may overlap."""
+    with _shared.lock:
+        _shared.limits.append(threads)
+        _shared.apply()
     try:
         yield
     finally:
-        set_num_threads(before)
+        with _shared.lock:
+            _shared.limits.remove(threads)
+            _shared.apply()
 
 
 def get_num_threads(default: int) -> int:
     """Return the most threads of a launch by this thread. `default`: the limit while none is set, 0 for none."""
     allowed = len(os.sched_getaffinity(0))
     with _shared.lock:
-        limit = _shared.threads or default
+        limit = _shared.limit or default
     return min(limit, allowed) if limit else allowed

@@ -177,8 +177,12 @@ def write_folder(directory: str | os.PathLike[str], write: Callable[[Path], None
 
 
 def _move(staged: Path, target: Path) -> None:
-    if not target.exists() or not any(target.iterdir()):
+    try:
         staged.rename(target)  # also replaces an empty directory
+    except OSError:
+        if not target.is_dir() or not any(target.iterdir()):
+            raise
+    else:
         return
     # Without its metadata a half-replaced directory is nothing that is saved, rather than something wrong.
     (target / METADATA).unlink(missing_ok=True)

@@ -153,6 +153,16 @@ def move_mask(node: Node) -> Node:
     return node
 
 
+def move_float_mask(node: Node) -> Node:
+    """Do as move_mask where the mask comes to a factor with its axes: on another one, it keeps other NaN out."""
+    match node:
+        case ("part", ("*", _, _)) | ("*", ("part", _), _):
+            return node
+        case ("where" | "when", ("*", left, _)) if "n]" in str(left):
+            return node
+    return move_mask(node)
+
+
 def move_cast(node: Node) -> Node:
     """Rewrite a product in float32 as a product of factors in float32, and back."""
     match node:
@@ -182,9 +192,9 @@ def write_division(node: Node) -> Node:
     return node
 
 
-REWRITES: tuple[Callable[[Node], Node], ...] = (commute, associate, negate_twice, move_sign, move_mask)
-FLOAT_REWRITES = (*REWRITES, move_cast, write_division)
-INTEGER_REWRITES = (*REWRITES, distribute)  # of floats, sums that are factors are rounded
+REWRITES: tuple[Callable[[Node], Node], ...] = (commute, associate, negate_twice, move_sign)
+FLOAT_REWRITES = (*REWRITES, move_float_mask, move_cast, write_division)
+INTEGER_REWRITES = (*REWRITES, move_mask, distribute)  # of floats, sums that are factors are rounded
 
 
 def rewritten(node: Node, rewrite: Callable[[Node], Node], dice: random.Random) -> Node:

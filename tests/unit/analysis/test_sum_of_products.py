@@ -40,6 +40,11 @@ def test_a_quotient_divides_the_factor_with_the_divisors_axes() -> None:
     assert axes_of(product_of(form.factors)) == {"i", "j", "k"}
 
 
+def test_a_quotient_has_the_wider_type() -> None:
+    form = require(form_of("c[i, j] +=! a[i, k].cast(float16) * b[k, j].cast(float16) / d[i]"), "sum")
+    assert [factor.dtype for factor in form.factors] == [DType.FLOAT32, DType.FLOAT16]
+
+
 def test_a_quotient_divides_the_factor_with_the_fewest_elements() -> None:
     for text in ("a[i, k] * b[k, j] * d[k] / 3.0", "d[k] * b[k, j] * a[i, k] / 3.0"):
         form = require(form_of(f"c[i, j] +=! {text}"), "sum")

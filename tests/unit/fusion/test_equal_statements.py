@@ -28,6 +28,8 @@ def program(expression: str, outputs: list[str] | None = None) -> TensorProgram:
         ("a[i] +=! x[i, j]; b[j] +=! x[i, j]; y[i, j] = a[i] * b[j]", None, ["a", "b", "y"]),
         ("a[i] +=! x[i, j]; b[i] >=! x[i, j]; y[i] = a[i] * b[i]", None, ["a", "b", "y"]),
         ("a[i] +=! x[i, j]; b[i]: float64 +=! x[i, j]; y[i] = a[i] * b[i]", None, ["a", "b", "y"]),
+        ("a[i, j] = where(x[i, j] < 0.0, x[i, j], 0.0); b[i, j] = where(x[i, j] < 0.0, x[i, j], -0.0); "
+         "y[i, j] = 1.0 / a[i, j]; z[i, j] = 1.0 / b[i, j]", None, ["a", "b", "y", "z"]),
         ("a[i] +=! x[i, j]; b[i] +=! x[i, j]; w[i, 0] +=. b[i]; y[i] = a[i] * w[i, 1]", None, ["a", "w__1", "y"]),
     ],
 )  # fmt: skip

@@ -40,7 +40,7 @@ HALVES = {
     "scaled": ("-(u[n] * a[m, k] * b[k, n])", 1),
     "masked": ("where(k <= m, a[m, k] * b[k, n], 0.0)", 1),
     "result in part": ("where(n <= m, a[m, k] * b[k, n], 0.0)", 1),
-    "row in part": ("where(u[m] > 0.0, a[m, k], 0.0) * b[k, n]", 1),
+    "row in part": ("where(u[m] > 0.0, a[m, k] * b[k, n], 0.0)", 1),
     "difference in part": ("where(n <= m, a[m, k] * b[k, n] - c[m, k] * d[k, n], 0.0)", 2),
     "masked sum": ("where(k <= m, a[m, k] * b[k, n] - c[m, k] * d[k, n], 0.0)", 2),
 }
@@ -80,8 +80,7 @@ SPELLED = {
     "(-a[m, k]) * (-b[k, n])": 1,
     "a[m, k] * (-b[k, n]) / (-2.0)": 2,
     "(a[m, k] + (-u[k])) * b[k, n]": 1,
-    "a[m, k] * where(k <= m, -b[k, n], 0.0)": 2,
-    "where(k <= m, b[k, n], 0.0) * a[m, k]": 2,
+    "where(k <= m, -a[m, k], 0.0) * b[k, n]": 2,
     "(-p[m, k].cast(int32)) * (-q[k, n].cast(int32))": 1,
     "p[m, k].cast(int32) * (3 * q[k, n].cast(int32)) * zp[m].cast(int32)": 2,
 }
@@ -164,6 +163,40 @@ def test_kernels_of_bytes_that_are_added_as_floats_are_right(body: str, target: 
     right = np.float64(inputs["p" if "p" in inputs else "q"]) @ np.float64(inputs["q"])
     right = np.tril(right) if "where" in body else right
     np.testing.assert_array_equal(kernel.run(inputs)["y"], right)  # every sum is below 2^24
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a[m, k] * b[k, n].when([k < length[m]], 0.0)",
+        "where(k <= m, b[k, n], 0.0) * a[m, k]",
+        "-(a[m, k].when([k < 20], 0.0)) * b[k, n]",
+        "a[m, k].when([m < 20], 0.0) * b[k, n]",
+        "where(m < 20, 2.0 * a[m, k], 0.0) * b[k, n]",
+        "a[m, k] * c[k, n] / s[m].when([m < 20], 0.0)",
+        "where(k < 20, a[m, k], 0.0) / b[k, n]",
+    ],
+)
+def test_a_condition_around_a_factor_keeps_no_other_nan_out(body: str) -> None:
+    rng = np.random.default_rng(3)
+    b = rng.random((24, 40), np.float32) + 1
+    b[20:] = np.nan
+    length = rng.integers(1, 20, 32).astype(np.int32)
+    arrays = {"a": rng.random((32, 24), np.float32), "b": b, "s": rng.random(32, np.float32) + 1, "length": length}
+    arrays["c"] = np.ones((24, 40), np.float32)
+    inputs = {name: array for name, array in arrays.items() if f"{name}[" in body}
+    kernel = roller_svc.compile(f"y[m, n] +=! {body}", inputs, select="model", top_k=1)
+    right = roller_svc.reference(f"y[m, n] +=! {body}", inputs, inputs)["y"]
+    np.testing.assert_allclose(kernel(**inputs)["y"], right, rtol=1e-4)
+
+
+def test_factors_that_are_stated_in_float32_are_multiplied_in_it() -> None:
+    factors = ("a[m, k].cast(float32)", "u[k].cast(float32)", "b[k, n].cast(float32)")
+    for body in (" * ".join(factors), f"-({factors[0]} * {factors[1]}) * {factors[2]}"):
+        compute = program(body, 32)
+        statement = split_linear_sums(compute.statements, compute.types)[0]
+        found = require(as_contraction(statement), "contraction")
+        assert {found.a.dtype, found.b.dtype} == {DType.FLOAT32, DType.FLOAT16}
 
 
 @pytest.mark.slow

@@ -53,6 +53,14 @@ def test_bias_and_activation_are_the_epilogue_of_a_matmul() -> None:
     assert [name for name, _ in group.stored] == ["D"]
 
 
+def test_the_order_of_statements_does_not_decide_what_an_epilogue_computes() -> None:
+    products, rows, columns = "C[m,n] +=! A[m,k]*B[n,k]", "r[m] +=! A[m,k]*A[m,k]; s[m] = sqrt(r[m])", "t[n] +=! B[n,k]*B[n,k]"
+    for order in ((products, rows, columns), (rows, products, columns), (rows, columns, products)):
+        *_, last = groups("; ".join((*order, "D[m,n] = C[m,n] / (s[m] * t[n])")), A=(64, 32), B=(48, 32))
+        assert last.kind is GroupKind.CONTRACTION
+        assert [s.output for s in last.statements] == ["C", "D"]
+
+
 def test_an_element_wise_producer_becomes_part_of_the_load() -> None:
     (group,) = groups("S[m,k] = A[m,k] * s[k]; C[m,n] +=! S[m,k]*B[k,n]", A=(64, 32), s=(32,), B=(32, 48))
     assert group.kind is GroupKind.CONTRACTION

@@ -331,6 +331,13 @@ def test_launch_py_runs_a_cpu_kernel(tmp_path: Path) -> None:
         launcher(x=[1.0], a=a, t=t)
 
 
+def test_launch_py_runs_what_was_saved_last(tmp_path: Path) -> None:
+    for factor in (2, 5):
+        kernel = roller_svc.compile(f"y[i] = x[i] * {factor}", {"x": ("float32", (4,))}, select="model", top_k=1, name="k")
+        kernel.save(tmp_path / "saved", launcher="ctypes")
+        assert imported(tmp_path / "saved").Kernel()(x=np.ones(4, np.float32))["y"].tolist() == [factor] * 4
+
+
 def test_launch_py_packs_constants_and_takes_raw_bfloat16(tmp_path: Path) -> None:
     inputs = {"x": ("bfloat16", (64, 96)), "w": ("bfloat16", (80, 96))}
     kernel = roller_svc.compile("y[m, n] +=! x[m, k] * w[n, k]", inputs, select="model", top_k=1, constants=["w"])

@@ -299,3 +299,15 @@ def in_a_process(program: str, **variables: str) -> str:
     text = f"import os, pathlib, sys\nsys.path[:0] = {sys.path!r}\nfrom {Path(__file__).stem} import *\n{program}"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "ignore"} | variables
     return subprocess.run([sys.executable, "-c", text], env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def test_limits_of_overlapping_blocks_end_with_the_last_one() -> None:
+    before = thread_pool.get_num_threads(0)
+    first, second = thread_pool.limit_threads(1), thread_pool.limit_threads(2)
+    first.__enter__()
+    second.__enter__()
+    assert thread_pool.get_num_threads(0) == 1
+    first.__exit__(None, None, None)
+    assert thread_pool.get_num_threads(0) == min(2, before)
+    second.__exit__(None, None, None)
+    assert thread_pool.get_num_threads(0) == before
