@@ -5,7 +5,7 @@ RollerError(code)
 │   ├── ExprSyntaxError       the text is not in the language
 │   ├── ExprTypeError         invalid types, names or arguments
 │   ├── ShapeError            mismatched extents or ranks
-│   ├── IndexRangeError       an index out of bounds, at compile time or at the call
+│   ├── IndexRangeError       an index out of bounds, at compile time or at the call; also an IndexError
 │   ├── SpecError             an invalid hardware spec: file and field
 │   ├── ArgumentError         an invalid option, array or name in a call
 │   ├── NoCandidateError      no rProgram fits the device: the rejecting rules
@@ -121,7 +121,7 @@ class ShapeError(InputError):
     default_code = "shape-mismatch"
 
 
-class IndexRangeError(InputError):
+class IndexRangeError(InputError, IndexError):
     default_code = "index-out-of-range"
 
 

@@ -517,22 +517,27 @@ def _axes_of(
     load: Callable[[Mapping[str, int]], Graph],
     weights: Weights,
 ) -> PaddedAxes:
-    """Return the padded axes of a bucket. An extent of 1 needs none: other extents have other programs."""
+    """Return the padded axes of a bucket. An extent of 1 needs none: other extents have other programs.
+
+    The bucket is compared with the largest other one, and with an extent that is padded to it. Buckets alone may all have
+    a property that other extents lack: powers of two are even.
+    """
     extent = extents[name]
-    if extent < LEAST_COMPARED:
-        return {}
-    there = max((each for each in others if each >= LEAST_COMPARED and each != extent), default=None)
-    if there is None:
-        there = extent - 1 if extent > LEAST_COMPARED else extent + 1
-        if extent == LEAST_COMPARED and 1 in others:
-            return {}  # every extent has its bucket
+    distant = max((each for each in others if LEAST_COMPARED <= each != extent), default=None)
+    if extent < LEAST_COMPARED or (distant is None and extent == LEAST_COMPARED and 1 in others):
+        return {}  # every extent has its bucket
+    compared = {} if distant is None else {distant: others[distant]}
+    near = extent - 1 if extent > LEAST_COMPARED else extent + 1
+    if distant is None or (near < extent and near not in others):
         try:
-            other = load({**extents, name: there})
+            compared[near] = load({**extents, name: near})
         except InputError as error:
-            raise PaddingError(f"the model does not take {there} of it: {error.message}") from error
-    else:
-        other = others[there]
-    return padded_axes(graph, other, (extent, there), weights)
+            if distant is None:
+                raise PaddingError(f"the model does not take {near} of it: {error.message}") from error
+    axes, *more = [padded_axes(graph, other, (extent, there), weights) for there, other in compared.items()]
+    if any(each != axes for each in more):
+        raise PaddingError("its tensors differ in other axes for other extents")
+    return axes
 
 
 def _check_constants(constants: object) -> None:

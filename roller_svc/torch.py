@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
@@ -42,7 +43,7 @@ def op(
         options: those of `compile`.
 
     Raises:
-        ArgumentError: a name is not one of an operator or an input.
+        ArgumentError: a name is not one of an operator or an input, or an input would be donated.
     """
     if not isinstance(operator, str) or not _NAME.fullmatch(operator):
         raise ArgumentError(f"an operator is called 'library::name', got {operator!r}", code="invalid-option")
@@ -51,6 +52,8 @@ def op(
         raise ArgumentError(f"inputs must be a list of names, got {inputs!r}", code="invalid-option")
     if len(set(names)) < len(names):
         raise ArgumentError(f"an input is named twice in {list(names)}", code="invalid-option")
+    if options.get("donate"):
+        raise ArgumentError("an operator of torch writes none of its inputs; leave out donate", code="invalid-option")
     kernels = _Kernels(expression, names, None if outputs is None else tuple(outputs), target, dict(options))
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -92,7 +95,7 @@ def _types(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, T
 
 
 class _Kernels:
-    """The kernels of an operator, by the types of its arguments."""
+    """The last kernels of an operator, by the types of its arguments."""
 
     def __init__(
         self, expression: str, names: tuple[str, ...], outputs: tuple[str, ...] | None, target: str, options: Mapping[str, Any]
@@ -102,7 +105,7 @@ class _Kernels:
         self._outputs = outputs
         self._target = target
         self._options = options
-        self._kernels: dict[tuple[object, ...], api.Kernel] = {}
+        self._kernels: OrderedDict[tuple[object, ...], api.Kernel] = OrderedDict()  # by use
         self._lock = Lock()
 
     def program(self, types: Mapping[str, TensorType]) -> TensorProgram:
@@ -117,4 +120,7 @@ class _Kernels:
                 found = self._kernels[key] = api.compile(
                     self._expression, inputs, target=self._target, outputs=self._outputs, **self._options
                 )
+                if len(self._kernels) > api.MAX_CACHED_KERNELS:
+                    self._kernels.popitem(last=False)
+            self._kernels.move_to_end(key)
             return found

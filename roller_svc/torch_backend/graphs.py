@@ -15,6 +15,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from roller_svc.compiler.request import read_options, reject_unknown
@@ -22,6 +23,7 @@ from roller_svc.errors import ArgumentError, UnsupportedModelError, UnsupportedN
 from roller_svc.frontend.torch.convert import operator_name
 from roller_svc.frontend.torch.partition import SupportChecker
 from roller_svc.frontend.torch.recurrent_calls import capture_recurrent_modules, preserve_recurrent_calls
+from roller_svc.frontend.torch.tensors import note_writes
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.options import SearchOptions
 from roller_svc.semantics.interpreter import reference
@@ -30,6 +32,8 @@ from roller_svc.torch_backend.reports import VIEW, Record, left_to_torch, warn, 
 
 # Shapes for which one graph is compiled; torch runs it for further ones.
 MAX_SHAPES = 32
+# What these may copy of one graph's constants; the constants are inputs of further ones. The first may copy all.
+MAX_COPIED_BYTES = 4 << 30
 GRADIENTS = "gradients are not compiled; call below torch.no_grad() to infer"
 # Operators that move no element when torch runs them: a group of these alone stays with torch.
 _VIEWS = frozenset(
@@ -108,6 +112,7 @@ class _ByShape:
         self._symbolic = tuple(symbolic)
         self._options = options
         self._compiled: dict[tuple[object, ...], Compiled] = {}
+        self._copied_bytes = 0
         self._has_warned = False
 
     def __call__(self, *inputs: Any) -> Any:
@@ -134,19 +139,27 @@ class _ByShape:
         fake = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
         for i in self._numbers:
             fake[i].constant = inputs[i]
+        static = [x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and i not in self._symbolic]
+        copied_bytes = self._copied_bytes + sum(x.nbytes for x in static)
+        copies = not self._compiled or copied_bytes <= MAX_COPIED_BYTES
+        if copies:
+            self._copied_bytes = copied_bytes
         with tracing(TracingContext(mode)):
-            return _compile_for_shapes(self._module, fake, self._options)
+            return _compile_for_shapes(self._module, fake, self._options, copies=copies)
 
 
-def _compile_for_shapes(module: fx.GraphModule, inputs: Sequence[Any], options: GraphOptions) -> Compiled:
-    """Return a compiled graph. One that needs gradients is torch's, without an overhead."""
+def _compile_for_shapes(module: fx.GraphModule, inputs: Sequence[Any], options: GraphOptions, *, copies: bool = True) -> Compiled:
+    """Return a compiled graph, whose constants are inputs if it may not copy them.
+
+    One that needs gradients is torch's, without an overhead.
+    """
     tensors = [each for each in (*inputs, *module.parameters()) if isinstance(each, torch.Tensor)]
     may_train = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     as_torch: Compiled = module.forward
     graphs: list[_Graph] = []
 
     def compile_inference(traced: fx.GraphModule, _: Sequence[Any]) -> Compiled:
-        graphs.append(_compile(traced, options))
+        graphs.append(_compile(traced, options, copies=copies))
         boxed: Compiled = make_boxed_func(graphs[0].run)
         return boxed
 
@@ -187,7 +200,7 @@ class _Chosen:
 
     def _first(self, inputs: Sequence[Any]) -> Any:
         results = self._graph.run(*inputs)  # builds the parts
-        compiled = [part for part in self._graph.parts if part.failure is None]
+        compiled = [part for part in self._graph.parts if part.state.failure is None]
         if compiled and not self._graph.left:
             seconds = time_interleaved(lambda: self._graph.run(*inputs), lambda: self._module.forward(*inputs))
             if seconds[0] > seconds[1]:
@@ -239,10 +252,10 @@ class _Support(OperatorSupportBase):
         return self.checker.reason_against(node) is None
 
 
-def _compile(module: fx.GraphModule, options: GraphOptions) -> _Graph:
+def _compile(module: fx.GraphModule, options: GraphOptions, *, copies: bool) -> _Graph:
     """Return the graph with models in place of groups of supported nodes.
 
-    Parameters and buffers are constants of the models, until they change.
+    Parameters and buffers are constants of the models, until they change, if they may be copied.
     """
     support = _Support()
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
@@ -253,7 +266,7 @@ def _compile(module: fx.GraphModule, options: GraphOptions) -> _Graph:
     left = left_to_torch(eager)
     if left and options.strict:
         raise UnsupportedModelError(left)
-    static = _static_placeholders(module)
+    static = _static_placeholders(module) if copies else frozenset()
     fused = partitioner.fuse_partitions(partitions, prefix="roller_")
     parts: list[Part] = []
     for node in fused.graph.find_nodes(op="call_module"):
@@ -262,9 +275,9 @@ def _compile(module: fx.GraphModule, options: GraphOptions) -> _Graph:
         with fused.graph.inserting_before(node):  # a call of a function takes less than one of a module
             node.replace_all_uses_with(fused.graph.call_function(part.run, node.args))
         fused.graph.erase_node(node)
-    Record(parts, eager)
+    Record([part.state for part in parts], eager)
     if left:
-        warn_of_nodes(sum(part.nodes for part in parts), left)
+        warn_of_nodes(sum(part.state.nodes for part in parts), left)
     return _Graph(fx.GraphModule(fused, fused.graph).forward, tuple(parts), left)
 
 
@@ -287,4 +300,10 @@ def _static_placeholders(module: fx.GraphModule) -> frozenset[str]:
     return frozenset(node.name for i, node in enumerate(placeholders) if i in indices)
 
 
+def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Raise the versions of parameters that an optimizer has written, which fused steps do not."""
+    note_writes(each for group in optimizer.param_groups for each in group["params"] if each.grad is not None)
+
+
 capture_recurrent_modules()
+register_optimizer_step_post_hook(torch._dynamo.disable(_note_step))  # also after compiled steps

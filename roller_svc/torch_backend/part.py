@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,24 +29,31 @@ from roller_svc.ir.options import SearchOptions
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 from roller_svc.semantics.interpreter import reference
 from roller_svc.settings import settings
-from roller_svc.torch_backend.reports import CompiledPart, warn
+from roller_svc.torch_backend.reports import PartState, warn
 
 log = logging.getLogger(__name__)
 
 # Constants that change more often than this become inputs.
 MAX_REBUILDS = 3
-# A comparison with torch takes turns: at least MIN_ROUNDS, then until the time is over or there are MAX_ROUNDS.
-MIN_ROUNDS, MAX_ROUNDS, COMPARISON_S = 5, 50, 0.2
+# A comparison with torch takes turns until COMPARISON_S is over, with MIN_ROUNDS to MAX_ROUNDS. Slow calls take fewer rounds.
+MIN_ROUNDS, MAX_ROUNDS, COMPARISON_S, LONGEST_COMPARISON_S = 5, 50, 0.2, 2.0
+# Batch normalization in inference, with the positions of its running statistics among its arguments.
+_NORMALIZATION, _STATISTICS = "aten._native_batch_norm_legit_no_training.default", (3, 4)
 
 Run = Callable[[Sequence[torch.Tensor]], Any]  # returns a tensor, or a tuple of tensors
+Identity = tuple[object, ...]  # the address and version of each constant, and the elements of running statistics
 
 
 @dataclass(slots=True)
 class _Built:
-    """A compiled part, with the identity of the constants that it has."""
+    """A compiled part, with the identity of the constants that it has.
+
+    It keeps the memory of the constants, so that no other tensor can have the same address and version.
+    """
 
     run: Run
-    identity: tuple[tuple[int, int], ...]
+    identity: Identity
+    constants: tuple[torch.Tensor, ...]
 
 
 class Part:
@@ -67,9 +75,10 @@ class Part:
         self.source = source
         self.constants = tuple(constants)
         self.options = options
-        self.failure: str | None = None
+        nodes = sum(node.op == "call_function" and operator_name(node) != "getitem" for node in source.graph.nodes)
+        self.state = PartState(nodes, len(self.constants))
+        self._statistics = _running_statistics(source, self.constants)
         self._strict = strict
-        self._seconds: tuple[float, float] | None = None
         self._built: _Built | None = None
         self._builds = 0
         self._lock = Lock()
@@ -77,18 +86,9 @@ class Part:
         (output,) = source.graph.find_nodes(op="output")
         self._single = isinstance(output.args[0], fx.Node)
 
-    @property
-    def nodes(self) -> int:
-        """The number of nodes that are calls of operators."""
-        return sum(node.op == "call_function" and operator_name(node) != "getitem" for node in self.source.graph.nodes)
-
-    def described(self) -> CompiledPart:
-        compiled_s, torch_s = self._seconds or (None, None)
-        return CompiledPart(self.nodes, len(self.constants), self.failure, compiled_s, torch_s)
-
     def run(self, *tensors: torch.Tensor) -> Any:
         """Return the results of the nodes."""
-        if self.failure is not None:
+        if self.state.failure is not None:
             return self.source(*tensors)
         built = self._built
         if built is None or built.identity != self._identity(tensors):
@@ -100,35 +100,42 @@ class Part:
     def _rebuilt(self, tensors: Sequence[torch.Tensor]) -> _Built | None:
         """Return the model for these tensors; None if it cannot be built or torch is faster."""
         with self._lock:
+            if self.state.failure is not None:
+                return None
+            if self._built is not None and self._built.identity == self._identity(tensors):
+                return self._built  # another thread has just built it
             if self._builds > MAX_REBUILDS or any(tensors[i].is_inference() for i in self.constants):
-                self.constants = ()
+                self.constants, self._statistics, self.state.constants = (), (), 0
             self._builds += 1
+            identity, constants = self._identity(tensors), tuple(tensors[i].detach() for i in self.constants)
             try:
-                built = _Built(self._build(tensors), self._identity(tensors))
+                built = _Built(self._build(tensors), identity, constants)
             except (InputError, BuildError) as error:
                 if self._strict:
                     raise
                 self._warn_and_leave(str(error))
                 return None
             if not self._strict:
-                self._seconds = time_interleaved(lambda: built.run(tensors), lambda: self.source(*tensors))
-                if self._seconds[0] > self._seconds[1]:
-                    self._warn_and_leave(slower(self._seconds))
+                seconds = time_interleaved(lambda: built.run(tensors), lambda: self.source(*tensors))
+                self.state.seconds = seconds
+                if seconds[0] > seconds[1]:
+                    self._warn_and_leave(slower(seconds))
                     return None
             self._built = built
             return built
 
     def leave(self, reason: str) -> None:
         """Leave the nodes to torch."""
-        self._built, self.failure = None, reason
+        self._built, self.state.failure = None, reason
 
     def _warn_and_leave(self, reason: str) -> None:
         self.leave(reason)
-        warn(f"a part of {self.nodes} nodes runs with torch: {reason}")
+        warn(f"a part of {self.state.nodes} nodes runs with torch: {reason}")
 
-    def _identity(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+    def _identity(self, tensors: Sequence[torch.Tensor]) -> Identity:
         """Return what differs once a constant is replaced or written in place."""
-        return tuple([(tensors[i].data_ptr(), tensors[i]._version) for i in self.constants])
+        places = [(tensors[i].data_ptr(), tensors[i]._version) for i in self.constants]
+        return (*places, *[_elements(tensors[i]) for i in self._statistics])
 
     def _build(self, tensors: Sequence[torch.Tensor]) -> Run:
         weights = Weights()
@@ -141,7 +148,8 @@ class Part:
         copied = [i for i, order in enumerate(orders) if order is None]
 
         def run(given: Sequence[torch.Tensor]) -> Any:
-            dense = [x if x.is_contiguous() else x.contiguous() for x in [given[i] for i in positions]]
+            plain = [given[i].resolve_neg() for i in positions]
+            dense = [x if x.is_contiguous() else x.contiguous() for x in plain]
             results = [
                 torch.empty(shape, dtype=dtype) if strides is None else torch.empty_strided(shape, strides, dtype=dtype)
                 for shape, strides, dtype in kinds
@@ -149,10 +157,27 @@ class Part:
             model.run_at([x.data_ptr() for x in dense], [x.data_ptr() for x in results])
             for i in copied:
                 expected = self._results[i]
-                results[i] = torch.empty_strided(expected.shape, expected.stride(), dtype=expected.dtype).copy_(results[i])
+                spread = torch.empty_strided(expected.shape, expected.stride(), dtype=expected.dtype)
+                # Elements that share memory are written once.
+                once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in expected.stride())
+                spread[once].copy_(results[i][once])
+                results[i] = spread
             return results[0] if self._single else tuple(results)
 
         return run
+
+
+def _running_statistics(source: fx.GraphModule, constants: Sequence[int]) -> tuple[int, ...]:
+    """Return the positions of constants that are running statistics, which torch's training writes without a new version."""
+    placeholders = source.graph.find_nodes(op="placeholder")
+    normalizations = [node for node in source.graph.nodes if operator_name(node) == _NORMALIZATION]
+    read = {node.args[position] for node in normalizations for position in _STATISTICS}
+    return tuple(i for i in constants if placeholders[i] in read)
+
+
+def _elements(tensor: torch.Tensor) -> bytes:
+    dense = tensor.contiguous()
+    return ctypes.string_at(dense.data_ptr(), dense.nbytes)
 
 
 def time_interleaved(compiled: Callable[[], object], with_torch: Callable[[], object]) -> tuple[float, float]:
@@ -164,7 +189,8 @@ def time_interleaved(compiled: Callable[[], object], with_torch: Callable[[], ob
             start = perf_counter()
             way()
             least[i] = min(least[i], perf_counter() - start)
-        if rounds >= MIN_ROUNDS and perf_counter() > end:
+        past_end_s = perf_counter() - end
+        if past_end_s > 0 and (rounds + 1 >= MIN_ROUNDS or past_end_s > LONGEST_COMPARISON_S):
             break
     return least[0], least[1]
 

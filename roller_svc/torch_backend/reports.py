@@ -6,7 +6,6 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from roller_svc.errors import UnsupportedNode
 
@@ -48,16 +47,23 @@ class GraphReport:
         return "\n".join(lines or ["nothing to compile"])
 
 
-class DescribedPart(Protocol):
-    """A part whose state changes with its first calls."""
+@dataclass(slots=True)
+class PartState:
+    """The reported state of a part, which its calls change. It does not keep the part alive."""
 
-    def described(self) -> CompiledPart: ...
+    nodes: int  # calls of operators
+    constants: int
+    failure: str | None = None
+    seconds: tuple[float, float] | None = None  # of a call, compiled and with torch
+
+    def described(self) -> CompiledPart:
+        return CompiledPart(self.nodes, self.constants, self.failure, *(self.seconds or (None, None)))
 
 
 class Record:
     """A report in progress: parts are built at their first call."""
 
-    def __init__(self, parts: Sequence[DescribedPart], eager: Sequence[UnsupportedNode]) -> None:
+    def __init__(self, parts: Sequence[PartState], eager: Sequence[UnsupportedNode]) -> None:
         self.parts = tuple(parts)
         self.eager = tuple(eager)
         _RECORDS.append(self)

@@ -106,3 +106,22 @@ def test_a_bucket_whose_neighbours_the_model_does_not_take_is_exact(monkeypatch)
     with pytest.raises(ArgumentError, match="no bucket") as caught:
         check(model, 5)
     assert "does not take 7 of it: seven is odd" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * (1 + x.shape[0] % 2),
+        lambda x: torch.nn.functional.pad(x, (0, 0, 0, x.shape[0] % 2)),
+        lambda x: x[:1] * torch.ones(x.shape[0] + x.shape[0] % 2)[:, None],
+    ],
+)
+def test_extents_between_buckets_are_compared_too(function):
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    with pytest.raises(ArgumentError, match="'batch' cannot be padded"):
+        roller_svc.compile_model(
+            (Module(), (torch.zeros(3, 4),), ({0: Dim("batch", min=2, max=8)},)), dims={"batch": "2..8"}, **FAST
+        )

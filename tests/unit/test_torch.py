@@ -9,6 +9,7 @@ import torch
 
 import roller_svc
 from roller_svc.errors import ArgumentError
+from roller_svc.torch import _Kernels
 
 FAST = {"select": "model", "top_k": 1}
 NARROW = torch.bfloat16
@@ -63,3 +64,18 @@ def test_one_result_is_a_tensor():
 def test_names_are_checked(name, inputs, message):
     with pytest.raises(ArgumentError, match=message):
         roller_svc.torch.op(name, "y[i] = x[i]", inputs)
+
+
+def test_inputs_are_not_donated():
+    with pytest.raises(ArgumentError, match="writes none of its inputs"):
+        roller_svc.torch.op("roller_test::scattered", "g[a[n]] +=. x[n]", ["g", "a", "x"], donate=["g"])
+
+
+def test_the_last_kernels_of_an_operator_are_kept(monkeypatch):
+    monkeypatch.setattr(roller_svc.api, "MAX_CACHED_KERNELS", 2)
+    built = []
+    monkeypatch.setattr(roller_svc.api, "compile", lambda _, inputs, **__: built.append(inputs["x"][1][0]) or inputs)
+    kernels = _Kernels("y[i] = x[i]", ("x",), None, "local", {})
+    for extent in (1, 2, 1, 3, 1, 2):
+        kernels.kernel([torch.empty(extent)])
+    assert built == [1, 2, 3, 2]

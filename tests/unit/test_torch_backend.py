@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
+from threading import Barrier
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -178,6 +182,17 @@ def test_each_set_of_shapes_is_compiled(dynamic, shapes, monkeypatch):
     assert len(torch_backend.report()) == 3
 
 
+def test_shapes_copy_constants_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_COPIED_BYTES", 100)
+    module = nn.Linear(4, 3).eval()  # 60 bytes
+    fast = compiled(module, dynamic=True)
+    with torch.no_grad():
+        for rows in (2, 3, 5):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(fast(x), module(x))
+    assert [report.parts[0].constants for report in torch_backend.report()] == [2, 0, 0]
+
+
 def test_symbolic_numbers_are_those_of_the_call():
     fast = compiled(lambda x: (x.sum(0) / x.shape[0], x.reshape(-1, 2) * x.shape[0]), dynamic=True)
     for rows in (2, 6):
@@ -275,3 +290,113 @@ def test_options_are_checked():
             torch_backend.compile_graph(None, [], options=wrong)
     with pytest.raises(ArgumentError, match="max-autotune"):
         torch_backend.compile_graph(None, [], mode="max-autotune")
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_steps_of_fused_optimizers_are_noticed(optimizer):
+    module = nn.Linear(4, 3).eval()
+    fast, x = compiled(module), torch.randn(2, 4)
+    with torch.no_grad():
+        before = fast(x)
+    steps = optimizer(module.parameters(), lr=0.1, fused=True)
+    module(x).sum().backward()
+    steps.step()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), module(x))
+        assert not torch.equal(fast(x), before)
+
+
+def test_running_statistics_that_training_writes_are_noticed():
+    module = nn.Sequential(nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3)).eval()
+    fast, x = compiled(module), torch.randn(4, 2, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), module(x), rtol=1e-5, atol=1e-5)
+        module.train()(x)
+        module.eval()
+        torch.testing.assert_close(fast(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_the_memory_of_constants_is_not_reused_while_they_are_compiled():
+    module = nn.Linear(3, 3, bias=False).eval()
+    fast, x, memory = compiled(module), torch.eye(3), np.ones((3, 3), np.float32)
+    freed = weakref.ref(memory)
+    module.weight = nn.Parameter(torch.from_numpy(memory))
+    del memory
+    with torch.no_grad():
+        fast(x)
+        module.weight = nn.Parameter(torch.full((3, 3), 2.0))
+        gc.collect()
+        assert freed() is not None
+        assert (fast(x) == 2).all()
+    gc.collect()
+    assert freed() is None
+
+
+def test_threads_that_meet_changed_constants_build_once(monkeypatch):
+    build, builds, together = part.build, [], Barrier(4)
+    monkeypatch.setattr(part, "build", lambda *given: builds.append(given) or build(*given))
+    module, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
+    fast = compiled(module)
+
+    @torch.no_grad()
+    def call(_):
+        together.wait()
+        return fast(x)
+
+    with torch.no_grad(), ThreadPoolExecutor(4) as pool:
+        fast(x)
+        module.weight.mul_(0.5)
+        for result in pool.map(call, range(4)):
+            torch.testing.assert_close(result, module(x))
+    assert len(builds) == 2
+    assert torch_backend.report()[0].parts[0].constants == 2
+
+
+def test_reports_do_not_keep_models(monkeypatch):
+    build, models = part.build, []
+
+    def build_and_watch(*given):
+        models.append(weakref.ref(model := build(*given)))
+        return model
+
+    monkeypatch.setattr(part, "build", build_and_watch)
+    module, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        compiled(module)(x)
+    weight = weakref.ref(module.weight)
+    del module
+    torch._dynamo.reset()
+    gc.collect()
+    assert weight() is None
+    assert [model() for model in models] == [None]
+    assert torch_backend.report()[0].parts[0].constants == 2
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (1, 3)])
+def test_results_with_repeated_elements_are_those_of_torch(shape):
+    check(lambda x: (torch.relu(x) * 2).sum(1, keepdim=True).expand_as(x), torch.randn(shape))
+
+
+def test_views_of_negated_numbers_are_read_as_such():
+    negated = torch._neg_view(torch.randn(3, 4))
+    assert negated.is_contiguous()
+    check(lambda x: torch.relu(x) + 1, negated)
+
+
+def test_comparisons_of_slow_calls_end_early(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(part, "COMPARISON_S", -1e-9)
+    monkeypatch.setattr(part, "LONGEST_COMPARISON_S", 0.0)
+    calls = []
+    part.time_interleaved(lambda: calls.append("compiled"), lambda: calls.append("torch"))
+    assert calls == ["compiled", "torch"]
+
+
+def test_indices_out_of_range_raise_as_with_torch():
+    module = nn.Embedding(5, 3).eval()
+    fast = compiled(module)
+    with torch.no_grad():
+        assert torch.equal(fast(torch.tensor([1, 4])), module(torch.tensor([1, 4])))
+        for lookup in (module, fast):
+            with pytest.raises(IndexError):
+                lookup(torch.tensor([1, 9]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from roller_svc.errors import ExprTypeError, ShapeError
-from roller_svc.frontend.lang.names import did_you_mean
+from roller_svc.frontend.lang.names import did_you_mean, known_names
 from roller_svc.frontend.lang.nodes import Assign, DimSize, Extent, Get, Node, Num, Ref, Statement, TypeOf, WhereItem, children
 from roller_svc.frontend.lang.source import Source, Span
 from roller_svc.ir.program import TensorType
@@ -36,7 +36,10 @@ class Scope:
         if name in self.defined_later:
             message = f"`{name}` is read before it is written"
             raise self.source.error(ExprTypeError, "read-before-write", message, span, "reorder the statements")
-        hint = did_you_mean(name, self.tensors) or f'declare an input: inputs={{"{name}": ("float32", (64, 64))}}'
+        hint = did_you_mean(name, self.tensors)
+        if not hint:
+            declared = f'declare an input: inputs={{"{name}": ("float32", (64, 64))}}'
+            hint = f"{known_names(name, self.tensors, 'tensors')}; or {declared}" if self.tensors else declared
         raise self.source.error(ExprTypeError, "unknown-name", f"there is no tensor `{name}`", span, hint)
 
 

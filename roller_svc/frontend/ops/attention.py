@@ -10,6 +10,8 @@ from roller_svc.frontend.ops.rope import LAYOUTS
 from roller_svc.frontend.ops.text import broadcast, broadcast_shape, guard, join_statements, lowest, statement
 from roller_svc.ir.dtype import DType
 
+MAX_LENGTH = 1 << 30  # of a sequence: differences of lengths are int32
+
 
 def _attention(call: Call) -> str:
     q, k, v = call.operands[:3]
@@ -91,7 +93,7 @@ def _paged_attention(call: Call) -> str:
     dot, score, high = call.intermediate("dot"), call.intermediate("score"), call.intermediate("max")
     exp, total, mixed = call.intermediate("exp"), call.intermediate("sum"), call.intermediate("mixed")
     at, full = ", ".join(row), ", ".join((*row, n))
-    length = _length(lengths, b, keys)
+    length = _length(lengths, b)
     if queries > 1:
         length += f" - {queries - 1} + {i}"
     visible = [f"{n} < {length}"]
@@ -143,13 +145,13 @@ def _check_cache(call: Call) -> tuple[int, int]:
     return (q.shape[1] if q.rank == 4 else 1), pages.shape[1] * page
 
 
-def _length(lengths: Operand, sequence: str, most: int) -> str:
-    """Return the keys of a sequence, at most `most`; integers as int32, which holds differences of lengths."""
+def _length(lengths: Operand, sequence: str) -> str:
+    """Return the keys of a sequence; integers as int32, which holds differences of lengths."""
     load = lengths.at(sequence)
     if lengths.dtype.is_float or lengths.dtype is DType.INT32:
         return load
     if lengths.dtype.bytes >= DType.INT32.bytes:
-        load = f"min({f'max({load}, 0)' if lengths.dtype.is_signed else load}, {most})"
+        load = f"min({f'max({load}, 0)' if lengths.dtype.is_signed else load}, {MAX_LENGTH})"
     return f"{load}.cast(`int32`)"
 
 

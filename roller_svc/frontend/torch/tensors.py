@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +89,11 @@ def view_of(tensor: torch.Tensor) -> Array:
     return np.asarray(plain.numpy())
 
 
-def argument_of(what: str, tensor: torch.Tensor) -> Array:
+def argument_of(what: str, tensor: torch.Tensor, *, written: bool = False) -> Array:
     """Return the array of an argument of a call. Raises ArgumentError if it has no memory to share, or needs a gradient."""
+    if written and tensor.is_neg():
+        message = f"{what} is a view of negated numbers, which cannot be written"
+        raise ArgumentError(message, code="not-an-array", hint="pass an array of its own")
     if isinstance(tensor, FakeTensor):
         hint = "register an operator with its fake: roller_svc.torch.op"
         raise ArgumentError(f"{what} is a tensor of a trace, without elements", code="not-an-array", hint=hint)
@@ -108,6 +111,20 @@ def argument_of(what: str, tensor: torch.Tensor) -> Array:
     if tensor.dtype not in DTYPES:
         raise ArgumentError(f"{what} has dtype {tensor.dtype}, which is not supported", code="dtype-mismatch")
     return view_of(tensor)
+
+
+def find_updated(
+    arguments: Mapping[str, object], arrays: Mapping[str, object], results: Mapping[str, Array]
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of the arguments that a call has updated: those whose memory a result has.
+
+    Args:
+        arguments: of the call, by name.
+        arrays: what the call took for them.
+        results: of the call, by name.
+    """
+    tensors = {name: arguments[name] for name, array in results.items() if array is arrays.get(name)}
+    return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor) and not value.is_neg()}
 
 
 def note_writes(values: Iterable[object]) -> None:

@@ -318,7 +318,7 @@ def test_errors_name_the_nearest_tensor_or_what_there_is() -> None:
     assert caught.value.hint == "did you mean `weights`?"
     with pytest.raises(ExprTypeError) as caught:
         parse("y[n] = zzzzzz[n]", inputs)
-    assert caught.value.hint == "tensors: bias, weights"
+    assert caught.value.hint == 'tensors: bias, weights; or declare an input: inputs={"zzzzzz": ("float32", (64, 64))}'
 
 
 @pytest.mark.parametrize(

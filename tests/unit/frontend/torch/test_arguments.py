@@ -61,6 +61,24 @@ def test_refusals_name_the_argument(tensor, message):
         share_arrays("argument", {"x": tensor()})
 
 
+def test_results_are_not_written_to_views_of_negated_numbers():
+    y = torch.complex(torch.ones(2), torch.ones(2)).conj().imag
+    with pytest.raises(ArgumentError, match="output 'y' is a view of negated numbers"):
+        run_with_tensors(unchanged, {"x": torch.ones(2)}, {"y": y})
+
+
+@pytest.mark.parametrize("negated", [False, True])
+def test_donated_tensors_are_updated_with_a_new_version(tmp_path, monkeypatch, negated):
+    monkeypatch.setenv("ROLLER_CACHE", str(tmp_path))
+    types = {"grid": ("float32", (4,)), "at": ("int64", (2,)), "x": ("float32", (2,))}
+    kernel = roller_svc.compile("grid[at[n]] +=. x[n]", types, donate=["grid"], **FAST)
+    grid = torch.ones(4)
+    argument, version = torch._neg_view(grid) if negated else grid, grid._version
+    result = kernel(grid=argument, at=torch.tensor([1, 3]), x=torch.ones(2))["grid"]
+    assert result.tolist() == ([-1, 0, -1, 0] if negated else [1, 2, 1, 2])
+    assert (result is grid, grid._version > version) == (not negated, not negated)
+
+
 def test_fake_tensors_are_refused():
     with torch._subclasses.FakeTensorMode(), pytest.raises(ArgumentError, match="of a trace"):
         share_arrays("argument", {"x": torch.ones(2)})
