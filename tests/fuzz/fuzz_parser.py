@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roller_svc.errors import InputError
-from roller_svc.frontend.lang import parse, render
+from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.program import TensorProgram, TensorType
 
@@ -205,7 +205,7 @@ def outcome(case: Seed) -> str:
     try:
         program = parse(case.expression, dict(case.inputs))
     except InputError as error:
-        shown = render(error, case.expression)
+        shown = error.render(case.expression)
         if error.line is not None and (error.column or 0) < 1:
             raise AssertionError(f"no column: {shown}") from error
         return error.code

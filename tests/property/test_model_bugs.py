@@ -20,6 +20,8 @@ def test_onnx_models_are_right(name: str) -> None:
     assert not any(said.values()), said
 
 
+# parts that torch runs faster on this machine, or alone
+@pytest.mark.filterwarnings("ignore:.*(left to torch|with torch)")
 @pytest.mark.parametrize("name", every(6, TORCH_CASES))
 @pytest.mark.parametrize("door", ["compile_model", "torch.compile"])
 def test_torch_modules_are_right(name: str, door: str) -> None:

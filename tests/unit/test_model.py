@@ -420,8 +420,8 @@ def test_tensors_without_elements_are_inputs_and_outputs(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"PK\x03\x04 torch", "as torch.save, .*; load it with torch and pass"),
-        (b"\x80\x02 pickle", "a pickle, .*; load it with torch and pass"),
+        (b"PK\x03\x04 torch", "this is a torch pickle, not an ONNX file: export it, or pass"),
+        (b"\x80\x02 pickle", "this is a torch pickle, not an ONNX file: export it, or pass"),
         (b"\x00\x00\x00\x00ORTM", "onnxruntime's own format, .*; use the .onnx file"),
         (b"\x20\x00\x00\x00TFL3", "TensorFlow Lite"),
         (b"\x89HDF\r\n", "Keras"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller_svc.errors import InputError
-from roller_svc.frontend.lang import parse, render
+from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram, TensorType
 
@@ -36,7 +36,7 @@ def parsed_or_refused(text: str) -> bool:
     try:
         return isinstance(parse(text, INPUTS), TensorProgram)
     except InputError as error:
-        return bool(render(error, text)) and error.line is not None and error.column is not None
+        return bool(error.render(text)) and error.line is not None and error.column is not None
 
 
 SCRIPT = _script()

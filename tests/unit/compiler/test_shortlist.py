@@ -245,6 +245,7 @@ def test_the_report_names_what_each_candidate_s_kernels_compute(monkeypatch: pyt
     assert first == ["contraction", "nest", "nest", "contraction"]
     assert last == ["attention"]
     assert [name for group in facts[0]["groups"] for name in group["computes"]] == ["s", "m", "e", "z", "o"]
+    monkeypatch.setenv("COLUMNS", "160")
     header, *rows = candidates_table(facts).splitlines()
     assert "kernels" in header
     assert "contraction, nest, nest, contraction" in rows[0]
