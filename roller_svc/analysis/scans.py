@@ -89,7 +89,7 @@ def linear_step(body: Expr) -> LinearStep:
         casts.append(body)
         body = body.arg
     if not isinstance(body, Op) or body.kind is not OpKind.FMA:
-        raise InvariantError("the body of a recurrence is no linear step")
+        raise InvariantError("the body of a recurrence is not a linear step")
     gate, initial, value = body.args
     resets = any(
         isinstance(node, Select) and any(isinstance(branch, Const) and branch.value == 0 for branch in (node.then, node.otherwise))

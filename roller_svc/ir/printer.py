@@ -88,7 +88,7 @@ def _recurrence_parts(statement: TensorExpr) -> tuple[Op, Op]:
         case Select(cond=Op() as joins, then=Op(kind=OpKind.FMA) as step):
             return joins, step
         case _:
-            raise InvariantError("the body of a recurrence is no linear step")
+            raise InvariantError("the body of a recurrence is not a linear step")
 
 
 def _literal(value: float) -> str:

@@ -192,7 +192,7 @@ OPERATORS = (
         _paged_attention,
         (
             number("scale", None, "factor of the scores; by default 1 over the root of the features"),
-            integer("window", None, "a query sees so many of the latest keys; by default all", minimum=1),
+            integer("window", None, "number of the latest keys that a query sees; by default all", minimum=1),
             number("soft_cap", None, "scores become `soft_cap * tanh(score / soft_cap)`; by default they stay"),
             choice("layout", "NHD", LAYOUTS, "`HND` for `k` and `v` [pages, heads, keys of a page, features]"),
         ),
