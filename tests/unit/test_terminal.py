@@ -76,9 +76,7 @@ def test_the_words_that_begin_lines_are_colored(monkeypatch: pytest.MonkeyPatch)
     text = "error: a: b\n1 | note: c\nhint: d: error: e"
     assert color_labels(text, io.StringIO()) == text
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert color_labels(text, io.StringIO()) == (
-        "\x1b[1;31merror\x1b[0m: a: b\n1 | note: c\n\x1b[1;32mhint\x1b[0m: d: error: e"
-    )
+    assert color_labels(text, io.StringIO()) == ("\x1b[1;31merror\x1b[0m: a: b\n1 | note: c\n\x1b[1;32mhint\x1b[0m: d: error: e")
 
 
 def test_errors_and_notes_are_colored_and_results_are_not(
