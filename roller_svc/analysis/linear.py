@@ -73,7 +73,7 @@ def span(terms: Linear, extents: Mapping[str, int]) -> tuple[int, int]:
 def divide(kind: OpKind, terms: Linear, by: int, ranges: Mapping[str, int]) -> Expr:
     """Return floor(x / by) or x mod by, with multiples of `by` and negligible low terms taken out of the division.
 
-    Low terms are the constant and the variables that have ranges.
+    Low terms are the constant and the variables that have ranges; terms of such variables, if none else would remain.
     """
     quotient: Linear = {t: c // by for t, c in terms.items() if c // by * by == c or t is None}
     remainder: Linear = {t: c % by if t is None else c for t, c in terms.items() if c % by}
