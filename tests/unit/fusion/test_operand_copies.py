@@ -167,6 +167,7 @@ def test_a_small_one_is_not_worth_their_launches() -> None:
         (program(INT8, A="int8 4096 4096", B="int8 4096 4096"), HOPPER, NO_CONSTRAINTS, 0.6),
         (program(NN, A="float32 4096 4096", B="float32 4096 4096"), HOPPER, TF32, 0.8),
         (nchw(32, 256, 56, 256), HOPPER, NO_CONSTRAINTS, 0.6),
+        (program(TRIANGLE, A="float16 4096 4096", B="float16 4096 4096"), HOPPER, NO_CONSTRAINTS, 0.8),
     ],
 )
 def test_large_products_are_faster_with_copies(
