@@ -103,6 +103,7 @@ class _Checker:
         self.check_addresses(at for at, _ in step.zeroed)
 
     def check_vdevice(self, device: VDeviceStep) -> None:
+        _require(not device.plan.has_events, f"{device.node} has events, which a plan for CPUs cannot have")
         expected, given = len(device.plan.num_tasks), len(device.operators)
         _require(given == expected, f"{device.node} has {given} rOperators, expected {expected}")
         for each in device.operators:
