@@ -26,7 +26,7 @@ from roller_svc.compiler.request import read_options, reject_unknown, shows_opti
 from roller_svc.errors import ArgumentError, InputError, InvariantError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
-from roller_svc.graph.choose import SERIAL
+from roller_svc.graph.choose import EAGER, SERIAL
 from roller_svc.graph.compile import (
     BuiltModel,
     ModelOptions,
@@ -65,7 +65,6 @@ from roller_svc.toolchain import compile_cxx
 
 log = logging.getLogger(__name__)
 
-EAGER = "eager"
 MAX_VARIANTS = 64
 
 
@@ -276,6 +275,13 @@ class Model:
             folder: the directory, which need not exist.
             launcher: also write launch.py, for callers that have some of ctypes and torch.
         """
+        launchers = [launcher] if isinstance(launcher, str) else list(launcher)
+        if launchers and not self._variants[0].binary:
+            raise ArgumentError(
+                f"launchers of models are for CPUs, and {self.target} is a GPU",
+                code="unknown-launcher",
+                hint="roller_svc.load_model runs the saved model; each of its kernels can be saved with a launcher",
+            )
         variants = tuple(
             VariantBundle(
                 each.dims, each.name, each.plan, each.kernels, each.binary,
@@ -284,7 +290,7 @@ class Model:
             for each in self._variants
         )  # fmt: skip
         bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
-        return saved.save_model(bundle, folder, model_header, [launcher] if isinstance(launcher, str) else launcher)
+        return saved.save_model(bundle, folder, model_header, launchers)
 
     def _padded(self, arrays: Mapping[str, object]) -> tuple[_Variant, tuple[Padding, dict[str, int]] | None]:
         """Return the variant for the arrays' shapes, and how to pad them to it and to which extents they belong.

@@ -21,7 +21,7 @@ from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.lang.input_types import short_repr
-from roller_svc.graph.choose import AUTO, PLANS, SERIAL, Link, choose_plan
+from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, choose_lowering
@@ -159,7 +159,7 @@ def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
         kinds = PLANS if is_cpu else GPU_PLANS
         if kind in kinds:
             return
-        listed = ", ".join(map(repr, kinds))
+        listed = ", ".join(map(repr, (*kinds, EAGER)))
         raise ArgumentError(f"plan must be one of {listed} for {hw.id}, got {short_repr(kind)}", code="invalid-option")
     if not isinstance(kind, Mapping):
         raise ArgumentError(f"plan must be a kind of plans, or a plan, got {short_repr(kind)}", code="invalid-option")

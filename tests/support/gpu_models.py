@@ -48,6 +48,8 @@ def recurrent(hidden: int, steps: int = 4) -> dict[str, Any]:
 
 
 MATMUL = "C[i, j] +=! A[i, k] * B[k, j]"
+# the lengths of the columns depend on weights alone
+NORMALIZED = "N[j] +=! W[k, j] * W[k, j]; P[i, j] +=! A[i, k] * W[k, j]; C[i, j] = P[i, j] / sqrt(N[j]) + S[j]"
 MODELS: dict[str, dict[str, Any]] = {
     # two branches that a graph may run side by side, and what joins them
     "branches": graph(
@@ -114,7 +116,7 @@ MODELS: dict[str, dict[str, Any]] = {
         {"table": constant(11, 24), "w": constant(24, 12), "s": constant(12)},
         [
             node("rows", "C[i, j] = A[B[i], j]", A="table", B="ids"),
-            node("out", "N[j] +=! W[k, j] * W[k, j]; P[i, j] +=! A[i, k] * W[k, j]; C[i, j] = P[i, j] / sqrt(N[j]) + S[j]", A="rows", W="w", S="s"),
+            node("out", NORMALIZED, A="rows", W="w", S="s"),
         ],
         "out",
     ),
