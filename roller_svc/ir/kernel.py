@@ -97,6 +97,7 @@ class LaunchSpec:
     tensor_maps: tuple[TensorMap, ...] = ()  # parameters of 128 bytes after `args` (`const __grid_constant__`)
     cluster: int = 1  # consecutive blocks of a cluster; it divides the grid's x
     phases: tuple[Phase, ...] = ()  # C: what the launch does, one after the other; empty if it cannot be divided
+    cooperative: bool = False  # all blocks must be resident at once, because they wait for each other
 
     def __post_init__(self) -> None:
         if self.cluster < 1 or self.grid[0] % self.cluster:
@@ -207,7 +208,8 @@ def _launch_key(launch: LaunchSpec) -> tuple[object, ...]:
         launch.name, launch.args, launch.grid, launch.block, launch.shared_bytes, launch.zeroed, launch.is_prepack,
     )  # fmt: skip
     phases = tuple((phase.name, phase.args, phase.tasks) for phase in launch.phases)
-    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.tensor_maps), *phases)
+    cooperative = ("cooperative",) if launch.cooperative else ()
+    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.tensor_maps), *phases, *cooperative)
 
 
 def _map_key(view: TensorMap) -> tuple[object, ...]:

@@ -1,8 +1,8 @@
 """Wrappers of instructions without CUDA C++ functions, and of AMD's matrix instructions.
 
-Inline assembly is only here and in hopper_instructions.py. The emulator implements every wrapper on the host. Shapes,
-fragments and sizes are those of the PTX ISA: "cp.async", "ldmatrix", "mma". AMD's wrappers call builtins of clang for
-amdgcn (LLVM, "BuiltinsAMDGPU.def"), whose last three operands, which broadcast blocks, are 0.
+Inline assembly is only here, in hopper_instructions.py and in event_instructions.py. The emulator implements every
+wrapper on the host. Shapes, fragments and sizes are those of the PTX ISA: "cp.async", "ldmatrix", "mma". AMD's wrappers
+call builtins of clang for amdgcn (LLVM, "BuiltinsAMDGPU.def"), whose last three operands, which broadcast blocks, are 0.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from roller_svc.codegen.cuda.event_instructions import EVENT_WRAPPERS
 from roller_svc.codegen.cuda.hopper_instructions import hopper_instruction
 from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.helpers import RCP_APPROX, Helper
@@ -168,6 +169,8 @@ def instruction(name: str) -> Helper | None:
         return wrapper
     if text := _PLAIN.get(name):
         return Helper(text)
+    if name in EVENT_WRAPPERS:
+        return EVENT_WRAPPERS[name]
     if name in _PAIR_CONVERSIONS:
         return _PAIR_CONVERSIONS[name]
     if found := re.fullmatch(r"(add|sub|mul)_(f16|bf16)x2", name):
