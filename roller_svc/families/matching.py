@@ -22,7 +22,6 @@ from roller_svc.families.common.cpu.dot import dot_operands
 from roller_svc.families.common.gpu.attention.tile import prepare_attention_operands
 from roller_svc.families.common.gpu.matrix.tile import (
     MIN_ASYNC_ARCH,
-    MMA_SYNC,
     WORD_BYTES,
     LoadClass,
     LoadKind,
@@ -194,14 +193,15 @@ def _unsupported_group(unit: ComputeUnit, group: KernelGroup) -> str:
 
 
 def _unsupported_shape(unit: ComputeUnit) -> str:
-    """Return why instructions of the unit do not make up fragments of 16 x 8 over 32 bytes of k; '' if they do."""
+    """Return why instructions of the unit do not make up fragments; '' if they do."""
     if unit.kind is UnitKind.WGMMA:  # one instruction is a whole fragment
         return ""
-    if unit.acc_dtype.bytes != WORD_BYTES:
-        return f"sums of {unit.acc_dtype.bytes} bytes, fragments have {WORD_BYTES}"
+    fragment = fragment_of(unit)
+    if unit.acc_dtype.bytes != fragment.sum_words * WORD_BYTES:
+        return f"sums of {unit.acc_dtype.bytes} bytes, fragments have {fragment.sum_words * WORD_BYTES}"
     if unit.kind is UnitKind.MFMA:
         return mfma_unsupported_reason(unit)
-    granules = (MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes // unit.in_dtype.bytes)
+    granules = (fragment.rows, fragment.columns, fragment.step_bytes // unit.in_dtype.bytes)
     if any(granule % size for granule, size in zip(granules, unit.shape, strict=True)):
         shape, whole = (" x ".join(map(str, sizes)) for sizes in (unit.shape, granules))
         return f"instructions of {shape} do not make up fragments of {whole}"

@@ -121,7 +121,6 @@ def test_conditions_on_both_factors_are_named() -> None:
         ("y[b, c, t] +=! x[b, c, t + j] * w[c, j] where t in 4096",
          {"x": ("float16", (8, 256, 8191)), "w": ("float16", (256, 4096))},
          "its products have 1 x 32768 rows and columns, too few to fill a tile"),
-        ("y[m, n] +=! a[m, k] * b[k, n]", both("float64", 4096), "mma_f64: sums of 8 bytes"),
     ],
 )  # fmt: skip
 def test_forms_without_a_matrix_unit_are_named(text: str, inputs: dict[str, Any], cause: str) -> None:

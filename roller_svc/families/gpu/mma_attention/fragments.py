@@ -51,7 +51,7 @@ class WarpFragments:
     def load_q(self, row: Expr, step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
         """Load a fragment of Q at a row and an instruction along head_dim."""
         if self.tile.fragment.is_square:
-            return (lane_elements(self.tile.q, self.tile.fragment, (SHARED_A, row, step), (A, index)),)
+            return lane_elements(self.tile.q, self.tile.fragment, (SHARED_A, row, step), (A, index))
         return a_fragment(self.tile.q, row, step, index)
 
     def load_k(self, key: Expr, step: Expr) -> tuple[Node, ...]:
@@ -90,7 +90,7 @@ class WarpFragments:
 
     def _load(self, buffer: str, staged: StagedTile, column: Expr, step: Expr) -> tuple[Node, ...]:
         if self.tile.fragment.is_square:
-            return (lane_elements(staged, self.tile.fragment, (buffer, column, step), (B, (num(0),))),)
+            return lane_elements(staged, self.tile.fragment, (buffer, column, step), (B, (num(0),)))
         loads = b_fragments(staged, column, step, (num(0),), self.together)
         return tuple(replace(node, source=buffer) if isinstance(node, LoadMatrix) else node for node in loads)
 

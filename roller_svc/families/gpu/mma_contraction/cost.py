@@ -169,7 +169,7 @@ def _epilogue_cycles(p: Workload[MmaFacts], launch: Launch, tile: MmaTile) -> fl
     """Return cycles of accumulators through shared memory, then of loads and stores."""
     mach = p.machine
     points = tile.m * tile.n
-    through = 2 * points * 4 / mach.staged_bytes_per_cycle
+    through = 2 * points * tile.fragment.sum_words * WORD_BYTES / mach.staged_bytes_per_cycle
     through += 2 * BARRIER_CYCLES * (tile.fragments[0] // tile.epilogue_fragments)
     issued = epilogue_slots(p, points // p.space.num_accumulators) / (mach.hw.limits.warp_size * mach.issue_per_cycle)
     return through + issued + epilogue_memory_cycles(p, launch)

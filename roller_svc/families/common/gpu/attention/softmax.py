@@ -13,8 +13,9 @@ from functools import reduce
 
 from roller_svc.families.common.gpu.attention.mask import VANISHING
 from roller_svc.families.common.gpu.attention.tile import StagedBuffer, TiledAttention
-from roller_svc.families.common.gpu.matrix.epilogue import ROW_LANES, column_of_word, lane_of_row, row_of_word, word
+from roller_svc.families.common.gpu.matrix.epilogue import column_of_word, lane_of_row, row_of_word, word
 from roller_svc.families.common.gpu.matrix.mainloop import ACC
+from roller_svc.families.common.gpu.matrix.tile import ROW_LANES
 from roller_svc.families.common.view import bind_members
 from roller_svc.ir.attention import Attention, state_names, unmasked
 from roller_svc.ir.dtype import DType
