@@ -17,6 +17,8 @@ from roller_svc.frontend.parse import parse
 from roller_svc.frontend.torch.tensors import TORCH_DTYPES, dtype_of
 from roller_svc.ir.program import TensorProgram, TensorType
 
+__all__ = ["op"]
+
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
 _registered: dict[str, tuple[_Kernels, Callable[..., Any]]] = {}  # by name of the operator
 _registered_lock = Lock()
@@ -156,3 +158,7 @@ class _Kernels:
                     self._kernels.popitem(last=False)
             self._kernels.move_to_end(key)
             return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="an ONNX file, a JSON graph, or the folder of a saved model")
-    parser.add_argument("--target", metavar="ID", default="local", help="device (default: %(default)s)")
+    common.add_target(parser, "local")
     common.add_calibration(parser)
     add_graph_options(parser)
     common.add_server(parser)

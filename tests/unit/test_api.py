@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import subprocess
 import sys
+import types
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -198,6 +200,16 @@ def test_unknown_attributes_are_errors() -> None:
     with pytest.raises(AttributeError):
         roller_svc.nothing  # noqa: B018 - looking it up is the test
     assert "compile" in dir(roller_svc)
+
+
+@pytest.mark.parametrize("name", ["", ".client", ".frontend.ops", ".torch", ".torch_backend"])
+def test_public_modules_list_nothing_internal(name: str) -> None:
+    if "torch" in name:
+        pytest.importorskip("torch")
+    module = importlib.import_module(f"roller_svc{name}")
+    shown = {each for each in dir(module) if isinstance(getattr(module, each), types.ModuleType)}
+    assert shown <= {"errors", "ops", "onnx_nodes", "schemas"}
+    assert set(module.__all__) <= set(dir(module))
 
 
 def test_arrays_are_given_by_name_and_an_equal_call_returns_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
