@@ -132,12 +132,16 @@ def multiplies_scores(unit: ComputeUnit, attention: Attention, hw: HardwareSpec,
 
 def _attention_units(group: KernelGroup, attention: Attention, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
     kinds = () if constraints.op_class is OpClass.SIMT else _KINDS[constraints.op_class]
+    if attention.weights is not None:
+        kinds = tuple(kind for kind in kinds if kind is not UnitKind.WGMMA)
     halves = [u for u in hw.units if u.in_dtype is attention.dtype and u.kind in kinds and supports_attention(u, hw)]
     scores = [u for u in hw.units if halves and u.kind in kinds and multiplies_scores(u, attention, hw, constraints)]
     found = [*scores, *halves]
     if not found:
-        wanted = constraints.op_class if constraints.op_class is OpClass.WGMMA else OpClass.MMA
-        raise NoCandidateError(f"{group.name}: attention is one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1})
+        is_chain = attention.weights is not None
+        wanted = OpClass.WGMMA if constraints.op_class is OpClass.WGMMA and not is_chain else OpClass.MMA
+        what = "chained products are" if is_chain else "attention is"
+        raise NoCandidateError(f"{group.name}: {what} one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1})
     return Units(tuple(sorted(found, key=lambda unit: kinds.index(unit.kind))))
 
 
@@ -259,6 +263,8 @@ def _narrow_operands(
     group: KernelGroup, attention: Attention, hw: HardwareSpec, constraints: ScheduleConstraints
 ) -> frozenset[OperandCopy]:
     """Return the copies of attention's operands that are narrower in memory than those of its preferred unit."""
+    if attention.weights is not None:
+        return frozenset()
     try:
         unit = units_for(group, hw, constraints).units[0]
     except NoCandidateError:
