@@ -204,7 +204,7 @@ def _disable_calibration() -> None:
 def print_notes(notes: Iterable[str]) -> None:
     """Print the notes on a program to stderr, each line within the terminal's width."""
     for note in notes:
-        print(show.wrap(f"note: {note}"), file=sys.stderr, flush=True)
+        show.print_message(show.wrap(f"note: {note}", stream=sys.stderr))
 
 
 def print_line(line: str) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from roller_svc.errors import IndexRangeError, InvariantError, LaunchError
-from roller_svc.ir.kernel import ALIGNMENT_BYTES, Buffer, Role
+from roller_svc.ir.kernel import ALIGNMENT_BYTES
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep, iter_steps
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import executes
@@ -26,6 +26,7 @@ from roller_svc.runtime.binding import (
 )
 from roller_svc.runtime.cpu import load_library, unload_library
 from roller_svc.runtime.cpu_features import check_features
+from roller_svc.runtime.graphs.buffers import call_buffers
 from roller_svc.runtime.resident import resident_empty
 
 _Pointers = ctypes.Array[ctypes.c_void_p]
@@ -70,10 +71,7 @@ class CpuModel:
         weakref.finalize(self, unload_library, self._library._handle).atexit = False
         self._run = self._function("run", 6)
         self._memory = local()
-        self._buffers = (
-            *(Buffer(name, f"input{i}", Role.INPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.inputs)),
-            *(Buffer(name, f"output{i}", Role.OUTPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.outputs)),
-        )
+        self._buffers = call_buffers(plan)
         self._plain = PlainArrays(self._buffers)
         self._input_pointers, self._output_pointers = (
             ctypes.c_void_p * max(1, len(tensors)) for tensors in (plan.inputs, plan.outputs)
