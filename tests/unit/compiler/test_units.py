@@ -8,6 +8,7 @@ import pytest
 from contractions import A100, matmul
 
 from roller_svc import hardware
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
@@ -67,6 +68,15 @@ def test_refusals_give_their_reason(target: str, dtype: str, reason: str) -> Non
     hw = hardware.load(target)
     refusals = units_for(matmul(256, 256, 256, dtype, hw=hw), hw, NO_CONSTRAINTS).unsupported_units
     assert any(refusal.startswith(reason) for refusal in refusals)
+
+
+def test_float32_in_sums_of_float64_is_not_rounded_to_tf32() -> None:
+    statement = parse(
+        "C[m, n]: float64 +=! A[m, k] * B[k, n]",
+        {"A": TensorType(DType.FLOAT32, (256, 256)), "B": TensorType(DType.FLOAT32, (256, 256))},
+    )
+    (group,) = partition(statement, A100)
+    assert [u.name for u in units_for(group, A100, NO_CONSTRAINTS).units] == ["mma_f64", "fma_f64"]
 
 
 def test_units_whose_sums_no_fragment_has_are_refused() -> None:

@@ -159,7 +159,7 @@ def _fragment_slots(p: Workload[MmaFacts], tile: MmaTile) -> float:
     # ldmatrix loads four matrices; 4-byte MN-major elements are loaded word by word
     slots += m * (1 if tile.a.swizzled else 4) + n * (fragment.b_loads if tile.b.swizzled else 2)
     a, b = p.facts.loads
-    if unit.kind is UnitKind.MFMA:  # no rounding of float32
+    if unit.kind is UnitKind.MFMA or unit.in_dtype is not DType.FLOAT32:  # nothing is rounded
         return math.prod(tile.warps) * tile.k_steps * slots
     slots += CONVERT_SLOTS * (4 * m * (a.operand.dtype is DType.FLOAT32) + 2 * n * (b.operand.dtype is DType.FLOAT32))
     return math.prod(tile.warps) * tile.k_steps * slots
