@@ -12,7 +12,8 @@ from emulator_support import module
 
 from roller_svc import hardware
 from roller_svc.codegen.cuda.event_instructions import EVENT_WORDS
-from roller_svc.codegen.cuda.persistent import PersistentKernel, TaskOperator, build_persistent
+from roller_svc.codegen.cuda.persistent import build_persistent
+from roller_svc.codegen.cuda.task_kernel import TaskKernel, TaskOperator
 from roller_svc.compiler.lower_and_emit import emit_plan_tasks
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import InvariantError
@@ -55,7 +56,7 @@ class Built:
         tasks = [each.function.tasks for each in self.operators]
         return schedule_by_ranges(tasks, self.predecessors, num_veus or self.hw.num_cores)
 
-    def kernel(self, plan: VDevicePlan | None = None) -> PersistentKernel:
+    def kernel(self, plan: VDevicePlan | None = None) -> TaskKernel:
         return build_persistent(self.name, self.operators, self.predecessors, plan or self.plan(), self.slots, self.hw)
 
 
@@ -115,7 +116,7 @@ def tasks_of(program: Any, hw: HardwareSpec, first_check: int = 0, top_k: int = 
     raise refused
 
 
-def run(kernel: PersistentKernel, arrays: Arrays, seed: int = 0, *, races: bool = False, sync: np.ndarray | None = None) -> Arrays:
+def run(kernel: TaskKernel, arrays: Arrays, seed: int = 0, *, races: bool = False, sync: np.ndarray | None = None) -> Arrays:
     """Run a kernel in the emulator. `sync` is the state that earlier runs left."""
     (buffer,) = (each for each in kernel.source.buffers if each.name == "sync" and each.role is Role.INPUT)
     state = np.zeros(buffer.shape, np.uint32) if sync is None else sync
@@ -134,7 +135,7 @@ def expected(nodes: Sequence[Node], types: Mapping[str, TensorType], arrays: Arr
     return known
 
 
-def with_text(kernel: PersistentKernel, old: str, new: str, occurrence: int = 0) -> PersistentKernel:
+def with_text(kernel: TaskKernel, old: str, new: str, occurrence: int = 0) -> TaskKernel:
     """Return the kernel with one occurrence of a text replaced."""
     parts = kernel.source.text.split(old)
     assert len(parts) > occurrence + 1, old
@@ -143,6 +144,6 @@ def with_text(kernel: PersistentKernel, old: str, new: str, occurrence: int = 0)
     return dataclasses.replace(kernel, source=source)
 
 
-def events(kernel: PersistentKernel, sync: np.ndarray) -> list[int]:
+def events(kernel: TaskKernel, sync: np.ndarray) -> list[int]:
     """Return the counts of all events, the last of which counts the vEUs that have ended."""
     return [int(count) for count in sync[EVENT_WORDS::EVENT_WORDS]]
