@@ -17,7 +17,7 @@ from roller_svc.codegen.cuda.task_kernel import TaskKernel, TaskOperator
 from roller_svc.compiler.lower_and_emit import emit_plan_tasks
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import InvariantError
-from roller_svc.frontend.lang import parse
+from roller_svc.frontend.parse import parse
 from roller_svc.graph.rammer.ranges import schedule_by_ranges
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
@@ -65,7 +65,13 @@ def spec(target: str, cores: int = 8) -> HardwareSpec:
     return dataclasses.replace(hardware.load(target), num_cores=cores)
 
 
-def build_graph(nodes: Sequence[Node], inputs: Mapping[str, TensorType], outputs: Sequence[str], hw: HardwareSpec) -> Built:
+def build_graph(
+    nodes: Sequence[Node],
+    inputs: Mapping[str, TensorType],
+    outputs: Sequence[str],
+    hw: HardwareSpec,
+    top_k: int = TOP_K,
+) -> Built:
     """Return the operators of a graph. Tensors between nodes and workspaces have memory of their own in an arena."""
     types = dict(inputs)
     slots = [Buffer("arena", "arena", Role.WORKSPACE, DType.UINT8, (0,))]
@@ -79,7 +85,7 @@ def build_graph(nodes: Sequence[Node], inputs: Mapping[str, TensorType], outputs
     end = 0
     for number, node in enumerate(nodes):
         program = parse(node.expression, {key: types[name] for key, name in node.inputs.items()}, list(node.outputs))
-        tasks, buffers = tasks_of(program, hw, sum(len(each.function.checks) for each in operators))
+        tasks, buffers = tasks_of(program, hw, sum(len(each.function.checks) for each in operators), top_k)
         names = {}
         for buffer in buffers:
             key = {Role.INPUT: node.inputs, Role.OUTPUT: node.outputs}.get(buffer.role, {}).get(buffer.name)

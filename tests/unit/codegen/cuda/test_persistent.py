@@ -18,7 +18,7 @@ from roller_svc.codegen.cuda.persistent import build_persistent
 from roller_svc.codegen.cuda.task_kernel import TaskKernel, TaskOperator
 from roller_svc.codegen.cuda.waves import build_waves
 from roller_svc.errors import InvariantError, LaunchError, WrongAnswerError
-from roller_svc.frontend.lang import parse
+from roller_svc.frontend.parse import parse
 from roller_svc.graph.rammer.residency import check_resident, count_veus
 from roller_svc.graph.rammer.wavefront import find_waves
 from roller_svc.ir.dtype import DType
