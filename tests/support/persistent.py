@@ -12,11 +12,12 @@ from emulator_support import module
 
 from roller_svc import hardware
 from roller_svc.codegen.cuda.event_instructions import EVENT_WORDS
-from roller_svc.codegen.cuda.persistent import PersistentKernel, TaskOperator, build_persistent
+from roller_svc.codegen.cuda.persistent import build_persistent
+from roller_svc.codegen.cuda.task_kernel import TaskKernel, TaskOperator
 from roller_svc.compiler.lower_and_emit import emit_plan_tasks
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import InvariantError
-from roller_svc.frontend.lang import parse
+from roller_svc.frontend.parse import parse
 from roller_svc.graph.rammer.ranges import schedule_by_ranges
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
@@ -55,7 +56,7 @@ class Built:
         tasks = [each.function.tasks for each in self.operators]
         return schedule_by_ranges(tasks, self.predecessors, num_veus or self.hw.num_cores)
 
-    def kernel(self, plan: VDevicePlan | None = None) -> PersistentKernel:
+    def kernel(self, plan: VDevicePlan | None = None) -> TaskKernel:
         return build_persistent(self.name, self.operators, self.predecessors, plan or self.plan(), self.slots, self.hw)
 
 
@@ -64,7 +65,13 @@ def spec(target: str, cores: int = 8) -> HardwareSpec:
     return dataclasses.replace(hardware.load(target), num_cores=cores)
 
 
-def build_graph(nodes: Sequence[Node], inputs: Mapping[str, TensorType], outputs: Sequence[str], hw: HardwareSpec) -> Built:
+def build_graph(
+    nodes: Sequence[Node],
+    inputs: Mapping[str, TensorType],
+    outputs: Sequence[str],
+    hw: HardwareSpec,
+    top_k: int = TOP_K,
+) -> Built:
     """Return the operators of a graph. Tensors between nodes and workspaces have memory of their own in an arena."""
     types = dict(inputs)
     slots = [Buffer("arena", "arena", Role.WORKSPACE, DType.UINT8, (0,))]
@@ -78,7 +85,7 @@ def build_graph(nodes: Sequence[Node], inputs: Mapping[str, TensorType], outputs
     end = 0
     for number, node in enumerate(nodes):
         program = parse(node.expression, {key: types[name] for key, name in node.inputs.items()}, list(node.outputs))
-        tasks, buffers = tasks_of(program, hw, sum(len(each.function.checks) for each in operators))
+        tasks, buffers = tasks_of(program, hw, sum(len(each.function.checks) for each in operators), top_k)
         names = {}
         for buffer in buffers:
             key = {Role.INPUT: node.inputs, Role.OUTPUT: node.outputs}.get(buffer.role, {}).get(buffer.name)
@@ -115,7 +122,7 @@ def tasks_of(program: Any, hw: HardwareSpec, first_check: int = 0, top_k: int = 
     raise refused
 
 
-def run(kernel: PersistentKernel, arrays: Arrays, seed: int = 0, *, races: bool = False, sync: np.ndarray | None = None) -> Arrays:
+def run(kernel: TaskKernel, arrays: Arrays, seed: int = 0, *, races: bool = False, sync: np.ndarray | None = None) -> Arrays:
     """Run a kernel in the emulator. `sync` is the state that earlier runs left."""
     (buffer,) = (each for each in kernel.source.buffers if each.name == "sync" and each.role is Role.INPUT)
     state = np.zeros(buffer.shape, np.uint32) if sync is None else sync
@@ -134,7 +141,7 @@ def expected(nodes: Sequence[Node], types: Mapping[str, TensorType], arrays: Arr
     return known
 
 
-def with_text(kernel: PersistentKernel, old: str, new: str, occurrence: int = 0) -> PersistentKernel:
+def with_text(kernel: TaskKernel, old: str, new: str, occurrence: int = 0) -> TaskKernel:
     """Return the kernel with one occurrence of a text replaced."""
     parts = kernel.source.text.split(old)
     assert len(parts) > occurrence + 1, old
@@ -143,6 +150,6 @@ def with_text(kernel: PersistentKernel, old: str, new: str, occurrence: int = 0)
     return dataclasses.replace(kernel, source=source)
 
 
-def events(kernel: PersistentKernel, sync: np.ndarray) -> list[int]:
+def events(kernel: TaskKernel, sync: np.ndarray) -> list[int]:
     """Return the counts of all events, the last of which counts the vEUs that have ended."""
     return [int(count) for count in sync[EVENT_WORDS::EVENT_WORDS]]

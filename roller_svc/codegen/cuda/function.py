@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from roller_svc.analysis.congruences import Congruence, congruence
 from roller_svc.analysis.index_ranges import fold
@@ -51,6 +52,7 @@ from roller_svc.ir.tensor_map import TensorMap
 # Statements of one loop nest after full unrolling.
 UNROLLED_STATEMENTS = 512
 _NOT_UNROLLED_AROUND = (Barrier, MbarrierWait, WarpBarrier, CpAsync)  # serial loops around these stay rolled
+_COLLECTIVE = (Barrier, AnyThread, WarpReduce, WarpScan, *get_args(MatrixNode))  # threads wait for others
 REGISTER_BYTES = 4
 WARP, WAVE = 32, 64
 # Named barrier of all roles, and of the threads of an rTask; 0 is that of __syncthreads (PTX ISA, "bar").
@@ -367,8 +369,8 @@ def find_join_refusal(tree: ScheduleTree, arch: Arch) -> str | None:
     if tree.zeroed:
         return f"{', '.join(tree.zeroed)} must be zero before the launch"
     threads = block_extents(tree)[1]
-    if threads % WARP:
-        return f"its blocks have {threads} threads, which are not whole warps"
+    if threads % WARP and any(isinstance(node, _COLLECTIVE) for node in iter_nodes(tree.body)):
+        return f"its blocks have {threads} threads that meet, which are not whole warps"
     return None
 
 

@@ -8,16 +8,21 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from emulator_support import module
 from persistent import ARENA, Arrays, Built, Node, build_graph, events, expected, run, spec, tasks_of, with_text
 from reference_kernels import SM_80
 
 from roller_svc import toolchain
 from roller_svc.codegen.cuda.function import TaskFunction
-from roller_svc.codegen.cuda.persistent import PersistentKernel, TaskOperator, build_persistent
-from roller_svc.errors import InvariantError, WrongAnswerError
-from roller_svc.frontend.lang import parse
+from roller_svc.codegen.cuda.persistent import build_persistent
+from roller_svc.codegen.cuda.task_kernel import TaskKernel, TaskOperator
+from roller_svc.codegen.cuda.waves import build_waves
+from roller_svc.errors import InvariantError, LaunchError, WrongAnswerError
+from roller_svc.frontend.parse import parse
+from roller_svc.graph.rammer.residency import check_resident, count_veus
+from roller_svc.graph.rammer.wavefront import find_waves
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import Buffer, Role
+from roller_svc.ir.kernel import Buffer, CompiledKernel, Resources, Role
 from roller_svc.ir.model_plan import Address
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import Barrier, Execute, VDevicePlan
@@ -269,7 +274,7 @@ def test_plans_that_do_not_order_or_execute_the_operators_are_refused() -> None:
 SEEDS = 12
 
 
-def is_caught(kernel: PersistentKernel, counts: list[int]) -> bool:
+def is_caught(kernel: TaskKernel, counts: list[int]) -> bool:
     """Whether a schedule or the race detector shows a fault, in runs one after the other."""
     sync = None
     for seed in range(SEEDS):
@@ -285,11 +290,11 @@ def is_caught(kernel: PersistentKernel, counts: list[int]) -> bool:
     return False
 
 
-def damaged_tables(kernel: PersistentKernel) -> Iterator[tuple[str, PersistentKernel]]:
+def damaged_tables(kernel: TaskKernel) -> Iterator[tuple[str, TaskKernel]]:
     """Yield kernels with one row that is different: each wait, arrival, event, count and function."""
     rows = kernel.tables["rows"]
 
-    def changed(at: int, word: int, value: int) -> PersistentKernel:
+    def changed(at: int, word: int, value: int) -> TaskKernel:
         other = rows.copy()
         other[at, word] = value
         return dataclasses.replace(kernel, tables={**kernel.tables, "rows": other})
@@ -351,7 +356,7 @@ def test_every_fault_at_the_end_of_a_run_is_caught(fault: str) -> None:
     alone = dataclasses.replace(built, operators=built.operators[:1], predecessors=built.predecessors[:1])
     kernel = alone.kernel(VDevicePlan((TASKS,), ((Execute(0, 0, TASKS),), (), (), ())))
 
-    def epochs(kernel: PersistentKernel) -> list[int]:
+    def epochs(kernel: TaskKernel) -> list[int]:
         return [int(run(kernel, X, seed, races=True)["sync"][0]) for seed in range(4)]
 
     assert epochs(kernel) == [1] * 4
@@ -377,3 +382,83 @@ def test_every_fault_in_the_text_is_caught(fault: str) -> None:
     built = layers(1)
     assert len(built.plan().events) == 3
     assert is_caught(with_text(built.kernel(), *TEXTS[fault]), [*built.plan().events, VEUS])
+
+
+# waves and residency --------------------------------------------------------------------------------------------------
+
+
+def waves_of(built: Built) -> TaskKernel:
+    waves = find_waves(built.predecessors)
+    return build_waves(built.name, built.operators, built.predecessors, waves, built.slots, built.hw)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", [A100, H200])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_kernel_launched_once_a_wave_gives_the_bits_of_the_persistent_one(graph: str, target: str) -> None:
+    nodes, types, outputs = GRAPHS[graph]
+    built = build_graph(nodes, types, outputs, spec(target))
+    arrays = normal(types)
+    persistent, waves = run(built.kernel(), arrays), waves_of(built)
+    assert "event_wait" not in waves.source.text
+    for seed in range(3):
+        found = module(waves.source, seed, races=seed == 2).run({**waves.tables, **arrays})
+        for name in outputs:
+            np.testing.assert_array_equal(found[name], persistent[name])
+
+
+@pytest.mark.emulator
+def test_operators_of_a_wave_share_a_launch() -> None:
+    """Two layers side by side: as many launches as one layer has, each of blocks of both."""
+    one = layers(1)
+
+    def shifted(at: Address) -> Address:
+        return Address(at.slot + 2, at.offset_bytes) if at.slot else Address(ARENA, at.offset_bytes + (1 << 14))
+
+    others = tuple(dataclasses.replace(each, arguments=tuple(map(shifted, each.arguments))) for each in one.operators)
+    slots = (
+        dataclasses.replace(one.slots[ARENA], shape=(1 << 15,)),
+        *one.slots[1:],
+        *(dataclasses.replace(each, name=f"{each.name}2", symbol=f"{each.symbol}2") for each in one.slots[1:]),
+    )
+    predecessors = (*one.predecessors, *(tuple(p + 4 for p in before) for before in one.predecessors))
+    both = dataclasses.replace(one, operators=(*one.operators, *others), predecessors=predecessors, slots=slots)
+    kernel = waves_of(both)
+    assert [launch.grid[0] for launch in kernel.source.launches] == [2 * each.function.tasks for each in one.operators]
+    found = module(kernel.source, 3, races=True).run({**kernel.tables, **X, "X2": X["X"]})
+    np.testing.assert_allclose(found["Y"], by_numpy(1), rtol=1e-5)
+    np.testing.assert_array_equal(found["Y2"], found["Y"])
+
+
+@pytest.mark.parametrize(
+    ("waves", "message"),
+    [
+        ([[0], [1], [2, 3]], "rOperator 3 depends on 2, which is not in an earlier wave"),
+        ([[0], [1], [2]], "do not execute each rOperator once"),
+        ([[0], [1], [2], [3, 0]], "do not execute each rOperator once"),
+    ],
+)
+def test_waves_that_do_not_order_the_operators_are_refused(waves: list[list[int]], message: str) -> None:
+    built = layers(1)
+    with pytest.raises(InvariantError, match=message):
+        build_waves("m", built.operators, built.predecessors, waves, built.slots, built.hw)
+
+
+def compiled(registers: int, shared: int, veus: int) -> CompiledKernel:
+    kernel = layers(1).kernel(layers(1).plan(veus))
+    return CompiledKernel(kernel.source, b"", "", (Resources(registers, shared, 0),))
+
+
+def test_row_15_a_plan_has_as_many_veus_as_fit_the_device() -> None:
+    """An A100 has 65,536 registers and 164 KiB of shared memory a core; a block has 128 threads here."""
+    a100 = spec(A100, 108)
+    assert count_veus(compiled(128, 1024, 1), a100) == 108 * 4
+    assert count_veus(compiled(64, 1024, 1), a100) == 108 * 8
+    assert count_veus(compiled(64, 80 << 10, 1), a100) == 108 * 2
+    check_resident(compiled(255, 1024, 216), a100)
+    with pytest.raises(LaunchError, match="217 vEUs, expected at most 216") as refusal:
+        check_resident(compiled(255, 1024, 217), a100)
+    assert refusal.value.code == "persistent-too-large"
+    with pytest.raises(LaunchError, match="bytes of shared memory in a block") as refusal:
+        count_veus(compiled(64, 200 << 10, 1), a100)
+    assert refusal.value.code == "persistent-too-large"
