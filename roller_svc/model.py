@@ -24,7 +24,7 @@ from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import read_options, reject_unknown, shows_options, validate_target
 from roller_svc.errors import ArgumentError, InputError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
-from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
+from roller_svc.frontend.torch.arguments import Arrays, run_with_tensors, share_arrays
 from roller_svc.graph.choose import PLANS, SERIAL
 from roller_svc.graph.compile import BuiltModel, ModelOptions, Progress, build_model, no_progress
 from roller_svc.graph.estimate import estimate_graph
@@ -163,6 +163,7 @@ class Model:
         self._kernel_bundles = kernels
         self._kernels: tuple[ModelKernel, ...] | None = None
         self._variants = variants
+        self._run_plain: Callable[[Arrays, Arrays | None], dict[str, Any] | None] | None = None  # of the only variant, once loaded
         self.digest = digest
         self.name = name
         self.target = target
@@ -183,11 +184,14 @@ class Model:
         _check_mapping("arrays", arrays)
         if out is not None:
             _check_mapping("out", out)
-        return run_with_tensors(self._run, arrays, out)
+        results = None if self._run_plain is None else self._run_plain(arrays, out)  # without a look for tensors
+        return run_with_tensors(self._run, arrays, out) if results is None else results
 
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         variant, padded = self._padded(arrays)
         if padded is None:
+            if len(self._variants) == 1:
+                self._run_plain = variant.loaded.run_plain
             return variant.loaded.run(arrays, out)
         padding, extents = padded
         full = variant.loaded.run(self._pad(arrays, variant, padding))
@@ -672,5 +676,5 @@ def _infos(tensors: Iterable[tuple[str, TensorType]]) -> tuple[TensorInfo, ...]:
 
 
 def _check_mapping(argument: str, value: object) -> None:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise ArgumentError(f"{argument} must map names to arrays, got {kind_of(value)}", code="not-an-array")
