@@ -36,7 +36,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.on_use import OnUse
 from roller_svc.runtime import thread_pool
 from roller_svc.runtime.binding import NumpyArrays, bind, check_names
-from roller_svc.runtime.cpu import CpuModule
+from roller_svc.runtime.cpu import CpuModule, PreparedCpu
 from roller_svc.runtime.measure import measure
 
 if TYPE_CHECKING:
@@ -505,8 +505,15 @@ def load_runner(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice
             return reject_load(compiled)
 
 
+_CPU_RUNNERS = (CpuModule, PreparedCpu)
+
+
 def _run(runner: Runner, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
     """Run on arrays. Runners of CPUs take torch's tensors as arrays of numpy, that of GPUs takes them as they are."""
+    if isinstance(runner, _CPU_RUNNERS):
+        results = runner.run_plain(arrays, out)  # without a look for tensors
+        if results is not None:
+            return results
     return runner.run(arrays, out) if getattr(runner, "takes_tensors", False) else run_with_tensors(runner.run, arrays, out)
 
 
@@ -524,5 +531,5 @@ def _checked_mappings(
 
 
 def _check_mapping(argument: str, value: object) -> None:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise ArgumentError(f"{argument} must map names to arrays, got {type(value).__qualname__}", code="not-an-array")

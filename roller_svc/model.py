@@ -25,7 +25,7 @@ from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import read_options, reject_unknown, shows_options, validate_target
 from roller_svc.errors import ArgumentError, InputError, InvariantError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
-from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
+from roller_svc.frontend.torch.arguments import Arrays, run_with_tensors, share_arrays
 from roller_svc.graph.choose import EAGER, SERIAL
 from roller_svc.graph.compile import (
     BuiltModel,
@@ -182,6 +182,7 @@ class Model:
         self._kernel_bundles = kernels
         self._kernels: tuple[ModelKernel, ...] | None = None
         self._variants = variants
+        self._run_plain: Callable[[Arrays, Arrays | None], dict[str, Any] | None] | None = None  # of the only variant, once loaded
         self.digest = digest
         self.name = name
         self.target = target
@@ -202,9 +203,10 @@ class Model:
         _check_mapping("arrays", arrays)
         if out is not None:
             _check_mapping("out", out)
-        if self._takes_tensors:
-            return self._run(arrays, out)
-        return run_with_tensors(self._run, arrays, out)
+        results = None if self._run_plain is None else self._run_plain(arrays, out)  # without a look for tensors
+        if results is not None:
+            return results
+        return self._run(arrays, out) if self._takes_tensors else run_with_tensors(self._run, arrays, out)
 
     @property
     def _takes_tensors(self) -> bool:
@@ -215,6 +217,8 @@ class Model:
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         variant, padded = self._padded(arrays)
         if padded is None:
+            if len(self._variants) == 1 and isinstance(variant.loaded, CpuModel):
+                self._run_plain = variant.loaded.run_plain
             return variant.loaded.run(arrays, out)
         if self._takes_tensors:
             raise ArgumentError(
@@ -761,5 +765,5 @@ def _infos(tensors: Iterable[tuple[str, TensorType]]) -> tuple[TensorInfo, ...]:
 
 
 def _check_mapping(argument: str, value: object) -> None:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise ArgumentError(f"{argument} must map names to arrays, got {kind_of(value)}", code="not-an-array")

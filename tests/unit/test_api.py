@@ -49,6 +49,19 @@ def test_local_commands_load_no_http_client() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("text", ["C[m] = A[m", "C[m] = Q[m]", "C[m] = A[m + 1]"])
+def test_a_refused_program_loads_no_compiler(text: str) -> None:
+    heavy = ("islpy", "pydantic", "yaml", "rich", "roller_svc.runtime", "roller_svc.codegen", "roller_svc.families")
+    program = f"""
+import sys
+from roller_svc.cli import main
+status = main(["compile", {text!r}, "--input", "A=float32[4]"])
+print(status, [m for m in {heavy} if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2 []"
+
+
 def test_a_kernel_computes(kernel: roller_svc.Kernel, arrays: dict[str, Any]) -> None:
     result = kernel(**arrays)
     assert set(result) == {"C"}
