@@ -1,4 +1,4 @@
-"""What the terminal of a stream shows: its width, and colours (no-color.org)."""
+"""Width and colours of a stream's terminal (no-color.org)."""
 
 from __future__ import annotations
 
