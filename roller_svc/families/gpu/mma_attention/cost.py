@@ -1,7 +1,8 @@
 """Cost of attention on warps with `mma.sync` or MFMA: QK^T, softmax and PV per KV tile.
 
 A KV tile is priced like a GEMM's k-tile (`mma_contraction/cost.py`). The function units that compute exponentials may
-also be the bound (FlashAttention-3: Shah et al., arXiv:2407.08608, §2.2).
+also be the bound (FlashAttention-3: Shah et al., arXiv:2407.08608, §2.2). `mma.sync` returns to its warp with the sums,
+so a warp computes products and softmax in turn; its block's warps do so together, since they meet for every KV tile.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
     cycles += edges * (1 + (waves - 1) / resident)
     each = launch.grid * steps / mach.cores
     parts = [
-        ("mma", mach.seconds(each * step.mma)),
+        ("mma", mach.seconds(each * cost.mma)),
         ("exponentials", mach.seconds(each * cost.exponentials)),
         ("shared", mach.seconds(each * step.shared)),
         ("issue", mach.seconds(each * cost.issue)),
@@ -98,9 +99,10 @@ def attention_block(
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Cycles of one KV tile; the slower of `issue` and `exponentials` is the `step`'s."""
+    """Cycles of one KV tile. On NVIDIA's devices the tensor cores wait for softmax in `step`."""
 
     step: MatrixStep
+    mma: float
     issue: float
     exponentials: float
 
@@ -126,12 +128,14 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
     loads += 0 if tile.has_q_in_registers else tile.row_fragments * score_steps
     issue = (warps * (products + weighing + loads + STEP_OPS) + copy_slots) / mach.issue_per_cycle
     exponentials = found.exponentials * tile.m * tile.kv / EXPONENTIALS_PER_CYCLE
+    mma = tile.m * tile.kv * (features + tile.n) / mach.fma_per_cycle
+    softmax = max(warps * weighing / mach.issue_per_cycle, exponentials)
     moved = p.b.requested_bytes(block) + (found.has_values_in_keys and not tile.has_values_in_keys) * tile.v.bytes
     chain = max(products * instruction, (score_steps + tile.kv_steps) * MMA_LATENCY_CYCLES)
     chain += (weighing + copy_slots / warps) * SCHEDULERS / mach.issue_per_cycle + loads * FRAGMENT_CYCLES
     step = MatrixStep(
         warps=warps,
-        mma=tile.m * tile.kv * (features + tile.n) / mach.fma_per_cycle,
+        mma=mma if fragment.is_square else mma + softmax,
         shared=read / mach.staged_bytes_per_cycle + sum(copy.pipe for copy in copies),
         issue=max(issue, exponentials),
         port=moved / CORE_L2_BYTES_PER_CYCLE,
@@ -140,7 +144,7 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
         chain=chain + shared_latency_cycles(mach) + BARRIER_CYCLES,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),
     )
-    return _Cost(step, issue, exponentials)
+    return _Cost(step, mma, issue, exponentials)
 
 
 def _epilogue_cycles(p: Workload[Any], launch: Launch, tile: MmaAttentionTile) -> float:

@@ -29,7 +29,7 @@ class KeyBounds:
     finite_fill: float | None = None  # score of masked keys where it does not make them vanish: the row maxima decide
 
     def of_tiles(self, keys: int) -> KeyBounds:
-        """Return the bounds that tiles of so many keys can use: none where a tile crosses the end of a period."""
+        """Return the bounds that tiles of that many keys can use: none where a tile crosses the end of a period."""
         return KeyBounds() if self.period is not None and self.period % keys else self
 
     @property

@@ -1,4 +1,4 @@
-"""What weights of chained products read once for each row or key."""
+"""Vectors of which weights of chained products read an element once for each row or key."""
 
 from __future__ import annotations
 
