@@ -167,7 +167,7 @@ def test_a_call_with_known_addresses_launches_the_graph_that_it_has(monkeypatch:
 
 def test_errors_of_the_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(compiled("views"), monkeypatch)
-    device.library.cuGraphAddMemcpyNode = lambda *_: 1  # type: ignore[method-assign]
-    device.library.cuGetErrorName = lambda status, name: None  # type: ignore[attr-defined]
+    device.library.cuGraphAddMemcpyNode = lambda *_: 1
+    device.library.cuGetErrorName = lambda status, name: None
     with pytest.raises(LaunchError, match="cannot add a node to a graph: copy: error 1"):
         device.load(as_graph=True).run(on_device(inputs_of("views", 0)[0]))
