@@ -251,27 +251,27 @@ def _emit_gpu(
     functions: list[cuda.Function] = []
     launches: list[LaunchSpec] = []
     checks: list[RuntimeCheck] = []
-    for part in parts:
-        for tree in part.trees:
-            args = _args(tree, buffers)
-            function = cuda.emit_function(tree, _views(part, buffers), args, hw.arch, len(checks))
-            functions.append(function)
-            checks += function.checks
-            launches.append(
-                LaunchSpec(
-                    tree.name,
-                    tuple(a.symbol for a in args),
-                    (function.grid, 1, 1),
-                    (function.block, 1, 1),
-                    function.shared_bytes,
-                    tree.zeroed,
-                    tensor_maps=function.tensor_maps,
-                    cluster=tree.cluster,
-                )
+    once = [(part, tree, True) for part in parts for tree in part.prepack_trees]
+    for part, tree, is_prepack in (*once, *((each, tree, False) for each in parts for tree in each.trees)):
+        args = _args(tree, buffers)
+        function = cuda.emit_function(tree, _views(part, buffers), args, hw.arch, len(checks))
+        functions.append(function)
+        checks += function.checks
+        launches.append(
+            LaunchSpec(
+                tree.name,
+                tuple(a.symbol for a in args),
+                (function.grid, 1, 1),
+                (function.block, 1, 1),
+                function.shared_bytes,
+                tree.zeroed,
+                is_prepack,
+                tensor_maps=function.tensor_maps,
+                cluster=tree.cluster,
             )
-    text = f"{quote_comment(comment)}{cuda.preamble((name for f in functions for name in f.helpers), hw.arch)}" + "\n".join(
-        f.text for f in functions
-    )
+        )
+    names = (name for function in functions for name in function.helpers)
+    text = f"{quote_comment(comment)}{cuda.preamble(names, hw.arch)}" + "\n".join(f.text for f in functions)
     used = _used_buffers(buffers, launches)
     return KernelSource(name, dialect.language, hw.arch, text, used, tuple(launches), _with_caller_names(checks, buffers))
 

@@ -140,10 +140,10 @@ def _lower_with_prepacking(
 ) -> tuple[GroupLaunches, Workspaces]:
     """Return a group's launches, prepacking in launches of its own, and the buffers of packed constants."""
     trees, views = lower(group, tiles, hw), (*group.inputs, *group.stored)
-    if hw.family is not TargetKind.CPU or not group.constants:
-        return GroupLaunches(trees, views), ()
     if group.is_constant(program.outputs):
         return GroupLaunches((), views, prepack_trees=trees), ()
+    if hw.family is not TargetKind.CPU or not group.constants:
+        return GroupLaunches(trees, views), ()
     prepacked = [prepack(tree, group.constants) for tree in trees]
     buffers = tuple(buffer for each in prepacked for buffer in each.workspaces)
     launches = tuple(launch for each in prepacked for launch in each.launches)

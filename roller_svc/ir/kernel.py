@@ -105,6 +105,11 @@ class LaunchSpec:
                 f"{self.name}: the grid must be a multiple of the cluster, {self.cluster} blocks, got {self.grid[0]}"
             )
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Return the symbols of the buffers whose addresses a launch needs: `args`, then those of tensor maps alone."""
+        return tuple(dict.fromkeys((*self.args, *(view.buffer for view in self.tensor_maps))))
+
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
@@ -176,7 +181,7 @@ class KernelSource:
     @property
     def prepacked_buffers(self) -> tuple[Buffer, ...]:
         """Return the workspaces that prepacking launches fill. They are kept between calls."""
-        symbols = {symbol for launch in self.launches if launch.is_prepack for symbol in launch.args}
+        symbols = {symbol for launch in self.launches if launch.is_prepack for symbol in launch.operands}
         return tuple(b for b in self.buffers_of(Role.WORKSPACE) if b.symbol in symbols)
 
     @property

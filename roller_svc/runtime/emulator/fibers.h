@@ -73,8 +73,9 @@ struct ConvergenceGroup {
 struct alignas(64) Exchange {
   unsigned a[16][8], b[8][8];  // operands of mma in rows of 32 bytes: a's rows; b's k by columns
   unsigned d[16][8];           // an accumulator's rows, of either type
+  double a64[16][8], b64[8][8], d64[16][8];  // the same of float64, b by columns
   unsigned char wave_a[16][32], wave_b[16][32];  // operands of MFMA: a's rows, b's columns
-  unsigned wave_d[16][16];                       // its sums
+  unsigned char wave_d[16][16 * sizeof(double)];  // its sums
   const unsigned char *rows[WARP];
   emulator::Votes votes;
 };

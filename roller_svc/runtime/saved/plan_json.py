@@ -97,7 +97,7 @@ class _Checker:
         _require(step.kernel < len(kernels), f"{step.node} runs a kernel that does not exist")
         launches = kernels[step.kernel].source.launches
         _require(step.launch < len(launches), f"{step.node} runs a launch that does not exist")
-        expected, given = len(launches[step.launch].args), len(step.arguments)
+        expected, given = len(launches[step.launch].operands), len(step.arguments)
         _require(given == expected, f"{step.node} has {given} arguments, expected {expected}")
         self.check_addresses(at for at in step.arguments if at is not None)
         self.check_addresses(at for at, _ in step.zeroed)
