@@ -25,7 +25,7 @@ from roller_svc.compiler.request import (
 from roller_svc.errors import ArgumentError, BuildError, RollerWarning
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
-from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
+from roller_svc.frontend.torch.arguments import Call, bind_tensors, run_with_tensors, share_arrays
 from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.estimate import ProgramFloor, RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
@@ -36,7 +36,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.on_use import OnUse
 from roller_svc.runtime import thread_pool
 from roller_svc.runtime.binding import NumpyArrays, bind, check_names
-from roller_svc.runtime.cpu import CpuModule
+from roller_svc.runtime.cpu import CpuModule, PreparedCpu
 from roller_svc.runtime.measure import measure
 
 if TYPE_CHECKING:
@@ -170,14 +170,6 @@ class Candidate:
         return cls(result.plan.dominant_choice.program, Estimate.from_plan(result.plan), result.measurement, result.error)
 
 
-class Call(Protocol):
-    """A kernel bound to arrays: a call runs all launches, `results` returns the results."""
-
-    def __call__(self) -> None: ...
-
-    def results(self) -> dict[str, Any]: ...
-
-
 class Runner(Protocol):
     """A kernel loaded on its device."""
 
@@ -235,6 +227,13 @@ class Kernel:
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Run the kernel on arrays by name, including names that are not Python identifiers."""
         return _run(self.runner(), *_checked_mappings(arrays, out))
+
+    def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call:
+        """Check arrays once, and return a function that runs the kernel on what they have at each call.
+
+        Its `results()` returns the outputs by name. Inputs that the kernel cannot use as they are have been copied.
+        """
+        return _bind(self.runner(), *_checked_mappings(arrays, out))
 
     def prepare(self, /, *unnamed: Never, **constants: object) -> Prepared:
         """Bind the inputs declared as `constants` and compute what depends only on them, such as packed weights.
@@ -506,9 +505,20 @@ def load_runner(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice
             return reject_load(compiled)
 
 
+_CPU_RUNNERS = (CpuModule, PreparedCpu)
+
+
 def _run(runner: Runner, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
     """Run on arrays. Runners of CPUs take torch's tensors as arrays of numpy, that of GPUs takes them as they are."""
+    if isinstance(runner, _CPU_RUNNERS):
+        results = runner.run_plain(arrays, out)  # without a look for tensors
+        if results is not None:
+            return results
     return runner.run(arrays, out) if getattr(runner, "takes_tensors", False) else run_with_tensors(runner.run, arrays, out)
+
+
+def _bind(runner: Runner, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> Call:
+    return runner.bind(arrays, out) if getattr(runner, "takes_tensors", False) else bind_tensors(runner.bind, arrays, out)
 
 
 def _checked_mappings(
@@ -521,5 +531,5 @@ def _checked_mappings(
 
 
 def _check_mapping(argument: str, value: object) -> None:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise ArgumentError(f"{argument} must map names to arrays, got {type(value).__qualname__}", code="not-an-array")

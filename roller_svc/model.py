@@ -19,38 +19,52 @@ from roller_svc.api import Kernel, Stage, TensorInfo
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
+from roller_svc.compiler.backends import reject_load
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import read_options, reject_unknown, shows_options, validate_target
-from roller_svc.errors import ArgumentError, InputError, require
+from roller_svc.errors import ArgumentError, InputError, InvariantError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
-from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
-from roller_svc.graph.choose import PLANS, SERIAL
-from roller_svc.graph.compile import BuiltModel, ModelOptions, Progress, build_model, no_progress
+from roller_svc.frontend.torch.arguments import Arrays, run_with_tensors, share_arrays
+from roller_svc.graph.choose import EAGER, SERIAL
+from roller_svc.graph.compile import (
+    BuiltModel,
+    ModelOptions,
+    Progress,
+    build_model,
+    check_device,
+    check_plan_kind,
+    no_progress,
+)
 from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph, prepare_source
+from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.graph import Constant, Graph
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.kernel import Language
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
-from roller_svc.ir.options import NamedArguments, NamedOptions
+from roller_svc.ir.options import NamedArguments, NamedOptions, RuntimeChoice
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
-from roller_svc.runtime.binding import check_names
+from roller_svc.runtime.binding import Array, check_names
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
+from roller_svc.runtime.graphs.cuda import CudaModel
+from roller_svc.runtime.graphs.emulated import EmulatedModel
+from roller_svc.runtime.graphs.gpu import GpuModel, Runner
 from roller_svc.runtime.graphs.padding import Padding, check_dtypes, write_results
 from roller_svc.runtime.saved import models as saved
 from roller_svc.runtime.saved.models import ModelBundle, VariantBundle, variant_name
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.settings import settings
+from roller_svc.toolchain import compile_cxx
 
 log = logging.getLogger(__name__)
 
-EAGER = "eager"
 MAX_VARIANTS = 64
 
 
@@ -123,7 +137,7 @@ class _Variant:
         name: str,
         plan: ModelPlan,
         kernels: tuple[int, ...],
-        load: Callable[[], CpuModel],
+        load: Callable[[], CpuModel | GpuModel],
         binary: bytes,
     ) -> None:
         self.dims = dims
@@ -131,17 +145,22 @@ class _Variant:
         self.plan = plan
         self.kernels = kernels
         self.binary = binary
-        self._load: Callable[[], CpuModel] | None = load
-        self._loaded: CpuModel | None = None
+        self._load: Callable[[], CpuModel | GpuModel] | None = load
+        self._loaded: CpuModel | GpuModel | None = None
         self._lock = Lock()
 
     @property
-    def loaded(self) -> CpuModel:
+    def loaded(self) -> CpuModel | GpuModel:
         with self._lock:
             if self._loaded is None:
                 self._loaded = require(self._load, "way to load the model")()
                 self._load = None  # it holds arrays of weights
             return self._loaded
+
+    @property
+    def weights_bytes(self) -> int:
+        """Return the bytes of the weights of a saved model. A GPU packs them when it loads the model, a CPU before."""
+        return self.plan.read_weights_bytes if self.binary else self.plan.weights_bytes
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -163,6 +182,7 @@ class Model:
         self._kernel_bundles = kernels
         self._kernels: tuple[ModelKernel, ...] | None = None
         self._variants = variants
+        self._run_plain: Callable[[Arrays, Arrays | None], dict[str, Any] | None] | None = None  # of the only variant, once loaded
         self.digest = digest
         self.name = name
         self.target = target
@@ -183,12 +203,28 @@ class Model:
         _check_mapping("arrays", arrays)
         if out is not None:
             _check_mapping("out", out)
-        return run_with_tensors(self._run, arrays, out)
+        results = None if self._run_plain is None else self._run_plain(arrays, out)  # without a look for tensors
+        if results is not None:
+            return results
+        return self._run(arrays, out) if self._takes_tensors else run_with_tensors(self._run, arrays, out)
+
+    @property
+    def _takes_tensors(self) -> bool:
+        """Return whether arrays are on a device, and tensors of torch are taken as they are."""
+        loaded = self._variants[0].loaded
+        return isinstance(loaded, GpuModel) and loaded.takes_tensors
 
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         variant, padded = self._padded(arrays)
         if padded is None:
+            if len(self._variants) == 1 and isinstance(variant.loaded, CpuModel):
+                self._run_plain = variant.loaded.run_plain
             return variant.loaded.run(arrays, out)
+        if self._takes_tensors:
+            raise ArgumentError(
+                f"no bucket has the shapes of these arrays, and arrays on a device are not padded; buckets are {self._buckets()}",
+                code="shape-mismatch",
+            )
         padding, extents = padded
         full = variant.loaded.run(self._pad(arrays, variant, padding))
         results = {name: padding.slice(name, array, extents) for name, array in full.items()}
@@ -243,15 +279,22 @@ class Model:
             folder: the directory, which need not exist.
             launcher: also write launch.py, for callers that have some of ctypes and torch.
         """
+        launchers = [launcher] if isinstance(launcher, str) else list(launcher)
+        if launchers and not self._variants[0].binary:
+            raise ArgumentError(
+                f"launchers of models are for CPUs, and {self.target} is a GPU",
+                code="unknown-launcher",
+                hint="roller_svc.load_model runs the saved model; each of its kernels can be saved with a launcher",
+            )
         variants = tuple(
             VariantBundle(
                 each.dims, each.name, each.plan, each.kernels, each.binary,
-                each.loaded.weights[: each.plan.read_weights_bytes], each.loaded.packed[: each.plan.packed_bytes],
+                each.loaded.weights[: each.weights_bytes], each.loaded.packed[: each.plan.packed_bytes],
             )
             for each in self._variants
         )  # fmt: skip
         bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
-        return saved.save_model(bundle, folder, model_header, [launcher] if isinstance(launcher, str) else launcher)
+        return saved.save_model(bundle, folder, model_header, launchers)
 
     def _padded(self, arrays: Mapping[str, object]) -> tuple[_Variant, tuple[Padding, dict[str, int]] | None]:
         """Return the variant for the arrays' shapes, and how to pad them to it and to which extents they belong.
@@ -274,9 +317,11 @@ class Model:
             if (extents := padding.extents_of(by_name, variant.plan.inputs)) is not None:
                 return variant, (padding, extents)
         given = ", ".join(f"{info.name}{list(shape)}" for info, shape in zip(self.inputs, shapes, strict=True))
-        known = "; ".join(", ".join(f"{name}={extent}" for name, extent in each.items()) for each in self.buckets)
         hint = "; ".join(dict.fromkeys(self.report.get("not_padded") or ())) or None
-        raise ArgumentError(f"no bucket has the shapes {given}; buckets are {known}", code="shape-mismatch", hint=hint)
+        raise ArgumentError(f"no bucket has the shapes {given}; buckets are {self._buckets()}", code="shape-mismatch", hint=hint)
+
+    def _buckets(self) -> str:
+        return "; ".join(", ".join(f"{name}={extent}" for name, extent in each.items()) for each in self.buckets)
 
     def _plan(self, variant: _Variant) -> dict[str, Any]:
         plan = variant.plan
@@ -285,7 +330,7 @@ class Model:
             "kind": self.report.get("plan"),
             "veus": max((step.plan.num_veus for step in plan.steps if isinstance(step, VDeviceStep)), default=1),
             "threads": self.report.get("threads"),
-            "launches": launches,
+            "launches": self.report.get("lowerings", {}).get(self.report.get("plan"), {}).get("launches", launches),
             "waits": waits,
             "kernels": [
                 {"digest": self._kernel_bundles[i].digest, "num_tasks": list(map(list, kernel.source.num_tasks))}
@@ -308,6 +353,7 @@ def compile_model(
     inputs: Mapping[str, object] | None = None,
     *,
     plan: str | Mapping[str, Any] = "auto",
+    runtime: str = "auto",
     dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
     progress: Progress = no_progress,
@@ -319,12 +365,14 @@ def compile_model(
         source: path or bytes of an ONNX file, onnx.ModelProto, torch.export.ExportedProgram, (torch.nn.Module, example
             inputs), or a JSON graph: a dict, or the path of a .json file or of a folder with graph.json.
         target: id of the device; "local" is the host CPU.
-        threads: number of threads; default: the cores of the device.
+        threads: number of threads of a CPU; default: the cores of the device.
         inputs: dtype and shape of inputs that an ONNX model leaves open.
         plan: "serial" runs one operator after the other on all threads, "parallel" each operator on one thread and
             several side by side, "rammer" interleaves operators by RAMMER's policy; "auto" takes the fastest. "eager"
             is "serial" without fusion and keeps every tensor. A mapping is a plan of this model (`Model.plan`), perhaps
-            edited.
+            edited. On a GPU: "launches" (also "serial") launches one kernel after the other, "graph" a CUDA graph of
+            them, "auto" the kind that the performance model prefers.
+        runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
             names of its torch.export.Dim; their own ranges hold if none are given.
@@ -337,6 +385,7 @@ def compile_model(
     """
     reject_unknown(NamedOptions, options, "compile_model")
     checked = read_options(NamedOptions, options)
+    runs_in = _runtime(runtime)
     target_id = validate_target(target)
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
@@ -356,7 +405,7 @@ def compile_model(
     built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
-    return _model(built, weights, chosen, import_s, {"padding": padding, "not_padded": not_padded})
+    return _model(built, weights, chosen, import_s, {"padding": padding, "not_padded": not_padded}, runs_in)
 
 
 @shows_options(NamedOptions)
@@ -395,34 +444,45 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     }
 
 
-def load_model(folder: str | os.PathLike[str]) -> Model:
+def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
     """Load a saved model, without a compiler.
 
     Loading runs no code. Calling the model runs the machine code in its directory with the rights of this process, so
-    load only models from trusted sources.
+    load only models from trusted sources. `runtime` is that of compile_model; the emulator needs a C++ compiler.
     """
+    runs_in = _runtime(runtime)
     bundle = saved.load_model(folder)
-    variants = tuple(_saved_variant(each) for each in bundle.variants)
+    variants = tuple(_saved_variant(each, bundle, runs_in) for each in bundle.variants)
     return Model(bundle.digest, bundle.name, bundle.target, bundle.kernels, variants, bundle.report)
 
 
 def _options(target: object, threads: object, plan: object, checked: Mapping[str, Any]) -> ModelOptions:
     is_eager = plan == EAGER
+    spec = device_spec(target, threads)
+    check_device(spec)
     return ModelOptions(
-        device_spec(target, threads),
+        spec,
         fuse=not is_eager,
         share_memory=not is_eager,
-        plan=SERIAL if is_eager else _plan(plan),
+        plan=SERIAL if is_eager else _plan(plan, spec),
         **checked,
     )
 
 
-def _plan(plan: object) -> str | Mapping[str, Any]:
-    """Return a kind of plans, or a plan by hand."""
-    if isinstance(plan, Mapping) or (isinstance(plan, str) and plan in PLANS):
+def _plan(plan: object, spec: HardwareSpec) -> str | Mapping[str, Any]:
+    """Return a kind of plans of a device, or a plan by hand."""
+    check_plan_kind(plan, spec)
+    if isinstance(plan, Mapping | str):
         return plan
-    listed = ", ".join(map(repr, (*PLANS, EAGER)))
-    raise ArgumentError(f"plan must be one of {listed}, or a plan, got {short_repr(plan)}", code="invalid-option")
+    raise InvariantError("a plan was checked that is none")
+
+
+def _runtime(runtime: object) -> RuntimeChoice:
+    try:
+        return RuntimeChoice(runtime)
+    except ValueError:
+        listed = ", ".join(repr(each.value) for each in RuntimeChoice)
+        raise ArgumentError(f"runtime must be one of {listed}, got {short_repr(runtime)}", code="invalid-option") from None
 
 
 def device_spec(target: object, threads: object) -> HardwareSpec:
@@ -430,6 +490,8 @@ def device_spec(target: object, threads: object) -> HardwareSpec:
     spec = devices.load(validate_target(target))
     if threads is None:
         return spec
+    if spec.family is not TargetKind.CPU:
+        raise ArgumentError(f"threads are for CPUs, and {spec.id} is not one", code="invalid-option")
     number = whole_number(threads)
     if number is None or not 1 <= number <= spec.num_cores:
         raise ArgumentError(
@@ -555,6 +617,7 @@ def _model(
     options: ModelOptions,
     import_s: float,
     padding: Mapping[str, Any],
+    runtime: RuntimeChoice,
 ) -> Model:
     bundles: dict[str, KernelBundle] = {}
     for _, each in built:
@@ -569,28 +632,57 @@ def _model(
     digits = hashlib.sha256(content.encode()).hexdigest()
     name = options.name or default_name(digits)
     variants = tuple(
-        _built_variant(dims, variant_name(name, number), each, weights, positions) for number, (dims, each) in enumerate(built)
+        _built_variant(dims, variant_name(name, number), each, weights, positions, runtime)
+        for number, (dims, each) in enumerate(built)
     )
     report = {**_report(built, options, import_s), **padding}
     return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), variants, report)
 
 
-def _built_variant(dims: dict[str, int], name: str, built: BuiltModel, weights: Weights, positions: Mapping[str, int]) -> _Variant:
+def _built_variant(
+    dims: dict[str, int],
+    name: str,
+    built: BuiltModel,
+    weights: Weights,
+    positions: Mapping[str, int],
+    runtime: RuntimeChoice,
+) -> _Variant:
     plan, binary = built.plan, built.link(name)
 
-    def load() -> CpuModel:
+    def load() -> CpuModel | GpuModel:
         arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-        return CpuModel(plan, name, binary, weights_block(arrays, plan.weights_bytes))
+        block = weights_block(arrays, plan.weights_bytes)
+        if binary:
+            return CpuModel(plan, name, binary, block)
+        return _gpu_model(plan, built.kernels, block, built.choice.kind, runtime)
 
     kernels = tuple(positions[bundle.digest] for bundle in built.kernels)
     return _Variant(tuple(dims.items()), name, plan, kernels, load, binary)
 
 
-def _saved_variant(bundle: VariantBundle) -> _Variant:
-    def load() -> CpuModel:
-        return CpuModel(bundle.plan, bundle.name, bundle.binary, bundle.weights, bundle.packed)
+def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeChoice) -> _Variant:
+    def load() -> CpuModel | GpuModel:
+        if bundle.binary:
+            return CpuModel(bundle.plan, bundle.name, bundle.binary, bundle.weights, bundle.packed)
+        kernels = tuple(model.kernels[position] for position in bundle.kernels)
+        return _gpu_model(bundle.plan, kernels, bundle.weights, model.report.get("plan"), runtime)
 
     return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary)
+
+
+def _gpu_model(plan: ModelPlan, bundles: Sequence[KernelBundle], weights: Array, kind: object, runtime: RuntimeChoice) -> GpuModel:
+    """Return a GPU's model, which is loaded at its first call. `bundles` are its kernels in the order of the plan."""
+    compiled = tuple(bundle.compiled for bundle in bundles)
+
+    def load() -> Runner:
+        if runtime is RuntimeChoice.EMULATOR:
+            return EmulatedModel(plan, compiled, weights, compile_cxx)
+        for each in compiled:
+            if each.source.language is Language.HIP:
+                return reject_load(each)
+        return CudaModel(plan, compiled, weights, as_graph=kind == CUDA_GRAPH.kind)
+
+    return GpuModel(plan, weights, load)
 
 
 def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, import_s: float) -> dict[str, Any]:
@@ -603,7 +695,8 @@ def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOp
         "plan": first.choice.kind if options.fuse else EAGER,
         "plan_seconds": dict(first.choice.seconds),
         "plan_is_measured": first.choice.is_measured,
-        "threads": options.hardware.num_cores,
+        "threads": options.hardware.num_cores if options.hardware.family is TargetKind.CPU else None,
+        "lowerings": dict(first.lowerings),
         "select": options.select.value,
         "passes": [
             {"name": each.name, "nodes_before": each.nodes_before, "nodes_after": each.nodes_after} for each in first.passes
@@ -672,5 +765,5 @@ def _infos(tensors: Iterable[tuple[str, TensorType]]) -> tuple[TensorInfo, ...]:
 
 
 def _check_mapping(argument: str, value: object) -> None:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise ArgumentError(f"{argument} must map names to arrays, got {kind_of(value)}", code="not-an-array")

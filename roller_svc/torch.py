@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
@@ -16,7 +17,11 @@ from roller_svc.frontend.parse import parse
 from roller_svc.frontend.torch.tensors import TORCH_DTYPES, dtype_of
 from roller_svc.ir.program import TensorProgram, TensorType
 
+__all__ = ["op"]
+
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
+_registered: dict[str, tuple[_Kernels, Callable[..., Any]]] = {}  # by name of the operator
+_registered_lock = Lock()
 
 
 def op(
@@ -42,8 +47,11 @@ def op(
         target: id of the device.
         options: those of `compile`.
 
+    An equal call returns the same operator.
+
     Raises:
-        ArgumentError: a name is not one of an operator or an input, or an input would be donated.
+        ArgumentError: a name is not one of an operator or an input, an input would be donated, or there is another
+            operator of that name.
     """
     if not isinstance(operator, str) or not _NAME.fullmatch(operator):
         raise ArgumentError(f"an operator is called 'library::name', got {operator!r}", code="invalid-option")
@@ -55,6 +63,34 @@ def op(
     if options.get("donate"):
         raise ArgumentError("an operator of torch writes none of its inputs; leave out donate", code="invalid-option")
     kernels = _Kernels(expression, names, None if outputs is None else tuple(outputs), target, dict(options))
+    with _registered_lock:
+        known, call = _registered.get(operator, (None, None))
+        if call is None or known != kernels:
+            _check_is_new(operator, known)
+            call = _register(operator, kernels)
+            _registered[operator] = kernels, call
+        return call
+
+
+def _check_is_new(operator: str, known: _Kernels | None) -> None:
+    """Raise ArgumentError if there is an operator of that name."""
+    library, _, short = operator.partition("::")
+    if known is not None:
+        what = f"computes {known.expression!r} with other arguments or options"
+    elif hasattr(getattr(torch.ops, library), short):
+        what = "was registered by other code"
+    else:
+        return
+    raise ArgumentError(
+        f"there is an operator {operator!r}, which {what}",
+        code="operator-exists",
+        hint="choose another name: torch keeps an operator until the process ends",
+    )
+
+
+def _register(operator: str, kernels: _Kernels) -> Callable[..., Any]:
+    """Register an operator, and return a function that calls it."""
+    names = kernels.names
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -79,7 +115,7 @@ def op(
         results = registered(*tensors)
         return results[0] if len(results) == 1 else tuple(results)
 
-    call.__name__, call.__doc__ = short, f"{operator}: {expression}"
+    call.__name__, call.__doc__ = short, f"{operator}: {kernels.expression}"
     return call
 
 
@@ -94,33 +130,35 @@ def _types(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, T
     return types
 
 
+@dataclass(frozen=True, slots=True)
 class _Kernels:
-    """The last kernels of an operator, by the types of its arguments."""
+    """What an operator computes, and its last kernels by the types of its arguments."""
 
-    def __init__(
-        self, expression: str, names: tuple[str, ...], outputs: tuple[str, ...] | None, target: str, options: Mapping[str, Any]
-    ) -> None:
-        self._expression = expression
-        self._names = names
-        self._outputs = outputs
-        self._target = target
-        self._options = options
-        self._kernels: OrderedDict[tuple[object, ...], api.Kernel] = OrderedDict()  # by use
-        self._lock = Lock()
+    expression: str
+    names: tuple[str, ...]
+    outputs: tuple[str, ...] | None
+    target: str
+    options: Mapping[str, Any]
+    _kernels: OrderedDict[tuple[object, ...], api.Kernel] = field(default_factory=OrderedDict, init=False, compare=False)  # by use
+    _lock: Lock = field(default_factory=Lock, init=False, compare=False)
 
     def program(self, types: Mapping[str, TensorType]) -> TensorProgram:
-        return parse(self._expression, types, self._outputs)
+        return parse(self.expression, types, self.outputs)
 
     def kernel(self, tensors: Sequence[torch.Tensor]) -> api.Kernel:
         key = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
         with self._lock:
             found = self._kernels.get(key)
             if found is None:
-                inputs = {name: (type_.dtype.value, type_.shape) for name, type_ in _types(self._names, tensors).items()}
+                inputs = {name: (type_.dtype.value, type_.shape) for name, type_ in _types(self.names, tensors).items()}
                 found = self._kernels[key] = api.compile(
-                    self._expression, inputs, target=self._target, outputs=self._outputs, **self._options
+                    self.expression, inputs, target=self.target, outputs=self.outputs, **self.options
                 )
                 if len(self._kernels) > api.MAX_CACHED_KERNELS:
                     self._kernels.popitem(last=False)
             self._kernels.move_to_end(key)
             return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,6 +5,7 @@ No test measures this machine by accident, neither here nor in a child process: 
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from databases import postgresql_server
+from sampling import have_few_examples
 from skips import PACKAGES, SkipReport
 
 from roller_svc.runtime.cuda.module import device_present
@@ -32,13 +34,28 @@ def postgresql() -> Iterator[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--max-cases", type=int, default=None, help="run at most so many cases of each test, evenly spread")
+    parser.addoption(
+        "--max-cases", type=int, default=None, help="run at most so many cases of each test, evenly spread, and fewer random ones"
+    )
     parser.addoption("--strict-skips", action="store_true", help="fail if a test is skipped for a reason that CI does not allow")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.max_cases is not None:
+        have_few_examples()
     if not hasattr(config, "workerinput"):  # reports of workers of xdist come to the controller
         config.pluginmanager.register(SkipReport(strict=config.option.strict_skips), "skips-by-reason")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector, a third of the time: modules and tests stay, and it looks at all of them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # after the selection by markers

@@ -97,6 +97,11 @@ def count_by_axes(statement: TensorExpr) -> dict[frozenset[str], int]:
     return counts
 
 
+def count_value_instructions(value: Expr) -> int:
+    """Return the instructions of one value, without loads and indices other than data."""
+    return _count(value, frozenset())[0]
+
+
 def _count(expr: Expr, sums: frozenset[str]) -> tuple[int, bool]:
     """Return the instructions on values from tensors, and whether the expression is a value from tensors."""
     count, of_tensors = 0, isinstance(expr, Load)

@@ -73,10 +73,12 @@ def span(terms: Linear, extents: Mapping[str, int]) -> tuple[int, int]:
 def divide(kind: OpKind, terms: Linear, by: int, ranges: Mapping[str, int]) -> Expr:
     """Return floor(x / by) or x mod by, with multiples of `by` and negligible low terms taken out of the division.
 
-    Low terms are the constant and the variables that have ranges.
+    Low terms are the constant and the variables that have ranges; terms of such variables, if none else would remain.
     """
     quotient: Linear = {t: c // by for t, c in terms.items() if c // by * by == c or t is None}
     remainder: Linear = {t: c % by if t is None else c for t, c in terms.items() if c % by}
+    if _is_within(remainder, by, ranges):
+        return expression(quotient if kind is OpKind.FLOORDIV else remainder)
     low: Linear = {t: c for t, c in remainder.items() if t is None or (isinstance(t, AxisRef) and t.name in ranges)}
     high: Linear = {t: c for t, c in remainder.items() if t not in low}
     unit = math.gcd(by, *high.values())
@@ -87,6 +89,14 @@ def divide(kind: OpKind, terms: Linear, by: int, ranges: Mapping[str, int]) -> E
     if kind is OpKind.FLOORDIV:
         return add(expression(quotient), div(scaled, by // unit))
     return add(mul(mod(scaled, by // unit), num(unit)), expression(low))
+
+
+def _is_within(terms: Linear, size: int, ranges: Mapping[str, int]) -> bool:
+    """Return whether the value is in 0 .. size - 1, as far as the variables have ranges."""
+    if not all(t is None or axes_of(t) <= ranges.keys() for t in terms):
+        return False
+    first, last = span(terms, ranges)
+    return first >= 0 and last < size
 
 
 def is_uniform(cond: Expr, varying: str, width: int) -> bool:

@@ -122,7 +122,7 @@ def dtypes_unsupported_reason(unit: ComputeUnit, accumulator: DType, factors: tu
     for name, dtype in zip("ab", factors, strict=True):
         if not _supports(unit, dtype):
             return f"operand {name} is {dtype.value}, the unit takes {unit.in_dtype.value}"
-        if dtype is DType.FLOAT32 and unit.kind is not UnitKind.MFMA and not allow_tf32:
+        if dtype is unit.in_dtype is DType.FLOAT32 and unit.kind is not UnitKind.MFMA and not allow_tf32:
             return f"operand {name} is float32, and tf32 is not allowed"
     return ""
 

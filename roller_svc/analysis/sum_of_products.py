@@ -37,7 +37,7 @@ def sum_of_products(statement: TensorExpr) -> SumOfProducts | None:
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return None
     factors = tuple(_Factoring(statement.type.dtype, statement.extents).factors(statement.body))
-    return SumOfProducts(statement.spatial, statement.reduced, factors, tuple(_selects(statement.body)))
+    return SumOfProducts(statement.spatial, statement.reduced, factors, tuple(selects_of(statement.body)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,15 @@ def _exact_inverse(divisor: Const) -> Const | None:
     return None
 
 
-def _selects(body: Expr) -> list[Select]:
+def selects_of(body: Expr) -> list[Select]:
     """Return the body, or the operands of its products, that have a condition."""
     match body:
         case Select():
             return [body]
         case Cast(arg=arg):
-            return _selects(arg)
+            return selects_of(arg)
         case Op(kind=OpKind.MUL, args=args):
-            return [select for arg in args for select in _selects(arg)]
+            return [select for arg in args for select in selects_of(arg)]
         case _:
             return []
 

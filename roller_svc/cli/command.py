@@ -6,7 +6,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn, Protocol, cast
@@ -35,6 +36,7 @@ COMMANDS = {
     "why-miss": "say which part of a request's key differs from the nearest stored result",
     "keys": "add, list, limit and revoke the API keys of the service",
     "warm": "build models for several targets ahead, on a service or into a store",
+    "completion": "print what completes commands, options and devices in bash, zsh or fish",
     "audit": "list who made and used keys, and who asked for, cancelled and pinned what",
 }
 
@@ -117,17 +119,32 @@ def _explain(message: str) -> str | None:
 
 def _parse(words: list[str], context: CommandContext) -> tuple[Command, argparse.Namespace]:
     """Parse the subcommand and its options. Import only its module, which keeps start-up fast."""
+    selected = words[0] if words else ""
+    command = load_command(selected) if selected in COMMANDS else None
+    options = make_parser({selected: command} if command else {}).parse_args(words)
+    assert command is not None  # else the words were refused
+    options.context = context
+    return command, options
+
+
+def load_commands() -> dict[str, Command]:
+    """Return the modules of all subcommands whose distributions are installed."""
+    commands = {name: load_command(name) for name in COMMANDS if name not in DISTRIBUTIONS}
+    for name in DISTRIBUTIONS:
+        with suppress(ArgumentError):
+            commands[name] = load_command(name)
+    return commands
+
+
+def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    """Return the parser of all subcommands, with the arguments of `commands`."""
     parser = _ArgumentParser(prog="roller", description="Tensor expressions in, fast kernels out.")
     parser.add_argument("--version", action="version", version=f"roller {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    selected = words[0] if words else ""
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(
             name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
         )
-        if name == selected:
-            command = load_command(name)
-            command.add_arguments(subparser)
-    options = parser.parse_args(words)
-    options.context = context
-    return command, options
+        if name in commands:
+            commands[name].add_arguments(subparser)
+    return parser

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.errors import ArgumentError
-from roller_svc.ir.options import KernelOptions
+from roller_svc.ir.options import LAUNCHERS, KernelOptions
 from roller_svc.on_use import OnUse
-from roller_svc.runtime.saved.launchers import LAUNCHERS
 
 if TYPE_CHECKING:
     from roller_svc.api import Kernel

@@ -150,5 +150,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except RollerError as error:
-        print(f"error: {error.code}: {error.message}", file=sys.stderr)
+        show.print_message(f"error: {error.code}: {error.message}")
         sys.exit(1)

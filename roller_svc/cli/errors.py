@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from roller_svc.cli import format as show
@@ -24,7 +23,7 @@ def print_error(error: RollerError, context: CommandContext, *, as_json: bool) -
     error.message = show_as_flags(error.message, context.flags)
     if isinstance(error, InputError) and error.hint:
         error.hint = show_as_flags(error.hint, context.flags)
-    print(render_error(error, context.expression), file=sys.stderr)
+    show.print_message(render_error(error, context.expression))
     if as_json:
         show.print_json({"error": error_json(error)})
 

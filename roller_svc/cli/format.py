@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from roller_svc.on_use import OnUse
+from roller_svc.terminal import color_labels, width_of
 
 if TYPE_CHECKING:
     from roller_svc.compiler.serialize import finite
@@ -75,30 +75,36 @@ def format_rate(plan: Mapping[str, Any], floor: Mapping[str, Any]) -> str:
     return f"{float(format(floor['bytes'] / plan['seconds'] / 1e9, '.3g')):g} GB/s"
 
 
-def wrap(text: str, indent: str = "  ") -> str:
-    """Break lines at spaces to the width of the terminal; indent what follows a break."""
-    return "\n".join(textwrap.fill(line, _width(), subsequent_indent=indent, **_WHOLE_WORDS) for line in text.splitlines())
+def print_message(text: str) -> None:
+    """Print an error or a note to stderr, with its first word in colour where stderr has colours."""
+    print(color_labels(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def wrap(text: str, indent: str = "  ", stream: TextIO | None = None) -> str:
+    """Break lines at spaces to the width of the stream's terminal (default: stdout); indent what follows a break."""
+    width = width_of(stream or sys.stdout)
+    return "\n".join(textwrap.fill(line, width, subsequent_indent=indent, **_WHOLE_WORDS) for line in text.splitlines())
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Format rows as aligned columns within the width of the terminal.
+    """Format rows as aligned columns within the width of stdout's terminal.
 
     Cells of the last column that do not fit are broken at spaces, in their column or, if it is narrow, below the row.
     """
     lines = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     left = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-    free = _width() - left
+    width = width_of(sys.stdout)
+    free = width - left
     if widths[-1] <= free:
         return "\n".join(_join_cells(line, widths) for line in lines)
     widths[-1] = 0
     if free >= MIN_COLUMN:
         shown = (_join_cells([*line[:-1], _break_cell(line[-1], free, " " * left)], widths) for line in lines)
     else:
+        rest = width - len(_BELOW)
         shown = (
-            "\n".join(
-                [_join_cells(line[:-1], widths[:-1]), *([_BELOW + _break_cell(line[-1], _width() - 4, _BELOW)] if line[-1] else [])]
-            )
+            "\n".join([_join_cells(line[:-1], widths[:-1]), *([_BELOW + _break_cell(line[-1], rest, _BELOW)] if line[-1] else [])])
             for line in lines
         )
     return "\n".join(shown)
@@ -110,10 +116,6 @@ def _join_cells(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _break_cell(cell: str, free: int, indent: str) -> str:
     return f"\n{indent}".join(textwrap.wrap(cell, free, **_WHOLE_WORDS))
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((80, 24)).columns
 
 
 def format_tiles(levels: Mapping[str, Mapping[str, int]]) -> str:

@@ -1,4 +1,4 @@
-"""roller model: compile, run, plan and profile whole models."""
+"""roller model: compile, estimate, run, plan and profile whole models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.options import NamedOptions
-from roller_svc.model import Model, compile_model, load_model
+from roller_svc.model import Model, compile_model, estimate_model, load_model
 
 RUNS = 20  # of a timed model
 PROGRESS_S = 5.0  # between lines of progress
@@ -47,8 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = kinds.add_parser("run", help="run a model, or the folder of a saved one, and time it", allow_abbrev=False)
     _add_model(run)
     _add_arrays(run)
+    run.add_argument("--emulate", action="store_true", help="run a GPU's model in the emulator on the CPU, and do not time it")
     run.add_argument("--check", action="store_true", help="compare the results with the reference interpreter's")
     _add_model(kinds.add_parser("plan", help="show kernels, steps and memory of a model", allow_abbrev=False))
+    _add_model(
+        kinds.add_parser("estimate", help="estimate a call by the performance model, without a compiler", allow_abbrev=False)
+    )
     profile = kinds.add_parser("profile", help="show which operators a call's time goes to", allow_abbrev=False)
     _add_model(profile)
     _add_arrays(profile)
@@ -57,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="an ONNX file, a JSON graph, or the folder of a saved model")
-    parser.add_argument("--target", metavar="ID", default="local", help="device (default: %(default)s)")
+    common.add_target(parser, "local")
     common.add_calibration(parser)
     add_graph_options(parser)
     common.add_server(parser)
@@ -90,7 +94,10 @@ def add_graph_options(parser: argparse.ArgumentParser, **defaults: str) -> None:
         help="value of an input: a number, true, false, [1,2], or @FILE.npy; the model no longer has the input",
     )
     parser.add_argument(
-        "--plan", default="auto", metavar="KIND", help="auto, serial, parallel, rammer or eager (default: %(default)s)"
+        "--plan",
+        default="auto",
+        metavar="KIND",
+        help="auto, serial, parallel, rammer or eager; of GPUs auto, launches, graph or eager (default: %(default)s)",
     )
     common.add_options(parser, NamedOptions, **defaults)
 
@@ -105,6 +112,9 @@ def _add_arrays(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     options.context.flags["inputs"] = "--shape"
     _check_options(options)
+    if options.kind == "estimate":
+        show.print_result(options, *_estimated(options))
+        return 0
     model = _model(options)
     match options.kind:
         case "compile":
@@ -147,13 +157,14 @@ def _is_saved(options: argparse.Namespace) -> bool:
 def _model(options: argparse.Namespace) -> Model:
     """Load a saved model, or compile the file."""
     path = Path(options.file)
+    runtime = _runtime(options)
     if _is_saved(options):
-        return load_model(path)
+        return load_model(path, runtime)
     if server := common.server_url(options):
         bundle = remote.model_bundle(options, server, graph_options(options))
         with tempfile.TemporaryDirectory(prefix="roller-") as folder:
             remote.unpack(bundle, Path(folder))
-            return load_model(folder)
+            return load_model(folder, runtime)
     common.set_calibration(options)
     with _progress() as progress:
         return compile_model(
@@ -162,11 +173,38 @@ def _model(options: argparse.Namespace) -> Model:
             options.threads,
             _types(options) or None,
             plan=options.plan,
+            runtime=runtime,
             dims=_dims(options),
             constants=_constants(options) or None,
             progress=progress,
             **common.option_values(options, NamedOptions),
         )
+
+
+def _runtime(options: argparse.Namespace) -> str:
+    return "emulator" if getattr(options, "emulate", False) else "auto"
+
+
+def _estimated(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    if _is_saved(options):
+        raise ArgumentError(f"estimate is for the source of a model, and {options.file} is a saved one", code="invalid-option")
+    if server := common.server_url(options):
+        facts = remote.model_estimate(options, server, graph_options(options))
+    else:
+        common.set_calibration(options)
+        facts = estimate_model(
+            Path(options.file),
+            options.target,
+            options.threads,
+            _types(options) or None,
+            plan=options.plan,
+            dims=_dims(options),
+            constants=_constants(options) or None,
+            **common.option_values(options, NamedOptions),
+        )
+    rows = [(each["uses"], show.format_seconds(each["seconds"]), each["expression"][:90]) for each in facts["kernels"]]
+    text = f"{show.format_seconds(facts['seconds'])} a call on {facts['target']}, by the performance model"
+    return facts, f"{text}\n\n{show.format_table(('uses', 'estimate', 'program'), rows)}"
 
 
 def graph_options(options: argparse.Namespace) -> GraphOptions:
@@ -307,10 +345,12 @@ def _summary(model: Model) -> str:
         *(f"input  {each.name}: {each.dtype}{list(each.shape)}" for each in model.inputs),
         *(f"output {each.name}: {each.dtype}{list(each.shape)}" for each in model.outputs),
         f"{passes[0]['nodes_before']} operators in {passes[-1]['nodes_after']} nodes, {len(model.kernels)} kernels "
-        f"({cache.get('hits', 0)} from the cache), for {model.target} with {report.get('threads')} threads",
+        f"({cache.get('hits', 0)} from the cache), for {model.target}{_threads(report)}",
         f"built in: {seconds}",
         f"estimate: {show.format_seconds(model.estimate.seconds)} a call",
-    ]
+        *(f"plan {kind}{'*' if kind == report.get('plan') else ''}: {_lowering(each)}"
+          for kind, each in report.get("lowerings", {}).items()),
+    ]  # fmt: skip
     if "arena" in model.plan:
         arena = model.plan["arena"]
         lines.append(
@@ -319,10 +359,22 @@ def _summary(model: Model) -> str:
     return "\n".join(lines)
 
 
+def _threads(report: Mapping[str, Any]) -> str:
+    return f" with {report['threads']} threads" if report.get("threads") else ""
+
+
+def _lowering(result: Mapping[str, Any]) -> str:
+    if "refused" in result:
+        return f"refused: {result['refused']}"
+    return f"{show.format_seconds(result['seconds'])} a call, {result['launches']} launches"
+
+
 def _run(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     arrays = _arrays(model, options)
     outputs = model.run(arrays)
-    facts: dict[str, Any] = {"digest": model.digest, **_timed(model, arrays)}
+    facts: dict[str, Any] = {"digest": model.digest}
+    if not options.emulate:
+        facts |= _timed(model, arrays)
     facts["outputs"] = [
         {"name": name, "dtype": str(value.dtype), "shape": list(value.shape), "max_abs": _largest(value)}
         for name, value in outputs.items()
@@ -332,6 +384,7 @@ def _run(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str
     lines = [
         *(f"{each['name']}: {each['dtype']}{each['shape']}, largest value {each['max_abs']:.6g}"
           for each in facts["outputs"]),
+        "one call in the emulator, which is not timed" if options.emulate else
         f"{show.format_seconds(facts['min_s'])} a call (median {show.format_seconds(facts['median_s'])}, "
         f"{facts['runs']} calls)",
     ]  # fmt: skip

@@ -58,8 +58,28 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
 
 
+class _OneDevice(argparse.Action):
+    """Stores a device. Raises ArgumentError for a second one: the last would win in silence."""
+
+    def __call__(self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, flag: str | None = None) -> None:
+        earlier = getattr(options, self.dest)
+        named = [*([] if earlier == self.default else [earlier]), *parse_names(value)]
+        if len(named) > 1:
+            raise ArgumentError(
+                f"{flag} of `{parser.prog}` takes one device, got {' and '.join(named)}",
+                code="invalid-option",
+                hint="run it once for each; `roller estimate` takes several, and a service builds for several by --targets ID,ID",
+            )
+        setattr(options, self.dest, value)
+
+
+def add_target(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    text = "device; `roller targets` lists them (default: local)"
+    parser.add_argument("--target", metavar="ID", default=default, action=_OneDevice, help=text)
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", metavar="ID", help="device; `roller targets` lists them (default: local)")
+    add_target(parser)
     parser.add_argument("--hardware", metavar="FILE", help="YAML spec of a device, instead of --target")
     add_calibration(parser)
 
@@ -204,7 +224,7 @@ def _disable_calibration() -> None:
 def print_notes(notes: Iterable[str]) -> None:
     """Print the notes on a program to stderr, each line within the terminal's width."""
     for note in notes:
-        print(show.wrap(f"note: {note}"), file=sys.stderr, flush=True)
+        show.print_message(show.wrap(f"note: {note}", stream=sys.stderr))
 
 
 def print_line(line: str) -> None:

@@ -63,6 +63,12 @@ def model_bundle(options: argparse.Namespace, server: str, graph: GraphOptions) 
         return service.file(operation.response.links["bundle"])
 
 
+def model_estimate(options: argparse.Namespace, server: str, graph: GraphOptions) -> dict[str, Any]:
+    """Return the service's estimate of a model."""
+    with open_client(server) as service:
+        return service.estimate_model(model_source(Path(options.file)), options.target, graph).model_dump()
+
+
 def model_source(path: Path) -> Path | dict[str, Any]:
     """Return the path of an ONNX file, or the JSON graph in a file."""
     if path.is_dir():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from roller_svc import calibration, hardware
@@ -40,7 +39,7 @@ def execute(options: argparse.Namespace) -> int:
     else:
         rows = [device_json(spec) for spec in hardware.all_specs()]
         if error := hardware.local_spec_error():
-            print(tell.render_error(error, ""), file=sys.stderr)
+            show.print_message(tell.render_error(error, ""))
     table_rows = [(row["id"], row["arch"], "yes" if row["compiles"] else "no", row["toolchain"]) for row in rows]
     table = show.format_table(("target", "arch", "compiles", "with, or what is missing"), table_rows)
     show.print_result(options, {"targets": rows}, table)

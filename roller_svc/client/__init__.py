@@ -7,3 +7,7 @@ from roller_svc.client.client import Client
 from roller_svc.client.retry import NO_RETRIES, RetryPolicy
 
 __all__ = ["NO_RETRIES", "AsyncClient", "Client", "RetryPolicy"]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "schemas"])

@@ -240,7 +240,7 @@ class GraphOptions(_NamedOptions):
     """The options of compile_model."""
 
     threads: int | None = Field(None, ge=1)
-    plan: Literal["auto", "serial", "parallel", "rammer", "eager"] = "auto"
+    plan: Literal["auto", "serial", "parallel", "rammer", "eager", "launches", "graph"] = "auto"
     dims: Annotated[dict[Name, Extent | Extents], check_size(MAX_DIMENSIONS)] = Field(
         {}, description="extents of symbolic dimensions; a list makes a bucket for each"
     )
@@ -445,6 +445,9 @@ class ModelResponse(BaseModel):
     kernels: list[ModelKernelUse]
     plan: dict[str, Any]
     estimate: ModelSeconds
+    lowerings: dict[str, dict[str, Any]] = Field(
+        {}, description="of a GPU: the seconds of a call by each kind of plans, or why the model cannot have it"
+    )
     links: dict[str, str]
 
 

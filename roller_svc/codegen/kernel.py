@@ -52,6 +52,14 @@ class Program:
         return tuple(tree for part in self.groups for tree in part.prepack_trees)
 
 
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """A launch on a GPU as rTasks of a kernel with others."""
+
+    function: cuda.TaskFunction
+    args: tuple[Buffer, ...]  # of its parameters
+
+
 def tensors_in_memory(
     program: TensorProgram, types: Mapping[str, TensorType], workspace: Iterable[tuple[str, TensorType]]
 ) -> dict[str, Buffer]:
@@ -243,27 +251,44 @@ def _emit_gpu(
     functions: list[cuda.Function] = []
     launches: list[LaunchSpec] = []
     checks: list[RuntimeCheck] = []
-    for part in parts:
-        for tree in part.trees:
-            args = _args(tree, buffers)
-            function = cuda.emit_function(tree, _views(part, buffers), args, hw.arch, len(checks))
-            functions.append(function)
-            checks += function.checks
-            launches.append(
-                LaunchSpec(
-                    tree.name,
-                    tuple(a.symbol for a in args),
-                    (function.grid, 1, 1),
-                    (function.block, 1, 1),
-                    function.shared_bytes,
-                    tree.zeroed,
-                    tensor_maps=function.tensor_maps,
-                    cluster=tree.cluster,
-                )
+    once = [(part, tree, True) for part in parts for tree in part.prepack_trees]
+    for part, tree, is_prepack in (*once, *((each, tree, False) for each in parts for tree in each.trees)):
+        args = _args(tree, buffers)
+        function = cuda.emit_function(tree, _views(part, buffers), args, hw.arch, len(checks))
+        functions.append(function)
+        checks += function.checks
+        launches.append(
+            LaunchSpec(
+                tree.name,
+                tuple(a.symbol for a in args),
+                (function.grid, 1, 1),
+                (function.block, 1, 1),
+                function.shared_bytes,
+                tree.zeroed,
+                is_prepack,
+                tensor_maps=function.tensor_maps,
+                cluster=tree.cluster,
             )
-    text = f"{quote_comment(comment)}{cuda.preamble(tuple(functions), hw.arch)}" + "\n".join(f.text for f in functions)
+        )
+    names = (name for function in functions for name in function.helpers)
+    text = f"{quote_comment(comment)}{cuda.preamble(names, hw.arch)}" + "\n".join(f.text for f in functions)
     used = _used_buffers(buffers, launches)
     return KernelSource(name, dialect.language, hw.arch, text, used, tuple(launches), _with_caller_names(checks, buffers))
+
+
+def emit_task_functions(program: Program, buffers: dict[str, Buffer], hw: HardwareSpec, first_check: int = 0) -> tuple[Tasks, ...]:
+    """Emit the launches of a program as rTasks, in order. Raises InvariantError for a launch that cannot be rTasks.
+
+    `first_check`: the run-time checks of other functions in the same kernel.
+    """
+    tasks: list[Tasks] = []
+    for part in program.groups:
+        for tree in part.trees:
+            args = _args(tree, buffers)
+            function = cuda.emit_task_function(tree, _views(part, buffers), args, hw.arch, first_check)
+            first_check += len(function.checks)
+            tasks.append(Tasks(function, args))
+    return tuple(tasks)
 
 
 def _with_caller_names(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -> tuple[RuntimeCheck, ...]:

@@ -71,7 +71,7 @@ class Scalar:
                 return str(value)
             case AxisRef(name=name):
                 return self.names.of(name)
-            case Op() if self._comes_from_data(expr):
+            case Op() if self.comes_from_data(expr):
                 return f"({self.index_type})({self.value(expr)})"
             case Op(kind=OpKind.ADD | OpKind.SUB | OpKind.MUL, args=(x, y)):
                 return f"({self.index(x)} {expr.kind.value} {self.index(y)})"
@@ -87,7 +87,7 @@ class Scalar:
                 return f"({self.index_type})({self.value(expr)})"
 
     @staticmethod
-    def _comes_from_data(expr: Expr) -> bool:
+    def comes_from_data(expr: Expr) -> bool:
         """Return whether it reads a tensor. Tables made by schedules (`n.of`) do not count."""
         return not all(load.tensor.endswith(".of") for load in loads_of(expr))
 

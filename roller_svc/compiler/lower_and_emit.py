@@ -6,7 +6,15 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 
-from roller_svc.codegen.kernel import GroupLaunches, Program, emit_together, tensors_in_memory, with_program_indices
+from roller_svc.codegen.kernel import (
+    GroupLaunches,
+    Program,
+    Tasks,
+    emit_task_functions,
+    emit_together,
+    tensors_in_memory,
+    with_program_indices,
+)
 from roller_svc.codegen.symbols import name_symbols
 from roller_svc.compiler.rank import rank
 from roller_svc.errors import InvariantError, ScheduleError
@@ -18,7 +26,7 @@ from roller_svc.ir import printer
 from roller_svc.ir.constraints import tile_value
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.kernel import KernelSource, Role
+from roller_svc.ir.kernel import Buffer, KernelSource, Role
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
@@ -59,6 +67,30 @@ def emit_plans(plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, 
     Each source has the whole text and the launches of its own plan. Kernels that plans share are emitted once. Only the
     source of a single plan, which may be delivered, gets the names that it exports.
     """
+    programs, buffers = _lower_plans(plans, program, groups, hw)
+    comment = "\n\n".join(_header(plan, program, hw) for plan in plans)
+    whole = with_program_indices(emit_together(programs, buffers, hw, comment), program)
+    whole = replace(whole, constants=program.constants)
+    if len(plans) > 1:
+        return tuple(_select_launches(whole, each) for each in programs)
+    return (name_symbols(whole, program.name),)
+
+
+def emit_plan_tasks(
+    plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec, first_check: int = 0
+) -> tuple[tuple[Tasks, ...], tuple[Buffer, ...]]:
+    """Return the launches of a plan as rTasks of a kernel with others, and the memory that they use.
+
+    Raises InvariantError for a launch that cannot be rTasks. `first_check` is the number of their first run-time check.
+    """
+    (lowered,), buffers = _lower_plans((plan,), program, groups, hw)
+    return emit_task_functions(lowered, buffers, hw, first_check), tuple(buffers.values())
+
+
+def _lower_plans(
+    plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
+) -> tuple[tuple[Program, ...], dict[str, Buffer]]:
+    """Return the launches of each plan, and the memory of all."""
     types = stored_types(program)
     types |= {t: type_ for group in groups for t, type_ in group.stored if t not in types}  # operand copies
     # In the order of the groups, not of the plans: a function then takes its arguments in the same order in every
@@ -84,12 +116,7 @@ def emit_plans(plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, 
         for number, plan in enumerate(plans)
     )
     buffers = tensors_in_memory(program, types, chain.from_iterable(workspaces.values()))
-    comment = "\n\n".join(_header(plan, program, hw) for plan in plans)
-    whole = with_program_indices(emit_together(programs, buffers, hw, comment), program)
-    whole = replace(whole, constants=program.constants)
-    if len(plans) > 1:
-        return tuple(_select_launches(whole, each) for each in programs)
-    return (name_symbols(whole, program.name),)
+    return programs, buffers
 
 
 def lower_launches(
@@ -113,10 +140,10 @@ def _lower_with_prepacking(
 ) -> tuple[GroupLaunches, Workspaces]:
     """Return a group's launches, prepacking in launches of its own, and the buffers of packed constants."""
     trees, views = lower(group, tiles, hw), (*group.inputs, *group.stored)
-    if hw.family is not TargetKind.CPU or not group.constants:
-        return GroupLaunches(trees, views), ()
     if group.is_constant(program.outputs):
         return GroupLaunches((), views, prepack_trees=trees), ()
+    if hw.family is not TargetKind.CPU or not group.constants:
+        return GroupLaunches(trees, views), ()
     prepacked = [prepack(tree, group.constants) for tree in trees]
     buffers = tuple(buffer for each in prepacked for buffer in each.workspaces)
     launches = tuple(launch for each in prepacked for launch in each.launches)

@@ -13,7 +13,7 @@ from roller_svc.compiler.donation import donate_targets, find_donatable
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, TargetEstimate
 from roller_svc.compiler.program_floor import EXPLAINED_RATIO
-from roller_svc.compiler.unit_notes import Alternative, explain_units, find_faster
+from roller_svc.compiler.unit_notes import Alternative, explain_units, find_faster, multiply_by_inverses
 from roller_svc.errors import StrictError
 from roller_svc.families import stored_tensors
 from roller_svc.ir.constraints import ScheduleConstraints
@@ -53,7 +53,7 @@ def find_notes(
         if slowest in units:
             units[slowest] += f"; {ratio}"
         else:
-            units[slowest] = f"{ratio}: {above_floor}{find_faster(_donations(cache, constraints), hw, plan, {})}"
+            units[slowest] = f"{ratio}: {above_floor}{find_faster(_alternatives(cache, constraints), hw, plan, {})}"
     return (*_program_notes(cache.program), *units.values(), *_workspace_notes(cache.program, hw, ranked, plan))
 
 
@@ -89,8 +89,9 @@ def reject_notes(notes: Sequence[str]) -> None:
         raise StrictError("; ".join(notes), hint="docs/limits.md explains what is slow; without strict these are notes")
 
 
-def _donations(cache: PartitionCache, constraints: ScheduleConstraints) -> Iterator[Alternative]:
-    """Yield the program whose scatters overwrite the inputs that they now copy."""
+def _alternatives(cache: PartitionCache, constraints: ScheduleConstraints) -> Iterator[Alternative]:
+    """Yield the program that multiplies by inverses, and that whose scatters overwrite the inputs that they now copy."""
+    yield from multiply_by_inverses(cache, constraints)
     program = cache.program
     targets = find_donatable(program)
     if targets:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from roller_svc.analysis.operand import STAGED_KINDS, dtypes_unsupported_reason, value_dtype
-from roller_svc.analysis.sum_of_products import SumOfProducts, sum_of_products
+from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, rank_partitions
 from roller_svc.fusion.contraction import MAX_FACTORS, MIN_K, as_contraction
@@ -18,7 +19,7 @@ from roller_svc.fusion.partition import MIN_TILED_ROWS
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction
-from roller_svc.ir.expr import Cast, Expr, Load, axes_of, loads_of, rewrite
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, axes_of, iter_subexpressions, loads_of, rewrite
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.printer import expression_text
@@ -83,6 +84,8 @@ def explain_units(
         elif product in slow:
             cause = _cause(product, units, hw, allow_tf32=constraints.allow_tf32)
         is_avoidable = cause.endswith(AVOIDABLE)  # one option for all products, which gain together
+        if not cause and (divisors := _divisors(product.written)):
+            cause, is_avoidable = f"factors are divided by {_names(divisors)} first, in float32", True
         if not product.choice.program.unit.is_matrix and not is_avoidable and not _may_gain([product], plan, units, hw):
             continue
         advice = ""
@@ -219,8 +222,59 @@ def _alternatives(
         text = expression_text(wide[0], {s.output: s.name for s in program.statements})
         rounded = _with_rounded_factor(program, product.written, wide[0], halves[0])
         yield f"{text}.cast(`{halves[0].value}`)", PartitionCache(rounded), constraints
-    if is_avoidable:
+    if is_avoidable and not constraints.allow_tf32:
         yield "allow_tf32", cache, replace(constraints, allow_tf32=True)
+    yield from multiply_by_inverses(cache, constraints)
+
+
+def multiply_by_inverses(cache: PartitionCache, constraints: ScheduleConstraints) -> Iterator[Alternative]:
+    """Yield the program whose sums multiply by the inverses of the scales that they divide by.
+
+    A quotient is rounded once, its product with an inverse twice: only the user may choose it.
+    """
+    program = cache.program
+    divisors = [divisor for statement in program.statements for divisor in _divisors(statement)]
+    if divisors:
+        one = Const(1.0, DType.FLOAT32)
+
+        def change(node: Expr) -> Expr:
+            if _is_scaled_down(node):
+                inverses = (Op(OpKind.DIV, (one, each), DType.FLOAT32) for each in _factors(node.args[1]))
+                return product_of([node.args[0], *inverses])
+            return node
+
+        statements = tuple(replace(s, body=rewrite(s.body, change)) if _divisors(s) else s for s in program.statements)
+        changed = PartitionCache(replace(program, statements=statements))
+        yield f"multiply by inverses of {_names(divisors)}", changed, constraints
+
+
+def _divisors(statement: TensorExpr) -> list[Expr]:
+    """Return the scales that a sum's products are divided by."""
+    if sum_of_products(statement) is None:
+        return []
+    return [each for node in iter_subexpressions(statement.body) if _is_scaled_down(node) for each in _factors(node.args[1])]
+
+
+def _factors(divisor: Expr) -> list[Expr]:
+    """Return the factors of a product in float32."""
+    if isinstance(divisor, Op) and divisor.kind is OpKind.MUL:
+        return [each for arg in divisor.args for each in _factors(arg)]
+    return [divisor]
+
+
+def _is_scaled_down(node: Expr) -> TypeGuard[Op]:
+    """Return whether a value in float32 is divided by one that is read."""
+    return (
+        isinstance(node, Op)
+        and node.kind is OpKind.DIV
+        and node.dtype is DType.FLOAT32
+        and not isinstance(node.args[0], Const)
+        and bool(loads_of(node.args[1]))
+    )
+
+
+def _names(factors: Iterable[Expr]) -> str:
+    return " and ".join(dict.fromkeys(map(_tensor_name, factors)))
 
 
 def _with_rounded_factor(program: TensorProgram, statement: TensorExpr, factor: Expr, dtype: DType) -> TensorProgram:

@@ -22,7 +22,6 @@ from roller_svc.families.common.cpu.dot import dot_operands
 from roller_svc.families.common.gpu.attention.tile import prepare_attention_operands
 from roller_svc.families.common.gpu.matrix.tile import (
     MIN_ASYNC_ARCH,
-    MMA_SYNC,
     WORD_BYTES,
     LoadClass,
     LoadKind,
@@ -133,12 +132,16 @@ def multiplies_scores(unit: ComputeUnit, attention: Attention, hw: HardwareSpec,
 
 def _attention_units(group: KernelGroup, attention: Attention, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
     kinds = () if constraints.op_class is OpClass.SIMT else _KINDS[constraints.op_class]
+    if attention.weights is not None:
+        kinds = tuple(kind for kind in kinds if kind is not UnitKind.WGMMA)
     halves = [u for u in hw.units if u.in_dtype is attention.dtype and u.kind in kinds and supports_attention(u, hw)]
     scores = [u for u in hw.units if halves and u.kind in kinds and multiplies_scores(u, attention, hw, constraints)]
     found = [*scores, *halves]
     if not found:
-        wanted = constraints.op_class if constraints.op_class is OpClass.WGMMA else OpClass.MMA
-        raise NoCandidateError(f"{group.name}: attention is one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1})
+        is_chain = attention.weights is not None
+        wanted = OpClass.WGMMA if constraints.op_class is OpClass.WGMMA and not is_chain else OpClass.MMA
+        what = "chained products are" if is_chain else "attention is"
+        raise NoCandidateError(f"{group.name}: {what} one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1})
     return Units(tuple(sorted(found, key=lambda unit: kinds.index(unit.kind))))
 
 
@@ -194,14 +197,15 @@ def _unsupported_group(unit: ComputeUnit, group: KernelGroup) -> str:
 
 
 def _unsupported_shape(unit: ComputeUnit) -> str:
-    """Return why instructions of the unit do not make up fragments of 16 x 8 over 32 bytes of k; '' if they do."""
+    """Return why instructions of the unit do not make up fragments; '' if they do."""
     if unit.kind is UnitKind.WGMMA:  # one instruction is a whole fragment
         return ""
-    if unit.acc_dtype.bytes != WORD_BYTES:
-        return f"sums of {unit.acc_dtype.bytes} bytes, fragments have {WORD_BYTES}"
+    fragment = fragment_of(unit)
+    if unit.acc_dtype.bytes != fragment.sum_words * WORD_BYTES:
+        return f"sums of {unit.acc_dtype.bytes} bytes, fragments have {fragment.sum_words * WORD_BYTES}"
     if unit.kind is UnitKind.MFMA:
         return mfma_unsupported_reason(unit)
-    granules = (MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes // unit.in_dtype.bytes)
+    granules = (fragment.rows, fragment.columns, fragment.step_bytes // unit.in_dtype.bytes)
     if any(granule % size for granule, size in zip(granules, unit.shape, strict=True)):
         shape, whole = (" x ".join(map(str, sizes)) for sizes in (unit.shape, granules))
         return f"instructions of {shape} do not make up fragments of {whole}"
@@ -259,6 +263,8 @@ def _narrow_operands(
     group: KernelGroup, attention: Attention, hw: HardwareSpec, constraints: ScheduleConstraints
 ) -> frozenset[OperandCopy]:
     """Return the copies of attention's operands that are narrower in memory than those of its preferred unit."""
+    if attention.weights is not None:
+        return frozenset()
     try:
         unit = units_for(group, hw, constraints).units[0]
     except NoCandidateError:

@@ -46,7 +46,9 @@ def queue_of(request: Request) -> str:
 def measured_on(request: Request) -> str | None:
     """Return the kind of device that a build measures on, or None if it measures nothing."""
     if isinstance(request, ModelRequest):
-        return CPU if request.options.get("select") == SelectionMode.MEASURE.value else None
+        if request.options.get("select") != SelectionMode.MEASURE.value:
+            return None
+        return CPU if request.target == LOCAL or hardware.load(request.target).family is TargetKind.CPU else GPU
     if request.select is not SelectionMode.MEASURE or request.runtime is RuntimeChoice.EMULATOR:
         return None
     spec = request.hardware or hardware.load(request.target)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.fusion.delinearize import simplify_division
 from roller_svc.fusion.space import attention_space
-from roller_svc.ir.attention import Attention, RowResults, mask
+from roller_svc.ir.attention import Attention, RowResults, Scores, Weights, mask
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, axes_of, loads_of, rewrite, substitute
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.index import add, mul, num, ref
@@ -25,7 +25,8 @@ def attention_group(
     locals_: frozenset[str],
 ) -> KernelGroup:
     """Return the kernel group of the second contraction and maps of its points. `types` are those in memory."""
-    parts = (parts[0], replace(parts[1], unsplit=(parts[1].row_sum, *statements), unsplit_rows=parts[1].rows))
+    if parts[1].weights is None:
+        parts = (parts[0], replace(parts[1], unsplit=(parts[1].row_sum, *statements), unsplit_rows=parts[1].rows))
     for axis in parts[0].batch:
         statements, parts = _split_heads(statements, parts, axis)
     contraction, attention = _masked_rows_first(*parts)
@@ -64,7 +65,6 @@ def _split_heads(
     def change(expr: Expr) -> Expr:
         return rewrite(substitute(expr, at), lambda node: simplify_division(node, extents))
 
-    dots, high, total = (_rewrite_statement(s, axis, (outer, inner), change) for s in attention.softmax_statements)
     statements = tuple(_rewrite_statement(s, axis, (outer, inner), change) for s in statements)
     attention = replace(
         attention,
@@ -73,11 +73,12 @@ def _split_heads(
         v=change(attention.v),
         score=change(attention.score),
         scores_load=_rewrite_load(attention.scores_load, change),
-        softmax_statements=(dots, high, total),
+        softmax_statements=tuple(_rewrite_statement(s, axis, (outer, inner), change) for s in attention.softmax_statements),
         rows=RowResults(
             None if attention.rows.result is None else change(attention.rows.result),
             tuple(_rewrite_statement(s, axis, (outer, inner), change) for s in attention.rows.stored),
         ),
+        weights=None if attention.weights is None else _rewrite_weights(attention.weights, change),
     )
     batch = tuple(outer if a == axis else a for a in contraction.batch)
     contraction = replace(contraction, batch=batch, m=(*contraction.m, inner), a=change(contraction.a), b=change(contraction.b))
@@ -87,7 +88,7 @@ def _split_heads(
 def _common_divisor(attention: Attention, axis: Axis) -> int | None:
     """Return the divisor of the axis in all indices of k and v, or None without a single one."""
     divisors: set[int] = set()
-    for load in loads_of(attention.k) + loads_of(attention.v):
+    for load in [x for part in (*attention.keys, attention.v) for x in loads_of(part)]:
         for index in load.index:
             match index:
                 case Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=name), Const(value=int(by)))) if name == axis.name:
@@ -101,6 +102,13 @@ def _rewrite_statement(statement: TensorExpr, axis: Axis, parts: tuple[Axis, Axi
     axes = tuple(p for a in statement.axes for p in (parts if a.name == axis.name else (a,)))
     index = tuple(change(i) for i in statement.index)
     return replace(statement, axes=axes, index=index, body=change(statement.body))
+
+
+def _rewrite_weights(weights: Weights, change: Callable[[Expr], Expr]) -> Weights:
+    second, cond = weights.second, weights.cond
+    if second is not None:
+        second = Scores(change(second.q), change(second.k), _rewrite_load(second.load, change))
+    return Weights(second, None if cond is None else change(cond))
 
 
 def _rewrite_load(load: Load, change: Callable[[Expr], Expr]) -> Load:

@@ -161,6 +161,9 @@ def _plan(contraction: Contraction, wanted: OperandCopy, types: Mapping[str, Ten
     windows = _windows(value, guard, types, frozenset(a.name for a in contraction.k))
     if windows is None:
         return None
+    if guard is not None and not windows:  # the copy has all axes of the condition
+        value = Select(guard, value, Const(0.0 if value.dtype.is_float else 0, value.dtype), value.dtype)
+        guard = None
     rest = _without(value, windows)
     if axes_of(rest) & {name for window in windows for name in axes_of(window.index)}:
         return None  # something depends on the axes of a window one by one
@@ -193,7 +196,7 @@ def _windows(value: Expr, guard: Expr | None, types: Mapping[str, TensorType], r
     """Return the indices that become dimensions of the copy in place of their axes; None if one cannot.
 
     These are indices of reduced and other axes, unless they are data. With a guard they are all indices but plain axes,
-    since a copy has no guard.
+    since a copy of windows has no guard.
     """
     found: dict[Expr, int] = {}
     for load in loads_of(value):

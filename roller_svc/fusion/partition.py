@@ -16,6 +16,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
 from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
+from roller_svc.fusion.chained_products import match_chains
 from roller_svc.fusion.col2im import insert_col2im
 from roller_svc.fusion.columns import flatten_columns
 from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled_contraction
@@ -138,6 +139,9 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
         grouped = split_grouped_axes(statements, types)
         statements, types = grouped.statements, grouped.types
     statements, attention = match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
+    if hw.attention_dtypes:
+        statements, chains = match_chains(statements, outputs, hw.attention_dtypes, attention)
+        attention = {**attention, **chains}
     other_statements = tuple(s for s in statements if s.output not in attention)
     pairs = (
         match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm and not hw.scale_partial_sums else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from roller_svc.analysis.operand import value_dtype
@@ -21,7 +21,7 @@ from roller_svc.fusion.contraction import (
 )
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, axes_of, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, axes_of, rewrite, substitute
 from roller_svc.ir.group import MAX_BYTE_PRODUCTS
 from roller_svc.ir.index import add, div, mul, num, ref
 from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr, TensorType
@@ -110,16 +110,18 @@ def _unused(name: str, used: set[str]) -> str:
 def _with_scales_last(statement: TensorExpr, form: SumOfProducts) -> Statements | None:
     """Return the sum without scales that do not vary along it, and a map that applies them; None for other sums.
 
-    The sum of bytes is one of integers, which the map converts.
+    The map multiplies by scales, and divides by those that factors are divided by. The sum of bytes is one of integers,
+    which the map converts.
     """
     reduced = {axis.name for axis in form.reduced}
-    scales = [f for f in form.factors if axes_of(f).isdisjoint(reduced)]
-    if len(scales) == len(form.factors) or statement.accumulator is not DType.FLOAT32:
+    factors, divisors = _without_divisors(form.factors, reduced)
+    scales = [f for f in factors if axes_of(f).isdisjoint(reduced)]
+    if len(scales) == len(factors) or statement.accumulator is not DType.FLOAT32:
         return None
     name = f"{statement.output}.sum"
     extents = tuple(axis.extent for axis in form.results)
     index = tuple(ref(axis.name) for axis in form.results)
-    body = product_of([_convert(f, DType.FLOAT32) for f in form.factors if f not in scales])
+    body = product_of([_convert(f, DType.FLOAT32) for f in factors if f not in scales])
     sums = replace(statement, output=name, name=name, type=TensorType(DType.FLOAT32, extents), index=index, body=body)
     found = as_contraction(sums)
     if found is None or not _has_narrow_operands(found):
@@ -128,10 +130,33 @@ def _with_scales_last(statement: TensorExpr, form: SumOfProducts) -> Statements 
     if all(integers) and math.prod(axis.extent for axis in form.reduced) <= MAX_BYTE_PRODUCTS:
         body = product_of([_convert(each, DType.INT32) for each in integers if each is not None])
         sums = replace(sums, type=TensorType(DType.INT32, extents), body=body)
-    elif not scales:
+    elif not scales and not divisors:
         return None
     total = product_of([_convert(f, DType.FLOAT32) for f in (Load(name, index, sums.type.dtype), *scales)])
+    for divisor in divisors:
+        total = Op(OpKind.DIV, (total, divisor), DType.FLOAT32)
     return sums, replace(statement, kind=StatementKind.MAP, axes=form.results, body=total, combine=None)
+
+
+def _without_divisors(factors: Iterable[Expr], reduced: Collection[str]) -> tuple[list[Expr], list[Expr]]:
+    """Return the factors without divisors in float32 that do not vary with the reduced axes, and these divisors.
+
+    A factor that does not vary with them is a scale, such as an inverse, and stays whole.
+    """
+    plain: list[Expr] = []
+    divisors: list[Expr] = []
+    for factor in factors:
+        while (
+            isinstance(factor, Op)
+            and factor.kind is OpKind.DIV
+            and factor.dtype is DType.FLOAT32
+            and not axes_of(factor.args[0]).isdisjoint(reduced)
+            and axes_of(factor.args[1]).isdisjoint(reduced)
+        ):
+            divisors.append(factor.args[1])
+            factor = factor.args[0]
+        plain.append(factor)
+    return plain, divisors
 
 
 def _has_narrow_operands(contraction: Contraction | None) -> bool:

@@ -97,7 +97,8 @@ def attention_space(
     axes = [TileAxis(a.name, AxisRole.BATCH, (a,)) for a in c.batch]
     for role, members in ((AxisRole.M, m), (AxisRole.N, c.n), (AxisRole.K, c.k), (AxisRole.INNER, dots.reduced)):
         axes.append(TileAxis("_".join(a.name for a in members), role, members))
-    accesses = [*_reads(attention.q, types, "a"), *_reads(attention.k, types, "b")]
+    accesses = [access for q in attention.queries for access in _reads(q, types, "a")]
+    accesses += [access for k in attention.keys for access in _reads(k, types, "b")]
     if not attention.has_values_in_keys(c.n):
         accesses += _reads(attention.v, types, "b")
     rows = attention.rows

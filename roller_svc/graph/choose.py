@@ -27,6 +27,7 @@ from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.thread_pool import limit_threads
 
 SERIAL, AUTO, BY_HAND = "serial", "auto", "by hand"
+EAGER = "eager"  # a serial plan without fusion
 PLANS = (AUTO, SERIAL, *POLICIES)
 # A plan must be this much faster than a serial one, which is simpler: by measurement, and by the model.
 MEASURED_MARGIN, MODELLED_MARGIN = 0.97, 0.9

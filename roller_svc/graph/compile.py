@@ -10,7 +10,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit
@@ -20,9 +20,13 @@ from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
-from roller_svc.graph.choose import AUTO, Link, choose_plan
+from roller_svc.frontend.lang.input_types import short_repr
+from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
+from roller_svc.graph.lowerings import LOWERING_KINDS, choose_lowering
+from roller_svc.graph.lowerings.launches import LAUNCHES
+from roller_svc.graph.lowerings.lowering import LoweringEstimate
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.weights import Weights
@@ -37,6 +41,7 @@ from roller_svc.toolchain import compile_object, link_model, object_command, too
 
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
+GPU_PLANS = (AUTO, SERIAL, *LOWERING_KINDS)
 
 Progress = Callable[[str, int, int], None]  # stage, done, of how many
 
@@ -48,12 +53,12 @@ class ModelOptions(NamedOptions):
     hardware: HardwareSpec
     fuse: bool = True
     share_memory: bool = True  # between tensors that are not needed at the same time
-    plan: str | Mapping[str, Any] = AUTO  # of graph.choose.PLANS, or a plan by hand
+    plan: str | Mapping[str, Any] = AUTO  # of graph.choose.PLANS, or GPU_PLANS, or a plan by hand
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """A model with its kernels' objects, and with what explains it."""
+    """A model with its kernels, and with what explains it."""
 
     plan: ModelPlan
     make_binary: Link
@@ -64,6 +69,7 @@ class BuiltModel:
     stage_seconds: tuple[tuple[str, float], ...]
     cache_hits: int
     choice: PlanChoice
+    lowerings: Mapping[str, Any] = field(default_factory=dict)  # of a GPU: what each kind of plans costs, or why not
 
     def link(self, name: str) -> bytes:
         """Return the shared object of a model of that name. Raises CompileError, ToolchainMissingError."""
@@ -74,22 +80,23 @@ def no_progress(_: str, __: int, ___: int) -> None:
     """Show nothing."""
 
 
-def check_cpu(hw: HardwareSpec) -> None:
+def check_device(hw: HardwareSpec) -> None:
     """Raise ArgumentError for a device that models are not compiled for."""
-    if hw.family is not TargetKind.CPU:
-        message = f"models are compiled for CPUs; {hw.id} is not one"
+    if hw.family not in (TargetKind.CPU, TargetKind.CUDA, TargetKind.AMD):
+        message = f"models are compiled for CPUs and GPUs; {hw.id} is neither"
         raise ArgumentError(message, code="unsupported-target", hint="docs/limits.md lists what is not supported")
 
 
 def build_model(
     graph: Graph, weights: Weights, options: ModelOptions, cache: KernelCache, progress: Progress = no_progress
 ) -> BuiltModel:
-    """Compile a graph to the objects of one shared object, which `BuiltModel.link` makes.
+    """Compile a graph: for a CPU to the objects of one shared object, which `BuiltModel.link` makes.
 
-    Raises BuildError if a kernel does not compile, ArgumentError for a target that is not a CPU.
+    Raises BuildError if a kernel does not compile, ArgumentError for another target or a plan that it cannot have.
     """
     hw = options.hardware
-    check_cpu(hw)
+    check_device(hw)
+    check_plan_kind(options.plan, hw)
     clock = StageTimer()
     costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
     known = len(costs.stored)
@@ -103,8 +110,9 @@ def build_model(
     kernels = [_model_kernel(each.fastest, len(nodes.nodes)) for each, nodes in zip(built, classes, strict=True)]
     efficient = {i: _model_kernel(each.efficient, 0) for i, each in enumerate(built) if each.efficient is not None}
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
-    _compile_objects(kernels, cache, progress)
-    clock.record("objects")
+    if hw.family is TargetKind.CPU:
+        _compile_objects(kernels, cache, progress)
+        clock.record("objects")
 
     def make_plan(schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
         return plan_model(
@@ -116,7 +124,11 @@ def build_model(
             share_memory=options.share_memory,
             schedule=schedule,
             efficient=efficient,
+            alignment_bytes=1 if hw.family is TargetKind.CPU else hw.vector_bytes,
         )
+
+    if hw.family is not TargetKind.CPU:
+        return _build_for_gpu(make_plan(None)[0], options, graph, classes, built, passes, clock, hits)
 
     def link(plan: ModelPlan, name: str) -> bytes:
         return _link(plan, name, cache, hw)
@@ -138,6 +150,46 @@ def build_model(
         *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
     )
     return BuiltModel(chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice)
+
+
+def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
+    """Raise ArgumentError for a kind of plans that the device's family does not have."""
+    is_cpu = hw.family is TargetKind.CPU
+    if isinstance(kind, str):
+        kinds = PLANS if is_cpu else GPU_PLANS
+        if kind in kinds:
+            return
+        listed = ", ".join(map(repr, (*kinds, EAGER)))
+        raise ArgumentError(f"plan must be one of {listed} for {hw.id}, got {short_repr(kind)}", code="invalid-option")
+    if not isinstance(kind, Mapping):
+        raise ArgumentError(f"plan must be a kind of plans, or a plan, got {short_repr(kind)}", code="invalid-option")
+    if not is_cpu:
+        raise ArgumentError(f"plan: {hw.id} is a GPU, and plans by hand are for CPUs", code="invalid-option")
+
+
+def _build_for_gpu(
+    plan: ModelPlan,
+    options: ModelOptions,
+    graph: Graph,
+    classes: tuple[NodeClass, ...],
+    built: Sequence[_ClassKernels],
+    passes: tuple[PassReport, ...],
+    clock: StageTimer,
+    hits: int,
+) -> BuiltModel:
+    """Return a model whose binaries are those of its kernels, with the lowering of a kind, or the fastest."""
+    kind = {AUTO: None, SERIAL: LAUNCHES.kind}.get(str(options.plan), str(options.plan))
+    chosen = choose_lowering(kind, plan, options.hardware)
+    clock.record("plan")
+    seconds = {kind: each.seconds for kind, each in chosen.results.items() if isinstance(each, LoweringEstimate)}
+    bundles = tuple(each.fastest for each in built)
+    choice = PlanChoice(chosen.kind, seconds=seconds)
+    return BuiltModel(plan, _link_nothing, graph, classes, bundles, passes, clock.stages, hits, choice, chosen.to_json())
+
+
+def _link_nothing(_: ModelPlan, __: str) -> bytes:
+    """Return no binary: the kernels' own are the code of a GPU's model."""
+    return b""
 
 
 def _model_kernel(bundle: KernelBundle, uses: int) -> ModelKernel:

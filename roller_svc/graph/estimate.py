@@ -9,7 +9,7 @@ from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import estimate_program
 from roller_svc.errors import InputError, UnsupportedModelError, UnsupportedNode
 from roller_svc.graph.classes import NodeClass, find_classes
-from roller_svc.graph.compile import MAX_EXPRESSION_SHOWN, ModelOptions, check_cpu
+from roller_svc.graph.compile import MAX_EXPRESSION_SHOWN, ModelOptions, check_device
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes import run_passes
 from roller_svc.graph.plan import kernel_key
@@ -30,11 +30,11 @@ class ClassEstimate:
 def estimate_graph(graph: Graph, weights: Weights, options: ModelOptions) -> tuple[ClassEstimate, ...]:
     """Return the estimate of the best program of each class of nodes.
 
-    Raises UnsupportedModelError with every node that no kernel can compute, and ArgumentError for a target that is not
-    a CPU.
+    Raises UnsupportedModelError with every node that no kernel can compute, and ArgumentError for another target
+    than CPUs and GPUs.
     """
     hw = options.hardware
-    check_cpu(hw)
+    check_device(hw)
     graph, _ = run_passes(graph, weights, CostTable(hw, options.winograd), fuse=options.fuse)
     runs = dict(_runs(graph, "", 1))
     estimates: list[ClassEstimate] = []

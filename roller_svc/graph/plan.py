@@ -46,6 +46,7 @@ def plan_model(
     share_memory: bool = True,
     schedule: Schedule | None = None,
     efficient: Mapping[int, ModelKernel] | None = None,
+    alignment_bytes: int = 1,
 ) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
     """Return the plan of a graph, and the steps that a schedule gets.
 
@@ -58,9 +59,11 @@ def plan_model(
         share_memory: whether tensors that are not needed at the same time may use the same memory.
         schedule: chooses the launches; by default steps run one after the other, each on all workers.
         efficient: the most efficient rKernels of some kernels. Those in use follow the kernels of the plan.
+        alignment_bytes: what addresses of kernels' tensors are a multiple of. Inputs, outputs and weights are aligned;
+            a part of a tensor that is not is copied.
     """
     slots = FIRST_INPUT + len(graph.inputs) + len(graph.outputs)
-    planner = _Planner(tuple(kernels), kernel_of, slots, share_memory, schedule, efficient or {})
+    planner = _Planner(tuple(kernels), kernel_of, slots, share_memory, schedule, efficient or {}, alignment_bytes)
     inputs = {tensor: Address(FIRST_INPUT + i) for i, (tensor, _) in enumerate(graph.inputs)}
     first_output = FIRST_INPUT + len(graph.inputs)
     outputs = [Address(first_output + i) for i in range(len(graph.outputs))]
@@ -224,6 +227,8 @@ class _Planner:
     share_memory: bool
     schedule: Schedule | None
     efficient: Mapping[int, ModelKernel]  # by the number of the fastest
+    alignment_bytes: int
+    unaligned_slots: set[int] = field(default_factory=set)  # of loops: whose address is not always a multiple of it
     steps: tuple[PlannedStep, ...] = ()  # of the model, without bodies of loops
     prepack: list[Step] = field(default_factory=list)
     packed_bytes: int = 0
@@ -255,9 +260,19 @@ class _Planner:
             self._weights_bytes += align(constant.type.bytes)
         return Address(WEIGHTS, self._weights[constant])
 
-    def new_slot(self) -> int:
+    def new_slot(self, start: _Place | None = None, stride_bytes: int = 0) -> int:
+        """Return a slot of a loop that moves from a place, by default from an aligned one."""
         self.num_slots += 1
+        if stride_bytes % self.alignment_bytes or not (start is None or self.is_aligned(start)):
+            self.unaligned_slots.add(self.num_slots - 1)
         return self.num_slots - 1
+
+    def is_aligned(self, place: _Place) -> bool:
+        """Return whether a kernel may have a tensor at a place. Buffers and weights are aligned to more."""
+        base = place.base
+        if not isinstance(base, Address):
+            return place.offset_bytes % self.alignment_bytes == 0
+        return base.slot not in self.unaligned_slots and (base.offset_bytes + place.offset_bytes) % self.alignment_bytes == 0
 
     def plan(
         self, graph: Graph, path: str, inputs: Mapping[str, Address], outputs: Sequence[Address], arena: int
@@ -298,6 +313,7 @@ class _Level:
     buffers: list[_Buffer] = field(default_factory=list)
     pieces: dict[str, Piece] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
+    aligned: dict[str, _Place] = field(default_factory=dict)  # copies of tensors that do not lie as kernels expect
 
     def run(self) -> tuple[tuple[Step, ...], int]:
         self.places = {tensor: _Place(address) for tensor, address in self.inputs.items()}
@@ -363,7 +379,7 @@ class _Level:
         carried = {t for node in self.graph.nodes if isinstance(node, LoopNode) for t in node.outputs[: node.carried]}
         direct: dict[str, Address] = {}
         for address, (_, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
-            if tensor in written and tensor not in carried:
+            if tensor in written and tensor not in carried and self.planner.is_aligned(_Place(address)):
                 direct.setdefault(tensor, address)
         return direct
 
@@ -384,8 +400,8 @@ class _Level:
         self.planner.tensor_bytes += type_.bytes
         if tensor in self.pieces:
             piece = self.pieces[tensor]
-            host = self._result(piece.host, self.types[piece.host], direct)
-            self.places[tensor] = host.moved(piece.offset_bytes)
+            place = self._result(piece.host, self.types[piece.host], direct).moved(piece.offset_bytes)
+            self.places[tensor] = place if self.planner.is_aligned(place) else self._buffer(type_.bytes)
         elif tensor in direct:
             self.places[tensor] = _Place(direct[tensor])
         else:
@@ -405,9 +421,9 @@ class _Level:
     def _kernel(self, node: OpNode, direct: Mapping[str, Address]) -> list[_Pending]:
         kernel = self.planner.kernel_of[kernel_key(self.path, node)]
         source = self.planner.kernels[kernel].source
-        tensors = {
-            (Role.INPUT, name): self._place(tensor) for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True)
-        }
+        copies: list[_Pending] = []
+        named = zip(node.program.inputs, node.inputs, strict=True)
+        tensors = {(Role.INPUT, name): self._aligned(node, tensor, type_, copies) for (name, type_), tensor in named}
         for output, tensor, type_ in zip(node.program.outputs, node.outputs, node.output_types, strict=True):
             tensors[Role.OUTPUT, output.name] = self._result(tensor, type_, direct)
         constants = {name: tensors[Role.INPUT, name].address for name in source.constants}
@@ -423,10 +439,23 @@ class _Level:
         other = self.planner.efficient.get(kernel)
         efficient = None if other is None else _efficient_launch(node, kernel, other.source, tensors)
         return [
-            _PendingKernel(node.name, kernel, number, source, places, efficient)
-            for number, launch in enumerate(source.launches)
-            if not launch.is_prepack
+            *copies,
+            *(
+                _PendingKernel(node.name, kernel, number, source, places, efficient)
+                for number, launch in enumerate(source.launches)
+                if not launch.is_prepack
+            ),
         ]
+
+    def _aligned(self, node: OpNode, tensor: str, type_: TensorType, copies: list[_Pending]) -> _Place:
+        """Return where a kernel reads a tensor: its place, or an aligned copy, which the first reader makes."""
+        place = self._place(tensor)
+        if self.planner.is_aligned(place):
+            return place
+        if tensor not in self.aligned:
+            self.aligned[tensor] = self._buffer(type_.bytes)
+            copies.append(_PendingCopy(node.name, self.aligned[tensor], place, type_.bytes))
+        return self.aligned[tensor]
 
     def _loop(self, node: LoopNode, direct: Mapping[str, Address]) -> list[_Pending]:
         """Return the copies of the first states, and the loop.
@@ -455,7 +484,7 @@ class _Level:
         for name, tensor, backward in scanned:
             inputs[name] = self._slices(node, types[name], self._place(tensor), updates, backward=backward)
         for name, tensor in zip(names[middle:], node.inputs[middle:], strict=True):
-            slot = planner.new_slot()
+            slot = planner.new_slot(self._place(tensor))
             updates.append(_PendingUpdate(slot, self._place(tensor)))
             inputs[name] = Address(slot)
         whole = zip(node.outputs[node.carried :], node.output_types[node.carried :], node.stacked, strict=True)
@@ -472,7 +501,7 @@ class _Level:
         self, node: LoopNode, piece: TensorType, whole: _Place, updates: list[_PendingUpdate], *, backward: bool
     ) -> Address:
         """Return the address of a slice, whose slot moves along the whole tensor."""
-        slot = self.planner.new_slot()
+        slot = self.planner.new_slot(whole, piece.bytes)
         if backward:
             updates.append(_PendingUpdate(slot, whole.moved((node.steps - 1) * piece.bytes), -piece.bytes))
         else:
@@ -493,7 +522,7 @@ def _accesses(step: _Pending) -> list[_Access]:
     match step:
         case _PendingKernel():
             packed = {buffer.symbol for buffer in step.source.prepacked_buffers}
-            used = set(step.source.launches[step.launch].args)
+            used = set(step.source.launches[step.launch].operands)
             return [
                 _Access(step.places[buffer.symbol], buffer.bytes, buffer.role is not Role.INPUT)
                 for buffer in step.source.buffers
@@ -584,6 +613,6 @@ def _lifetime(uses: Sequence[tuple[int, Clock, Clock]], size_bytes: int) -> Life
 def _kernel_step(node: str, kernel: int, number: int, source: KernelSource, places: Mapping[str, Address]) -> KernelStep:
     launch: LaunchSpec = source.launches[number]
     buffers: dict[str, Buffer] = {b.symbol: b for b in source.buffers}
-    arguments = tuple(None if buffers[s].role is Role.STATUS else places[s] for s in launch.args)
+    arguments = tuple(None if buffers[s].role is Role.STATUS else places[s] for s in launch.operands)
     zeroed = tuple((places[s], buffers[s].bytes) for s in launch.zeroed)
     return KernelStep(node, kernel, number, arguments, zeroed)

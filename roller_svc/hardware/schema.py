@@ -111,6 +111,9 @@ class UnitModel(_Strict):
         return value
 
 
+Overhead = Annotated[float, Field(ge=0, le=1)]
+
+
 class LimitsModel(_Strict):
     warp_size: Annotated[int, Field(ge=1, le=1024)]
     max_threads_per_block: Annotated[int, Field(ge=1, le=1 << 16)]
@@ -121,7 +124,12 @@ class LimitsModel(_Strict):
     shared_bytes_per_block: Annotated[int, Field(ge=256, le=1 << 34)]
     shared_bytes_per_core: Annotated[int, Field(ge=256, le=1 << 34)]
     shared_bytes_reserved_per_block: Annotated[int, Field(ge=0, le=1 << 20)] = 0
-    launch_overhead_s: Annotated[float, Field(ge=0, le=1)]
+    launch_overhead_s: Overhead
+    graph_node_s: Overhead | None = None
+    pdl_node_s: Overhead | None = None
+    cooperative_launch_s: Overhead | None = None
+    signal_s: Overhead | None = None
+    wait_s: Overhead | None = None
 
 
 class SourceModel(_Strict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from roller_svc.ir.dtype import DType
@@ -32,8 +33,28 @@ def state_names(row_sum: TensorExpr) -> tuple[str, str, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """Another product QK^T that weights are made of."""
+
+    q: Expr  # over batch, m, its own features
+    k: Expr  # over batch, keys, its own features
+    load: Load  # of the product in `score`
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Probabilities that are the score itself, an elementwise value of one or two products: there is no softmax."""
+
+    second: Scores | None = None
+    cond: Expr | None = None  # they are 0 where it fails
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
-    """out[b, m, n] = sum of p v / sum of p over all keys, p = exp(scale (score - max of score))."""
+    """out[b, m, n] = sum of p v / sum of p over all keys, p = exp(scale (score - max of score)).
+
+    With `weights` it is the sum of p v, and p is the score.
+    """
 
     q: Expr  # over batch, m, head dimension
     k: Expr  # over batch, keys, head dimension
@@ -42,10 +63,12 @@ class Attention:
     score: Expr
     scale: float
     dtype: DType  # in which a matrix unit gets q, k, p and v
-    softmax_statements: tuple[TensorExpr, TensorExpr, TensorExpr]  # QK^T, row maximum, row sum of exponentials
+    # QK^T, row maximum, row sum of exponentials; with weights the products that these are made of
+    softmax_statements: tuple[TensorExpr, ...]
     rows: RowResults = RowResults()
     unsplit_rows: RowResults = RowResults()  # before heads are split into two axes
     unsplit: tuple[TensorExpr, ...] = ()  # row sum and the group's statements before heads are split into two axes
+    weights: Weights | None = None
 
     @property
     def row_sum(self) -> TensorExpr:
@@ -53,10 +76,31 @@ class Attention:
         return self.softmax_statements[2]
 
     @property
+    def queries(self) -> tuple[Expr, ...]:
+        """Return Q of each product."""
+        return (self.q,) if self._second is None else (self.q, self._second.q)
+
+    @property
+    def keys(self) -> tuple[Expr, ...]:
+        """Return K of each product."""
+        return (self.k,) if self._second is None else (self.k, self._second.k)
+
+    @property
+    def products(self) -> tuple[Load, ...]:
+        """Return the loads of the products in the score."""
+        return (self.scores_load,) if self._second is None else (self.scores_load, self._second.load)
+
+    @property
+    def _second(self) -> Scores | None:
+        return None if self.weights is None else self.weights.second
+
+    @property
     def reads(self) -> frozenset[str]:
         """Return the tensors that attention reads."""
-        parts = (self.q, self.k, self.v, self.score)
-        own = {self.scores_load.tensor, *state_names(self.row_sum)}
+        parts = (*self.queries, *self.keys, self.v, self.score)
+        own = {load.tensor for load in self.products}
+        if self.weights is None:
+            own |= set(state_names(self.row_sum))
         return (frozenset(load.tensor for part in parts for load in loads_of(part)) | self.rows.reads) - own
 
     def has_values_in_keys(self, columns: tuple[Axis, ...]) -> bool:
@@ -80,7 +124,12 @@ class Mask:
 
 
 def mask(attention: Attention) -> Mask | None:
-    """Return the mask of the scores, or None without one or if masked scores are not a constant."""
+    """Return the mask of the scores, or None without one or if masked scores are not a constant.
+
+    Weights of 0 count as scores of minus infinity.
+    """
+    if attention.weights is not None:
+        return None if attention.weights.cond is None else Mask(attention.weights.cond, -math.inf)
     match _strip_casts(attention.score):
         case Select(cond=cond, otherwise=otherwise):
             fill_value = _strip_casts(otherwise)

@@ -133,6 +133,12 @@ class Limits:
     shared_bytes_per_core: int
     launch_overhead_s: float
     shared_bytes_reserved_per_block: int = 0  # taken by the system for each block
+    # What lowerings of models cost, on GPUs that have them.
+    graph_node_s: float | None = None  # from a node of a graph to the next one
+    pdl_node_s: float | None = None  # the same by a programmatic edge
+    cooperative_launch_s: float | None = None
+    signal_s: float | None = None  # to release an event
+    wait_s: float | None = None  # from the release of an event until a waiting block sees it
 
 
 @dataclass(frozen=True, slots=True)

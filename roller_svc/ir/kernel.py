@@ -97,12 +97,18 @@ class LaunchSpec:
     tensor_maps: tuple[TensorMap, ...] = ()  # parameters of 128 bytes after `args` (`const __grid_constant__`)
     cluster: int = 1  # consecutive blocks of a cluster; it divides the grid's x
     phases: tuple[Phase, ...] = ()  # C: what the launch does, one after the other; empty if it cannot be divided
+    cooperative: bool = False  # all blocks must be resident at once, because they wait for each other
 
     def __post_init__(self) -> None:
         if self.cluster < 1 or self.grid[0] % self.cluster:
             raise InvariantError(
                 f"{self.name}: the grid must be a multiple of the cluster, {self.cluster} blocks, got {self.grid[0]}"
             )
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Return the symbols of the buffers whose addresses a launch needs: `args`, then those of tensor maps alone."""
+        return tuple(dict.fromkeys((*self.args, *(view.buffer for view in self.tensor_maps))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +181,7 @@ class KernelSource:
     @property
     def prepacked_buffers(self) -> tuple[Buffer, ...]:
         """Return the workspaces that prepacking launches fill. They are kept between calls."""
-        symbols = {symbol for launch in self.launches if launch.is_prepack for symbol in launch.args}
+        symbols = {symbol for launch in self.launches if launch.is_prepack for symbol in launch.operands}
         return tuple(b for b in self.buffers_of(Role.WORKSPACE) if b.symbol in symbols)
 
     @property
@@ -202,7 +208,8 @@ def _launch_key(launch: LaunchSpec) -> tuple[object, ...]:
         launch.name, launch.args, launch.grid, launch.block, launch.shared_bytes, launch.zeroed, launch.is_prepack,
     )  # fmt: skip
     phases = tuple((phase.name, phase.args, phase.tasks) for phase in launch.phases)
-    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.tensor_maps), *phases)
+    cooperative = ("cooperative",) if launch.cooperative else ()
+    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.tensor_maps), *phases, *cooperative)
 
 
 def _map_key(view: TensorMap) -> tuple[object, ...]:

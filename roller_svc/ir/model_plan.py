@@ -5,8 +5,8 @@ The marks are the form that saved models have, and the limits of what is read (i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from roller_svc.ir.canonical import FLAT, OMIT_DEFAULT, UNTAGGED, Key, Limit, as_array
@@ -41,7 +41,7 @@ class KernelStep:
     node: Name  # of the graph, for profiles and errors
     kernel: Index  # in ModelPlan.kernels
     launch: Index  # in the kernel's launches
-    arguments: tuple[Address | None, ...]  # in the order of the launch's arguments; None: the status record
+    arguments: tuple[Address | None, ...]  # in the order of the launch's operands; None: the status record
     zeroed: tuple[tuple[Annotated[Address, FLAT], Bytes], ...] = ()  # memory to fill with zeros before, and its bytes
     # 0: the fastest one of the node on all workers, 1: the most efficient one
     rkernel: Annotated[int, Limit(0, 1), OMIT_DEFAULT] = 0
@@ -148,3 +148,49 @@ def iter_steps(steps: tuple[Step, ...]) -> Iterator[Step]:
             yield from iter_steps(step.body)
         elif isinstance(step, VDeviceStep):
             yield from step.steps
+
+
+def unroll_steps(steps: tuple[Step, ...], slots: Mapping[int, Address] | None = None) -> Iterator[KernelStep | CopyStep]:
+    """Yield the kernels and copies of a call in order, each step of a loop apart.
+
+    `slots` has the places of a loop's slots; addresses become relative to the slots of the model.
+    """
+    known = slots or {}
+
+    def resolve(address: Address) -> Address:
+        base = known.get(address.slot)
+        return address if base is None else Address(base.slot, base.offset_bytes + address.offset_bytes)
+
+    for step in steps:
+        match step:
+            case LoopStep():
+                for number in range(step.steps):
+                    moved = {each.slot: _moved(resolve(each.start), each, number) for each in step.updates}
+                    yield from unroll_steps(step.body, {**known, **moved})
+            case VDeviceStep():
+                yield from unroll_steps(step.steps, known)
+            case CopyStep():
+                yield replace(step, target=resolve(step.target), source=resolve(step.source))
+            case KernelStep():
+                yield replace(
+                    step,
+                    arguments=tuple(None if each is None else resolve(each) for each in step.arguments),
+                    zeroed=tuple((resolve(address), size) for address, size in step.zeroed),
+                )
+
+
+def count_unrolled(steps: tuple[Step, ...]) -> int:
+    """Return how many kernels and copies a call has."""
+    return sum(
+        step.steps * count_unrolled(step.body)
+        if isinstance(step, LoopStep)
+        else len(step.steps)
+        if isinstance(step, VDeviceStep)
+        else 1
+        for step in steps
+    )
+
+
+def _moved(start: Address, update: SlotUpdate, number: int) -> Address:
+    """Return the place of a loop's slot in one of its steps."""
+    return Address(start.slot, start.offset_bytes + number * update.stride_bytes + (number & 1) * update.alternate_bytes)

@@ -16,6 +16,7 @@ from roller_svc.ir.constraints import TILE_FIELDS, OpClass, ScheduleConstraints,
 
 InputNames = tuple[str, ...]
 Tiles = tuple[tuple[str, int], ...]  # (public option, value); see TILE_FIELDS
+LAUNCHERS = ("ctypes", "cupy", "torch", "cpp")  # of saved kernels and models, by what the caller has
 
 
 class SelectionMode(Enum):
@@ -28,6 +29,7 @@ class RuntimeChoice(Enum):
     EMULATOR = "emulator"
 
 
+DONATE = {"help": "inputs that a scatter may overwrite: nothing is copied"}
 STRICT = {"help": "fail if there is a note: something slow or mistaken that the compiler sees", "only_if_set": True}
 
 
@@ -46,6 +48,7 @@ class CommonOptions:
 class EstimateOptions(CommonOptions):
     """Options of estimates."""
 
+    donate: InputNames = field(default=(), metadata=DONATE)
     strict: bool = field(default=False, metadata=STRICT)
 
 
@@ -130,7 +133,7 @@ class KernelOptions(NamedOptions):
             "flags": ("--constant",),
         },
     )
-    donate: InputNames = field(default=(), metadata={"help": "inputs that a scatter may overwrite: nothing is copied"})
+    donate: InputNames = field(default=(), metadata=DONATE)
     strict: bool = field(default=False, metadata=STRICT)
 
     @property
@@ -145,6 +148,7 @@ class CommonArguments(TypedDict, total=False):
 
 
 class EstimateArguments(CommonArguments, total=False):
+    donate: Sequence[str]
     strict: bool
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from roller_svc.ir.canonical import UNTAGGED, Key, Limit
+from roller_svc.ir.canonical import OMIT_DEFAULT, UNTAGGED, Key, Limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Execute:
     operator: Annotated[int, Key("execute")]
     first: Annotated[int, Key("execute")]
     count: Annotated[int, Key("execute")]
+    arrives: Annotated[int | None, OMIT_DEFAULT] = None  # the event at which each rTask arrives once it is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +29,42 @@ class Barrier:
     waits: Annotated[tuple[tuple[int, int], ...], Key("wait"), Limit(1, 1 << 20)]  # (vEU, order)
 
 
-Instruction = Annotated[Execute | Barrier, UNTAGGED]
+@dataclass(frozen=True, slots=True)
+class WaitEvent:
+    """Wait for all arrivals at an event."""
+
+    event: Annotated[int, Key("wait_event")]
+
+
+Instruction = Annotated[Execute | Barrier | WaitEvent, UNTAGGED]
 
 
 @dataclass(frozen=True, slots=True)
 class VDevicePlan:
-    """prog[vEU][order] for rOperators that have `num_tasks` independent, homogeneous rTasks each."""
+    """prog[vEU][order] for rOperators that have `num_tasks` independent, homogeneous rTasks each.
+
+    Plans for CPUs order rTasks by barriers, plans for GPUs by events: one wait for all arrivals takes the place of one
+    for each vEU.
+    """
 
     num_tasks: tuple[Annotated[int, Limit(1, 1 << 20)], ...]
     programs: Annotated[tuple[tuple[Instruction, ...], ...], Limit(1, 1024)]
+    events: Annotated[tuple[Annotated[int, Limit(1, 1 << 30)], ...], OMIT_DEFAULT] = ()  # arrivals of each event
 
     @property
     def num_veus(self) -> int:
         return len(self.programs)
+
+    @property
+    def has_events(self) -> bool:
+        """Return whether an instruction arrives at an event or waits for one."""
+        instructions = (instruction for program in self.programs for instruction in program)
+        return bool(self.events) or any(isinstance(each, WaitEvent) or arrives_at(each) is not None for each in instructions)
+
+
+def arrives_at(instruction: Instruction) -> int | None:
+    """Return the event at which an instruction arrives."""
+    return instruction.arrives if isinstance(instruction, Execute) else None
 
 
 def executes(plan: VDevicePlan) -> Iterator[tuple[int, int, Execute]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ _EXTENSION_TYPES: dict[DType, type] = {
     DType.FLOAT8_E5M2: ml_dtypes.float8_e5m2,
 }
 _BUFFER_TYPES = frozenset("?bBhHiIlLqQefd")  # numpy's types that have a format in Python's buffer protocol
+_addressof, _from_buffer = ctypes.addressof, ctypes.c_char.from_buffer  # several times as fast as array.ctypes
 _NUMPY_TYPES: dict[DType, np.dtype[np.generic]] = {d: np.dtype(_EXTENSION_TYPES.get(d, d.value)) for d in DType}
 
 
@@ -176,7 +178,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         size *= extent
     alignment = PAGE_BYTES if size >= PAGE_BYTES else ALIGNMENT_BYTES
     raw = np.empty(size + alignment, np.uint8)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(raw.data)) % alignment
+    start = -_addressof(_from_buffer(raw.data)) % alignment
     return np.ndarray(shape, dtype, raw, start)
 
 
@@ -194,50 +196,88 @@ def range_error(source: KernelSource, check: int, value: int) -> IndexRangeError
 
 
 class PlainArrays:
-    """The arrays of calls that use numpy's arrays as they are, with new arrays for the results.
+    """The arrays of calls that use numpy's arrays as they are.
 
     Small kernels run for a fraction of the time that `bind` takes.
     """
 
-    def __init__(self, buffers: Iterable[Buffer]) -> None:
+    def __init__(self, buffers: Iterable[Buffer], in_use: Iterable[Array] = ()) -> None:
+        """Take inputs and outputs, and arrays that no output may share memory with."""
         listed = tuple(buffers)
-        self._inputs = [(b.name, numpy_dtype(b.dtype), b.shape) for b in listed if b.role is Role.INPUT]
+        self._inputs = [(b.name, b.shape, numpy_dtype(b.dtype), _viewed(b)) for b in listed if b.role is Role.INPUT]
         self._outputs = [
-            (b.name, numpy_dtype(b.dtype), b.shape, np.empty if b.bytes < PAGE_BYTES else aligned_empty)
+            (b.name, b.shape, numpy_dtype(b.dtype), _viewed(b), np.empty if b.bytes < PAGE_BYTES else aligned_empty)
             for b in listed
             if b.role is Role.OUTPUT
         ]
+        self._bytes = [b.bytes for role in (Role.INPUT, Role.OUTPUT) for b in listed if b.role is role]
+        self._in_use = [(start := array.ctypes.data, start + array.nbytes) for array in in_use]
 
-    def addresses(self, arrays: Mapping[str, object]) -> list[int] | None:
+    def inputs(self, arrays: Mapping[str, object]) -> list[int] | None:
         """Return the addresses of the inputs in order; None if `bind` has to convert or refuse one."""
         if len(arrays) != len(self._inputs):
             return None
         addresses: list[int] = []
-        for name, dtype, shape in self._inputs:
+        for name, shape, dtype, viewed in self._inputs:
             array = arrays.get(name)
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
+            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
                 return None
             flags = array.flags
-            if not (flags.c_contiguous and flags.aligned):
+            if flags.carray:
+                addresses.append(_address_of(array, viewed))
+            elif flags.c_contiguous and flags.aligned:
+                addresses.append(array.ctypes.data)
+            else:
                 return None
-            addresses.append(address_of(array))
         return addresses
 
-    def results(self) -> tuple[dict[str, Array], list[int]]:
-        """Return new arrays for the results, and their addresses in order."""
+    def outputs(self, out: Mapping[str, object] | None, inputs: Sequence[int]) -> tuple[dict[str, Array], list[int]] | None:
+        """Return the results and their addresses in order; None if `bind` has to copy or refuse an array of `out`.
+
+        Args:
+            out: arrays of some results, by name; others are new.
+            inputs: addresses of the inputs, which share no memory with results.
+        """
         results: dict[str, Array] = {}
         addresses: list[int] = []
-        for name, dtype, shape, allocate in self._outputs:
-            results[name] = array = allocate(shape, dtype)
-            addresses.append(address_of(array))
-        return results, addresses
+        given = 0
+        for name, shape, dtype, viewed, allocate in self._outputs:
+            if out is None or name not in out:
+                result = allocate(shape, dtype)
+            else:
+                array = out[name]
+                if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype or not array.flags.carray:
+                    return None
+                result = array
+                given += 1
+            results[name] = result
+            addresses.append(_address_of(result, viewed))
+        if out is None:
+            return results, addresses
+        return (results, addresses) if given == len(out) and self._are_separate(inputs, addresses) else None
+
+    def _are_separate(self, inputs: Sequence[int], outputs: Sequence[int]) -> bool:
+        """Return whether the results share no memory with each other, inputs, or what is in use."""
+        spans = [(start, start + size) for start, size in zip((*inputs, *outputs), self._bytes, strict=True)]
+        written = sorted(spans[len(inputs) :])
+        read = (*spans[: len(inputs)], *self._in_use)
+        return all(a[1] <= b[0] for a, b in itertools.pairwise(written)) and not any(
+            start < other_end and other_start < end for start, end in written for other_start, other_end in read
+        )
 
 
-def address_of(array: Array) -> int:
-    """Return the address of an array's first byte."""
-    if array.flags.writeable and array.size and array.dtype.char in _BUFFER_TYPES:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # several times as fast as array.ctypes
-    return array.ctypes.data
+def _viewed(buffer: Buffer) -> np.dtype[np.generic] | None:
+    """Return a type of the same size that Python's buffer protocol has; None if it has this type."""
+    dtype = numpy_dtype(buffer.dtype)
+    return None if dtype.char in _BUFFER_TYPES else np.dtype(f"u{dtype.itemsize}")
+
+
+def _address_of(array: Array, viewed: np.dtype[np.generic] | None) -> int:
+    """Return the address of a writeable dense array. `viewed` is a type of Python's buffer protocol, if its own is not."""
+    try:
+        return _addressof(_from_buffer(array if viewed is None else array.view(viewed)))  # type: ignore[arg-type]
+    except ValueError:  # it has no elements
+        return array.ctypes.data
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -53,7 +54,7 @@ class CpuModule:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Run the kernel. Raises ArgumentError for arrays that do not fit, IndexRangeError for a bad index."""
-        results = self._direct(arrays) if out is None else None
+        results = self.run_plain(arrays, out)
         if results is not None:
             return results
         binding = bind(self.source.buffers, arrays, out, self.library)
@@ -62,14 +63,14 @@ class CpuModule:
             CpuCall(self, binding, blocks, self.launches(prepare=prepare))()
         return binding.copy_back()
 
-    def _direct(self, arrays: Mapping[str, object]) -> dict[str, Array] | None:
+    def run_plain(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array] | None:
         """Run the kernel on arrays as they are. Returns None if `bind` has to convert or refuse one."""
         call: _DirectCall | None = getattr(self._scratch, "direct", None)
         if call is None:
             blocks = (self.workspace(), self._thread_block("prepared", self.source.prepacked_buffers))
             launches = (*self.launches(prepare=True), *self.launches(prepare=False))
             call = self._scratch.direct = _DirectCall(self, self.source.buffers, {}, blocks, launches)
-        return call(arrays)
+        return call(arrays, out)
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
         """Return a bound call: constants are packed, each call of the result runs the other launches (for timing)."""
@@ -118,7 +119,7 @@ class PreparedCpu:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Run the kernel with the other arrays. Raises as CpuModule.run does."""
-        results = self._direct(arrays) if out is None else None
+        results = self.run_plain(arrays, out)
         if results is not None:
             return results
         call = self.bind(arrays, out)
@@ -132,7 +133,7 @@ class PreparedCpu:
         blocks = (self._module.workspace(), self._block)
         return CpuCall(self._module, full_binding, blocks, self._module.launches(prepare=False))
 
-    def _direct(self, arrays: Mapping[str, object]) -> dict[str, Array] | None:
+    def run_plain(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array] | None:
         """Run the kernel on arrays as they are. Returns None if `bind` has to convert or refuse one."""
         call: _DirectCall | None = getattr(self._scratch, "direct", None)
         if call is None:
@@ -140,7 +141,7 @@ class PreparedCpu:
             launches = self._module.launches(prepare=False)
             call = _DirectCall(self._module, self._remaining_buffers, self._constants, blocks, launches)
             self._scratch.direct = call
-        return call(arrays)
+        return call(arrays, out)
 
 
 class _Block:
@@ -176,7 +177,7 @@ class _DirectCall:
         self._source = module.source
         # donated inputs are copied or written, and a module may assume more than the alignment of elements
         self._is_usable = not any(b.donated for b in buffers) and module.library.alignment_bytes == ELEMENT_ALIGNMENT
-        self._plain = PlainArrays(buffers)
+        self._plain = PlainArrays(buffers, constants.values())
         self._constants = constants  # keeps the memory
         self._blocks = blocks
         self._status = (ctypes.c_longlong * 4)()
@@ -192,27 +193,38 @@ class _DirectCall:
         self._steps = [
             (
                 entry,
-                [places[symbol] for symbol in launch.args],
+                _chosen([places[symbol] for symbol in launch.args]),
                 [(places[symbol], sizes[symbol]) for symbol in launch.zeroed],
             )
             for entry, launch in launches
         ]
 
-    def __call__(self, arrays: Mapping[str, object]) -> dict[str, Array] | None:
-        inputs = self._plain.addresses(arrays) if self._is_usable else None
+    def __call__(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Array] | None:
+        inputs = self._plain.inputs(arrays) if self._is_usable else None
         if inputs is None:
             return None
-        results, outputs = self._plain.results()
+        written = self._plain.outputs(out, inputs)
+        if written is None:
+            return None
+        results, outputs = written
         addresses = inputs + outputs + self._fixed
         status = self._status
-        status[0] = 0
         for entry, arguments, zeroed in self._steps:
             for place, size_bytes in zeroed:
                 ctypes.memset(addresses[place], 0, size_bytes)
-            entry(*[addresses[place] for place in arguments])
+            entry(*arguments(addresses))
             if status[0]:
+                status[0] = 0
                 raise range_error(self._source, status[1], status[2])
         return results
+
+
+def _chosen(places: list[int]) -> Callable[[list[int]], tuple[int, ...]]:
+    """Return a function that takes the elements at these places of a list."""
+    if len(places) == 1:
+        return lambda listed: (listed[places[0]],)
+    taken: Callable[[list[int]], tuple[int, ...]] = itemgetter(*places)
+    return taken
 
 
 class CpuCall:

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from structlog.typing import EventDict, Processor
 
 from roller_svc.settings import LogFormat, Settings
+from roller_svc.terminal import has_colors
 
 REDACTED = "***"
 MIN_SECRET_CHARACTERS = 6  # of a known value that is redacted wherever it appears
@@ -97,7 +98,7 @@ def configure_logging(settings: Settings) -> None:
     """Make all loggers of this process write to the standard error stream, as the settings say."""
     handler = logging.StreamHandler(sys.stderr)
     redactor = Redactor(secrets_of(settings))
-    handler.setFormatter(LogFormatter(settings.log_format, redactor, has_colors=sys.stderr.isatty()))
+    handler.setFormatter(LogFormatter(settings.log_format, redactor, has_colors=has_colors(sys.stderr)))
     root = logging.getLogger()
     root.handlers = [handler]
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]

@@ -12,7 +12,7 @@ from roller_svc.farm.estimate_pool import NICE
 from roller_svc.farm.models import ModelRequest, model_digest, model_key, model_part_contents
 from roller_svc.farm.store import Artifact, Json, Store
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
-from roller_svc.graph.compile import check_cpu
+from roller_svc.graph.compile import check_device
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.model import device_spec
 from roller_svc.service.model_tasks import (
@@ -72,9 +72,9 @@ class ModelBuilds:
 
 
 def check_target(target: str, threads: int | None) -> HardwareSpec:
-    """Return the spec of a CPU with that many threads. Raises InputError for another device."""
+    """Return the spec of a CPU with that many threads, or of a GPU. Raises InputError for another device."""
     spec = device_spec(target, threads)
-    check_cpu(spec)
+    check_device(spec)
     return spec
 
 

@@ -20,7 +20,7 @@ from roller_svc.farm.store import MODELS, Artifact, Json
 from roller_svc.model import Model, compile_model, estimate_model
 
 BUNDLE, PLAN, SOURCE, HEADER = "bundle", "plan", "source", "header"
-KINDS = frozenset({BUNDLE, PLAN, SOURCE, HEADER})
+KINDS = frozenset({BUNDLE, PLAN, SOURCE})  # of every model; a CPU's has a C header too
 MAX_FILES_BYTES = 640 << 20  # of a built model; base64 of it fits a worker's response
 SUMMARY = ("kind", "veus", "threads", "launches", "waits", "arena", "buckets")  # of a plan, in a response
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that a model always gives the same archive
@@ -52,8 +52,9 @@ def build_model_task(task: ModelTask) -> Artifact:
                 BUNDLE: _archive(folder),
                 PLAN: _encode(model.plan),
                 SOURCE: "\n".join(kernel.source for kernel in model.kernels).encode(),
-                HEADER: (folder / "model.h").read_bytes(),
             }
+            header = folder / "model.h"
+            files |= {HEADER: header.read_bytes()} if header.is_file() else {}
         finally:
             settings.use(current)
     if sum(map(len, files.values())) > MAX_FILES_BYTES:
@@ -76,7 +77,7 @@ def parse_model_artifact(document: Mapping[str, Any]) -> Artifact:
     if not isinstance(facts, dict) or facts.get("digest") != digest:
         raise ValueError("the facts describe another model")
     files = decode_files(document["files"])
-    if set(files) != KINDS or f"sha256:{hashlib.sha256(files[BUNDLE]).hexdigest()}" != digest:
+    if set(files) - {HEADER} != KINDS or f"sha256:{hashlib.sha256(files[BUNDLE]).hexdigest()}" != digest:
         raise ValueError("the files are not those of the model")
     blobs = {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()}
     if facts.get("files") != blobs:
@@ -124,6 +125,7 @@ def _facts(digest: str, model: Model, files: Mapping[str, bytes]) -> Json:
         "kernels": [{"digest": each.digest, "uses": each.uses, "seconds": seconds.get(each.digest, 0.0)} for each in model.kernels],
         "plan": {name: _summarize(name, value) for name, value in model.plan.items() if name in SUMMARY},
         "estimate": {"seconds": model.estimate.seconds},
+        "lowerings": model.report.get("lowerings", {}),
         "files": {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()},
     }
     parsed: Json = json.loads(_encode(facts))  # tuples become lists, as the service sees them

@@ -8,3 +8,7 @@ from roller_svc.torch_backend.graphs import compile_graph
 from roller_svc.torch_backend.reports import CompiledPart, GraphReport, LeftToTorchWarning, report, reset
 
 __all__ = ["CompiledPart", "GraphReport", "LeftToTorchWarning", "compile_graph", "report", "reset"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -17,6 +17,7 @@ _WRAPPERS = (
     (re.compile(r"\bcopy_async_16\("), "asynchronous copies of 16 bytes", ("LDGSTS.128",)),
     (re.compile(r"\bload_matrix_[124]"), "matrix loads", ("LDSM",)),
     (re.compile(r"\bmma_\w+_(?:b?f16|tf32)\("), "tensor-core products", ("HMMA",)),
+    (re.compile(r"\bmma_\w+_f64\("), "tensor-core products of float64", ("DMMA",)),
     (re.compile(r"\bmma_\w+_[su]8[su]8\("), "tensor-core products of integers", ("IMMA",)),
     (re.compile(r"\bmma_\w+_e[45]m[23]e[45]m[23]\("), "tensor-core products of float8", ("QMMA", "HMMA")),
     (re.compile(r"\bwgmma_\w+_(?:b?f16|tf32)_[kmr][km]\("), "warpgroup products", ("HGMMA",)),
@@ -30,7 +31,7 @@ _WRAPPERS = (
     (re.compile(r"\bcluster_sync\("), "barriers of clusters", ("UCGABAR_WAIT",)),
 )
 _WIDE = r"\*\((?:const )?(?:uint4|int4|float4|double2|ulonglong2|longlong2) \*\)\s*&?\s*(\w+)"
-_WIDE_WRITE = re.compile(rf"^\s*{_WIDE}[^=;]*=(?!=)", re.MULTILINE)
+_WIDE_WRITE = re.compile(rf"^\s*{_WIDE}(?:[^=;]|==)*=(?!=)", re.MULTILINE)  # an index may compare
 _WIDE_ACCESS = re.compile(_WIDE)
 _SHARED_BUFFER = re.compile(r"__shared__[^;\n]*?(\w+)\s*\[|\*\s*const (\w+) = \([^;\n]*\bshared_memory\b")
 

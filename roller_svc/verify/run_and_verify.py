@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roller_svc.api import Call, load_runner
+from roller_svc.api import load_runner
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.errors import LaunchError
+from roller_svc.frontend.torch.arguments import Call
 from roller_svc.ir.accumulation import AccumulatorPrecision, least_precise
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind

@@ -23,6 +23,7 @@ from fastapi.responses import JSONResponse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from sampling import examples
 from serving import answer_of, running
 
 from roller_svc.client.schemas import CompileRequest
@@ -445,7 +446,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield found
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(requests, min_size=2, max_size=4))
 def test_random_requests_have_one_answer_on_both_paths(warm: Pair, several: list[Sent]) -> None:
     for sent in [*several, *several]:

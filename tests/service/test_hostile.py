@@ -13,6 +13,7 @@ import pytest
 from httpx import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sampling import examples
 from serving import served
 
 from roller_svc.farm.store import Artifact
@@ -82,7 +83,7 @@ def answered(client: Client, path: str, body: Any) -> None:
         assert problem["detail"]
 
 
-quick = settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=examples(150), derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @quick

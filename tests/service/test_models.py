@@ -242,7 +242,7 @@ def test_external_data_is_rejected(client: Client) -> None:
     ("change", "status", "code"),
     [
         ({"target": "no-such"}, 404, "unknown-hardware"),
-        ({"target": "nvidia-h100-sxm"}, 422, "unsupported-target"),
+        ({"target": "graphcore-mk2"}, 422, "unsupported-target"),
         ({"model": {"blob": "sha256:" + "0" * 64}}, 404, "unknown-blob"),
         ({"model": {"blob": "sha256:0"}}, 422, "invalid-body"),
         ({"model": {}}, 422, "invalid-body"),
@@ -301,6 +301,21 @@ def test_a_graph_is_compiled(client: Client, tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_model(tmp_path)(x=np.ones(4, np.float32))["y"], np.full(4, 2, np.float32))
 
 
+def test_a_graph_is_compiled_for_a_gpu(client: Client, tmp_path: Path) -> None:
+    """Nothing of it is for C: the bundle has the kernels' cubins, and the response what each kind of plans costs."""
+    response = client.compile_model(GRAPH, "nvidia-h200-sxm", GraphOptions(plan="graph")).response
+    assert response is not None
+    assert set(response.links) == {"bundle", "plan", "source"}
+    assert response.plan["kind"] == "graph"
+    assert set(response.lowerings) == {"launches", "graph"}
+    assert b"__global__" in client.file(response.links["source"])
+    zipfile.ZipFile(io.BytesIO(client.file(response.links["bundle"]))).extractall(tmp_path)
+    model = load_model(tmp_path, runtime="emulator")
+    np.testing.assert_array_equal(model(x=np.ones(4, np.float32))["y"], np.full(4, 2, np.float32))
+    estimate = client.estimate_model(GRAPH, "nvidia-h200-sxm")
+    assert estimate.seconds == pytest.approx(response.estimate.seconds)
+
+
 def test_everything_that_decides_a_model_is_in_its_digest() -> None:
     spec = load(CPU)
     request = ModelRequest("0" * 64, "onnx", CPU, {"threads": 1})
@@ -353,11 +368,16 @@ def test_files_that_cannot_be_sent_are_named(
 
 
 def test_a_model_is_built_for_several_targets_by_one_request(http: httpx.Client) -> None:
-    body = {"model": {"graph": GRAPH | {"name": "several"}}, "targets": [CPU, "nothing", "nvidia-h200-sxm"], "priority": 1}
+    body = {
+        "model": {"graph": GRAPH | {"name": "several"}},
+        "targets": [CPU, "nothing", "graphcore-mk2", "nvidia-h200-sxm"],
+        "priority": 1,
+    }
     entries = http.post("/v1/graphs:batchCompile", json={"requests": [body]}).json()["results"]
     assert [entry["target"] for entry in entries] == body["targets"]
     assert [entry.get("error", {}).get("code") for entry in entries][1] == "unknown-hardware"
-    assert "error" in entries[2]  # models are built for CPUs
+    assert entries[2]["error"]["code"] == "unsupported-target"
+    assert "operation" in entries[3]
     name = entries[0]["operation"]["name"]
     assert http.get(f"/v1/{name}?wait=60").json()["response"]["target"] == CPU
     again = http.post("/v1/graphs:batchCompile", json={"requests": [body]}).json()["results"]

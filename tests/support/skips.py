@@ -19,7 +19,7 @@ ALLOWED = {
 
 
 # Programs that tests run, and the Debian packages of .ci/run that have them.
-PACKAGES = {"gcc": "gcc", "g++": "g++", "clang": "clang", "clang++": "clang"}
+PACKAGES = {"gcc": "gcc", "g++": "g++", "clang": "clang", "clang++": "clang", "zsh": "zsh", "fish": "fish"}
 
 
 def who_runs(reason: str) -> str | None:

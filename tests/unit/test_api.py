@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import subprocess
 import sys
+import types
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,6 +47,19 @@ def test_local_commands_load_no_http_client() -> None:
     program = "import roller_svc.cli.run, sys; print([m for m in ('httpx', 'roller_svc.client') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("text", ["C[m] = A[m", "C[m] = Q[m]", "C[m] = A[m + 1]"])
+def test_a_refused_program_loads_no_compiler(text: str) -> None:
+    heavy = ("islpy", "pydantic", "yaml", "rich", "roller_svc.runtime", "roller_svc.codegen", "roller_svc.families")
+    program = f"""
+import sys
+from roller_svc.cli import main
+status = main(["compile", {text!r}, "--input", "A=float32[4]"])
+print(status, [m for m in {heavy} if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2 []"
 
 
 def test_a_kernel_computes(kernel: roller_svc.Kernel, arrays: dict[str, Any]) -> None:
@@ -198,6 +213,16 @@ def test_unknown_attributes_are_errors() -> None:
     with pytest.raises(AttributeError):
         roller_svc.nothing  # noqa: B018 - looking it up is the test
     assert "compile" in dir(roller_svc)
+
+
+@pytest.mark.parametrize("name", ["", ".client", ".frontend.ops", ".torch", ".torch_backend"])
+def test_public_modules_list_nothing_internal(name: str) -> None:
+    if "torch" in name:
+        pytest.importorskip("torch")
+    module = importlib.import_module(f"roller_svc{name}")
+    shown = {each for each in dir(module) if isinstance(getattr(module, each), types.ModuleType)}
+    assert shown <= {"errors", "ops", "onnx_nodes", "schemas"}
+    assert set(module.__all__) <= set(dir(module))
 
 
 def test_arrays_are_given_by_name_and_an_equal_call_returns_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,43 @@ def test_a_range_that_cannot_be_padded_is_refused_and_a_list_says_why():
     assert "reduces over the dimension" in caught.value.hint
 
 
+class SelfAttention(nn.Module):
+    """Attention of torch, which puts the batch second."""
+
+    def __init__(self, *, batch_first, need_weights):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        self.need_weights = need_weights
+
+    def forward(self, x):
+        results = self.attention(x, x, x, need_weights=self.need_weights)
+        return results if self.need_weights else results[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "batch_first"),
+    [
+        (SelfAttention(batch_first=True, need_weights=False), True),
+        (SelfAttention(batch_first=False, need_weights=True), False),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=False), False),
+    ],
+)
+def test_a_batch_that_attention_puts_inside_of_another_dimension_may_vary(module, batch_first):
+    module = module.eval()
+    axis = 0 if batch_first else 1
+
+    def example(batch):
+        return torch.randn((batch, 3, 8) if batch_first else (3, batch, 8))
+
+    model = roller_svc.compile_model((module, (example(3),), ({axis: Dim("batch", max=64)},)), dims={"batch": "3..5"}, **FAST)
+    for batch in (3, 4, 5):
+        x = example(batch)
+        with torch.no_grad():
+            expected = module(x)
+        found = tuple(model.run({model.inputs[0].name: x}).values())
+        torch.testing.assert_close(found, expected if isinstance(expected, tuple) else (expected,))
+
+
 @pytest.mark.parametrize(
     ("source", "dims", "message"),
     [

@@ -66,6 +66,27 @@ def test_names_are_checked(name, inputs, message):
         roller_svc.torch.op(name, "y[i] = x[i]", inputs)
 
 
+def test_an_equal_definition_is_the_same_operator(axpy):
+    text = "y[i] = a[i] * 2 + b[i]; z[i] = y[i] * y[i]"
+    assert roller_svc.torch.op("roller_test::axpy", text, ("a", "b"), outputs=("y", "z"), **FAST) is axpy
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("roller_test::axpy", {"inputs": ["b", "a"]}, "computes 'y.*with other arguments"),
+        ("roller_test::axpy", {"top_k": 2}, "computes 'y.*with other arguments"),
+        ("aten::add", {}, "was registered by other code"),
+    ],
+)
+def test_a_name_has_one_definition(axpy, name, change, message):
+    given = {"inputs": ["a", "b"], "outputs": ["y", "z"], **FAST} | change
+    with pytest.raises(ArgumentError, match=f"there is an operator {name!r}, which {message}") as caught:
+        roller_svc.torch.op(name, "y[i] = a[i] * 2 + b[i]; z[i] = y[i] * y[i]", **given)
+    assert (caught.value.code, "another name" in caught.value.hint) == ("operator-exists", True)
+    assert len(axpy(torch.ones(3), torch.ones(3))) == 2
+
+
 def test_inputs_are_not_donated():
     with pytest.raises(ArgumentError, match="writes none of its inputs"):
         roller_svc.torch.op("roller_test::scattered", "g[a[n]] +=. x[n]", ["g", "a", "x"], donate=["g"])

@@ -11,7 +11,7 @@ from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Phase
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.quoting import quote_comment, require_identifier
-from roller_svc.ir.vdevice import Execute
+from roller_svc.ir.vdevice import Barrier, Execute
 
 MODEL = "model"  # begins the functions of a model, before it gets its name
 PREFIX_DIGITS = 16  # of the hash in names of a kernel's functions
@@ -141,6 +141,8 @@ class _Table:
         row = len(self.rows)
         self.rows.append((None, ()))
         first, end = self.add(step.steps)
+        if step.plan.has_events:
+            raise InvariantError(f"{step.node}: a plan for CPUs orders rTasks by barriers, got events")
         first_program, first_time = len(self.programs), 0
         for program in step.plan.programs:
             self.programs.append((len(self.instructions), len(program)))
@@ -148,7 +150,7 @@ class _Table:
                 if isinstance(instruction, Execute):
                     self._execute(step, first, instruction, first_time)
                     first_time += 1
-                else:
+                elif isinstance(instruction, Barrier):
                     at = len(self.waits)
                     self.waits += instruction.waits
                     self.instructions.append((None, (-1, 0, at, len(instruction.waits), 0)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from roller_svc.analysis.congruences import Congruence, congruence
 from roller_svc.analysis.index_ranges import fold
@@ -50,9 +52,12 @@ from roller_svc.ir.tensor_map import TensorMap
 # Statements of one loop nest after full unrolling.
 UNROLLED_STATEMENTS = 512
 _NOT_UNROLLED_AROUND = (Barrier, MbarrierWait, WarpBarrier, CpAsync)  # serial loops around these stay rolled
+_COLLECTIVE = (Barrier, AnyThread, WarpReduce, WarpScan, *get_args(MatrixNode))  # threads wait for others
 REGISTER_BYTES = 4
-WAVE = 64
-ROLES_BARRIER = 1  # named barrier of all roles; 0 is that of __syncthreads (PTX ISA, "bar")
+WARP, WAVE = 32, 64
+# Named barrier of all roles, and of the threads of an rTask; 0 is that of __syncthreads (PTX ISA, "bar").
+ROLES_BARRIER = 1
+TASK = "task"  # the number of an rTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,35 @@ class Function:
     shared_bytes: int  # dynamic
     checks: tuple[RuntimeCheck, ...] = ()
     tensor_maps: tuple[TensorMap, ...] = ()  # parameters after the buffers
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFunction:
+    """A launch as rTasks: a device function of the number of a task and of its buffers."""
+
+    parameters: tuple[str, ...]  # of the buffers
+    body: str
+    helpers: tuple[str, ...]
+    tasks: int
+    threads: int  # the first of a block
+    shared_bytes: int
+    alignment: int  # of the shared memory
+    checks: tuple[RuntimeCheck, ...] = ()
+    first_check: int = 0  # the number of the first one in the kernel's checks
+
+    def definition(self, name: str, alignment: int) -> str:
+        """Return the function under a name. All functions of a kernel have the same shared memory.
+
+        It is not inlined, so that the registers of a kernel are the most of one function, not of all.
+        """
+        shared = f"  {shared_memory(alignment)}\n" if self.shared_bytes else ""
+        parameters = ", ".join((f"const int {TASK}", *self.parameters))
+        return f"__device__ __noinline__ void {name}({parameters}) {{\n{shared}{self.body}}}\n"
+
+
+def shared_memory(alignment: int) -> str:
+    """Return the declaration of dynamic shared memory."""
+    return f"extern __shared__ __align__({alignment}) unsigned char shared_memory[];"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +126,7 @@ class CodeGenCuda(CodeGenVisitor):
     congruences: dict[str, Congruence] = field(default_factory=dict)  # of Lets in scope
     definitions: dict[str, Expr] = field(default_factory=dict)  # of Lets in scope that bind a variable once
     is_unlikely: bool = False  # within the body of an unlikely branch
+    task_threads: int = 0  # an rTask: its threads, which may be fewer than the block's. 0: a kernel of its own
 
     def visit(self, node: Node) -> None:
         if isinstance(node, MatrixNode):
@@ -155,7 +190,10 @@ class CodeGenCuda(CodeGenVisitor):
         self.congruences, self.definitions = saved
 
     def visit_barrier(self) -> None:
-        self.emit_line("__syncthreads();")
+        if self.task_threads:
+            self.emit_line(f"{call_wrapper('named_barrier', self.scalar)}({ROLES_BARRIER}, {self.task_threads});")
+        else:
+            self.emit_line("__syncthreads();")
 
     def visit_branch(self, branch: Branch) -> None:
         saved = self.is_unlikely
@@ -177,8 +215,9 @@ class CodeGenCuda(CodeGenVisitor):
         scalar.ranges[node.var] = (0, 1)
         with self.declaring(identifier):
             vote = f"__syncthreads_or({cond}) != 0"
-            if node.threads is not None:
-                vote = f"{call_wrapper('named_any', scalar)}({ROLES_BARRIER}, {node.threads}, {cond})"
+            threads = node.threads or self.task_threads
+            if threads:
+                vote = f"{call_wrapper('named_any', scalar)}({ROLES_BARRIER}, {threads}, {cond})"
             self.emit_line(f"const int {identifier} = {vote};")
             self.visit_all(node.body)
         scalar.values, scalar.ranges = saved
@@ -274,20 +313,9 @@ def emit_function(
     tree: ScheduleTree, views: dict[str, BufferRef], args: tuple[Buffer, ...], arch: Arch, first_check: int = 0
 ) -> Function:
     """Emit one launch as an extern "C" __global__ function over its buffers, as in `args`, and its tensor maps."""
-    shapes = {tensor: buffer.shape for tensor, buffer in views.items()}
-    wide = any(math.prod(b.shape) > MAX_INT32 for b in args) or needs_wide_index(tree.body, shapes)
-    dialect = dialect_of(arch)
-    names = Names()
-    names.reserve(*(p.identifier for p in views.values()))
-    maps = tuple(replace(m, symbol=names.of(m.symbol), buffer=views[m.buffer].identifier) for m in tree.tensor_maps)
-    index = dialect.wide_index if wide else dialect.index
-    scalar = Scalar(dialect, names, index, guard_reads=True, buffers=dict(views))
-    scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
-    visitor = CodeGenCuda(dialect, names, scalar, arch=arch)
+    visitor, maps = _visit_tree(tree, views, args, arch, first_check)
+    dialect, scalar = visitor.dialect, visitor.scalar
     blocks, threads = block_extents(tree)
-    _declare_ids(visitor, tree)
-    _prefetch_maps(visitor, maps)
-    visitor.visit_all(tree.body)
     shared, dynamic = _shared_declarations(list(visitor.shared_buffers.values()), dialect.static_shared_bytes)
     parameters = [_parameter(a, dialect) for a in args]
     parameters += [f"const __grid_constant__ TensorMap {m.symbol}" for m in maps]
@@ -302,6 +330,75 @@ def emit_function(
     return Function(text, (*scalar.helpers, *visitor.atomics), blocks, threads, dynamic, tuple(scalar.checks[first_check:]), maps)
 
 
+def emit_task_function(
+    tree: ScheduleTree, views: dict[str, BufferRef], args: tuple[Buffer, ...], arch: Arch, first_check: int = 0
+) -> TaskFunction:
+    """Emit one launch as a device function of the number of an rTask and its buffers.
+
+    Its threads are the first of a block that may have more. They meet at a named barrier, because the others do not
+    come. Raises InvariantError for a launch that cannot join others in a kernel.
+    """
+    if reason := find_join_refusal(tree, arch):
+        raise InvariantError(f"{tree.name} cannot join other launches in a kernel: {reason}")
+    tasks, threads = block_extents(tree)
+    visitor, _ = _visit_tree(tree, views, args, arch, first_check, task_threads=threads)
+    buffers = list(visitor.shared_buffers.values())
+    return TaskFunction(
+        tuple(_parameter(a, visitor.dialect) for a in args),
+        "".join(f"{line}\n" for line in (*(f"  {pointer}" for pointer in _shared_pointers(buffers)), *visitor.lines)),
+        (*visitor.scalar.helpers, *visitor.atomics),
+        tasks,
+        threads,
+        max((buffer.end for buffer in buffers), default=0),
+        max((buffer.alignment for buffer in buffers), default=1),
+        tuple(visitor.scalar.checks[first_check:]),
+        first_check,
+    )
+
+
+def find_join_refusal(tree: ScheduleTree, arch: Arch) -> str | None:
+    """Return why a launch cannot be rTasks of a kernel with others; None if it can."""
+    if dialect_of(arch).language is not Language.CUDA:
+        return f"rTasks in one kernel need CUDA, got {arch}"
+    if tree.cluster > 1:
+        return f"its blocks are in clusters of {tree.cluster}"
+    if tree.tensor_maps:
+        return f"it has {len(tree.tensor_maps)} tensor maps, which are parameters of a kernel"
+    if any(isinstance(node, HopperNode | RemoteShared) for node in iter_nodes(tree.body)):
+        return "it has mbarriers or warpgroups, whose threads are those of a whole block"
+    if tree.zeroed:
+        return f"{', '.join(tree.zeroed)} must be zero before the launch"
+    threads = block_extents(tree)[1]
+    if threads % WARP and any(isinstance(node, _COLLECTIVE) for node in iter_nodes(tree.body)):
+        return f"its blocks have {threads} threads that meet, which are not whole warps"
+    return None
+
+
+def _visit_tree(
+    tree: ScheduleTree,
+    views: dict[str, BufferRef],
+    args: tuple[Buffer, ...],
+    arch: Arch,
+    first_check: int,
+    task_threads: int = 0,
+) -> tuple[CodeGenCuda, tuple[TensorMap, ...]]:
+    """Emit the body of a launch, or of its rTasks if these have threads of their own."""
+    shapes = {tensor: buffer.shape for tensor, buffer in views.items()}
+    wide = any(math.prod(b.shape) > MAX_INT32 for b in args) or needs_wide_index(tree.body, shapes)
+    dialect = dialect_of(arch)
+    names = Names()
+    names.reserve(*(p.identifier for p in views.values()))
+    maps = tuple(replace(m, symbol=names.of(m.symbol), buffer=views[m.buffer].identifier) for m in tree.tensor_maps)
+    index = dialect.wide_index if wide else dialect.index
+    scalar = Scalar(dialect, names, index, guard_reads=True, buffers=dict(views))
+    scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
+    visitor = CodeGenCuda(dialect, names, scalar, arch=arch, task_threads=task_threads)
+    _declare_ids(visitor, tree, TASK if task_threads else "blockIdx.x")
+    _prefetch_maps(visitor, maps)
+    visitor.visit_all(tree.body)
+    return visitor, maps
+
+
 def dialect_of(arch: Arch) -> dialects.Dialect:
     """Return the dialect of an architecture."""
     return dialects.HIP if arch.prefix == HIP_PREFIX else dialects.CUDA
@@ -314,13 +411,13 @@ def _min_resident(blocks: int, threads: int, dialect: dialects.Dialect) -> int:
     return ceil_div(blocks * ceil_div(threads, WAVE), dialect.bounded_simds)
 
 
-def _declare_ids(visitor: CodeGenCuda, tree: ScheduleTree) -> None:
+def _declare_ids(visitor: CodeGenCuda, tree: ScheduleTree, block: str) -> None:
     """Declare the variables of block and thread loops: the innermost varies fastest, except for rastered blocks."""
-    for kind, source in ((LoopKind.BLOCK, "blockIdx.x"), (LoopKind.THREAD, "threadIdx.x")):
+    for kind, source in ((LoopKind.BLOCK, block), (LoopKind.THREAD, "threadIdx.x")):
         loops = [n for n in iter_nodes(tree.body) if isinstance(n, Loop) and n.kind is kind]
         number = f"(int){source}"
         if kind is LoopKind.BLOCK and tree.raster > 1 and len(loops) > 1:
-            number = _declare_rastered_ids(visitor, (loops[-2], loops[-1]), tree.raster)
+            number = _declare_rastered_ids(visitor, (loops[-2], loops[-1]), tree.raster, block)
             loops = loops[:-2]
         stride = math.prod(x.extent for x in loops)
         total = stride
@@ -342,7 +439,7 @@ def _prefetch_maps(visitor: CodeGenCuda, maps: tuple[TensorMap, ...]) -> None:
                 visitor.emit_line(f"{call_wrapper('prefetch_map', visitor.scalar)}(&{tensor_map.symbol});")
 
 
-def _declare_rastered_ids(visitor: CodeGenCuda, tiles: tuple[Loop, Loop], raster: int) -> str:
+def _declare_rastered_ids(visitor: CodeGenCuda, tiles: tuple[Loop, Loop], raster: int, block: str) -> str:
     """Declare the variables of the two innermost block loops, and return the rest of the block's number.
 
     Blocks take `raster` rows of tiles at a time, down each column first.
@@ -350,14 +447,14 @@ def _declare_rastered_ids(visitor: CodeGenCuda, tiles: tuple[Loop, Loop], raster
     row, column = tiles
     index = visitor.scalar.index_type
     tile, first, rows, position = (visitor.names.of(f".raster{part}") for part in ("", "_row", "_rows", "_at"))
-    visitor.emit_line(f"const int {tile} = (int)blockIdx.x % {row.extent * column.extent};")
+    visitor.emit_line(f"const int {tile} = (int){block} % {row.extent * column.extent};")
     visitor.emit_line(f"const int {first} = {tile} / {raster * column.extent} * {raster};")
     remaining = f"{row.extent} - {first}"
     visitor.emit_line(f"const int {rows} = {remaining} < {raster} ? {remaining} : {raster};")
     visitor.emit_line(f"const int {position} = {tile} % {raster * column.extent};")
     visitor.emit_line(f"const {index} {visitor.names.of(row.var)} = {first} + {position} % {rows};")
     visitor.emit_line(f"const {index} {visitor.names.of(column.var)} = {position} / {rows};")
-    return f"(int)blockIdx.x / {row.extent * column.extent}"
+    return f"(int){block} / {row.extent * column.extent}"
 
 
 def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tuple[list[str], int]:
@@ -371,10 +468,13 @@ def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tupl
     size = str(total) if static else ""
     alignment = max(buffer.alignment for buffer in buffers)
     lines = [f"{'' if static else 'extern '}__shared__ __align__({alignment}) unsigned char shared_memory[{size}];"]
-    lines += [
+    return lines + _shared_pointers(buffers), 0 if static else total
+
+
+def _shared_pointers(buffers: list[SharedBuffer]) -> list[str]:
+    return [
         f"{buffer.type_} *const {buffer.identifier} = ({buffer.type_} *)(shared_memory + {buffer.offset});" for buffer in buffers
     ]
-    return lines, 0 if static else total
 
 
 def _parameter(buffer: Buffer, dialect: dialects.Dialect) -> str:
@@ -382,10 +482,10 @@ def _parameter(buffer: Buffer, dialect: dialects.Dialect) -> str:
     return f"{const}{dialect.storage_type(buffer.dtype)} *__restrict__ {buffer.symbol}"
 
 
-def preamble(functions: tuple[Function, ...], arch: Arch) -> str:
-    """Return the helpers and wrappers of the functions."""
+def preamble(helpers: Iterable[str], arch: Arch) -> str:
+    """Return the texts of helpers and wrappers, by their names."""
     dialect = dialect_of(arch)
-    names = list(dict.fromkeys(name for f in functions for name in f.helpers))
+    names = list(dict.fromkeys(helpers))
     plain = [(instruction(n) or helper(n, dialect)).text for n in names if not n.startswith(PREFIX)]
     for name in names:
         if name.startswith(PREFIX):

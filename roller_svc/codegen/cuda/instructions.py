@@ -1,8 +1,8 @@
 """Wrappers of instructions without CUDA C++ functions, and of AMD's matrix instructions.
 
-Inline assembly is only here and in hopper_instructions.py. The emulator implements every wrapper on the host. Shapes,
-fragments and sizes are those of the PTX ISA: "cp.async", "ldmatrix", "mma". AMD's wrappers call builtins of clang for
-amdgcn (LLVM, "BuiltinsAMDGPU.def"), whose last three operands, which broadcast blocks, are 0.
+Inline assembly is only here, in hopper_instructions.py and in event_instructions.py. The emulator implements every
+wrapper on the host. Shapes, fragments and sizes are those of the PTX ISA: "cp.async", "ldmatrix", "mma". AMD's wrappers
+call builtins of clang for amdgcn (LLVM, "BuiltinsAMDGPU.def"), whose last three operands, which broadcast blocks, are 0.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from roller_svc.codegen.cuda.event_instructions import EVENT_WRAPPERS
 from roller_svc.codegen.cuda.hopper_instructions import hopper_instruction
 from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.helpers import RCP_APPROX, Helper
@@ -40,8 +41,11 @@ _MFMA = {
     "mfma_16x16x4_f32": _Mfma("f32_16x16x4f32", "float", "float", 1, "float"),
     "mfma_16x16x16_s8": _Mfma("i32_16x16x16i8", "signed char", "int", 1, "int"),
     "mfma_16x16x32_s8": _Mfma("i32_16x16x32_i8", "signed char", "long", 1, "int"),
+    "mfma_16x16x4_f64": _Mfma("f64_16x16x4f64", "double", "double", 1, "double"),
 }
-_MFMA_SHAPES = {DType.FLOAT16: "16_f16", DType.BFLOAT16: "16_bf16", DType.FLOAT32: "4_f32", DType.INT8: "16_s8"}
+_MFMA_SHAPES = {
+    DType.FLOAT16: "16_f16", DType.BFLOAT16: "16_bf16", DType.FLOAT32: "4_f32", DType.INT8: "16_s8", DType.FLOAT64: "4_f64",
+}  # fmt: skip
 
 
 def mfma_wrapper(dtype: DType, arch: Arch) -> str:
@@ -70,7 +74,8 @@ def mfma(name: str) -> Helper | None:
     )
 
 
-AMPERE = Arch("sm_", 80)  # cp.async, and the larger mma of every type
+AMPERE = Arch("sm_", 80)  # cp.async, and the larger mma of every type but float64
+HOPPER = Arch("sm_", 90)  # the larger mma of float64
 
 _F = "__device__ __forceinline__"
 _SHARED_ADDRESS = f"""{_F} unsigned int shared_address(const void *p) {{
@@ -122,21 +127,35 @@ _PAIR_CONVERSIONS = {
 }}"""),
 }  # fmt: skip
 
-# instruction → (type of d, its count, words of a, words of b); operand types follow the shape in the name
-_MMA = {
-    "m16n8k16": ("float", 4, 4, 2), "m16n8k8": ("float", 4, 2, 1), "m16n8k32": ("float", 4, 4, 2),
-    "m8n8k16": ("int", 2, 1, 1),
-}  # fmt: skip
+
+@dataclass(frozen=True, slots=True)
+class _Registers:
+    """Types of a lane's registers: of the sums, with their letter and PTX's name, and of the operands."""
+
+    sum_type: str
+    sum_letter: str
+    sum_name: str
+    operand_type: str = "unsigned int"
+    operand_letter: str = "r"
+
+
+_SUMS_F32, _SUMS_S32 = _Registers("float", "f", "f32"), _Registers("int", "r", "s32")
+_SUMS_F64 = _Registers("double", "d", "f64", "double", "d")
+# Shape → a lane's sums, and its registers of a and b. Tf32 and float64 have one element in a register.
+_MMA = {"m16n8k16": (4, 4, 2), "m16n8k8": (4, 2, 1), "m16n8k32": (4, 4, 2), "m8n8k16": (2, 1, 1), "m8n8k4": (2, 1, 1)}
+_ONE_ELEMENT = {"m16n8k8": (4, 4, 2), "m8n8k4": (2, 1, 1)}
 _NAMES = {"i8": "s8"}  # PTX's own names for types
 
 
 def mma_wrapper(a: DType, b: DType, arch: Arch) -> str:
-    """Return the name of the wrapper that multiplies fragments of 16 x 32 and 32 x 8 bytes."""
+    """Return the name of the wrapper that multiplies fragments of 16 x 32 and 32 x 8 bytes; of float64, twice these."""
     if arch.prefix == HIP_PREFIX:
         return mfma_wrapper(a, arch)
     one, other = (_NAMES.get(SHORT[d], SHORT[d]) for d in (a, b))
     if a is DType.FLOAT32:
         return "mma_m16n8k8_tf32"
+    if a is DType.FLOAT64:
+        return "mma_m16n8k8_f64" if arch >= HOPPER else "mma_four_m8n8k4_f64"
     if a.bits == 16:
         return "mma_m16n8k16_" + one if arch >= AMPERE else "mma_two_m16n8k8_" + one
     if not a.is_float and arch < AMPERE:
@@ -150,6 +169,8 @@ def instruction(name: str) -> Helper | None:
         return wrapper
     if text := _PLAIN.get(name):
         return Helper(text)
+    if name in EVENT_WRAPPERS:
+        return EVENT_WRAPPERS[name]
     if name in _PAIR_CONVERSIONS:
         return _PAIR_CONVERSIONS[name]
     if found := re.fullmatch(r"(add|sub|mul)_(f16|bf16)x2", name):
@@ -166,12 +187,12 @@ def instruction(name: str) -> Helper | None:
         return Helper(_pack(found[1]), (f"f32_to_{found[1]}",))
     if found := re.fullmatch(r"mma_two_m16n8k8_(\w+)", name):
         one = f"mma_m16n8k8_{found[1]}"
-        return Helper(_composed(name, "float", (f"{one}(d, a, b);", f"{one}(d, a + 2, b + 1);")), (one,))
-    if found := re.fullmatch(r"mma_four_m8n8k16_(\w+)", name):
-        one = f"mma_m8n8k16_{found[1]}"
+        return Helper(_composed(name, _SUMS_F32, (f"{one}(d, a, b);", f"{one}(d, a + 2, b + 1);")), (one,))
+    if found := re.fullmatch(r"mma_four_(m8n8k16|m8n8k4)_(\w+)", name):
+        one = f"mma_{found[1]}_{found[2]}"
         steps = (f"{one}(d, a, b);", f"{one}(d, a + 2, b + 1);", f"{one}(d + 2, a + 1, b);",
                  f"{one}(d + 2, a + 3, b + 1);")  # fmt: skip
-        return Helper(_composed(name, "int", steps), (one,))
+        return Helper(_composed(name, _registers(found[2]), steps), (one,))
     if found := re.fullmatch(r"mma_(m\d+n\d+k\d+)_(\w+)", name):
         return Helper(_mma(name, found[1], found[2]))
     return hopper_instruction(name)
@@ -235,23 +256,27 @@ def _add_pair(short: str) -> str:
 
 
 def _mma(name: str, shape: str, types: str) -> str:
-    d_type, d, a, b = _MMA[shape]
-    if types == "tf32":
-        a, b = 4, 2
     operands = _operand_types(types)
-    if operands[0][0] in "su":
-        d_type = "int"
-    letter, short = ("f", "f32") if d_type == "float" else ("r", "s32")
-    results = ", ".join(f'"+{letter}"(d[{i}])' for i in range(d))
-    inputs = ", ".join([*(f'"r"(a[{i}])' for i in range(a)), *(f'"r"(b[{i}])' for i in range(b))])
+    d, a, b = (_ONE_ELEMENT if types in ("tf32", "f64") else _MMA)[shape]
+    held = _registers(types)
+    results = ", ".join(f'"+{held.sum_letter}"(d[{i}])' for i in range(d))
+    letter, short = held.operand_letter, held.sum_name
+    inputs = ", ".join([*(f'"{letter}"(a[{i}])' for i in range(a)), *(f'"{letter}"(b[{i}])' for i in range(b))])
     numbers = iter(range(d + a + b))
     d_list, a_list, b_list = (_listed(numbers, count) for count in (d, a, b))
     return (
-        f"{_F} void {name}({d_type} *d, const unsigned int *a, const unsigned int *b) {{\n"
+        f"{_F} void {name}({held.sum_type} *d, const {held.operand_type} *a, const {held.operand_type} *b) {{\n"
         f'  asm("mma.sync.aligned.{shape}.row.col.{short}.{operands[0]}.{operands[1]}.{short} "\n'
         f'      "{{{d_list}}}, {{{a_list}}}, {{{b_list}}}, {{{d_list}}};"\n'
         f"      : {results} : {inputs});\n}}"
     )
+
+
+def _registers(types: str) -> _Registers:
+    """Return the registers of products of the types in a wrapper's name."""
+    if types == "f64":
+        return _SUMS_F64
+    return _SUMS_S32 if types[0] in "su" else _SUMS_F32
 
 
 def _operand_types(types: str) -> tuple[str, str]:
@@ -259,7 +284,7 @@ def _operand_types(types: str) -> tuple[str, str]:
     found = re.fullmatch(r"(s8|u8|e4m3|e5m2)(s8|u8|e4m3|e5m2)", types)
     if found:
         return found[1], found[2]
-    if types in ("f16", "bf16", "tf32"):
+    if types in ("f16", "bf16", "tf32", "f64"):
         return types, types
     raise InvariantError(f"no mma of {types}")
 
@@ -268,6 +293,6 @@ def _listed(numbers: Iterator[int], count: int) -> str:
     return ", ".join(f"%{next(numbers)}" for _ in range(count))
 
 
-def _composed(name: str, d_type: str, steps: tuple[str, ...]) -> str:
+def _composed(name: str, held: _Registers, steps: tuple[str, ...]) -> str:
     body = "\n".join(f"  {step}" for step in steps)
-    return f"{_F} void {name}({d_type} *d, const unsigned int *a, const unsigned int *b) {{\n{body}\n}}"
+    return f"{_F} void {name}({held.sum_type} *d, const {held.operand_type} *a, const {held.operand_type} *b) {{\n{body}\n}}"

@@ -181,14 +181,16 @@ class EstimateCache:
 def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[TargetEstimate]:
     """Return the best plans for each device. Raises InputError for an invalid program or device id."""
     specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in hardware.expand_targets(targets)]
-    partitions, options = PartitionCache(_program_text(item).parse()), _options(item)
+    text, options = _read_item(item)
+    partitions = PartitionCache(text.parse())
     estimates = (estimate_program(partitions, spec, top_k, options.constraints) for spec in specs)
     return [add_notes(partitions, each, options.constraints, strict=options.strict) for each in estimates]
 
 
 def plan_sensitivity_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
     """Return the sensitivity of a plan's estimate to each resource of the device."""
-    groups = PartitionCache(_program_text(item).parse()).partition_of_plan(plan, spec, _options(item).constraints)
+    text, options = _read_item(item)
+    groups = PartitionCache(text.parse()).partition_of_plan(plan, spec, options.constraints)
     return sensitivity_json(analyze_sensitivity(plan, groups, spec))
 
 
@@ -200,7 +202,7 @@ def _or_error(resolve: Callable[[T], R], value: T) -> R | bytes:
 
 
 def _parse_item(item: Item) -> _ParsedItem:
-    text, options = _program_text(item), _options(item)
+    text, options = _read_item(item)
     return _ParsedItem(text, options.constraints, options.strict, _text_digest(text))
 
 
@@ -220,14 +222,18 @@ def _task(group: Sequence[_Query], top_k: int) -> EstimateTask:
     return EstimateTask(item.program, tuple(query.device.spec for query in group), top_k, item.constraints, item.strict)
 
 
-def _program_text(item: Item) -> ProgramText:
-    return ProgramText(validate_expression(item.expression), tensor_types(item.inputs), validate_outputs(item.outputs))
+def _read_item(item: Item) -> tuple[ProgramText, EstimateOptions]:
+    """Return the program and the options of an item, checked one by one. Raises InputError."""
+    expression, inputs = validate_expression(item.expression), tensor_types(item.inputs)
+    outputs = validate_outputs(item.outputs)
+    options = EstimateOptions(**read_options(EstimateOptions, item.options, inputs))
+    return ProgramText(expression, inputs, outputs, options.donate), options
 
 
 def _text_digest(text: ProgramText) -> bytes:
     """Hash the text, not the parsed program: a reformatted program has another digest."""
     inputs = [(name, type_.dtype.value, type_.shape) for name, type_ in text.inputs]
-    return _hash(repr((text.expression, inputs, text.outputs)).encode())
+    return _hash(repr((text.expression, inputs, text.outputs, text.donate)).encode())
 
 
 def _hash(content: bytes) -> bytes:
@@ -236,10 +242,6 @@ def _hash(content: bytes) -> bytes:
 
 def _weight(content: bytes) -> int:
     return len(content) + ENTRY_BYTES
-
-
-def _options(item: Item) -> EstimateOptions:
-    return EstimateOptions(**read_options(EstimateOptions, item.options))
 
 
 def _target_name(target: str | HardwareSpec) -> str:

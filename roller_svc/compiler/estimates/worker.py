@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from roller_svc.compiler.donation import donate_targets
 from roller_svc.compiler.notes import add_notes
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import TargetEstimate, estimate_program
@@ -31,10 +32,11 @@ class ProgramText:
     expression: str
     inputs: tuple[tuple[str, TensorType], ...]
     outputs: tuple[str, ...] | None
+    donate: tuple[str, ...] = ()  # inputs that its scatters overwrite
 
     def parse(self) -> TensorProgram:
         """Parse and check the program. Raises InputError."""
-        return parse(self.expression, dict(self.inputs), self.outputs)
+        return donate_targets(parse(self.expression, dict(self.inputs), self.outputs), self.donate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import islpy as isl
 import numpy as np
 
 from roller_svc.analysis.intervals import Bounds, bounds, widen_to_int64
@@ -14,6 +14,12 @@ from roller_svc.frontend.lang import point_grid as points
 from roller_svc.frontend.lang.polyhedra import OpaqueExprError, Polyhedra, limited_context
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.expr import Expr, Load, Op, OpKind, axes_of, iter_subexpressions
+from roller_svc.on_use import OnUse
+
+if TYPE_CHECKING:
+    import islpy as isl
+else:
+    isl = OnUse("islpy")
 
 # Limit on the points of one index's axes (and guards) that are enumerated if isl cannot decide.
 MAX_ENUMERATED_POINTS = 4_000_000
@@ -69,7 +75,14 @@ class Budget:
 
     evaluations: int = 100_000_000  # points times nodes: about a second
     isl_failed: bool = False  # isl exceeded its limit and is not tried again
-    context: isl.Context = field(default_factory=limited_context)
+    _context: isl.Context | None = None
+
+    @property
+    def context(self) -> isl.Context:
+        """Return the context of the program's sets, which is made at the first use."""
+        if self._context is None:
+            self._context = limited_context()
+        return self._context
 
 
 class Ranges:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import islpy as isl
+from typing import TYPE_CHECKING
 
 from roller_svc.analysis.constant_folding import constant_int
 from roller_svc.analysis.intervals import bounds
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, iter_subexpressions
+from roller_svc.on_use import OnUse
+
+if TYPE_CHECKING:
+    import islpy as isl
+else:
+    isl = OnUse("islpy")
 
 # isl operations of one program, whose cost in seconds varies a hundredfold. No public program needs this many (audit of
 # November 2026).

@@ -14,3 +14,7 @@ def __getattr__(name: str) -> object:
     if name != "onnx_nodes":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module("roller_svc.frontend.onnx.nodes")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "onnx_nodes"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-Run = Callable[[Mapping[str, object], Mapping[str, object] | None], dict[str, Any]]
+Arrays = Mapping[str, object]
+Run = Callable[[Arrays, Arrays | None], dict[str, Any]]
 
 
 def run_with_tensors(run: Run, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
@@ -25,11 +27,67 @@ def run_with_tensors(run: Run, arrays: Mapping[str, object], out: Mapping[str, o
     results = run(plain, written)
     if plain is arrays and written is out:
         return results
-    from roller_svc.frontend.torch import tensors  # noqa: PLC0415 - loads the torch package
+    exchange = _Exchange(arrays, plain, out)
+    exchange.note_writes(results)
+    return exchange.tensors(results)
 
-    given = {**tensors.find_updated(arrays, plain, results), **(out or {})}
-    tensors.note_writes(given.values())
-    return {name: given[name] if name in given else tensors.tensor_of(array) for name, array in results.items()}
+
+class Call(Protocol):
+    """A kernel that is bound to arrays."""
+
+    def __call__(self) -> None: ...
+
+    def results(self) -> dict[str, Any]: ...
+
+
+def bind_tensors(bind: Callable[[Arrays, Arrays | None], Call], arrays: Arrays, out: Arrays | None) -> Call:
+    """Bind a kernel that takes arrays of numpy to arrays and tensors, as run_with_tensors does."""
+    plain = share_arrays("argument", arrays)
+    written = None if out is None else share_arrays("output", out, written=True)
+    call = bind(plain, written)
+    return call if plain is arrays and written is out else _TensorCall(call, _Exchange(arrays, plain, out))
+
+
+class _TensorCall:
+    """A call that tells torch of each write to a tensor."""
+
+    def __init__(self, call: Call, exchange: _Exchange) -> None:
+        self._call = call
+        self._exchange = exchange
+
+    def __call__(self) -> None:
+        self._call()
+        self._exchange.note_writes(self._call.results())
+
+    def results(self) -> dict[str, Any]:
+        return self._exchange.tensors(self._call.results())
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """The tensors of a call, and the arrays that it took for them."""
+
+    arguments: Arrays
+    plain: Arrays
+    out: Arrays | None
+
+    def note_writes(self, results: Mapping[str, Any]) -> None:
+        """Tell torch which of the caller's tensors were written."""
+        from roller_svc.frontend.torch import tensors  # noqa: PLC0415 - loads the torch package
+
+        tensors.note_writes(self._given(results).values())
+
+    def tensors(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the results as tensors: the caller's own, where they were written."""
+        from roller_svc.frontend.torch import tensors  # noqa: PLC0415
+
+        given = self._given(results)
+        return {name: given[name] if name in given else tensors.tensor_of(array) for name, array in results.items()}
+
+    def _given(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        from roller_svc.frontend.torch import tensors  # noqa: PLC0415
+
+        return {**tensors.find_updated(self.arguments, self.plain, results), **(self.out or {})}
 
 
 def share_arrays(what: str, given: Mapping[str, object], *, written: bool = False) -> Mapping[str, object]:

@@ -93,6 +93,8 @@ def _check_launch(launch: Launch, steps: Sequence[PlannedStep]) -> None:
     for number, rkernel in zip(launch.steps, launch.rkernels, strict=True):
         if rkernel and steps[number].efficient is None:
             raise ArgumentError(f"{steps[number].node!r} has no rKernel {rkernel}", code="invalid-plan")
+    if launch.plan is not None and launch.plan.has_events:
+        raise ArgumentError("a plan for CPUs orders rTasks by barriers, got events", code="invalid-plan")
     if any(not 0 <= each.step < len(launch.steps) for each in launch.operators):
         raise ArgumentError("an rOperator of the plan is part of no step of its launch", code="invalid-plan")
     for each in launch.operators:

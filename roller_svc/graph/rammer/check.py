@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from roller_svc.analysis.happens_before import HappensBefore, check_plan
+from roller_svc.analysis.happens_before import Access, HappensBefore, check_plan, unordered_accesses
 from roller_svc.errors import InvariantError
 from roller_svc.ir.kernel import KernelSource, Role
 from roller_svc.ir.model_plan import PACKED, WEIGHTS, Address, CopyStep, KernelStep, ModelKernel, VDeviceStep
-
-
-@dataclass(frozen=True, slots=True)
-class _Access:
-    """Bytes that an rOperator reads or writes behind a slot."""
-
-    operator: int
-    first: int
-    end: int
-    is_write: bool
 
 
 def check_step(step: VDeviceStep, kernels: Sequence[ModelKernel]) -> None:
@@ -32,15 +21,15 @@ def check_step(step: VDeviceStep, kernels: Sequence[ModelKernel]) -> None:
     if expected != list(step.plan.num_tasks) or len(set(step.operators)) != len(step.operators):
         raise InvariantError(f"{step.node}: the plan's rTasks are not those of its steps")
     _check_complete(step, kernels)
-    order = HappensBefore(step.plan)
-    by_slot: dict[int, list[_Access]] = {}
-    for number in range(len(step.operators)):
-        for address, size, is_write in _accesses(step, number, kernels):
-            access = _Access(number, address.offset_bytes, address.offset_bytes + size, is_write)
-            by_slot.setdefault(address.slot, []).append(access)
-    for slot, accesses in by_slot.items():
-        if slot not in (WEIGHTS, PACKED):
-            _check_order(step, sorted(accesses, key=lambda each: each.first), order)
+    accesses = [
+        Access(number, address.slot, address.offset_bytes, address.offset_bytes + size, is_write)
+        for number in range(len(step.operators))
+        for address, size, is_write in _accesses(step, number, kernels)
+        if address.slot not in (WEIGHTS, PACKED)
+    ]
+    for first, second in unordered_accesses(accesses, HappensBefore(step.plan), lambda number: _position(step, number)):
+        both = f"{_described(step, first)} and {_described(step, second)}"
+        raise InvariantError(f"{both} use the same memory, and nothing orders them")
 
 
 def _num_tasks(step: VDeviceStep, number: int, kernels: Sequence[ModelKernel]) -> int:
@@ -76,21 +65,6 @@ def _accesses(step: VDeviceStep, number: int, kernels: Sequence[ModelKernel]) ->
         buffer = buffers[symbol]
         if symbol in used and address is not None and symbol not in packed:
             yield address, buffer.bytes, buffer.role is not Role.INPUT
-
-
-def _check_order(step: VDeviceStep, accesses: Sequence[_Access], order: HappensBefore) -> None:
-    """Check the order of accesses behind one slot, sorted by their first byte."""
-    alive: list[_Access] = []
-    for access in accesses:
-        alive = [each for each in alive if each.end > access.first]
-        for other in alive:
-            if other.operator == access.operator or not (other.is_write or access.is_write):
-                continue
-            first, second = sorted((other.operator, access.operator), key=lambda number: _position(step, number))
-            if not order.before(first, second):
-                both = f"{_described(step, first)} and {_described(step, second)}"
-                raise InvariantError(f"{both} use the same memory, and nothing orders them")
-        alive.append(access)
 
 
 def _position(step: VDeviceStep, number: int) -> tuple[int, int]:

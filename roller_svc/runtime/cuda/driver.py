@@ -64,7 +64,7 @@ class Driver:
         """Call cuLaunchKernel. The cluster size is an attribute in the kernel's source."""
         sizes = (ctypes.c_uint(n) for n in (*launch.grid, *launch.block, launch.shared_bytes))
         status = self.library.cuLaunchKernel(ctypes.c_void_p(function), *sizes, ctypes.c_void_p(stream), parameters.addresses, None)
-        self._check(status, f"launch of {launch.name} failed")
+        self.check(status, f"launch of {launch.name} failed")
 
     def _encode(self, view: TensorMap, address: int) -> Any:
         storage = (ctypes.c_ubyte * (MAP_BYTES + MAP_ALIGNMENT_BYTES))()
@@ -84,13 +84,14 @@ class Driver:
             corners = tuple((ctypes.c_int * (rank - 2))(*corner) for corner in (view.lower, view.upper))
             pixels = tuple(ctypes.c_uint32(size) for size in view.box)
             status = self.library.cuTensorMapEncodeIm2col(*tensor, *corners, *pixels, element_strides, *modes)
-        self._check(status, f"cannot encode tensor map {view.symbol}")
+        self.check(status, f"cannot encode tensor map {view.symbol}")
         if self._fix_small_maps and view.end_bytes - view.offset_bytes < SMALL_BYTES:
             word = ctypes.c_uint64.from_address(_aligned_address(storage) + _SPAN_WORD * _WORD_BYTES)
             word.value &= ~(1 << _SPAN_BIT)
         return storage
 
-    def _check(self, status: int, what: str) -> None:
+    def check(self, status: int, what: str) -> None:
+        """Raise LaunchError, with the driver's name of the error, for a status that is not success."""
         if status == 0:
             return
         name = ctypes.c_char_p()

@@ -120,7 +120,7 @@ class CudaModule:
         """Return the entry function of every launch on that device."""
         with self._lock:
             if device not in self._functions:
-                self._functions[device] = _load(self._compiled, cupy, device)
+                self._functions[device] = load_functions(self._compiled, cupy, device)
             return self._functions[device]
 
 
@@ -200,7 +200,7 @@ class CudaCall:
 
     def __call__(self) -> None:
         """Launch all kernels in order. Returns before the work is done."""
-        with self._cupy.cuda.Device(self._library.device), _launch_errors(self._cupy):
+        with self._cupy.cuda.Device(self._library.device), launch_errors(self._cupy):
             self.launch(self.stream())
 
     def launch(self, stream: Any) -> None:
@@ -219,19 +219,19 @@ class CudaCall:
 
     def stopwatch(self, _: Callable[[], object], times: int) -> float:
         """Return the device time of `times` calls in seconds (a Stopwatch of runtime/measure.py)."""
-        with self._cupy.cuda.Device(self._library.device), _launch_errors(self._cupy):
+        with self._cupy.cuda.Device(self._library.device), launch_errors(self._cupy):
             self._cupy.cuda.runtime.streamSynchronize(self.stream().ptr)  # the arrays may still be in transfer
             if self._replay is None or self._replay.times != times:
                 self._replay = Replay(self._cupy, (self,), times)
             return self._replay.seconds()
 
     def device_name(self) -> str:
-        with _launch_errors(self._cupy):
+        with launch_errors(self._cupy):
             return str(self._cupy.cuda.runtime.getDeviceProperties(self._library.device)["name"].decode())
 
     def results(self) -> dict[str, Any]:
         """Return the results by output name, as arrays of the caller's library."""
-        with _launch_errors(self._cupy):
+        with launch_errors(self._cupy):
             return self._binding.copy_back()
 
 
@@ -311,9 +311,10 @@ def runs_on(arch: Arch, capability: tuple[int, int]) -> bool:
     return (major, minor) == capability if arch.suffix else major == capability[0] and minor <= capability[1]
 
 
-def _load(compiled: CompiledKernel, cupy: Any, device: int) -> tuple[Any, ...]:
+def load_functions(compiled: CompiledKernel, cupy: Any, device: int) -> tuple[Any, ...]:
+    """Load a cubin on a device, and return the entry function of every launch. Raises LaunchError (wrong-device)."""
     source = compiled.source
-    with cupy.cuda.Device(device) as current, _launch_errors(cupy):
+    with cupy.cuda.Device(device) as current, launch_errors(cupy):
         digits = str(current.compute_capability)
         capability = int(digits[:-1]), int(digits[-1])
         if not runs_on(source.arch, capability):
@@ -338,7 +339,8 @@ def _allow_shared_memory(cupy: Any, function: Any, launch: LaunchSpec) -> None:
 
 
 @contextmanager
-def _launch_errors(cupy: Any) -> Iterator[None]:
+def launch_errors(cupy: Any) -> Iterator[None]:
+    """Raise errors of CuPy as LaunchError."""
     try:
         yield
     except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:

@@ -4,7 +4,7 @@
 // The source of a store must not change until its thread has waited for the read. Stores write when their thread waits
 // for that, or at its end.
 #pragma once
-#include "barriers.h"
+#include "events.h"
 
 namespace {
 

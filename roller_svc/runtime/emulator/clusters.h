@@ -31,6 +31,7 @@ void begin_clustered(uint64_t first) {
   cluster_arrived = 0;
   assign_shared();
   begin_barriers();
+  begin_events();
   flight_count = 0;
   for (unsigned rank = 0; rank < block_count; rank++) {
     uint64_t i = first + rank;

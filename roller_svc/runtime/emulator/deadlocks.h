@@ -52,6 +52,7 @@ void report_others(const Block &block) {
 }
 
 [[noreturn]] void report_deadlock() {
+  report_events();
   report_phases();
   if (const char *others = find_divergence())
     report(FAULT, "warp divergence: %s, the others in a barrier", others);

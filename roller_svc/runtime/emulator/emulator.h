@@ -10,6 +10,7 @@
 #define __host__
 #define __constant__ const
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __cluster_dims__(...)
@@ -46,6 +47,7 @@ struct Launch {
   unsigned char *(*dynamic)();  // where dynamic shared memory lies; null: no kernel has any
   const int *zeroed;            // numbers of buffers, -1 ends them
   unsigned int cluster;         // neighbouring blocks, along x, that run together
+  bool cooperative;             // all blocks run together
 };
 struct Program {
   const Buffer *buffers;
@@ -69,6 +71,9 @@ template <class T> __forceinline__ void poison(T &variable) { __builtin_memset(&
 
 void barrier(int line);
 int any_thread(int cond, int line);  // whether it holds in any thread of the block
+unsigned int event_add(unsigned int *word, unsigned int count, bool releases, bool acquires, int line);
+void event_wait(const unsigned int *word, unsigned int target, bool acquires, unsigned int number, unsigned int row,
+                int line);
 [[noreturn]] void out_of_range(long long index, int check);
 
 }  // namespace emulator
@@ -77,6 +82,24 @@ extern const emulator::Program emulator_program;
 
 #include "hopper.h"
 #include "instructions.h"
+
+// wrappers of codegen/cuda/event_instructions.py; the relaxed ones are for mutants
+#define EMULATOR_EVENTS(suffix, ordered) \
+  inline void event_arrive##suffix(unsigned int *sync, unsigned int event, unsigned int tasks, \
+                                   int line = __builtin_LINE()) { \
+    emulator::event_add(sync + 32 * (event + 1), tasks, ordered, false, line); \
+  } \
+  inline unsigned int event_finish##suffix(unsigned int *sync, unsigned int event, int line = __builtin_LINE()) { \
+    return emulator::event_add(sync + 32 * (event + 1), 1, ordered, ordered, line); \
+  } \
+  inline int event_wait##suffix(unsigned int *sync, unsigned int event, unsigned int target, unsigned int row, \
+                                int line = __builtin_LINE()) { \
+    emulator::event_wait(sync + 32 * (event + 1), target, ordered, event, row, line); \
+    return 1; \
+  }
+EMULATOR_EVENTS(, true)
+EMULATOR_EVENTS(_relaxed, false)
+#undef EMULATOR_EVENTS
 
 // bit casts
 inline unsigned int __float_as_uint(float a) { unsigned int u; __builtin_memcpy(&u, &a, 4); return u; }

@@ -73,8 +73,9 @@ struct ConvergenceGroup {
 struct alignas(64) Exchange {
   unsigned a[16][8], b[8][8];  // operands of mma in rows of 32 bytes: a's rows; b's k by columns
   unsigned d[16][8];           // an accumulator's rows, of either type
+  double a64[16][8], b64[8][8], d64[16][8];  // the same of float64, b by columns
   unsigned char wave_a[16][32], wave_b[16][32];  // operands of MFMA: a's rows, b's columns
-  unsigned wave_d[16][16];                       // its sums
+  unsigned char wave_d[16][16 * sizeof(double)];  // its sums
   const unsigned char *rows[WARP];
   emulator::Votes votes;
 };
@@ -87,6 +88,7 @@ struct Warp : ConvergenceGroup {
 struct Block {
   uint3 position;
   unsigned rank, finished, waiting_count;
+  int any;                      // the OR of the threads in __syncthreads_or
   Fiber *waiting[MAX_THREADS];  // in __syncthreads
   Warp warps[MAX_WARPS];
 };
@@ -102,6 +104,8 @@ Fiber *current;
 void *outside;  // the stack that the blocks are started from
 void *arguments[4096];
 uint64_t random_state;
+// A cooperative launch: the block whose threads run only while no others can, so that waits for it matter.
+unsigned slow_rank = MAX_BLOCKS;
 bool interleave_warps;
 
 unsigned random_below(unsigned limit) {
@@ -159,9 +163,21 @@ void load_position(const Fiber *fiber) {
   running = fiber->block->rank;
 }
 
+// Bring a fiber to the front whose block is not the slow one. Returns whether there is one.
+bool prefer_others() {
+  for (unsigned i = 0; i < ready_count; i++) {
+    Fiber *first = ready[ready_first];
+    if (first->block->rank != slow_rank) return true;
+    ready_first = (ready_first + 1) % MAX_FIBERS;
+    ready_count--;
+    run_last(first);
+  }
+  return false;
+}
+
 // Return the fiber that runs next; null when all threads have ended.
 Fiber *next() {
-  if (!ready_count && started < all_threads()) return starting();
+  if (!prefer_others() && started < all_threads()) return starting();
   while (!ready_count) {
     if (finished == all_threads()) return nullptr;
     if (!complete_async()) report_deadlock();
@@ -265,6 +281,7 @@ void fiber_main() {
 
 void begin_block(Block &block) {
   block.finished = block.waiting_count = 0;
+  block.any = 0;
   for (unsigned first = 0; first < threads; first += WARP) {
     Warp &one = block.warps[first / WARP];
     one.members = threads - first < WARP ? threads - first : WARP;
@@ -278,6 +295,7 @@ void run_threads() {
   for (unsigned i = 0; i < block_count; i++) begin_block(blocks[i]);
   for (unsigned i = 0; i < all_threads(); i++) order[i] = i;
   shuffle(order, all_threads());
+  slow_rank = launch->cooperative && random_state ? random_below(block_count) : MAX_BLOCKS;
   current = next();
   emulator_switch(&outside, current->sp);
 }
@@ -293,12 +311,12 @@ void emulator::barrier(int line) {
 }
 
 int emulator::any_thread(int cond, int line) {
-  static int any;
-  any |= cond != 0;
+  Block &own = *current->block;
+  own.any |= cond != 0;
   barrier(line);
-  const int result = any;
+  const int result = own.any;
   barrier(line);  // all have seen it
-  any = 0;
+  own.any = 0;
   barrier(line);
   return result;
 }

@@ -78,6 +78,8 @@ EMULATOR_MMA(mma_m16n8k32_e4m3e5m2, float)
 EMULATOR_MMA(mma_m16n8k32_e5m2e4m3, float)
 EMULATOR_MMA(mma_m16n8k32_e5m2e5m2, float)
 #undef EMULATOR_MMA
+void mma_m16n8k8_f64(double *d, const double *a, const double *b, EMULATOR_LINE);
+void mma_m8n8k4_f64(double *d, const double *a, const double *b, EMULATOR_LINE);
 
 // MFMA: d += a x b of a wave
 #define EMULATOR_MFMA(name, sum, element) void name(sum *d, const element *a, const element *b, EMULATOR_LINE);
@@ -86,6 +88,7 @@ EMULATOR_MFMA(mfma_16x16x16_bf16, float, unsigned short)
 EMULATOR_MFMA(mfma_16x16x4_f32, float, float)
 EMULATOR_MFMA(mfma_16x16x16_s8, int, signed char)
 EMULATOR_MFMA(mfma_16x16x32_s8, int, signed char)
+EMULATOR_MFMA(mfma_16x16x4_f64, double, double)
 #undef EMULATOR_MFMA
 
 inline unsigned int round_tf32(unsigned int bits) {  // to nearest, ties away from zero

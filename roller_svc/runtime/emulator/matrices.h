@@ -114,6 +114,27 @@ void mma(const char *what, void *d, const unsigned *a, const unsigned *b, int li
   for (int r = 0; r < ROWS / 8; r++) memcpy(sums + 8 * r, &exchange.d[g + 8 * r][2 * t], 8);
 }
 
+// Lane 4 g + t holds of float64 elements t, and t + 4, of row g, then g + 8, of A; the same of column g of B.
+template <int ROWS, int K> void mma_f64(const char *what, double *d, const double *a, const double *b, int line) {
+  constexpr int OCTETS = ROWS / 8, QUADS = K / 4;
+  need_whole_warp(what, line);
+  Exchange &exchange = enter_collective(what, line);
+  unsigned g = current->lane / 4, t = current->lane % 4;
+  for (int quad = 0; quad < QUADS; quad++) {
+    for (int octet = 0; octet < OCTETS; octet++)
+      exchange.a64[g + 8 * octet][t + 4 * quad] = a[OCTETS * quad + octet];
+    exchange.b64[g][t + 4 * quad] = b[quad];
+  }
+  for (int i = 0; i < 2 * OCTETS; i++) exchange.d64[g + 8 * (i / 2)][2 * t + i % 2] = d[i];
+  rendezvous([](Exchange &full) {
+    for (int row = 0; row < ROWS; row++)
+      for (int column = 0; column < 8; column++)
+        for (int k = 0; k < K; k++)
+          full.d64[row][column] = __builtin_fma(full.a64[row][k], full.b64[column][k], full.d64[row][column]);
+  });
+  for (int i = 0; i < 2 * OCTETS; i++) d[i] = exchange.d64[g + 8 * (i / 2)][2 * t + i % 2];
+}
+
 void check_row(const unsigned char *at, unsigned long available, const char *what, int line) {
   if (reinterpret_cast<uintptr_t>(at) % 16) report(FAULT, "line %d: a row of %s at no multiple of 16", line, what);
   if (available < 16) report(FAULT, "line %d: a row of %s leaves its shared array", line, what);
@@ -143,6 +164,13 @@ EMULATOR_MMA(mma_m16n8k32_e4m3e4m3, float, E4m3, E4m3, 4, 2)
 EMULATOR_MMA(mma_m16n8k32_e4m3e5m2, float, E4m3, E5m2, 4, 2)
 EMULATOR_MMA(mma_m16n8k32_e5m2e4m3, float, E5m2, E4m3, 4, 2)
 EMULATOR_MMA(mma_m16n8k32_e5m2e5m2, float, E5m2, E5m2, 4, 2)
+
+void mma_m16n8k8_f64(double *d, const double *a, const double *b, int line) {
+  mma_f64<16, 8>("mma_m16n8k8_f64", d, a, b, line);
+}
+void mma_m8n8k4_f64(double *d, const double *a, const double *b, int line) {
+  mma_f64<8, 4>("mma_m8n8k4_f64", d, a, b, line);
+}
 
 // Lane 8 i + j passes row j of matrix i: eight halves. Lane 4 g + t gets of each matrix halves 2 t and 2 t + 1 of
 // row g; transposed, those of column g.

@@ -1,7 +1,8 @@
 // MFMA: what the 64 lanes of a wave bring together, and which part of it each gets.
 //
 // Lane l holds of A the quarter number l / 16 along k of row l % 16, of B that of column l % 16, and of the sums rows
-// 4 (l / 16) to 4 (l / 16) + 3 of column l % 16 (AMD Instinct MI200 ISA, "Matrix Arithmetic Instructions").
+// 4 (l / 16) to 4 (l / 16) + 3 of column l % 16 (AMD Instinct MI200 ISA, "Matrix Arithmetic Instructions"). Of float64,
+// the sums are those of rows l / 16, l / 16 + 4, l / 16 + 8 and l / 16 + 12 (AMD lab notes, "Matrix cores").
 #pragma once
 #include "matrices.h"
 
@@ -36,6 +37,11 @@ template <class Element, class Sum, int K> void multiply_waves(Exchange &exchang
   }
 }
 
+// The row of a lane's sum number `i`.
+template <class Sum> unsigned row_of_sum(unsigned quarter, unsigned i) {
+  return sizeof(Sum) == sizeof(double) ? quarter + QUARTERS * i : QUARTERS * quarter + i;
+}
+
 template <class Element, class Sum, int K>
 void mfma(const char *what, void *d, const void *a, const void *b, int line) {
   constexpr size_t BYTES = K / QUARTERS * sizeof(Element);
@@ -44,10 +50,11 @@ void mfma(const char *what, void *d, const void *a, const void *b, int line) {
   unsigned side = current->lane % SIDE, quarter = current->lane / SIDE;
   memcpy(exchange.wave_a[side] + quarter * BYTES, a, BYTES);
   memcpy(exchange.wave_b[side] + quarter * BYTES, b, BYTES);
-  auto *sums = static_cast<unsigned *>(d);
-  for (int i = 0; i < 4; i++) exchange.wave_d[4 * quarter + i][side] = sums[i];
+  auto *sums = static_cast<Sum *>(d);
+  auto sum = [&](unsigned i) { return reinterpret_cast<Sum *>(exchange.wave_d[row_of_sum<Sum>(quarter, i)]) + side; };
+  for (unsigned i = 0; i < 4; i++) memcpy(sum(i), sums + i, sizeof(Sum));
   rendezvous(multiply_waves<Element, Sum, K>);
-  for (int i = 0; i < 4; i++) sums[i] = exchange.wave_d[4 * quarter + i][side];
+  for (unsigned i = 0; i < 4; i++) memcpy(sums + i, sum(i), sizeof(Sum));
 }
 
 }  // namespace
@@ -59,3 +66,4 @@ EMULATOR_MFMA(mfma_16x16x16_bf16, float, float, Bfloat16Bits, unsigned short, 16
 EMULATOR_MFMA(mfma_16x16x4_f32, float, float, float, float, 4)
 EMULATOR_MFMA(mfma_16x16x16_s8, int, unsigned, SignedByte, signed char, 16)
 EMULATOR_MFMA(mfma_16x16x32_s8, int, unsigned, SignedByte, signed char, 32)
+EMULATOR_MFMA(mfma_16x16x4_f64, double, double, double, double, 4)

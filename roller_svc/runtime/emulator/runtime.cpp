@@ -27,9 +27,11 @@ void run_launch(unsigned seed) {
   unsigned long size = 1ul * blockDim.x * blockDim.y * blockDim.z;
   if (!size || size > MAX_THREADS) failed("a block of that many threads");
   threads = static_cast<unsigned>(size);
-  block_count = launch->cluster;
-  if (!block_count || block_count > MAX_BLOCKS || gridDim.x % block_count) failed("a cluster of that many blocks");
-  uint64_t clusters = uint64_t(gridDim.x) * gridDim.y * gridDim.z / block_count;
+  uint64_t all_blocks = uint64_t(gridDim.x) * gridDim.y * gridDim.z;
+  if (launch->cooperative && all_blocks > MAX_BLOCKS) failed("a cooperative launch of that many blocks");
+  block_count = launch->cooperative ? static_cast<unsigned>(all_blocks) : launch->cluster;
+  if (!block_count || block_count > MAX_BLOCKS || gridDim.x % launch->cluster) failed("a cluster of that many blocks");
+  uint64_t clusters = all_blocks / block_count;
   for (uint64_t i = 0; i < clusters; i++) {
     begin_clustered(block_count * (seed % 2 ? clusters - 1 - i : i));
     run_threads();

@@ -2,7 +2,7 @@
 
 The source is changed in three ways. Definitions of wrappers (device functions around an `asm`) become comments,
 because the emulator's headers implement them on the host; any other `asm` is an error. Floating variables are
-initialised to NaN. In a cluster each block gets its own shared memory.
+initialised to NaN. In a cluster, or a cooperative launch, each block gets its own shared memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from roller_svc.ir.tensor_map import MapMode, TensorMap
 _INT8 = ("s8s8", "s8u8", "u8s8", "u8u8")
 _FLOAT8 = ("e4m3e4m3", "e4m3e5m2", "e5m2e4m3", "e5m2e5m2")
 # Wrappers that the emulator's headers implement on the host in place of the source's own definitions.
-# `shared_address` is used by wrappers only.
+# `shared_address` is used by wrappers only, and so are the loads and the timer of `event_wait`.
 HOST_INTRINSICS = frozenset({
     "f16_to_f32", "f32_to_f16", "f32_to_bf16", "f32_to_e4m3", "f32_to_e5m2", "in_range", "round_tf32",
     "exp2_approx", "rcp_approx", "max_f32", "min_f32", "pack_f16", "pack_bf16", "e4m3x2_to_f16x2",
@@ -31,10 +31,10 @@ HOST_INTRINSICS = frozenset({
     *(f"copy_async_{size}" for size in (4, 8, 16)),
     *(f"load_matrix_{count}{suffix}" for count in (1, 2, 4) for suffix in ("", "_transposed")),
     *(f"mma_{shape}_{types}" for shape in ("m16n8k16", "m16n8k8") for types in ("f16", "bf16")),
-    "mma_m16n8k8_tf32",
+    "mma_m16n8k8_tf32", "mma_m16n8k8_f64", "mma_m8n8k4_f64",
     *(f"mma_{shape}_{types}" for shape in ("m16n8k32", "m8n8k16") for types in _INT8),
     *(f"mma_m16n8k32_{types}" for types in _FLOAT8),
-    *(f"mfma_16x16x{types}" for types in ("16_f16", "16_bf16", "4_f32", "16_s8", "32_s8")),
+    *(f"mfma_16x16x{types}" for types in ("16_f16", "16_bf16", "4_f32", "16_s8", "32_s8", "4_f64")),
     "barrier_init", "barrier_arrive", "barrier_arrive_remote", "barrier_expect", "barrier_wait", "fence_barrier_init",
     "fence_async", "bulk_commit", "bulk_wait", "bulk_wait_read", "prefetch_map", "elect_one",
     "named_barrier", "named_any",
@@ -43,7 +43,8 @@ HOST_INTRINSICS = frozenset({
     *(f"tma_store_{rank}d" for rank in range(1, 6)),
     *(f"store_matrix_{count}{suffix}" for count in (1, 2, 4) for suffix in ("", "_transposed")),
     "wgmma_fence", "wgmma_commit", "wgmma_wait", "registers_decrease", "registers_increase",
-    "cluster_sync", "cluster_rank", "map_shared_rank",
+    "cluster_sync", "cluster_rank", "map_shared_rank", "event_arrive", "event_finish", "event_wait",
+    "load_acquire", "load_relaxed", "exchange_relaxed", "sleep_ns", "timer_ns",
 })  # fmt: skip
 # Families of wrappers with many members: only the members that a kernel uses are defined.
 _WGMMA = re.compile(r"wgmma_m64n(\d+)k\d+_(f16|bf16|tf32|(?:s8|u8){2}|(?:e4m3|e5m2){2})_([kmr])([km])")
@@ -71,9 +72,9 @@ def program_source(source: KernelSource) -> str:
     _check_bounds(source)
     _check_clusters(source)
     text = _UNINITIALISED.sub(r"\g<0> emulator::poison(\1);", comment_out_wrappers(source.text))
-    if _uses_tma_or_clusters(source):
+    if _has_tma_or_several_blocks(source):
         text = _DYNAMIC_SHARED.sub(_block_dynamic, text)
-    if any(launch.cluster > 1 for launch in source.launches):
+    if any(launch.cluster > 1 or launch.cooperative for launch in source.launches):
         text = _STATIC_SHARED.sub(r"\1__shared__ \2\3_of_first\4; auto &\3 = emulator::own(\3_of_first);", text)
     return f'#include "emulator.h"\n#line 1 "kernel.cu"\n{text}\n{_tables(source)}'
 
@@ -138,9 +139,9 @@ def _host_intrinsic(name: str) -> str | None:
     return None
 
 
-def _uses_tma_or_clusters(source: KernelSource) -> bool:
+def _has_tma_or_several_blocks(source: KernelSource) -> bool:
     """Whether the alignment or the owning block of dynamic shared memory matters."""
-    return any(launch.tensor_maps or launch.cluster > 1 for launch in source.launches)
+    return any(launch.tensor_maps or launch.cluster > 1 or launch.cooperative for launch in source.launches)
 
 
 def _block_dynamic(declaration: re.Match[str]) -> str:
@@ -176,7 +177,7 @@ def _blank_text(text: str) -> str:
 def _tables(source: KernelSource) -> str:
     """Return C++ tables of the buffers and launches."""
     numbers = {b.symbol: i for i, b in enumerate(source.buffers)}
-    bulk = _uses_tma_or_clusters(source)
+    bulk = _has_tma_or_several_blocks(source)
     dynamic = {f[1] + "_of_first" * bulk: _dynamic_shift(f[0]) * bulk for f in _DYNAMIC_SHARED.finditer(source.text)}
     max_shared_bytes = max((launch.shared_bytes for launch in source.launches), default=0)
     lines = ['#line 1 "launches.cpp"']
@@ -236,5 +237,5 @@ def _launch(number: int, launch: LaunchSpec, *, has_dynamic: bool) -> str:
     dynamic = "emulator_dynamic" if has_dynamic else "nullptr"
     return (
         f"{{{quote_string(launch.name)}, emulator_run_{number}, {grid}, {block}, {launch.shared_bytes}ul, "
-        f"{dynamic}, emulator_zeroed_{number}, {launch.cluster}u}}"
+        f"{dynamic}, emulator_zeroed_{number}, {launch.cluster}u, {'true' if launch.cooperative else 'false'}}}"
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from roller_svc.errors import IndexRangeError, InvariantError, LaunchError
-from roller_svc.ir.kernel import ALIGNMENT_BYTES, Buffer, Role
+from roller_svc.ir.kernel import ALIGNMENT_BYTES
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep, iter_steps
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import executes
@@ -26,6 +26,7 @@ from roller_svc.runtime.binding import (
 )
 from roller_svc.runtime.cpu import load_library, unload_library
 from roller_svc.runtime.cpu_features import check_features
+from roller_svc.runtime.graphs.buffers import call_buffers
 from roller_svc.runtime.resident import resident_empty
 
 _Pointers = ctypes.Array[ctypes.c_void_p]
@@ -41,12 +42,13 @@ class Moment(NamedTuple):
 
 
 class _ThreadMemory(NamedTuple):
-    """The workspace of a thread's calls, and where a failed check is reported."""
+    """What a thread's calls reuse: the workspace, pointers to inputs and outputs, where a failed check is reported."""
 
     workspace: Array
-    workspace_address: int
+    inputs: _Pointers
+    outputs: _Pointers
     status: Array
-    status_address: int
+    arguments: tuple[ctypes.c_void_p, ...]  # of the model's function: addresses of these, and of weights and packed weights
 
 
 class CpuModel:
@@ -70,39 +72,42 @@ class CpuModel:
         weakref.finalize(self, unload_library, self._library._handle).atexit = False
         self._run = self._function("run", 6)
         self._memory = local()
-        self._buffers = (
-            *(Buffer(name, f"input{i}", Role.INPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.inputs)),
-            *(Buffer(name, f"output{i}", Role.OUTPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.outputs)),
-        )
+        self._buffers = call_buffers(plan)
         self._plain = PlainArrays(self._buffers)
-        self._input_pointers, self._output_pointers = (
-            ctypes.c_void_p * max(1, len(tensors)) for tensors in (plan.inputs, plan.outputs)
-        )
         if packed is None:
             packed = self._prepack(_aligned(weights, plan.weights_bytes))
         self.packed: Array = _aligned(packed, plan.packed_bytes)
         read = weights.reshape(-1).view(np.uint8)[: plan.read_weights_bytes]
         # without the others, which can then be freed
         self.weights: Array = _copy(read) if read.size < weights.nbytes else _aligned(read, plan.read_weights_bytes)
-        self._weights_address, self._packed_address = _address(self.weights), _address(self.packed)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Return the outputs by name; write them to arrays in `out` if given.
 
         Raises ArgumentError for arrays that do not fit, IndexRangeError for an index from data out of range.
         """
-        inputs = self._plain.addresses(arrays) if out is None else None
-        if inputs is not None:
-            results, outputs = self._plain.results()
-            self._call(self._run, self._input_pointers(*inputs), self._output_pointers(*outputs))
+        results = self.run_plain(arrays, out)
+        if results is not None:
             return results
         binding = bind(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
-        self._call(self._run, *self._bound_pointers(binding))
+        self.run_at(*self._addresses(binding))
         return binding.copy_back()
+
+    def run_plain(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array] | None:
+        """Run the model on arrays as they are. Returns None if `bind` has to convert or refuse one."""
+        inputs = self._plain.inputs(arrays)
+        if inputs is None:
+            return None
+        written = self._plain.outputs(out, inputs)
+        if written is None:
+            return None
+        results, outputs = written
+        self.run_at(inputs, outputs)
+        return results
 
     def run_at(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Run on dense tensors of the plan's types at these addresses, in its order. Raises IndexRangeError as `run`."""
-        self._call(self._run, self._input_pointers(*inputs), self._output_pointers(*outputs))
+        self._call(self._run, inputs, outputs)
 
     def profile(self, arrays: Mapping[str, object]) -> list[Moment]:
         """Run the model once and return each executed step, or its rTasks on a vEU. Times are since the first.
@@ -112,37 +117,35 @@ class CpuModel:
         steps = list(_executed(self.plan.steps))
         times = np.zeros(max(1, 2 * len(steps)))
         binding = bind(self._buffers, arrays, None, NumpyArrays(ELEMENT_ALIGNMENT))
-        self._call(self._function("profile", 7), *self._bound_pointers(binding), times)
+        self._call(self._function("profile", 7), *self._addresses(binding), _address(times))
         starts, ends = (times[: 2 * len(steps)] - times[: 2 * len(steps)].min(initial=np.inf)).reshape(-1, 2).T.tolist()
         return [Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)]
 
-    def _bound_pointers(self, binding: Binding[Array]) -> tuple[_Pointers, _Pointers]:
+    def _addresses(self, binding: Binding[Array]) -> tuple[list[int], list[int]]:
         """Return the addresses of a binding's inputs and outputs."""
         inputs = [_address(binding.memory[f"input{i}"]) for i in range(len(self.plan.inputs))]
         outputs = [_address(binding.memory[f"output{i}"]) for i in range(len(self.plan.outputs))]
-        return self._input_pointers(*inputs), self._output_pointers(*outputs)
+        return inputs, outputs
 
-    def _call(self, function: ctypes._NamedFuncPointer, inputs: _Pointers, outputs: _Pointers, *more: Array) -> None:
-        memory = self._thread_memory()
-        failed = function(
-            inputs,
-            outputs,
-            memory.workspace_address,
-            self._weights_address,
-            self._packed_address,
-            memory.status_address,
-            *map(_address, more),
-        )
+    def _call(self, function: ctypes._NamedFuncPointer, inputs: Sequence[int], outputs: Sequence[int], *more: int) -> None:
+        memory: _ThreadMemory | None = getattr(self._memory, "block", None)
+        if memory is None:
+            memory = self._memory.block = self._thread_memory()
+        memory.inputs[: len(inputs)] = [*inputs]
+        memory.outputs[: len(outputs)] = [*outputs]
+        failed = function(*memory.arguments, *more)
         if failed >= 0:
-            raise self._range_error(int(failed), memory.status)
+            error = self._range_error(int(failed), memory.status)
+            memory.status[:] = 0
+            raise error
 
     def _prepack(self, weights: Array) -> Array:
         packed = resident_empty(self.plan.packed_bytes)
         prepack = self._function("prepack", 4)
-        memory = self._thread_memory()
-        failed = prepack(_address(weights), _address(packed), memory.workspace_address, memory.status_address)
+        workspace, status = resident_empty(self.plan.arena_bytes), np.zeros(4, np.int64)
+        failed = prepack(_address(weights), _address(packed), _address(workspace), _address(status))
         if failed >= 0:
-            raise self._range_error(int(failed), memory.status)
+            raise self._range_error(int(failed), status)
         return packed[: self.plan.packed_bytes]
 
     def _function(self, name: str, arguments: int) -> ctypes._NamedFuncPointer:
@@ -157,13 +160,14 @@ class CpuModel:
         return function
 
     def _thread_memory(self) -> _ThreadMemory:
-        """Return what this thread's calls reuse, without an error."""
-        memory: _ThreadMemory | None = getattr(self._memory, "block", None)
-        if memory is None:
-            workspace, status = resident_empty(self.plan.arena_bytes), np.zeros(4, np.int64)
-            memory = self._memory.block = _ThreadMemory(workspace, _address(workspace), status, _address(status))
-        memory.status[:] = 0
-        return memory
+        """Return what a thread's calls reuse, without an error."""
+        workspace, status = resident_empty(self.plan.arena_bytes), np.zeros(4, np.int64)
+        inputs, outputs = ((ctypes.c_void_p * max(1, len(tensors)))() for tensors in (self.plan.inputs, self.plan.outputs))
+        addresses = (
+            ctypes.addressof(inputs), ctypes.addressof(outputs),
+            _address(workspace), _address(self.weights), _address(self.packed), _address(status),
+        )  # fmt: skip
+        return _ThreadMemory(workspace, inputs, outputs, status, tuple(map(ctypes.c_void_p, addresses)))
 
     def _range_error(self, row: int, status: Array) -> IndexRangeError:
         step = list(iter_steps((*self.plan.prepack, *self.plan.steps)))[row]

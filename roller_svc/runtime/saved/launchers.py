@@ -7,10 +7,9 @@ from pathlib import Path
 
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.kernel import CompiledKernel, Language
+from roller_svc.ir.options import LAUNCHERS
 from roller_svc.runtime.saved import launch
 from roller_svc.runtime.saved.cpp_launcher import cpp_launcher
-
-LAUNCHERS = ("ctypes", "cupy", "torch", "cpp")
 
 
 def launcher_files(compiled: CompiledKernel, names: Iterable[str]) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
     model.so, model.h       the code, and how a C program calls it, by the model's name
     weights.bin             the weights that steps read
     packed.bin              weights that are packed for kernels
+                            (of these files, a model for a GPU has weights.bin alone)
     kernels/0, ...          each kernel as `roller_svc.load` reads it, for its source and its report
     metadata.json           everything else; it is written last
 
@@ -23,6 +24,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from roller_svc.ir.canonical import Limit, as_array, to_json
+from roller_svc.ir.kernel import Language
 from roller_svc.ir.model_plan import MAX_BYTES, ModelKernel, ModelPlan
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.saved.launchers import host_launcher_files
@@ -59,9 +61,9 @@ class VariantBundle:
     name: str  # begins the names of its functions
     plan: ModelPlan
     kernels: tuple[int, ...]  # for each kernel of the plan, its position in ModelBundle.kernels
-    binary: bytes
-    weights: Array  # those that steps read, as bytes
-    packed: Array
+    binary: bytes  # empty for a GPU: the kernels' own are the code
+    weights: Array  # as bytes: those that steps read, and for a GPU those that packing reads
+    packed: Array  # empty for a GPU, which packs when it loads the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ def _write(model: ModelBundle, folder: Path, make_header: MakeHeader) -> None:
             "binary": variant.binary,
         }
         chosen: dict[str, str] = {}
-        for kind in ("weights", "packed", "binary", "header"):
+        for kind in ("weights", "packed", "binary", "header") if variant.binary else ("weights",):
             if kind == "header":
                 contents[kind] = make_header(variant.plan, variant.name, chosen["weights"], chosen["packed"]).encode()
             content = contents[kind]
@@ -232,16 +234,19 @@ def _variant(
             raise CorruptKernelError(f"kernel {position} has no folder or no uses")
         kernels.append(ModelKernel(bundles[position].compiled.source, used.estimate_s, used.uses))
     plan = plan_from_json(entry.plan, kernels)
-    sizes = {"binary": None, "weights": plan.read_weights_bytes, "packed": plan.packed_bytes}
+    sizes: dict[str, int | None] = {"binary": None, "weights": plan.read_weights_bytes, "packed": plan.packed_bytes}
+    if any(kernel.source.language is not Language.C for kernel in kernels) or "binary" not in entry.files:
+        sizes = {"weights": plan.weights_bytes}
     parts = {kind: _content(path, metadata, entry, kind, size, contents) for kind, size in sizes.items()}
+    nothing = np.empty(0, np.uint8)
     return VariantBundle(
         tuple(entry.dims.items()),
         name,
         plan,
         entry.kernels,
-        parts["binary"].tobytes(),
+        parts.get("binary", nothing).tobytes(),
         parts["weights"],
-        parts["packed"],
+        parts.get("packed", nothing),
     )
 
 

@@ -97,12 +97,13 @@ class _Checker:
         _require(step.kernel < len(kernels), f"{step.node} runs a kernel that does not exist")
         launches = kernels[step.kernel].source.launches
         _require(step.launch < len(launches), f"{step.node} runs a launch that does not exist")
-        expected, given = len(launches[step.launch].args), len(step.arguments)
+        expected, given = len(launches[step.launch].operands), len(step.arguments)
         _require(given == expected, f"{step.node} has {given} arguments, expected {expected}")
         self.check_addresses(at for at in step.arguments if at is not None)
         self.check_addresses(at for at, _ in step.zeroed)
 
     def check_vdevice(self, device: VDeviceStep) -> None:
+        _require(not device.plan.has_events, f"{device.node} has events, which a plan for CPUs cannot have")
         expected, given = len(device.plan.num_tasks), len(device.operators)
         _require(given == expected, f"{device.node} has {given} rOperators, expected {expected}")
         for each in device.operators:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import examples
 from tma_copies import arrived, value
 
 from roller_svc.analysis.operand import Operand
@@ -111,7 +112,7 @@ def _matches(access: Access, tile: TmaTile, number: int, step: int, batch: dict[
 
 
 @given(accesses(), st.data())
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=examples(250), deadline=None, derandomize=True)
 def test_what_arrives_is_the_operand(access: Access, data: st.DataObject) -> None:
     types = {"A": TensorType(DType.FLOAT16, access.shape)}
     feed = plan_tma_load(access.operand, DType.FLOAT16, (access.axis, access.k), access.batch, types)

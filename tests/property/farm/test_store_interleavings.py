@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from sampling import examples
 
 from roller_svc.errors import StoreError
 from roller_svc.farm import store_lock
@@ -152,7 +153,7 @@ ACTORS = st.sampled_from(
 
 
 @settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling import every
+from sampling import every, examples
 
 from roller_svc import hardware
 from roller_svc.codegen.dialect import CUDA, HIP, C, Dialect, literal
@@ -38,7 +38,7 @@ from roller_svc.toolchain import availability
 from roller_svc.toolchain.gcc import compile_c
 from roller_svc.toolchain.nvrtc import compile_cuda, ptx
 
-EXAMPLES = settings(derandomize=True, deadline=None, max_examples=300)
+EXAMPLES = settings(derandomize=True, deadline=None, max_examples=examples(300))
 MANY = settings(derandomize=True, deadline=None, max_examples=30_000)
 
 # The audit's, as a hardware spec's `name` said them.
@@ -278,7 +278,7 @@ def plain_code() -> tuple[str, ...]:
     return code_of(source_of(program, as_python_gives_it("plain", "local")).text)
 
 
-@settings(EXAMPLES, max_examples=25)
+@settings(EXAMPLES, max_examples=examples(25))
 @given(_HOSTILE)
 def test_nor_on_any_text(text: str) -> None:
     program = program_of(MATMUL, HARMLESS, "float32")
@@ -547,16 +547,19 @@ def test_no_name_is_a_macro_of_nvrtc() -> None:
     assert not macros & {Names().of(name) for name in macros}
 
 
+WORDS_OF_A_TEXT = 24
+
+
 @pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm"])
 def test_reserved_names_compile(target: str) -> None:
-    """Eight to a text: each name is an input of one text, and an output and its axis of another."""
+    """Many to a text: each name is an input of one text, and an output and its axis of another."""
     hw = hardware.load(target)
     if not availability(hw).ok:
         pytest.skip(availability(hw).reason)
     compiled = compile_c if hw.family is TargetKind.CPU else compile_cuda
     words, vector = [*RESERVED, *MORE, *sorted(FUNCTIONS | NOT_LOOKED_UP)], TensorType(DType("float32"), (64,))
-    for start in range(0, len(words), 8):
-        part = words[start : start + 8]
+    for start in range(0, len(words), WORDS_OF_A_TEXT):
+        part = words[start : start + WORDS_OF_A_TEXT]
         summed = " + ".join(f"exp({name}[zz])" for name in part)
         as_inputs = parse(f"zzy[zz] = {summed}", dict.fromkeys(part, vector))
         as_outputs = parse("; ".join(f"{name}[{name}] = exp(zzx[{name}])" for name in part), {"zzx": vector})

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import examples
 
 import roller_svc
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.quoting import require_identifier
 
-EXAMPLES = settings(derandomize=True, deadline=None, max_examples=150)
+EXAMPLES = settings(derandomize=True, deadline=None, max_examples=examples(150))
 MANY = settings(derandomize=True, deadline=None, max_examples=3_000)
 
 _LEAVES = st.one_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import examples
 from schedule_support import PROGRAMS, compiled, inputs_of, interpreted, judged
 
 from roller_svc.errors import ScheduleError
@@ -83,7 +84,7 @@ def scheduled(name: str, chosen: list[Step]) -> Schedule:
     return schedule
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(name=names, chosen=steps)
 def test_every_legal_schedule_gives_the_reference(name: str, chosen: list[Step]) -> None:
     schedule = scheduled(name, chosen)
@@ -107,7 +108,7 @@ def test_compiled_schedules_give_the_reference(name: str, recipes: list[list[Ste
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=examples(50))
 @given(name=names, recipes=st.lists(steps, min_size=4, max_size=4))
 def test_many_compiled_schedules_give_the_reference(name: str, recipes: list[list[Step]]) -> None:
     compiled_schedules_agree(name, recipes)

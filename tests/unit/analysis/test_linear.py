@@ -31,6 +31,16 @@ def test_divisions_of_data_and_of_what_wraps_stay(dtype: DType) -> None:
     assert index_map.apply(wrapping) == div(mul(mul(ref("o"), num(8)), num(1 << 30)), 8)
 
 
+def test_quotients_of_variables_are_low_terms_too() -> None:
+    rows = add(mul(ref("o"), num(112)), add(mul(ref("b"), num(16)), ref("j")))
+    index_map = IndexMap({"i": 35}, {"i": rows}, {"o": 5, "b": 7, "j": 16})
+    assert index_map.apply(mod(div(ref("i"), 8), 14)) == add(mul(ref("b"), num(2)), div(ref("j"), 8))
+    too_far = IndexMap({"i": 40}, {"i": rows}, {"o": 5, "b": 8, "j": 16})
+    assert isinstance(too_far.apply(mod(div(ref("i"), 8), 14)), Op)
+    unknown = IndexMap({"i": 35}, {"i": rows}, {"o": 5, "b": 7})
+    assert unknown.apply(mod(ref("i"), 112)) != add(mul(ref("b"), num(16)), ref("j"))
+
+
 def test_all_elements_of_a_vector_have_one_quotient() -> None:
     index_map = IndexMap({"k": 512}, {"k": VECTOR}, {"element": 8})
     assert index_map.apply(div(ref("k"), 8)) == CHUNK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from roller_bench.cases import BenchCase
+from roller_bench.cli.cpu import chosen_cases
 from roller_bench.cpu import run as cpu
 from roller_bench.cpu import worker as cpu_worker
 from roller_bench.cpu.report import Samples, case_row, failed_row, metrics, p95, roofline_bound, summary
@@ -222,6 +224,7 @@ def _case_file(folder: Path) -> Path:
         {"id": "good", "cls": "gemm", "expr": PRODUCT.expression, "inputs": MATRICES},
         {"id": "bad", "cls": "gemm", "expr": "C[m] = A[q", "inputs": MATRICES},
         {"id": "other", "cls": "erf", "expr": "Y[i, j] = A[i, j].call(`erf`)", "inputs": MATRICES},
+        {"id": "left out", "cls": "map", "expr": "Y[i, j] = A[i, j] * 2.0", "inputs": MATRICES},
     ]
     path = folder / "cases.json"
     path.write_text(json.dumps({"cases": cases}), encoding="utf-8")
@@ -229,8 +232,8 @@ def _case_file(folder: Path) -> Path:
 
 
 def test_the_document_has_what_the_interface_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "cpu", "--cases", str(_case_file(tmp_path)), "--select", "model", "--peers", "numpy", "--json"]
-    assert main(words) == 0
+    chosen = ["--only", "gemm", "--only", "oth", "--select", "model", "--peers", "numpy"]
+    assert main(["bench", "cpu", "--cases", str(_case_file(tmp_path)), *chosen, "--json"]) == 0
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     found = document["threads"]["1"]
@@ -275,12 +278,16 @@ def test_a_program_too_large_for_the_interpreter_is_judged_by_its_peers(monkeypa
     assert (np.abs(approximate_values.wide - expected[approximate_values.indices]) <= approximate_values.error).all()
 
 
-def test_only_chosen_cases_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "cpu", "--cases", str(_case_file(tmp_path)), "--select", "model", "--peers", "", "--only", "oth"]
-    assert main(words) == 0
-    assert "other" in capsys.readouterr().out
-    assert main([*words, "--only", "er"]) == 2
-    assert "--only er: expected a prefix of an id or one of the classes " in capsys.readouterr().err
+def test_cases_are_chosen_by_class_and_by_the_beginning_of_their_ids(tmp_path: Path) -> None:
+    def chosen(*only: str) -> list[str]:
+        options = argparse.Namespace(cases=_case_file(tmp_path), every=1, only=list(only))
+        return [case.id for case in chosen_cases(options)]
+
+    assert chosen() == ["good", "bad", "other", "left out"]
+    assert chosen("oth") == chosen("erf") == ["other"]
+    assert chosen("gemm", "left") == ["good", "bad", "left out"]
+    with pytest.raises(ArgumentError, match="--only er: expected a prefix of an id or one of the classes "):
+        chosen("oth", "er")
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,16 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert Ran(capsys, "compile", "--help").code == 0
 
 
+def test_a_second_device_is_refused_where_the_last_would_win(capsys: pytest.CaptureFixture[str]) -> None:
+    for devices in (("--target", "h200", "--target", "a100"), ("--target", "h200,a100")):
+        for words in (("compile", MATMUL, *INPUTS), ("model", "plan", "net.onnx")):
+            ran = Ran(capsys, *words, *devices)
+            assert ran.code == 2
+            assert f"--target of `roller {words[0]}" in ran.err
+            assert "takes one device, got h200 and a100" in ran.err
+            assert "hint: run it once for each; `roller estimate` takes several" in ran.err
+
+
 @pytest.mark.parametrize("words", [(), ("frobnicate",), ("compile",), ("targets", "--frobnicate"), ("run", "x", "--top-k", "y")])
 def test_a_wrong_command_line_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     ran = Ran(capsys, *words)

@@ -67,6 +67,30 @@ def test_a_json_graph_is_checked_with_its_own_types(capsys: pytest.CaptureFixtur
     assert (code, facts["max_abs_error"] < 1e-5 if facts else err) == (0, True)
 
 
+def test_a_model_for_a_gpu_is_compiled_estimated_and_emulated(
+    capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path
+) -> None:
+    target = (*QUICK, "--dim", "batch=2", "--target", "nvidia-a100-sxm-80gb")
+    folder = str(tmp_path / "saved")
+    code, text, err = run(capsys, "compile", file, *target, "--save", folder)
+    assert code == 0, err
+    assert "plan launches*: " in text
+    assert "plan graph: " in text
+    assert "threads" not in text
+    code, facts, _ = run(capsys, "run", folder, "--emulate", "--json")
+    assert (code, "min_s" in facts) == (0, False)
+    code, facts, _ = run(capsys, "run", file, *target, "--emulate", "--check", "--json")
+    assert (code, facts["max_abs_error"] < 1e-5) == (0, True)
+    code, _, err = run(capsys, "run", folder)
+    assert code != 0
+    assert "no NVIDIA device" in err
+    code, facts, _ = run(capsys, "estimate", file, *target, "--json")
+    assert code == 0
+    assert facts["seconds"] == pytest.approx(sum(each["seconds"] for each in facts["kernels"]))
+    assert "by the performance model" in run(capsys, "estimate", file, *target)[1]
+    assert run(capsys, "estimate", folder)[0] == 2
+
+
 def test_text_names_what_it_shows(capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path) -> None:
     options = (file, *QUICK, "--dim", "batch=2")
     assert "4 operators in 2 nodes, 2 kernels" in run(capsys, "compile", *options)[1]

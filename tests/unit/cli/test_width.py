@@ -55,7 +55,8 @@ def test_a_narrow_last_column_is_below_its_row(monkeypatch: pytest.MonkeyPatch) 
     assert len(show.format_table(("name", "text"), rows).splitlines()) == 3
 
 
-def test_estimates_show_rate_floor_kernels_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_estimates_show_rate_floor_kernels_and_notes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["estimate", *HALF, *H200]) == 0
     header, tiles, row, *_ = capsys.readouterr().out.splitlines()
     assert header.split() == ["target", "estimated", "rate", "floor", "kernels", "bound"]

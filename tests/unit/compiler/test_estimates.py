@@ -21,6 +21,7 @@ from roller_svc.compiler.estimates.worker import (
     compute_estimates,
     estimate_slice,
 )
+from roller_svc.errors import ArgumentError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.hardware import HardwareSpec
 
@@ -55,6 +56,25 @@ def test_a_text_is_computed_once_for_all_that_ask() -> None:
     assert counted.count == 1
     estimates.estimates([MATMUL, replace(MATMUL), MATMUL], [H200, "nvidia-h200-sxm"], 1)
     assert counted.count == 1
+
+
+def test_donated_targets_are_not_copied() -> None:
+    scatter = Item("g[at[n]] +=. x[n]", {"g": ("float32", (1 << 28,)), "at": ("int32", (64,)), "x": ("float32", (64,))})
+    donated = replace(scatter, options={"donate": ["g"]})
+    estimates = EstimateCache()
+    copied, updated = (each["candidates"][0] for each in estimates.estimates([scatter, donated], [H200], 1))
+    assert copied["seconds"] > 5 * updated["seconds"]
+    (found,) = estimate_item(donated, [H200], 1)
+    assert found.plans[0].estimate.seconds == updated["seconds"]
+
+
+def test_an_input_that_cannot_be_donated_is_refused_for_its_item_alone() -> None:
+    wrong = replace(MATMUL, options={"donate": ["A"]})
+    refused, estimated = EstimateCache().estimates([wrong, MATMUL], [H200], 1)
+    assert "donate: A must be the target of one scatter" in refused["error"]["message"]
+    assert estimated["candidates"]
+    with pytest.raises(ArgumentError, match="must be the target of one scatter"):
+        estimate_item(wrong, [H200], 1)
 
 
 def test_two_texts_of_one_program_have_one_answer() -> None:

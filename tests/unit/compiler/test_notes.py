@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -83,6 +84,27 @@ def test_float8_on_another_units_names_the_option(text: str, inputs: dict[str, A
     assert notes(text, inputs, allow_tf32=True) == ()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "c[m, n]: float32 +=! a[m, k].cast(`float32`) / s[m, k // 128] * (b[n, k].cast(`float32`) / t[n // 128, k // 128])",
+        BLOCK_SCALED.replace("* s[m, g] * t[n // 128, g]", "/ s[m, g] / t[n // 128, g]"),
+        BLOCK_SCALED.replace("* s[m, g] * t[n // 128, g]", "/ (s[m, g] * t[n // 128, g])"),
+    ],
+)
+def test_scales_of_blocks_that_divide_name_the_inverses_that_are_faster(text: str) -> None:
+    (note, *_) = notes(text, SCALED, allow_tf32=True)
+    gain = float(note.split("multiply by inverses of ")[1].split(": ")[1].split()[0])
+    assert note.split("multiply by inverses of ")[1].split(": ")[0] in ("s and t", "t and s")
+    inverse = text.replace("/ (s[m, g] * t[n // 128, g])", "/ s[m, g] / t[n // 128, g]")
+    inverse = re.sub(r"/ ([st]\[[^]]*\])", r"* (1.0 / \1)", inverse)
+    slow, fast = (
+        estimate_item(Item(each, SCALED, options={"allow_tf32": True}), [H200], 1)[0].plans[0].estimate.seconds
+        for each in (text, inverse)
+    )
+    assert gain == pytest.approx(slow / fast, abs=0.06)
+
+
 def test_conditions_on_both_factors_are_named() -> None:
     text = "c[m, n]: float32 +=! where(k <= m + n, a[m, k] * b[k, n], 0.0)"
     (note,) = notes(text, both("float16", 2048))
@@ -99,7 +121,6 @@ def test_conditions_on_both_factors_are_named() -> None:
         ("y[b, c, t] +=! x[b, c, t + j] * w[c, j] where t in 4096",
          {"x": ("float16", (8, 256, 8191)), "w": ("float16", (256, 4096))},
          "its products have 1 x 32768 rows and columns, too few to fill a tile"),
-        ("y[m, n] +=! a[m, k] * b[k, n]", both("float64", 4096), "mma_f64: sums of 8 bytes"),
     ],
 )  # fmt: skip
 def test_forms_without_a_matrix_unit_are_named(text: str, inputs: dict[str, Any], cause: str) -> None:

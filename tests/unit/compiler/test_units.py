@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from contractions import A100, matmul
 
 from roller_svc import hardware
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
@@ -27,7 +30,9 @@ SIMT = ScheduleConstraints(op_class=OpClass.SIMT)
         ("nvidia-a100-sxm-80gb", "bfloat16", False, ["mma_bf16", "fma_f32"]),
         ("nvidia-a100-sxm-80gb", "float32", False, ["fma_f32"]),
         ("nvidia-a100-sxm-80gb", "float32", True, ["mma_tf32", "fma_f32"]),
-        ("nvidia-a100-sxm-80gb", "float64", False, ["fma_f64"]),
+        ("nvidia-a100-sxm-80gb", "float64", False, ["mma_f64", "fma_f64"]),
+        ("nvidia-h200-sxm", "float64", False, ["mma_f64", "fma_f64"]),
+        ("nvidia-rtx4090", "float64", False, ["fma_f64"]),
         ("nvidia-t4", "float16", False, ["mma_f16", "fma_f32"]),
         ("nvidia-t4", "bfloat16", False, ["fma_f32"]),
         ("nvidia-h200-sxm", "float16", False, ["wgmma_f16", "mma_f16", "fma_f32"]),
@@ -36,7 +41,7 @@ SIMT = ScheduleConstraints(op_class=OpClass.SIMT)
         ("amd-mi50", "float16", False, ["fma_f32"]),
         ("amd-mi250x", "float16", False, ["mfma_f16", "fma_f32"]),
         ("amd-mi250x", "float32", False, ["mfma_f32", "fma_f32"]),  # as it is, not rounded
-        ("amd-mi250x", "float64", False, ["fma_f64"]),
+        ("amd-mi250x", "float64", False, ["mfma_f64", "fma_f64"]),
         ("amd-mi300x", "bfloat16", False, ["mfma_bf16", "fma_f32"]),
         ("nvidia-k80", "float16", False, ["fma_f32"]),
         ("cpu-x86-avx2", "float16", False, ["avx2_f32"]),
@@ -56,8 +61,6 @@ def test_units_that_are_tried(target: str, dtype: str, tf32: bool, units: list[s
     ("target", "dtype", "reason"),
     [
         ("nvidia-a100-sxm-80gb", "float32", "mma_tf32: operand a is float32, and tf32 is not allowed"),
-        ("nvidia-a100-sxm-80gb", "float64", "mma_f64: sums of 8 bytes, fragments have 4"),
-        ("amd-mi250x", "float64", "mfma_f64: sums of 8 bytes, fragments have 4"),
         ("nvidia-h200-sxm", "float16", "wgmma_bf16: operand a is float16, the unit takes bfloat16"),
     ],
 )
@@ -65,6 +68,22 @@ def test_refusals_give_their_reason(target: str, dtype: str, reason: str) -> Non
     hw = hardware.load(target)
     refusals = units_for(matmul(256, 256, 256, dtype, hw=hw), hw, NO_CONSTRAINTS).unsupported_units
     assert any(refusal.startswith(reason) for refusal in refusals)
+
+
+def test_float32_in_sums_of_float64_is_not_rounded_to_tf32() -> None:
+    statement = parse(
+        "C[m, n]: float64 +=! A[m, k] * B[k, n]",
+        {"A": TensorType(DType.FLOAT32, (256, 256)), "B": TensorType(DType.FLOAT32, (256, 256))},
+    )
+    (group,) = partition(statement, A100)
+    assert [u.name for u in units_for(group, A100, NO_CONSTRAINTS).units] == ["mma_f64", "fma_f64"]
+
+
+def test_units_whose_sums_no_fragment_has_are_refused() -> None:
+    units = [replace(u, acc_dtype=DType.FLOAT16) if u.name == "mma_f16" else u for u in A100.units]
+    hw = replace(A100, units=tuple(units))
+    refusals = units_for(matmul(256, 256, 256, hw=hw), hw, NO_CONSTRAINTS).unsupported_units
+    assert "mma_f16: sums of 2 bytes, fragments have 4" in refusals
 
 
 def test_a_family_that_cannot_is_refused_with_the_reason() -> None:

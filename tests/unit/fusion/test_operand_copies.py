@@ -32,6 +32,7 @@ HOPPER = hardware.load("nvidia-h200-sxm")
 TF32 = ScheduleConstraints(allow_tf32=True)
 NT, NN = "C[m, n] +=! A[m, k] * B[n, k]", "C[m, n] +=! A[m, k] * B[k, n]"
 TN = "C[m, n] +=! A[k, m] * B[k, n]"
+TRIANGLE = "C[m, n] +=! where(k <= m, A[m, k] * B[k, n], 0.0)"
 CAST = "C[m, n] +=! A[m, k].cast(`{to}`) * B[{b}].cast(`{to}`)"
 FLOAT8, INT8 = CAST.format(to="float32", b="n, k"), CAST.format(to="int32", b="k, n")
 INT4 = (
@@ -118,6 +119,8 @@ def test_devices_without_tma_cannot_load_rows_of_odd_length() -> None:
         (program(FLOAT8, A="float8_e4m3fn 64 96", B="float8_e4m3fn 48 96"), TF32, {}),
         (program(INT8, A="int8 64 96", B="int8 96 48"), NO_CONSTRAINTS, {"B.copy": "int8 48 96"}),  # K-major
         (program(NN, A="float32 64 96", B="float32 96 48"), TF32, {"B.copy": "float32 48 96"}),
+        # the condition is computed once
+        (program(TRIANGLE, A="float16 64 96", B="float16 96 48"), NO_CONSTRAINTS, {"C.term0.a": "float16 64 96"}),
         (nchw(2, 16, 12, 32), NO_CONSTRAINTS, {"W.copy": "float16 32 3 3 16", "X.copy": "float16 2 12 12 16"}),
     ],
 )
@@ -164,6 +167,7 @@ def test_a_small_one_is_not_worth_their_launches() -> None:
         (program(INT8, A="int8 4096 4096", B="int8 4096 4096"), HOPPER, NO_CONSTRAINTS, 0.6),
         (program(NN, A="float32 4096 4096", B="float32 4096 4096"), HOPPER, TF32, 0.8),
         (nchw(32, 256, 56, 256), HOPPER, NO_CONSTRAINTS, 0.6),
+        (program(TRIANGLE, A="float16 4096 4096", B="float16 4096 4096"), HOPPER, NO_CONSTRAINTS, 0.8),
     ],
 )
 def test_large_products_are_faster_with_copies(
@@ -328,6 +332,10 @@ CASES = {
         X="float16 2 10 10 20", W="float16 32 3 3 20",
     ),
     "computed": program("C[m, n] +=! relu(A[m, k]) * B[k, n]", A="float16 70 77", B="float16 77 40"),
+    "a triangle": program(TRIANGLE, A="float16 70 64", B="float16 64 40"),
+    "rows shorter than k": program(
+        "C[m, n] +=! where(k < 77, A[m, k], 0.0) * B[k, n] where k in 96", A="float16 70 77", B="float16 96 40"
+    ),
     "packed": int4(70, 40, 128, 32),
     "float8": program(FLOAT8, A="float8_e4m3fn 70 96", B="float8_e5m2 40 96"),
     "bytes along n": program(INT8, A="int8 70 96", B="int8 96 48"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from sampling import slow
 
 import roller_svc
 from roller_svc import hardware
@@ -17,7 +18,7 @@ from roller_svc.fusion.contraction import as_contraction, as_scaled_contraction
 from roller_svc.fusion.scaled_sums import has_scaled_sum, merge_scaled_sums
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Load
+from roller_svc.ir.expr import Cast, Load, Op, OpKind
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.semantics.inputs import random_inputs
@@ -112,6 +113,52 @@ def test_scales_that_do_not_vary_along_a_sum_are_applied_after_it(dtype: DType) 
     inputs = random_inputs(compute, 7)
     ours, theirs = (evaluate(each, inputs)["y"].wide for each in (replace(compute, statements=(sums, scaled)), compute))
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+DIVIDED = "y[m, n]: float32 +=! a[m, k].cast(float32) / sa[m, 0] * (b[n, k].cast(float32) / sc[n, 0] / 0.7) * s[0]"
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT8_E4M3FN, DType.FLOAT16, DType.INT8])
+def test_divisors_that_do_not_vary_along_a_sum_divide_it(dtype: DType) -> None:
+    compute = program(DIVIDED, 5, 7, 96, 96, dtype)
+    sums, divided = merge_scaled_sums(compute.statements, {"y"})
+    found = as_contraction(sums)
+    assert found is not None
+    assert all(isinstance(each.arg if isinstance(each, Cast) else each, Load) for each in (found.a, found.b))
+    inputs = random_inputs(compute, 7)
+    ours, theirs = (evaluate(each, inputs)["y"].wide for each in (replace(compute, statements=(sums, divided)), compute))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_an_inverse_that_is_stated_multiplies_the_sum() -> None:
+    compute = program("y[m, n]: float32 +=! a[m, k] * (1.0 / sa[m, 0]) * b[n, k]", 5, 7, 96, 96, DType.FLOAT16)
+    _, scaled = merge_scaled_sums(compute.statements, {"y"})
+    assert isinstance(scaled.body, Op)
+    assert scaled.body.kind is OpKind.MUL
+
+
+@pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan, 0.0, -0.0])
+def test_what_divides_a_sum_of_one_sign_divides_its_terms(scale: float) -> None:
+    compute = program(DIVIDED, 3, 3, 32, 32, DType.FLOAT16)
+    inputs = dict(random_inputs(compute, 7)) | {name: np.ones((3, 32), np.float16) for name in "ab"}
+    inputs["sa"] = np.full_like(inputs["sa"], scale)
+    statements = merge_scaled_sums(compute.statements, {"y"})
+    ours, theirs = (evaluate(each, inputs)["y"].wide for each in (replace(compute, statements=statements), compute))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        (DIVIDED, DType.FLOAT32),
+        (DIVIDED, DType.BFLOAT16),
+        ("y[m, n]: float32 +=! (a[m, k] / a[m, 0]).cast(float32) * b[n, k].cast(float32)", DType.FLOAT16),  # rounded
+        ("y[m, n]: float32 +=! a[m, k].cast(float32) / s[k // 96] * b[n, k].cast(float32)", DType.FLOAT16),
+    ],
+)
+def test_other_quotients_stay_in_the_sum(text: str, dtype: DType) -> None:
+    compute = program(text, 5, 7, 192, 96, dtype)
+    assert merge_scaled_sums(compute.statements, {"y"}) == compute.statements
 
 
 FACTORS = ("a[m, k] * b[n, k] * 0.3", "0.3 * a[m, k] * (b[n, k] * a[m, 0])", "a[m, k] * b[n, 0] * 0.3 * b[n, k] * a[m, 1]")
@@ -217,6 +264,26 @@ def test_a_product_of_halves_with_a_number_takes_the_time_of_the_plain_one(targe
     plain = plan(program(PLAIN, 1024, 1024, 1024, 1024, DType.FLOAT16), target).estimate.seconds
     scaled = program(f"y[m, n]: float32 +=! {FACTORS[0]}", 1024, 1024, 1024, 1024, DType.FLOAT16)
     assert plan(scaled, target).estimate.seconds < 1.05 * plain
+
+
+def test_divided_rows_and_columns_take_little_more_than_the_plain_product() -> None:
+    plain, divided = (plan(program(text, 4096, 4096, 4096, 4096), H200) for text in (PLAIN, DIVIDED))
+    assert len(divided.choices) == 1
+    assert divided.estimate.seconds < 1.5 * plain.estimate.seconds  # three quotients for each result
+
+
+@pytest.mark.parametrize("target", [A100, slow(H200), slow(MI250X), slow("local")])
+def test_a_divided_product_is_right(target: str) -> None:
+    compute = program(DIVIDED, 24, 40, 70, 70, DType.FLOAT16)
+    arrays = {
+        name: np.abs(each) + each.dtype.type(0.5) if name.startswith("s") else each
+        for name, each in random_inputs(compute, 7).items()
+    }
+    inputs = {name: (type_.dtype.value, type_.shape) for name, type_ in compute.inputs}
+    runtime = "auto" if target == "local" else "emulator"
+    kernel = roller_svc.compile(DIVIDED, inputs, target=target, select="model", top_k=1, runtime=runtime)
+    right = roller_svc.reference(DIVIDED, inputs, arrays)["y"]
+    np.testing.assert_allclose(kernel.run(arrays)["y"], right, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

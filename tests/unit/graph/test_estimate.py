@@ -54,7 +54,7 @@ def test_a_loop_counts_each_of_its_steps() -> None:
     assert often["seconds"] == pytest.approx(once["seconds"] * (STEPS + 1) / 2)
 
 
-def test_a_target_that_is_no_cpu_is_rejected() -> None:
+def test_a_target_that_is_neither_cpu_nor_gpu_is_rejected() -> None:
     with pytest.raises(InputError) as raised:
-        estimate_model(loop(1), "nvidia-h100-sxm")
+        estimate_model(loop(1), "graphcore-mk2")
     assert raised.value.code == "unsupported-target"

@@ -67,7 +67,7 @@ def test_rows_that_depend_on_their_own_inputs_may_be_padded(module, shapes, axes
         (lambda x: x[1], [(None, 5)], "of one size depends on all"),
         (lambda x: x * x.shape[0], [(None, 5)], "a number in the model"),
         (lambda x: x @ x.t(), [(None, 6)], "no multiple"),
-        (lambda x: x.t().reshape(-1) * 2, [(None, 6)], "for other extents"),
+        (lambda x: x.t().reshape(-1) * 2, [(None, 6)], "inside of another one"),
         (nn.LSTM(3, 4), [(None, 2, 3)], "number of steps"),
     ],
 )

@@ -50,7 +50,7 @@ SIGNATURES = [
     }),
     (roller_svc.compile_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "name": None}),
     (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "name": None}),
-    (roller_svc.estimate, {"allow_tf32": False, "strict": False}),
+    (roller_svc.estimate, {"allow_tf32": False, "donate": (), "strict": False}),
 ]  # fmt: skip
 
 

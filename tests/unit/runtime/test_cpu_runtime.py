@@ -6,6 +6,7 @@ import dataclasses
 import os
 import platform
 import threading
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -222,6 +223,49 @@ def test_arrays_that_are_used_as_they_are_and_others_give_one_result(adder: CpuM
         assert result.base is None or result.base is not first
     with pytest.raises(ArgumentError, match="missing argument: B"):
         adder.run({"A": a})
+
+
+def test_given_outputs_are_written_whatever_memory_they_share() -> None:
+    text = "s[i] = x[i] + w[i]; d[i] = x[i] - w[i]"
+    kernel = roller_svc.compile(text, {"x": ("float32", (8,)), "w": ("float32", (8,))}, constants=["w"], select="model")
+    values, weights = np.arange(8, dtype=np.float32), np.full(8, 3, np.float32)
+    memory = np.empty(64, np.float32)
+
+    def check(*places: tuple[str, int]) -> None:
+        """Give outputs that begin at these elements of memory, where x begins at 0 and w at 16."""
+        for prepares in (False, True):
+            memory[:8], memory[16:24] = values, weights
+            x, w, out = memory[:8], memory[16:24], {name: memory[start : start + 8] for name, start in places}
+            call = kernel.prepare(w=w) if prepares else partial(kernel, w=w)
+            results = call(x=x, out=out)
+            assert all(results[name] is array for name, array in out.items())
+            separate = len({start // 8 for _, start in places}) == len(places)
+            for name, expected in (("s", values + weights), ("d", values - weights)):
+                if separate or name not in out:
+                    np.testing.assert_array_equal(results[name], expected)
+
+    check(("s", 32), ("d", 40))
+    check(("d", 40))
+    check(("s", 0))  # the input's memory
+    check(("s", 4), ("d", 40))  # half of it
+    check(("d", 16))  # the constant's
+    check(("s", 32), ("d", 36))  # each other's: the last copy wins
+    check(("s", 24), ("d", 8))  # beside x and w
+
+
+def test_outputs_that_do_not_fit_are_refused(adder: CpuModule) -> None:
+    given = {"A": np.ones((4, 6), np.float32), "B": np.ones((4, 6), np.float32)}
+    read_only = np.ones((4, 6), np.float32)
+    read_only.flags.writeable = False
+    for out, message in (
+        ({"C": read_only}, "read-only"),
+        ({"C": np.ones((6, 4), np.float32)}, "shape"),
+        ({"C": np.ones((4, 6))}, "dtype"),
+        ({"C": None}, "must be a numpy array"),
+        ({"D": np.ones((4, 6), np.float32)}, "unknown output"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            adder.run(given, out)
 
 
 def test_a_range_error_of_a_direct_call_leaves_the_next_call_alone() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from roller_svc.analysis.congruences import congruence
 from roller_svc.analysis.index_ranges import fold, is_within_int32, range_of
 from roller_svc.analysis.lookup_tables import LookupTables, TableIndex, is_float_product, without_casts
+from roller_svc.analysis.operand import can_represent_all
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.c.vector.access import NotVectorizableError, VectorAccess, VectorValue
@@ -76,7 +77,8 @@ class Vector(VectorAccess):
     def to_elements(self, value: Expr, dtype: DType) -> str:
         """Print an expression as elements in memory of a type."""
         if not self.varies(value):
-            return self.splat(VectorValue(self.scalar.to_element(value, dtype), dtype, is_vector=False))
+            text = self._if_needed(value, self.scalar.to_element(value, dtype))
+            return self.splat(VectorValue(text, dtype, is_vector=False))
         if dtype.is_narrow_float:
             value = self.scalar.skip_casts(value, dtype)
             if (copied := self._copied_bits(value, dtype)) is not None:
@@ -110,9 +112,7 @@ class Vector(VectorAccess):
         """Print an expression in the value type of its dtype."""
         dtype = expr.dtype.compute
         if not self.varies(expr):
-            if self.guard and not all(self.is_in_bounds(load) for load in loads_of(expr)):
-                raise NotVectorizableError
-            return VectorValue(self.scalar.value(expr), dtype, is_vector=False)
+            return VectorValue(self._if_needed(expr, self.scalar.value(expr)), dtype, is_vector=False)
         if self.table is not None and (entries := self._entries(expr, self.table)) is not None:
             return entries
         if self.congruences is not None and not self.guard and self._is_uniform(expr):
@@ -190,7 +190,7 @@ class Vector(VectorAccess):
         if self.is_same_in_all_lanes(select.cond):
             a, b = self.splat(self.value(select.then)), self.splat(self.value(select.otherwise))
             type_ = self.type_of(dtype)  # the type of an arithmetic result lacks the typedef's alignment
-            chosen = self.scalar.value(self._first_value(select.cond))
+            chosen = self._if_needed(select.cond, self.scalar.value(self._first_value(select.cond)))
             return VectorValue(f"({chosen} ? ({type_}){a} : ({type_}){b})", dtype, is_vector=True)
         a = self.splat(self._under_condition(select.cond, holds=True).value(select.then))
         b = self.splat(self._under_condition(select.cond, holds=False).value(select.otherwise))
@@ -202,7 +202,8 @@ class Vector(VectorAccess):
         """Print a condition as a mask of integers of `bits` bits: all ones where it holds, else 0."""
         target = INTEGERS[bits]
         if not self.varies(expr):
-            return self.splat(VectorValue(f"-(({self.scalar.value(expr)}) != 0)", target, is_vector=False))
+            text = self._if_needed(expr, self.scalar.value(expr))
+            return self.splat(VectorValue(f"-(({text}) != 0)", target, is_vector=False))
         match expr:
             case Op(kind=OpKind.LAND | OpKind.LOR as kind, args=(x, y)):
                 right = self._under_condition(x, holds=kind is OpKind.LAND)
@@ -424,7 +425,10 @@ class Vector(VectorAccess):
         """Print the elements of a load, in their type in memory."""
         buffer = self.scalar.buffers[load.tensor]
         if any(c and self.varies(i) for c, i in zip(load.bounds_checked, load.index, strict=False)):
-            raise NotVectorizableError
+            masked = self._gathered_elements(load, buffer) if self.guard else None
+            if masked is None:
+                raise NotVectorizableError
+            return masked
         guarded = bool(self.guard) and load.tensor not in self.registers and not self.is_in_bounds(load)
         is_plain = not guarded and not any(load.bounds_checked)
         stride = self.stride(load.tensor, load.index)
@@ -442,6 +446,8 @@ class Vector(VectorAccess):
             return self.call(f"even_{type_}", f"{buffer.identifier} + {address}")
         if is_plain and (together := self._shared_elements(load, buffer) or self._permuted_elements(load, buffer)):
             return together
+        if guarded and (masked := self._gathered_elements(load, buffer)) is not None:
+            return masked
         if self.lanes > MAX_UNROLLED_LANES:
             raise NotVectorizableError
         lanes = [self._lane(load, buffer, i, guarded=guarded) for i in range(self.lanes)]
@@ -527,6 +533,65 @@ class Vector(VectorAccess):
         pointer = f"(const {self.scalar.dialect.storage_type(bits)} *){buffer.identifier} + {address}"
         masked = self.call(f"masked_{self.type_of(bits)}", self._guard_mask(bits.bits), pointer)
         return masked if bits is buffer.dtype else f"({self.type_of(buffer.dtype)}){masked}"
+
+    def _gathered_elements(self, load: Load, buffer: BufferRef) -> str | None:
+        """Print elements at any places that are loaded only where the guard holds; None if there is no such vector.
+
+        Places are sums of products modulo 2**32. Where the guard holds they are exact, as the tensor has fewer elements.
+        """
+        checked = load.bounds_checked or (False,) * len(load.index)
+        shared = tuple(num(0) if self.varies(i) else i for i in load.index)
+        is_short = count_elements(buffer.shape, buffer.strides) <= DType.INT32.integer_range[1]
+        is_known = all(self.is_in_bounds(inner) for i in shared for inner in loads_of(i))
+        if not is_short or not is_known or any(c and not self.varies(i) for c, i in zip(checked, load.index, strict=True)):
+            return None
+        bits = UNSIGNED[buffer.dtype.bits] if buffer.dtype.is_narrow_float else buffer.dtype
+        lines, terms, masks = list[str](), list[str](), list[str]()
+        try:
+            for d, index in enumerate(load.index):
+                if not self.varies(index):
+                    continue
+                place = self._place(index)
+                if checked[d]:
+                    name = f"at{d}_{SHORT[place.dtype]}"
+                    lines.append(f"const {self.type_of(place.dtype)} {name} = {self.splat(place)};")
+                    place = replace(place, text=name)
+                    masks.append(self._in_range(load, d, place, bits))
+                terms.append(f"{self.splat(self.convert(place, DType.INT32))} * {buffer.strides[d]}")
+            mask = " & ".join(masks) or self._guard_mask(bits.bits)
+        except NotVectorizableError:
+            return None
+        pointer = f"(const {self.scalar.dialect.storage_type(bits)} *){buffer.identifier} + {self.scalar.address(buffer, shared)}"
+        text = self.call(f"gathered_{self.type_of(bits)}", mask, pointer, " + ".join(terms))
+        text = text if bits is buffer.dtype else f"({self.type_of(buffer.dtype)}){text}"
+        return f"({{ {' '.join(lines)} {text}; }})" if lines else text
+
+    def _place(self, index: Expr) -> VectorValue:
+        """Print an index in each lane, in 32 or 64 bits: data as its type computes it, arithmetic of axes exactly."""
+        index = uncast = self._folded(index)
+        while isinstance(uncast, Cast):
+            uncast = uncast.arg
+        is_data = isinstance(uncast, Load | Op) and self.scalar.comes_from_data(index)
+        ranges = find_lane_ranges(self.scalar.ranges, self.var, self.first, self.lanes)
+        if not is_data and not is_within_int32(index, ranges):
+            raise NotVectorizableError
+        piece = self.value(index)
+        return self.convert(piece, DType.INT32 if can_represent_all(DType.INT32, piece.dtype) else DType.INT64)
+
+    def _in_range(self, load: Load, d: int, place: VectorValue, element: DType) -> str:
+        """Print the mask of the lanes whose guard holds and whose index is in range; others with a guard are recorded."""
+        size = self.scalar.buffers[load.tensor].shape[d]
+        number = self.scalar.add_index_check(load.tensor, d, size, load.index[d])
+        guard = self._guard_mask(place.dtype.bits)
+        text = self.call(f"checked_{self.type_of(place.dtype)}", guard, place.text, str(size), str(number), "status")
+        target = INTEGERS[element.bits]
+        return text if place.dtype is target else self.call(f"from_{SHORT[place.dtype]}_{self.type_of(target)}", text)
+
+    def _if_needed(self, expr: Expr, text: str) -> str:
+        """Print a value that all lanes share and that may not exist where the guard fails: 0 if it does in all lanes."""
+        if not self.guard or all(map(self.is_in_bounds, loads_of(expr))):
+            return text
+        return f"({self.call(f'any_{self.type_of(DType.INT32)}', self._guard_mask(DType.INT32.bits))} ? {text} : 0)"
 
     def _guard_mask(self, bits: int) -> str:
         if len(self.guard) > MAX_GUARDS:

@@ -13,6 +13,7 @@ from functools import cache
 from roller_svc.codegen.c.vector.elementary import LIBRARY_OF, calls, function_text, has_function
 from roller_svc.codegen.c.vector.types import (
     dot_text,
+    gather,
     instruction,
     vector_header,
     vector_type,
@@ -109,8 +110,11 @@ SCALAR_BYTES = 16  # scalars use the narrowest vector that every machine has
 # {V}: the vector type, {E}: its element's, {N}: lanes, {I}: signed integers as wide, {s}: suffix of math functions
 _BODIES = {
     "select": ("({I} m, {V} a, {V} b)", "  return ({V})((m & ({I})a) | (~m & ({I})b));\n"),  # one blend
-    "masked": ("({I} m, const {E} *p)", "  {V} r;\n  for (int i = 0; i < {N}; i++) r[i] = m[i] ? p[i] : 0;\n"
-               "  return r;\n"),
+    "any": ("({I} m)", "  {E} r = 0;\n  for (int i = 0; i < {N}; i++) r |= m[i];\n  return r != 0;\n"),
+    "checked": ("({I} m, {V} at, {E} size, long check, long long *status)",  # records what the mask wants out of range
+                "  {V} bad = m & ~((at >= 0) & (at < size));\n  if (any_{V}(bad))\n"
+                "    for (int i = 0; i < {N}; i++)\n      if (bad[i]) checked(at[i], size, check, status);\n"
+                "  return m & ~bad;\n"),
     "isnan": ("({V} a)", "  return a != a;\n"),
     "square": ("({V} a)", "  return a * a;\n"),
 }  # fmt: skip
@@ -187,12 +191,10 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return Helper(dot_text(dtype, lanes))
     if base in ("word2", "word4"):
         return _word(base, dtype, lanes)
-    if base == "even":
-        return _even_elements(dtype, lanes)
+    if base in _ELEMENTS:
+        return _ELEMENTS[base](dtype, lanes)
     if base in ("looked_up", "looked_up2"):
         return _lookup(base, dtype, lanes)
-    if base == "permuted":
-        return _permuted_elements(dtype, lanes)
     if base.startswith("repeat"):
         return _repeated_elements(int(base.removeprefix("repeat")), dtype, lanes)
     table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)
@@ -204,9 +206,11 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         "rest": "0x7fffffff" if dtype.bits == 32 else "0x7fffffffffffffffLL",
         "inf": C.inf_f64 if dtype is DType.FLOAT64 else C.inf_f32,
     }  # fmt: skip
-    result = words["I"] if base in ("isnan", "isinf") else vector
+    result = {"isnan": words["I"], "isinf": words["I"], "any": "int"}.get(base, vector)
     body = with_fallback(instruction(base, dtype, lanes), body.format(**words).removesuffix("\n"))
     text = f"static inline {result} {base}_{vector}{parameters.format(**words)} {{\n{body}}}"
+    if base == "checked":
+        return Helper(f"static long checked(long, long, long, long long *);\n{text}", (f"any_{vector}",))
     return Helper(text, (f"select_{vector}",) if "select_" in body else ())
 
 
@@ -280,6 +284,49 @@ def _permuted_elements(dtype: DType, lanes: int) -> Helper:
     body = with_fallback((macro, shuffled), plain)
     parameters = f"const {C.storage_type(dtype)} *p, long first, long last, {numbers} at"
     return Helper(f"static inline {vector} permuted_{vector}({parameters}) {{\n{body}}}")
+
+
+def _masked_elements(dtype: DType, lanes: int) -> Helper:
+    """Return the helper that loads adjacent elements where a mask holds, and 0 elsewhere.
+
+    Compilers turn the first loop into a masked load where the machine has one for the type. The second loads a zero
+    where the mask fails, since a branch would depend on data. Compilers make a branch of a conditional address, and not
+    of its bits.
+    """
+    vector, mask, element = vector_type(dtype, lanes), vector_type(INTEGERS[dtype.bits], lanes), C.storage_type(dtype)
+    macro, bits = "__AVX2__" if dtype.bytes >= DType.INT32.bytes else "__AVX512BW__", "__UINTPTR_TYPE__"
+    loop = f"  for (int i = 0; i < {lanes}; i++) r[i] ="
+    address = f"zero + ((({bits})(p + i) - zero) & ({bits})(__INTPTR_TYPE__)m[i])"
+    return Helper(
+        f"static inline {vector} masked_{vector}({mask} m, const {element} *p) {{\n  {vector} r;\n"
+        f"#if defined({macro})\n{loop} m[i] ? p[i] : 0;\n"
+        f"#else\n  static const {element} none;\n  const {bits} zero = ({bits})&none;\n"
+        f"{loop} *(const {element} *)({address});\n#endif\n  return r;\n}}"
+    )
+
+
+def _gathered_elements(dtype: DType, lanes: int) -> Helper:
+    """Return the helper that loads elements at distances from an address where a mask holds, and any value elsewhere.
+
+    The element at the address exists if the mask holds in a lane, as all lanes share the indices that it is made of.
+    """
+    vector, mask, element = vector_type(dtype, lanes), vector_type(INTEGERS[dtype.bits], lanes), C.storage_type(dtype)
+    places, needed = vector_type(DType.INT32, lanes), f"any_{mask}"
+    plain = (
+        f"  static const {element} none;\n  {vector} r;\n  if (!{needed}(m)) p = &none;\n"
+        f"  for (int i = 0; i < {lanes}; i++) r[i] = p[at[i] & m[i]];\n  return r;"
+    )
+    body = with_fallback(gather(dtype, lanes), plain)
+    text = f"static inline {vector} gathered_{vector}({mask} m, const {element} *p, {places} at) {{\n{body}}}"
+    return Helper(text, (needed,))
+
+
+_ELEMENTS = {
+    "even": _even_elements,
+    "masked": _masked_elements,
+    "gathered": _gathered_elements,
+    "permuted": _permuted_elements,
+}
 
 
 def _lookup(base: str, dtype: DType, lanes: int) -> Helper:

@@ -43,6 +43,8 @@ def with_fallback(call: tuple[str, str] | None, plain: str) -> str:
 
 def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
     """Return (macro of the instruction set, expression over the helper's parameters), or None."""
+    if base == "any":
+        return _any_bit(lanes * dtype.bytes)
     if dtype not in _SUFFIX:
         return None
     match lanes * dtype.bytes, base:
@@ -66,6 +68,40 @@ def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
         case 64, "scaled":
             vector = f"v{SHORT[dtype]}x{lanes}"
             return "__AVX512F__", f"select_{vector}(zero, ({vector}){{0}}, {_masked('scalef', dtype, 'y + 1', 'k')})"
+        case _:
+            return None
+
+
+def _any_bit(size: int) -> tuple[str, str] | None:
+    """Return (macro of the instruction set, whether a bit of m is set), or None. `size`: bytes of m."""
+    words = f"(__attribute__((vector_size({size}))) long long)m"
+    match size:
+        case 64:
+            return "__AVX512F__", f"__builtin_ia32_ptestmq512({words}, {words}, -1) != 0"
+        case 32:
+            return "__AVX__", f"!__builtin_ia32_ptestz256({words}, {words})"
+        case 16:
+            return "__SSE4_1__", f"!__builtin_ia32_ptestz128({words}, {words})"
+        case _:
+            return None
+
+
+def gather(dtype: DType, lanes: int) -> tuple[str, str] | None:
+    """Return (macro of the instruction set, masked gather of p[at]) for 32 and 64 bits, or None."""
+    vector, bits = vector_type(dtype, lanes), dtype.bits
+    number = DType.INT32 if bits == DType.INT32.bits else DType.INT64
+    native, letter = vector_type(number, lanes), "i" if number is DType.INT32 else "q"
+    if bits != number.bits:
+        return None
+    match lanes * dtype.bytes:
+        case 64:
+            chosen = f"__builtin_ia32_ptestm{'d' if letter == 'i' else letter}512(m, m, -1)"
+            name = "gathersiv16si" if letter == "i" else "gathersiv8di"
+            return "__AVX512F__", f"({vector})__builtin_ia32_{name}(({native}){{0}}, p, at, {chosen}, {dtype.bytes})"
+        case 32:
+            name, pointer = ("gathersiv8si", "int") if letter == "i" else ("gathersiv4di", "long long")
+            text = f"__builtin_ia32_{name}(({native}){{0}}, (const {pointer} *)p, at, m, {dtype.bytes})"
+            return "__AVX2__", f"({vector}){text}"
         case _:
             return None
 

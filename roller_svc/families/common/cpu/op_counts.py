@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -13,6 +14,7 @@ from roller_svc.families.common.cpu.column_reduction import (
     is_column_reduction,
     vector_members,
 )
+from roller_svc.families.common.cpu.guard_counts import count_guard_operations
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, operators
@@ -69,6 +71,8 @@ class StatementWork:
     combine: Combine | None  # combiner of a reduction, each value after the one before it
     tensors: frozenset[str]  # read and written
     invariants: tuple[tuple[int, OpCounts], ...] = ()  # (times, operations) of values that all lanes of a row share
+    guard_operations: float = 0.0  # of a vector's guards on indices, the mean of all vectors
+    gathers: tuple[tuple[str, int], ...] = ()  # (tensor, its loads at a point whose places along a vector are data)
 
 
 def count_statement_work(group: KernelGroup, lanes: int) -> tuple[StatementWork, ...]:
@@ -94,8 +98,19 @@ def count_statement_work(group: KernelGroup, lanes: int) -> tuple[StatementWork,
         invariants = tuple(
             (_iterations(statement, axes_of(e)), _count_op(e, set(), set())) for e in _invariant_ops(body, along | inner, shared)
         )
-        found.append(StatementWork(statement.points, counts, joins, tensors, invariants))
+        guards = count_guard_operations(statement, along, lanes)
+        found.append(StatementWork(statement.points, counts, joins, tensors, invariants, guards, _count_gathers(body, along)))
     return tuple(found)
+
+
+def _count_gathers(body: Expr, along: Set[str]) -> tuple[tuple[str, int], ...]:
+    """Count the distinct loads of each tensor whose places along a vector are data."""
+    loads = dict.fromkeys(loads_of(body))
+
+    def is_gathered(load: Load) -> bool:
+        return any(not along.isdisjoint(axes_of(inner)) for index in load.index for inner in loads_of(index))
+
+    return tuple(Counter(load.tensor for load in loads if is_gathered(load)).items())
 
 
 def _iterations(statement: TensorExpr, axes: Set[str]) -> int:

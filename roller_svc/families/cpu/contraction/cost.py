@@ -87,7 +87,7 @@ def _kernel(p: Workload[ContractionFacts], s: _Sizes) -> float:
         packed = s.plan.depth * p.elem_bytes  # of a column
         working_set = p.compulsory_bytes - p.b.total_bytes + p.extent(p.n) * packed
         arrival = s.columns * packed * private_seconds_per_byte(mach, working_set) * mach.clock_hz
-        return max(cycles, arrival)
+        return max(cycles, arrival / _rows_used(p, s))
     at_once = s.plan.block_rows
     is_prefetched = False
     if s.plan.packs_b_on_first_use:
@@ -113,6 +113,12 @@ def _reload_cycles(p: Workload[ContractionFacts], s: _Sizes, at_once: int) -> fl
     working_set = s.columns * row + 2 * at_once * row + at_once * s.columns * p.elem_bytes
     lost = 1.0 - mach.costs.memory.hit_rate(_l2_bytes(p), working_set)
     return lost * s.columns * row / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
+
+
+def _rows_used(p: Workload[ContractionFacts], s: _Sizes) -> float:
+    """Return the mean share of a block's rows that exist: B arrives whole for the last block, too."""
+    rows = p.extent(p.m)
+    return rows / (-(-rows // s.rows) * s.rows)
 
 
 def _l2_bytes(p: Workload[ContractionFacts]) -> int:

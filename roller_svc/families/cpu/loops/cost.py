@@ -192,7 +192,7 @@ def _vector_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, 
     rows_at_once = 1 if launch.reduce_threads > 1 and sequential else math.prod(launch.thread)
     side_by_side = max(1, launch.reduce_threads * rows_at_once // width)
     join = OpCounts(alu=each.combine is Combine.SUM or each.combine is Combine.PROD, minmax=each.combine in _MINMAX_COMBINES)
-    busy = work_cycles(p.machine, counts + join)
+    busy = work_cycles(p.machine, counts + join) + costs.operation_cycles * each.guard_operations
     if launch.pipeline.nontemporal and any(_nontemporal_fraction(p, t) < 1 for t in p.footprint.writes):
         busy += TEST_OPERATIONS * costs.operation_cycles
     if _reduction_step(p, each).terms == 1:  # else the loop overlaps with the operations of an iteration
@@ -262,11 +262,13 @@ def _load_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *,
     found = [t for t in p.footprint.accesses if not each.tensors or t.access.tensor in each.tensors]
     side_by_side = launch.reduce_threads > 1 and not sequential
     common = [math.prod(n for i, n in enumerate(launch.thread) if side_by_side and i not in t.axes) for t in found]
-    return sum(_access_cycles(p, t, launch, vectors / n) for t, n in zip(found, common, strict=True))
+    gathers = dict(each.gathers)
+    parts = zip(found, common, strict=True)
+    return sum(_access_cycles(p, t, launch, vectors / n, gathers.get(t.access.tensor, 1)) for t, n in parts)
 
 
-def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch, vectors: float) -> float:
-    """Return cycles between L1 and registers: vectors, broadcasts, or single elements."""
+def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch, vectors: float, gathers: int) -> float:
+    """Return cycles between L1 and registers: vectors, broadcasts, or single elements, `gathers` of them at a point."""
     costs, width = p.machine.costs.loops, _width(p, launch)
     if p.inner_points > 1 and not tensor.varies_with_reduction:  # once for each outer point
         vectors = p.outer_points / (1 if launch.reduce_threads > 1 else width)
@@ -275,10 +277,10 @@ def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Laun
     stride = tensor.strides.get(p.vector_axis)
     if stride == 1:
         return vectors * costs.load_cycles
-    if any(dim.is_looked_up for dim in tensor.access.dims):
+    if any(dim.is_looked_up or dim.gathered_by for dim in tensor.access.dims):
         vectors_of_table, rest = divmod(tensor.access.dims[-1].size, p.machine.unit.shape[-1])
         is_table = len(tensor.access.dims) == 1 and not rest and vectors_of_table <= MAX_TABLES
-        return 0.0 if is_table else vectors * width * costs.gather_cycles
+        return 0.0 if is_table else vectors * width * gathers * costs.gather_cycles
     # without a stride the index has a division; on a whole axis the compiler resolves it
     is_divided = stride is None and _has_innermost(tensor, p)
     if stride == 2 or (is_divided and launch.block[p.vector_axis] >= p.extents[p.vector_axis]):

@@ -1,12 +1,13 @@
 """Cost of attention on warps with `mma.sync` or MFMA: QK^T, softmax and PV per KV tile.
 
 A KV tile is priced like a GEMM's k-tile (`mma_contraction/cost.py`). The function units that compute exponentials may
-also be the bound (FlashAttention-3: Shah et al., arXiv:2407.08608, §2.2).
+also be the bound (FlashAttention-3: Shah et al., arXiv:2407.08608, §2.2). `mma.sync` returns to its warp with the sums,
+so a warp computes products and softmax in turn; its block's warps do so together, since they meet for every KV tile.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roller_svc.construct.rules import extent_on
@@ -56,7 +57,8 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
     tile = attention_block(p, found, launch.block, launch.thread, (launch.pipeline.stages, launch.split_k))
     needs = BlockResources(tile.threads, thread_registers(tile, found), tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    steps = max(1.0, visible_fraction(p, found, tile.m) * -(-p.extent(p.k) // tile.kv) / tile.kv_splits)
+    seen = replace(found, bounds=found.bounds.of_tiles(tile.kv))
+    steps = max(1.0, visible_fraction(p, seen, tile.m) * -(-p.extent(p.k) // tile.kv) / tile.kv_splits)
     dram_bytes = operand_dram_bytes(p, launch, resident * mach.cores)
     dram = dram_bytes / (launch.grid * steps) / mach.dram_bytes_per_cycle
     cost = _step(p, found, tile, launch.block)
@@ -73,7 +75,7 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
     cycles += edges * (1 + (waves - 1) / resident)
     each = launch.grid * steps / mach.cores
     parts = [
-        ("mma", mach.seconds(each * step.mma)),
+        ("mma", mach.seconds(each * cost.mma)),
         ("exponentials", mach.seconds(each * cost.exponentials)),
         ("shared", mach.seconds(each * step.shared)),
         ("issue", mach.seconds(each * cost.issue)),
@@ -97,35 +99,44 @@ def attention_block(
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Cycles of one KV tile; the slower of `issue` and `exponentials` is the `step`'s."""
+    """Cycles of one KV tile. On NVIDIA's devices the tensor cores wait for softmax in `step`."""
 
     step: MatrixStep
+    mma: float
     issue: float
     exponentials: float
 
 
 def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, block: Tile) -> _Cost:
     mach = p.machine
-    k = copy_cost(found.k, tile.kv * tile.head_dim, p.b, mach)
-    v = copy_cost(found.v, tile.kv * tile.n, p.b, mach)
+    copies = [copy_cost(found.k, tile.kv * tile.head_dim, p.b, mach)]
+    if found.second is not None:
+        copies.append(copy_cost(found.second[1], tile.kv * tile.head_dim, p.b, mach))
+    if not tile.has_values_in_keys:
+        copies.append(copy_cost(found.v, tile.kv * tile.n, p.b, mach))
+    copy_slots = sum(copy.slots for copy in copies)
+    features = tile.products * tile.head_dim
+    score_steps = tile.products * tile.head_dim_steps
     warps, fragment = tile.row_warps * tile.kv_warps, tile.fragment
     size = tile.q.dtype.bytes
-    read = warps * tile.warp_kv * (tile.head_dim + tile.n) * size
-    read += 0 if tile.has_q_in_registers else warps * tile.warp_m * tile.head_dim * size
-    products = tile.row_fragments * (tile.kv_fragments * tile.head_dim_steps + tile.fragments * tile.kv_steps)
+    read = warps * tile.warp_kv * (features + tile.n) * size
+    read += 0 if tile.has_q_in_registers else warps * tile.warp_m * features * size
+    products = tile.row_fragments * (tile.kv_fragments * score_steps + tile.fragments * tile.kv_steps)
     instruction = fragment.rows * fragment.columns * (fragment.step_bytes // size) * SCHEDULERS / mach.fma_per_cycle
     weighing = softmax_slots(tile, found, score_operations(p, found, tile.m, tile.kv))
-    loads = (tile.kv_fragments * tile.head_dim_steps + tile.fragments * tile.kv_steps) * fragment.b_loads
-    loads += 0 if tile.has_q_in_registers else tile.row_fragments * tile.head_dim_steps
-    issue = (warps * (products + weighing + loads + STEP_OPS) + k.slots + v.slots) / mach.issue_per_cycle
-    exponentials = tile.m * tile.kv / EXPONENTIALS_PER_CYCLE
-    moved = p.b.requested_bytes(block) + found.has_values_in_keys * tile.v.bytes
-    chain = max(products * instruction, (tile.head_dim_steps + tile.kv_steps) * MMA_LATENCY_CYCLES)
-    chain += (weighing + (k.slots + v.slots) / warps) * SCHEDULERS / mach.issue_per_cycle + loads * FRAGMENT_CYCLES
+    loads = (tile.kv_fragments * score_steps + tile.fragments * tile.kv_steps) * fragment.b_loads
+    loads += 0 if tile.has_q_in_registers else tile.row_fragments * score_steps
+    issue = (warps * (products + weighing + loads + STEP_OPS) + copy_slots) / mach.issue_per_cycle
+    exponentials = found.exponentials * tile.m * tile.kv / EXPONENTIALS_PER_CYCLE
+    mma = tile.m * tile.kv * (features + tile.n) / mach.fma_per_cycle
+    softmax = max(warps * weighing / mach.issue_per_cycle, exponentials)
+    moved = p.b.requested_bytes(block) + (found.has_values_in_keys and not tile.has_values_in_keys) * tile.v.bytes
+    chain = max(products * instruction, (score_steps + tile.kv_steps) * MMA_LATENCY_CYCLES)
+    chain += (weighing + copy_slots / warps) * SCHEDULERS / mach.issue_per_cycle + loads * FRAGMENT_CYCLES
     step = MatrixStep(
         warps=warps,
-        mma=tile.m * tile.kv * (tile.head_dim + tile.n) / mach.fma_per_cycle,
-        shared=read / mach.staged_bytes_per_cycle + k.pipe + v.pipe,
+        mma=mma if fragment.is_square else mma + softmax,
+        shared=read / mach.staged_bytes_per_cycle + sum(copy.pipe for copy in copies),
         issue=max(issue, exponentials),
         port=moved / CORE_L2_BYTES_PER_CYCLE,
         llc=moved / mach.llc_bytes_per_cycle,
@@ -133,7 +144,7 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
         chain=chain + shared_latency_cycles(mach) + BARRIER_CYCLES,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),
     )
-    return _Cost(step, issue, exponentials)
+    return _Cost(step, mma, issue, exponentials)
 
 
 def _epilogue_cycles(p: Workload[Any], launch: Launch, tile: MmaAttentionTile) -> float:

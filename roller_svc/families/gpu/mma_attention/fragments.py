@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from roller_svc.families.common.gpu.attention.softmax import SCORES
+from roller_svc.families.common.gpu.attention.score_rows import SCORES
 from roller_svc.families.common.gpu.attention.tile import MmaAttentionTile
+from roller_svc.families.common.gpu.attention.weights import SECOND_SCORES
 from roller_svc.families.common.gpu.matrix.mainloop import ACC, A, B, a_fragment, b_fragments, lane_elements
 from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B, StagedTile
 from roller_svc.ir.dtype import DType
@@ -19,6 +20,8 @@ from roller_svc.ir.schedule import Compute, LoadMatrix, Loop, LoopKind, Mma, Nod
 from roller_svc.schedule.nest_statements import register
 
 VALUES = ".v_shared"
+QUERIES, KEYS = (SHARED_A, ".second_q_shared"), (SHARED_B, ".second_k_shared")  # of each product
+SCORES_OF = (SCORES, SECOND_SCORES)
 PROBABILITIES = ".weights"  # a fragment of P
 _F32 = DType.FLOAT32
 
@@ -48,19 +51,20 @@ class WarpFragments:
         """Registers of K or V, and of P."""
         return self._register(B, self.together), self._register(PROBABILITIES, self.tile.row_fragments)
 
-    def load_q(self, row: Expr, step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
-        """Load a fragment of Q at a row and an instruction along head_dim."""
+    def load_q(self, product: int, row: Expr, step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
+        """Load a fragment of Q of a product at a row and an instruction along head_dim."""
+        buffer = QUERIES[product]
         if self.tile.fragment.is_square:
-            return (lane_elements(self.tile.q, self.tile.fragment, (SHARED_A, row, step), (A, index)),)
-        return a_fragment(self.tile.q, row, step, index)
+            return lane_elements(self.tile.q, self.tile.fragment, (buffer, row, step), (A, index))
+        return _from(buffer, a_fragment(self.tile.q, row, step, index))
 
-    def load_k(self, key: Expr, step: Expr) -> tuple[Node, ...]:
-        """Load fragments of K from a key on, at an instruction along head_dim."""
-        return self._load(SHARED_B, self.tile.k, key, step)
+    def load_k(self, product: int, key: Expr, step: Expr) -> tuple[Node, ...]:
+        """Load fragments of K of a product from a key on, at an instruction along head_dim."""
+        return self._load(KEYS[product], self.tile.k, key, step)
 
     def load_v(self, column: Expr, step: Expr) -> tuple[Node, ...]:
         """Load fragments of V from an output column on, at an instruction along the keys."""
-        return self._load(VALUES, self.tile.v, column, step)
+        return self._load(SHARED_B if self.tile.has_values_in_keys else VALUES, self.tile.v, column, step)
 
     def pack_p(self, step: int) -> tuple[Node, ...]:
         """Round the scores of an instruction along the keys to a fragment of P."""
@@ -74,9 +78,9 @@ class WarpFragments:
         scores = [Load(SCORES, (row, num(first + w // 2), num(2 * (w % 2))), _F32) for w in words]
         return tuple(PackFragment(PROBABILITIES, (row, num(w)), scores[w], dtype) for w in words)
 
-    def multiply_k(self, fragment: Expr, q: tuple[Expr, ...], which: int) -> Mma:
+    def multiply_k(self, product: int, fragment: Expr, q: tuple[Expr, ...], which: int) -> Mma:
         """S of a row fragment += Q times the loaded fragment `which` of K."""
-        return self._product(SCORES, fragment, (A, q), which)
+        return self._product(SCORES_OF[product], fragment, (A, q), which)
 
     def multiply_v(self, fragment: Expr, which: int) -> Mma:
         """O of a row fragment += P times the loaded fragment `which` of V."""
@@ -90,9 +94,8 @@ class WarpFragments:
 
     def _load(self, buffer: str, staged: StagedTile, column: Expr, step: Expr) -> tuple[Node, ...]:
         if self.tile.fragment.is_square:
-            return (lane_elements(staged, self.tile.fragment, (buffer, column, step), (B, (num(0),))),)
-        loads = b_fragments(staged, column, step, (num(0),), self.together)
-        return tuple(replace(node, source=buffer) if isinstance(node, LoadMatrix) else node for node in loads)
+            return lane_elements(staged, self.tile.fragment, (buffer, column, step), (B, (num(0),)))
+        return _from(buffer, b_fragments(staged, column, step, (num(0),), self.together))
 
     @property
     def _elements(self) -> int:
@@ -104,3 +107,7 @@ class WarpFragments:
         if fragment.is_square:
             return register(name, self.tile.q.dtype, *shape, self._elements)
         return register(name, DType.UINT32, *shape, fragment.b_words if name == B else fragment.a_words)
+
+
+def _from(buffer: str, loads: tuple[Node, ...]) -> tuple[Node, ...]:
+    return tuple(replace(node, source=buffer) if isinstance(node, LoadMatrix) else node for node in loads)

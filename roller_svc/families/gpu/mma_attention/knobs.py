@@ -16,6 +16,8 @@ def nearest_split(group: KernelGroup, model: Model[Any], program: RProgram, want
     """Return the nearest KV split without empty parts."""
     if wanted < 1:
         return Nearest(1, "a reduction has at least 1 part")
+    if group.attention is not None and group.attention.weights is not None:
+        return Nearest(1, "keys of chained products are not split")
     (keys,) = program.space.role(AxisRole.K)
     steps = -(-keys.extent // program.block[keys.name])
     parts = next(n for n in range(min(wanted, steps), 0, -1) if (n - 1) * -(-steps // n) < steps)

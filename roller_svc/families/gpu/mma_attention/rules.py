@@ -54,7 +54,7 @@ class MmaAttentionRules(Enumerated):
         found: dict[Shape, None] = {}
         grown = scale_up(self._warp_stage(), log, budget)
         for warp in (*grown.saturated, *grown.border):
-            for lanes in (1, 2, 4):
+            for lanes in (1, 2, 4) if self.workload.facts.has_softmax else (1,):
                 base = ThreadTile(warp, lanes * self.workload.machine.hw.limits.warp_size)
                 blocks = scale_up(self._block_stage(base, lanes), log, budget)
                 for block in (*blocks.saturated, *blocks.border):
@@ -141,7 +141,7 @@ class MmaAttentionRules(Enumerated):
     def _parts(self, block: Tile, steps: int) -> tuple[int, ...]:
         """Return the KV splits: powers of two and whole waves, without empty splits."""
         cores, grid = self.workload.machine.cores, spatial_grid(self.workload, block)
-        if grid >= cores:
+        if grid >= cores or not self.workload.facts.has_softmax:
             return (1,)
         waves = {cores * n // grid for n in (1, 2, 4)}
         tried = sorted({1} | {n for n in (*powers_of_two(MAX_SPLITS), *waves) if n * grid <= 4 * cores and n <= MAX_SPLITS})

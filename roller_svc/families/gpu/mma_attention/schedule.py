@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.attention.kv_loop import SPLIT, KvTileCopy, KvTileLoop
 from roller_svc.families.common.gpu.attention.mask import KeyBounds
+from roller_svc.families.common.gpu.attention.score_rows import KEY_STEP, ROW
 from roller_svc.families.common.gpu.attention.softmax import (
-    KEY_STEP,
     MAXIMUM,
     PEAK,
     RESCALE,
-    ROW,
-    SCORES,
     SHIFT,
     TOTAL,
     Softmax,
@@ -32,6 +30,7 @@ from roller_svc.families.common.gpu.attention.tile import (
     mma_attention_tile,
     partial_results,
 )
+from roller_svc.families.common.gpu.attention.weights import ChainWeights
 from roller_svc.families.common.gpu.launch_bounds import mfma_resident_blocks
 from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, MmaEpilogue, column_of_word, lane_of_row, word
 from roller_svc.families.common.gpu.matrix.mainloop import (
@@ -40,10 +39,10 @@ from roller_svc.families.common.gpu.matrix.mainloop import (
 )
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
 from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy, TransposedCopy
-from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B, LoadKind
+from roller_svc.families.common.gpu.matrix.tile import SHARED_B, LoadKind
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.gpu.mma_attention import MMA_ATTENTION
-from roller_svc.families.gpu.mma_attention.fragments import VALUES, WarpFragments
+from roller_svc.families.gpu.mma_attention.fragments import KEYS, QUERIES, SCORES_OF, VALUES, WarpFragments
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, substitute
@@ -101,9 +100,9 @@ class _Kernel:
     tile: MmaAttentionTile
     kv_loop: KvTileLoop
     exact: KeyBounds | None
-    softmax: Softmax
+    softmax: Softmax | ChainWeights
     fragments: WarpFragments
-    q: MmaOperandCopy
+    q: tuple[MmaOperandCopy, ...]  # of each product
     pipeline: MultistagePipeline
 
     @classmethod
@@ -112,32 +111,43 @@ class _Kernel:
         tile, view = mma_attention_tile(program, facts), GemmView.of_attention(group)
         m, n, keys = view.m, view.n, view.k
         of_q, of_k, of_v = (tile.m, tile.head_dim), (tile.kv, tile.head_dim), (tile.n, tile.kv)
-        q = _RowCopy(SHARED_A, facts.q.operand, tile.q, facts.q.load, m, head_dim, of_q, tile.threads)
-        k = _KvCopy(SHARED_B, facts.k.operand, tile.k, facts.k.load, keys, head_dim, of_k, tile.threads)
+        second_q, second_k = ((), ()) if facts.second is None else ((facts.second[0],), (facts.second[1],))
+        q = tuple(
+            _RowCopy(name, each.operand, tile.q, each.load, m, head_dim, of_q, tile.threads)
+            for name, each in zip(QUERIES, (facts.q, *second_q), strict=False)
+        )
+        k = tuple(
+            _KvCopy(name, each.operand, tile.k, each.load, keys, head_dim, of_k, tile.threads)
+            for name, each in zip(KEYS, (facts.k, *second_k), strict=False)
+        )
         copy_v = TransposedCopy if facts.v.load.kind is LoadKind.TRANSPOSE else _RowCopy
         v = copy_v(VALUES, facts.v.operand, tile.v, facts.v.load, n, keys, of_v, tile.threads)
-        kv_loop = KvTileLoop(tile, m, keys, facts.bounds)
+        kv_loop = KvTileLoop(tile, m, keys, facts.bounds.of_tiles(tile.kv))
+        of_kernel = (attention, tile, m, keys, n, (ref("m.fragment"), ref("n.fragment"), word(tile.fragment)))
         return cls(
             view,
             attention,
             tile,
             kv_loop,
             facts.exact,
-            Softmax(attention, tile, m, keys, n, (ref("m.fragment"), ref("n.fragment"), word(tile.fragment))),
+            Softmax(*of_kernel) if facts.vectors is None else ChainWeights(*of_kernel, facts.vectors),
             WarpFragments(tile),
             q,
-            MultistagePipeline(tile.stages, (k, v)),
+            MultistagePipeline(tile.stages, k if tile.has_values_in_keys else (*k, v)),
         )
 
     # the launch -----------------------------------------------------------------------------------------------------
     def nodes(self) -> tuple[Node, ...]:
         """Return the loops over all blocks."""
         tile, rows, halves = self.tile, self.tile.row_fragments, self.tile.fragment.halves
-        storages = [
-            register(ACC, _F32, rows, tile.fragments, 4), register(MAXIMUM, _F32, rows, halves),
-            register(TOTAL, _F32, rows, halves),
-        ]  # fmt: skip
-        nodes = wrap_in_storages(storages, (*init_softmax(self.softmax), *self._attend(), *self._store_results()))
+        storages = [register(ACC, _F32, rows, tile.fragments, 4)]
+        if isinstance(self.softmax, Softmax):
+            storages += [register(name, _F32, rows, halves) for name in (MAXIMUM, TOTAL)]
+            initial = init_softmax(self.softmax)
+        else:
+            storages += self.softmax.row_storages
+            initial = self.softmax.init()
+        nodes = wrap_in_storages(storages, (*initial, *self._attend(), *self._store_results()))
         return self.kv_loop.block_loops(self.view, self.kv_loop.bind_bounds(self._threads(nodes)))
 
     def _threads(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -153,16 +163,20 @@ class _Kernel:
     def _attend(self) -> tuple[Node, ...]:
         """Compute O, row_max and row_sum over all keys."""
         tile, kv_loop = self.tile, self.kv_loop
-        load = self.q.cp_async(num(0), num(0)) if self.q.is_async else self.q.copy_through_registers(num(0), num(0))
+        load: tuple[Node, ...] = ()
+        for q in self.q:
+            load += q.cp_async(num(0), num(0)) if q.is_async else q.copy_through_registers(num(0), num(0))
         nodes: tuple[Node, ...] = (*load, CpAsyncCommitGroup()) if self._has_async_copies else load
         if tile.is_q_overlaid:
-            nodes = MultistagePipeline(1, (self.q,), overlays=(SHARED_B, VALUES)).allocate((*nodes, *self._load_q(0), Barrier()))
-        counts = self.softmax.needs_fully_masked_pass(kv_loop.bounds.finite_fill or 0.0)
+            nodes = MultistagePipeline(1, self.q, overlays=(SHARED_B, VALUES)).allocate((*nodes, *self._load_q(0), Barrier()))
+        counts: Expr = num(0)
+        if isinstance(self.softmax, Softmax):
+            counts = self.softmax.needs_fully_masked_pass(kv_loop.bounds.finite_fill or 0.0)
         nodes += kv_loop.passes(counts, lambda seen, _: self._pass(seen))
         nodes += (CpAsyncWaitGroup(0),) if self._has_async_copies else ()  # for Q, if no KV tile was visible
-        nodes = self.fragments.allocate_q(tile.head_dim_steps if tile.has_q_in_registers else 1, nodes)
+        nodes = self.fragments.allocate_q(tile.products * tile.head_dim_steps if tile.has_q_in_registers else 1, nodes)
         nodes = self.pipeline.allocate(nodes)
-        return nodes if tile.is_q_overlaid else MultistagePipeline(1, (self.q,)).allocate(nodes)
+        return nodes if tile.is_q_overlaid else MultistagePipeline(1, self.q).allocate(nodes)
 
     def _pass(self, k_tiles: KTileRange) -> tuple[Node, ...]:
         work = (Let(KEY_STEP, k_tiles.number, self._step()),)
@@ -175,48 +189,50 @@ class _Kernel:
         """Load Q fragments to registers once the block's Q has arrived; `pending` groups of copies may be in flight."""
         nodes: tuple[Node, ...] = (CpAsyncWaitGroup(pending),) if self._has_async_copies else ()
         nodes += (Barrier(),)
-        for step in range(self.tile.head_dim_steps):
-            nodes += self._q_fragments(num(step), num(step))
+        for product in range(self.tile.products):
+            for step in range(self.tile.head_dim_steps):
+                nodes += self._q_fragments(product, num(step), num(product * self.tile.head_dim_steps + step))
         return nodes
 
     @property
     def _has_async_copies(self) -> bool:
-        return self.q.is_async or self.pipeline.is_async
+        return any(q.is_async for q in self.q) or self.pipeline.is_async
 
-    def _q_fragments(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
+    def _q_fragments(self, product: int, step: Expr, buffer: Expr) -> tuple[Node, ...]:
         row = mul(ref("m.fragment"), num(self.tile.fragment.rows))
         row = add(mul(ref("m.warp"), num(self.tile.warp_m)), row)
-        fragments = self.fragments.load_q(row, step, (buffer, ref("m.fragment")))
+        fragments = self.fragments.load_q(product, row, step, (buffer, ref("m.fragment")))
         return (Let(STAGE, num(0), (self._for_row_fragments(fragments),)),)
 
     def _step(self) -> tuple[Node, ...]:
         """Process a warp's keys of one KV tile."""
         tile, rows = self.tile, self.tile.row_fragments
-        unmasked = None if self.exact is None else self.kv_loop.is_unmasked(ref(KEY_STEP), self.exact)
-        storages = [
-            register(SCORES, _F32, rows, tile.kv_fragments, 4),
-            *(register(name, _F32, rows, tile.fragment.halves) for name in (PEAK, SHIFT, RESCALE)),
-            *self.fragments.storages,
-        ]
-        return wrap_in_storages(
-            storages, (*self._qk(), *self.softmax.update_probabilities(unmasked), self.softmax.rescale_o(), *self._pv())
-        )
+        storages = [register(name, _F32, rows, tile.kv_fragments, 4) for name in SCORES_OF[: tile.products]]
+        if isinstance(self.softmax, Softmax):
+            unmasked = None if self.exact is None else self.kv_loop.is_unmasked(ref(KEY_STEP), self.exact)
+            storages += [register(name, _F32, rows, tile.fragment.halves) for name in (PEAK, SHIFT, RESCALE)]
+            weigh = (*self.softmax.update_probabilities(unmasked), self.softmax.rescale_o())
+        else:
+            storages += self.softmax.key_storages
+            weigh = self.softmax.compute()
+        products = tuple(node for product in range(tile.products) for node in self._qk(product))
+        return wrap_in_storages((*storages, *self.fragments.storages), (*products, *weigh, *self._pv()))
 
-    def _qk(self) -> tuple[Node, ...]:
-        """Compute S = QK^T, one k-step of the head dimension after the other."""
+    def _qk(self, product: int) -> tuple[Node, ...]:
+        """Compute S = QK^T of a product, one k-step of the head dimension after the other."""
         tile, together = self.tile, self.fragments.together
-        zero = Compute(SCORES, (ref("m.fragment"), ref("key.fragment"), ref(".word")), Const(0.0, _F32))
+        zero = Compute(SCORES_OF[product], (ref("m.fragment"), ref("key.fragment"), ref(".word")), Const(0.0, _F32))
         clear = Loop(".word", 4, LoopKind.UNROLL, (zero,))
         clear = Loop("key.fragment", tile.kv_fragments, LoopKind.UNROLL, (clear,))
         nodes: tuple[Node, ...] = (self._for_row_fragments((clear,)),)
         key = add(mul(ref("k.warp"), num(tile.warp_kv)), self._first_column)
         for step in range(tile.head_dim_steps):
-            buffer = num(step if tile.has_q_in_registers else 0)
+            buffer = num(product * tile.head_dim_steps + step if tile.has_q_in_registers else 0)
             if not tile.has_q_in_registers:
-                nodes += self._q_fragments(num(step), buffer)
+                nodes += self._q_fragments(product, num(step), buffer)
             q = (buffer, ref("m.fragment"))
-            products = tuple(self.fragments.multiply_k(self._loaded(i), q, i) for i in range(together))
-            multiply = (*self.fragments.load_k(key, num(step)), self._for_row_fragments(products))
+            products = tuple(self.fragments.multiply_k(product, self._loaded(i), q, i) for i in range(together))
+            multiply = (*self.fragments.load_k(product, key, num(step)), self._for_row_fragments(products))
             nodes += (Loop(".pair", tile.kv_fragments // together, LoopKind.UNROLL, multiply),)
         return nodes
 
@@ -247,9 +263,11 @@ class _Kernel:
     # results --------------------------------------------------------------------------------------------------------
     def _store_results(self) -> tuple[Node, ...]:
         """Reduce row_sum and store O through the epilogue, or store partials under split KV."""
-        if self.tile.num_splits > 1:
-            return (self.softmax.reduce_row_sum(), *self._store_partials())
-        normalize = (self.softmax.reduce_row_sum(), *self.softmax.store_rows(), *self.softmax.normalize())
+        normalize: tuple[Node, ...] = ()
+        if isinstance(self.softmax, Softmax):
+            if self.tile.num_splits > 1:
+                return (self.softmax.reduce_row_sum(), *self._store_partials())
+            normalize = (self.softmax.reduce_row_sum(), *self.softmax.store_rows(), *self.softmax.normalize())
         if self.tile.can_store_rows:
             return (*normalize, self._store_rows())
         return (*normalize, Barrier(), *MmaEpilogue(self.view, self.tile.result).nodes())

@@ -13,8 +13,9 @@ from roller_svc.ir.rprogram import RProgram
 
 
 def attention_operands(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Sequence[StagedOperand]:
-    """Return Q, K and V."""
+    """Return Q and K of each product, and V."""
     found = prepare_attention_operands(group, program.unit, hw.arch)
     return tuple(
-        StagedOperand(f.dtype, f.operand.memory_dtype, describe_load(f.load, f.dtype)) for f in (found.q, found.k, found.v)
+        StagedOperand(f.dtype, f.operand.memory_dtype, describe_load(f.load, f.dtype))
+        for f in (found.q, found.k, *(found.second or ()), found.v)
     )

@@ -159,7 +159,7 @@ def _fragment_slots(p: Workload[MmaFacts], tile: MmaTile) -> float:
     # ldmatrix loads four matrices; 4-byte MN-major elements are loaded word by word
     slots += m * (1 if tile.a.swizzled else 4) + n * (fragment.b_loads if tile.b.swizzled else 2)
     a, b = p.facts.loads
-    if unit.kind is UnitKind.MFMA:  # no rounding of float32
+    if unit.kind is UnitKind.MFMA or unit.in_dtype is not DType.FLOAT32:  # nothing is rounded
         return math.prod(tile.warps) * tile.k_steps * slots
     slots += CONVERT_SLOTS * (4 * m * (a.operand.dtype is DType.FLOAT32) + 2 * n * (b.operand.dtype is DType.FLOAT32))
     return math.prod(tile.warps) * tile.k_steps * slots
@@ -169,7 +169,7 @@ def _epilogue_cycles(p: Workload[MmaFacts], launch: Launch, tile: MmaTile) -> fl
     """Return cycles of accumulators through shared memory, then of loads and stores."""
     mach = p.machine
     points = tile.m * tile.n
-    through = 2 * points * 4 / mach.staged_bytes_per_cycle
+    through = 2 * points * tile.fragment.sum_words * WORD_BYTES / mach.staged_bytes_per_cycle
     through += 2 * BARRIER_CYCLES * (tile.fragments[0] // tile.epilogue_fragments)
     issued = epilogue_slots(p, points // p.space.num_accumulators) / (mach.hw.limits.warp_size * mach.issue_per_cycle)
     return through + issued + epilogue_memory_cycles(p, launch)

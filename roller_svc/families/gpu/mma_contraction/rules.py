@@ -71,7 +71,7 @@ def approx_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, split_k:
     steps = -(-p.extent(p.k) // (k * split_k))
     step = _step_cycles(p, block, base, min(tasks, mach.cores), together)
     latency = mach.llc.latency_cycles if mach.llc else mach.dram_latency_cycles
-    edges = latency / together + 2 * m * n * WORD_BYTES / mach.staged_bytes_per_cycle
+    edges = latency / together + 2 * m * n * p.facts.fragment.sum_words * WORD_BYTES / mach.staged_bytes_per_cycle
     if split_k > 1:
         return rounds * (steps * step + edges) + split_k_reduction_cycles(p, split_k * p.outer_points)
     whole = rounds * (steps * step + edges)
@@ -107,7 +107,7 @@ def _step_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, working: 
 
 MAX_WARPS = 8  # of a block: with more, threads have too few registers for the widest warp tiles
 MAX_FRAGMENTS_M, MAX_FRAGMENTS_N = 8, 32
-K_STEP_BYTES = (32, 64, 128)  # one instruction; a sector more; a row of shared memory's banks
+K_STEP_BYTES = (32, 64, 128)  # a sector; one more; a row of shared memory's banks
 MAX_BASES = 6
 MIN_INSTRUCTIONS = 32  # of a warp per k-tile: at about 9 cycles each, five times the cost of a barrier
 MAX_ASPECT = 4  # of a tile's extents: a longer one loads a quarter more than a square
@@ -258,7 +258,8 @@ class MmaContractionRules(TilePrefilter):
         """
         p, size = self.workload, self._operand_bytes()
         depth = p.extent(p.k) * size
-        lengths = [b for b in K_STEP_BYTES if (runs := p.space.scale_runs) is None or runs.k * size % b == 0]
+        whole = [b for b in K_STEP_BYTES if b % self._fragment.step_bytes == 0]
+        lengths = [b for b in whole if (runs := p.space.scale_runs) is None or runs.k * size % b == 0]
         fitting = [b for b in lengths if b < 2 * depth] or lengths[:1]
         fragments = (extent_on(base.tile, p.m) // self._fragment.rows) * (
             accumulator_columns(p, base.tile) // self._fragment.columns

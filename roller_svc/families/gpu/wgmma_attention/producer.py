@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from roller_svc.construct.rules import MIN_MATRIX_STAGES
 from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.attention.kv_loop import KvTileCopy
-from roller_svc.families.common.gpu.attention.softmax import KEY_STEP
+from roller_svc.families.common.gpu.attention.score_rows import KEY_STEP
 from roller_svc.families.common.gpu.matrix.mainloop import LANE
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.matrix.staging import THREAD

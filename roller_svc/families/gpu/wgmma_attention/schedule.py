@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.attention.kv_loop import KvTileLoop
 from roller_svc.families.common.gpu.attention.mask import KeyBounds, exact_bounds, key_bounds
+from roller_svc.families.common.gpu.attention.score_rows import KEY_STEP, SCORES
 from roller_svc.families.common.gpu.attention.softmax import (
-    KEY_STEP,
     MAXIMUM,
     PEAK,
     RESCALE,
-    SCORES,
     SHIFT,
     TOTAL,
     Softmax,

@@ -208,7 +208,7 @@ def _staged(threads: OperandLoad, tma: TmaLoadPlan | str, extent: int, order: KT
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WgmmaAttentionFacts] | None:
     """Prepare attention on a unit that warpgroups drive; None for any other group or unit."""
     unit, hw = base.machine.unit, base.machine.hw
-    if group.attention is None or unit.kind is not UnitKind.WGMMA:
+    if group.attention is None or group.attention.weights is not None or unit.kind is not UnitKind.WGMMA:
         return None
     facts = wgmma_attention_facts(group, unit, hw.arch)
     return replace(base.with_facts(facts), operations=attention_operations(base, facts.operands))

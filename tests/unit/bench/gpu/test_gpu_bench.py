@@ -242,6 +242,7 @@ def dry(bench: Any, out: Path, pattern: str, *more: str) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 def test_a_dry_run_compiles_and_emulates(bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pattern = r"^mma/odd-nn-float16$|^scatter/histogram$|^layout-large/transpose$|^square-4096-float16$|^probe/atomics$"

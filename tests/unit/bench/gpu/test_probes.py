@@ -46,6 +46,7 @@ def emulated(source: KernelSource, /, **inputs: np.ndarray) -> dict[str, Any]:
     return {name: values for name, values in left.items() if name != "nobodys"}
 
 
+@pytest.mark.slow  # the next test compiles them too
 def test_every_text_compiles_to_the_instructions_that_it_is_for(bench: Any) -> None:
     expected = {
         "mbarrier_round_trip": ("SYNCS.ARRIVE", "SYNCS.PHASECHK"), "cluster_sync": ("UCGABAR_ARV", "UCGABAR_WAIT"),

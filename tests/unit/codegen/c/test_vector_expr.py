@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +16,10 @@ from sampling import every
 import roller_svc
 from roller_svc.analysis.wide_values import storage_dtype
 from roller_svc.codegen.c.vector.loops import vector_cover
+from roller_svc.errors import IndexRangeError
 from roller_svc.frontend.lang import parse
+from roller_svc.hardware.catalog import load
+from roller_svc.hardware.yaml_text import to_yaml
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.semantics.compare import agrees
@@ -260,6 +264,97 @@ def test_indices_that_are_not_wanted_are_not_read(target: str) -> None:
         target=target,
     )
     np.testing.assert_array_equal(kernel(q=q, t=t)["y"], np.concatenate([t[q % 64], [-1.0] * 3]).astype(np.float32))
+
+
+def at_the_end(count: int, dtype: str) -> np.ndarray:
+    """Numbers at the end of a page that nothing readable follows."""
+    page = readable_page().view(storage_dtype(DType(dtype)))
+    page[:] = (np.arange(len(page)) % 100).astype(page.dtype)
+    return page[-count:]
+
+
+# Neither masked loads nor gathers: the helpers' plain forms.
+WITHOUT_GATHERS = to_yaml(replace(load("cpu-x86-avx2"), vector_bytes=16)).replace("x86-64-v3", "x86-64-v2")
+WIDTHS = ("float32", "float64", "float16", "int8", "int32", "int64", "uint16")
+# Lanes whose guard fails are beyond the page, before it, or on a place that another tensor has; rows are, too.
+PARTLY_GUARDED = (
+    "y[n] = x[n * 3].when([n * 3 < {size}], 1) where n in {size}",
+    "y[n] = x[300 - n * 5].when([n * 5 > 300 - {size}, n <= 60], 1) where n in {size}",
+    "y[i, n] = x[i * 24 + n * 3].when([i * 24 + n * 3 < {size}], 1) where i in 40, n in 70",
+    "y[n] = x[k[n]].when([k[n] >= 0, k[n] < {size}], 1)",
+    "y[n] = x[k[n + 9]].when([n + 9 < {keys}, k[min(n + 9, {keys} - 1)] >= 0, k[min(n + 9, {keys} - 1)] < {size}], 1)"
+    " where n in {keys}",
+    "y[n] = x[{size} - 1 - k[n] // 2].when([k[n] // 2 >= 0, k[n] // 2 < {size}], 1)",
+)
+# A value that all lanes share, below guards that some, all and no lanes pass.
+SHARED = (
+    "y[j] +=! x[o * 7].when([o <= j, o * 7 < {size}], 0) where j in 70, o in 50",
+    "y[i, j] +=! x[i * 9 + o].when([o <= j, i * 9 + o < {size}], 0) where i in 30, j in 37, o in 29",
+    "y[j] +=! (x[o * 7] + x[o * 7 - 7]).when([o <= j, o >= 1, o * 7 < {size}], 0) where j in 70, o in 50",
+    "y[j] +=! x[j].when([o + j < 9, o * 40 + j < {size}, x[o * 40] > x[o * 40]], x[j]) where j in 9, o in 60",
+)
+
+
+def check_at_the_end(text: str, dtype: str, target: str, helper: str) -> None:
+    x = at_the_end(211, dtype)
+    k = np.random.default_rng(3).integers(-300, 500, 150).astype(np.int32)
+    text = text.format(size=len(x), keys=len(k))
+    arrays = {"x": x} if "k[" not in text else {"x": x, "k": k}
+    types = {name: TensorType(DType(str(a.dtype)), a.shape) for name, a in arrays.items()}
+    shapes = {name: (t.dtype.value, t.shape) for name, t in types.items()}
+    hardware = WITHOUT_GATHERS if target == "v2" else None
+    kernel = roller_svc.compile(text, shapes, select="model", top_k=1, target="local" if hardware else target, hardware=hardware)
+    program = parse(text, types, ("y",))
+    verdict = agrees(program, kernel(**arrays), evaluate(program, arrays))
+    assert verdict.ok, f"{text}: {verdict}\n{kernel.source}"
+    assert f"{helper}_v" in kernel.source
+
+
+@pytest.mark.parametrize("target", ["local", "cpu-x86-avx2", "v2"])
+@pytest.mark.parametrize("dtype", every(2, WIDTHS))
+def test_gathers_do_not_touch_what_their_guards_exclude(dtype: str, target: str) -> None:
+    for text in PARTLY_GUARDED:
+        check_at_the_end(text, dtype, target, "gathered")
+
+
+@pytest.mark.parametrize("target", ["local", "cpu-x86-avx2", "v2"])
+@pytest.mark.parametrize("dtype", every(2, WIDTHS))
+def test_shared_values_are_not_read_where_no_lane_needs_them(dtype: str, target: str) -> None:
+    for text in SHARED:
+        check_at_the_end(text, dtype, target, "any")
+
+
+@TARGETS
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int32", "int64", "uint64"])
+def test_an_index_out_of_range_is_reported_where_its_guard_holds(dtype: str, target: str) -> None:
+    to, x = np.dtype(dtype), np.arange(100, dtype=np.float32)
+    k = np.arange(90).astype(to)
+    beyond = np.iinfo(to).max
+    kernel = roller_svc.compile(
+        "y[n] = x[k[n]].when([w[n] > 0], -1.0)",
+        {"x": ("float32", (100,)), "k": (dtype, (90,)), "w": ("int32", (90,))},
+        select="model",
+        top_k=1,
+        target=target,
+    )
+    w = np.arange(90, dtype=np.int32) % 3
+    for wrong in (beyond, np.iinfo(to).min if to.kind == "i" else beyond - 1):
+        for place in (0, 33, 39, 89):
+            k[place] = wrong
+            w[place] = 0
+            np.testing.assert_array_equal(kernel(x=x, k=k, w=w)["y"], np.where(w > 0, x[np.clip(k, 0, 99).astype(int)], -1))
+            w[place] = 1
+            with pytest.raises(IndexRangeError, match=f"index {np.array(wrong).astype(np.int64)} ") as raised:
+                kernel(x=x, k=k, w=w)
+            assert "k[n]" in raised.value.message
+            k[place] = place
+
+
+@TARGETS
+def test_quotients_by_what_is_not_wanted_do_not_trap(target: str) -> None:
+    arrays = {"x": values("int32", 40), "s": np.array([3, 0, -1, 7], np.int32)}
+    check(["y[n, k] = (x[n] // s[k + 1]).when([n < 20 + k, k + 1 < 4], 5) where k in 9, n in 40"], arrays, target, is_vector=False)
+    check(["y[k, n] = (x[n] // s[k + 1]).when([n < 20 + k, k + 1 < 4], 5) where k in 9, n in 40"], arrays, target, is_vector=False)
 
 
 def test_halves_round_as_numpy_does() -> None:

@@ -79,6 +79,40 @@ def test_donated_tensors_are_updated_with_a_new_version(tmp_path, monkeypatch, n
     assert (result is grid, grid._version > version) == (not negated, not negated)
 
 
+def test_bound_kernels_tell_torch_of_each_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLER_CACHE", str(tmp_path))
+    types = {"grid": ("float32", (4,)), "at": ("int64", (2,)), "x": ("float32", (2,))}
+    kernel = roller_svc.compile("grid[at[n]] +=. x[n]; y[n] = x[n] * 2", types, donate=["grid"], outputs=["grid", "y"], **FAST)
+    grid, x, y = torch.ones(4), torch.ones(2), torch.zeros(4)[::2]
+    call = kernel.bind({"grid": grid, "at": torch.tensor([1, 3]), "x": x}, {"y": y})
+    scale = torch.ones(4, requires_grad=True)
+    product = (grid * scale).sum()  # its gradient reads grid
+    versions = grid._version, y._version
+    for count in (1, 2):
+        call()
+        assert (grid.tolist(), y.tolist()) == ([1, 1 + count, 1, 1 + count], [2, 2])
+        assert all(now > before for now, before in zip((grid._version, y._version), versions, strict=True))
+        versions = grid._version, y._version
+    results = call.results()
+    assert (results["grid"] is grid, results["y"] is y, (grid._version, y._version)) == (True, True, versions)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_bound_kernels_of_arrays_read_what_these_have(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLER_CACHE", str(tmp_path))
+    kernel = roller_svc.compile("y[i] = x[i] * 2", {"x": ("float32", (3,))}, **FAST)
+    x, y = np.ones(3, np.float32), np.zeros(3, np.float32)
+    call = kernel.bind({"x": x}, {"y": y})
+    for value in (1, 5):
+        x[:] = value
+        call()
+        assert y.tolist() == [2 * value] * 3
+    assert call.results()["y"] is y
+    with pytest.raises(ArgumentError, match="missing argument: x"):
+        kernel.bind({})
+
+
 def test_fake_tensors_are_refused():
     with torch._subclasses.FakeTensorMode(), pytest.raises(ArgumentError, match="of a trace"):
         share_arrays("argument", {"x": torch.ones(2)})

@@ -78,6 +78,14 @@ def m8n8k16_b(g: int, t: int, i: int) -> tuple[int, int]:
     return t * 4 + i, g
 
 
+def m8n8k4_a(g: int, t: int, i: int) -> tuple[int, int]:
+    return g, t
+
+
+def m8n8k4_b(g: int, t: int, i: int) -> tuple[int, int]:
+    return t, g
+
+
 def m8n8_c(g: int, t: int, i: int) -> tuple[int, int]:
     return g, t * 2 + i
 
@@ -87,10 +95,11 @@ M16N8K8_TF32 = Layouts(4, m16n8k8_tf32_a, 2, m16n8k8_tf32_b, 4, m16n8_c, 8)
 M16N8K16 = Layouts(8, m16n8k16_a, 4, m16n8k16_b, 4, m16n8_c, 16)
 M16N8K32 = Layouts(16, m16n8k32_a, 8, m16n8k32_b, 4, m16n8_c, 32)
 M8N8K16 = Layouts(4, m8n8k16_a, 4, m8n8k16_b, 2, m8n8_c, 16)
+M8N8K4 = Layouts(1, m8n8k4_a, 1, m8n8k4_b, 2, m8n8_c, 4)
 
 F16, F32, BF16 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 S8, U8, E4M3 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(ml_dtypes.float8_e4m3fn)
-E5M2 = np.dtype(ml_dtypes.float8_e5m2)
+E5M2, F64 = np.dtype(ml_dtypes.float8_e5m2), np.dtype(np.float64)
 NAMES = {F16: "f16", BF16: "bf16", S8: "s8", U8: "u8", E4M3: "e4m3", E5M2: "e5m2"}
 MMA = {
     **{f"mma_m16n8k16_{NAMES[t]}": (M16N8K16, t, t) for t in (F16, BF16)},
@@ -99,10 +108,27 @@ MMA = {
     **{f"mma_m16n8k32_{NAMES[a]}{NAMES[b]}": (M16N8K32, a, b) for a in (S8, U8) for b in (S8, U8)},
     **{f"mma_m8n8k16_{NAMES[a]}{NAMES[b]}": (M8N8K16, a, b) for a in (S8, U8) for b in (S8, U8)},
     **{f"mma_m16n8k32_{NAMES[a]}{NAMES[b]}": (M16N8K32, a, b) for a in (E4M3, E5M2) for b in (E4M3, E5M2)},
+    "mma_m16n8k8_f64": (M16N8K8_TF32, F64, F64),  # one element in a register, as tf32
+    "mma_m8n8k4_f64": (M8N8K4, F64, F64),
     # the same through the smaller instructions of sm_75
     "mma_two_m16n8k8_f16": (M16N8K16, F16, F16),
     **{f"mma_four_m8n8k16_{NAMES[a]}{NAMES[b]}": (M16N8K32, a, b) for a in (S8, U8) for b in (S8, U8)},
+    # the same through the smaller instruction of sm_80
+    "mma_four_m8n8k4_f64": (M16N8K8_TF32, F64, F64),
 }
+SUMS = {"i": ("int", DType.INT32), F32: ("float", DType.FLOAT32), F64: ("double", DType.FLOAT64)}
+
+
+def registers(values: np.ndarray) -> tuple[np.ndarray, str, DType]:
+    """Return operands as a lane's registers have them, with their types."""
+    if values.dtype == F64:
+        return values, "double", DType.FLOAT64
+    return words(values), "unsigned int", DType.UINT32
+
+
+def sums_of(operand: np.dtype) -> np.dtype:
+    """Return the type of sums of products."""
+    return np.dtype(np.int32) if operand.kind in "iu" else F64 if operand == F64 else F32
 
 
 def fragments(matrices: np.ndarray, count: int, place: Place) -> np.ndarray:
@@ -114,15 +140,15 @@ def fragments(matrices: np.ndarray, count: int, place: Place) -> np.ndarray:
 def multiplied(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return the fragments of D = A x B + C for many matrices, one warp each."""
     layouts, _, _ = MMA[name]
-    left = words(fragments(a, layouts.a_count, layouts.a))
-    right = words(fragments(b, layouts.b_count, layouts.b))
+    left, held, held_dtype = registers(fragments(a, layouts.a_count, layouts.a))
+    right, _, _ = registers(fragments(b, layouts.b_count, layouts.b))
     sums = fragments(c, layouts.c_count, layouts.c)
     (_, _, a_words), (_, _, b_words), (count, _, c_words) = left.shape, right.shape, sums.shape
-    kind, dtype = ("int", DType.INT32) if c.dtype.kind == "i" else ("float", DType.FLOAT32)
+    kind, dtype = SUMS["i" if c.dtype.kind == "i" else c.dtype]
     text = f"""{wrappers(name)}
-extern "C" __global__ void one(const unsigned int *a, const unsigned int *b, const {kind} *c, {kind} *d) {{
+extern "C" __global__ void one(const {held} *a, const {held} *b, const {kind} *c, {kind} *d) {{
   const int lane = (int)(blockIdx.x * 32 + threadIdx.x);
-  unsigned int left[{a_words}], right[{b_words}];
+  {held} left[{a_words}], right[{b_words}];
   {kind} sums[{c_words}];
   for (int i = 0; i < {a_words}; i++) left[i] = a[lane * {a_words} + i];
   for (int i = 0; i < {b_words}; i++) right[i] = b[lane * {b_words} + i];
@@ -132,7 +158,7 @@ extern "C" __global__ void one(const unsigned int *a, const unsigned int *b, con
 }}
 """
     buffers = (
-        tensor("A", "a", Role.INPUT, DType.UINT32, left.shape), tensor("B", "b", Role.INPUT, DType.UINT32, right.shape),
+        tensor("A", "a", Role.INPUT, held_dtype, left.shape), tensor("B", "b", Role.INPUT, held_dtype, right.shape),
         tensor("C", "c", Role.INPUT, dtype, sums.shape), tensor("D", "d", Role.OUTPUT, dtype, sums.shape),
     )  # fmt: skip
     source = cuda(text, buffers, LaunchSpec("one", ("a", "b", "c", "d"), (count, 1, 1), (32, 1, 1)))
@@ -150,8 +176,7 @@ def numbers(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("name", MMA)
 def test_mma_takes_and_gives_fragments_as_the_manual_has_them(name: str) -> None:
     layouts, a_type, b_type = MMA[name]
-    rows = 8 if layouts is M8N8K16 else 16
-    sum_type = np.dtype(np.int32) if a_type.kind in "iu" else F32
+    rows, sum_type = 8 if layouts.c is m8n8_c else 16, sums_of(a_type)
     a, b = numbers(a_type, (3, rows, layouts.k)), numbers(b_type, (3, layouts.k, 8))
     c = RNG.integers(-1000, 1000, (3, rows, 8)).astype(sum_type)
     expected = (a.astype(np.float64) @ b.astype(np.float64) + c).astype(sum_type)
@@ -162,8 +187,7 @@ def test_mma_takes_and_gives_fragments_as_the_manual_has_them(name: str) -> None
 def test_mma_knows_every_value_of_its_operands(name: str) -> None:
     """Infinities, NaN and the smallest values, first in A, then in B."""
     layouts, dtype, _ = MMA[name]
-    rows = 8 if layouts is M8N8K16 else 16
-    sum_type = np.dtype(np.int32) if dtype.kind in "iu" else F32
+    rows, sum_type = 8 if layouts.c is m8n8_c else 16, sums_of(dtype)
     values = np.arange(1 << 8 * dtype.itemsize, dtype=f"uint{8 * dtype.itemsize}").view(dtype)
     count = len(values) // 8
     for column, row in ((np.resize(values, (count, rows)), 1), (1, values.reshape(count, 8))):

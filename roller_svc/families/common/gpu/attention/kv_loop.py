@@ -62,6 +62,11 @@ class KvTileLoop:
         return ceil_div(self.keys.extent, self.tile.kv)
 
     @property
+    def periods(self) -> int:
+        """Return how often the bounds of visible keys hold."""
+        return 1 if self.bounds.period is None else self.keys.extent // self.bounds.period
+
+    @property
     def tiles_per_split(self) -> int:
         """Return the number of KV tiles of a block under split KV."""
         return ceil_div(self.kv_tiles, self.tile.kv_splits)
@@ -69,9 +74,9 @@ class KvTileLoop:
     def bind_bounds(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind the first tile, the first masked tile after the visible ones, and the end of the block's tiles."""
         begin: Expr = mul(ref(SPLIT), num(self.tiles_per_split)) if self.tile.kv_splits > 1 else num(0)
-        end: Expr = (
-            min_(add(begin, num(self.tiles_per_split)), num(self.kv_tiles)) if self.tile.kv_splits > 1 else num(self.kv_tiles)
-        )
+        end: Expr = num(self.kv_tiles // self.periods)
+        if self.tile.kv_splits > 1:
+            end = min_(add(begin, num(self.tiles_per_split)), num(self.kv_tiles))
         first = begin
         for lower in self.bounds.lowers:
             first = max_(first, div(max_(self._min_bound(lower), num(0)), self.tile.kv))
@@ -162,7 +167,11 @@ class KvTileLoop:
         bounds = self.bounds
         if self.tile.kv_splits == 1 and not bounds.uppers and not bounds.lowers and not bounds.lengths:
             return KTileRange(num(0), num(self.kv_tiles), self.kv_tiles)
-        return KTileRange(first, sub(last, first), self.tiles_per_split)
+        count = sub(last, first)
+        if self.periods == 1:
+            return KTileRange(first, count, self.tiles_per_split)
+        period = (count, self.kv_tiles // self.periods)
+        return KTileRange(first, mul(count, num(self.periods)), self.tiles_per_split, period)
 
     def _min_bound(self, bound: Affine) -> Expr:
         return sub(num(0), self._max_bound(negate(bound)))

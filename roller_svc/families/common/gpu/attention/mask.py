@@ -25,7 +25,12 @@ class KeyBounds:
     uppers: tuple[Affine, ...] = ()
     lowers: tuple[Affine, ...] = ()
     lengths: tuple[Expr, ...] = ()  # from data, over batch axes: the last visible key of all rows of a block is below
+    period: int | None = None  # keys after which the bounds hold again, of keys along several axes: those of the last one
     finite_fill: float | None = None  # score of masked keys where it does not make them vanish: the row maxima decide
+
+    def of_tiles(self, keys: int) -> KeyBounds:
+        """Return the bounds that tiles of that many keys can use: none where a tile crosses the end of a period."""
+        return KeyBounds() if self.period is not None and self.period % keys else self
 
     @property
     def may_need_masked_tiles(self) -> bool:
@@ -39,12 +44,17 @@ def key_bounds(group: KernelGroup) -> KeyBounds:
     found = None if attention is None else mask(attention)
     if attention is None or found is None or found.fill_value == math.inf or math.isnan(found.fill_value):
         return KeyBounds()
-    ((key,),) = (axis.members for axis in group.space.role(AxisRole.K))
+    (keys,) = group.space.role(AxisRole.K)
+    *others, key = keys.members
     uppers, lowers, _ = _key_limits(found.cond, key.name)
+    if others:  # of chained products
+        names = {axis.name for axis in others}
+        uppers, lowers = (tuple(x for x in bounds if names.isdisjoint(name for name, _ in x.coeffs)) for bounds in (uppers, lowers))
+        return KeyBounds(uppers, lowers, period=key.extent)
     lengths = _lengths(found.cond, key, {axis.name for axis in group.space.role(AxisRole.BATCH)})
     if found.fill_value == -math.inf:
         return KeyBounds(uppers, lowers, lengths)
-    return KeyBounds(uppers, (), lengths, found.fill_value)  # masked keys that may count after all are the last ones
+    return KeyBounds(uppers, (), lengths, finite_fill=found.fill_value)  # masked keys that may count after all are the last ones
 
 
 def exact_bounds(group: KernelGroup) -> KeyBounds | None:

@@ -12,38 +12,28 @@ from dataclasses import dataclass
 from functools import reduce
 
 from roller_svc.families.common.gpu.attention.mask import VANISHING
-from roller_svc.families.common.gpu.attention.tile import StagedBuffer, TiledAttention
-from roller_svc.families.common.gpu.matrix.epilogue import ROW_LANES, column_of_word, lane_of_row, row_of_word, word
+from roller_svc.families.common.gpu.attention.score_rows import ROW, SCORES, ScoreRows
+from roller_svc.families.common.gpu.matrix.epilogue import lane_of_row
 from roller_svc.families.common.gpu.matrix.mainloop import ACC
-from roller_svc.families.common.view import bind_members
-from roller_svc.ir.attention import Attention, state_names, unmasked
+from roller_svc.families.common.gpu.matrix.tile import ROW_LANES
+from roller_svc.ir.attention import state_names, unmasked
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, children, loads_of, rewrite, with_children
-from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, eq, logical_and, lt, mul, num, ref
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, children, loads_of, rewrite, with_children
+from roller_svc.ir.index import eq, logical_and, lt, num, ref
 from roller_svc.ir.program import Combine, identity
-from roller_svc.ir.schedule import Branch, Compute, Exp2, Let, Loop, LoopKind, Node, WarpReduce
+from roller_svc.ir.schedule import Branch, Compute, Exp2, Node, WarpReduce
 from roller_svc.schedule.nest_statements import convert_to_type, register, wrap_in_storages
 
-KEY_STEP = ".key_step"  # number of the KV tile
-SCORES, PEAK, MAXIMUM, TOTAL, SHIFT, RESCALE = ".scores", ".peak", ".maximum", ".total", ".shift", ".rescale"
+PEAK, MAXIMUM, TOTAL, SHIFT, RESCALE = ".peak", ".maximum", ".total", ".shift", ".rescale"
 # Largest shift of exponents: a multiply-add leaves 2^-12 of an exponent of 2 by the shift's rounding.
 MAX_SHIFT = 4096.0
-ROW = (AxisRef("m.fragment"), AxisRef(".half"))
 _F32 = DType.FLOAT32
 _MINUS_INFINITY = identity(Combine.MAX, _F32)
 
 
 @dataclass(frozen=True, slots=True)
-class Softmax:
-    """Online softmax of one attention kernel; `result` is the register index of a fragment's word in O."""
-
-    attention: Attention
-    tile: TiledAttention[StagedBuffer]
-    rows: TileAxis
-    keys: TileAxis
-    columns: TileAxis
-    result: tuple[Expr, ...]
+class Softmax(ScoreRows):
+    """Online softmax of one attention kernel."""
 
     def update_probabilities(self, is_unmasked: Expr | None = None) -> tuple[Node, ...]:
         """Turn scores into probabilities and update row_max and row_sum.
@@ -126,35 +116,9 @@ class Softmax:
         rows = map(of_row, range(halves * self.tile.row_fragments))
         return reduce(lambda lhs, rhs: Op(OpKind.LOR, (lhs, rhs), DType.INT8), rows)
 
-    # rows of a lane -------------------------------------------------------------------------------------------------
-    def for_each_row(self, nodes: tuple[Node, ...]) -> Node:
-        """Loop over the rows that a lane has of each fragment."""
-        halves = Loop(".half", self.tile.fragment.halves, LoopKind.UNROLL, nodes)
-        return Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, (halves,))
-
-    def bind_row(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Bind the axes of the row."""
-        return (Let("m.place", self.row, bind_members(self.rows, ref("m.place"), nodes)),)
-
-    @property
-    def row(self) -> Expr:
-        """Return the position of a lane's row."""
-        fragment = self.tile.fragment
-        row = add(mul(ref("m.fragment"), num(fragment.rows)), row_of_word(fragment))
-        row = add(mul(ref("m.warp"), num(self.tile.warp_m)), row)
-        return add(mul(ref("m.block"), num(self.tile.m)), row)
-
     def _reduce(self, tensor: str, combine: Combine) -> Node:
         fragment = self.tile.fragment
         return WarpReduce(tensor, ROW, combine, ROW_LANES, fragment.rows if fragment.is_transposed else 1)
-
-    def _each_key(self, nodes: tuple[Node, ...]) -> Node:
-        pairs = Loop(".pair", self.tile.fragment.half_sums, LoopKind.UNROLL, nodes)
-        return Loop("key.fragment", self.tile.kv_fragments, LoopKind.UNROLL, (pairs,))
-
-    @property
-    def _score(self) -> tuple[Expr, ...]:
-        return (ref("m.fragment"), ref("key.fragment"), word(self.tile.fragment))
 
     # steps ----------------------------------------------------------------------------------------------------------
     def _mask_scores(self, is_unmasked: Expr | None) -> tuple[Node, ...]:
@@ -174,16 +138,12 @@ class Softmax:
 
     def _update_row_max(self, value: Expr) -> Node:
         """Store the scores `value` of a row and update its maximum."""
-        (key,) = self.keys.members
-        score = Compute(SCORES, self._score, value)
-        stored = Load(SCORES, self._score, _F32)
+        score = Compute(SCORES, self.score, value)
+        stored = Load(SCORES, self.score, _F32)
         maximum = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), stored), _F32))
-        first = add(mul(ref(KEY_STEP), num(self.tile.kv)), mul(ref("k.warp"), num(self.tile.warp_kv)))
-        fragment = self.tile.fragment
-        position = add(first, add(mul(ref("key.fragment"), num(fragment.columns)), column_of_word(fragment)))
         is_product = isinstance(value, Load) and value.tensor == SCORES  # in its register already
         nodes = (maximum,) if is_product else (score, maximum)
-        return self._each_key((Let("key.place", position, (Let(key.name, ref("key.place"), nodes),)),))
+        return self.for_each_key(self.bind_key(nodes))
 
     def _score_in_registers(self, score: Expr) -> Expr:
         """Replace the product in the score by its register."""
@@ -191,7 +151,7 @@ class Softmax:
 
         def change(node: Expr) -> Expr:
             is_product = isinstance(node, Load) and node.tensor == product
-            return Load(SCORES, self._score, node.dtype) if is_product else node
+            return Load(SCORES, self.score, node.dtype) if is_product else node
 
         return rewrite(score, change)
 
@@ -236,32 +196,26 @@ class Softmax:
 
         Rows with only masked keys so far have such maxima.
         """
-        shift, score = Load(SHIFT, ROW, _F32), Load(SCORES, self._score, _F32)
+        shift, score = Load(SHIFT, ROW, _F32), Load(SCORES, self.score, _F32)
         size = Op(OpKind.ABS, (shift,), _F32)
         is_large = Op(OpKind.GT, (size, Const(MAX_SHIFT, _F32)), DType.INT8)
         difference = Op(OpKind.SUB, (score, Load(PEAK, ROW, _F32)), _F32)
-        subtract = self._each_key((Compute(SCORES, self._score, difference),))
+        subtract = self.for_each_key((Compute(SCORES, self.score, difference),))
         return Branch(is_large, (subtract, Compute(SHIFT, ROW, Const(0.0, _F32))))
 
     def _exp(self) -> tuple[Node, ...]:
         """Turn scores into probabilities and add them to each lane's row_sum."""
         unit = Const(self.attention.scale / math.log(2.0), _F32)
-        score = Load(SCORES, self._score, _F32)
+        score = Load(SCORES, self.score, _F32)
         exponent = Op(OpKind.SUB, (_times(score, unit), Load(SHIFT, ROW, _F32)), _F32)
-        each = self._each_key(
+        each = self.for_each_key(
             (
-                Compute(SCORES, self._score, exponent),
-                Exp2(SCORES, self._score),
+                Compute(SCORES, self.score, exponent),
+                Exp2(SCORES, self.score),
                 Compute(TOTAL, ROW, score, Combine.SUM),
             )
         )
         return (self.for_each_row((each,)),)
-
-    def for_each_output(self, update: Callable[[Load], Expr]) -> Node:
-        """Update every element of O in a lane."""
-        change = Compute(ACC, self.result, update(Load(ACC, self.result, _F32)))
-        pairs = Loop(".pair", self.tile.fragment.half_sums, LoopKind.UNROLL, (change,))
-        return self.for_each_row((Loop("n.fragment", self.tile.fragments, LoopKind.UNROLL, (pairs,)),))
 
 
 def _of_element(expr: Expr, undivided: str, element: Load, of_row: Callable[[Expr], Expr]) -> Expr:

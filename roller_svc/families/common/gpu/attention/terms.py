@@ -20,6 +20,7 @@ from roller_svc.perf.workload import Workload
 
 ROW_OPS = 24.0  # per row and KV tile: shuffles, corrections, branches
 PROBABILITY_OPS = 5.0  # per score: maximum, multiply-add, exponential, sum, half a conversion
+CONVERSION_OPS = 0.5  # per weight, to the type of the next product's operand
 # Of an SM (CUDA C++ Programming Guide, throughput table: 8.x and 9.0). A CU has the same rate, but no unit of its own for
 # them: V_EXP_F32 takes a SIMD four times as long as other instructions (AMD GCN Architecture whitepaper, 2012).
 EXPONENTIALS_PER_CYCLE = 16.0
@@ -32,7 +33,7 @@ def visible_fraction(p: Workload[Any], found: AttentionOperands, rows: int) -> f
     """Return the fraction of KV tiles that blocks of `rows` rows visit under the mask."""
     if not found.bounds.uppers and not found.bounds.lowers:
         return 1.0
-    keys, axis = p.extent(p.k), p.space.role(AxisRole.M)[0]
+    keys, axis = found.bounds.period or p.extent(p.k), p.space.role(AxisRole.M)[0]
     sampled = _sampled_blocks(axis.extent, rows)
     total = 0
     for first, last in sampled:
@@ -65,6 +66,8 @@ def score_operations(p: Workload[Any], found: AttentionOperands, rows: int, keys
 def softmax_slots(tile: TiledAttention[StagedBuffer], found: AttentionOperands, operations: float) -> float:
     """Return a warp's issue slots from scores to probabilities, with the operations per score, and to rescale O."""
     scores = tile.row_fragments * tile.kv_fragments * 4
+    if not found.has_softmax:
+        return scores * (operations + CONVERSION_OPS)
     results = tile.row_fragments * tile.fragments * 4
     operations += PROBABILITY_OPS
     if tile.fragment.is_square:
@@ -99,5 +102,5 @@ def attention_operations(p: Workload[Any], found: AttentionOperands) -> int:
     """Return the multiply-adds of QK^T and PV, times two, for visible keys."""
     (features,) = p.space.role(AxisRole.INNER)
     rows = p.outer_points // p.extent(p.n)
-    both = features.extent + p.extent(p.n)
-    return round(2 * rows * p.extent(p.k) * both * visible_fraction(p, found, 1))
+    multiplied = found.products * features.extent + p.extent(p.n)
+    return round(2 * rows * p.extent(p.k) * multiplied * visible_fraction(p, found, 1))

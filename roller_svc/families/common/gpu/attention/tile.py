@@ -6,9 +6,15 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
+from roller_svc.analysis.instruction_counts import count_value_instructions
 from roller_svc.analysis.operand import operand_along
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.attention.mask import KeyBounds, exact_bounds, key_bounds
+from roller_svc.families.common.gpu.attention.weight_vectors import (
+    WeightVectors,
+    approximate_exponentials,
+    weight_vectors,
+)
 from roller_svc.families.common.gpu.matrix.tile import (
     ACCUMULATORS,
     CHUNK_BYTES,
@@ -26,8 +32,8 @@ from roller_svc.families.common.gpu.matrix.tile import (
 )
 from roller_svc.ir.attention import unmasked
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Op, iter_subexpressions
-from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.expr import Expr, Op, OpKind, iter_subexpressions
+from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
@@ -49,6 +55,18 @@ class AttentionOperands:
     fragment: Fragment
     exact: KeyBounds | None  # bounds that are the whole mask, where tiles that no row masks leave it out
     unmasked_operations: int  # the operations per score of these tiles
+    second: tuple[OperandLoad, OperandLoad] | None = None  # Q and K of another product, which weights are made of
+    exponentials: int = 1  # of a score
+    vectors: WeightVectors | None = None  # of weights; None: softmax
+
+    @property
+    def has_softmax(self) -> bool:
+        return self.vectors is None
+
+    @property
+    def products(self) -> int:
+        """Return the products that a score is made of."""
+        return 1 if self.second is None else 2
 
 
 def attention_fragment(unit: ComputeUnit) -> Fragment:
@@ -67,18 +85,34 @@ def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch
         raise InvariantError(f"{group.name} is not an attention group")
     attention, types = group.attention, dict(group.inputs)
     (m,), (n,), (keys,), (features,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
-    sides = ((attention.q, m, features), (attention.k, keys, features), (attention.v, n, keys))
-    found = [operand_along(factor, axis, along, types) for factor, axis, along in sides]
-    staged_as = (unit.in_dtype, unit.in_dtype, attention.dtype)
-    q, k, v = (OperandLoad(o, dtype, load_class(o, dtype, arch)) for o, dtype in zip(found, staged_as, strict=True))
+
+    def load(factor: Expr, axis: TileAxis, along: TileAxis, dtype: DType) -> OperandLoad:
+        operand = operand_along(factor, axis, along, types)
+        return OperandLoad(operand, dtype, load_class(operand, dtype, arch))
+
+    q, *more_q = (load(each, m, features, unit.in_dtype) for each in attention.queries)
+    k, *more_k = (load(each, keys, features, unit.in_dtype) for each in attention.keys)
+    v = load(attention.v, n, keys, attention.dtype)
+    has_softmax = attention.weights is None
     fragment = attention_fragment(unit)
-    exact = exact_bounds(group) if fragment.is_square else None
+    exact = exact_bounds(group) if fragment.is_square and has_softmax else None
     operations, unmasked_operations = (
         sum(isinstance(node, Op) for node in iter_subexpressions(score)) for score in (attention.score, unmasked(attention))
     )
     v = transposed_load(v, fragment)
     is_slice = attention.has_values_in_keys(n.members)
-    return AttentionOperands(q, k, v, key_bounds(group), operations, is_slice, fragment, exact, unmasked_operations)
+    exponentials = 1 if has_softmax else _count_exponentials(attention.score)
+    if not has_softmax:
+        operations = count_value_instructions(approximate_exponentials(attention.score, attention.dtype))
+    second = next(zip(more_q, more_k, strict=True), None)
+    return AttentionOperands(
+        *(q, k, v, key_bounds(group), operations, is_slice, fragment, exact, unmasked_operations),
+        second=second, exponentials=exponentials, vectors=None if has_softmax else weight_vectors(group, attention),
+    )  # fmt: skip
+
+
+def _count_exponentials(score: Expr) -> int:
+    return sum(isinstance(node, Op) and node.kind in (OpKind.EXP, OpKind.EXP2) for node in iter_subexpressions(score))
 
 
 class StagedBuffer(Protocol):
@@ -126,7 +160,7 @@ class TiledAttention(Generic[Staged]):
 
     @property
     def head_dim_steps(self) -> int:
-        """Instructions of QK^T along head_dim."""
+        """Instructions of QK^T along head_dim, of one product."""
         return self.head_dim * self.q.dtype.bytes // self.fragment.step_bytes
 
     @property
@@ -140,6 +174,8 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
     """Rows are split over warps, or keys where one warp has all rows: each then has its own maxima and sums."""
 
     vote_bytes: int  # of shared memory, for `AnyThread`
+    products: int = field(default=1, kw_only=True)  # QK^T that scores are made of, with Q and K of equal layout
+    has_values_in_keys: bool = field(default=False, kw_only=True)  # V is read from the stages of K
 
     @property
     def row_warps(self) -> int:
@@ -161,12 +197,12 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
     @property
     def has_q_in_registers(self) -> bool:
         """Whether a warp keeps Q in registers; else it reloads Q for every KV tile."""
-        return self.fragment.a_words * self.row_fragments * self.head_dim_steps <= MAX_Q_REGISTERS
+        return self.fragment.a_words * self.row_fragments * self.products * self.head_dim_steps <= MAX_Q_REGISTERS
 
     @property
     def is_q_overlaid(self) -> bool:
         """Whether Q, once it is in registers, leaves its memory to K and V: where no copy of Q is in flight with theirs."""
-        return self.fragment.is_square and self.has_q_in_registers
+        return self.fragment.is_square and self.has_q_in_registers and self.products == 1
 
     @property
     def can_store_rows(self) -> bool:
@@ -180,8 +216,9 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
 
     @property
     def shared_bytes(self) -> int:
-        pipeline = self.stages * (self.k.bytes + self.v.bytes)
-        pipeline = max(self.q.bytes, pipeline) if self.is_q_overlaid else self.q.bytes + pipeline
+        stage = self.products * self.k.bytes + (0 if self.has_values_in_keys else self.v.bytes)
+        pipeline = self.stages * stage
+        pipeline = max(self.q.bytes, pipeline) if self.is_q_overlaid else self.products * self.q.bytes + pipeline
         is_direct = self.num_splits > 1 or self.can_store_rows
         return self.vote_bytes + (pipeline if is_direct else max(pipeline, self.result.shared_bytes))
 
@@ -199,6 +236,9 @@ def make_mma_attention_tile(
 ) -> MmaAttentionTile:
     """Return a tile of `block` (rows, columns, keys, head_dim) and `warp` (rows, keys)."""
     m, n, keys, features = block
+    k = staged(found.k.operand, found.k.dtype, keys, features, found.fragment)
+    v = staged(found.v.operand, found.v.dtype, n, keys, found.fragment)
+    is_same_buffer = found.fragment.transposes and found.k.load == found.v.load and k._replace(k_major=False) == v
     return MmaAttentionTile(
         m,
         n,
@@ -208,10 +248,12 @@ def make_mma_attention_tile(
         stages,
         parts,
         staged(found.q.operand, found.q.dtype, m, features, found.fragment),
-        staged(found.k.operand, found.k.dtype, keys, features, found.fragment),
-        staged(found.v.operand, found.v.dtype, n, keys, found.fragment),
+        k,
+        v,
         HIP_VOTE_BYTES if found.fragment.is_square and found.bounds.may_need_masked_tiles else 0,
         fragment=found.fragment,
+        products=found.products,
+        has_values_in_keys=found.has_values_in_keys and is_same_buffer,
     )
 
 
@@ -230,13 +272,16 @@ FREE_SCORE_OPERATIONS = 3  # of a score: a scale, a comparison with an axis
 def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
     """Return the registers of a thread."""
     rows = tile.row_fragments
-    operands = tile.fragment.a_words * (1 + (tile.head_dim_steps if tile.has_q_in_registers else 1))
-    words = ACCUMULATORS * (tile.fragments + tile.kv_fragments) + operands
-    brought = sum(_copy_registers(feed, buffer.bytes, tile.threads) for feed, buffer in ((found.k, tile.k), (found.v, tile.v)))
+    operands = tile.fragment.a_words * (1 + (tile.products * tile.head_dim_steps if tile.has_q_in_registers else 1))
+    words = ACCUMULATORS * (tile.fragments + tile.products * tile.kv_fragments) + operands
+    copies = [(found.k, tile.k), *([] if found.second is None else [(found.second[1], tile.k)])]
+    copies += [] if tile.has_values_in_keys else [(found.v, tile.v)]
+    brought = sum(_copy_registers(feed, buffer.bytes, tile.threads) for feed, buffer in copies)
     overhead = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.head_dim_steps
     overhead += KV_REGISTERS * max(0, tile.kv_fragments - MAX_FREE_KV_FRAGMENTS)
     scores = max(0, found.score_operations - FREE_SCORE_OPERATIONS)
-    return math.ceil(rows * words + overhead + scores + brought)
+    vectors = 0 if found.vectors is None else found.vectors.registers(tile.fragment, rows, tile.kv_fragments)
+    return math.ceil(rows * words + overhead + scores + brought + vectors)
 
 
 def _copy_registers(feed: OperandLoad, buffer_bytes: int, threads: int) -> float:

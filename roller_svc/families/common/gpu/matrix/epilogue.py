@@ -15,6 +15,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
     CHUNK_BYTES,
     LANE_SUMS,
     MMA_SYNC,
+    ROW_LANES,
     SHARED_A,
     SHARED_B,
     Fragment,
@@ -119,7 +120,7 @@ class MmaEpilogue:
             if reduction is not None:
                 nodes += self._row_reduction(reduction, number, fragments)
         shape = (tile.warps[0] * fragments * tile.fragment.rows, tile.n)
-        pad = tile.epilogue_row_words - tile.n
+        pad = tile.epilogue_row - tile.n
         return (Storage(ACC_TILE, dtype, shape, Scope.SHARED, nodes, pad, aliases=(SHARED_A, SHARED_B)),)
 
     def _to_shared(self, first: int, count: int) -> Node:
@@ -221,6 +222,8 @@ def word(fragment: Fragment = MMA_SYNC) -> Expr:
 def row_of_word(fragment: Fragment = MMA_SYNC) -> Expr:
     if fragment.is_transposed:
         return mod(ref(LANE), fragment.rows)
+    if fragment.interleaves_rows:
+        return add(div(ref(LANE), fragment.columns), mul(word(), num(LANE_SUMS)))
     if fragment.is_square:
         return add(mul(div(ref(LANE), fragment.columns), num(LANE_SUMS)), word())
     return add(div(ref(LANE), 4), mul(ref(".half"), num(fragment.rows // 2)))
@@ -230,9 +233,6 @@ def column_of_word(fragment: Fragment = MMA_SYNC) -> Expr:
     if fragment.is_square and not fragment.is_transposed:
         return mod(ref(LANE), fragment.columns)
     return add(mul(lane_of_row(fragment), num(fragment.half_sums)), ref(".pair"))
-
-
-ROW_LANES = 4  # that share the rows of a fragment, as neighbours or, transposed, in each quarter of the wave
 
 
 def lane_of_row(fragment: Fragment = MMA_SYNC) -> Expr:

@@ -5,11 +5,12 @@ Fragment layouts are those of PTX ISA, "Matrix Fragments for mma.m16n8k16" and "
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
 from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
-from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, SHARED_A, SHARED_B, Fragment, MmaTile, StagedTile
+from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, ROW_LANES, SHARED_A, SHARED_B, Fragment, MmaTile, StagedTile
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load
 from roller_svc.ir.index import add, div, mod, mul, num, ref
@@ -18,6 +19,7 @@ from roller_svc.ir.schedule import Compute, Let, LoadMatrix, Loop, LoopKind, Mma
 
 A, B = ".a", ".b"  # fragments, in registers
 LANE, LANES = ".lane_id", MMA_SYNC.lanes
+OCTET = LANES // ROW_LANES  # rows of a fragment between two of a lane
 
 
 def a_fragment(staged: StagedTile, row: Expr, k_step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
@@ -60,17 +62,38 @@ def b_fragments(staged: StagedTile, column: Expr, k_step: Expr, index: tuple[Exp
 
 def lane_elements(
     staged: StagedTile, fragment: Fragment, source: tuple[str, Expr, Expr], target: tuple[str, tuple[Expr, ...]]
-) -> Node:
-    """Load a lane's elements of an MFMA fragment, a quarter of its row, at the row and k of `source`."""
+) -> tuple[Node, ...]:
+    """Load a lane's elements of an operand's fragment, at the row and k of `source`.
+
+    They are a quarter of a row of MFMA, or float64 elements in the places of the words of tf32.
+    """
     shared, row, k_step = source
     tensor, index = target
     along_k = fragment.step_bytes // staged.dtype.bytes
+    if not fragment.is_square:
+        return _float64_elements(staged, (shared, row, mul(k_step, num(along_k))), target, fragment)
     quarter = along_k * fragment.rows // fragment.lanes
     lane, element = ref(LANE), ref(".k_element")
     k = add(mul(k_step, num(along_k)), mul(div(lane, fragment.rows), num(quarter)))
     at = (ref(STAGE), add(row, mod(lane, fragment.rows)), add(k, element))
     load = Compute(tensor, (*index, element), Load(shared, at, staged.dtype))
-    return Loop(".k_element", quarter, LoopKind.VECTOR, (load,))
+    return (Loop(".k_element", quarter, LoopKind.VECTOR, (load,)),)
+
+
+def _float64_elements(
+    staged: StagedTile, source: tuple[str, Expr, Expr], target: tuple[str, tuple[Expr, ...]], fragment: Fragment
+) -> tuple[Node, ...]:
+    """Load a lane's elements of every eight rows of A, or columns of B, for four of k, then for the other four."""
+    shared, row, k = source
+    tensor, index = target
+    lane, octets = ref(LANE), (fragment.rows if tensor == A else fragment.columns) // OCTET
+    nodes: tuple[Node, ...] = ()
+    for quad, octet in itertools.product(range(fragment.step_bytes // staged.dtype.bytes // ROW_LANES), range(octets)):
+        along_k = add(k, add(mod(lane, ROW_LANES), num(ROW_LANES * quad)))
+        along = add(row, add(div(lane, ROW_LANES), num(OCTET * octet)))
+        at = (ref(STAGE), along, along_k) if staged.k_major else (ref(STAGE), along_k, along)
+        nodes += (Compute(tensor, (*index, num(octets * quad + octet)), Load(shared, at, staged.dtype)),)
+    return nodes
 
 
 def _ldmatrix_row(lane: Expr, count: int) -> Expr:
@@ -153,7 +176,7 @@ class MmaMainloop:
             (B, tile.fragments[1], tile.b, tile.fragment.b_words),
             (A, tile.fragments[0], tile.a, tile.fragment.a_words),
         ):
-            if tile.fragment.is_square:
+            if tile.fragment.holds_elements:
                 dtype, elements = staged.dtype, words * DType.UINT32.bytes // staged.dtype.bytes
             else:
                 dtype, elements = DType.UINT32, words
@@ -163,7 +186,7 @@ class MmaMainloop:
     def _fragments(self, k_step: Expr, half: Expr) -> tuple[Node, ...]:
         tile, granule = self.tile, num(self.tile.fragment.columns)
         rows = add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(tile.fragment.rows)))
-        if tile.fragment.is_square:
+        if tile.fragment.holds_elements:
             columns = add(mul(ref("n.warp"), num(tile.warp_n)), mul(FRAGMENT[1], granule))
             operands = ((FRAGMENT[0], A, SHARED_A, tile.a, rows), (FRAGMENT[1], B, SHARED_B, tile.b, columns))
             return tuple(
@@ -171,7 +194,7 @@ class MmaMainloop:
                     which.name,
                     count,
                     LoopKind.UNROLL,
-                    (lane_elements(staged, tile.fragment, (shared, row, k_step), (tensor, (half, which))),),
+                    lane_elements(staged, tile.fragment, (shared, row, k_step), (tensor, (half, which))),
                 )
                 for (which, tensor, shared, staged, row), count in zip(operands, tile.fragments, strict=True)
             )

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from roller_svc.families.common.gpu.matrix.tile import StagedTile
-from roller_svc.ir.expr import AxisRef, Const, Expr
-from roller_svc.ir.index import add, lt, mod, num
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Const, Expr, Op, OpKind
+from roller_svc.ir.index import add, lt, mod, mul, num, sub
 from roller_svc.ir.schedule import (
     Barrier,
     Branch,
@@ -61,16 +62,28 @@ class OperandCopy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KTileRange:
-    """The k-tiles of one pass: `count` from `first` on, at most `max_count`."""
+    """The k-tiles of one pass: `count` from `first` on, at most `max_count`.
+
+    With a period of (visited, all) k-tiles, only the first `visited` ones of each are visited.
+    """
 
     first: Expr
     count: Expr
     max_count: int
+    period: tuple[Expr, int] | None = None
 
     @property
     def number(self) -> Expr:
         """Return the number of the current k-tile."""
-        return add(self.first, STEP)
+        return self.at(STEP)
+
+    def at(self, step: Expr) -> Expr:
+        """Return the number of the k-tile of a step."""
+        if self.period is None:
+            return add(self.first, step)
+        visited, stride = self.period
+        whole = Op(OpKind.FLOORDIV, (step, visited), DType.INT32)
+        return add(self.first, add(mul(whole, num(stride)), sub(step, mul(whole, visited))))
 
     def if_valid(self, step: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Execute the nodes if the pass has that k-tile, counted from its first."""
@@ -111,7 +124,7 @@ class MultistagePipeline:
             fill: tuple[Node, ...] = ()
             for copy in self.copies:
                 if step < self._distance(copy):
-                    fill += _fill(copy, add(steps.first, num(step)), num(step))
+                    fill += _fill(copy, steps.at(num(step)), num(step))
             nodes += (*steps.if_valid(num(step), fill), *self._committed)
         return nodes
 
@@ -131,7 +144,7 @@ class MultistagePipeline:
         end: tuple[Node, ...] = ()
         for distance in dict.fromkeys(map(self._distance, self.copies)):
             later = add(STEP, num(distance))
-            source, stage = add(steps.first, later), mod(later, self.stages)
+            source, stage = steps.at(later), mod(later, self.stages)
             before: tuple[Node, ...] = ()
             after: tuple[Node, ...] = ()
             for copy in self.copies:

@@ -24,6 +24,7 @@ from roller_svc.ir.rprogram import RProgram
 REGISTER_BYTES, WAVE = 4, 64
 SHARED_A, SHARED_B = ".a_shared", ".b_shared"  # staged tiles
 LANE_SUMS = 4
+ROW_LANES = 4  # that share the rows of a fragment, as neighbours or, transposed, in each quarter of the wave
 FUNCTION_OPERATIONS = 16  # operations of an inlined function such as erf
 _PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, OpKind.MIN, OpKind.RELU}) | COMPARISONS
 
@@ -42,11 +43,18 @@ class Fragment:
     b_loads: float  # instructions that load a fragment of B
     row_padding_words: int  # between rows of accumulators in shared memory, modulo the banks: no bank conflicts
     is_transposed: bool = False  # operands change places: a lane's accumulators are in one row, not in one column
+    sum_words: int = 1  # 32-bit registers of an accumulator
+    interleaves_rows: bool = False  # the four lanes of a column hold every fourth row each, not four adjacent rows
 
     @property
     def is_square(self) -> bool:
         """Whether a lane's accumulators are in one column, as in 16 x 16, or in one row; else they are adjacent pairs."""
         return self.rows == self.columns
+
+    @property
+    def holds_elements(self) -> bool:
+        """Whether a lane loads elements of the operands' type; else `ldmatrix` gives it words."""
+        return self.is_square or self.sum_words > 1
 
     @property
     def halves(self) -> int:
@@ -64,20 +72,24 @@ class Fragment:
 MMA_SYNC = Fragment(
     rows=16, columns=8, step_bytes=32, lanes=32, a_words=4, b_words=2, transposes=True, b_loads=0.5, row_padding_words=8
 )
+# The layout of tf32, each word a float64 (PTX ISA, "Matrix Fragments for mma.m16n8k8"). Pairs of sums have 16 bytes:
+# the eight lanes that store at once have two rows.
+MMA_SYNC_F64 = replace(MMA_SYNC, step_bytes=64, a_words=8, b_words=4, b_loads=2.0, row_padding_words=16, sum_words=2)
 
 
 @lru_cache(maxsize=64)
 def fragment_of(unit: ComputeUnit) -> Fragment:
     """Return the fragments of a unit whose instructions are issued by warps."""
     if unit.kind is not UnitKind.MFMA:
-        return MMA_SYNC
+        return MMA_SYNC_F64 if unit.acc_dtype is DType.FLOAT64 else MMA_SYNC
     # V_MFMA_*_16X16Xk: lane l has the l / 16-th quarter along k of row, or column, l % 16, and of the sums four rows of
     # one column (AMD Instinct MI200 ISA, "Matrix Arithmetic Instructions"). Two rows of 16 lanes store at once, four
-    # rows of sums apart.
+    # rows of sums apart. The rows of float64 are l / 16, l / 16 + 4, ... (AMD lab notes, "Matrix cores").
     rows, columns, k = unit.shape
     step_bytes = k * unit.in_dtype.bytes
     words = rows * step_bytes // (REGISTER_BYTES * WAVE)
-    return Fragment(rows, columns, step_bytes, WAVE, words, words, transposes=False, b_loads=1.0, row_padding_words=4)
+    fragment = Fragment(rows, columns, step_bytes, WAVE, words, words, transposes=False, b_loads=1.0, row_padding_words=4)
+    return replace(fragment, sum_words=2, interleaves_rows=True) if unit.acc_dtype is DType.FLOAT64 else fragment
 
 
 def mfma_unsupported_reason(unit: ComputeUnit) -> str:
@@ -153,6 +165,9 @@ ACCUMULATORS = LANE_SUMS
 ROWS, COLUMNS, STEP_BYTES = MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes  # for NVIDIA's units only
 # Row padding of a 4-byte MN-major operand, modulo the banks: four rows of eight lanes read different banks.
 ROW_PADDING_WORDS = 8
+# Bytes of an element that lanes load one by one → the length of a padded row, and its modulus. Half a warp loads four
+# doubles of four rows.
+ROW_LENGTHS = {4: (ROW_PADDING_WORDS, BANK_WORDS), 8: (4, 8)}
 
 
 class StagedTile(NamedTuple):
@@ -236,8 +251,10 @@ class MmaTile(NamedTuple):
         return self.stages * (self.a.bytes + self.b.bytes)
 
     @property
-    def epilogue_row_words(self) -> int:
-        return self.n + (self.fragment.row_padding_words - self.n) % BANK_WORDS
+    def epilogue_row(self) -> int:
+        """Accumulators of a padded row."""
+        words = self.fragment.sum_words
+        return self.n + (self.fragment.row_padding_words - self.n * words) % BANK_WORDS // words
 
     @property
     def epilogue_fragments(self) -> int:
@@ -252,7 +269,7 @@ class MmaTile(NamedTuple):
         return max(self.pipeline_bytes, self._epilogue_bytes(1))
 
     def _epilogue_bytes(self, fragments: int) -> int:
-        return self.warps[0] * self.fragment.rows * fragments * self.epilogue_row_words * WORD_BYTES
+        return self.warps[0] * self.fragment.rows * fragments * self.epilogue_row * self.fragment.sum_words * WORD_BYTES
 
 
 def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
@@ -282,10 +299,11 @@ def staged(operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragme
     """
     along_k = operand.k_major or dtype.bytes == 1 or not fragment.transposes
     rows, row = (extent, k) if along_k else (k, extent)
-    plain_words = not along_k and dtype.bytes == WORD_BYTES
-    return StagedTile(
-        dtype, along_k, rows, row, (ROW_PADDING_WORDS - row) % BANK_WORDS if plain_words else 0, swizzled=not plain_words
-    )
+    is_padded = fragment.transposes and (dtype.bytes > WORD_BYTES or (dtype.bytes == WORD_BYTES and not along_k))
+    if not is_padded:
+        return StagedTile(dtype, along_k, rows, row, 0, swizzled=True)
+    length, modulus = ROW_LENGTHS[dtype.bytes]
+    return StagedTile(dtype, along_k, rows, row, (length - row) % modulus, swizzled=False)
 
 
 class LoadKind(Enum):
@@ -410,7 +428,7 @@ def warp_registers(
     fragment: Fragment, fragments_m: int, fragments_n: int, k_steps: int = 1, runs: ScaleRuns | None = None
 ) -> float:
     """Return the registers of one thread, without those of its copies."""
-    sums = LANE_SUMS * fragments_m * fragments_n
+    sums = LANE_SUMS * fragments_m * fragments_n * fragment.sum_words
     if runs is not None:  # two sets of sums, and scales
         sums = 2 * sums + ScaleRegisters.of(runs, fragment, fragments_m, fragments_n * fragment.columns).num_registers
     words = fragment.a_words * fragments_m + fragment.b_words * fragments_n

@@ -485,3 +485,20 @@ def test_construction_tells_how_much_each_step_reuses() -> None:
     _, _, (construction,) = rank_best_partition(program(LLAMA, LLAMA_INPUTS), AMPERE, 1)
     assert construction.trace
     assert all(math.isfinite(step.reuse_score) for step in construction.trace)
+
+
+PUBLISHED = [  # of FlashAttention-2, which uses `mma.sync`, on an H100: arXiv:2407.08608, figure 5
+    ((4, 32, 4096, 64), 1, 968e-6),
+    ((1, 32, 16384, 64), 1, 3677e-6),
+    ((4, 16, 4096, 128), 0, 1494e-6),
+    ((1, 16, 16384, 128), 1, 3282e-6),
+]
+
+
+@pytest.mark.parametrize(("shape", "causal", "seconds"), PUBLISHED)
+def test_estimates_are_near_published_times(shape: tuple[int, ...], causal: int, seconds: float) -> None:
+    inputs = dict.fromkeys("QKV", f"float16 {' '.join(map(str, shape))}")
+    compute = program(f"Y = attention(Q, K, V, causal={causal})", inputs)
+    ranked = rank_best_partition(compute, hardware.load("nvidia-h100-sxm"), 1, ScheduleConstraints(op_class=OpClass.MMA))
+    found = best_plans(ranked.candidates, 1)[0].estimate.seconds
+    assert 0.85 * seconds < found < 1.15 * seconds

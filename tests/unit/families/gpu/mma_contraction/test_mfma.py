@@ -43,10 +43,10 @@ BYTES = "C[m, n] +=! A[m, k].cast(`int32`) * B[k, n].cast(`int32`)"
 WRAPPERS = {
     "mfma_16x16x16_f16": (DType.FLOAT16, DType.FLOAT32, 16), "mfma_16x16x16_bf16": (DType.BFLOAT16, DType.FLOAT32, 16),
     "mfma_16x16x4_f32": (DType.FLOAT32, DType.FLOAT32, 4), "mfma_16x16x16_s8": (DType.INT8, DType.INT32, 16),
-    "mfma_16x16x32_s8": (DType.INT8, DType.INT32, 32),
+    "mfma_16x16x32_s8": (DType.INT8, DType.INT32, 32), "mfma_16x16x4_f64": (DType.FLOAT64, DType.FLOAT64, 4),
 }  # fmt: skip
 NUMPY = {DType.FLOAT16: np.float16, DType.BFLOAT16: ml_dtypes.bfloat16, DType.FLOAT32: np.float32,
-         DType.INT8: np.int8}  # fmt: skip
+         DType.INT8: np.int8, DType.FLOAT64: np.float64}  # fmt: skip
 
 
 # one instruction --------------------------------------------------------------------------------------------------
@@ -64,8 +64,8 @@ def test_fragments_match_the_isa_manual(name: str) -> None:
     dtype, sums, k = WRAPPERS[name]
     values = np.random.default_rng(5)
     a, b = (values.integers(-4, 5, (16, k)).astype(NUMPY[dtype]) for _ in "ab")
-    type_ = "int" if sums is DType.INT32 else "float"
-    held = {16: "unsigned short", 8: "signed char", 32: "float"}[dtype.bits]
+    type_ = {DType.INT32: "int", DType.FLOAT32: "float", DType.FLOAT64: "double"}[sums]
+    held = {16: "unsigned short", 8: "signed char", 32: "float", 64: "double"}[dtype.bits]
     wrapper = mfma(name)
     assert wrapper is not None
     text = (
@@ -82,26 +82,27 @@ def test_fragments_match_the_isa_manual(name: str) -> None:
     source = KernelSource("one", Language.HIP, GFX90A, text, buffers, (launch,))
     found = load_emulated(CompiledKernel(source, b"", "", ()), 1).run({"A": laid_out(a), "B": laid_out(b)})["C"]
     product = a.astype(np.int64) @ b.astype(np.int64).T
-    # lane l: rows 4 (l / 16) ... of column l % 16
-    assert np.array_equal(found.reshape(4, 16, 4).transpose(0, 2, 1).reshape(16, 16), product)
+    # lane l: rows 4 (l / 16) ... of column l % 16; of float64, rows l / 16, l / 16 + 4, ...
+    order = (2, 0, 1) if sums is DType.FLOAT64 else (0, 2, 1)
+    assert np.array_equal(found.reshape(4, 16, 4).transpose(order).reshape(16, 16), product)
 
 
 def test_wrappers_are_of_the_instructions_that_devices_have() -> None:
     assert {mfma_wrapper(d, GFX90A) for d in NUMPY} == {n for n in WRAPPERS if n != "mfma_16x16x32_s8"}
     assert mfma_wrapper(DType.INT8, MI300X.arch) == "mfma_16x16x32_s8"
     for hw in (MI250X, MI300X):
-        for one in (u for u in hw.units if u.takes_fragments and u.acc_dtype.bytes == 4):
+        for one in (u for u in hw.units if u.takes_fragments):
             assert f"{one.shape[2]}_" in mfma_wrapper(one.in_dtype, hw.arch)
 
 
 def test_lanes_hold_whole_words() -> None:
     held = {u.name: (fragment_of(u).step_bytes, fragment_of(u).a_words) for u in MI250X.units if u.takes_fragments}
-    assert held | {"mfma_f64": ()} == {
+    assert held == {
         "mfma_f16": (32, 2),
         "mfma_bf16": (32, 2),
         "mfma_f32": (16, 1),
         "mfma_s8": (16, 1),
-        "mfma_f64": (),
+        "mfma_f64": (32, 2),
     }
     half = unit(MI250X, "mfma_f16")
     assert mfma_unsupported_reason(dataclasses.replace(half, shape=(32, 32, 8))).startswith("instructions of 32 x 32")
@@ -150,6 +151,9 @@ CASES: dict[str, tuple[str, str, str, dict[str, int]]] = {
     "bfloat16, three stages": ("mfma_bf16", MATMUL, "bfloat16", {"stages": 3}),
     "float32": ("mfma_f32", MATMUL, "float32", {}),
     "bytes": ("mfma_s8", BYTES, "int8", {}),
+    "float64": ("mfma_f64", MATMUL, "float64", {}),
+    "float64, split": ("mfma_f64", MATMUL, "float64", {"split_k": 2}),
+    "float64, streamed": ("mfma_f64", MATMUL, "float64", {"stream_k_blocks": 3}),
     "along k": ("mfma_f16", "C[m, n] +=! A[m, k] * B[n, k]", "float16", {}),
     "split": ("mfma_f16", MATMUL, "float16", {"split_k": 2}),
     "streamed": ("mfma_f16", MATMUL, "float16", {"stream_k_blocks": 3}),
@@ -192,7 +196,7 @@ def test_kernels_match_the_interpreter(name: str, block: Extents, warp: tuple[in
 
 
 @needs_hipcc
-@pytest.mark.parametrize("name", ["halves", "bfloat16, three stages", "float32", "bytes"])
+@pytest.mark.parametrize("name", ["halves", "bfloat16, three stages", "float32", "bytes", "float64"])
 def test_compiled_kernels_have_the_instruction(name: str) -> None:
     compiled = toolchain.compile_source(source_of(name, (64, 64, 64), (32, 32)))
     assert all(not used.spill_bytes for used in compiled.resources)

@@ -1,0 +1,163 @@
+"""A plan of a virtual device → one cooperative kernel: a persistent block a vEU, rows as data (RAMMER, OSDI 2020, §4.1).
+
+The text has a case for each distinct function, so it depends on neither the number of vEUs nor the depth of a model.
+A vEU's rows are its instructions. An argument is a slot and an offset, as in ir/model_plan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from roller_svc.analysis.happens_before import HappensBefore, check_plan
+from roller_svc.codegen.cuda.event_instructions import EVENT_WORDS, EVENT_WRAPPERS
+from roller_svc.codegen.cuda.function import TaskFunction, dialect_of
+from roller_svc.codegen.cuda.task_kernel import (
+    ARGUMENT_WORDS,
+    MAX_COUNT,
+    Table,
+    TaskKernel,
+    TaskOperator,
+    argument_table,
+    block_threads,
+    check_operators,
+    distinct_functions,
+    function_cases,
+    function_texts,
+    runtime_checks,
+    shared_bytes,
+    slot_declaration,
+    slot_parameters,
+    table_buffers,
+)
+from roller_svc.errors import InvariantError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import Arch, HardwareSpec
+from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
+from roller_svc.ir.quoting import require_identifier
+from roller_svc.ir.vdevice import Execute, VDevicePlan, WaitEvent
+
+EXECUTE, WAIT = 1, 2  # opcodes
+ARRIVES = 1  # flag of a row: its rTasks arrive at its event
+ROW_WORDS = 4
+
+
+def build_persistent(
+    name: str,
+    operators: Sequence[TaskOperator],
+    predecessors: Sequence[Sequence[int]],
+    plan: VDevicePlan,
+    slots: Sequence[Buffer],
+    hw: HardwareSpec,
+) -> TaskKernel:
+    """Return the kernel that executes a plan. Raises InvariantError for a plan that does not compute its operators.
+
+    Args:
+        name: the kernel's name.
+        operators: the rOperators, in the order of the plan's.
+        predecessors: the rOperators that each one has to come after, because of data or of memory that is used again.
+        plan: what each vEU executes. Its rTasks are ordered by events.
+        slots: the memory behind each slot.
+        hw: the device.
+    """
+    require_identifier(name)
+    check_operators(operators, slots)
+    _check(operators, predecessors, plan)
+    functions = distinct_functions(operators)
+    tables = _tables(operators, functions, plan)
+    inputs = table_buffers(tables)
+    words = EVENT_WORDS * (len(plan.events) + 2)
+    donated = Buffer("sync", "sync", Role.INPUT, DType.UINT32, (words,), donated=True)
+    sync = Buffer("sync", "sync_state", Role.OUTPUT, DType.UINT32, (words,))
+    launch = LaunchSpec(
+        name,
+        tuple(buffer.symbol for buffer in (*inputs, sync, *slots)),
+        (plan.num_veus, 1, 1),
+        (block_threads(functions), 1, 1),
+        shared_bytes(functions),
+        cooperative=True,
+    )
+    text = _text(name, list(functions), len(plan.events), slots, hw.arch)
+    buffers = (*inputs, donated, sync, *slots)
+    language = dialect_of(hw.arch).language
+    return TaskKernel(KernelSource(name, language, hw.arch, text, buffers, (launch,), runtime_checks(functions)), tables)
+
+
+def _check(
+    operators: Sequence[TaskOperator],
+    predecessors: Sequence[Sequence[int]],
+    plan: VDevicePlan,
+) -> None:
+    check_plan(plan)
+    if tuple(each.function.tasks for each in operators) != plan.num_tasks:
+        raise InvariantError("the plan's rTasks are not those of its rOperators")
+    if any(not isinstance(each, Execute | WaitEvent) for program in plan.programs for each in program):
+        raise InvariantError("a plan for GPUs orders rTasks by events, got barriers")
+    order = HappensBefore(plan)
+    for operator, before in enumerate(predecessors):
+        for each in before:
+            if not order.before(each, operator):
+                raise InvariantError(f"rOperator {operator} depends on {each}, and the plan does not order them")
+    if len(plan.events) >= MAX_COUNT:
+        raise InvariantError(f"a kernel has less than {MAX_COUNT} events, got {len(plan.events)}")
+
+
+def _tables(operators: Sequence[TaskOperator], functions: Mapping[TaskFunction, int], plan: VDevicePlan) -> dict[str, Table]:
+    """Return rows, the first row of each vEU, and arguments.
+
+    A row is {u8 opcode, u8 flags, u16 function, u32 arguments, u32 first, u16 count, u16 event}. A wait has the event's
+    arrivals as `first`.
+    """
+    arguments, first_argument = argument_table(operators)
+    rows: list[tuple[int, int, int, int]] = []
+    starts = [0]
+    for program in plan.programs:
+        for instruction in program:
+            if isinstance(instruction, WaitEvent):
+                rows.append((WAIT, 0, plan.events[instruction.event], instruction.event << 16))
+            elif isinstance(instruction, Execute):
+                function = functions[operators[instruction.operator].function]
+                arrives = instruction.arrives is not None
+                code = EXECUTE | arrives * ARRIVES << 8 | function << 16
+                event = (instruction.arrives or 0) << 16
+                end = instruction.first + instruction.count
+                for first in range(instruction.first, end, MAX_COUNT):
+                    count = min(MAX_COUNT, end - first)
+                    rows.append((code, first_argument[instruction.operator], first, count | event))
+        starts.append(len(rows))
+    row_table = np.array(rows, np.uint32).reshape(-1, ROW_WORDS)
+    return {"rows": row_table, "starts": np.array(starts, np.uint32), "arguments": arguments}
+
+
+def _text(name: str, functions: Sequence[TaskFunction], num_events: int, slots: Sequence[Buffer], arch: Arch) -> str:
+    tables = "const unsigned int *rows, const unsigned int *starts, const unsigned int *arguments, unsigned int *sync"
+    return f"""{function_texts(functions, EVENT_WRAPPERS, arch)}
+extern "C" __global__ void __launch_bounds__({block_threads(functions)}, 1)
+{name}({tables}, {slot_parameters(slots)}) {{
+{slot_declaration(functions, slots)}
+  const unsigned int next_epoch = sync[0] + 1;
+  const unsigned int end = starts[blockIdx.x + 1];
+  __syncthreads();
+  for (unsigned int at = starts[blockIdx.x]; at < end; at++) {{
+    const unsigned int *const row = rows + {ROW_WORDS} * at;
+    const unsigned int code = row[0], first = row[2], count = row[3] & 0xffff, event = row[3] >> 16;
+    if ((code & 0xff) == {WAIT}) {{
+      int is_over = 0;
+      if (threadIdx.x == 0) is_over = !event_wait(sync, event, next_epoch * first, at);
+      if (__syncthreads_or(is_over)) return;
+      continue;
+    }}
+    const unsigned int *const argument = arguments + {ARGUMENT_WORDS} * row[1];
+    for (unsigned int i = 0; i < count; i++) {{
+      const int task = (int)(first + i);
+      switch (code >> 16) {{
+{function_cases(functions)}
+      }}
+      __syncthreads();
+    }}
+    if (threadIdx.x == 0 && (code >> 8 & {ARRIVES})) event_arrive(sync, event, count);
+  }}
+  if (threadIdx.x == 0 && event_finish(sync, {num_events}) + 1 == next_epoch * gridDim.x) sync[0] = next_epoch;
+}}
+"""

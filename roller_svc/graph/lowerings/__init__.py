@@ -1,0 +1,65 @@
+"""Lowerings of plans to GPUs: the table of them, and the choice of one.
+
+A lowering is a module with an estimate. The simplest comes first in the table, and wins within a margin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller_svc.errors import ArgumentError
+from roller_svc.graph.lowerings import cuda_graph, launches
+from roller_svc.graph.lowerings.lowering import Lowering, LoweringEstimate, Refusal, UnrolledPlan
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.model_plan import ModelPlan, count_unrolled, unroll_steps
+
+LOWERINGS: tuple[Lowering, ...] = (launches.LAUNCHES, cuda_graph.CUDA_GRAPH)
+LOWERING_KINDS = tuple(lowering.kind for lowering in LOWERINGS)
+MAX_OPERATIONS = 1 << 18  # of a call
+# A lowering has this fraction of the seconds of a simpler one, or less, if it is chosen.
+MARGIN = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLowering:
+    """A kind, and the estimate or the refusal of each."""
+
+    kind: str
+    results: Mapping[str, LoweringEstimate | Refusal]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return each kind's seconds and launches, or the reason why it cannot run the model."""
+        return {
+            kind: {"refused": each.reason}
+            if isinstance(each, Refusal)
+            else {"seconds": each.seconds, "launches": each.launches, "measured": False}
+            for kind, each in self.results.items()
+        }
+
+
+def choose_lowering(kind: str | None, plan: ModelPlan, hw: HardwareSpec) -> ChosenLowering:
+    """Return a kind of lowering for a plan; None: the one that the performance model prefers.
+
+    Raises ArgumentError (refused-plan) if the plan cannot have that kind, or has too many operations for any.
+    """
+    operations = count_unrolled(plan.steps)
+    if operations > MAX_OPERATIONS:
+        raise ArgumentError(
+            f"a call of the model has {operations} operations, at most {MAX_OPERATIONS} on a GPU",
+            code="refused-plan",
+            hint="its loops have many steps: compile the body of the loop as a model",
+        )
+    unrolled = UnrolledPlan(plan, tuple(unroll_steps(plan.steps)))
+    results = {lowering.kind: lowering.estimate(unrolled, hw) for lowering in LOWERINGS}
+    if kind is not None:
+        refused = results[kind]
+        if isinstance(refused, Refusal):
+            raise ArgumentError(f"plan {kind!r} cannot run this model: {refused.reason}", code="refused-plan")
+        return ChosenLowering(kind, results)
+    best, best_s = "", float("inf")
+    for name, each in results.items():
+        if isinstance(each, LoweringEstimate) and each.seconds < (MARGIN * best_s if best else best_s):
+            best, best_s = name, each.seconds
+    return ChosenLowering(best, results)

@@ -1,0 +1,36 @@
+"""A CUDA graph: a node for every step, an edge for every hazard, one launch for a call."""
+
+from __future__ import annotations
+
+from roller_svc.graph.lowerings.lowering import (
+    Lowering,
+    LoweringEstimate,
+    Refusal,
+    UnrolledPlan,
+    count_operations,
+    kernel_seconds,
+)
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+
+KIND = "graph"
+MAX_NODES = 1 << 16  # about 0.5 KB of device memory each
+
+
+def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Refusal:
+    """Return the seconds of the kernels, with the overhead of a node for each operation, and of one launch.
+
+    Nodes that may run side by side count one after the other: how well they share a device is not modelled.
+    """
+    if hw.family is not TargetKind.CUDA:
+        return Refusal(f"a CUDA graph runs on NVIDIA devices, and {hw.id} is not one")
+    node_s = hw.limits.graph_node_s
+    if node_s is None:
+        return Refusal(f"limits.graph_node_s is missing in the spec of {hw.id}")
+    nodes = count_operations(unrolled)
+    if nodes > MAX_NODES:
+        return Refusal(f"the graph would have {nodes} nodes, at most {MAX_NODES}")
+    overhead_s = hw.limits.launch_overhead_s + nodes * node_s
+    return LoweringEstimate(kernel_seconds(unrolled, hw) + overhead_s, 1)
+
+
+CUDA_GRAPH = Lowering(KIND, estimate)

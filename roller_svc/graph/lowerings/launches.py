@@ -1,0 +1,17 @@
+"""Launches: every step is an operation of the host in a stream, one after the other."""
+
+from __future__ import annotations
+
+from roller_svc.graph.lowerings.lowering import Lowering, LoweringEstimate, UnrolledPlan, count_operations, kernel_seconds
+from roller_svc.ir.hardware import HardwareSpec
+
+KIND = "launches"
+
+
+def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate:
+    """Return the seconds of the kernels, with the overhead of a launch for each operation."""
+    operations = count_operations(unrolled)
+    return LoweringEstimate(kernel_seconds(unrolled, hw) + operations * hw.limits.launch_overhead_s, operations)
+
+
+LAUNCHES = Lowering(KIND, estimate)

@@ -1,0 +1,172 @@
+"""Run a model on NVIDIA devices: its kernels one after the other in a stream, or as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from roller_svc.analysis.step_order import find_predecessors
+from roller_svc.errors import LaunchError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, ModelPlan, unroll_steps
+from roller_svc.runtime.binding import Array, bind
+from roller_svc.runtime.cuda.arrays import CupyArrays, DeviceArray, import_cupy
+from roller_svc.runtime.cuda.driver import Driver, Parameters, driver
+from roller_svc.runtime.cuda.graph import Graph, Node
+from roller_svc.runtime.cuda.module import DeviceArrays, device_present, launch_errors, load_functions
+from roller_svc.runtime.graphs.buffers import call_buffers
+
+MAX_PREPARED = 16  # calls with other addresses, which are kept for a device
+_DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
+# With a stream's handle: start a call.
+Start = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A model on a device."""
+
+    functions: tuple[tuple[Any, ...], ...]  # of each kernel, of each launch
+    weights: DeviceArray
+    packed: DeviceArray
+    arenas: dict[int, DeviceArray] = field(default_factory=dict)  # by stream: calls on several may overlap
+    prepared: dict[tuple[int, ...], Start] = field(default_factory=dict)  # by the addresses of the slots
+
+
+class CudaModel:
+    """A model of cubins, loaded on each device at the first call there."""
+
+    takes_tensors = True  # of torch, as they are
+
+    def __init__(self, plan: ModelPlan, compiled: Sequence[CompiledKernel], weights: Array, *, as_graph: bool) -> None:
+        """Take a plan with the kernels that it runs.
+
+        Args:
+            plan: the plan.
+            compiled: its kernels.
+            weights: all weights.
+            as_graph: whether a call launches a CUDA graph, which is kept for calls with the same addresses.
+        """
+        self.plan = plan
+        self._compiled = compiled
+        self._weights = weights.reshape(-1).view(np.uint8)
+        self._buffers = call_buffers(plan)
+        self._steps = tuple(unroll_steps(plan.steps))
+        self._predecessors = find_predecessors(plan, self._steps) if as_graph else ()
+        self._as_graph = as_graph
+        self._loaded: dict[int, _Loaded] = {}
+        self._lock = Lock()
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """Start a call on the current stream of the arrays' library, and return the outputs by name.
+
+        Raises ArgumentError for arrays that do not fit, LaunchError (no-device, no-cupy, wrong-device, out-of-memory).
+        """
+        if not device_present():
+            raise LaunchError(
+                f"{self.plan.name} is for {self.plan.target} and there is no NVIDIA device here "
+                '(no driver, or a driver without a device); runtime="emulator" runs it on the CPU',
+                code="no-device",
+            )
+        cupy = import_cupy()
+        library = DeviceArrays.of_call(self._buffers, arrays, out, CupyArrays(cupy))
+        binding = bind(self._buffers, arrays, out, library)
+        stream = library.library.stream(library.device)
+        with cupy.cuda.Device(library.device), launch_errors(cupy), self._lock:
+            loaded = self._on_device(cupy, library.device, stream)
+            if stream not in loaded.arenas:
+                loaded.arenas[stream] = _allocate(cupy, self.plan.arena_bytes, library.device)
+            slots = [loaded.weights.address, loaded.packed.address, loaded.arenas[stream].address]
+            slots += [binding.memory[buffer.symbol].address for buffer in self._buffers]
+            self._prepared(cupy, loaded, tuple(slots))(stream)
+            return binding.copy_back()
+
+    def _on_device(self, cupy: Any, device: int, stream: int) -> _Loaded:
+        """Return the model on a device; load it and pack its weights there once."""
+        if device not in self._loaded:
+            functions = tuple(load_functions(each, cupy, device) for each in self._compiled)
+            weights, packed = _upload(cupy, self._weights, device), _allocate(cupy, self.plan.packed_bytes, device)
+            loaded = _Loaded(functions, weights, packed)
+            prepack = tuple(unroll_steps(self.plan.prepack))
+            if prepack:
+                self._in_stream(cupy, loaded, prepack, (weights.address, packed.address))(stream)
+                cupy.cuda.runtime.streamSynchronize(stream)  # streams of later calls do not wait for this one
+                # without the weights that only packing reads, which can then be freed
+                loaded.weights = _upload(cupy, self._weights[: self.plan.read_weights_bytes], device)
+            self._loaded[device] = loaded
+        return self._loaded[device]
+
+    def _prepared(self, cupy: Any, loaded: _Loaded, slots: tuple[int, ...]) -> Start:
+        """Return what starts a call with these addresses."""
+        start = loaded.prepared.pop(slots, None)
+        if start is None:
+            start = self._graph(loaded, slots) if self._as_graph else self._in_stream(cupy, loaded, self._steps, slots)
+        while len(loaded.prepared) >= MAX_PREPARED:
+            del loaded.prepared[next(iter(loaded.prepared))]
+        loaded.prepared[slots] = start
+        return start
+
+    def _in_stream(self, cupy: Any, loaded: _Loaded, steps: Sequence[KernelStep | CopyStep], slots: tuple[int, ...]) -> Start:
+        """Return what launches steps one after the other."""
+        library = driver()
+        parameters = [_parameters(library, self.plan, step, slots) for step in steps]
+
+        def start(stream: int) -> None:
+            runtime = cupy.cuda.runtime
+            for step, given in zip(steps, parameters, strict=True):
+                if isinstance(step, CopyStep):
+                    ends = (_address(slots, step.target), _address(slots, step.source))
+                    runtime.memcpyAsync(*ends, step.bytes, _DEVICE_TO_DEVICE, stream)
+                    continue
+                for address, size in step.zeroed:
+                    runtime.memsetAsync(_address(slots, address), 0, size, stream)
+                launch = self.plan.kernels[step.kernel].source.launches[step.launch]
+                library.launch(loaded.functions[step.kernel][step.launch].ptr, launch, given, stream)
+
+        return start
+
+    def _graph(self, loaded: _Loaded, slots: tuple[int, ...]) -> Start:
+        """Return what launches a graph of the steps: an edge is a hazard."""
+        library = driver()
+        graph = Graph(library)
+        nodes: list[Node] = []
+        for step, before in zip(self._steps, self._predecessors, strict=True):
+            after = [nodes[number] for number in before]
+            if isinstance(step, CopyStep):
+                nodes.append(graph.add_copy(_address(slots, step.target), _address(slots, step.source), step.bytes, after))
+                continue
+            zeros = [graph.add_zeros(_address(slots, address), size, after) for address, size in step.zeroed]
+            launch = self.plan.kernels[step.kernel].source.launches[step.launch]
+            function = loaded.functions[step.kernel][step.launch].ptr
+            given = _parameters(library, self.plan, step, slots)
+            nodes.append(graph.add_kernel(function, launch, given, zeros or after))
+        return graph.instantiate().launch
+
+
+def _parameters(library: Driver, plan: ModelPlan, step: KernelStep | CopyStep, slots: Sequence[int]) -> Parameters:
+    """Return the parameters of a step's launch; none for a copy."""
+    if isinstance(step, CopyStep):
+        return Parameters((), None)
+    launch = plan.kernels[step.kernel].source.launches[step.launch]
+    named = zip(launch.operands, step.arguments, strict=True)
+    return library.parameters(launch, {symbol: _address(slots, at) for symbol, at in named if at is not None})
+
+
+def _address(slots: Sequence[int], address: Address) -> int:
+    return slots[address.slot] + address.offset_bytes
+
+
+def _allocate(cupy: Any, size_bytes: int, device: int) -> DeviceArray:
+    return CupyArrays(cupy).empty((max(1, size_bytes),), DType.UINT8, device)
+
+
+def _upload(cupy: Any, array: Array, device: int) -> DeviceArray:
+    target = _allocate(cupy, array.nbytes, device)
+    if array.nbytes:
+        target.array.set(np.ascontiguousarray(array))
+    return target

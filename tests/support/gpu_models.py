@@ -1,0 +1,134 @@
+"""Small models for GPUs, as JSON graphs: one for each thing that a plan does with memory or kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+RNG = np.random.default_rng(61)
+
+
+def constant(*shape: int, dtype: str = "float32") -> dict[str, Any]:
+    values = RNG.integers(-3, 4, shape) if dtype.startswith("int") else RNG.uniform(-0.5, 0.5, shape).astype(np.float16)
+    return {"dtype": dtype, "shape": list(shape), "values": values.tolist()}
+
+
+def tensor(*shape: int, dtype: str = "float32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape)}
+
+
+def node(name: str, expression: str, **inputs: str) -> dict[str, Any]:
+    return {"name": name, "expression": expression, "inputs": inputs, "outputs": {"C": name}}
+
+
+def call(name: str, operator: str, *inputs: str, **parameters: Any) -> dict[str, Any]:
+    return {"name": name, "operator": operator, "inputs": list(inputs), "outputs": [name], "parameters": parameters}
+
+
+def graph(
+    inputs: dict[str, Any], constants: dict[str, Any], nodes: list[dict[str, Any]], *outputs: str, name: str = "small"
+) -> dict[str, Any]:
+    return {
+        "format": "roller-graph/1", "name": name, "inputs": inputs, "constants": constants, "nodes": nodes,
+        "outputs": {each: each for each in outputs},
+    }  # fmt: skip
+
+
+def recurrent(hidden: int, steps: int = 4) -> dict[str, Any]:
+    """Return a loop whose steps read and write a slice of `hidden` numbers."""
+    cell = node("h", "C[i, j] +=! A[i, k] * B[k, j]", A="s", B="w")
+    new = node("n", "C[i, j] = tanh(A[i, j] + B[i, j])", A="h", B="x")
+    state = tensor(1, hidden)
+    body = graph({"s": state, "x": state, "w": tensor(hidden, hidden)}, {}, [cell, new], "n", name="body")
+    body["outputs"] = {"next": "n", "each": "n"}
+    loop = {"steps": steps, "carried": 1, "scanned": [False], "stacked": [True], "body": body}
+    nodes = [{"name": "scan", "loop": loop, "inputs": ["first", "xs", "w"], "outputs": ["last", "all"]}]
+    return graph({"first": state, "xs": tensor(steps, 1, hidden)}, {"w": constant(hidden, hidden)}, nodes, "last", "all")
+
+
+MATMUL = "C[i, j] +=! A[i, k] * B[k, j]"
+# the lengths of the columns depend on weights alone
+NORMALIZED = "N[j] +=! W[k, j] * W[k, j]; P[i, j] +=! A[i, k] * W[k, j]; C[i, j] = P[i, j] / sqrt(N[j]) + S[j]"
+MODELS: dict[str, dict[str, Any]] = {
+    # two branches that a graph may run side by side, and what joins them
+    "branches": graph(
+        {"x": tensor(24, 32)},
+        {"w": constant(32, 16), "v": constant(32, 16)},
+        [
+            node("left", MATMUL, A="x", B="w"),
+            call("soft", "softmax", "left"),
+            node("right", "C[i, j] +=! max(A[i, k], 0) * B[k, j]", A="x", B="v"),
+            node("joined", "C[i, j] +=! A[i, k] * B[j, k]", A="soft", B="right"),
+        ],
+        "joined",
+        "right",
+    ),
+    # pieces of a concatenation: the second begins at no multiple of 16 bytes
+    "pieces": graph(
+        {"x": tensor(3, 5), "y": tensor(4, 5)},
+        {},
+        [
+            node("a", "C[i] +=! A[i, j]", A="x"),
+            node("b", "C[i] +=! A[i, j] * A[i, j]", A="y"),
+            call("both", "concat", "a", "b", axis=0),
+            node("out", "C[i, j] = A[i] * A[j]", A="both"),
+        ],
+        "out",
+        "both",
+    ),
+    # a view that begins at no multiple of 16 bytes, which a kernel and an output read
+    "views": graph(
+        {"x": tensor(6, 5)},
+        {},
+        [
+            call("half", "slice", "x", starts=[1], stops=[4], axes=[0]),
+            node("total", "C[i] +=! A[i, j]", A="half"),
+            node("again", "C[j] +=! A[i, j]", A="half"),
+        ],
+        "half",
+        "total",
+        "again",
+    ),
+    "slices": recurrent(5),  # of 20 bytes: no multiple of 16
+    "states": recurrent(20),
+    "attention": graph(
+        {"q": tensor(2, 32, 16, dtype="float16"), "k": tensor(2, 48, 16, dtype="float16"), "v": tensor(2, 48, 16, dtype="float16")},
+        {},
+        [call("o", "attention", "q", "k", "v"), node("out", "C[b, i, j] = A[b, i, j] * 2", A="o")],
+        "out",
+    ),
+    "images": graph(
+        {"x": tensor(1, 6, 9, 9)},
+        {"w": constant(8, 6, 3, 3), "d": constant(8, 1, 3, 3)},
+        [
+            call("conv", "conv2d", "x", "w", padding=1, activation="relu"),
+            call("depth", "depthwise_conv2d", "conv", "d", padding=1),
+            call("pool", "max_pool2d", "depth", kernel=2),
+            call("mean", "global_avg_pool2d", "pool"),
+        ],
+        "pool",
+        "mean",
+    ),
+    # rows that data selects, and weights that statements on constants alone prepare
+    "lookups": graph(
+        {"ids": tensor(7, dtype="int32")},
+        {"table": constant(11, 24), "w": constant(24, 12), "s": constant(12)},
+        [
+            node("rows", "C[i, j] = A[B[i], j]", A="table", B="ids"),
+            node("out", NORMALIZED, A="rows", W="w", S="s"),
+        ],
+        "out",
+    ),
+    "halves": graph(
+        {"x": tensor(64, 72, dtype="float16")},
+        {"w": constant(72, 66, dtype="float16"), "g": constant(66, dtype="float16")},
+        [
+            node("h", MATMUL, A="x", B="w"),
+            call("n", "rms_norm", "h", "g"),
+            node("out", "C[i] >=! A[i, j]", A="n"),
+        ],
+        "n",
+        "out",
+    ),
+}  # fmt: skip

@@ -1,0 +1,75 @@
+"""Hazards between steps: by hand, and against all pairs of random steps."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from roller_svc.analysis.step_order import find_predecessors
+from roller_svc.ir.model_plan import ARENA, PACKED, WEIGHTS, Address, CopyStep, LoopStep, ModelPlan, SlotUpdate, unroll_steps
+
+PLAN = ModelPlan("m", "nvidia-h200-sxm", (), (), (), (), (), (), 0, 0, 0, 0, 0, 3)
+
+
+def copy(target: int, source: int, size: int = 4, slot: int = ARENA) -> CopyStep:
+    return CopyStep("n", Address(slot, target), Address(slot, source), size)
+
+
+def test_reads_wait_for_writes_and_writes_for_reads() -> None:
+    steps = (copy(8, 0), copy(16, 8), copy(8, 24), copy(32, 0))
+    assert find_predecessors(PLAN, steps) == ((), (0,), (1,), ())
+
+
+def test_a_covered_write_still_orders_what_read_before() -> None:
+    steps = (copy(8, 0), copy(8, 16), copy(24, 8), copy(0, 40))
+    assert find_predecessors(PLAN, steps) == ((), (0,), (1,), (0,))
+
+
+def test_constants_need_no_order() -> None:
+    weights = CopyStep("n", Address(ARENA, 0), Address(WEIGHTS, 0), 8)
+    packed = CopyStep("n", Address(ARENA, 8), Address(PACKED, 0), 8)
+    assert find_predecessors(PLAN, (weights, packed)) == ((), ())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_order_is_that_of_all_pairs_and_no_edge_is_implied(seed: int) -> None:
+    rng = random.Random(seed)
+    steps = [
+        CopyStep(
+            "n",
+            Address(rng.choice((2, 3)), rng.randrange(0, 40)),
+            Address(rng.choice((2, 3)), rng.randrange(0, 40)),
+            rng.randrange(0, 16),
+        )
+        for _ in range(30)
+    ]
+
+    def overlaps(a: Address, b: Address, i: int, j: int) -> bool:
+        first, second = steps[i].bytes, steps[j].bytes
+        is_any = min(first, second) > 0
+        return is_any and a.slot == b.slot and a.offset_bytes < b.offset_bytes + second and b.offset_bytes < a.offset_bytes + first
+
+    def conflicts(i: int, j: int) -> bool:
+        a, b = steps[i], steps[j]
+        pairs = ((a.target, b.target), (a.target, b.source), (a.source, b.target))
+        return any(overlaps(first, second, i, j) for first, second in pairs)
+
+    wanted: list[set[int]] = []
+    for j in range(len(steps)):
+        direct = {i for i in range(j) if conflicts(i, j)}
+        wanted.append(direct.union(*(wanted[i] for i in direct)))
+    found = find_predecessors(PLAN, steps)
+    closure: list[set[int]] = []
+    for before in found:
+        closure.append(set(before).union(*(closure[i] for i in before)))
+        assert not any(i in closure[other] for i in before for other in before if other != i)
+    assert closure == wanted
+
+
+def test_loops_are_unrolled_with_their_slots_resolved() -> None:
+    inner = LoopStep("l", 2, (SlotUpdate(4, Address(3, 100), 8),), (CopyStep("n", Address(4, 1), Address(3, 2), 1),))
+    outer = LoopStep("o", 3, (SlotUpdate(3, Address(ARENA, 10), 32, 1),), (inner,))
+    targets = [step.target for step in unroll_steps((outer,)) if isinstance(step, CopyStep)]
+    starts = [10 + 32 * i + (i & 1) for i in range(3)]
+    assert targets == [Address(ARENA, start + 100 + 8 * j + 1) for start in starts for j in range(2)]

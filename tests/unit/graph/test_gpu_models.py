@@ -1,0 +1,238 @@
+"""Models for GPUs without a device: in the emulator they compute what the interpreter does, in memory of the plan."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_models import MODELS
+
+from roller_svc import hardware
+from roller_svc.errors import ArgumentError, InputError, LaunchError, UnsupportedModelError
+from roller_svc.graph.interpret import interpret
+from roller_svc.graph.load import load_graph
+from roller_svc.graph.lowerings import MARGIN, choose_lowering, cuda_graph
+from roller_svc.graph.weights import Weights
+from roller_svc.ir.graph import Constant
+from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
+from roller_svc.model import Model, compile_model, estimate_model, load_model
+from roller_svc.runtime.graphs.cpu import weights_block
+from roller_svc.runtime.graphs.emulated import EmulatedModel
+from roller_svc.settings import read_settings, use
+from roller_svc.toolchain import compile_cxx
+
+H200, A100 = "nvidia-h200-sxm", "nvidia-a100-sxm-80gb"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    use(read_settings(cache=folder))
+    yield folder
+    use(read_settings())
+
+
+def compiled(name: str, target: str = H200, **options: Any) -> Model:
+    given = {"select": "model", "top_k": 1, "runtime": "emulator"} | options
+    return compile_model(copy.deepcopy(MODELS[name]), target, **given)
+
+
+@cache
+def expected(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return inputs of a model, and what the interpreter makes of them."""
+    weights, rng = Weights(), np.random.default_rng(1)
+    graph = load_graph(copy.deepcopy(MODELS[name]), weights)
+    arrays = {
+        tensor: rng.integers(0, 7, type_.shape).astype(np.int32)
+        if type_.dtype.value == "int32"
+        else rng.standard_normal(type_.shape).astype(type_.dtype.value)
+        for tensor, type_ in graph.inputs
+    }
+    return arrays, interpret(graph, weights, arrays)
+
+
+def check(name: str, results: dict[str, Any]) -> None:
+    for output, want in expected(name)[1].items():
+        tolerance = 4e-3 if want.dtype == np.float16 else 1e-5
+        assert results[output].dtype == want.dtype
+        np.testing.assert_allclose(results[output], want, rtol=tolerance, atol=tolerance, err_msg=output)
+
+
+def plan_of(model: Model) -> ModelPlan:
+    return model._variants[0].plan
+
+
+def steps_of(model: Model) -> list[KernelStep | CopyStep]:
+    return list(unroll_steps(plan_of(model).steps))
+
+
+@pytest.mark.parametrize("target", [H200, A100])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_computes_what_the_interpreter_does(name: str, target: str) -> None:
+    model = compiled(name, target)
+    check(name, model.run(expected(name)[0]))
+    assert set(model.report["lowerings"]) == {"launches", "graph"}
+
+
+@pytest.mark.parametrize("name", ["branches", "pieces", "views", "slices", "lookups"])
+def test_steps_may_run_in_any_order_that_hazards_allow(name: str) -> None:
+    model = compiled(name)
+    weights = Weights()
+    load_graph(copy.deepcopy(MODELS[name]), weights)
+    plan = plan_of(model)
+    arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
+    kernels = [bundle.compiled for bundle in model._kernel_bundles]
+    block = weights_block(arrays, plan.weights_bytes)
+    for seed in range(3):
+        emulated = EmulatedModel(plan, kernels, block, compile_cxx, seed=seed)
+        check(name, emulated.run(expected(name)[0]))
+
+
+def test_races_of_a_model_are_looked_for() -> None:
+    model = compiled("branches")
+    weights = Weights()
+    load_graph(copy.deepcopy(MODELS["branches"]), weights)
+    plan = plan_of(model)
+    arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
+    kernels = [bundle.compiled for bundle in model._kernel_bundles]
+    emulated = EmulatedModel(plan, kernels, weights_block(arrays, plan.weights_bytes), compile_cxx, races=True)
+    check("branches", emulated.run(expected("branches")[0]))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_get_addresses_that_they_may_load_in_vectors(name: str) -> None:
+    vector_bytes = hardware.load(H200).vector_bytes
+    for step in steps_of(compiled(name)):
+        if isinstance(step, KernelStep):
+            assert all(at is not None and at.offset_bytes % vector_bytes == 0 for at in step.arguments), step.node
+
+
+@pytest.mark.parametrize("name", ["pieces", "views", "slices"])
+def test_parts_of_tensors_that_begin_elsewhere_are_copied(name: str) -> None:
+    unaligned = [
+        s for s in steps_of(compiled(name)) if isinstance(s, CopyStep) and (s.source.offset_bytes | s.target.offset_bytes) % 16
+    ]
+    assert unaligned
+    on_cpu = compile_model(copy.deepcopy(MODELS[name]), "cpu-x86-avx2", select="model", top_k=1, threads=1)
+    copies = sum(isinstance(step, CopyStep) for step in steps_of(on_cpu))
+    assert copies < sum(isinstance(step, CopyStep) for step in steps_of(compiled(name)))
+
+
+def test_what_depends_on_weights_alone_is_computed_once() -> None:
+    model = compiled("lookups")
+    plan = plan_of(model)
+    (prepack,) = plan.prepack
+    assert isinstance(prepack, KernelStep)
+    written = [at for at in prepack.arguments if at is not None and at.slot == PACKED]
+    assert written
+    (step,) = steps_of(model)
+    assert isinstance(step, KernelStep)
+    assert set(written) <= set(step.arguments)
+    for _ in range(2):
+        check("lookups", model.run(expected("lookups")[0]))
+
+
+def test_a_saved_model_runs_in_the_emulator(tmp_path: Path) -> None:
+    for name in ("lookups", "slices"):
+        model = compiled(name)
+        saved = model.save(tmp_path / name)
+        assert {each.name for each in saved.iterdir()} == {"kernels", "metadata.json", "weights.bin"}
+        loaded = load_model(saved, runtime="emulator")
+        assert (loaded.digest, loaded.report["lowerings"]) == (model.digest, model.report["lowerings"])
+        arrays = expected(name)[0]
+        for output, value in model.run(arrays).items():
+            np.testing.assert_array_equal(loaded.run(arrays)[output], value)
+        with pytest.raises(LaunchError) as raised:
+            load_model(saved).run(arrays)
+        assert raised.value.code == "no-device"
+    (saved / "weights.bin").write_bytes(bytes((saved / "weights.bin").stat().st_size))
+    with pytest.raises(ArgumentError, match=r"weights\.bin"):
+        load_model(saved)
+
+
+def test_metadata_with_another_weight_is_refused(tmp_path: Path) -> None:
+    saved = compiled("slices").save(tmp_path)
+    metadata = json.loads((saved / "metadata.json").read_text())
+    metadata["variants"][0]["plan"]["weights_bytes"] += 64
+    (saved / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(ArgumentError) as raised:
+        load_model(saved)
+    assert raised.value.code == "damaged-kernel"
+
+
+def test_the_model_chooses_the_lowering_and_says_why() -> None:
+    single, loop = compiled("attention"), compiled("slices")
+    assert (single.report["plan"], loop.report["plan"]) == ("launches", "graph")
+    operations = sum(1 + len(step.zeroed) if isinstance(step, KernelStep) else 1 for step in steps_of(loop))
+    by_launches, by_graph = loop.report["lowerings"]["launches"], loop.report["lowerings"]["graph"]
+    assert (by_launches["launches"], by_graph["launches"]) == (operations, 1)
+    assert by_graph["seconds"] <= MARGIN * by_launches["seconds"]
+    assert loop.plan["launches"] == 1
+    assert not by_graph["measured"]
+    limits = hardware.load(H200).limits
+    assert limits.graph_node_s is not None
+    saved_s = operations * (limits.launch_overhead_s - limits.graph_node_s) - limits.launch_overhead_s
+    assert by_launches["seconds"] - by_graph["seconds"] == pytest.approx(saved_s)
+
+
+def test_a_kind_may_be_named() -> None:
+    assert compiled("attention", plan="graph").report["plan"] == "graph"
+    assert compiled("slices", plan="launches").report["plan"] == "launches"
+    assert compiled("slices", plan="serial").report["plan"] == "launches"
+
+
+def test_a_graph_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(compiled("slices"))
+    refused = choose_lowering(None, plan, hardware.load("amd-mi300x"))
+    assert refused.kind == "launches"
+    assert "NVIDIA" in refused.to_json()["graph"]["refused"]
+    monkeypatch.setattr(cuda_graph, "MAX_NODES", 3)
+    with pytest.raises(ArgumentError, match="nodes, at most 3") as raised:
+        compiled("slices", plan="graph")
+    assert raised.value.code == "refused-plan"
+    assert compiled("slices").report["plan"] == "launches"
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        (H200, {"plan": "rammer"}, "'launches', 'graph'"),
+        (H200, {"plan": {"steps": []}}, "plans by hand are for CPUs"),
+        (H200, {"plan": 3}, "a kind of plans"),
+        (H200, {"threads": 4}, "threads are for CPUs"),
+        (H200, {"runtime": "device"}, "'emulator'"),
+        ("cpu-x86-avx2", {"plan": "graph"}, "'rammer'"),
+        ("graphcore-mk2", {}, "CPUs and GPUs"),
+    ],
+)
+def test_options_that_do_not_fit_a_device_are_refused(target: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        compiled("views", target, **options)
+
+
+def test_nodes_without_a_kernel_are_named() -> None:
+    with pytest.raises(UnsupportedModelError) as raised:
+        compiled("lookups", max_workspace_bytes=1)
+    assert [node.name for node in raised.value.nodes] == ["rows+out"]
+
+
+def test_an_estimate_is_that_of_the_kernels() -> None:
+    estimate = estimate_model(copy.deepcopy(MODELS["branches"]), H200)
+    assert estimate["target"] == H200
+    assert 0 < estimate["seconds"] < 1e-4
+
+
+def test_launchers_are_for_cpus(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="launchers of models are for CPUs"):
+        compiled("views").save(tmp_path, launcher="ctypes")
+
+
+def test_profiles_are_of_cpus() -> None:
+    with pytest.raises(ArgumentError, match="profiles are of CPUs"):
+        compiled("views").profile(expected("views")[0])

@@ -1,0 +1,173 @@
+"""Models on a fake driver whose kernels run in the emulator: launches in order, and graphs in any order of their edges."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cupy import FakeArray, FakeCupy
+from fake_libcuda import FakeLibcuda
+from gpu_models import MODELS
+
+from roller_svc.errors import LaunchError
+from roller_svc.graph.interpret import interpret
+from roller_svc.graph.load import load_graph
+from roller_svc.graph.weights import Weights
+from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.model_plan import ModelPlan
+from roller_svc.model import Model, compile_model
+from roller_svc.runtime.binding import Array, Binding, NumpyArrays
+from roller_svc.runtime.cuda import arrays as cuda_arrays
+from roller_svc.runtime.cuda import module as cuda_module
+from roller_svc.runtime.cuda.driver import Driver
+from roller_svc.runtime.emulator import EmulatorCall, EmulatorModule
+from roller_svc.runtime.graphs import cuda
+from roller_svc.runtime.graphs.cuda import MAX_PREPARED, CudaModel
+from roller_svc.runtime.graphs.emulated import _BEFORE, isolate_launch
+from roller_svc.settings import read_settings, use
+from roller_svc.toolchain import compile_cxx
+
+A100 = "nvidia-a100-sxm-80gb"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    use(read_settings(cache=folder))
+    yield folder
+    use(read_settings())
+
+
+def emulated(compiled: CompiledKernel, number: int) -> Callable[..., None]:
+    """Return a launch as a function of the addresses of its arguments."""
+    source = isolate_launch(compiled.source, number)
+    module = EmulatorModule(types.SimpleNamespace(source=source), compile_cxx)
+    args = source.launches[0].args
+
+    def run(*addresses: int) -> None:
+        places = dict(zip(args, addresses, strict=True))
+        memory: dict[str, Array] = {}
+        for buffer in source.buffers:
+            raw = (ctypes.c_uint8 * buffer.bytes).from_address(places[buffer.symbol.removesuffix(_BEFORE)])
+            memory[buffer.symbol] = np.ctypeslib.as_array(raw)
+        EmulatorCall(module, Binding(NumpyArrays(), memory, {}, {}))()
+
+    return run
+
+
+class Device:
+    """A fake device with a model's kernels."""
+
+    def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> None:
+        self.plan: ModelPlan = model._variants[0].plan
+        self.compiled = [bundle.compiled for bundle in model._kernel_bundles]
+        self.handles: dict[str, int] = {}
+        kernels: dict[int, Callable[..., None]] = {}
+        counts: dict[int, int] = {}
+        for compiled in self.compiled:
+            for number, launch in enumerate(compiled.source.launches):
+                handle = self.handles[launch.name] = 1000 + len(kernels)
+                kernels[handle] = emulated(compiled, number)
+                counts[handle] = len(launch.args)
+        self.library = FakeLibcuda(kernels, counts, seed)
+        self.cupy = FakeCupy({})
+        self.cupy.cuda.Module = lambda: types.SimpleNamespace(
+            load=lambda _: None, get_function=lambda name: types.SimpleNamespace(ptr=self.handles[name])
+        )
+        self.copies = 0
+        self.cupy.cuda.runtime.memcpyAsync = self._copy
+        for module in (cuda_module, cuda_arrays, cuda):
+            monkeypatch.setattr(module, "import_cupy", lambda: self.cupy)
+        monkeypatch.setattr(cuda, "device_present", lambda: True)
+        monkeypatch.setattr(cuda, "driver", lambda: Driver(self.library, fix_small_maps=False))
+        self.weights = model._variants[0].loaded.weights
+
+    def _copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
+        assert (kind, stream) == (3, 77)
+        ctypes.memmove(target, source, size)
+        self.copies += 1
+
+    def load(self, *, as_graph: bool) -> CudaModel:
+        return CudaModel(self.plan, self.compiled, self.weights, as_graph=as_graph)
+
+
+def compiled(name: str) -> Model:
+    return compile_model(copy.deepcopy(MODELS[name]), A100, select="model", top_k=1)
+
+
+def inputs_of(name: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    weights, rng = Weights(), np.random.default_rng(seed)
+    graph = load_graph(copy.deepcopy(MODELS[name]), weights)
+    arrays = {
+        tensor: rng.integers(0, 7, type_.shape).astype(type_.dtype.value)
+        if type_.dtype.value == "int32"
+        else rng.standard_normal(type_.shape).astype(type_.dtype.value)
+        for tensor, type_ in graph.inputs
+    }
+    return arrays, interpret(graph, weights, arrays)
+
+
+def on_device(arrays: dict[str, Any]) -> dict[str, FakeArray]:
+    cupy = FakeCupy({})
+    return {name: cupy.asarray(array) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("as_graph", [False, True])
+@pytest.mark.parametrize("name", ["branches", "slices", "lookups", "views"])
+def test_a_model_computes_what_the_interpreter_does(name: str, as_graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled(name), monkeypatch, seed=3)
+    model = device.load(as_graph=as_graph)
+    for seed in range(2):
+        arrays, want = inputs_of(name, seed)
+        results = model.run(on_device(arrays))
+        for output, value in want.items():
+            np.testing.assert_allclose(results[output].numpy, value, rtol=1e-5, atol=1e-5)
+    once = len(device.plan.prepack)
+    if as_graph:
+        assert device.library.launched == once * ["kernel"] + 2 * ["graph"]
+        assert device.copies == 0
+    else:
+        assert "graph" not in device.library.launched
+        assert len(device.library.launched) == once + 2 * sum(1 for step in model._steps if hasattr(step, "kernel"))
+
+
+def test_a_graph_has_an_edge_for_each_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("branches"), monkeypatch)
+    arrays, _ = inputs_of("branches", 0)
+    device.load(as_graph=True).run(on_device(arrays))
+    (graph,) = device.library.graphs
+    nodes = [step.node for step in device.plan.steps]
+    edges = {(nodes[before], nodes[i]) for i, (_, _, all_before) in enumerate(graph.nodes) for before in all_before}
+    assert {("left", "soft"), ("soft", "joined"), ("right", "joined")} == edges
+
+
+def test_a_call_with_known_addresses_launches_the_graph_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("views"), monkeypatch)
+    model = device.load(as_graph=True)
+    arrays, want = inputs_of("views", 0)
+    given, out = on_device(arrays), on_device(want)
+    for _ in range(3):
+        results = model.run(given, out)
+        assert results["total"] is out["total"]
+    assert len(device.library.graphs) == 1
+    kept = [on_device(inputs_of("views", 0)[0]) for _ in range(MAX_PREPARED)]
+    for each in kept:
+        model.run(each, out)
+    assert len(device.library.graphs) == 1 + MAX_PREPARED
+    model.run(given, out)  # the oldest is not kept
+    assert len(device.library.graphs) == 2 + MAX_PREPARED
+    assert device.library.destroyed > MAX_PREPARED
+
+
+def test_errors_of_the_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("views"), monkeypatch)
+    device.library.cuGraphAddMemcpyNode = lambda *_: 1
+    device.library.cuGetErrorName = lambda status, name: None
+    with pytest.raises(LaunchError, match="cannot add a node to a graph: copy: error 1"):
+        device.load(as_graph=True).run(on_device(inputs_of("views", 0)[0]))
