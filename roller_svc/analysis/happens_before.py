@@ -186,7 +186,7 @@ class Access:
 
 
 def unordered_accesses(
-    accesses: Iterable[Access], order: HappensBefore, position: Callable[[int], object]
+    accesses: Iterable[Access], order: HappensBefore, position: Callable[[int], tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
     """Yield pairs of rOperators that use the same memory, one of them to write, in an order that nothing guarantees.
 
@@ -203,7 +203,7 @@ def unordered_accesses(
 
 
 def _unordered_of_slot(
-    accesses: Sequence[Access], order: HappensBefore, position: Callable[[int], object]
+    accesses: Sequence[Access], order: HappensBefore, position: Callable[[int], tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
     alive: list[Access] = []
     for access in accesses:
@@ -211,7 +211,7 @@ def _unordered_of_slot(
         for other in alive:
             if other.operator == access.operator or not (other.is_write or access.is_write):
                 continue
-            first, second = sorted((other.operator, access.operator), key=position)  # type: ignore[arg-type]
+            first, second = sorted((other.operator, access.operator), key=position)
             if not order.before(first, second):
                 yield first, second
         alive.append(access)

@@ -6,7 +6,7 @@ import numpy as np
 
 from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
-from roller_svc.frontend.ops.ordering import MAX_ROUNDS
+from roller_svc.frontend.ops.ordering import MAX_ROUNDS, selects
 from roller_svc.ir.dtype import DType
 
 # A block has at least this many elements. All elements of a block are compared with each other.
@@ -16,7 +16,7 @@ MIN_BLOCK = 1024
 def add_top_k(x: Operand, k: int, axis: int, builder: GraphBuilder, *, largest: bool) -> tuple[Operand, Operand]:
     """Return the greatest elements and their indices. Those of a long axis are among the greatest of its blocks."""
     extent, size = x.shape[axis], max(MIN_BLOCK, 2 * k)
-    if extent <= 2 * size or k <= MAX_ROUNDS:
+    if extent <= 2 * size or k <= MAX_ROUNDS or selects(x.dtype, extent, k):
         indices = builder.call("top_k_indices", [x], k=k, axis=axis, largest=largest)
         return builder.call("gather_elements", [x, indices], axis=axis), indices
     count = extent // size

@@ -7,11 +7,12 @@ A vEU's rows are its instructions. An argument is a slot and an offset, as in ir
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from roller_svc.analysis.happens_before import HappensBefore, check_plan
-from roller_svc.codegen.cuda.event_instructions import EVENT_WORDS, EVENT_WRAPPERS
+from roller_svc.codegen.cuda.event_instructions import ABORT, EVENT_WORDS, EVENT_WRAPPERS, STATUS, STATUS_WORDS
 from roller_svc.codegen.cuda.function import TaskFunction, dialect_of
 from roller_svc.codegen.cuda.task_kernel import (
     ARGUMENT_WORDS,
@@ -82,6 +83,21 @@ def build_persistent(
     buffers = (*inputs, donated, sync, *slots)
     language = dialect_of(hw.arch).language
     return TaskKernel(KernelSource(name, language, hw.arch, text, buffers, (launch,), runtime_checks(functions)), tables)
+
+
+class ReachedDeadline(NamedTuple):
+    """The wait of a run that reached its deadline."""
+
+    veu: int
+    row: int
+    event: int
+    seen: int  # arrivals, counted from the first run
+    target: int
+
+
+def find_reached_deadline(sync: Table) -> ReachedDeadline | None:
+    """Return the wait that ended a run, by the memory `sync` after it; None if the run has ended well."""
+    return ReachedDeadline(*sync[STATUS : STATUS + STATUS_WORDS].tolist()) if sync[ABORT] else None
 
 
 def _check(

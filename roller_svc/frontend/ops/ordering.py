@@ -7,6 +7,7 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import dtype, flag, integer, required
+from roller_svc.frontend.ops.selection import MAX_SELECTED_FROM, count_comparisons, may_select, select_in_order
 from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guard, join_statements, number, statement, zero
 from roller_svc.ir.dtype import DType
 
@@ -16,6 +17,7 @@ MAX_CUMULATED = 1 << 20
 UNORDERED = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.BOOL)  # types without extrema
 MAX_ROUNDS = 8  # elements that are found one after the other, each in a pass over what is on chip
 MIN_SAVED = 4  # comparisons of all pairs for each one of blocks, from which blocks pay
+MIN_SAVED_BY_ROUNDS = 8  # the same of a selection, which has more launches
 
 
 def _count_and_axis(call: Call) -> tuple[int, int]:
@@ -43,8 +45,10 @@ def _top_k_indices(call: Call) -> str:
     extent = x.shape[axis]
     if count <= MAX_ROUNDS and x.dtype not in UNORDERED:
         return _top_k_in_rounds(call, axis, count, values=False)
+    if selects(x.dtype, extent, count):
+        return select_in_order(call, axis, count)
     if extent > MAX_RANKED:
-        raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_RANKED}")
+        raise call.wrong_shape(_explain_limit(call, axis, count))
     if (size := _block_size(extent, count)) < extent:
         return _top_k_of_blocks(call, axis, size)
     axes, other, place = call.axes(x.rank), call.axis("other"), call.axis("place")
@@ -105,6 +109,25 @@ def _top_k_in_rounds(call: Call, axis: int, count: int, *, values: bool) -> str:
         del statements[-1]  # no value needs the last position
     dtype = x.dtype if values else call.dtype()
     return join_statements(*statements, statement(call.output, result, "=", found, where=[(result_axis, count)], dtype=dtype))
+
+
+def _explain_limit(call: Call, axis: int, count: int) -> str:
+    """Return why elements are neither ranked nor selected."""
+    extent, dtype = call.x.shape[axis], call.x.dtype
+    if may_select(dtype, extent):
+        return f"k is {count}; of an axis of more than {MAX_RANKED} elements, at most {MAX_RANKED} are found"
+    limit = MAX_SELECTED_FROM if may_select(dtype, MAX_SELECTED_FROM) else MAX_RANKED
+    return f"dimension {axis} of {dtype.value} has {extent} elements, which is more than {limit}"
+
+
+def selects(dtype: DType, extent: int, count: int) -> bool:
+    """Return whether elements are found by selection, and not by ranks of all.
+
+    Those that are found are ranked by pairs.
+    """
+    if not may_select(dtype, extent) or count > MAX_RANKED:
+        return False
+    return extent > MAX_RANKED or count_comparisons(dtype, extent, count) * MIN_SAVED_BY_ROUNDS <= extent * extent
 
 
 def _block_size(extent: int, count: int) -> int:
@@ -245,7 +268,8 @@ OPERATORS = (
     Operator(
         "top_k_indices",
         f"Where along an axis the `k` greatest elements are, in order. Equal ones keep their order; NaN counts as "
-        f"greatest. An axis has at most {MAX_RANKED} elements if `k` is greater than {MAX_ROUNDS}.",
+        f"greatest. If `k` is greater than {MAX_ROUNDS}, an axis has at most {MAX_SELECTED_FROM} elements; of 64-bit "
+        f"types and float8, or if `k` is greater than {MAX_RANKED}, at most {MAX_RANKED}.",
         ("x",),
         _top_k_indices,
         (

@@ -32,6 +32,7 @@ _BIT_VIEWS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
     torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
     torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
 }
+_OF_BITS = {np.dtype(kind): (theirs, str(bits).removeprefix("torch.")) for theirs, (bits, kind) in _BIT_VIEWS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,14 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 def view_of(tensor: torch.Tensor) -> Array:
     """Return an array that shares the memory of a tensor on the CPU, with its strides."""
-    plain = tensor.detach().resolve_neg()
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    if plain.is_neg():
+        plain = plain.resolve_neg()
     if plain.dtype in _BIT_VIEWS:
         bits, kind = _BIT_VIEWS[plain.dtype]
         return np.asarray(plain.view(bits).numpy().view(kind))
-    return np.asarray(plain.numpy())
+    array: Array = plain.numpy()
+    return array
 
 
 def argument_of(what: str, tensor: torch.Tensor, *, written: bool = False) -> Array:
@@ -136,8 +140,8 @@ def note_writes(values: Iterable[object]) -> None:
 
 def tensor_of(array: Array) -> torch.Tensor:
     """Return a tensor that shares the array's memory."""
-    for theirs, (bits, kind) in _BIT_VIEWS.items():
-        if array.dtype == np.dtype(kind):
-            name = str(bits).removeprefix("torch.")
-            return torch.from_numpy(array.reshape(-1).view(name)).view(theirs).reshape(array.shape)
+    found = _OF_BITS.get(array.dtype)
+    if found is not None:
+        theirs, bits = found
+        return torch.from_numpy(array.reshape(-1).view(bits)).view(theirs).reshape(array.shape)
     return torch.from_numpy(array)

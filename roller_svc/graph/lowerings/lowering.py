@@ -1,4 +1,4 @@
-"""What a lowering is: a way to run the plan of a model on a GPU."""
+"""Lowerings: ways to run the plan of a model on a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UnrolledPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoweringEstimate:
-    """What a call costs by a lowering, by the performance model."""
+    """The cost of a call by a lowering, by the performance model."""
 
     seconds: float
     launches: int  # by the host

@@ -72,6 +72,8 @@ template <class T> __forceinline__ void poison(T &variable) { __builtin_memset(&
 void barrier(int line);
 int any_thread(int cond, int line);  // whether it holds in any thread of the block
 unsigned int event_add(unsigned int *word, unsigned int count, bool releases, bool acquires, int line);
+unsigned int event_load(const unsigned int *word, bool acquires, int line);
+void yield_thread();
 void event_wait(const unsigned int *word, unsigned int target, bool acquires, unsigned int number, unsigned int row,
                 int line);
 [[noreturn]] void out_of_range(long long index, int check);
@@ -100,6 +102,23 @@ extern const emulator::Program emulator_program;
 EMULATOR_EVENTS(, true)
 EMULATOR_EVENTS(_relaxed, false)
 #undef EMULATOR_EVENTS
+// The parts of event_wait, for a test of its text: a poll lets other threads run, and takes a millisecond.
+inline unsigned int load_acquire(const unsigned int *word, int line = __builtin_LINE()) {
+  return emulator::event_load(word, true, line);
+}
+inline unsigned int load_relaxed(const unsigned int *word, int line = __builtin_LINE()) {
+  return emulator::event_load(word, false, line);
+}
+inline unsigned int exchange_relaxed(unsigned int *word, unsigned int other) {
+  unsigned int before = *word;
+  *word = other;
+  return before;
+}
+inline void sleep_ns(unsigned int) { emulator::yield_thread(); }
+inline unsigned long long timer_ns() {
+  static unsigned long long now;
+  return now += 1000000;
+}
 
 // bit casts
 inline unsigned int __float_as_uint(float a) { unsigned int u; __builtin_memcpy(&u, &a, 4); return u; }

@@ -66,6 +66,19 @@ unsigned int emulator::event_add(unsigned int *word, unsigned int count, bool re
   return before;
 }
 
+void emulator::yield_thread() {
+  slow_rank = MAX_BLOCKS;  // a thread that polls can always run: the slow block never could
+  run_last(current);
+  switch_to(started < all_threads() ? starting() : next());
+}
+
+unsigned int emulator::event_load(const unsigned int *word, bool acquires, int line) {
+  Event &event = event_of(word, line);
+  yield_thread();
+  if (acquires && event.released) acquire(current->number, event.released);
+  return *word;
+}
+
 void emulator::event_wait(const unsigned int *word, unsigned int target, bool acquires, unsigned int number,
                           unsigned int row, int line) {
   Event &event = event_of(word, line);

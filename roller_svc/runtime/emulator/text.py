@@ -19,7 +19,7 @@ from roller_svc.ir.tensor_map import MapMode, TensorMap
 _INT8 = ("s8s8", "s8u8", "u8s8", "u8u8")
 _FLOAT8 = ("e4m3e4m3", "e4m3e5m2", "e5m2e4m3", "e5m2e5m2")
 # Wrappers that the emulator's headers implement on the host in place of the source's own definitions.
-# `shared_address` is used by wrappers only, and so are the loads and the timer of `event_wait`.
+# `shared_address` is used by wrappers only.
 HOST_INTRINSICS = frozenset({
     "f16_to_f32", "f32_to_f16", "f32_to_bf16", "f32_to_e4m3", "f32_to_e5m2", "in_range", "round_tf32",
     "exp2_approx", "rcp_approx", "max_f32", "min_f32", "pack_f16", "pack_bf16", "e4m3x2_to_f16x2",

@@ -10,6 +10,7 @@ import pytest
 from cases_cpu import cpu_case
 
 import roller_svc
+from roller_svc.errors import ShapeError
 from roller_svc.frontend.ops.calls import expand
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
@@ -45,6 +46,68 @@ def test_ties_keep_their_order_and_nan_is_the_greatest(dtype: str, shape: tuple[
     kernel = roller_svc.compile(call, inputs={"x": (dtype, shape)}, target="local", select="model", top_k=1)
     assert len(kernel.launches) == 1
     np.testing.assert_array_equal(kernel.run({"x": x})["I"], ordered(x, k, largest=largest))
+
+
+def kinds_of_rows(dtype: str, extent: int) -> Any:
+    """Rows of random bits, of ties, of extremes, of one sign, of zeros of both signs, of denormal numbers."""
+    random = np.random.default_rng(7)
+    found = random.integers(0, 256, (7, extent * np.dtype(dtype).itemsize)).astype(np.uint8).view(dtype)
+    found[1] = random.integers(0, 4, extent)
+    if np.issubdtype(found.dtype, np.floating):
+        found[np.isnan(found)] = np.nan  # a signalling one warns when it is converted
+        found[2, ::3], found[2, 1::3], found[2, 2::3] = np.nan, np.inf, -np.inf
+        found[3], found[4] = np.abs(found[3]), -np.abs(found[4])
+        found[5], found[5, ::5] = -0.0, 0.0
+        found[6] = random.normal(size=extent) * float(np.finfo(dtype).smallest_subnormal) * 40
+    else:
+        found[2, ::2], found[3], found[4] = np.iinfo(dtype).min, np.iinfo(dtype).max, np.iinfo(dtype).min
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "k", "largest"),
+    [("float32", 20, True), ("float32", 690, False), ("float16", 20, False), ("int8", 40, True), ("uint32", 20, False)],
+)
+def test_a_selection_finds_more_elements_in_order(dtype: str, k: int, largest: bool) -> None:
+    x = kinds_of_rows(dtype, 700 if k < 100 else 20_000)
+    call = f"I = top_k_indices(x, k={k}, largest={str(largest).lower()})"
+    assert "I_chosen" in expanded(call, dtype, x.shape)
+    kernel = roller_svc.compile(call, inputs={"x": (dtype, x.shape)}, target="local", select="model", top_k=1)
+    np.testing.assert_array_equal(kernel.run({"x": x})["I"], ordered(x, k, largest=largest))
+
+
+@pytest.mark.slow
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_device_selects(target: str) -> None:
+    for dtype, largest in (("float32", True), ("float16", False), ("int8", True)):
+        x = kinds_of_rows(dtype, 700)
+        call = f"I = top_k_indices(x, k=20, largest={str(largest).lower()})"
+        kernel = roller_svc.compile(
+            call, inputs={"x": (dtype, x.shape)}, target=target, select="model", top_k=1, runtime="emulator"
+        )  # fmt: skip
+        np.testing.assert_array_equal(kernel.run({"x": x})["I"], ordered(x, 20, largest=largest))
+
+
+def test_an_axis_along_columns_is_selected() -> None:
+    x = np.random.default_rng(3).integers(-9, 9, (800, 5)).astype(np.float32)
+    kernel = roller_svc.compile(
+        "I = top_k_indices(x, k=12, axis=0)", inputs={"x": ("float32", x.shape)}, target="local", select="model", top_k=1
+    )  # fmt: skip
+    np.testing.assert_array_equal(kernel.run({"x": x})["I"], ordered(x.T, 12, largest=True).T)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "extent", "k", "message"),
+    [
+        ("float32", 1 << 21, 9, "more than 1048576"),
+        ("int64", 1 << 15, 9, "more than 16384"),
+        ("float32", 1 << 15, 20_000, "at most 16384 are found"),
+    ],
+)
+def test_what_is_neither_selected_nor_ranked_is_refused(dtype: str, extent: int, k: int, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        expanded(f"I = top_k_indices(x, k={k})", dtype, (2, extent))
 
 
 @pytest.mark.emulator

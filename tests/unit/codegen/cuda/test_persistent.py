@@ -13,8 +13,9 @@ from persistent import ARENA, Arrays, Built, Node, build_graph, events, expected
 from reference_kernels import SM_80
 
 from roller_svc import toolchain
+from roller_svc.codegen.cuda.event_instructions import DEADLINE_MS
 from roller_svc.codegen.cuda.function import TaskFunction
-from roller_svc.codegen.cuda.persistent import build_persistent
+from roller_svc.codegen.cuda.persistent import build_persistent, find_reached_deadline
 from roller_svc.codegen.cuda.task_kernel import TaskKernel, TaskOperator
 from roller_svc.codegen.cuda.waves import build_waves
 from roller_svc.errors import InvariantError, LaunchError, WrongAnswerError
@@ -247,6 +248,42 @@ def test_a_deadlock_names_veu_row_and_event() -> None:
         WrongAnswerError, match=r"a deadlock: vEU \d waits at row \d+ for event 1, which counts 0 and has to count 1"
     ):
         run(dataclasses.replace(kernel, tables={**kernel.tables, "rows": rows}), X)
+
+
+def with_polls(kernel: TaskKernel) -> TaskKernel:
+    """Return the kernel whose own loop waits, not the emulator's."""
+    text = re.sub(r"\bevent_wait\b", "polled_wait", kernel.source.text)
+    return dataclasses.replace(kernel, source=dataclasses.replace(kernel.source, text=text))
+
+
+@pytest.mark.emulator
+def test_the_loop_that_polls_waits_for_all_arrivals() -> None:
+    kernel = with_polls(layers(2).kernel())
+    for seed in range(6):
+        found = run(kernel, X, seed, races=seed > 2)
+        np.testing.assert_allclose(found["Y"], by_numpy(2), rtol=1e-5)
+        assert find_reached_deadline(found["sync"]) is None
+    relaxed = with_text(kernel, "seen = load_acquire(", "seen = load_relaxed(")
+    with pytest.raises(WrongAnswerError, match="race"):
+        run(relaxed, X, 1, races=True)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("limit_ms", [0, 5])
+def test_row_15_a_wait_that_reaches_the_deadline_ends_the_run_of_all_veus(limit_ms: int) -> None:
+    kernel = with_polls(layers(1).kernel())
+    rows = kernel.tables["rows"].copy()
+    (arrival,) = [at for at in range(len(rows)) if rows[at, 0] >> 8 & 1 and rows[at, 3] >> 16 == 1]
+    rows[arrival, 0] &= ~np.uint32(1 << 8)
+    sync = np.zeros(32 * 5, np.uint32)
+    sync[DEADLINE_MS] = limit_ms
+    found = run(dataclasses.replace(kernel, tables={**kernel.tables, "rows": rows}), X, 1, races=True, sync=sync)
+    reached = find_reached_deadline(found["sync"])
+    assert reached is not None
+    assert (reached.event, reached.seen, reached.target) == (1, 0, 1)
+    starts = kernel.tables["starts"]
+    assert starts[reached.veu] <= reached.row < starts[reached.veu + 1]
+    assert found["sync"][0] == 0  # the epoch has not ended
 
 
 def test_plans_that_do_not_order_or_execute_the_operators_are_refused() -> None:
