@@ -54,7 +54,7 @@ def masked_share(guard: Expr, extents: Mapping[str, int], along: Set[str], lanes
 
 
 def _slacks(guard: Expr) -> tuple[Affine, ...] | None:
-    """Return affine functions that are not negative where the guard holds; None if it is no conjunction of such."""
+    """Return affine functions that are not negative where the guard holds; None if it is not their conjunction."""
     if isinstance(guard, Op) and guard.kind is OpKind.LAND:
         parts = [_slacks(arg) for arg in guard.args]
         return None if None in parts else tuple(each for part in parts if part is not None for each in part)
