@@ -162,7 +162,8 @@ def _plan(contraction: Contraction, wanted: OperandCopy, types: Mapping[str, Ten
     if windows is None:
         return None
     if guard is not None and not windows:  # the copy has all axes of the condition
-        guard, value = None, Select(guard, value, Const(0.0 if value.dtype.is_float else 0, value.dtype), value.dtype)
+        value = Select(guard, value, Const(0.0 if value.dtype.is_float else 0, value.dtype), value.dtype)
+        guard = None
     rest = _without(value, windows)
     if axes_of(rest) & {name for window in windows for name in axes_of(window.index)}:
         return None  # something depends on the axes of a window one by one
