@@ -22,7 +22,7 @@ from roller_svc.ir.program import TensorType
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
-TOOLS = {"table", "operator", "parameters", "text", "windows", "calls", "examples"}
+TOOLS = {"table", "operator", "parameters", "text", "windows", "calls", "examples", "selection"}
 EXAMPLES = re.findall(r"^```operator\n(.*?)^```\n\n```tensor\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
