@@ -275,7 +275,8 @@ def _viewed(buffer: Buffer) -> np.dtype[np.generic] | None:
 def _address_of(array: Array, viewed: np.dtype[np.generic] | None) -> int:
     """Return the address of a writeable dense array. `viewed` is a type of Python's buffer protocol, if its own is not."""
     try:
-        return _addressof(_from_buffer(array if viewed is None else array.view(viewed)))  # type: ignore[arg-type]
+        plain = array if viewed is None else array.view(viewed)
+        return _addressof(_from_buffer(plain))  # type: ignore[arg-type]  # arrays have the buffer protocol
     except ValueError:  # it has no elements
         return array.ctypes.data
 

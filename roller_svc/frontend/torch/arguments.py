@@ -27,9 +27,7 @@ def run_with_tensors(run: Run, arrays: Mapping[str, object], out: Mapping[str, o
     results = run(plain, written)
     if plain is arrays and written is out:
         return results
-    exchange = _Exchange(arrays, plain, out)
-    exchange.note_writes(results)
-    return exchange.tensors(results)
+    return _Exchange(arrays, plain, out).tensors(results, notes=True)
 
 
 class Call(Protocol):
@@ -57,10 +55,10 @@ class _TensorCall:
 
     def __call__(self) -> None:
         self._call()
-        self._exchange.note_writes(self._call.results())
+        self._exchange.tensors(self._call.results(), notes=True)
 
     def results(self) -> dict[str, Any]:
-        return self._exchange.tensors(self._call.results())
+        return self._exchange.tensors(self._call.results(), notes=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +69,19 @@ class _Exchange:
     plain: Arrays
     out: Arrays | None
 
-    def note_writes(self, results: Mapping[str, Any]) -> None:
-        """Tell torch which of the caller's tensors were written."""
+    def tensors(self, results: Mapping[str, Any], *, notes: bool) -> dict[str, Any]:
+        """Return the results as tensors: the caller's own, where they were written.
+
+        Args:
+            results: arrays of the call.
+            notes: whether to tell torch which of the caller's tensors were written.
+        """
         from roller_svc.frontend.torch import tensors  # noqa: PLC0415 - loads the torch package
 
-        tensors.note_writes(self._given(results).values())
-
-    def tensors(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the results as tensors: the caller's own, where they were written."""
-        from roller_svc.frontend.torch import tensors  # noqa: PLC0415
-
-        given = self._given(results)
+        given = {**tensors.find_updated(self.arguments, self.plain, results), **(self.out or {})}
+        if notes:
+            tensors.note_writes(given.values())
         return {name: given[name] if name in given else tensors.tensor_of(array) for name, array in results.items()}
-
-    def _given(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        from roller_svc.frontend.torch import tensors  # noqa: PLC0415
-
-        return {**tensors.find_updated(self.arguments, self.plain, results), **(self.out or {})}
 
 
 def share_arrays(what: str, given: Mapping[str, object], *, written: bool = False) -> Mapping[str, object]:
