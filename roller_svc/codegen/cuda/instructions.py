@@ -295,4 +295,5 @@ def _listed(numbers: Iterator[int], count: int) -> str:
 
 def _composed(name: str, registers: _Registers, steps: tuple[str, ...]) -> str:
     body = "\n".join(f"  {step}" for step in steps)
-    return f"{_F} void {name}({registers.sum_type} *d, const {registers.operand_type} *a, const {registers.operand_type} *b) {{\n{body}\n}}"
+    element, operand = registers.sum_type, registers.operand_type
+    return f"{_F} void {name}({element} *d, const {operand} *a, const {operand} *b) {{\n{body}\n}}"
