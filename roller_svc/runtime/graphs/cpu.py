@@ -41,7 +41,7 @@ class Moment(NamedTuple):
 
 
 class _ThreadMemory(NamedTuple):
-    """What a thread's calls reuse: the workspace, pointers to inputs and outputs, where a failed check is reported."""
+    """Memory that the calls of a thread reuse: the workspace, pointers to inputs and outputs, where a failed check is reported."""
 
     workspace: Array
     inputs: _Pointers
