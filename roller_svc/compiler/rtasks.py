@@ -1,4 +1,4 @@
-"""Kernels of models as rTasks of one kernel: what a cached kernel keeps for it."""
+"""Kernels of models as rTasks of one kernel: what a cached kernel stores for it."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ from roller_svc.ir.report import BuildReport, BuildRequest
 from roller_svc.runtime.saved.serialization import KernelBundle
 
 KEY = "tasks"  # in the bundle's values beside its plan
-UNKNOWN = "its kernel was kept without its groups"
+UNKNOWN = "its kernel was stored without its groups"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTasks:
-    """What makes rTasks of a kernel's plan, or why it cannot have them."""
+class StoredTasks:
+    """The groups that make rTasks of a kernel's plan, or why it cannot have them."""
 
     groups: tuple[KernelGroup, ...] = ()
     refused: Annotated[str | None, OMIT_DEFAULT] = None
 
 
-def keep_tasks(bundle: KernelBundle, report: BuildReport) -> KernelBundle:
+def store_tasks(bundle: KernelBundle, report: BuildReport) -> KernelBundle:
     """Return the bundle of a build's winner with what makes rTasks of it later."""
     refused = find_plan_refusal(report.winner.plan, report.program, report.groups, report.hardware)
-    kept = KeptTasks(() if refused else report.groups, refused)
-    return replace(bundle, extra={**bundle.extra, KEY: canonical.to_json(kept)})
+    stored = StoredTasks(() if refused else report.groups, refused)
+    return replace(bundle, extra={**bundle.extra, KEY: canonical.to_json(stored)})
 
 
 def find_bundle_refusal(bundle: KernelBundle) -> str | None:
     """Return why the launches of a kernel cannot be rTasks; None if they can."""
-    kept = bundle.extra.get(KEY)
-    return canonical.from_json(KeptTasks, kept).refused if isinstance(kept, dict) else UNKNOWN
+    stored = bundle.extra.get(KEY)
+    if not isinstance(stored, dict):
+        return UNKNOWN
+    refused = stored.get("refused")  # the groups, which take longer to read, are not needed
+    return None if refused is None else str(refused)
 
 
 def load_tasks(bundle: KernelBundle, request: BuildRequest, first_check: int) -> tuple[Tasks, ...]:
@@ -47,9 +50,9 @@ def load_tasks(bundle: KernelBundle, request: BuildRequest, first_check: int) ->
 
     Raises InvariantError for a kernel that has no rTasks, and for rTasks that are not those of its launches.
     """
-    kept = canonical.from_json(KeptTasks, bundle.extra.get(KEY))
+    stored = canonical.from_json(StoredTasks, bundle.extra.get(KEY))
     plan, hw = require(load_plan(bundle), "plan of a kernel"), request.hardware or load(request.target)
-    tasks, _ = emit_plan_tasks(plan, parse_request(request), kept.groups, hw, first_check)
+    tasks, _ = emit_plan_tasks(plan, parse_request(request), stored.groups, hw, first_check)
     launches = [launch for launch in bundle.compiled.source.launches if not launch.is_prepack]
     expected = [(launch.args, launch.grid, launch.block) for launch in launches]
     given = [

@@ -20,7 +20,7 @@ from roller_svc.compiler.artifact import package_candidate, package_kernel
 from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
-from roller_svc.compiler.rtasks import find_bundle_refusal, keep_tasks, load_tasks
+from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.lang.input_types import short_repr
@@ -293,7 +293,7 @@ def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: 
         cache.save_efficient(request, efficient)
     fastest = package_kernel(report)
     if report.hardware.family is TargetKind.CUDA:
-        fastest = keep_tasks(fastest, report)
+        fastest = store_tasks(fastest, report)
     kernels = _ClassKernels(fastest, efficient)
     cache.save(request, kernels.fastest)
     return kernels

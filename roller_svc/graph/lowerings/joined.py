@@ -32,7 +32,7 @@ from roller_svc.ir.model_plan import (
 )
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, exceeded_limits
 
-NOT_JOINABLE = "not-joinable"
+NOT_JOINABLE_CODE = "not-joinable"
 MAX_OPERATORS = 1 << 14  # of a call
 MAX_NODE_CHARACTERS = 1024  # of a step's name
 TABLE_READS = 2  # one after the other
@@ -42,22 +42,22 @@ _POINTER_BYTES = 8
 def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
     """Return why the steps of a call cannot be rTasks of one kernel; None if they can."""
     if hw.family is not TargetKind.CUDA:
-        return Refusal(f"one kernel of many operators runs on NVIDIA devices, and {hw.id} is not one", NOT_JOINABLE)
+        return Refusal(f"one kernel of many operators runs on NVIDIA devices, and {hw.id} is not one", NOT_JOINABLE_CODE)
     if not 0 < len(unrolled.steps) <= MAX_OPERATORS:
         reason = f"a call has {len(unrolled.steps)} operations, expected 1 to {MAX_OPERATORS} in one kernel"
-        return Refusal(reason, NOT_JOINABLE)
+        return Refusal(reason, NOT_JOINABLE_CODE)
     for step in unrolled.steps:
         refused = _step_refusal(unrolled, step)
         if refused is not None:
-            return Refusal(f"node {step.node!r} cannot join a kernel of others: {refused}", NOT_JOINABLE)
+            return Refusal(f"node {step.node!r} cannot join a kernel of others: {refused}", NOT_JOINABLE_CODE)
     tensors = (*unrolled.plan.inputs, *unrolled.plan.outputs)
     if FIRST_INPUT + len(tensors) > MAX_SLOTS:
         return Refusal(
-            f"there are {len(tensors)} inputs and outputs, at most {MAX_SLOTS - FIRST_INPUT} in one kernel", NOT_JOINABLE
+            f"there are {len(tensors)} inputs and outputs, at most {MAX_SLOTS - FIRST_INPUT} in one kernel", NOT_JOINABLE_CODE
         )
     empty = next((name for name, type_ in tensors if not type_.bytes), None)
     if empty is not None:
-        return Refusal(f"tensor {empty!r} has no elements", NOT_JOINABLE)
+        return Refusal(f"tensor {empty!r} has no elements", NOT_JOINABLE_CODE)
     exceeded = exceeded_limits(_joint_needs(unrolled), hw)
     return Refusal(f"no core holds a block: {'; '.join(exceeded)}", "persistent-too-large") if exceeded else None
 
@@ -77,7 +77,7 @@ def occupancy_factors(unrolled: UnrolledPlan, hw: HardwareSpec, most: int | None
     step that alone had more blocks on a core takes longer in proportion. `most`: blocks of a core, if they are limited.
     """
     joint = blocks_per_core(_joint_needs(unrolled), hw)
-    held = joint if most is None else min(most, joint)
+    resident = joint if most is None else min(most, joint)
     factors = []
     for step in unrolled.steps:
         if isinstance(step, CopyStep):
@@ -85,7 +85,7 @@ def occupancy_factors(unrolled: UnrolledPlan, hw: HardwareSpec, most: int | None
             continue
         tasks = math.prod(unrolled.plan.kernels[step.kernel].source.launches[step.launch].grid)
         alone = blocks_per_core(_needs(unrolled, step), hw)
-        factors.append(max(1.0, min(alone, ceil_div(tasks, hw.num_cores)) / held))
+        factors.append(max(1.0, min(alone, ceil_div(tasks, hw.num_cores)) / resident))
     return factors
 
 

@@ -16,7 +16,7 @@ from roller_svc.ir.model_plan import CopyStep, KernelStep, ModelPlan
 
 @dataclass(frozen=True, slots=True)
 class JoinedKernel:
-    """What the lowerings that make one kernel of many know of each: its resources, and why it cannot join others."""
+    """A kernel for the lowerings that make one of many: its resources, and why it cannot join others."""
 
     resources: tuple[Resources, ...]  # of each launch
     refused: str | None = None
