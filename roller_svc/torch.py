@@ -132,7 +132,7 @@ def _types(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, T
 
 @dataclass(frozen=True, slots=True)
 class _Kernels:
-    """What an operator computes, and its last kernels by the types of its arguments."""
+    """Keep the definition of an operator, and its last kernels by the types of its arguments."""
 
     expression: str
     names: tuple[str, ...]

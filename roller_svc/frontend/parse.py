@@ -20,7 +20,7 @@ def parse(expression: str, inputs: Mapping[str, TensorType], outputs: Sequence[s
     """
     expansion = expand(expression, inputs)
     try:
-        return lang.parse(expansion.text, inputs, outputs)
+        return lang.parse(expansion.text, inputs, outputs, expansion.max_statements)
     except InputError as error:
         expansion.locate(error)
         if error.code == "unknown-function":

@@ -258,14 +258,14 @@ def _add_pair(short: str) -> str:
 def _mma(name: str, shape: str, types: str) -> str:
     operands = _operand_types(types)
     d, a, b = (_ONE_ELEMENT if types in ("tf32", "f64") else _MMA)[shape]
-    held = _registers(types)
-    results = ", ".join(f'"+{held.sum_letter}"(d[{i}])' for i in range(d))
-    letter, short = held.operand_letter, held.sum_name
+    registers = _registers(types)
+    results = ", ".join(f'"+{registers.sum_letter}"(d[{i}])' for i in range(d))
+    letter, short = registers.operand_letter, registers.sum_name
     inputs = ", ".join([*(f'"{letter}"(a[{i}])' for i in range(a)), *(f'"{letter}"(b[{i}])' for i in range(b))])
     numbers = iter(range(d + a + b))
     d_list, a_list, b_list = (_listed(numbers, count) for count in (d, a, b))
     return (
-        f"{_F} void {name}({held.sum_type} *d, const {held.operand_type} *a, const {held.operand_type} *b) {{\n"
+        f"{_F} void {name}({registers.sum_type} *d, const {registers.operand_type} *a, const {registers.operand_type} *b) {{\n"
         f'  asm("mma.sync.aligned.{shape}.row.col.{short}.{operands[0]}.{operands[1]}.{short} "\n'
         f'      "{{{d_list}}}, {{{a_list}}}, {{{b_list}}}, {{{d_list}}};"\n'
         f"      : {results} : {inputs});\n}}"
@@ -293,6 +293,7 @@ def _listed(numbers: Iterator[int], count: int) -> str:
     return ", ".join(f"%{next(numbers)}" for _ in range(count))
 
 
-def _composed(name: str, held: _Registers, steps: tuple[str, ...]) -> str:
+def _composed(name: str, registers: _Registers, steps: tuple[str, ...]) -> str:
     body = "\n".join(f"  {step}" for step in steps)
-    return f"{_F} void {name}({held.sum_type} *d, const {held.operand_type} *a, const {held.operand_type} *b) {{\n{body}\n}}"
+    element, operand = registers.sum_type, registers.operand_type
+    return f"{_F} void {name}({element} *d, const {operand} *a, const {operand} *b) {{\n{body}\n}}"

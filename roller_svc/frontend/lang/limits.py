@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MAX_TEXT_BYTES = 64 * 1024
 MAX_STATEMENTS = 64
+MAX_EXPANDED_STATEMENTS = 192  # with those of operator calls, of which a selection has some fifty
 MAX_DIMENSIONS = 16
 MAX_ELEMENTS = 2**48
 MAX_BRACKET_DEPTH = 64

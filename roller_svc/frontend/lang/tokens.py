@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roller_svc.frontend.lang.limits import MAX_BRACKET_DEPTH, MAX_NAME_CHARACTERS, MAX_STATEMENTS, MAX_TEXT_BYTES
+from roller_svc.frontend.lang.limits import MAX_BRACKET_DEPTH, MAX_NAME_CHARACTERS, MAX_TEXT_BYTES
 from roller_svc.frontend.lang.source import Source, Span
 from roller_svc.frontend.lang.synonyms import explain_character
 
@@ -45,15 +45,15 @@ _STARTS_VALUE = frozenset({"EQUAL", "ASSIGN", "REDUCE", "CMP", "COLON"})
 _WORD_KINDS = {"in": "IN"}
 
 
-def statements(source: Source) -> list[list[Tok]]:
+def statements(source: Source, max_statements: int) -> list[list[Tok]]:
     """Return the tokens of each nonempty statement."""
     check_text(source)
     token_lists = [tokens for tokens in _split(scan(source), source) if tokens]
     if not token_lists:
         raise source.syntax_error("empty-program", "the program has no statement", Span(0, 0))
-    if len(token_lists) > MAX_STATEMENTS:
-        message = f"{len(token_lists)} statements; at most {MAX_STATEMENTS} are allowed"
-        raise source.syntax_error("too-many-statements", message, token_lists[MAX_STATEMENTS][0])
+    if len(token_lists) > max_statements:
+        message = f"{len(token_lists)} statements; at most {max_statements} are allowed"
+        raise source.syntax_error("too-many-statements", message, token_lists[max_statements][0])
     return token_lists
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from roller_svc.errors import ArgumentError, InputError
 from roller_svc.frontend.lang import parse
 from roller_svc.frontend.lang.equation import einsum_statement, output_name
-from roller_svc.frontend.lang.limits import MAX_STATEMENTS
+from roller_svc.frontend.lang.limits import MAX_EXPANDED_STATEMENTS, MAX_STATEMENTS
 from roller_svc.frontend.lang.names import known_names
 from roller_svc.frontend.lang.source import Source, Span, Spanned
 from roller_svc.frontend.lang.tokens import ENDS_OPERAND, Tok, check_text, scan
@@ -197,6 +197,11 @@ class Expansion:
     source: Source
     text: str
     pieces: tuple[Piece, ...] = ()
+
+    @property
+    def max_statements(self) -> int:
+        """Statements that the expanded text may have."""
+        return MAX_EXPANDED_STATEMENTS if any(piece.is_call for piece in self.pieces) else MAX_STATEMENTS
 
     def with_copy(self, start: int, end: int) -> Expansion:
         return self._with(self.source.text[start:end], Span(start, end), is_call=False)

@@ -42,7 +42,7 @@ class Moment(NamedTuple):
 
 
 class _ThreadMemory(NamedTuple):
-    """What a thread's calls reuse: the workspace, pointers to inputs and outputs, where a failed check is reported."""
+    """Keep for the calls of a thread the workspace, pointers to inputs and outputs, and where a failed check is reported."""
 
     workspace: Array
     inputs: _Pointers

@@ -14,6 +14,7 @@ from roller_svc.compiler.estimates.batch import EstimateCache, Item
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import InputError
 from roller_svc.frontend import lang
+from roller_svc.frontend.lang.limits import MAX_STATEMENTS
 from roller_svc.frontend.ops import expression
 from roller_svc.frontend.ops.calls import expand
 from roller_svc.frontend.parse import parse
@@ -149,6 +150,14 @@ def test_long_texts_take_no_time_to_look_at() -> None:
     for text in (scrap * (60_000 // len(scrap)) for scrap in scraps):
         with pytest.raises(InputError):
             parse(text, INPUTS)
+
+
+def test_operators_of_many_statements_stand_together() -> None:
+    """Statements of operators do not count as those that a text has."""
+    inputs = {"X": TensorType(DType.FLOAT32, (8, 16384))}
+    program = parse("Y = top_k_indices(X, k=50); Z = top_k_indices(X, k=9, largest=false)", inputs)
+    assert [output.name for output in program.outputs] == ["Y", "Z"]
+    assert len(program.statements) > MAX_STATEMENTS
 
 
 def test_many_calls_in_a_row() -> None:

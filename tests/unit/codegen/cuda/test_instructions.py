@@ -52,7 +52,7 @@ def test_products_are_of_the_shape_and_types_that_they_are_called_by(name: str) 
     _, shape, types = name.split("_")
     a, b = re.findall(r"[su]8|e\dm\d", types) or (types, types)
     template = "".join(re.findall(r'^ *(?:asm\()?"(.*)"$', WRAPPERS[name], re.MULTILINE))
-    summed = "s32" if a in ("s8", "u8") else "f32"
+    summed = {"s8": "s32", "u8": "s32", "f64": "f64"}.get(a, "f32")
     assert template.startswith(f"mma.sync.aligned.{shape}.row.col.{summed}.{a}.{b}.{summed} ")
     d, *_, c = re.findall(r"\{([^}]*)\}", template)
     assert c == d, "sums are added to"
