@@ -145,7 +145,7 @@ def test_scales_of_matrices_are_factors_of_sums_that_stay_in_range(operand: str,
     text, types = CASES["scales in float32"]
     inputs = {name: TensorType(DType(dtype), shape) for name, (dtype, shape) in types.items()}
     compute = parse(text, inputs | {"x": TensorType(DType(operand), types["x"][1])})
-    (product,) = (each for each in rewritten(compute, scale_sums=True) if {"x", "w"} <= each.reads_tensors)
+    (product,) = (each for each in rewritten(compute, scale_sums=True) if {"x", "w"} <= set(each.reads_tensors))
     assert ({"s", "r"}.isdisjoint(product.reads_tensors)) is is_scaled_after
 
 
