@@ -218,7 +218,7 @@ def _reread_dram_bytes(mach: Machine, tensor_bytes: float, times: float, between
 def _convert_slots(feed: OperandLoad) -> float:
     """Return the issue slots to convert one element in registers."""
     source = feed.operand.memory_dtype
-    if source is feed.dtype or feed.operand.source is None or feed.load.kind is LoadKind.UNPACK:
+    if source is feed.dtype or feed.operand.copied is None or feed.load.kind is LoadKind.UNPACK:
         return 0.0  # no conversion, or part of a computed or unpacked operand
     return FLOAT8_SLOTS if source in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2) else 0.5
 
