@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.analysis.linear import Linear, linear
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of, substitute
-from roller_svc.ir.index import num, sub
+from roller_svc.ir.index import add, num, ref, sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,21 @@ def is_multiple(expr: Expr, divisor: int, known: Known, definitions: Mapping[str
     terms: Linear = {}
     _add_residues(expr, 1, divisor, definitions, terms)
     return all(c * (1 if term is None else congruence(term, known).divisor) % divisor == 0 for term, c in terms.items())
+
+
+def aligned_run(index: Expr, axis: str, most: int) -> int:
+    """Return how many points along an axis have adjacent elements; a power of two of at most `most`.
+
+    Both the points and their elements begin at multiples of the number: 64 for `(d + 64) % 128` along d.
+    """
+    run, start, lane = 1, f"{axis}.start", f"{axis}.lane"
+    moved = substitute(index, {axis: add(ref(start), ref(lane))})
+    while 2 * run <= most:
+        lanes = LaneStrideAnalysis(lane, 2 * run, {start: Congruence(2 * run, 0)}, frozenset())
+        if lanes.stride(moved) != 1 or congruence(lanes.first_value(moved), lanes.known).divisor % (2 * run):
+            break
+        run *= 2
+    return run
 
 
 def _add_residues(expr: Expr, factor: int, modulus: int, definitions: Mapping[str, Expr], terms: Linear) -> None:

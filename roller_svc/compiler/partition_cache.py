@@ -61,7 +61,7 @@ class PartitionCache:
         return (
             *fewer,
             *self._with_col2im(options, default),
-            *self._with_grouped_rows(options),
+            *self._with_grouped_rows(options, hw),
             *self._with_packed_constants(options, default),
             *self._with_scaled_sums(options, default, hw),
             *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)),
@@ -75,15 +75,20 @@ class PartitionCache:
         found = [self._partition(replace(option, col2im=True)) for option in options]
         return [groups for groups in found if groups not in default]
 
-    def _with_grouped_rows(self, options: list[FusionOptions]) -> list[Partition]:
-        """Return the partitions of a GPU with grouped GEMMs."""
-        is_possible = self._selects_matrices and not any(option.is_cpu for option in options)
-        return [self._partition(replace(option, group_rows=True)) for option in options] if is_possible else []
+    def _with_grouped_rows(self, options: list[FusionOptions], hw: HardwareSpec) -> list[Partition]:
+        """Return the partitions of a GPU with grouped GEMMs, and those that differ where scales are factors of sums."""
+        if not self._selects_matrices or any(option.is_cpu for option in options):
+            return []
+        grouped = [replace(option, group_rows=True) for option in options]
+        found = [self._partition(option) for option in grouped]
+        scaling = [replace(option, scale_partial_sums=True) for option in grouped if _scales_sums(hw)]
+        scaled = [self._partition(option) for option in scaling]
+        return [*found, *(groups for groups in scaled if groups not in found)]
 
     def _with_scaled_sums(self, options: list[FusionOptions], default: list[Partition], hw: HardwareSpec) -> list[Partition]:
         """Return the partitions with kernels that scale sums in registers, if the program has such sums."""
         statements, outputs = self.statements(options[0]), {o.tensor for o in self.program.outputs}
-        if not any(unit.kind in SCALING_KINDS for unit in hw.units) or not has_scaled_sum(statements, outputs):
+        if not _scales_sums(hw) or not has_scaled_sum(statements, outputs):
             return []
         found = [self._partition(replace(option, scale_partial_sums=True)) for option in options]
         return [groups for groups in found if groups not in default]
@@ -112,7 +117,7 @@ class PartitionCache:
             options += [replace(option, col2im=True) for option in options]
         if self._selects_matrices:
             options += [replace(option, group_rows=True) for option in options]
-        options += [replace(option, scale_partial_sums=True) for option in self._plain_options(hw)]
+        options += [replace(option, scale_partial_sums=True) for option in options if not option.col2im]
         option = next((o for o in options if self._partition(o) is groups), None)
         wanted = self.unloadable_operands(groups, hw, constraints)
         if option is None or not wanted:
@@ -180,6 +185,11 @@ class PartitionCache:
 
 def _may_have_dual_gemm(groups: Partition) -> bool:
     return sum(group.kind is GroupKind.CONTRACTION for group in groups) > 1
+
+
+def _scales_sums(hw: HardwareSpec) -> bool:
+    """Return whether kernels of a device may scale sums in registers."""
+    return any(unit.kind in SCALING_KINDS for unit in hw.units)
 
 
 def traits(hw: HardwareSpec) -> FusionOptions:

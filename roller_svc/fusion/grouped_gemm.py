@@ -25,6 +25,7 @@ from functools import cached_property
 from roller_svc.analysis.sum_of_products import product_of, sum_of_products
 from roller_svc.fusion.contraction import as_contraction
 from roller_svc.fusion.inline import drop_unit_axes
+from roller_svc.fusion.scaled_sums import merge_scaled_sums
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of, rewrite, substitute
 from roller_svc.ir.index import add, ceil_div, div, eq, le, linearize, logical_and, lt, max_, mod, mul, num, ref
@@ -36,10 +37,13 @@ MAX_BLOCK_ROWS = 128
 ONE, ZERO = num(1), num(0)
 
 
-def group_rows(statements: Sequence[TensorExpr], types: Mapping[str, TensorType], outputs: Set[str]) -> tuple[TensorExpr, ...]:
+def group_rows(
+    statements: Sequence[TensorExpr], types: Mapping[str, TensorType], outputs: Set[str], *, scale_sums: bool = False
+) -> tuple[TensorExpr, ...]:
     """Return the statements with products of rows and selected matrices as grouped GEMMs.
 
-    Their epilogues compute the maps that alone read a result, and write it in the order of the rows.
+    Their epilogues compute the maps that alone read a result, and write it in the order of the rows. With `scale_sums`,
+    scales of the selected matrices are factors of sums, as those of any other GEMM.
     """
     done: list[TensorExpr] = []
     moved: dict[str, tuple[TensorExpr, ...]] = {}  # results of grouped GEMMs, and what takes their place
@@ -51,13 +55,17 @@ def group_rows(statements: Sequence[TensorExpr], types: Mapping[str, TensorType]
             continue
         found = replace(found, sorted_for=sorts.setdefault(found.sort_key, statement.output))
         last = found.result
+        products = merge_scaled_sums((found.product,), ()) if scale_sums else (found.product,)
         if not found.sums_rows:
             while (reader := _only_reader(last, statements[position + 1 :], outputs)) is not None and reader.output not in moved:
                 moved[last.output] = ()
                 last = _compose(last, reader)
-            moved[last.output] = (found.scatter(last),)
+            scatter = found.scatter(last)
+            product, *scaled = products
+            products = (product,)
+            moved[last.output] = (_compose(scaled[0], scatter) if scaled else scatter,)
         sort = found.sort() if found.sorted_for == statement.output else ()
-        done += (*(drop_unit_axes(part) for part in sort), found.product, *moved.get(statement.output, (last,)))
+        done += (*(drop_unit_axes(part) for part in sort), *products, *moved.get(statement.output, (last,)))
     return tuple(done)
 
 

@@ -118,7 +118,8 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
     if hw.col2im:
         statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
     if hw.group_rows:
-        statements = group_rows(statements, stored_types(program), {o.tensor for o in program.outputs})
+        outputs = {o.tensor for o in program.outputs}
+        statements = group_rows(statements, stored_types(program), outputs, scale_sums=hw.scale_partial_sums)
     if hw.operand_copies:
         statements = insert_operand_copies(
             statements,

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 
 from roller_svc.analysis.columns import LINE_BYTES
+from roller_svc.analysis.congruences import aligned_run
 from roller_svc.analysis.constant_runs import constant_run
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
@@ -228,7 +230,15 @@ def _looked_up(dim: Dim, index: Expr) -> Dim:
 
 
 def _dims(index: tuple[Expr, ...], type_: TensorType) -> tuple[Dim, ...]:
-    return tuple(dim_of(i, size) for i, size in zip(index, type_.shape, strict=True))
+    return tuple(_dim_with_run(dim_of(i, size), i) for i, size in zip(index, type_.shape, strict=True))
+
+
+def _dim_with_run(dim: Dim, index: Expr) -> Dim:
+    """Add the axis along which an index with // or % has the longest run of adjacent elements."""
+    if dim.is_affine or loads_of(index):
+        return dim
+    axis, run = max(((name, aligned_run(index, name, dim.size)) for name, _ in dim.coeffs), key=itemgetter(1), default=("", 1))
+    return dim if run == 1 else replace(dim, run=(axis, run))
 
 
 def _distinct(accesses: Iterable[TileAccess]) -> tuple[TileAccess, ...]:

@@ -101,6 +101,9 @@ class Dim:
     is_looked_up: bool = False  # by data that is never out of range: fields of bits
     offsets: tuple[int, ...] = (0,)  # constants of an affine index; several: of loads that share elements or lines
     gathered_by: tuple[Expr, ...] = ()  # loads in the index: any element may follow another
+    # of an index with // or %: an axis, and how many points along it, from a multiple of this number on, have adjacent
+    # elements, from a multiple on: (d, 64) of `(d + 64) % 128`
+    run: tuple[str, int] | None = None
 
     @property
     def is_divided(self) -> bool:

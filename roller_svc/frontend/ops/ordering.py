@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
@@ -28,13 +29,19 @@ def _count_and_axis(call: Call) -> tuple[int, int]:
 
 
 def _top_k_values(call: Call) -> str:
-    """Return the statements that find one element after the other."""
+    """Return the statements that find one element after the other, or gather those that top_k_indices finds."""
     count, axis = _count_and_axis(call)
-    if count > MAX_ROUNDS:
-        raise call.wrong_parameter(f"k is {count}; gather_elements returns more than {MAX_ROUNDS} elements of top_k_indices")
-    if call.x.dtype in UNORDERED:
-        raise call.wrong_shape(f"values of {call.x.dtype.value} are gathered at the results of top_k_indices")
-    return _top_k_in_rounds(call, axis, count, values=True)
+    if _is_found_in_rounds(call.x.dtype, count):
+        return _top_k_in_rounds(call, axis, count, values=True)
+    x, axes, places = call.x, call.axes(call.x.rank), call.intermediate("places")
+    found = _top_k_indices(replace(call, output=places, parameters={**call.parameters, "dtype": DType.INT32.value}))
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    element = x.at(*axes[:axis], f"{places}[{', '.join(axes)}]", *axes[axis + 1 :])
+    return join_statements(found, statement(call.output, axes, "=", element, where=list(zip(axes, shape, strict=True))))
+
+
+def _is_found_in_rounds(dtype: DType, count: int) -> bool:
+    return count <= MAX_ROUNDS and dtype not in UNORDERED
 
 
 def _top_k_indices(call: Call) -> str:
@@ -42,7 +49,7 @@ def _top_k_indices(call: Call) -> str:
     x = call.x
     count, axis = _count_and_axis(call)
     extent = x.shape[axis]
-    if count <= MAX_ROUNDS and x.dtype not in UNORDERED:
+    if _is_found_in_rounds(x.dtype, count):
         return _top_k_in_rounds(call, axis, count, values=False)
     if selects(x.dtype, extent, count):
         return select_in_order(call, axis, count)
@@ -278,7 +285,7 @@ OPERATORS = (
     ),
     Operator(
         "top_k_values",
-        f"The `k` greatest elements along an axis, at most {MAX_ROUNDS}, in the order of top_k_indices.",
+        "The `k` greatest elements along an axis, in the order of top_k_indices, which has the limits.",
         ("x",),
         _top_k_values,
         (

@@ -130,6 +130,29 @@ def test_every_device_finds_them_in_one_launch(target: str, *, largest: bool) ->
         np.testing.assert_array_equal(kernel.run({"x": x})["I"], ordered(x, k, largest=largest))
 
 
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "k", "axis"),
+    [
+        ("float32", (9, 67), 20, 1),  # ranks
+        ("float32", (4, 700), 11, 1),  # blocks or selection
+        ("float16", (12, 5), 9, 0),
+        ("int16", (4, 300), 9, 1),
+        ("int64", (4, 40), 9, 1),
+        ("bool", (4, 12), 3, 1),  # ranks, since it has no extrema
+    ],
+)
+def test_values_beyond_the_rounds_are_those_at_the_positions(
+    dtype: str, shape: tuple[int, ...], k: int, axis: int, *, largest: bool
+) -> None:
+    x = np.moveaxis(values("int8" if dtype == "bool" else dtype, tuple(np.roll(shape, 1 - axis))), -1, axis)
+    x = np.ascontiguousarray(x > 0 if dtype == "bool" else x)
+    call = f"V = top_k_values(x, k={k}, axis={axis}, largest={str(largest).lower()})"
+    kernel = roller_svc.compile(call, inputs={"x": (dtype, shape)}, target="local", select="model", top_k=1)
+    places = np.moveaxis(ordered(np.moveaxis(x, axis, 1), k, largest=largest), 1, axis)
+    np.testing.assert_array_equal(kernel.run({"x": x})["V"], np.take_along_axis(x, places, axis))
+
+
 @pytest.mark.slow
 @pytest.mark.emulator
 def test_blocks_of_all_kinds_find_the_same() -> None:

@@ -53,6 +53,21 @@ CASES: dict[str, tuple[str, Types]] = {
         {"x": (HALF, (37, 32)), "v": (HALF, (5, 32, 24)), "w": (HALF, (5, 24, 40)), "e": ("int32", (37,)),
          "p": ("float32", (37,))},
     ),
+    "scales in float32": (
+        "y[t, n] +=! x[t, k].cast(`float32`) * (w[e[t], k, n].cast(`float32`) * s[e[t], n] * r[e[t]]);"
+        " z[t, n] = relu(y[t, n] * p[t])",
+        {"x": (HALF, (50, 64)), "w": ("float8_e4m3fn", (7, 64, 32)), "s": ("float32", (7, 32)), "r": ("float32", (7,)),
+         "p": ("float32", (50,)), "e": ("int32", (50,))},
+    ),
+    "scales of a weighted sum": (
+        "y[t, n] +=! p[t, j] * x[t, j, k] * (w[e[t, j], n, k].cast(`float32`) * s[e[t, j], n])",
+        {"p": ("float32", (20, 2)), "x": (HALF, (20, 2, 32)), "w": ("int8", (4, 24, 32)), "s": ("float32", (4, 24)),
+         "e": ("int32", (20, 2))},
+    ),
+    "scales of blocks": (
+        "y[t, n] +=! x[t, k].cast(`float32`) * (w[e[t], n, k].cast(`float32`) * s[e[t], n // 16, k // 32])",
+        {"x": (HALF, (50, 64)), "w": ("float8_e4m3fn", (7, 32, 64)), "s": ("float32", (7, 2, 2)), "e": ("int32", (50,))},
+    ),
     "few rows": ("y[t, n] +=! x[t, k] * w[e[t], n, k]",
                 {"x": (HALF, (9, 32)), "w": (HALF, (4, 24, 32)), "e": ("int32", (9,))}),
 }  # fmt: skip
@@ -69,13 +84,13 @@ def arrays_of(compute: TensorProgram, *, matrices: int) -> dict[str, np.ndarray]
     return arrays
 
 
-def rewritten(compute: TensorProgram) -> tuple[TensorExpr, ...]:
-    return group_rows(compute.statements, stored_types(compute), {o.tensor for o in compute.outputs})
+def rewritten(compute: TensorProgram, *, scale_sums: bool = False) -> tuple[TensorExpr, ...]:
+    return group_rows(compute.statements, stored_types(compute), {o.tensor for o in compute.outputs}, scale_sums=scale_sums)
 
 
-def evaluate_grouped(compute: TensorProgram, arrays: dict[str, np.ndarray]) -> dict[str, Value]:
+def evaluate_grouped(compute: TensorProgram, arrays: dict[str, np.ndarray], *, scale_sums: bool = False) -> dict[str, Value]:
     """Evaluate the grouped GEMM. Scatters, which have no target, get one that is filled as kernels fill it."""
-    statements = rewritten(compute)
+    statements = rewritten(compute, scale_sums=scale_sums)
     assert len(statements) > len(compute.statements)
     scatters = [s for s in statements if s.kind is StatementKind.SCATTER]
     fills = {s.output: np.full(s.type.shape, np.iinfo(np.int32).min if s.combine else 7, s.type.dtype.value) for s in scatters}
@@ -93,9 +108,10 @@ def is_grouped(groups: Partition) -> bool:
 def test_the_result_is_the_same(name: str) -> None:
     compute = program(name)
     arrays = arrays_of(compute, matrices=CASES[name][1]["w"][1][0])
-    found = evaluate_grouped(compute, arrays)
-    for output, value in evaluate(compute, arrays).items():
-        np.testing.assert_allclose(found[output].wide, value.wide, rtol=1e-5, atol=1e-5)
+    for scale_sums in (False, True):
+        found = evaluate_grouped(compute, arrays, scale_sums=scale_sums)
+        for output, value in evaluate(compute, arrays).items():
+            np.testing.assert_allclose(found[output].wide, value.wide, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["products that one map reads", "a product of a product"])
@@ -119,6 +135,18 @@ def test_maps_and_scatter_are_the_epilogue() -> None:
     assert last.kind is GroupKind.CONTRACTION
     assert [s.kind for s in last.statements] == [StatementKind.REDUCE, StatementKind.SCATTER]
     assert [name for name, _ in last.stored] == ["z"]
+
+
+@pytest.mark.parametrize(
+    ("operand", "is_scaled_after"),
+    [("float16", True), ("float8_e4m3fn", True), ("bfloat16", False), ("float32", False)],  # False: sums may exceed float32
+)
+def test_scales_of_matrices_are_factors_of_sums_that_stay_in_range(operand: str, is_scaled_after: bool) -> None:
+    text, types = CASES["scales in float32"]
+    inputs = {name: TensorType(DType(dtype), shape) for name, (dtype, shape) in types.items()}
+    compute = parse(text, inputs | {"x": TensorType(DType(operand), types["x"][1])})
+    (product,) = (each for each in rewritten(compute, scale_sums=True) if {"x", "w"} <= set(each.reads_tensors))
+    assert ({"s", "r"}.isdisjoint(product.reads_tensors)) is is_scaled_after
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ Both the model and the schedule read it. Axes are positions in the space.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from roller_svc.ir.affine import Dim
 from roller_svc.ir.group import TileAccess, TileSpace
 from roller_svc.perf.banks import conflict_cycles
 
@@ -139,14 +140,13 @@ def map_space(space: TileSpace) -> MapSpace:
 
 def _access(access: TileAccess, place: dict[str, int], extents: Tile) -> MapAccess:
     wide = [d for d, dim in enumerate(access.dims) if dim.size > 1]
-    run: int | None = None
+    contiguous_axis: int | None = None
     width = 1
-    if wide and access.dims[wide[-1]].is_affine:
+    if wide:
         last = access.dims[wide[-1]]
-        name = next((name for name, c in last.coeffs if c == 1 and name in place), None)
-        if name is not None:
-            run = place[name]
-            between = [c for other, c in last.coeffs if other != name]
+        name, between = _contiguous_member(last, place, access.dtype.bytes)
+        if name in place:
+            contiguous_axis = place[name]
             if any(dim.coeffs for dim in access.dims[: wide[-1]]):
                 between.append(last.size)
             width = math.gcd(max(1, MAX_ACCESS_BYTES // access.dtype.bytes), *between)
@@ -159,7 +159,20 @@ def _access(access: TileAccess, place: dict[str, int], extents: Tile) -> MapAcce
         stride *= dim.size
     is_opaque = any(not dim.is_affine for dim in access.dims)
     is_divided = any(not dim.is_affine and not dim.is_looked_up for dim in access.dims)
-    return MapAccess(access, run, width, _index(access, place, extents), tuple(steps), is_opaque, is_divided)
+    return MapAccess(access, contiguous_axis, width, _index(access, place, extents), tuple(steps), is_opaque, is_divided)
+
+
+def _contiguous_member(last: Dim, place: Mapping[str, int], element_bytes: int) -> tuple[str, list[int]]:
+    """Return the axis whose next point has the next element, and the numbers that its vectors divide; "" for none.
+
+    A run of less than a sector counts as no run: the sectors of a warp would not be those of adjacent elements.
+    """
+    if last.is_affine:
+        name = next((name for name, c in last.coeffs if c == 1 and name in place), "")
+        return name, [c for other, c in last.coeffs if other != name]
+    if last.run is None or last.run[1] * element_bytes < SECTOR_BYTES:
+        return "", []
+    return last.run[0], [last.run[1]]
 
 
 def _repeat(access: TileAccess, row: str) -> int:

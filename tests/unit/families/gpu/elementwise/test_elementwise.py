@@ -12,6 +12,7 @@ from roller_svc import hardware
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.families.common.gpu.elementwise_space import choose_padding, lanes_along
 from roller_svc.frontend.lang import parse
+from roller_svc.frontend.parse import parse as parse_program
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.perf.banks import conflict_cycles
@@ -174,3 +175,19 @@ def test_large_transposes_of_narrow_types_take_at_most_twice_their_traffic(dtype
     estimate = best_plans(ranked, 1)[0].estimate
     traffic_s = 2 * types["x"].bytes / spec.levels[0].bandwidth_bytes_per_s
     assert estimate.seconds < 2 * traffic_s + spec.limits.launch_overhead_s
+
+
+ROPE = "y = rope(x, cos, sin)"
+ROPE_OF_HALVES = """y[t, h, s, d] = (x[t, h, s, d].cast(`float32`) * cos[t, d]
+    + x[t, h, 1 - s, d].cast(`float32`) * where(s == 0, -sin[t, d], sin[t, d])).cast(`bfloat16`)"""
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "amd-mi300x"])
+def test_rotated_halves_are_estimated_no_slower_than_an_axis_of_halves(target: str) -> None:
+    def seconds(text: str, shape: tuple[int, ...]) -> float:
+        table = TensorType(DType.FLOAT32, (8192, 64))
+        program = parse_program(text, {"x": TensorType(DType.BFLOAT16, shape), "cos": table, "sin": table})
+        _, ranked, _ = rank_best_partition(program, hardware.load(target), 1)
+        return best_plans(ranked, 1)[0].estimate.seconds
+
+    assert seconds(ROPE, (8192, 32, 128)) <= seconds(ROPE_OF_HALVES, (8192, 32, 2, 64))
