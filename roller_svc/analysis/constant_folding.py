@@ -1,4 +1,4 @@
-"""Integer expressions of numbers and extents → their value."""
+"""Integer expressions of numbers and extents → their value; casts of numbers → numbers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ _FLOAT_LIMIT = {
     DType.FLOAT16: 65520.0,
     DType.FLOAT8_E4M3FN: 464.0,
     DType.FLOAT8_E5M2: 61440.0,
+}
+# The magnitude up to which a type has every integer.
+_EXACT_INTEGERS = {
+    DType.FLOAT64: 1 << 53,
+    DType.FLOAT32: 1 << 24,
+    DType.BFLOAT16: 1 << 8,
+    DType.FLOAT16: 1 << 11,
+    DType.FLOAT8_E4M3FN: 1 << 4,
+    DType.FLOAT8_E5M2: 1 << 3,
 }
 INTEGER_FUNCTIONS: dict[OpKind, Callable[[int, int], int]] = {
     OpKind.ADD: operator.add, OpKind.SUB: operator.sub, OpKind.MUL: operator.mul, OpKind.FLOORDIV: operator.floordiv,
@@ -53,6 +62,23 @@ def constant_int(x: Expr) -> int | None:
             return None if result is not None and kind in _GROWING and not holds(result, x.dtype) else result
         case _:
             return None
+
+
+def fold_casts(expr: Expr) -> Expr:
+    """Return the number that casts of an integer or an infinity give, where they keep its value; else the expression."""
+    if not isinstance(expr, Cast):
+        return expr
+    number, dtype = fold_casts(expr.arg), expr.dtype
+    if not isinstance(number, Const):
+        return expr
+    value = number.value
+    if dtype.is_float and math.isinf(value):
+        return Const(float(value), dtype) if holds(value, dtype) else expr
+    if not math.isfinite(value) or value != int(value):
+        return expr
+    if dtype.is_float:
+        return Const(float(value), dtype) if abs(value) <= _EXACT_INTEGERS[dtype] else expr
+    return Const(int(value), dtype) if holds(int(value), dtype) else expr
 
 
 def _folded(kind: OpKind, v: list[int]) -> int | None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, iter_subexpressions, rewrite, substitute
+from roller_svc.ir.expr import (
+    AxisRef,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    children,
+    iter_subexpressions,
+    rewrite,
+    substitute,
+)
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
 
 
@@ -55,21 +68,26 @@ def inline_producers(statement: TensorExpr, producers: Mapping[str, TensorExpr])
     """Replace loads of `producers`, which are inlined already, by their values. Raises ScheduleError if too large."""
     if not any(name in producers for name in statement.reads_tensors):
         return statement
-    sizes = {name: _nodes(p.body) for name, p in producers.items()}
-    total_nodes = sum(sizes[x.tensor] * max([1, *map(_nodes, x.index)]) for x in statement.reads if x.tensor in sizes)
-    if total_nodes > MAX_NODES:
+    inlined = inline_loads(statement, producers)
+    if inlined is None:
         raise ScheduleError(
             f"inlining {statement.output} would exceed {MAX_NODES} operations",
             code="schedule-inline",
             hint="compute one of the functions it reads at root",
         )
-    return inline_loads(statement, producers)
+    return inlined
 
 
-def inline_loads(statement: TensorExpr, producers: Mapping[str, TensorExpr]) -> TensorExpr:
-    """Replace loads of `producers`, which are inlined already, by their values."""
+def inline_loads(statement: TensorExpr, producers: Mapping[str, TensorExpr]) -> TensorExpr | None:
+    """Replace loads of `producers`, which are inlined already, by their values. None if too large.
+
+    Maps that read the one before twice double with each of them, and so do nested indices.
+    """
     if not any(name in producers for name in statement.reads_tensors):
         return statement
+    predicate = () if statement.predicate is None else (statement.predicate,)
+    if not is_small_inlined((*statement.index, statement.body, *predicate), producers):
+        return None
 
     def inline_load(node: Expr) -> Expr:
         if isinstance(node, Load) and node.tensor in producers:
@@ -84,5 +102,20 @@ def inline_loads(statement: TensorExpr, producers: Mapping[str, TensorExpr]) -> 
     )
 
 
-def _nodes(expr: Expr) -> int:
-    return sum(1 for _ in iter_subexpressions(expr))
+def is_small_inlined(expressions: Iterable[Expr], producers: Mapping[str, TensorExpr]) -> bool:
+    """Return whether expressions have at most MAX_NODES nodes when values replace their loads of `producers`."""
+    nodes: dict[str, Counter[str | None]] = {}  # of producers: how often each axis occurs; None: other nodes
+
+    def count(expr: Expr) -> int:
+        operands = [count(child) for child in children(expr)]
+        if not isinstance(expr, Load) or expr.tensor not in producers:
+            return 1 + sum(operands)
+        producer = producers[expr.tensor]
+        if expr.tensor not in nodes:
+            nodes[expr.tensor] = Counter(
+                node.name if isinstance(node, AxisRef) else None for node in iter_subexpressions(producer.body)
+            )
+        sizes = {axis.name: size for axis, size in zip(producer.index, operands, strict=True) if isinstance(axis, AxisRef)}
+        return sum(times * (1 if name is None else sizes.get(name, 1)) for name, times in nodes[expr.tensor].items())
+
+    return sum(map(count, expressions)) <= MAX_NODES

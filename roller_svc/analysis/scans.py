@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.constant_folding import fold_casts
 from roller_svc.analysis.linear import linear
 from roller_svc.analysis.operand import can_represent_all
 from roller_svc.errors import InvariantError
@@ -129,6 +130,7 @@ def match_scan(statement: TensorExpr) -> Scan | None:
         body = body.arg
     if not isinstance(body, Select):
         return None
+    body = replace(body, then=fold_casts(body.then), otherwise=fold_casts(body.otherwise))
     if isinstance(body.then, Const) and isinstance(body.cond, Op) and body.cond.kind in _NEGATED:
         negated = replace(body.cond, kind=_NEGATED[body.cond.kind])
         body = replace(body, cond=negated, then=body.otherwise, otherwise=body.then)

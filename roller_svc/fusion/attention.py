@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from roller_svc.analysis.inlining import value_of
+from roller_svc.analysis.inlining import inline_loads
 from roller_svc.analysis.operand import can_represent_all, value_dtype
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
 from roller_svc.fusion.attention_rows import (
@@ -215,7 +215,9 @@ def _chain(dots: TensorExpr, scores: SumOfProducts, statements: Sequence[TensorE
     for statement in statements:
         if not {dots.output, *maps} & set(statement.reads_tensors):
             continue
-        inlined = _inlined(statement, maps)
+        inlined = inline_loads(statement, maps)
+        if inlined is None:
+            return None
         if statement.kind is StatementKind.MAP:
             maps[statement.output] = inlined
         else:
@@ -243,13 +245,6 @@ def _maximum_of(total: TensorExpr) -> TensorExpr | None:
     below, _ = _scaled(strip_float_casts(exponents[0]))
     score, _ = _subtracted(below, [a.name for a in total.spatial])
     return replace(total, output=f"{total.output}.max", combine=Combine.MAX, body=score)
-
-
-def _inlined(statement: TensorExpr, maps: Mapping[str, TensorExpr]) -> TensorExpr:
-    def change(node: Expr) -> Expr:
-        return value_of(maps[node.tensor], node.index) if isinstance(node, Load) and node.tensor in maps else node
-
-    return replace(statement, body=rewrite(statement.body, change))
 
 
 def _share_rows(dots: TensorExpr, row_max: TensorExpr, row_sum: TensorExpr, pv: TensorExpr) -> bool:
@@ -340,7 +335,9 @@ def _divided(weights: Expr, values: Sequence[Expr], chain: _Chain) -> tuple[Expr
 def _is_row_factor(expr: Expr, chain: _Chain) -> bool:
     """Return whether a factor is a value of the row that the kernel's maximum or sum decides."""
     inlined = chain.rows.inline(expr)
-    return chain.rows.reads_only_rows(inlined) and any(load.tensor in chain.rows.names for load in loads_of(inlined))
+    if inlined is None or not chain.rows.reads_only_rows(inlined):
+        return False
+    return any(load.tensor in chain.rows.names for load in loads_of(inlined))
 
 
 def _row_values(chain: _Chain, plain: Exponential, exponent: Exponential) -> RowValues | None:
@@ -359,7 +356,7 @@ def _row_values(chain: _Chain, plain: Exponential, exponent: Exponential) -> Row
     if plain.cond is not None:
         maximum = largest_unmasked(visible, row_max.body, plain.cond, chain.key)
     reference = chain.rows.inline(plain.reference)
-    if maximum is None or not chain.rows.reads_only_rows(reference):
+    if maximum is None or reference is None or not chain.rows.reads_only_rows(reference):
         return None
 
     def is_maximum(node: Expr) -> Expr:
@@ -442,7 +439,9 @@ def _with_results(
     readers = {s.output: s for s in statements if mixed.output in s.reads_tensors}
     taken = {name: take_result(s, mixed, rows) for name, s in readers.items()} if divided is None else {}
     found = {None if each is None else each[1] for each in taken.values()}
-    result: Expr = Load(mixed.output, mixed.index, DType.FLOAT32) if divided is None else rows.inline(divided)
+    result = rows.inline(Load(mixed.output, mixed.index, DType.FLOAT32) if divided is None else divided)
+    if result is None:
+        return None
     if len(found) == 1 and mixed.output not in wanted and None not in found:
         result = require_expr(found.pop(), "result, which was found")
         readers = {name: each[0] for name, each in taken.items() if each is not None}

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.inlining import value_of
+from roller_svc.analysis.inlining import is_small_inlined, value_of
 from roller_svc.ir.affine import slack
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
@@ -70,8 +70,10 @@ class RowStatements:
     def axes(self) -> frozenset[str]:
         return frozenset(axis.name for axis in self.row_sum.spatial)
 
-    def inline(self, expr: Expr) -> Expr:
-        """Replace loads of the maps by their values."""
+    def inline(self, expr: Expr) -> Expr | None:
+        """Replace loads of the maps by their values. None if too large."""
+        if not is_small_inlined((expr,), self.maps):
+            return None
 
         def change(node: Expr) -> Expr:
             return value_of(self.maps[node.tensor], node.index) if isinstance(node, Load) and node.tensor in self.maps else node
@@ -97,8 +99,10 @@ class RowStatements:
         """Return a map over rows with its axes renamed, or None for any other statement."""
         if statement.kind is not StatementKind.MAP or len(statement.spatial) != len(self.row_sum.spatial):
             return None
-        inlined = replace(statement, body=self.inline(statement.body))
-        row = align(inlined, {s.output: s for s in (self.row_max, self.row_sum)})
+        body = self.inline(statement.body)
+        if body is None:
+            return None
+        row = align(replace(statement, body=body), {s.output: s for s in (self.row_max, self.row_sum)})
         return row if row is not None and self.reads_only_rows(row.body) else None
 
 
@@ -155,6 +159,8 @@ def take_result(reader: TensorExpr, mixed: TensorExpr, rows: RowStatements) -> t
     The second value is that expression, at the points of `mixed`. None without a single one.
     """
     body = rows.inline(reader.body)
+    if body is None:
+        return None
     read = {mixed.output, *rows.names}
     for parts in (_innermost_parts(body, mixed.output, rows), [_common_part(body, read)]):
         found = {part: _at_element(part, mixed, rows) for part in parts}

@@ -75,10 +75,13 @@ class _Readers:
             if not (through or read & products.keys()):
                 continue
             depends[statement.output] = through | (read & products.keys())
+            inlined = inline_loads(statement, maps)
+            if inlined is None:
+                continue
             if statement.kind is StatementKind.MAP:
-                maps[statement.output] = inline_loads(statement, maps)
+                maps[statement.output] = inlined
             elif statement.kind is StatementKind.REDUCE:
-                sums[statement.output] = inline_loads(statement, maps)
+                sums[statement.output] = inlined
         return cls(maps, sums, depends)
 
     def are_chains(self, product: str, outputs: Collection[str], chains: Collection[str]) -> bool:

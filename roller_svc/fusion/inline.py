@@ -32,16 +32,25 @@ def inline_elementwise(program: TensorProgram, *, inline_outputs: bool = False) 
         inline_outputs: whether outputs that a reduction reads are inlined too. They are last, so that the nest of a
             reader may store them.
     """
+    return _inline_except(program, frozenset(), inline_outputs=inline_outputs)
+
+
+def _inline_except(program: TensorProgram, stored: frozenset[str], *, inline_outputs: bool) -> tuple[TensorExpr, ...]:
     outputs = {output.tensor for output in program.outputs}
     readers = _readers(program)
     inlinable: dict[str, TensorExpr] = {}
     statements: list[TensorExpr] = []
     recomputed: list[TensorExpr] = []
     for statement in live_statements(program, outputs):
-        new = canonicalize(inline_loads(statement, inlinable))
+        inlined = inline_loads(statement, inlinable)
+        if inlined is None:  # what it reads is stored
+            too_large = inlinable.keys() & set(statement.reads_tensors)
+            return _inline_except(program, stored | too_large, inline_outputs=inline_outputs)
+        new = canonicalize(inlined)
         read_by, is_output = readers.get(new.output, ()), new.output in outputs
         is_reduced = any(reader.kind is StatementKind.REDUCE for reader, _ in read_by)
-        if (is_output and not (inline_outputs and is_reduced)) or not _may_inline(new, read_by):
+        is_kept = new.output in stored or (is_output and not (inline_outputs and is_reduced))
+        if is_kept or not _may_inline(new, read_by):
             statements.append(new)
             continue
         inlinable[new.output] = new

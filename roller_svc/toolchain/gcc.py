@@ -60,9 +60,12 @@ COMMON_FLAGS = (
 # -fno-loop-unroll-and-jam: it speeds up some tiles of one vector by a tenth, which the model does not predict.
 # -fno-tree-loop-distribute-patterns: gcc would turn copy loops of one vector a step into `rep movs`, which is slower
 # than vectors for rows of 2 KiB on Zen 4.
+# -fno-delete-null-pointer-checks: gcc 12 may address an element in a deep loop nest as 0 plus two sums, and then takes
+# the store for an access to the null pointer, which never happens: the function counts as pure, and calls of it are
+# deleted (gcc bug 110702, mended in gcc 14). The emulator's program has the flag by -fsanitize=null.
 GCC_FLAGS = (
     "-fmax-errors=20", "-fno-predictive-commoning", "-fno-tree-bit-ccp", "-fno-loop-unroll-and-jam",
-    "-fno-tree-loop-distribute-patterns",
+    "-fno-tree-loop-distribute-patterns", "-fno-delete-null-pointer-checks",
 )  # fmt: skip
 # Linking with any of these adds start-up code that enables flush-to-zero for the whole process that loads it.
 FORBIDDEN_OPTIONS = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.constant_folding import constant_int, holds
 from roller_svc.analysis.intervals import Bounds, bounds, cast_bounds
-from roller_svc.analysis.scans import recurrence_body
+from roller_svc.analysis.scans import match_scan, recurrence_body
 from roller_svc.errors import ArgumentError, ExprTypeError, ShapeError
 from roller_svc.frontend.lang.axes import Axes, Scope, Tensor, infer_axes, lhs, reads_own_state
 from roller_svc.frontend.lang.convert import Weak, common_type, constant
@@ -67,7 +67,6 @@ def _check_statement(statement: Statement, program: _Program, scope: Scope) -> N
         _check_new_name(statement, program)
     axes = infer_axes(statement, scope, scatter=scatter, constant_of=_constant_in(scope, program.budget))
     expressions = Expressions(scope, axes.extents, Ranges(axes.extents, program.budget, program.bounds))
-    _check_size(tuple(axes.extents.values()), "the iteration domain", statement, scope)
     if len(axes.extents) > MAX_AXES:
         message = f"{len(axes.extents)} axes; at most {MAX_AXES} are allowed"
         raise scope.source.error(ShapeError, "too-many-dimensions", message, statement)
@@ -76,6 +75,8 @@ def _check_statement(statement: Statement, program: _Program, scope: Scope) -> N
     else:
         make = _scatter if scatter else _map_or_reduce
         checked = make(statement, axes, expressions, program)
+    domain = checked.axes if match_scan(checked) is None else checked.spatial  # a scan is one pass
+    _check_size(tuple(axis.extent for axis in domain), "the iteration domain", statement, scope)
     program.statements.append(checked)
     if checked.kind is StatementKind.MAP and not checked.type.dtype.is_float:
         program.bounds[checked.output] = cast_bounds(bounds(checked.body, axes.extents, program.bounds), checked.type.dtype)

@@ -14,7 +14,6 @@ from roller_svc.ir.dtype import DType
 
 # Every pair of elements along the axis is compared, or of a block of it.
 MAX_RANKED = 1 << 14
-MAX_CUMULATED = 1 << 20
 UNORDERED = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.BOOL)  # types without extrema
 MAX_ROUNDS = 8  # elements that are found one after the other, each in a pass over what is on chip
 MIN_SAVED = 4  # comparisons of all pairs for each one of blocks, from which blocks pay
@@ -208,8 +207,6 @@ def _cumulate(call: Call, *, sign: str) -> str:
     x = call.x
     axis, axes = call.one_axis(x.rank), call.axes(x.rank)
     extent, other, here = x.shape[axis], call.axis("other"), axes[axis]
-    if extent > MAX_CUMULATED:
-        raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_CUMULATED}")
     is_joined = f"{other} {'>' if call.flag('reverse') else '<'}{'' if call.flag('exclusive') else '='} {here}"
     dtype, element = call.dtype() or x.dtype, x.at(*axes[:axis], other, *axes[axis + 1 :])
     if dtype in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2) and sign in "<>":

@@ -278,6 +278,18 @@ def test_errors_have_their_position(text: str, code: str, column: int) -> None:
     assert (error.code, error.line, error.column) == (code, 1, column)
 
 
+@pytest.mark.parametrize(("guard", "is_scan"), [("o <= j", True), ("o <= 2 * j", False)])
+def test_a_scan_has_as_many_points_as_results(guard: str, is_scan: bool) -> None:
+    text = f"y[j] +=! v[o].when([{guard}], 0.0) where j in {1 << 26}"
+    inputs = {"v": TensorType(F32, (1 << 26,))}
+    if is_scan:
+        assert parse(text, inputs).statements[0].combine is Combine.SUM
+        return
+    with pytest.raises(ShapeError) as error:
+        parse(text, inputs)
+    assert error.value.code == "too-large"
+
+
 def test_numbers_just_inside_their_type() -> None:
     for text in (
         "b[n] + 127",

@@ -568,7 +568,6 @@ def test_names_stay_apart() -> None:
         ("top_k_indices", [(1 << 21,)], {"k": 9}, "operand-shape"),
         ("top_k_values", [(1 << 21,)], {"k": 9}, "operand-shape"),
         ("top_k_values", [(2, 3)], {"k": 4}, "invalid-parameter"),
-        ("cumsum", [(1 << 21,)], {}, "operand-shape"),
         ("trilu", [(4,)], {}, "operand-shape"),
         ("tile", [(4,)], {"repeats": [1, 2]}, "invalid-parameter"),
         ("depth_to_space", [(1, 6, 2, 2)], {"block": 2}, "operand-shape"),

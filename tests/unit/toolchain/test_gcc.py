@@ -6,6 +6,7 @@ import dataclasses
 import platform
 from pathlib import Path
 
+import numpy as np
 import pytest
 from reference_kernels import HOST, add, row_sums_doubled
 
@@ -13,12 +14,41 @@ from roller_svc import toolchain
 from roller_svc.errors import CompileError, InvariantError, KernelTimeoutError, ToolchainMissingError
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Language, Resources
+from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import gcc
 from roller_svc.toolchain.limits import LOG_CHARACTERS, CompileLimits, truncate_log
 
 # Preprocessing this takes longer than a machine lasts: 2^40 expansions.
 ENDLESS = "#define A0 0,\n" + "".join(f"#define A{i} A{i - 1} A{i - 1}\n" for i in range(1, 41)) + "int x[] = {A40};\n"
 HUGE = "char x[1u << 30] = {1};\nvoid add(void) {}\n"
+# The least text for which gcc 12 addresses `c` as 0 plus two sums: every loop, and each of these steps, is needed.
+DEEP = """
+static __attribute__((noinline, noclone))
+void part(const float *restrict a, const float *restrict b, float *restrict c, long task) {
+  for (long o = 0; o < 7; o++)
+    for (long p = 0; p < 5; p++)
+      for (long q = 0; q < 3; q++)
+        for (long r = 0; r < 16; r++)
+          for (long s = 0; s < 3; s++)
+            for (long step = 0; step < (17 < 33 - task * 17 ? 17 : 33 - task * 17); step++) {
+              const long t = task * 17 + step;
+              float sum[3] __attribute__((aligned(64)));
+              #pragma omp simd
+              for (long lane = 0; lane < 3; lane++) sum[lane] = 0.0f;
+              for (long k = 0; k < 2; k++) {
+                #pragma omp simd
+                for (long lane = 0; lane < 3; lane++)
+                  sum[lane] += a[q * 630 + o * 90 + p * 18 + s * 6 + k * 3 + lane]
+                             * b[k * 55440 + o * 7920 + r * 495 + t * 15 + lane * 5 + p];
+              }
+              #pragma omp simd
+              for (long lane = 0; lane < 3; lane++)
+                c[o * 71280 + p * 14256 + q * 4752 + r * 297 + s * 99 + t * 3 + lane] = sum[lane];
+            }
+}
+void add(const float *a, const float *b, float *c) { for (long task = 0; task < 2; task++) part(a, b, c, task); }
+"""
+DEEP_SHAPES = {"a": (3, 7, 5, 3, 2, 3), "b": (2, 7, 16, 33, 3, 5), "c": (7, 5, 3, 16, 3, 33, 3)}
 
 
 def test_a_kernel_becomes_a_shared_object() -> None:
@@ -30,6 +60,17 @@ def test_a_kernel_becomes_a_shared_object() -> None:
 
 def test_the_same_text_gives_the_same_bytes() -> None:
     assert gcc.compile_c(add()).binary == gcc.compile_c(add()).binary
+
+
+def test_calls_that_write_through_sums_of_addresses_are_kept() -> None:
+    """Or gcc 12 deletes them, as accesses to the null pointer."""
+    source = add(("-fopenmp-simd",))
+    buffers = tuple(dataclasses.replace(buffer, shape=DEEP_SHAPES[buffer.symbol]) for buffer in source.buffers)
+    kernel = CpuModule(gcc.compile_c(dataclasses.replace(source, text=DEEP, buffers=buffers)))
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-9, 9, DEEP_SHAPES[name]).astype(np.float32) for name in "ab")
+    wanted = np.einsum("qopskl,kortlp->opqrstl", a, b)  # of small integers: exact
+    np.testing.assert_array_equal(kernel.run({"A": a, "B": b})["C"], wanted)
 
 
 def test_the_compilers_log_is_preserved() -> None:

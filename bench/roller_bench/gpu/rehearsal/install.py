@@ -30,14 +30,14 @@ def install_device(plan: Plan) -> Device:
     device = Device(plan)
     sys.modules["cupy"] = make_cupy(device)
     install_libraries(device)
-    load = cuda._load
+    load = cuda.load_functions
 
     def load_emulated_module(compiled: CompiledKernel, cupy: Any, index: int) -> tuple[Any, ...]:
         Module.loading = compiled
         return load(compiled, cupy, index)
 
     replaced: list[tuple[Any, str, Any]] = [
-        (cuda, "_load", load_emulated_module), (cuda, "device_present", lambda: True),
+        (cuda, "load_functions", load_emulated_module), (cuda, "device_present", lambda: True),
         (clocks, "nvml_library", NvmlLibrary), (samples, "runqueue_wait_s", lambda: 0.0),
         (probing, "SECONDS", _SECONDS), (probing, "sizes_of", lambda hw: replace(_SIZES, cores=hw.num_cores)),
     ]  # fmt: skip

@@ -199,3 +199,14 @@ def test_a_scan_is_near_the_time_of_a_copy(target: str) -> None:
     assert group.space.flops == 2048 * 8192
     best = model_of(group, ranked[0], hw).estimate(ranked[0]).seconds
     assert best < 2 * 2 * 4 * 2048 * 8192 / hw.dram.bandwidth_bytes_per_s
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "amd-mi300x"])
+@pytest.mark.parametrize("shape", [(1, 1 << 26), (4, 1 << 24)])
+def test_few_long_rows_are_near_the_time_of_a_copy(shape: tuple[int, int], target: str) -> None:
+    """A row of 2^26 elements is cut into pieces, and read twice."""
+    hw = hardware.load(target)
+    text = f"y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in {shape[1]}"
+    _, group, ranked = scan_case(text, {"x": ("float32", shape)}, hw)
+    best = model_of(group, ranked[0], hw).estimate(ranked[0]).seconds
+    assert best < 2 * 2 * 4 * math.prod(shape) / hw.dram.bandwidth_bytes_per_s
