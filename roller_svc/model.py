@@ -371,6 +371,7 @@ def compile_model(
             several side by side, "rammer" interleaves operators by RAMMER's policy; "auto" takes the fastest. "eager"
             is "serial" without fusion and keeps every tensor. A mapping is a plan of this model (`Model.plan`), perhaps
             edited. On a GPU: "launches" (also "serial") launches one kernel after the other, "graph" a CUDA graph of
+            them, "waves" one kernel of all operators for each level of the graph, "persistent" one that executes all of
             them, "auto" the kind that the performance model prefers.
         runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of

@@ -97,7 +97,8 @@ def add_graph_options(parser: argparse.ArgumentParser, **defaults: str) -> None:
         "--plan",
         default="auto",
         metavar="KIND",
-        help="auto, serial, parallel, rammer or eager; of GPUs auto, launches, graph or eager (default: %(default)s)",
+        help="auto, serial, parallel, rammer or eager; of GPUs auto, launches, graph, waves, persistent or eager "
+        "(default: %(default)s)",
     )
     common.add_options(parser, NamedOptions, **defaults)
 

@@ -240,7 +240,7 @@ class GraphOptions(_NamedOptions):
     """The options of compile_model."""
 
     threads: int | None = Field(None, ge=1)
-    plan: Literal["auto", "serial", "parallel", "rammer", "eager", "launches", "graph"] = "auto"
+    plan: Literal["auto", "serial", "parallel", "rammer", "eager", "launches", "graph", "waves", "persistent"] = "auto"
     dims: Annotated[dict[Name, Extent | Extents], check_size(MAX_DIMENSIONS)] = Field(
         {}, description="extents of symbolic dimensions; a list makes a bucket for each"
     )

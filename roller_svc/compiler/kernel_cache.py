@@ -67,6 +67,13 @@ class KernelCache:
         """Keep the most efficient kernel. Do so before `save`: a kernel that can be loaded has no other one later."""
         _save_kernel(bundle, self._efficient(request))
 
+    def load_joint(self, key: str) -> KernelBundle | None:
+        """Return the kernel of many operators of that key; None if there is none."""
+        return _load_kernel(self._joint(key))
+
+    def save_joint(self, key: str, bundle: KernelBundle) -> None:
+        _save_kernel(bundle, self._joint(key))
+
     def load_object(self, key: str) -> bytes | None:
         """Return an object of that key; None if there is none."""
         try:
@@ -113,6 +120,9 @@ class KernelCache:
 
     def _efficient(self, request: BuildRequest) -> Path:
         return self.folder / "efficient" / action_digest(request).removeprefix("sha256:")
+
+    def _joint(self, key: str) -> Path:
+        return self.folder / "joint" / key
 
     def _costs(self, hw: HardwareSpec, winograd: WinogradMode) -> Path:
         return self.folder / "costs" / f"{estimate_digest(hw, winograd)}.json"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 
+from roller_svc.codegen.cuda.function import find_join_refusal
 from roller_svc.codegen.kernel import (
     GroupLaunches,
     Program,
@@ -85,6 +86,13 @@ def emit_plan_tasks(
     """
     (lowered,), buffers = _lower_plans((plan,), program, groups, hw)
     return emit_task_functions(lowered, buffers, hw, first_check), tuple(buffers.values())
+
+
+def find_plan_refusal(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec) -> str | None:
+    """Return why a launch of a plan cannot be rTasks of a kernel with others; None if all can."""
+    (lowered,), _ = _lower_plans((plan,), program, groups, hw)
+    refusals = (find_join_refusal(tree, hw.arch) for part in lowered.groups for tree in part.trees)
+    return next((reason for reason in refusals if reason is not None), None)
 
 
 def _lower_plans(

@@ -89,9 +89,7 @@ def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
 def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> CompiledCandidates:
     """Compile the candidates of a request, on all cores. Raises as `build_kernel` does."""
     clock = StageTimer()
-    program = parse(request.expression, dict(request.inputs), request.outputs)
-    program = replace(program, constants=request.constants, name=request.name or "")
-    program = trace("parse", donate_targets(program, request.donate))
+    program = trace("parse", parse_request(request))
     clock.record("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.record("hardware")
@@ -110,6 +108,13 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
     return CompiledCandidates(
         request, program, hw, partitions, shortlist, results, backend if can_measure else None, remarks, clock
     )
+
+
+def parse_request(request: BuildRequest) -> TensorProgram:
+    """Return the program of a request. Raises InputError for a wrong one."""
+    program = parse(request.expression, dict(request.inputs), request.outputs)
+    program = replace(program, constants=request.constants, name=request.name or "")
+    return donate_targets(program, request.donate)
 
 
 def rank_request(request: BuildRequest, program: TensorProgram, hw: HardwareSpec) -> RankedPartitions:

@@ -16,6 +16,7 @@ from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, rank_partitions
 from roller_svc.fusion.contraction import MAX_FACTORS, MIN_K, as_contraction
 from roller_svc.fusion.partition import MIN_TILED_ROWS
+from roller_svc.fusion.scaled_sums import apply_scales_last
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction
@@ -225,6 +226,26 @@ def _alternatives(
     if is_avoidable and not constraints.allow_tf32:
         yield "allow_tf32", cache, replace(constraints, allow_tf32=True)
     yield from multiply_by_inverses(cache, constraints)
+    yield from _scale_sums(product.statement.output.split(".")[0], cache, constraints)
+
+
+def _scale_sums(name: str, cache: PartitionCache, constraints: ScheduleConstraints) -> Iterator[Alternative]:
+    """Yield the program that applies the scales of a sum after it.
+
+    Sums of bfloat16 may exceed the range of float32 where scaled products do not: only the user may choose it.
+    """
+    program = cache.program
+    statement = next((s for s in program.statements if s.output == name), None)
+    form = None if statement is None else sum_of_products(statement)
+    if statement is None or form is None or form.selects:
+        return
+    reduced = {axis.name for axis in form.reduced}
+    scales = [f for f in _operands(form) if axes_of(f).isdisjoint(reduced)]
+    parts = apply_scales_last(statement, form, may_exceed_range=True) if scales else None
+    if parts is not None:
+        statements = tuple(each for s in program.statements for each in (parts if s is statement else (s,)))
+        names = dict.fromkeys(scale.tensor if isinstance(scale, Load) else _tensor_name(scale) for scale in scales)
+        yield f"{' and '.join(names)} after the sum", PartitionCache(replace(program, statements=statements)), constraints
 
 
 def multiply_by_inverses(cache: PartitionCache, constraints: ScheduleConstraints) -> Iterator[Alternative]:

@@ -44,7 +44,7 @@ def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> State
         if ordered is not None:
             merged[statement.output] = (ordered,)
             inner |= {t for t in statement.reads_tensors if found is not None and t not in ordered.reads_tensors}
-        elif (parts := _with_scales_last(statement, form)) is not None:
+        elif (parts := apply_scales_last(statement, form)) is not None:
             merged[statement.output] = parts
     if not merged:
         return statements
@@ -107,11 +107,11 @@ def _unused(name: str, used: set[str]) -> str:
     return name
 
 
-def _with_scales_last(statement: TensorExpr, form: SumOfProducts) -> Statements | None:
+def apply_scales_last(statement: TensorExpr, form: SumOfProducts, *, may_exceed_range: bool = False) -> Statements | None:
     """Return the sum without scales that do not vary along it, and a map that applies them; None for other sums.
 
     The map multiplies by scales, and divides by those that factors are divided by. The sum of bytes is one of integers,
-    which the map converts.
+    which the map converts. A user may accept sums that exceed the range of float32 where scaled products do not.
     """
     reduced = {axis.name for axis in form.reduced}
     factors, divisors = _without_divisors(form.factors, reduced)
@@ -124,9 +124,10 @@ def _with_scales_last(statement: TensorExpr, form: SumOfProducts) -> Statements 
     body = product_of([_convert(f, DType.FLOAT32) for f in factors if f not in scales])
     sums = replace(statement, output=name, name=name, type=TensorType(DType.FLOAT32, extents), index=index, body=body)
     found = as_contraction(sums)
-    if found is None or not _has_narrow_operands(found):
+    is_in_range = found is not None and _has_narrow_operands(found)
+    if not is_in_range and not may_exceed_range:
         return None
-    integers = [_integer(operand) for operand in (found.a, found.b)]
+    integers = [_integer(operand) for operand in (found.a, found.b)] if found is not None and is_in_range else [None]
     if all(integers) and math.prod(axis.extent for axis in form.reduced) <= MAX_BYTE_PRODUCTS:
         body = product_of([_convert(each, DType.INT32) for each in integers if each is not None])
         sums = replace(sums, type=TensorType(DType.INT32, extents), body=body)
@@ -159,9 +160,9 @@ def _without_divisors(factors: Iterable[Expr], reduced: Collection[str]) -> tupl
     return plain, divisors
 
 
-def _has_narrow_operands(contraction: Contraction | None) -> bool:
+def _has_narrow_operands(contraction: Contraction) -> bool:
     """Return whether sums of products of the operands cannot exceed the range of float32."""
-    return contraction is not None and all(value_dtype(operand) in SCALED_DTYPES for operand in (contraction.a, contraction.b))
+    return all(value_dtype(operand) in SCALED_DTYPES for operand in (contraction.a, contraction.b))
 
 
 def _integer(operand: Expr) -> Expr | None:

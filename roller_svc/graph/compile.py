@@ -14,11 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit
+from roller_svc.codegen.kernel import Tasks
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import package_candidate, package_kernel
 from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
+from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_tasks
+from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.lang.input_types import short_repr
 from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan
@@ -26,9 +29,10 @@ from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, choose_lowering
 from roller_svc.graph.lowerings.launches import LAUNCHES
-from roller_svc.graph.lowerings.lowering import LoweringEstimate
+from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
+from roller_svc.graph.rammer.residency import check_resident
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -37,7 +41,7 @@ from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.options import NamedOptions, SearchOptions, SelectionMode, options_of
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved.serialization import KernelBundle
-from roller_svc.toolchain import compile_object, link_model, object_command, tool_version
+from roller_svc.toolchain import compile_object, compile_source, link_model, object_command, tool_version
 
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
@@ -128,7 +132,7 @@ def build_model(
         )
 
     if hw.family is not TargetKind.CPU:
-        return _build_for_gpu(make_plan(None)[0], options, graph, classes, built, passes, clock, hits)
+        return _build_for_gpu(make_plan(None)[0], options, graph, weights, classes, built, passes, clock, hits, cache)
 
     def link(plan: ModelPlan, name: str) -> bytes:
         return _link(plan, name, cache, hw)
@@ -171,20 +175,44 @@ def _build_for_gpu(
     plan: ModelPlan,
     options: ModelOptions,
     graph: Graph,
+    weights: Weights,
     classes: tuple[NodeClass, ...],
     built: Sequence[_ClassKernels],
     passes: tuple[PassReport, ...],
     clock: StageTimer,
     hits: int,
+    cache: KernelCache,
 ) -> BuiltModel:
     """Return a model whose binaries are those of its kernels, with the lowering of a kind, or the fastest."""
+    hw, bundles = options.hardware, tuple(each.fastest for each in built)
     kind = {AUTO: None, SERIAL: LAUNCHES.kind}.get(str(options.plan), str(options.plan))
-    chosen = choose_lowering(kind, plan, options.hardware)
+    known = [JoinedKernel(each.compiled.resources, find_bundle_refusal(each)) for each in bundles]
+    chosen = choose_lowering(kind, plan, hw, known)
+
+    def load(kernel: int, first_check: int) -> tuple[Tasks, ...]:
+        return load_tasks(bundles[kernel], _request(classes[kernel], options), first_check)
+
+    lowered = chosen.build(hw, load, weights)
+    joint = (_build_joint_kernel(each, chosen.kind, hw, cache) for each in lowered.kernels[len(bundles) :])
+    bundles = (*bundles, *joint)
     clock.record("plan")
     seconds = {kind: each.seconds for kind, each in chosen.results.items() if isinstance(each, LoweringEstimate)}
-    bundles = tuple(each.fastest for each in built)
     choice = PlanChoice(chosen.kind, seconds=seconds)
-    return BuiltModel(plan, _link_nothing, graph, classes, bundles, passes, clock.stages, hits, choice, chosen.to_json())
+    return BuiltModel(lowered, _link_nothing, graph, classes, bundles, passes, clock.stages, hits, choice, chosen.to_json())
+
+
+def _build_joint_kernel(kernel: ModelKernel, kind: str, hw: HardwareSpec, cache: KernelCache) -> KernelBundle:
+    """Return the kernel that a lowering has made of others, compiled unless the cache has it."""
+    content = f"{kernel.source.key}\n{tool_version(kernel.source.language, kernel.source.arch)}"
+    key = hashlib.sha256(content.encode()).hexdigest()
+    bundle = cache.load_joint(key)
+    if bundle is None:
+        compiled = compile_source(kernel.source)
+        if any(launch.cooperative for launch in kernel.source.launches):
+            check_resident(compiled, hw)
+        bundle = KernelBundle(compiled, kind, hw.id, kernel_digest(compiled))
+        cache.save_joint(key, bundle)
+    return bundle
 
 
 def _link_nothing(_: ModelPlan, __: str) -> bytes:
@@ -263,7 +291,10 @@ def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: 
     efficient = None if other is None else package_candidate(other, report)
     if efficient is not None:
         cache.save_efficient(request, efficient)
-    kernels = _ClassKernels(package_kernel(report), efficient)
+    fastest = package_kernel(report)
+    if report.hardware.family is TargetKind.CUDA:
+        fastest = store_tasks(fastest, report)
+    kernels = _ClassKernels(fastest, efficient)
     cache.save(request, kernels.fastest)
     return kernels
 

@@ -45,6 +45,7 @@ class KernelStep:
     zeroed: tuple[tuple[Annotated[Address, FLAT], Bytes], ...] = ()  # memory to fill with zeros before, and its bytes
     # 0: the fastest one of the node on all workers, 1: the most efficient one
     rkernel: Annotated[int, Limit(0, 1), OMIT_DEFAULT] = 0
+    events: Annotated[tuple[Name, ...], OMIT_DEFAULT] = ()  # of a cooperative launch: the node that arrives at each event
 
 
 @dataclass(frozen=True, slots=True)

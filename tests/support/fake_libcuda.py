@@ -32,6 +32,7 @@ class FakeLibcuda:
         self.graphs: list[FakeGraph] = []
         self.launched: list[str] = []
         self.destroyed = 0
+        self.resident_blocks = 1 << 30  # of a cooperative launch
 
     def cuCtxGetCurrent(self, context: Any) -> int:
         context._obj.value = 7
@@ -87,6 +88,14 @@ class FakeLibcuda:
         assert extra is None
         self._call(function.value, ctypes.addressof(parameters))()
         self.launched.append("kernel")
+        return 0
+
+    def cuLaunchCooperativeKernel(self, function: Any, *given: Any) -> int:
+        *sizes, _, _, parameters = given
+        if sizes[0].value > self.resident_blocks:
+            return 720
+        self._call(function.value, ctypes.addressof(parameters))()
+        self.launched.append("cooperative")
         return 0
 
     def _call(self, function: int, parameters: int) -> Callable[[], None]:

@@ -132,3 +132,63 @@ MODELS: dict[str, dict[str, Any]] = {
         "out",
     ),
 }  # fmt: skip
+
+# The models of RAMMER's section 3 and of its evaluation, small: by more nodes than those above.
+LAYER = graph(
+    {"x": tensor(16, 32)},
+    {name: constant(32, 32) for name in ("q_w", "k_w", "v_w", "o_w")} | {"up_w": constant(32, 48), "down_w": constant(48, 32)},
+    [
+        *(node(each, MATMUL, A="x", B=f"{each}_w") for each in "qkv"),
+        node("scores", "C[i, j] +=! A[i, k] * B[j, k]", A="q", B="k"),
+        call("weights", "softmax", "scores"),
+        node("mixed", MATMUL, A="weights", B="v"),
+        node("o", MATMUL, A="mixed", B="o_w"),
+        node("first", "C[i, j] = A[i, j] + B[i, j]", A="o", B="x"),
+        node("up", MATMUL, A="first", B="up_w"),
+        node("active", "C[i, j] = max(A[i, j], 0)", A="up"),
+        node("down", MATMUL, A="active", B="down_w"),
+        node("out", "C[i, j] = A[i, j] + B[i, j]", A="down", B="first"),
+    ],
+    "out",
+    name="encoder",
+)
+SIGMOID = graph(
+    {"a": tensor(128, 128), "b": tensor(128, 32)},
+    {},
+    [
+        node("sigmoid", "C[i, j] = 1 / (1 + exp(-A[i, j]))", A="a"),
+        node("product", MATMUL, A="sigmoid", B="b"),
+        node("relu", "C[i, j] = max(A[i, j], 0)", A="product"),
+    ],
+    "sigmoid",
+    "relu",
+    name="sigmoid",
+)
+
+
+def lstm(hidden: int, steps: int) -> dict[str, Any]:
+    """Return a loop of LSTM cells."""
+    state = tensor(1, hidden)
+    gates = "C[i, j] +=! A[i, k] * B[k, j]"
+    nodes = [node(f"{gate}_sum", gates, A="h", B=f"{gate}_w") for gate in "ifgo"]
+    nodes += [node(gate, "C[i, j] = 1 / (1 + exp(-A[i, j] - B[i, j]))", A=f"{gate}_sum", B="x") for gate in "ifo"]
+    nodes += [
+        node("g", "C[i, j] = tanh(A[i, j] + B[i, j])", A="g_sum", B="x"),
+        {
+            "name": "cell",
+            "expression": "C[i, j] = F[i, j] * S[i, j] + I[i, j] * G[i, j]",
+            "inputs": {"F": "f", "S": "c", "I": "i", "G": "g"},
+            "outputs": {"C": "cell"},
+        },
+        node("next", "C[i, j] = A[i, j] * tanh(B[i, j])", A="o", B="cell"),
+    ]
+    weights = {f"{gate}_w": tensor(hidden, hidden) for gate in "ifgo"}
+    body = graph({"h": state, "c": state, "x": state, **weights}, {}, nodes, "next", "cell", name="body")
+    loop = {"steps": steps, "carried": 2, "scanned": [False], "stacked": [], "body": body}
+    inputs = ["h0", "c0", "xs", *weights]
+    scan = {"name": "scan", "loop": loop, "inputs": inputs, "outputs": ["h", "c"]}
+    constants = {name: constant(hidden, hidden) for name in weights}
+    return graph({"h0": state, "c0": state, "xs": tensor(steps, 1, hidden)}, constants, [scan], "h", "c", name="lstm")
+
+
+RAMMER_MODELS: dict[str, dict[str, Any]] = {"encoder": LAYER, "sigmoid": SIGMOID, "lstm": lstm(16, 3)}

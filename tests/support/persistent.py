@@ -11,7 +11,6 @@ import numpy as np
 from emulator_support import module
 
 from roller_svc import hardware
-from roller_svc.codegen.cuda.event_instructions import EVENT_WORDS
 from roller_svc.codegen.cuda.persistent import build_persistent
 from roller_svc.codegen.cuda.task_kernel import TaskKernel, TaskOperator
 from roller_svc.compiler.lower_and_emit import emit_plan_tasks
@@ -20,6 +19,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.frontend.parse import parse
 from roller_svc.graph.rammer.ranges import schedule_by_ranges
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, KernelSource, Role
 from roller_svc.ir.model_plan import Address

@@ -1,18 +1,14 @@
 """Wrappers of the instructions of events: counters in device memory that order the rTasks of one kernel.
 
 Orders and scopes are those of the PTX ISA: "Memory Consistency Model", "red", "atom", "ld". The words of the memory that
-they share, `sync`, are listed below; an event is a cache line, so that a poll takes no bandwidth from other arrivals.
+they share, `sync`, are in ir/event_state.py; an event is a cache line, so that a poll takes no bandwidth from other arrivals.
 """
 
 from __future__ import annotations
 
 from roller_svc.codegen.helpers import Helper
+from roller_svc.ir.event_state import ABORT, DEADLINE_MS, DEFAULT_DEADLINE_MS, EVENT_WORDS, STATUS
 
-EVENT_WORDS = 32  # 128 bytes
-# Words before the first event. An epoch is a run of the kernel: counters go on from one run to the next.
-EPOCH, ABORT, DEADLINE_MS, STATUS = 0, 1, 2, 8
-STATUS_WORDS = 5  # vEU, row, event, arrivals seen, arrivals expected: of the wait that reached the deadline
-DEFAULT_DEADLINE_MS = 2000  # where the word is 0
 POLLS_BEFORE_SLEEP = 64
 SLEEP_NS = 32
 

@@ -7,12 +7,11 @@ A vEU's rows are its instructions. An argument is a slot and an offset, as in ir
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from roller_svc.analysis.happens_before import HappensBefore, check_plan
-from roller_svc.codegen.cuda.event_instructions import ABORT, EVENT_WORDS, EVENT_WRAPPERS, STATUS, STATUS_WORDS
+from roller_svc.codegen.cuda.event_instructions import EVENT_WRAPPERS
 from roller_svc.codegen.cuda.function import TaskFunction, dialect_of
 from roller_svc.codegen.cuda.task_kernel import (
     ARGUMENT_WORDS,
@@ -34,6 +33,7 @@ from roller_svc.codegen.cuda.task_kernel import (
 )
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
 from roller_svc.ir.quoting import require_identifier
@@ -42,6 +42,7 @@ from roller_svc.ir.vdevice import Execute, VDevicePlan, WaitEvent
 EXECUTE, WAIT = 1, 2  # opcodes
 ARRIVES = 1  # flag of a row: its rTasks arrive at its event
 ROW_WORDS = 4
+SYNC = "sync"  # the name of the memory of events
 
 
 def build_persistent(
@@ -69,8 +70,8 @@ def build_persistent(
     tables = _tables(operators, functions, plan)
     inputs = table_buffers(tables)
     words = EVENT_WORDS * (len(plan.events) + 2)
-    donated = Buffer("sync", "sync", Role.INPUT, DType.UINT32, (words,), donated=True)
-    sync = Buffer("sync", "sync_state", Role.OUTPUT, DType.UINT32, (words,))
+    donated = Buffer(SYNC, "sync", Role.INPUT, DType.UINT32, (words,), donated=True)
+    sync = Buffer(SYNC, "sync_state", Role.OUTPUT, DType.UINT32, (words,))
     launch = LaunchSpec(
         name,
         tuple(buffer.symbol for buffer in (*inputs, sync, *slots)),
@@ -83,21 +84,6 @@ def build_persistent(
     buffers = (*inputs, donated, sync, *slots)
     language = dialect_of(hw.arch).language
     return TaskKernel(KernelSource(name, language, hw.arch, text, buffers, (launch,), runtime_checks(functions)), tables)
-
-
-class ReachedDeadline(NamedTuple):
-    """The wait of a run that reached its deadline."""
-
-    veu: int
-    row: int
-    event: int
-    seen: int  # arrivals, counted from the first run
-    target: int
-
-
-def find_reached_deadline(sync: Table) -> ReachedDeadline | None:
-    """Return the wait that ended a run, by the memory `sync` after it; None if the run has ended well."""
-    return ReachedDeadline(*sync[STATUS : STATUS + STATUS_WORDS].tolist()) if sync[ABORT] else None
 
 
 def _check(

@@ -5,17 +5,25 @@ A lowering is a module with an estimate. The simplest comes first in the table, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from roller_svc.errors import ArgumentError
-from roller_svc.graph.lowerings import cuda_graph, launches
-from roller_svc.graph.lowerings.lowering import Lowering, LoweringEstimate, Refusal, UnrolledPlan
+from roller_svc.graph.lowerings import cuda_graph, launches, persistent, waves
+from roller_svc.graph.lowerings.lowering import (
+    JoinedKernel,
+    LoadTasks,
+    Lowering,
+    LoweringEstimate,
+    Refusal,
+    UnrolledPlan,
+)
+from roller_svc.graph.weights import Weights
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.model_plan import ModelPlan, count_unrolled, unroll_steps
 
-LOWERINGS: tuple[Lowering, ...] = (launches.LAUNCHES, cuda_graph.CUDA_GRAPH)
+LOWERINGS: tuple[Lowering, ...] = (launches.LAUNCHES, cuda_graph.CUDA_GRAPH, waves.WAVES, persistent.PERSISTENT)
 LOWERING_KINDS = tuple(lowering.kind for lowering in LOWERINGS)
 MAX_OPERATIONS = 1 << 18  # of a call
 # A lowering has this fraction of the seconds of a simpler one, or less, if it is chosen.
@@ -28,21 +36,30 @@ class ChosenLowering:
 
     kind: str
     results: Mapping[str, LoweringEstimate | Refusal]
+    unrolled: UnrolledPlan
 
     def to_json(self) -> dict[str, Any]:
         """Return each kind's seconds and launches, or the reason why it cannot run the model."""
         return {
-            kind: {"refused": each.reason}
+            kind: {"refused": each.reason, "code": each.code}
             if isinstance(each, Refusal)
             else {"seconds": each.seconds, "launches": each.launches, "measured": False}
             for kind, each in self.results.items()
         }
 
+    def build(self, hw: HardwareSpec, load_tasks: LoadTasks, weights: Weights) -> ModelPlan:
+        """Return the plan that runs a call. Its last kernel is new if it has more kernels than before."""
+        lowering, cost = next(each for each in LOWERINGS if each.kind == self.kind), self.results[self.kind]
+        if lowering.build is None or isinstance(cost, Refusal):
+            return self.unrolled.plan
+        return lowering.build(self.unrolled, hw, load_tasks, weights, cost.seconds)
 
-def choose_lowering(kind: str | None, plan: ModelPlan, hw: HardwareSpec) -> ChosenLowering:
+
+def choose_lowering(kind: str | None, plan: ModelPlan, hw: HardwareSpec, kernels: Sequence[JoinedKernel] = ()) -> ChosenLowering:
     """Return a kind of lowering for a plan; None: the one that the performance model prefers.
 
-    Raises ArgumentError (refused-plan) if the plan cannot have that kind, or has too many operations for any.
+    `kernels`: what is known of the plan's kernels. Without it no kernel joins others.
+    Raises ArgumentError if the plan cannot have that kind (the refusal's code), or too many operations (refused-plan).
     """
     operations = count_unrolled(plan.steps)
     if operations > MAX_OPERATIONS:
@@ -51,15 +68,15 @@ def choose_lowering(kind: str | None, plan: ModelPlan, hw: HardwareSpec) -> Chos
             code="refused-plan",
             hint="its loops have many steps: compile the body of the loop as a model",
         )
-    unrolled = UnrolledPlan(plan, tuple(unroll_steps(plan.steps)))
+    unrolled = UnrolledPlan(plan, tuple(unroll_steps(plan.steps)), tuple(kernels))
     results = {lowering.kind: lowering.estimate(unrolled, hw) for lowering in LOWERINGS}
     if kind is not None:
         refused = results[kind]
         if isinstance(refused, Refusal):
-            raise ArgumentError(f"plan {kind!r} cannot run this model: {refused.reason}", code="refused-plan")
-        return ChosenLowering(kind, results)
+            raise ArgumentError(f"plan {kind!r} cannot run this model: {refused.reason}", code=refused.code)
+        return ChosenLowering(kind, results, unrolled)
     best, best_s = "", float("inf")
     for name, each in results.items():
         if isinstance(each, LoweringEstimate) and each.seconds < (MARGIN * best_s if best else best_s):
             best, best_s = name, each.seconds
-    return ChosenLowering(best, results)
+    return ChosenLowering(best, results, unrolled)

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from roller_svc.analysis.step_order import find_predecessors
+from roller_svc.codegen.kernel import Tasks
+from roller_svc.graph.weights import Weights
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import Resources
 from roller_svc.ir.model_plan import CopyStep, KernelStep, ModelPlan
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedKernel:
+    """A kernel for the lowerings that make one of many: its resources, and why it cannot join others."""
+
+    resources: tuple[Resources, ...]  # of each launch
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
 class UnrolledPlan:
     """A plan with the steps of a call in order."""
 
     plan: ModelPlan
     steps: tuple[KernelStep | CopyStep, ...]
+    kernels: tuple[JoinedKernel, ...] = ()  # those of the plan
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """The steps that have to finish before each one."""
+        return find_predecessors(self.plan, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +49,42 @@ class Refusal:
     """Why a lowering cannot run a plan."""
 
     reason: str
+    code: str = "refused-plan"
+
+
+# With a kernel's number and the number of its first run-time check: its launches as rTasks, without those that prepack.
+LoadTasks = Callable[[int, int], tuple[Tasks, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """A kind of plans of GPUs. `estimate` returns what a call costs, or why the device or the plan cannot have it."""
+    """A kind of plans of GPUs."""
 
     kind: str
+    # what a call costs, or why the device or the plan cannot have it
     estimate: Callable[[UnrolledPlan, HardwareSpec], LoweringEstimate | Refusal]
+    # the plan that runs a kernel of its own, its last one, with the estimate of a call; None: the plan as it is
+    build: Callable[[UnrolledPlan, HardwareSpec, LoadTasks, Weights, float], ModelPlan] | None = None
 
 
-def kernel_seconds(unrolled: UnrolledPlan, hw: HardwareSpec) -> float:
-    """Return the seconds of all work of a call on the device, without overheads of launches."""
-    overhead_s, memory = hw.limits.launch_overhead_s, hw.levels[0]
-    seconds = 0.0
-    for step in unrolled.steps:
-        if isinstance(step, CopyStep):
-            seconds += 2 * step.bytes / memory.bandwidth_bytes_per_s
-            continue
-        kernel = unrolled.plan.kernels[step.kernel]
-        launches = sum(not launch.is_prepack for launch in kernel.source.launches)
-        seconds += max(0.0, kernel.estimate_s / launches - overhead_s)
-        seconds += sum(size for _, size in step.zeroed) / memory.bandwidth_bytes_per_s
-    return seconds
+def kernel_seconds(unrolled: UnrolledPlan, hw: HardwareSpec, factors: Sequence[float] | None = None) -> float:
+    """Return the seconds of all work of a call on the device, without overheads of launches.
+
+    `factors`: how many times as long each step takes as alone.
+    """
+    scales = factors or [1.0] * len(unrolled.steps)
+    return sum(scale * step_seconds(unrolled, step, hw) for scale, step in zip(scales, unrolled.steps, strict=True))
+
+
+def step_seconds(unrolled: UnrolledPlan, step: KernelStep | CopyStep, hw: HardwareSpec) -> float:
+    """Return the seconds of a step on the device, without the overhead of its launch."""
+    bandwidth = hw.levels[0].bandwidth_bytes_per_s
+    if isinstance(step, CopyStep):
+        return 2 * step.bytes / bandwidth
+    kernel = unrolled.plan.kernels[step.kernel]
+    launches = sum(not launch.is_prepack for launch in kernel.source.launches)
+    seconds = max(0.0, kernel.estimate_s / launches - hw.limits.launch_overhead_s)
+    return seconds + sum(size for _, size in step.zeroed) / bandwidth
 
 
 def count_operations(unrolled: UnrolledPlan) -> int:

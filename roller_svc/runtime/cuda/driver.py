@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from roller_svc.runtime.saved.launch import DATA_TYPES, L2_PROMOTIONS, LAST_DRIV
 from roller_svc.runtime.saved.metadata import L2_PROMOTION_BYTES, MAP_ALIGNMENT_BYTES, MAP_BYTES, data_type
 
 _NO_INTERLEAVE = _FILLED_WITH_ZEROS = 0
+_COOPERATIVE_TOO_LARGE = 720  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
 _WORD_BYTES, _SPAN_WORD, _SPAN_BIT = 8, 1, 21  # see LAST_DRIVER_TO_FIX
 
 
@@ -61,10 +63,18 @@ class Driver:
         return Parameters((*pointers, *maps), (ctypes.c_void_p * len(addresses))(*addresses))
 
     def launch(self, function: int, launch: LaunchSpec, parameters: Parameters, stream: int) -> None:
-        """Call cuLaunchKernel. The cluster size is an attribute in the kernel's source."""
+        """Call cuLaunchKernel, or cuLaunchCooperativeKernel. The cluster size is an attribute in the kernel's source.
+
+        Raises LaunchError (persistent-too-large) for a cooperative launch whose blocks do not fit the device at once.
+        """
         sizes = (ctypes.c_uint(n) for n in (*launch.grid, *launch.block, launch.shared_bytes))
-        status = self.library.cuLaunchKernel(ctypes.c_void_p(function), *sizes, ctypes.c_void_p(stream), parameters.addresses, None)
-        self.check(status, f"launch of {launch.name} failed")
+        given = (ctypes.c_void_p(function), *sizes, ctypes.c_void_p(stream), parameters.addresses)
+        if not launch.cooperative:
+            self.check(self.library.cuLaunchKernel(*given, None), f"launch of {launch.name} failed")
+            return
+        status = self.library.cuLaunchCooperativeKernel(*given)
+        code = "persistent-too-large" if status == _COOPERATIVE_TOO_LARGE else None
+        self.check(status, f"launch of {launch.name} with {math.prod(launch.grid)} blocks at once failed", code)
 
     def _encode(self, view: TensorMap, address: int) -> Any:
         storage = (ctypes.c_ubyte * (MAP_BYTES + MAP_ALIGNMENT_BYTES))()
@@ -90,13 +100,13 @@ class Driver:
             word.value &= ~(1 << _SPAN_BIT)
         return storage
 
-    def check(self, status: int, what: str) -> None:
-        """Raise LaunchError, with the driver's name of the error, for a status that is not success."""
+    def check(self, status: int, what: str, code: str | None = None) -> None:
+        """Raise LaunchError, of a code and with the driver's name of the error, for a status that is not success."""
         if status == 0:
             return
         name = ctypes.c_char_p()
         self.library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(name))
-        raise LaunchError(f"{what}: {(name.value or b'').decode() or f'error {status}'}")
+        raise LaunchError(f"{what}: {(name.value or b'').decode() or f'error {status}'}", code=code)
 
 
 def _aligned_address(storage: Any) -> int:

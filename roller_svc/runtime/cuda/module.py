@@ -89,6 +89,8 @@ class CudaModule:
     def __init__(self, compiled: CompiledKernel) -> None:
         if compiled.source.language is not Language.CUDA:
             raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not CUDA")
+        if any(launch.cooperative for launch in compiled.source.launches):
+            raise LaunchError(f"{compiled.source.name} has a cooperative launch, which only its model makes")
         self.source: KernelSource = compiled.source
         self._compiled = compiled
         self._lock = threading.Lock()

@@ -12,6 +12,7 @@ import numpy as np
 from roller_svc.analysis.step_order import find_predecessors
 from roller_svc.errors import LaunchError
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, ModelPlan, unroll_steps
 from roller_svc.runtime.binding import Array, bind
@@ -20,9 +21,10 @@ from roller_svc.runtime.cuda.driver import Driver, Parameters, driver
 from roller_svc.runtime.cuda.graph import Graph, Node
 from roller_svc.runtime.cuda.module import DeviceArrays, device_present, launch_errors, load_functions
 from roller_svc.runtime.graphs.buffers import call_buffers
+from roller_svc.runtime.graphs.cooperative import find_cooperative, raise_reached_deadline
 
 MAX_PREPARED = 16  # calls with other addresses, which are kept for a device
-_DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
+_DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 2, 3  # cudaMemcpyKind
 # With a stream's handle: start a call.
 Start = Callable[[int], None]
 
@@ -59,13 +61,18 @@ class CudaModel:
         self._steps = tuple(unroll_steps(plan.steps))
         self._predecessors = find_predecessors(plan, self._steps) if as_graph else ()
         self._as_graph = as_graph
+        prepack = unroll_steps(plan.prepack)
+        self._used = {step.kernel for step in (*prepack, *self._steps) if isinstance(step, KernelStep)}
+        self._cooperative = tuple(find_cooperative(plan, self._steps))
         self._loaded: dict[int, _Loaded] = {}
         self._lock = Lock()
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Start a call on the current stream of the arrays' library, and return the outputs by name.
 
-        Raises ArgumentError for arrays that do not fit, LaunchError (no-device, no-cupy, wrong-device, out-of-memory).
+        A call with a cooperative launch returns when the work is done.
+        Raises ArgumentError for arrays that do not fit, LaunchError (no-device, no-cupy, wrong-device, out-of-memory,
+        persistent-too-large), and KernelTimeoutError if a wait in a cooperative launch reached its deadline.
         """
         if not device_present():
             raise LaunchError(
@@ -84,12 +91,16 @@ class CudaModel:
             slots = [loaded.weights.address, loaded.packed.address, loaded.arenas[stream].address]
             slots += [binding.memory[buffer.symbol].address for buffer in self._buffers]
             self._prepared(cupy, loaded, tuple(slots))(stream)
+            for step, events in self._cooperative:
+                _check_deadline(cupy, step, _address(slots, events), stream)
             return binding.copy_back()
 
     def _on_device(self, cupy: Any, device: int, stream: int) -> _Loaded:
         """Return the model on a device; load it and pack its weights there once."""
         if device not in self._loaded:
-            functions = tuple(load_functions(each, cupy, device) for each in self._compiled)
+            functions = tuple(
+                load_functions(each, cupy, device) if number in self._used else () for number, each in enumerate(self._compiled)
+            )
             weights, packed = _upload(cupy, self._weights, device), _allocate(cupy, self.plan.packed_bytes, device)
             loaded = _Loaded(functions, weights, packed)
             prepack = tuple(unroll_steps(self.plan.prepack))
@@ -146,6 +157,15 @@ class CudaModel:
             given = _parameters(library, self.plan, step, slots)
             nodes.append(graph.add_kernel(function, launch, given, zeros or after))
         return graph.instantiate().launch
+
+
+def _check_deadline(cupy: Any, step: KernelStep, events: int, stream: int) -> None:
+    """Wait for the end of a cooperative launch. Raises KernelTimeoutError if a wait in it reached its deadline."""
+    state = np.zeros(EVENT_WORDS, np.uint32)
+    runtime = cupy.cuda.runtime
+    runtime.memcpyAsync(state.ctypes.data, events, state.nbytes, _DEVICE_TO_HOST, stream)
+    runtime.streamSynchronize(stream)
+    raise_reached_deadline(step, state)
 
 
 def _parameters(library: Driver, plan: ModelPlan, step: KernelStep | CopyStep, slots: Sequence[int]) -> Parameters:

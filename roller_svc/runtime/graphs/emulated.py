@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,13 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from roller_svc.analysis.step_order import find_predecessors
-from roller_svc.errors import IndexRangeError
+from roller_svc.errors import IndexRangeError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, ModelPlan, unroll_steps
 from roller_svc.runtime.binding import Array, Binding, NumpyArrays, bind
 from roller_svc.runtime.emulator import CxxCompiler, EmulatorCall, EmulatorModule
 from roller_svc.runtime.graphs.buffers import call_buffers
+from roller_svc.runtime.graphs.cooperative import find_cooperative
 
+MAX_TOGETHER = 8  # blocks of a cooperative launch, as in memory.h
 _UNDEFINED = 0xFF  # every byte of memory that nothing has written: NaN as a number
 _BEFORE = "_before"  # ends the symbol of a written buffer's contents before a launch
 
@@ -53,6 +56,15 @@ class EmulatedModel:
         self._steps = tuple(unroll_steps(plan.steps))
         self._modules: dict[tuple[int, int], EmulatorModule] = {}
         self._packed: Array | None = None
+
+        for step, _ in find_cooperative(plan, self._steps):
+            blocks = math.prod(plan.kernels[step.kernel].source.launches[step.launch].grid)
+            if blocks > MAX_TOGETHER:
+                raise LaunchError(
+                    f"a kernel of {plan.name} has {blocks} blocks that run together, and the emulator runs at most {MAX_TOGETHER}: "
+                    'plan="waves" has the same functions',
+                    code="persistent-too-large",
+                )
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Return the outputs by name. Raises as EmulatorModule.run does; an index out of range names its node."""

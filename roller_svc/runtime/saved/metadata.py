@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from roller_svc.errors import ArgumentError
-from roller_svc.ir.canonical import FLAT, UNTAGGED, Limit, Pattern, Printable
+from roller_svc.ir.canonical import FLAT, OMIT_DEFAULT, UNTAGGED, Limit, Pattern, Printable
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import arch_named
 from roller_svc.ir.kernel import (
@@ -191,6 +191,7 @@ class LaunchEntry:
     prepares: bool
     phases: tuple[PhaseEntry, ...]
     resources: Resources
+    cooperative: Annotated[bool, OMIT_DEFAULT] = False
 
     @classmethod
     def of(cls, launch: LaunchSpec, buffers: Mapping[str, Buffer], used: Resources) -> LaunchEntry:
@@ -208,6 +209,7 @@ class LaunchEntry:
             launch.is_prepack,
             tuple(PhaseEntry(each.name, each.args, each.tasks) for each in launch.phases),
             used,
+            launch.cooperative,
         )
 
     def launch(self) -> LaunchSpec:
@@ -227,6 +229,7 @@ class LaunchEntry:
             maps,
             self.cluster[0],
             phases,
+            self.cooperative,
         )
 
 

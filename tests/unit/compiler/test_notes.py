@@ -105,6 +105,28 @@ def test_scales_of_blocks_that_divide_name_the_inverses_that_are_faster(text: st
     assert gain == pytest.approx(slow / fast, abs=0.06)
 
 
+WEIGHTS: dict[str, Any] = {
+    "x": ("bfloat16", (512, 2048)),
+    "w": (FP8, (8, 2048, 2048)),
+    "e": ("int32", (512,)),
+    "s": ("float32", (8, 2048)),
+}
+OF_EXPERTS = "y[t, n] +=! x[t, k].cast(`float32`) * (w[e[t], k, n].cast(`float32`) * s[e[t], n])"
+
+
+def test_scales_of_narrow_weights_are_named_where_they_are_faster_after_the_sum() -> None:
+    dense = OF_EXPERTS.replace("e[t], ", "")
+    one = {name: (dtype, shape[1:]) for name, (dtype, shape) in WEIGHTS.items() if name in "ws"} | {"x": WEIGHTS["x"]}
+    for text, inputs in ((dense, one), (OF_EXPERTS, WEIGHTS)):
+        (note, *_) = notes(text, inputs)
+        gain = float(note.split("; s after the sum: ")[1].split()[0])
+        scale = text.split(" * ")[-1].rstrip(")")
+        after = text.replace(f" * {scale}", "").replace("y[", "z[") + f"; y[t, n] = z[t, n] * {scale}"
+        slow, fast = (estimate_item(Item(each, inputs), [H200], 1)[0].plans[0].estimate.seconds for each in (text, after))
+        assert gain == pytest.approx(slow / fast, abs=0.06)
+        assert not any("after the sum" in note for note in notes(text, inputs | {"x": ("float16", (512, 2048))}))
+
+
 def test_conditions_on_both_factors_are_named() -> None:
     text = "c[m, n]: float32 +=! where(k <= m + n, a[m, k] * b[k, n], 0.0)"
     (note,) = notes(text, both("float16", 2048))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import dataclasses
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +16,14 @@ from fake_cupy import FakeArray, FakeCupy
 from fake_libcuda import FakeLibcuda
 from gpu_models import MODELS
 
-from roller_svc.errors import LaunchError
+from roller_svc import hardware
+from roller_svc.errors import KernelTimeoutError, LaunchError
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
+from roller_svc.ir.event_state import ABORT, STATUS, STATUS_WORDS
 from roller_svc.ir.kernel import CompiledKernel
-from roller_svc.ir.model_plan import ModelPlan
+from roller_svc.ir.model_plan import KernelStep, ModelPlan
 from roller_svc.model import Model, compile_model
 from roller_svc.runtime.binding import Array, Binding, NumpyArrays
 from roller_svc.runtime.cuda import arrays as cuda_arrays
@@ -67,19 +70,19 @@ class Device:
     def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> None:
         self.plan: ModelPlan = model._variants[0].plan
         self.compiled = [bundle.compiled for bundle in model._kernel_bundles]
-        self.handles: dict[str, int] = {}
+        self.handles: dict[str, list[int]] = {}  # of the launches of a name
+        self.loaded: set[int] = set()  # numbers of kernels
         kernels: dict[int, Callable[..., None]] = {}
         counts: dict[int, int] = {}
         for compiled in self.compiled:
             for number, launch in enumerate(compiled.source.launches):
-                handle = self.handles[launch.name] = 1000 + len(kernels)
+                handle = 1000 + len(kernels)
+                self.handles.setdefault(launch.name, []).append(handle)
                 kernels[handle] = emulated(compiled, number)
                 counts[handle] = len(launch.args)
         self.library = FakeLibcuda(kernels, counts, seed)
         self.cupy = FakeCupy({})
-        self.cupy.cuda.Module = lambda: types.SimpleNamespace(
-            load=lambda _: None, get_function=lambda name: types.SimpleNamespace(ptr=self.handles[name])
-        )
+        self.cupy.cuda.Module = self._module
         self.copies = 0
         self.cupy.cuda.runtime.memcpyAsync = self._copy
         for module in (cuda_module, cuda_arrays, cuda):
@@ -88,8 +91,18 @@ class Device:
         monkeypatch.setattr(cuda, "driver", lambda: Driver(self.library, fix_small_maps=False))
         self.weights = model._variants[0].loaded.weights
 
+    def _module(self) -> types.SimpleNamespace:
+        """Return a module whose launches of one name have their handles in order."""
+        left = {name: iter(handles) for name, handles in self.handles.items()}
+
+        def load(binary: bytes) -> None:
+            self.loaded.add([each.binary for each in self.compiled].index(binary))
+
+        return types.SimpleNamespace(load=load, get_function=lambda name: types.SimpleNamespace(ptr=next(left[name])))
+
     def _copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
-        assert (kind, stream) == (3, 77)
+        assert stream == 77
+        assert kind in (2, 3)  # to the host, on the device
         ctypes.memmove(target, source, size)
         self.copies += 1
 
@@ -97,8 +110,8 @@ class Device:
         return CudaModel(self.plan, self.compiled, self.weights, as_graph=as_graph)
 
 
-def compiled(name: str) -> Model:
-    return compile_model(copy.deepcopy(MODELS[name]), A100, select="model", top_k=1)
+def compiled(name: str, plan: str = "launches") -> Model:
+    return compile_model(copy.deepcopy(MODELS[name]), A100, select="model", top_k=1, plan=plan)
 
 
 def inputs_of(name: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -171,3 +184,70 @@ def test_errors_of_the_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     device.library.cuGetErrorName = lambda status, name: None
     with pytest.raises(LaunchError, match="cannot add a node to a graph: copy: error 1"):
         device.load(as_graph=True).run(on_device(inputs_of("views", 0)[0]))
+
+
+@pytest.fixture
+def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = hardware.load
+    monkeypatch.setattr(hardware, "load", lambda target: dataclasses.replace(load(target), num_cores=8))
+
+
+@pytest.mark.usefixtures("few_cores")
+@pytest.mark.parametrize("name", ["branches", "lookups", "slices"])
+def test_a_persistent_kernel_is_one_cooperative_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled(name, "persistent"), monkeypatch)
+    model = device.load(as_graph=False)
+    for seed in range(2):
+        arrays, want = inputs_of(name, seed)
+        results = model.run(on_device(arrays))
+        for output, value in want.items():
+            np.testing.assert_allclose(results[output].numpy, value, rtol=1e-5, atol=1e-5)
+    packing = [step for step in device.plan.prepack if isinstance(step, KernelStep)]
+    assert device.library.launched == len(packing) * ["kernel"] + 2 * ["cooperative"]
+    assert device.loaded == {step.kernel for step in (*packing, *device.plan.steps) if isinstance(step, KernelStep)}
+
+
+@pytest.mark.usefixtures("few_cores")
+def test_more_blocks_than_a_device_holds_are_refused_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("branches", "persistent"), monkeypatch)
+    device.library.resident_blocks = 7
+    device.library.cuGetErrorName = lambda status, name: None
+    with pytest.raises(LaunchError, match="with 8 blocks at once failed: error 720") as raised:
+        device.load(as_graph=False).run(on_device(inputs_of("branches", 0)[0]))
+    assert raised.value.code == "persistent-too-large"
+
+
+@pytest.mark.usefixtures("few_cores")
+def test_row_15_a_wait_that_reaches_the_deadline_names_node_and_veu(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = compiled("branches", "persistent")
+    device = Device(model, monkeypatch)
+    (step,) = device.plan.steps
+    assert isinstance(step, KernelStep)
+    launch = device.compiled[step.kernel].source.launches[0]
+    at = launch.args.index("sync_state")
+
+    def stuck(*addresses: int) -> None:
+        """Write what a kernel writes whose wait in vEU 3, row 9, for the last event has seen one rTask of four."""
+        state = np.ctypeslib.as_array((ctypes.c_uint32 * 32).from_address(addresses[at]))
+        assert not state.any()  # the events of an earlier call that was stopped are zero again
+        state[ABORT] = 1
+        state[STATUS : STATUS + STATUS_WORDS] = (3, 9, len(step.events) - 1, 1, 4)
+
+    device.library.kernels[device.handles[launch.name][0]] = stuck
+    cuda_model = device.load(as_graph=False)
+    for _ in range(2):
+        with pytest.raises(KernelTimeoutError) as raised:
+            cuda_model.run(on_device(inputs_of("branches", 0)[0]))
+        assert f"vEU 3 waited too long for node {step.events[-1]!r} in row 9: 1 of 4 rTasks" in raised.value.message
+        assert raised.value.code == "kernel-timeout"
+    assert set(step.events) <= {"left", "soft", "right", "joined"}
+
+
+def test_waves_are_launches_of_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("branches", "waves"), monkeypatch)
+    arrays, want = inputs_of("branches", 0)
+    results = device.load(as_graph=False).run(on_device(arrays))
+    for output, value in want.items():
+        np.testing.assert_allclose(results[output].numpy, value, rtol=1e-5, atol=1e-5)
+    assert device.library.launched == len(device.plan.steps) * ["kernel"]
+    assert len(device.plan.steps) == 3

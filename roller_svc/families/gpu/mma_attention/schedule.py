@@ -183,6 +183,8 @@ class _Kernel:
         nodes = self.pipeline.prologue(k_tiles)
         if self.tile.has_q_in_registers and not self.tile.is_q_overlaid:
             nodes += self._load_q(self.pipeline.prefetch_stages if self.pipeline.is_async else 0)
+        elif not self.tile.has_q_in_registers and self._has_async_copies and not self.pipeline.is_async:
+            nodes += (CpAsyncWaitGroup(0),)  # for Q; each step begins with a barrier
         return (*nodes, self.pipeline.mainloop(k_tiles, work))
 
     def _load_q(self, pending: int) -> tuple[Node, ...]:

@@ -13,9 +13,8 @@ from persistent import ARENA, Arrays, Built, Node, build_graph, events, expected
 from reference_kernels import SM_80
 
 from roller_svc import toolchain
-from roller_svc.codegen.cuda.event_instructions import DEADLINE_MS
 from roller_svc.codegen.cuda.function import TaskFunction
-from roller_svc.codegen.cuda.persistent import build_persistent, find_reached_deadline
+from roller_svc.codegen.cuda.persistent import build_persistent
 from roller_svc.codegen.cuda.task_kernel import TaskKernel, TaskOperator
 from roller_svc.codegen.cuda.waves import build_waves
 from roller_svc.errors import InvariantError, LaunchError, WrongAnswerError
@@ -23,6 +22,7 @@ from roller_svc.frontend.parse import parse
 from roller_svc.graph.rammer.residency import check_resident, count_veus
 from roller_svc.graph.rammer.wavefront import find_waves
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.event_state import DEADLINE_MS, find_reached_deadline
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Resources, Role
 from roller_svc.ir.model_plan import Address
 from roller_svc.ir.program import TensorType

@@ -102,13 +102,13 @@ def test_a_page_that_does_not_exist_is_reported(page: int) -> None:
         load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
 
 
-def called(queries: int, parameters: str) -> TensorProgram:
+def called(queries: int, parameters: str, cache: DType = DType.FLOAT16) -> TensorProgram:
     """Return the operator over 3 sequences of at most 7 pages of 9 keys, whose lengths are data."""
     half, index = DType.FLOAT16, DType.INT32
     inputs = {
         "Q": TensorType(half, (3, queries, 6, 40)),
-        "K": TensorType(half, (20, 9, 2, 40)),
-        "V": TensorType(half, (20, 9, 2, 24)),
+        "K": TensorType(cache, (20, 9, 2, 40)),
+        "V": TensorType(cache, (20, 9, 2, 24)),
         "T": TensorType(index, (3, 7)),
         "L": TensorType(index, (3,)),
         "s": TensorType(DType.FLOAT32, (6,)),
@@ -136,6 +136,53 @@ def test_the_operator_agrees_with_the_interpreter(target: HardwareSpec, queries:
     got = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
     agreement = agrees(compute, got, evaluate(compute, arrays))
     assert agreement.ok, agreement.detail
+
+
+SCALED = """S[b, h, n]: float32 +=! Q[b, h, d] * K[T[b, n // 16], n % 16, h // 4, d] where n in {keys}, h in {heads};
+    A[b, h, n] = where(n < L[b], S[b, h, n] * (ks[h // 4] * 0.125), const(`-inf`));
+    M[b, h] >=! A[b, h, n];
+    E[b, h, n] = where(n < L[b], exp(A[b, h, n] - M[b, h]), 0.0);
+    Z[b, h] +=! E[b, h, n];
+    X[b, h, d]: float32 +=! E[b, h, n].cast(`float16`) * V[T[b, n // 16], n % 16, h // 4, d];
+    Y[b, h, d] = (X[b, h, d] / Z[b, h] * vs[h // 4]).cast(`float16`)"""
+
+
+def scaled(batch: int, shared: int, pages: int, head_dim: int) -> TensorProgram:
+    """Return decoding with a cache in float8, and scales of its heads."""
+    cache = TensorType(DType.FLOAT8_E4M3FN, (batch * pages, PAGE, shared, head_dim))
+    index, scales = DType.INT32, TensorType(DType.FLOAT32, (shared,))
+    inputs = {"Q": TensorType(DType.FLOAT16, (batch, 4 * shared, head_dim)), "K": cache, "V": cache, "ks": scales, "vs": scales}
+    inputs |= {"T": TensorType(index, (batch, pages)), "L": TensorType(index, (batch,))}
+    return parse(SCALED.format(keys=pages * PAGE, heads=4 * shared), inputs, ("Y",))
+
+
+@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=lambda spec: spec.id)
+def test_keys_and_values_in_float8_are_loaded_in_vectors_and_converted_in_registers(target: HardwareSpec) -> None:
+    compute = scaled(8, 8, 128, 128)
+    best = rank_best_partition(compute, target, 1)
+    assert [group.kind for group in best.groups] == [GroupKind.ATTENTION]
+    text = source_of(compute, target, ScheduleConstraints()).text
+    for tensor in ("K", "V"):
+        loads = [line for line in text.splitlines() if f"{tensor}[(int)(T[" in line]
+        assert loads
+        assert all("(const uint2 *)" in line for line in loads)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", [HOPPER, AMPERE, MI250X], ids=lambda spec: spec.id)
+def test_a_cache_in_float8_agrees_with_the_interpreter(target: HardwareSpec) -> None:
+    programs = [(scaled(3, 2, 7, 64), 21), (called(4, ", window=11", DType.FLOAT8_E5M2), 20)]
+    programs += [(scaled(3, 1, 7, 160), 21)]  # Q is not kept in registers
+    for compute, pages in programs:
+        (group,) = PartitionCache(compute).groups(target)
+        assert group.kind is GroupKind.ATTENTION
+        source = source_of(compute, target, ScheduleConstraints())
+        arrays = random_inputs(compute, 3)
+        arrays["T"] = np.random.default_rng(3).integers(0, pages, (3, 7)).astype(np.int32)
+        arrays["L"] = np.array([63, 1, 37], np.int32)
+        got = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
+        agreement = agrees(compute, got, evaluate(compute, arrays))
+        assert agreement.ok, agreement.detail
 
 
 @pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=lambda spec: spec.id)

@@ -290,7 +290,8 @@ def _copy_registers(feed: OperandLoad, buffer_bytes: int, threads: int) -> float
     chunks = -(-buffer_bytes // (CHUNK_BYTES * threads * item_chunks)) * item_chunks
     if feed.is_async and chunk_copies(feed) == 1:
         return chunks * CHUNK_COPY_REGISTERS
-    return chunks * feed.chunk_registers
+    in_flight = min(1.0, feed.operand.memory_dtype.bytes / feed.dtype.bytes) if feed.load.kind is LoadKind.VECTOR else 1.0
+    return chunks * feed.chunk_registers * in_flight  # vectors wait in their type in memory
 
 
 def partial_results(group: KernelGroup, tile: MmaAttentionTile) -> tuple[tuple[str, TensorType], ...]:

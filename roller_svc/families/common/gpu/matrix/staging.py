@@ -192,11 +192,11 @@ class MmaOperandCopy:
     def _register_dtype(self) -> DType:
         """Return the type in registers: the memory type unless it is wider than the staged one."""
         stored, staged = self.operand.memory_dtype, self.staged.dtype
-        return stored if self.operand.source is not None and stored.bytes <= staged.bytes else staged
+        return stored if self.operand.copied is not None and stored.bytes <= staged.bytes else staged
 
     def _value(self) -> Expr:
         """Return the operand inside its tensor and 0 outside, in the register type."""
-        inside, source = self._inside(), self.operand.source
+        inside, source = self._inside(), self.operand.copied
         value = _implicit_cast(self.operand.expr, self._register_dtype)
         if source is not None and self._register_dtype is self.operand.memory_dtype:
             inside, value = logical_and(inside, self.operand.guard), source

@@ -17,8 +17,10 @@ from roller_svc.families.common.gpu.matrix.tile import (
     LoadKind,
     MmaTile,
     OperandLoad,
+    is_unpacked,
 )
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import Arch
 from roller_svc.ir.program import operators
 from roller_svc.perf.common import Launch, load_latency_cycles, second_launch_s, wave_rectangle
 from roller_svc.perf.footprint import ADDRESS_OPS, Tile
@@ -170,7 +172,7 @@ def copy_cost(feed: OperandLoad, elements: int, operand: OperandFootprint, mach:
         slots += elements / warp * unpacking.slots
     if not feed.is_async:
         staged_bytes = elements * feed.dtype.bytes
-        converted = elements / warp * _convert_slots(feed)
+        converted = elements / warp * _convert_slots(feed, mach.hw.arch)
         packed = elements / warp * (1 + computed_operations(feed)) if feed.load.kind is LoadKind.ELEMENT else 0.0
         packed += elements / warp * PERMUTE_OPS if feed.load.kind is LoadKind.TRANSPOSE else 0.0
         slots += converted + packed + STORE_OPS * staged_bytes / (CHUNK_BYTES * warp)
@@ -215,11 +217,14 @@ def _reread_dram_bytes(mach: Machine, tensor_bytes: float, times: float, between
     return tensor_bytes * (1.0 + max(0.0, times - 1.0) * (1.0 - min(1.0, hit_rate)))
 
 
-def _convert_slots(feed: OperandLoad) -> float:
-    """Return the issue slots to convert one element in registers."""
+def _convert_slots(feed: OperandLoad, arch: Arch) -> float:
+    """Return the issue slots to convert one element in registers: those of pairs, where the architecture converts them."""
     source = feed.operand.memory_dtype
-    if source is feed.dtype or feed.operand.source is None or feed.load.kind is LoadKind.UNPACK:
+    if source is feed.dtype or feed.operand.copied is None or feed.load.kind is LoadKind.UNPACK:
         return 0.0  # no conversion, or part of a computed or unpacked operand
+    unpacking = unpacking_of(feed.operand.expr, feed.dtype) if is_unpacked(feed.operand, feed.dtype, arch) else None
+    if unpacking is not None and source.is_float:
+        return unpacking.slots
     return FLOAT8_SLOTS if source in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2) else 0.5
 
 

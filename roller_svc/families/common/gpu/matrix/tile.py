@@ -328,7 +328,8 @@ class LoadClass:
 
 def is_unpacked(operand: Operand, dtype: DType, arch: Arch) -> bool:
     """Return whether an operand is unpacked in pairs as `dtype` on that architecture."""
-    return unpacking_of(operand.expr, dtype) is not None and has_pair_conversions(operand.expr, arch)
+    is_nvidia = arch.prefix == MIN_ASYNC_ARCH.prefix
+    return is_nvidia and unpacking_of(operand.expr, dtype) is not None and has_pair_conversions(operand.expr, arch)
 
 
 def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
@@ -336,15 +337,13 @@ def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
     source, size = operand.memory_dtype, dtype.bytes
     is_nvidia = arch.prefix == MIN_ASYNC_ARCH.prefix
     has_staged_layout = operand.k_major or (size > 1 and is_nvidia)  # as in `staged`
-    if operand.source is None and has_staged_layout and is_nvidia and is_unpacked(operand, dtype, arch):
+    if operand.copied is None and has_staged_layout and is_unpacked(operand, dtype, arch):
         return LoadClass(LoadKind.UNPACK, CHUNK_BYTES // size)
     if operand.copied is None or not has_staged_layout:
         return LoadClass(LoadKind.ELEMENT, 1)
     same = source is dtype or (source is DType.BOOL and dtype is DType.UINT8)
     if same and is_nvidia and arch >= MIN_ASYNC_ARCH and operand.vector_width * size >= WORD_BYTES:
         return LoadClass(LoadKind.ASYNC, min(operand.vector_width, CHUNK_BYTES // size))
-    if operand.source is None:
-        return LoadClass(LoadKind.ELEMENT, 1)
     together = min(operand.vector_width, CHUNK_BYTES // max(size, source.bytes))
     return LoadClass(LoadKind.VECTOR if together > 1 else LoadKind.ELEMENT, together)
 

@@ -1,0 +1,297 @@
+"""Models as one kernel, launched once a wave or persistent: the bits of separate launches, refusals, estimates."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_models import MODELS, RAMMER_MODELS, graph, node, tensor
+
+from roller_svc import hardware
+from roller_svc.errors import ArgumentError, InvariantError, LaunchError
+from roller_svc.graph import compile as graph_compile
+from roller_svc.graph.interpret import interpret
+from roller_svc.graph.load import load_graph
+from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, joined, persistent, waves
+from roller_svc.graph.lowerings.joined import NOT_JOINABLE_CODE, find_refusal, occupancy_factors
+from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate, Refusal, UnrolledPlan
+from roller_svc.graph.weights import Weights
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel, Resources
+from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
+from roller_svc.ir.vdevice import VDevicePlan, WaitEvent
+from roller_svc.model import Model, compile_model, load_model
+from roller_svc.runtime.graphs.emulated import EmulatedModel
+from roller_svc.settings import read_settings, use
+from roller_svc.toolchain import compile_cxx
+
+H200, A100 = "nvidia-h200-sxm", "nvidia-a100-sxm-80gb"
+CORES = 8  # as many blocks as the emulator runs together
+ALL = {**{name: MODELS[name] for name in ("branches", "pieces", "views", "slices", "lookups", "images")}, **RAMMER_MODELS}
+load_spec = hardware.load
+
+
+def spec(target: str, cores: int = CORES) -> HardwareSpec:
+    return dataclasses.replace(load_spec(target), num_cores=cores)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    use(read_settings(cache=folder))
+    yield folder
+    use(read_settings())
+
+
+@pytest.fixture(autouse=True)
+def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "load", spec)
+
+
+def compiled(name: str, target: str = A100, **options: Any) -> Model:
+    given = {"select": "model", "top_k": 1, "runtime": "emulator"} | options
+    return compile_model(copy.deepcopy(ALL[name]), target, **given)
+
+
+@cache
+def expected(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return inputs of a model, and what the interpreter makes of them."""
+    weights, rng = Weights(), np.random.default_rng(1)
+    loaded = load_graph(copy.deepcopy(ALL[name]), weights)
+    arrays = {
+        each: rng.integers(0, 7, type_.shape).astype(np.int32)
+        if type_.dtype.value == "int32"
+        else rng.standard_normal(type_.shape).astype(type_.dtype.value)
+        for each, type_ in loaded.inputs
+    }
+    return arrays, interpret(loaded, weights, arrays)
+
+
+def plan_of(model: Model) -> ModelPlan:
+    return model._variants[0].plan
+
+
+def unrolled_of(model: Model) -> UnrolledPlan:
+    known = tuple(JoinedKernel(bundle.compiled.resources) for bundle in model._kernel_bundles)
+    return UnrolledPlan(plan_of(model), tuple(unroll_steps(plan_of(model).steps)), known)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("name", "target"), [*((name, A100) for name in ALL), *((name, H200) for name in RAMMER_MODELS)])
+def test_one_kernel_has_the_bits_of_separate_launches(name: str, target: str) -> None:
+    arrays, wanted = expected(name)
+    launches = compiled(name, target, plan="launches").run(arrays)
+    for kind in (waves.KIND, persistent.KIND):
+        model = compiled(name, target, plan=kind)
+        assert model.report["plan"] == kind
+        results = model.run(arrays)
+        for output, value in wanted.items():
+            np.testing.assert_allclose(results[output], value, rtol=2e-5, atol=2e-5, err_msg=f"{kind} {output}")
+            np.testing.assert_array_equal(results[output], launches[output], err_msg=f"{kind} {output}")
+        assert model.plan["launches"] == (1 if kind == persistent.KIND else model.report["lowerings"][kind]["launches"])
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("kind", [waves.KIND, persistent.KIND])
+@pytest.mark.parametrize("name", ["branches", "pieces", "lstm"])
+def test_no_order_of_threads_changes_a_result(name: str, kind: str) -> None:
+    model = compiled(name, plan=kind)
+    plan, block = plan_of(model), model._variants[0].loaded.weights
+    kernels = [bundle.compiled for bundle in model._kernel_bundles]
+    arrays, wanted = expected(name)
+    for seed in range(6):
+        emulated = EmulatedModel(plan, kernels, block, compile_cxx, seed=seed, races=seed > 2)
+        for _ in range(2):  # the events of a call are zero again in the next one
+            results = emulated.run(arrays)
+            for output, value in wanted.items():
+                np.testing.assert_allclose(results[output], value, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("kind", [waves.KIND, persistent.KIND])
+def test_a_saved_model_has_its_kernel_and_tables(kind: str, tmp_path: Path) -> None:
+    model = compiled("lookups", plan=kind)
+    saved = model.save(tmp_path)
+    assert {each.name for each in saved.iterdir()} == {"kernels", "metadata.json", "weights.bin"}
+    loaded = load_model(saved, runtime="emulator")
+    assert (loaded.digest, loaded.report["plan"], len(loaded.kernels)) == (model.digest, kind, 2)
+    arrays = expected("lookups")[0]
+    np.testing.assert_array_equal(loaded.run(arrays)["out"], model.run(arrays)["out"])
+    metadata = json.loads((saved / "kernels" / "1" / "metadata.json").read_text())
+    cooperative = [launch.get("cooperative", False) for launch in metadata["launches"]]
+    assert cooperative == [kind == persistent.KIND] * len(cooperative)
+    other = json.loads((saved / "kernels" / "0" / "metadata.json").read_text())
+    assert all("cooperative" not in launch for launch in other["launches"])  # as saved before
+    assert [launch.cooperative for launch in loaded._kernel_bundles[1].compiled.source.launches] == cooperative
+
+
+def test_a_kernel_of_many_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compiled("branches", plan=persistent.KIND)
+
+    def refuse(_: object) -> CompiledKernel:
+        raise AssertionError("the cache has this kernel")
+
+    monkeypatch.setattr(graph_compile, "compile_source", refuse)
+    assert compiled("branches", plan=persistent.KIND).digest == first.digest
+
+
+def test_the_report_has_every_lowering_and_auto_takes_the_simplest_within_a_margin() -> None:
+    for name in ("branches", "lstm", "sigmoid"):
+        report = compiled(name).report
+        assert tuple(report["lowerings"]) == LOWERING_KINDS
+        seconds = {kind: each["seconds"] for kind, each in report["lowerings"].items()}
+        chosen = LOWERING_KINDS.index(report["plan"])
+        assert all(seconds[report["plan"]] <= MARGIN * seconds[kind] for kind in LOWERING_KINDS[:chosen])
+        assert all(seconds[kind] >= MARGIN * seconds[report["plan"]] for kind in LOWERING_KINDS[chosen + 1 :])
+
+
+def test_estimates_have_the_terms_of_the_spec() -> None:
+    model, hw = compiled("lstm", plan="launches"), spec(A100)
+    unrolled = unrolled_of(model)
+    by_waves, by_events = waves.estimate(unrolled, hw), persistent.estimate(unrolled, hw)
+    assert isinstance(by_waves, LoweringEstimate)
+    assert isinstance(by_events, LoweringEstimate)
+    limits, count = hw.limits, by_waves.launches
+    assert None not in (limits.cooperative_launch_s, limits.signal_s, limits.wait_s)
+    assert occupancy_factors(unrolled, hw, 1) == [1.0] * len(unrolled.steps)
+    events_s = (count - 1) * (limits.signal_s + limits.wait_s) + limits.cooperative_launch_s + limits.launch_overhead_s
+    assert by_events.seconds - by_waves.seconds == pytest.approx(events_s - count * limits.launch_overhead_s)
+    without = dataclasses.replace(hw, limits=dataclasses.replace(limits, wait_s=None))
+    refused = persistent.estimate(unrolled, without)
+    assert isinstance(refused, Refusal)
+    assert "wait_s" in refused.reason
+
+
+def test_a_step_takes_longer_where_a_hungrier_one_leaves_fewer_blocks_on_a_core() -> None:
+    unrolled, hw = unrolled_of(compiled("encoder", plan="launches")), spec(A100, 1)
+    hungry = max(range(len(unrolled.kernels)), key=lambda i: unrolled.plan.kernels[i].source.launches[-1].grid)
+    kernels = tuple(
+        JoinedKernel(tuple(Resources(255 if i == hungry else 16, 0, 0) for _ in each.resources))
+        for i, each in enumerate(unrolled.kernels)
+    )
+    factors = occupancy_factors(dataclasses.replace(unrolled, kernels=kernels), hw)
+    assert all(factor >= 1 for factor in factors)
+    limited = occupancy_factors(dataclasses.replace(unrolled, kernels=kernels), hw, 1)
+    assert max(limited) > 1
+    assert all(a <= b for a, b in zip(factors, limited, strict=True))
+    assert occupancy_factors(unrolled, spec(A100, 10_000), 1) == [1.0] * len(unrolled.steps)
+
+
+# refusals -------------------------------------------------------------------------------------------------------------
+
+LARGE = graph(
+    {"x": tensor(4096, 4096, dtype="float16")},
+    {},
+    [
+        node("product", "C[i, j] +=! A[i, k] * B[k, j]", A="x", B="x"),
+        node("out", "C[i] >=! A[i, j]", A="product"),
+    ],
+    "out",
+    name="large",
+)
+
+
+def test_a_node_that_cannot_join_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "load", load_spec)
+    model = compile_model(copy.deepcopy(LARGE), H200, select="model", top_k=1, runtime="emulator")
+    for kind in (waves.KIND, persistent.KIND):
+        refused = model.report["lowerings"][kind]
+        assert refused["code"] == NOT_JOINABLE_CODE
+        assert refused["refused"] == "node 'product' cannot join a kernel of others: its blocks are in clusters of 2"
+        with pytest.raises(ArgumentError, match="node 'product' cannot join") as raised:
+            compile_model(copy.deepcopy(LARGE), H200, select="model", top_k=1, plan=kind)
+        assert raised.value.code == NOT_JOINABLE_CODE
+
+
+def test_devices_and_plans_that_cannot_have_one_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    unrolled, hw = unrolled_of(compiled("branches", plan="launches")), spec(A100)
+    assert find_refusal(unrolled, hw) is None
+
+    def reason(plan: UnrolledPlan, device: HardwareSpec) -> tuple[str, str]:
+        refused = find_refusal(plan, device)
+        assert refused is not None
+        return refused.reason, refused.code
+
+    assert "NVIDIA" in reason(unrolled, load_spec("amd-mi300x"))[0]
+    assert "not known" in reason(dataclasses.replace(unrolled, kernels=()), hw)[0]
+    small = dataclasses.replace(hw, limits=dataclasses.replace(hw.limits, shared_bytes_per_block=8))
+    message, code = reason(unrolled, small)
+    assert ("bytes of shared memory in a block" in message, code) == (True, "persistent-too-large")
+    empty = dataclasses.replace(unrolled.plan, inputs=(("x", dataclasses.replace(unrolled.plan.inputs[0][1], shape=(0,))),))
+    assert "no elements" in reason(dataclasses.replace(unrolled, plan=empty), hw)[0]
+    monkeypatch.setattr(joined, "MAX_OPERATORS", 3)
+    assert "4 operations" in reason(unrolled, hw)[0]
+    monkeypatch.setattr(joined, "MAX_OPERATORS", 99)
+    monkeypatch.setattr(joined, "MAX_SLOTS", 4)
+    assert "inputs and outputs" in reason(unrolled, hw)[0]
+
+
+def test_a_kernel_that_fits_no_core_is_refused_before_it_is_compiled() -> None:
+    little = dataclasses.replace(spec(A100).limits, max_threads_per_block=32)
+    unrolled = unrolled_of(compiled("encoder", plan="launches"))
+    refused = persistent.estimate(unrolled, dataclasses.replace(spec(A100), limits=little))
+    assert isinstance(refused, Refusal)
+    assert refused.code == "persistent-too-large"
+
+
+def test_the_emulator_runs_few_blocks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "load", load_spec)
+    model = compiled("branches", plan=persistent.KIND)
+    with pytest.raises(LaunchError, match="108 blocks that run together") as raised:
+        model.run(expected("branches")[0])
+    assert raised.value.code == "persistent-too-large"
+
+
+# faults ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_without_a_wait_is_found_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = persistent.schedule_by_ranges
+    dropped = 0
+
+    def without_wait(*arguments: Any) -> VDevicePlan:
+        plan: VDevicePlan = schedule(*arguments)
+        at = [(veu, i) for veu, program in enumerate(plan.programs) for i, e in enumerate(program) if isinstance(e, WaitEvent)]
+        veu, i = at[dropped]
+        programs = list(plan.programs)
+        programs[veu] = (*programs[veu][:i], *programs[veu][i + 1 :])
+        return dataclasses.replace(plan, programs=tuple(programs))
+
+    def refuse(_: object) -> CompiledKernel:
+        raise AssertionError("a wrong plan is compiled")
+
+    monkeypatch.setattr(persistent, "schedule_by_ranges", without_wait)
+    monkeypatch.setattr(graph_compile, "compile_source", refuse)
+    for number in range(3):
+        dropped = number
+        with pytest.raises(InvariantError, match="depends on"):
+            compiled("encoder", plan=persistent.KIND)
+
+
+def test_waves_that_overlap_dependent_nodes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def merged(predecessors: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [list(range(len(predecessors)))]
+
+    monkeypatch.setattr(waves, "find_waves", merged)
+    with pytest.raises(InvariantError, match="which is not in an earlier wave"):
+        compiled("branches", plan=waves.KIND)
+
+
+def test_tables_lie_behind_the_packed_weights() -> None:
+    model = compiled("lookups", plan=waves.KIND)
+    plan, plain = plan_of(model), plan_of(compiled("lookups", plan="launches"))
+    copies = [step for step in plan.prepack if isinstance(step, CopyStep)]
+    assert plan.prepack[: len(plain.prepack)] == plain.prepack
+    assert all(copy.target.slot == PACKED and copy.target.offset_bytes >= plain.packed_bytes for copy in copies)
+    assert plan.read_weights_bytes == plain.read_weights_bytes
+    (step,) = plan.steps
+    assert isinstance(step, KernelStep)
+    weights = model._variants[0].loaded.weights
+    assert weights.nbytes == plan.weights_bytes > plain.weights_bytes
