@@ -148,6 +148,13 @@ def test_two_outputs_never_share_memory() -> None:
     assert not np.may_share_memory(memory["c"], memory["d"])
 
 
+@pytest.mark.parametrize("given", [(), ("C",), ("D",), ("D", "C")], ids=str)
+def test_results_have_the_order_of_the_kernels_outputs(given: tuple[str, ...]) -> None:
+    signature = (tensor("C", "c", Role.OUTPUT), tensor("D", "d", Role.OUTPUT))
+    for memory in (np.zeros((4, 6), np.float32), np.zeros((6, 4), np.float32).T):
+        assert list(bind(signature, {}, {name: memory.copy("K") for name in given}).copy_back()) == ["C", "D"]
+
+
 def test_a_scatter_target_is_an_input_and_an_output() -> None:
     signature = (tensor("C", "c_in", Role.INPUT), tensor("C", "c_out", Role.OUTPUT))
     given = arrays()["A"]
