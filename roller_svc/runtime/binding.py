@@ -68,11 +68,16 @@ class Binding(Generic[A]):
     given: dict[str, Any]  # results in the caller's own arrays, by output name
     copies: tuple[tuple[A, A], ...] = ()  # (to, from)
 
-    def copy_back(self) -> dict[str, Any]:
-        """Copy the outputs that the kernel could not write in place. Returns the results in the kernel's order."""
+    def copy_back(self) -> None:
+        """Copy the outputs that the kernel could not write in place."""
         for target, source in self.copies:
             self.library.copy_into(target, source)
-        # Convert last: a library that imports an array also imports the work to wait for.
+
+    def results(self) -> dict[str, Any]:
+        """Return the results in the kernel's order.
+
+        Convert after the copies: a library that imports an array also imports the work to wait for.
+        """
         return {
             name: self.given[name] if array is None else self.library.result(array) for name, array in self.allocated.items()
         }
