@@ -109,6 +109,7 @@ class PreparedCpu:
 
     def __init__(self, module: CpuModule, constants: Mapping[str, object]) -> None:
         self._module = module
+        self.source: KernelSource = module.source
         buffers = module.source.buffers
         self._remaining_buffers = tuple(b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants)
         binding = bind((b for b in buffers if b not in self._remaining_buffers), constants, None, module.library)
