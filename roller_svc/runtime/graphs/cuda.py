@@ -93,7 +93,8 @@ class CudaModel:
             self._prepared(cupy, loaded, tuple(slots))(stream)
             for step, events in self._cooperative:
                 _check_deadline(cupy, step, _address(slots, events), stream)
-            return binding.copy_back()
+            binding.copy_back()
+            return binding.results()
 
     def _on_device(self, cupy: Any, device: int, stream: int) -> _Loaded:
         """Return the model on a device; load it and pack its weights there once."""
