@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
+from roller_svc.analysis.index_ranges import exists
 from roller_svc.analysis.inlining import inline_loads
 from roller_svc.analysis.operand import can_represent_all, value_dtype
 from roller_svc.analysis.sum_of_products import product_of, selects_of, sum_of_products
@@ -112,8 +113,11 @@ def _chain(statement: TensorExpr, products: Mapping[str, TensorExpr], dtypes: Co
         return None
     weight, v = product_of(made), product_of(others)
     read = list(dict.fromkeys(load for load in loads_of(weight) if load.tensor in products))
+    ranges = {axis.name: (0, axis.extent - 1) for axis in statement.axes}
     if any(loads_of(index) for load in read for index in load.index):
         return None
+    if not all(exists(load, products[load.tensor].type.shape, ranges) for load in read):
+        return None  # Q and K are read at all points: no guard of the product applies to them
     if not 0 < len(read) <= MAX_PRODUCTS or len({load.tensor for load in read}) != len(read):
         return None
     keys = {a.name for a in statement.reduced}

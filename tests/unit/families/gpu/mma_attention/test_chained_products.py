@@ -117,6 +117,27 @@ def test_other_programs(old: str, new: str, outputs: tuple[str, ...] | None) -> 
     assert (kinds((text, inputs, outputs or ("y",))) == ["attention"]) is is_fused
 
 
+MOVED = (  # reads of a product
+    "s[i, j+1].when([j+1 < 70], 1.0)",
+    "s[i, j-1].when([j > 0], 0.0)",
+    "s[i+1, j].when([i+1 < 70], 1.0)",
+    "s[i, j*2].when([j*2 < 70], 0.0)",
+)
+
+
+@pytest.mark.parametrize("read", MOVED)
+def test_products_that_a_guard_keeps_inside_stay_kernels(read: str) -> None:
+    text = LINEAR[0].replace("s[i, j].when([j <= i], 0.0)", f"{read} where j in 70, i in 70")
+    assert kinds((text, LINEAR[1], ("y",))) == ["contraction", "contraction"]
+
+
+@pytest.mark.emulator
+def test_products_at_other_places_inside_are_read_there() -> None:
+    text = "s[i, j] +=! q[i, d] * k[j, d]; y[i, e] +=! s[i+1, j+2].when([j < i], 0.0) * v[j, e] where i in 69, j in 68"
+    inputs = LINEAR[1] | {"v": ("float16", 68, 64)}
+    judge((text, inputs, ("y",)))
+
+
 @pytest.mark.parametrize("features", [256, 272])
 def test_products_of_more_features_stay_kernels(features: int) -> None:
     inputs = LINEAR[1] | dict.fromkeys("qk", ("float16", 70, features))
