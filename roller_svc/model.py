@@ -206,11 +206,11 @@ class Model:
         results = None if self._run_plain is None else self._run_plain(arrays, out)  # without a look for tensors
         if results is not None:
             return results
-        return self._run(arrays, out) if self._takes_tensors else run_with_tensors(self._run, arrays, out)
+        return self._run(arrays, out) if self.takes_device_arrays else run_with_tensors(self._run, arrays, out)
 
     @property
-    def _takes_tensors(self) -> bool:
-        """Return whether arrays are on a device, and tensors of torch are taken as they are."""
+    def takes_device_arrays(self) -> bool:
+        """Whether arrays are on a device, and tensors of torch are taken as they are."""
         loaded = self._variants[0].loaded
         return isinstance(loaded, GpuModel) and loaded.takes_tensors
 
@@ -220,7 +220,7 @@ class Model:
             if len(self._variants) == 1 and isinstance(variant.loaded, CpuModel):
                 self._run_plain = variant.loaded.run_plain
             return variant.loaded.run(arrays, out)
-        if self._takes_tensors:
+        if self.takes_device_arrays:
             raise ArgumentError(
                 f"no bucket has the shapes of these arrays, and arrays on a device are not padded; buckets are {self._buckets()}",
                 code="shape-mismatch",
