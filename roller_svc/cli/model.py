@@ -351,8 +351,7 @@ def _summary(model: Model) -> str:
         f"({cache.get('hits', 0)} from the cache), for {model.target}{_threads(report)}",
         f"built in: {seconds}",
         f"estimate: {show.format_seconds(model.estimate.seconds)} a call",
-        *(f"plan {kind}{'*' if kind == report.get('plan') else ''}: {_lowering(each)}"
-          for kind, each in report.get("lowerings", {}).items()),
+        *_lowering_lines(model),
     ]  # fmt: skip
     if "arena" in model.plan:
         arena = model.plan["arena"]
@@ -364,6 +363,21 @@ def _summary(model: Model) -> str:
 
 def _threads(report: Mapping[str, Any]) -> str:
     return f" with {report['threads']} threads" if report.get("threads") else ""
+
+
+def _lowering_lines(model: Model) -> list[str]:
+    """Return a line for each kind of plans of a GPU, with a star at the one that runs; with buckets for each of them."""
+    buckets = model.plan.get("buckets") or [model.plan]
+    results = [each["lowerings"] for each in model.report.get("buckets", ())] or [model.report.get("lowerings", {})]
+    return [
+        f"plan {kind}{'*' if kind == plan.get('lowering') else ''}{_extents(plan.get('dims', {}))}: {_lowering(each)}"
+        for plan, lowerings in zip(buckets, results, strict=True)
+        for kind, each in lowerings.items()
+    ]
+
+
+def _extents(dims: Mapping[str, int]) -> str:
+    return f" for {', '.join(f'{name}={extent}' for name, extent in dims.items())}" if dims else ""
 
 
 def _lowering(result: Mapping[str, Any]) -> str:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from gpu_models import MODELS
+from onnx import helper, numpy_helper
 
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError, InputError, LaunchError, UnsupportedModelError
@@ -185,6 +187,50 @@ def test_a_kind_may_be_named() -> None:
     assert compiled("attention", plan="graph").report["plan"] == "graph"
     assert compiled("slices", plan="launches").report["plan"] == "launches"
     assert compiled("slices", plan="serial").report["plan"] == "launches"
+
+
+def chain(rows: str) -> bytes:
+    """Return an ONNX model of six products in a row: launches of few rows cost more than the products."""
+    weights = [numpy_helper.from_array(np.zeros((64, 64), np.float32), f"w{i}") for i in range(6)]
+    nodes = [helper.make_node("MatMul", [f"h{i}" if i else "x", f"w{i}"], [f"h{i + 1}"]) for i in range(6)]
+    given = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [rows, 64])
+    result = helper.make_tensor_value_info("h6", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "chain", [given], [result], weights)
+    content: bytes = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    return content
+
+
+@pytest.mark.parametrize("extents", [[1, 65536], [65536, 1]])
+def test_each_bucket_has_its_lowering(extents: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = compile_model(chain("n"), H200, dims={"n": extents}, select="model", top_k=1)
+    kinds = {65536: "launches", 1: "graph"}
+    wanted = [kinds[each] for each in extents]
+    as_graphs: list[bool] = []
+    monkeypatch.setattr("roller_svc.model.CudaModel", lambda *_, as_graph: as_graphs.append(as_graph))
+    for each in (model, load_model(model.save(tmp_path))):
+        assert [bucket["kind"] for bucket in each.plan["buckets"]] == wanted
+        assert [bucket["launches"] for bucket in each.plan["buckets"]] == [6 if kind == "launches" else 1 for kind in wanted]
+        for kind, bucket in zip(wanted, each.report["buckets"], strict=True):
+            assert bucket["plan"] == kind
+            results = bucket["lowerings"]
+            assert (results["graph"]["seconds"] <= MARGIN * results["launches"]["seconds"]) == (kind == "graph")
+        as_graphs.clear()
+        for variant in each._variants:
+            assert variant.loaded.runner is None
+        assert as_graphs == [kind == "graph" for kind in wanted]
+
+
+def test_the_digest_depends_on_the_lowering() -> None:
+    graph, launches = (compiled("attention", plan=kind) for kind in ("graph", "launches"))
+    assert graph.digest != launches.digest
+    assert compiled("attention").digest == launches.digest
+
+
+def test_an_eager_plan_has_launches_and_fills_with_zeros() -> None:
+    eager, launches = compiled("attention", plan="eager"), compiled("attention", plan="launches")
+    assert (eager.plan["kind"], eager.plan["lowering"]) == ("eager", "launches")
+    for model in (eager, launches):
+        assert model.plan["launches"] == model.report["lowerings"]["launches"]["launches"]
 
 
 def test_a_graph_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
