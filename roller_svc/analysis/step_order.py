@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from roller_svc.errors import InvariantError
 from roller_svc.ir.kernel import Role
-from roller_svc.ir.model_plan import PACKED, WEIGHTS, Address, CopyStep, KernelStep, ModelPlan
+from roller_svc.ir.model_plan import PACKED, WEIGHTS, CopyStep, KernelStep, ModelPlan
 
 MAX_DISTANCE = 1 << 10  # of steps: an edge between more distant ones may be implied by others
 _NOBODY = -1
@@ -48,7 +49,10 @@ def find_predecessors(plan: ModelPlan, steps: Sequence[KernelStep | CopyStep]) -
         plan: the plan of the steps.
         steps: unrolled steps in an order in which they may run one after the other. None writes weights.
     """
-    accesses = [[(at.slot, each) for at, each in _accesses(plan, step) if each.end > each.first] for step in steps]
+    accesses = [
+        [(slot, each) for slot, each in _accesses(plan, step) if slot not in (WEIGHTS, PACKED) and each.end > each.first]
+        for step in steps
+    ]
     written = {slot for listed in accesses for slot, each in listed if each.is_write}
     memory: dict[int, list[_Segment]] = {slot: [] for slot in written}
     predecessors: list[tuple[int, ...]] = []
@@ -70,6 +74,25 @@ def find_predecessors(plan: ModelPlan, steps: Sequence[KernelStep | CopyStep]) -
         if number >= MAX_DISTANCE:
             ancestors[number - MAX_DISTANCE] = 0
     return tuple(predecessors)
+
+
+def check_operands(plan: ModelPlan, steps: Sequence[KernelStep | CopyStep]) -> None:
+    """Raise InvariantError for a step that writes bytes of another operand: its threads and copies have no order.
+
+    Hazards within a step have no edges, and a launch in the emulator has memory of its own.
+    """
+    for step in steps:
+        accesses = _accesses(plan, step)
+        zeros = len(step.zeroed) if isinstance(step, KernelStep) else 0  # they are the memory of operands
+        operands = accesses[: len(accesses) - zeros]
+        for i, (slot, each) in enumerate(operands):
+            for other_slot, other in operands[:i]:
+                overlap = slot == other_slot and each.first < other.end and other.first < each.end
+                if overlap and (each.is_write or other.is_write):
+                    raise InvariantError(
+                        f"node {step.node!r} of {plan.name} writes bytes of another operand: slot {slot} has "
+                        f"{other.first}..{other.end} and {each.first}..{each.end}"
+                    )
 
 
 def _record(segments: list[_Segment], access: _Access, step: int) -> Iterator[int]:
@@ -104,8 +127,8 @@ def _record(segments: list[_Segment], access: _Access, step: int) -> Iterator[in
     segments[low:high] = new
 
 
-def _accesses(plan: ModelPlan, step: KernelStep | CopyStep) -> list[tuple[Address, _Access]]:
-    """Return what a step accesses, apart from weights. What is not an input may be read and written."""
+def _accesses(plan: ModelPlan, step: KernelStep | CopyStep) -> list[tuple[int, _Access]]:
+    """Return the slot and bytes of each operand, then of each fill. An operand that is not an input may be written."""
     if isinstance(step, CopyStep):
         listed = [(step.target, step.bytes, True), (step.source, step.bytes, False)]
     else:
@@ -119,7 +142,5 @@ def _accesses(plan: ModelPlan, step: KernelStep | CopyStep) -> list[tuple[Addres
         ]
         listed += [(address, size, True) for address, size in step.zeroed]
     return [
-        (address, _Access(address.offset_bytes, address.offset_bytes + size, is_write))
-        for address, size, is_write in listed
-        if address.slot not in (WEIGHTS, PACKED)
+        (address.slot, _Access(address.offset_bytes, address.offset_bytes + size, is_write)) for address, size, is_write in listed
     ]

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from roller_svc.analysis.step_order import MAX_DISTANCE, find_predecessors
+from roller_svc.analysis.step_order import MAX_DISTANCE, check_operands, find_predecessors
+from roller_svc.errors import InvariantError
 from roller_svc.ir.model_plan import ARENA, PACKED, WEIGHTS, Address, CopyStep, LoopStep, ModelPlan, SlotUpdate, unroll_steps
 
 PLAN = ModelPlan("m", "nvidia-h200-sxm", (), (), (), (), (), (), 0, 0, 0, 0, 0, 3)
@@ -25,6 +26,13 @@ def test_reads_wait_for_writes_and_writes_for_reads() -> None:
 def test_a_covered_write_still_orders_what_read_before() -> None:
     steps = (copy(8, 0), copy(8, 16), copy(24, 8), copy(0, 40))
     assert find_predecessors(PLAN, steps) == ((), (0,), (1,), (0,))
+
+
+def test_a_copy_to_its_own_bytes_is_refused() -> None:
+    check_operands(PLAN, (copy(8, 0, 8), copy(0, 8, 8)))
+    for target in (0, 3):
+        with pytest.raises(InvariantError, match="node 'n' of m writes bytes of another operand"):
+            check_operands(PLAN, (copy(target, 0),))
 
 
 def test_constants_need_no_order() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gpu_models import MODELS
 from onnx import helper, numpy_helper
 
 from roller_svc import hardware
-from roller_svc.errors import ArgumentError, InputError, LaunchError, UnsupportedModelError
+from roller_svc.errors import ArgumentError, InputError, InvariantError, LaunchError, UnsupportedModelError
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, choose_lowering, cuda_graph
@@ -25,6 +26,7 @@ from roller_svc.ir.graph import Constant
 from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
 from roller_svc.model import Model, compile_model, estimate_model, load_model
 from roller_svc.runtime.graphs.cpu import weights_block
+from roller_svc.runtime.graphs.cuda import CudaModel
 from roller_svc.runtime.graphs.emulated import EmulatedModel
 from roller_svc.settings import read_settings, use
 from roller_svc.toolchain import compile_cxx
@@ -94,6 +96,31 @@ def test_steps_may_run_in_any_order_that_hazards_allow(name: str) -> None:
     for seed in range(3):
         emulated = EmulatedModel(plan, kernels, block, compile_cxx, seed=seed)
         check(name, emulated.run(expected(name)[0]))
+
+
+def test_operands_that_overlap_in_a_launch_are_refused() -> None:
+    """A launch that reads what it writes has right values in the emulator, and none on a device."""
+    model = compiled("branches")
+    plan, kernels = plan_of(model), [bundle.compiled for bundle in model._kernel_bundles]
+    block = weights_block([], plan.weights_bytes)
+    left, soft = (next(step for step in plan.steps if step.node == node) for node in ("left", "soft"))
+    assert isinstance(soft, KernelStep)
+    read, written = soft.arguments
+    assert read in left.arguments
+    moved = replace(read, offset_bytes=read.offset_bytes + 16)
+    for other, is_refused in ((written, False), (read, True), (moved, True)):
+        wrong = replace(soft, arguments=(read, other))
+        steps = tuple(wrong if step is soft else step for step in plan.steps)
+        changed = replace(plan, steps=steps, arena_bytes=plan.arena_bytes + 16)
+        for make in (
+            lambda plan: EmulatedModel(plan, kernels, block, compile_cxx),
+            lambda plan: CudaModel(plan, kernels, block, as_graph=False),
+        ):
+            if not is_refused:
+                make(changed)
+                continue
+            with pytest.raises(InvariantError, match="node 'soft' of small writes bytes of another operand"):
+                make(changed)
 
 
 def test_races_of_a_model_are_looked_for() -> None:
