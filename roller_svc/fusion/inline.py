@@ -49,8 +49,8 @@ def _inline_except(program: TensorProgram, stored: frozenset[str], *, inline_out
         new = canonicalize(inlined)
         read_by, is_output = readers.get(new.output, ()), new.output in outputs
         is_reduced = any(reader.kind is StatementKind.REDUCE for reader, _ in read_by)
-        is_kept = new.output in stored or (is_output and not (inline_outputs and is_reduced))
-        if is_kept or not _may_inline(new, read_by):
+        is_stored = new.output in stored or (is_output and not (inline_outputs and is_reduced))
+        if is_stored or not _may_inline(new, read_by):
             statements.append(new)
             continue
         inlinable[new.output] = new

@@ -87,8 +87,16 @@ def _input_tensors(program: ExportedProgram) -> list[Any]:
 
 
 def specialize(program: ExportedProgram, extents: Mapping[str, int]) -> ExportedProgram:
-    """Return the program for these extents of its symbolic dimensions."""
+    """Return the program for these extents of its symbolic dimensions. Raises ArgumentError for one out of its range."""
     symbols = _symbols(program)
+    for name, symbol in symbols.items():
+        bounds = program.range_constraints.get(symbol)
+        if name in extents and bounds is not None and bounds.upper.is_Integer and extents[name] > bounds.upper:
+            raise ArgumentError(
+                f"dims: {name} is {extents[name]}, and the program's torch.export.Dim ends at {bounds.upper}",
+                code="invalid-option",
+                hint=f'end dims at {bounds.upper}, or export the program with a larger torch.export.Dim("{name}", max=...)',
+            )
     values = {symbol: extents[name] for name, symbol in symbols.items() if name in extents}
     tensors = iter(_input_tensors(program))
 

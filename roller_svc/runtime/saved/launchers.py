@@ -15,8 +15,12 @@ from roller_svc.runtime.saved.cpp_launcher import cpp_launcher
 def launcher_files(compiled: CompiledKernel, names: Iterable[str]) -> dict[str, bytes]:
     """Return the files of launchers by name. A kernel in C has its header for C++ anyway.
 
-    Raises ArgumentError for unknown launchers, and for CuPy and a CPU.
+    Raises ArgumentError for unknown launchers, for CuPy and a CPU, and for a cooperative launch.
     """
+    names = tuple(names)
+    if names and any(launch.cooperative for launch in compiled.source.launches):
+        message = f"{compiled.source.name} has a cooperative launch, which launchers do not make"
+        raise ArgumentError(message, code="unknown-launcher", hint="roller_svc.load_model runs the model that it is of")
     if compiled.source.language is Language.C:
         return host_launcher_files(names)
     files: dict[str, bytes] = {}

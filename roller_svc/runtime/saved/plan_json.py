@@ -99,6 +99,8 @@ class _Checker:
         _require(step.launch < len(launches), f"{step.node} runs a launch that does not exist")
         expected, given = len(launches[step.launch].operands), len(step.arguments)
         _require(given == expected, f"{step.node} has {given} arguments, expected {expected}")
+        is_cooperative = launches[step.launch].cooperative
+        _require(not is_cooperative or len(step.zeroed) == 1, f"{step.node} has no events that are zero before it")
         self.check_addresses(at for at in step.arguments if at is not None)
         self.check_addresses(at for at, _ in step.zeroed)
 

@@ -86,7 +86,7 @@ def test_a_model_computes_what_the_interpreter_does(name: str, target: str) -> N
 
 @pytest.mark.parametrize("name", ["branches", "pieces", "views", "slices", "lookups"])
 def test_steps_may_run_in_any_order_that_hazards_allow(name: str) -> None:
-    model = compiled(name)
+    model = compiled(name, plan="graph")
     weights = Weights()
     load_graph(copy.deepcopy(MODELS[name]), weights)
     plan = plan_of(model)
@@ -100,7 +100,7 @@ def test_steps_may_run_in_any_order_that_hazards_allow(name: str) -> None:
 
 def test_operands_that_overlap_in_a_launch_are_refused() -> None:
     """A launch that reads what it writes has right values in the emulator, and none on a device."""
-    model = compiled("branches")
+    model = compiled("branches", plan="launches")
     plan, kernels = plan_of(model), [bundle.compiled for bundle in model._kernel_bundles]
     block = weights_block([], plan.weights_bytes)
     left, soft = (next(step for step in plan.steps if step.node == node) for node in ("left", "soft"))
@@ -124,7 +124,7 @@ def test_operands_that_overlap_in_a_launch_are_refused() -> None:
 
 
 def test_races_of_a_model_are_looked_for() -> None:
-    model = compiled("branches")
+    model = compiled("branches", plan="launches")
     weights = Weights()
     load_graph(copy.deepcopy(MODELS["branches"]), weights)
     plan = plan_of(model)
@@ -137,7 +137,7 @@ def test_races_of_a_model_are_looked_for() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels_get_addresses_that_they_may_load_in_vectors(name: str) -> None:
     vector_bytes = hardware.load(H200).vector_bytes
-    for step in steps_of(compiled(name)):
+    for step in steps_of(compiled(name, plan="launches")):
         if isinstance(step, KernelStep):
             assert all(at is not None and at.offset_bytes % vector_bytes == 0 for at in step.arguments), step.node
 
@@ -145,12 +145,14 @@ def test_kernels_get_addresses_that_they_may_load_in_vectors(name: str) -> None:
 @pytest.mark.parametrize("name", ["pieces", "views", "slices"])
 def test_parts_of_tensors_that_begin_elsewhere_are_copied(name: str) -> None:
     unaligned = [
-        s for s in steps_of(compiled(name)) if isinstance(s, CopyStep) and (s.source.offset_bytes | s.target.offset_bytes) % 16
+        s
+        for s in steps_of(compiled(name, plan="launches"))
+        if isinstance(s, CopyStep) and (s.source.offset_bytes | s.target.offset_bytes) % 16
     ]
     assert unaligned
     on_cpu = compile_model(copy.deepcopy(MODELS[name]), "cpu-x86-avx2", select="model", top_k=1, threads=1)
     copies = sum(isinstance(step, CopyStep) for step in steps_of(on_cpu))
-    assert copies < sum(isinstance(step, CopyStep) for step in steps_of(compiled(name)))
+    assert copies < sum(isinstance(step, CopyStep) for step in steps_of(compiled(name, plan="launches")))
 
 
 def test_what_depends_on_weights_alone_is_computed_once() -> None:

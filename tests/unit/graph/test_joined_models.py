@@ -28,6 +28,7 @@ from roller_svc.ir.kernel import CompiledKernel, Resources
 from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
 from roller_svc.ir.vdevice import VDevicePlan, WaitEvent
 from roller_svc.model import Model, compile_model, load_model
+from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.runtime.graphs.emulated import EmulatedModel
 from roller_svc.settings import read_settings, use
 from roller_svc.toolchain import compile_cxx
@@ -95,6 +96,7 @@ def test_one_kernel_has_the_bits_of_separate_launches(name: str, target: str) ->
         for output, value in wanted.items():
             np.testing.assert_allclose(results[output], value, rtol=2e-5, atol=2e-5, err_msg=f"{kind} {output}")
             np.testing.assert_array_equal(results[output], launches[output], err_msg=f"{kind} {output}")
+        assert len(plan_of(model).steps) == (1 if kind == persistent.KIND else model.report["lowerings"][kind]["launches"])
         assert model.plan["launches"] == model.report["lowerings"][kind]["launches"]
 
 
@@ -130,6 +132,27 @@ def test_a_saved_model_has_its_kernel_and_tables(kind: str, tmp_path: Path) -> N
     other = json.loads((saved / "kernels" / "0" / "metadata.json").read_text())
     assert all("cooperative" not in launch for launch in other["launches"])  # as saved before
     assert [launch.cooperative for launch in loaded._kernel_bundles[1].compiled.source.launches] == cooperative
+
+
+def test_a_cooperative_launch_without_its_events_is_refused(tmp_path: Path) -> None:
+    saved = compiled("lookups", plan=persistent.KIND).save(tmp_path)
+    metadata = json.loads((saved / "metadata.json").read_text())
+    (step,) = metadata["variants"][0]["plan"]["steps"]
+    step["zeroed"] = []
+    (saved / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(ArgumentError, match="has no events that are zero before it"):
+        load_model(saved)
+
+
+def test_a_cooperative_kernel_is_launched_by_its_model_alone(tmp_path: Path) -> None:
+    model = compiled("lookups", plan=persistent.KIND)
+    kernel = model.kernels[-1]
+    kernel.save(tmp_path / "plain")
+    with pytest.raises(ArgumentError, match="has a cooperative launch") as raised:
+        kernel.save(tmp_path / "launcher", launcher="ctypes")
+    assert raised.value.code == "unknown-launcher"
+    with pytest.raises(LaunchError, match="which only its model makes"):
+        CudaModule(model._kernel_bundles[-1].compiled)
 
 
 def test_a_kernel_of_many_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
