@@ -206,11 +206,11 @@ class Model:
         results = None if self._run_plain is None else self._run_plain(arrays, out)  # without a look for tensors
         if results is not None:
             return results
-        return self._run(arrays, out) if self._takes_tensors else run_with_tensors(self._run, arrays, out)
+        return self._run(arrays, out) if self.takes_device_arrays else run_with_tensors(self._run, arrays, out)
 
     @property
-    def _takes_tensors(self) -> bool:
-        """Return whether arrays are on a device, and tensors of torch are taken as they are."""
+    def takes_device_arrays(self) -> bool:
+        """Whether arrays are on a device, and tensors of torch are taken as they are."""
         loaded = self._variants[0].loaded
         return isinstance(loaded, GpuModel) and loaded.takes_tensors
 
@@ -220,7 +220,7 @@ class Model:
             if len(self._variants) == 1 and isinstance(variant.loaded, CpuModel):
                 self._run_plain = variant.loaded.run_plain
             return variant.loaded.run(arrays, out)
-        if self._takes_tensors:
+        if self.takes_device_arrays:
             raise ArgumentError(
                 f"no bucket has the shapes of these arrays, and arrays on a device are not padded; buckets are {self._buckets()}",
                 code="shape-mismatch",
@@ -266,7 +266,8 @@ class Model:
 
         `kernels` has the rTasks of each phase of each launch; a launch without phases is one rTask.
         """
-        plans = [self._plan(variant) for variant in self._variants]
+        kinds = [each["plan"] for each in self.report.get("buckets", ())] or [self.report.get("plan")] * len(self._variants)
+        plans = [self._plan(variant, kind) for variant, kind in zip(self._variants, kinds, strict=True)]
         if len(plans) == 1:
             return plans[0]
         listed = [{"dims": dict(variant.dims)} | plan for variant, plan in zip(self._variants, plans, strict=True)]
@@ -323,14 +324,16 @@ class Model:
     def _buckets(self) -> str:
         return "; ".join(", ".join(f"{name}={extent}" for name, extent in each.items()) for each in self.buckets)
 
-    def _plan(self, variant: _Variant) -> dict[str, Any]:
+    def _plan(self, variant: _Variant, kind: object) -> dict[str, Any]:
         plan = variant.plan
         launches, waits = _count_launches(plan.steps)
+        if not variant.binary:
+            launches = 1 if plan.lowering == CUDA_GRAPH.kind else _count_operations(plan)
         return {
-            "kind": self.report.get("plan"),
+            "kind": kind,
             "veus": max((step.plan.num_veus for step in plan.steps if isinstance(step, VDeviceStep)), default=1),
             "threads": self.report.get("threads"),
-            "launches": self.report.get("lowerings", {}).get(self.report.get("plan"), {}).get("launches", launches),
+            "launches": launches,
             "waits": waits,
             "kernels": [
                 {"digest": self._kernel_bundles[i].digest, "num_tasks": list(map(list, kernel.source.num_tasks))}
@@ -655,7 +658,7 @@ def _built_variant(
         block = weights_block(arrays, plan.weights_bytes)
         if binary:
             return CpuModel(plan, name, binary, block)
-        return _gpu_model(plan, built.kernels, block, built.choice.kind, runtime)
+        return _gpu_model(plan, built.kernels, block, runtime)
 
     kernels = tuple(positions[bundle.digest] for bundle in built.kernels)
     return _Variant(tuple(dims.items()), name, plan, kernels, load, binary)
@@ -666,12 +669,12 @@ def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeCh
         if bundle.binary:
             return CpuModel(bundle.plan, bundle.name, bundle.binary, bundle.weights, bundle.packed)
         kernels = tuple(model.kernels[position] for position in bundle.kernels)
-        return _gpu_model(bundle.plan, kernels, bundle.weights, model.report.get("plan"), runtime)
+        return _gpu_model(bundle.plan, kernels, bundle.weights, runtime)
 
     return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary)
 
 
-def _gpu_model(plan: ModelPlan, bundles: Sequence[KernelBundle], weights: Array, kind: object, runtime: RuntimeChoice) -> GpuModel:
+def _gpu_model(plan: ModelPlan, bundles: Sequence[KernelBundle], weights: Array, runtime: RuntimeChoice) -> GpuModel:
     """Return a GPU's model, which is loaded at its first call. `bundles` are its kernels in the order of the plan."""
     compiled = tuple(bundle.compiled for bundle in bundles)
 
@@ -681,7 +684,7 @@ def _gpu_model(plan: ModelPlan, bundles: Sequence[KernelBundle], weights: Array,
         for each in compiled:
             if each.source.language is Language.HIP:
                 return reject_load(each)
-        return CudaModel(plan, compiled, weights, as_graph=kind == CUDA_GRAPH.kind)
+        return CudaModel(plan, compiled, weights, as_graph=plan.lowering == CUDA_GRAPH.kind)
 
     return GpuModel(plan, weights, load)
 
@@ -692,12 +695,17 @@ def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOp
     for name, value in (stage for _, each in built for stage in each.stage_seconds):
         seconds[name] = seconds.get(name, 0.0) + value
     hits, classes = sum(each.cache_hits for _, each in built), sum(len(each.classes) for _, each in built)
+    kinds = [each.choice.kind if options.fuse else EAGER for _, each in built]
+    buckets = [
+        {"dims": dims, "plan": kind, "lowerings": dict(each.lowerings)} for kind, (dims, each) in zip(kinds, built, strict=True)
+    ]
     return {
-        "plan": first.choice.kind if options.fuse else EAGER,
+        "plan": kinds[0],
         "plan_seconds": dict(first.choice.seconds),
         "plan_is_measured": first.choice.is_measured,
         "threads": options.hardware.num_cores if options.hardware.family is TargetKind.CPU else None,
         "lowerings": dict(first.lowerings),
+        "buckets": buckets if len(buckets) > 1 else [],
         "select": options.select.value,
         "passes": [
             {"name": each.name, "nodes_before": each.nodes_before, "nodes_after": each.nodes_after} for each in first.passes
@@ -759,6 +767,11 @@ def _count_launches(steps: Sequence[Step], times: int = 1) -> tuple[int, int]:
                     len(each.waits) for program in step.plan.programs for each in program if isinstance(each, Barrier)
                 )
     return launches, waits
+
+
+def _count_operations(plan: ModelPlan) -> int:
+    """Return the kernels, copies and fills with zeros of a call."""
+    return sum(times * (1 + len(step.zeroed) if isinstance(step, KernelStep) else 1) for step, times in _executions(plan.steps))
 
 
 def _infos(tensors: Iterable[tuple[str, TensorType]]) -> tuple[TensorInfo, ...]:

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,8 @@ from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.options import NamedOptions
 from roller_svc.model import Model, compile_model, estimate_model, load_model
+from roller_svc.runtime.cuda.arrays import copy_to_device, copy_to_host, synchronize
+from roller_svc.runtime.cuda.module import device_present
 
 RUNS = 20  # of a timed model
 PROGRESS_S = 5.0  # between lines of progress
@@ -349,8 +351,7 @@ def _summary(model: Model) -> str:
         f"({cache.get('hits', 0)} from the cache), for {model.target}{_threads(report)}",
         f"built in: {seconds}",
         f"estimate: {show.format_seconds(model.estimate.seconds)} a call",
-        *(f"plan {kind}{'*' if kind == report.get('plan') else ''}: {_lowering(each)}"
-          for kind, each in report.get("lowerings", {}).items()),
+        *_lowering_lines(model),
     ]  # fmt: skip
     if "arena" in model.plan:
         arena = model.plan["arena"]
@@ -364,6 +365,21 @@ def _threads(report: Mapping[str, Any]) -> str:
     return f" with {report['threads']} threads" if report.get("threads") else ""
 
 
+def _lowering_lines(model: Model) -> list[str]:
+    """Return a line for each kind of plans of a GPU, with a star at the one that runs; with buckets for each of them."""
+    buckets = model.plan.get("buckets") or [model.plan]
+    results = [each["lowerings"] for each in model.report.get("buckets", ())] or [model.report.get("lowerings", {})]
+    return [
+        f"plan {kind}{'*' if kind == plan.get('lowering') else ''}{_extents(plan.get('dims', {}))}: {_lowering(each)}"
+        for plan, lowerings in zip(buckets, results, strict=True)
+        for kind, each in lowerings.items()
+    ]
+
+
+def _extents(dims: Mapping[str, int]) -> str:
+    return f" for {', '.join(f'{name}={extent}' for name, extent in dims.items())}" if dims else ""
+
+
 def _lowering(result: Mapping[str, Any]) -> str:
     if "refused" in result:
         return f"refused: {result['refused']}"
@@ -372,10 +388,13 @@ def _lowering(result: Mapping[str, Any]) -> str:
 
 def _run(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     arrays = _arrays(model, options)
-    outputs = model.run(arrays)
+    on_device = device_present() and model.takes_device_arrays
+    given: Mapping[str, Any] = copy_to_device(arrays) if on_device else arrays
+    results = model.run(given)
+    outputs = copy_to_host(results) if on_device else results
     facts: dict[str, Any] = {"digest": model.digest}
     if not options.emulate:
-        facts |= _timed(model, arrays)
+        facts |= _timed(model, given, synchronize if on_device else None)
     facts["outputs"] = [
         {"name": name, "dtype": str(value.dtype), "shape": list(value.shape), "max_abs": _largest(value)}
         for name, value in outputs.items()
@@ -401,12 +420,15 @@ def _largest(value: Any) -> float:
     return float(np.abs(value.astype(np.float64)).max()) if value.size else 0.0
 
 
-def _timed(model: Model, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _timed(model: Model, arrays: Mapping[str, Any], wait: Callable[[], None] | None) -> dict[str, Any]:
+    """Time calls, each to its end: `wait` waits for the work of a device."""
     samples: list[float] = []
     begin = time.perf_counter()
     while len(samples) < RUNS or time.perf_counter() - begin < TIMED_S / 4:
         start = time.perf_counter()
         model.run(arrays)
+        if wait is not None:
+            wait()
         samples.append(time.perf_counter() - start)
         if time.perf_counter() - begin > TIMED_S and len(samples) > 2:
             break

@@ -139,6 +139,7 @@ class ModelPlan:
     arena_bytes: Bytes
     tensor_bytes: Bytes  # of all tensors between nodes, if each had memory of its own
     num_slots: Annotated[int, Limit(FIRST_INPUT, MAX_STEPS)]
+    lowering: Annotated[Name, OMIT_DEFAULT] = ""  # of a GPU: how a call runs the steps, of graph/lowerings/
 
 
 def iter_steps(steps: tuple[Step, ...]) -> Iterator[Step]:

@@ -24,7 +24,7 @@ from roller_svc.ir.options import RuntimeChoice
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.runtime.cuda.arrays import copy_to_device
+from roller_svc.runtime.cuda.arrays import copy_to_device, copy_to_host
 from roller_svc.runtime.cuda.module import device_present
 from roller_svc.runtime.measure import host_name, measure
 from roller_svc.semantics.compare import Agreement, agrees
@@ -50,7 +50,7 @@ class LoadedKernel:
         self.call()
         outputs = self.call.results()
         if self.on_gpu:
-            return {name: array.numpy() for name, array in outputs.items()}
+            return copy_to_host(outputs)
         return outputs
 
     def measure(self, budget_s: float = 0.5) -> Measurement:

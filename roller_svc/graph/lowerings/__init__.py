@@ -6,7 +6,7 @@ A lowering is a module with an estimate. The simplest comes first in the table, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roller_svc.errors import ArgumentError
@@ -50,9 +50,10 @@ class ChosenLowering:
     def build(self, hw: HardwareSpec, load_tasks: LoadTasks, weights: Weights) -> ModelPlan:
         """Return the plan that runs a call. Its last kernel is new if it has more kernels than before."""
         lowering, cost = next(each for each in LOWERINGS if each.kind == self.kind), self.results[self.kind]
-        if lowering.build is None or isinstance(cost, Refusal):
-            return self.unrolled.plan
-        return lowering.build(self.unrolled, hw, load_tasks, weights, cost.seconds)
+        plan = self.unrolled.plan
+        if lowering.build is not None and isinstance(cost, LoweringEstimate):
+            plan = lowering.build(self.unrolled, hw, load_tasks, weights, cost.seconds)
+        return replace(plan, lowering=self.kind)
 
 
 def choose_lowering(kind: str | None, plan: ModelPlan, hw: HardwareSpec, kernels: Sequence[JoinedKernel] = ()) -> ChosenLowering:

@@ -213,6 +213,16 @@ def copy_to_device(arrays: Mapping[str, Array]) -> dict[str, DeviceBytes]:
         raise LaunchError(f"out of device memory: cannot copy the arrays: {error}", code="out-of-memory") from error
 
 
+def copy_to_host(arrays: Mapping[str, DeviceBytes]) -> dict[str, Array]:
+    """Copy arrays to host memory, after the work of the current stream."""
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def synchronize() -> None:
+    """Wait for the work of the current device."""
+    import_cupy().cuda.runtime.deviceSynchronize()
+
+
 class DlpackArrays(CupyArrays):
     """Any other library with DLPack: arrays are viewed through CuPy without a copy, results use its from_dlpack."""
 

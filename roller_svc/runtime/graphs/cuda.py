@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roller_svc.analysis.step_order import find_predecessors
+from roller_svc.analysis.step_order import check_operands, find_predecessors
 from roller_svc.errors import LaunchError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.event_state import EVENT_WORDS
@@ -61,8 +61,9 @@ class CudaModel:
         self._steps = tuple(unroll_steps(plan.steps))
         self._predecessors = find_predecessors(plan, self._steps) if as_graph else ()
         self._as_graph = as_graph
-        prepack = unroll_steps(plan.prepack)
-        self._used = {step.kernel for step in (*prepack, *self._steps) if isinstance(step, KernelStep)}
+        all_steps = (*unroll_steps(plan.prepack), *self._steps)
+        check_operands(plan, all_steps)
+        self._used = {step.kernel for step in all_steps if isinstance(step, KernelStep)}
         self._cooperative = tuple(find_cooperative(plan, self._steps))
         self._loaded: dict[int, _Loaded] = {}
         self._lock = Lock()

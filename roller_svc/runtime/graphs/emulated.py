@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller_svc.analysis.step_order import find_predecessors
+from roller_svc.analysis.step_order import check_operands, find_predecessors
 from roller_svc.errors import IndexRangeError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, ModelPlan, unroll_steps
@@ -54,6 +54,7 @@ class EmulatedModel:
         self._seed, self._races = seed, races
         self._buffers = call_buffers(plan)
         self._steps = tuple(unroll_steps(plan.steps))
+        check_operands(plan, (*unroll_steps(plan.prepack), *self._steps))
         self._modules: dict[tuple[int, int], EmulatorModule] = {}
         self._packed: Array | None = None
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
-from roller_svc.analysis.step_order import find_predecessors
+from roller_svc.analysis.step_order import MAX_DISTANCE, check_operands, find_predecessors
+from roller_svc.errors import InvariantError
 from roller_svc.ir.model_plan import ARENA, PACKED, WEIGHTS, Address, CopyStep, LoopStep, ModelPlan, SlotUpdate, unroll_steps
 
 PLAN = ModelPlan("m", "nvidia-h200-sxm", (), (), (), (), (), (), 0, 0, 0, 0, 0, 3)
@@ -24,6 +26,13 @@ def test_reads_wait_for_writes_and_writes_for_reads() -> None:
 def test_a_covered_write_still_orders_what_read_before() -> None:
     steps = (copy(8, 0), copy(8, 16), copy(24, 8), copy(0, 40))
     assert find_predecessors(PLAN, steps) == ((), (0,), (1,), (0,))
+
+
+def test_a_copy_to_its_own_bytes_is_refused() -> None:
+    check_operands(PLAN, (copy(8, 0, 8), copy(0, 8, 8)))
+    for target in (0, 3):
+        with pytest.raises(InvariantError, match="node 'n' of m writes bytes of another operand"):
+            check_operands(PLAN, (copy(target, 0),))
 
 
 def test_constants_need_no_order() -> None:
@@ -65,6 +74,30 @@ def test_the_order_is_that_of_all_pairs_and_no_edge_is_implied(seed: int) -> Non
         closure.append(set(before).union(*(closure[i] for i in before)))
         assert not any(i in closure[other] for i in before for other in before if other != i)
     assert closure == wanted
+
+
+def test_edges_over_many_steps_are_kept_though_others_imply_them() -> None:
+    between = [copy(1000 + 8 * i, 500) for i in range(MAX_DISTANCE)]
+    chain = [copy(8, 0), copy(16, 8), *between, copy(8, 16)]
+    assert find_predecessors(PLAN, chain)[-1] == (0, 1)
+    assert find_predecessors(PLAN, [*chain[:2], *between[2:], chain[-1]])[-1] == (1,)
+
+
+def test_many_steps_take_little_time() -> None:
+    """An exponent of two would be seen: twice the steps take four times as long."""
+
+    def seconds(count: int) -> float:
+        steps: list[CopyStep] = []
+        for i in range(count):  # a step of a loop: from a slice to a state in turns, and to a slice
+            steps.append(CopyStep("a", Address(ARENA, i % 2 * 64), Address(3, i * 64), 64))
+            steps.append(CopyStep("b", Address(4, i * 64), Address(ARENA, i % 2 * 64), 64))
+        start_s = time.process_time()
+        found = find_predecessors(PLAN, steps)
+        assert found[-1] == (2 * count - 2,)
+        return time.process_time() - start_s
+
+    small = min(seconds(2000) for _ in range(3))
+    assert seconds(16_000) < 20 * small
 
 
 def test_loops_are_unrolled_with_their_slots_resolved() -> None:

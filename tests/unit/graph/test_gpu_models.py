@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from gpu_models import MODELS
+from onnx import helper, numpy_helper
 
 from roller_svc import hardware
-from roller_svc.errors import ArgumentError, InputError, LaunchError, UnsupportedModelError
+from roller_svc.errors import ArgumentError, InputError, InvariantError, LaunchError, UnsupportedModelError
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, choose_lowering, cuda_graph
@@ -23,6 +26,7 @@ from roller_svc.ir.graph import Constant
 from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
 from roller_svc.model import Model, compile_model, estimate_model, load_model
 from roller_svc.runtime.graphs.cpu import weights_block
+from roller_svc.runtime.graphs.cuda import CudaModel
 from roller_svc.runtime.graphs.emulated import EmulatedModel
 from roller_svc.settings import read_settings, use
 from roller_svc.toolchain import compile_cxx
@@ -92,6 +96,31 @@ def test_steps_may_run_in_any_order_that_hazards_allow(name: str) -> None:
     for seed in range(3):
         emulated = EmulatedModel(plan, kernels, block, compile_cxx, seed=seed)
         check(name, emulated.run(expected(name)[0]))
+
+
+def test_operands_that_overlap_in_a_launch_are_refused() -> None:
+    """A launch that reads what it writes has right values in the emulator, and none on a device."""
+    model = compiled("branches", plan="launches")
+    plan, kernels = plan_of(model), [bundle.compiled for bundle in model._kernel_bundles]
+    block = weights_block([], plan.weights_bytes)
+    left, soft = (next(step for step in plan.steps if step.node == node) for node in ("left", "soft"))
+    assert isinstance(soft, KernelStep)
+    read, written = soft.arguments
+    assert read in left.arguments
+    moved = replace(read, offset_bytes=read.offset_bytes + 16)
+    for other, is_refused in ((written, False), (read, True), (moved, True)):
+        wrong = replace(soft, arguments=(read, other))
+        steps = tuple(wrong if step is soft else step for step in plan.steps)
+        changed = replace(plan, steps=steps, arena_bytes=plan.arena_bytes + 16)
+        for make in (
+            lambda plan: EmulatedModel(plan, kernels, block, compile_cxx),
+            lambda plan: CudaModel(plan, kernels, block, as_graph=False),
+        ):
+            if not is_refused:
+                make(changed)
+                continue
+            with pytest.raises(InvariantError, match="node 'soft' of small writes bytes of another operand"):
+                make(changed)
 
 
 def test_races_of_a_model_are_looked_for() -> None:
@@ -184,6 +213,50 @@ def test_a_kind_may_be_named() -> None:
     assert compiled("attention", plan="graph").report["plan"] == "graph"
     assert compiled("slices", plan="launches").report["plan"] == "launches"
     assert compiled("slices", plan="serial").report["plan"] == "launches"
+
+
+def chain(rows: str) -> bytes:
+    """Return an ONNX model of six products in a row: launches of few rows cost more than the products."""
+    weights = [numpy_helper.from_array(np.zeros((64, 64), np.float32), f"w{i}") for i in range(6)]
+    nodes = [helper.make_node("MatMul", [f"h{i}" if i else "x", f"w{i}"], [f"h{i + 1}"]) for i in range(6)]
+    given = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [rows, 64])
+    result = helper.make_tensor_value_info("h6", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "chain", [given], [result], weights)
+    content: bytes = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    return content
+
+
+@pytest.mark.parametrize("extents", [[1, 65536], [65536, 1]])
+def test_each_bucket_has_its_lowering(extents: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = compile_model(chain("n"), H200, dims={"n": extents}, select="model", top_k=1)
+    kinds = {65536: "launches", 1: "graph"}
+    wanted = [kinds[each] for each in extents]
+    as_graphs: list[bool] = []
+    monkeypatch.setattr("roller_svc.model.CudaModel", lambda *_, as_graph: as_graphs.append(as_graph))
+    for each in (model, load_model(model.save(tmp_path))):
+        assert [bucket["kind"] for bucket in each.plan["buckets"]] == wanted
+        assert [bucket["launches"] for bucket in each.plan["buckets"]] == [6 if kind == "launches" else 1 for kind in wanted]
+        for kind, bucket in zip(wanted, each.report["buckets"], strict=True):
+            assert bucket["plan"] == kind
+            results = bucket["lowerings"]
+            assert (results["graph"]["seconds"] <= MARGIN * results["launches"]["seconds"]) == (kind == "graph")
+        as_graphs.clear()
+        for variant in each._variants:
+            assert variant.loaded.runner is None
+        assert as_graphs == [kind == "graph" for kind in wanted]
+
+
+def test_the_digest_depends_on_the_lowering() -> None:
+    graph, launches = (compiled("attention", plan=kind) for kind in ("graph", "launches"))
+    assert graph.digest != launches.digest
+    assert compiled("attention").digest == launches.digest
+
+
+def test_an_eager_plan_has_launches_and_fills_with_zeros() -> None:
+    eager, launches = compiled("attention", plan="eager"), compiled("attention", plan="launches")
+    assert (eager.plan["kind"], eager.plan["lowering"]) == ("eager", "launches")
+    for model in (eager, launches):
+        assert model.plan["launches"] == model.report["lowerings"]["launches"]["launches"]
 
 
 def test_a_graph_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import dataclasses
+import json
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from fake_libcuda import FakeLibcuda
 from gpu_models import MODELS
 
 from roller_svc import hardware
+from roller_svc.cli import model as cli_model
+from roller_svc.cli.command import main
 from roller_svc.errors import KernelTimeoutError, LaunchError
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
@@ -148,6 +151,25 @@ def test_a_model_computes_what_the_interpreter_does(name: str, as_graph: bool, m
     else:
         assert "graph" not in device.library.launched
         assert len(device.library.launched) == once + 2 * sum(1 for step in model._steps if hasattr(step, "kernel"))
+
+
+@pytest.mark.parametrize("plan", ["launches", "graph"])
+def test_the_command_copies_arrays_to_the_device_and_waits_for_calls(
+    plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    monkeypatch.setenv("ROLLER_CACHE", str(folder))
+    device = Device(compiled("branches", plan), monkeypatch)
+    monkeypatch.setattr(cli_model, "device_present", lambda: True)
+    waits: list[int] = []
+    device.cupy.cuda.runtime.deviceSynchronize = lambda: waits.append(len(device.library.launched))
+    file = tmp_path / "branches.json"
+    file.write_text(json.dumps(MODELS["branches"]))
+    options = ("--target", A100, "--select", "model", "--top-k", "1", "--plan", plan, "--check", "--json")
+    assert main(("model", "run", str(file), *options)) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["max_abs_error"] < 1e-4
+    assert len(waits) == facts["runs"]
+    assert waits == sorted(set(waits))  # after each call
 
 
 def test_a_graph_has_an_edge_for_each_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
