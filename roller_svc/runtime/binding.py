@@ -64,7 +64,7 @@ class Binding(Generic[A]):
     library: ArrayLibrary[A]
     memory: dict[str, A]  # by Buffer symbol
     # The memory of results by output name, in the kernel's order; None for a result in the caller's own array.
-    allocated: dict[str, A | None]
+    allocated: Mapping[str, A | None]
     given: dict[str, Any]  # results in the caller's own arrays, by output name
     copies: tuple[tuple[A, A], ...] = ()  # (to, from)
 
@@ -78,9 +78,7 @@ class Binding(Generic[A]):
 
         Convert after the copies: a library that imports an array also imports the work to wait for.
         """
-        return {
-            name: self.given[name] if array is None else self.library.result(array) for name, array in self.allocated.items()
-        }
+        return {name: self.given[name] if array is None else self.library.result(array) for name, array in self.allocated.items()}
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[np.generic]:

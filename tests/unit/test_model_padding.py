@@ -108,7 +108,11 @@ def test_a_batch_that_attention_puts_inside_of_another_dimension_may_vary(module
         ((MODULE, (torch.zeros(3, 4),), ({0: Dim("batch")},)), None, "leaves the dimension batch open"),
         ((MODULE, (torch.zeros(3, 4),), ({0: Dim("batch")},)), {"n": 2}, "no dimension 'n'; its symbolic dimensions are batch"),
         ((MODULE, (torch.zeros(3, 4),), ({0: Dim("batch")},)), {"batch": "4..2"}, "a range as '1..64'"),
-        ((MODULE, (torch.zeros(3, 4),), ({0: Dim("batch", max=4)},)), {"batch": "1..8"}, "batch is 8, and the program's torch.export.Dim ends at 4"),
+        (
+            (MODULE, (torch.zeros(3, 4),), ({0: Dim("batch", max=4)},)),
+            {"batch": "1..8"},
+            "batch is 8, and the program's torch.export.Dim ends at 4",
+        ),
     ],
 )
 def test_dims_are_checked(source, dims, message):
