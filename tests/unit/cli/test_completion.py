@@ -18,7 +18,7 @@ CASES = [
     (["compile", "--ta"], {"--target", "--targets"}, {"--threads"}),
     (["compile", "--target", "nvidia-h"], {"nvidia-h100-sxm", "nvidia-h200-sxm"}, {"nvidia-t4"}),
     (["run", "--select", ""], {"measure", "model"}, {"compile"}),
-    (["model", ""], {"compile", "run", "plan", "profile"}, {"estimate"}),
+    (["model", ""], {"compile", "run", "plan", "profile"}, {"explain"}),
     (["model", "run", "--pl"], {"--plan"}, {"--target"}),
     (["model", "run", "--winograd", "a"], {"auto", "always"}, {"never"}),
     (["estimate", "--donate", ""], set(), {"compile", "--donate"}),
