@@ -307,7 +307,7 @@ def test_a_graph_is_compiled_for_a_gpu(client: Client, tmp_path: Path) -> None:
     assert response is not None
     assert set(response.links) == {"bundle", "plan", "source"}
     assert response.plan["kind"] == "graph"
-    assert set(response.lowerings) == {"launches", "graph"}
+    assert set(response.lowerings) == {"launches", "graph", "waves", "persistent"}
     assert b"__global__" in client.file(response.links["source"])
     zipfile.ZipFile(io.BytesIO(client.file(response.links["bundle"]))).extractall(tmp_path)
     model = load_model(tmp_path, runtime="emulator")
