@@ -29,6 +29,14 @@ _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 2, 3  # cudaMemcpyKind
 Start = Callable[[int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What starts a call with some addresses."""
+
+    start: Start
+    is_graph: bool
+
+
 @dataclass(slots=True)
 class _Loaded:
     """A model on a device."""
@@ -37,7 +45,7 @@ class _Loaded:
     weights: DeviceArray
     packed: DeviceArray
     arenas: dict[int, DeviceArray] = field(default_factory=dict)  # by stream: calls on several may overlap
-    prepared: dict[tuple[int, ...], Start] = field(default_factory=dict)  # by the addresses of the slots
+    prepared: dict[tuple[int, ...], _Prepared] = field(default_factory=dict)  # by the addresses of the slots
 
 
 class CudaModel:
@@ -52,7 +60,7 @@ class CudaModel:
             plan: the plan.
             compiled: its kernels.
             weights: all weights.
-            as_graph: whether a call launches a CUDA graph, which is kept for calls with the same addresses.
+            as_graph: whether calls with the same addresses launch a CUDA graph from the second one on.
         """
         self.plan = plan
         self._compiled = compiled
@@ -114,14 +122,19 @@ class CudaModel:
         return self._loaded[device]
 
     def _prepared(self, cupy: Any, loaded: _Loaded, slots: tuple[int, ...]) -> Start:
-        """Return what starts a call with these addresses."""
-        start = loaded.prepared.pop(slots, None)
-        if start is None:
-            start = self._graph(loaded, slots) if self._as_graph else self._in_stream(cupy, loaded, self._steps, slots)
+        """Return what starts a call with these addresses.
+
+        A graph takes longer to build than launches take, so it is built when the addresses come again.
+        """
+        prepared = loaded.prepared.pop(slots, None)
+        if prepared is None:
+            prepared = _Prepared(self._in_stream(cupy, loaded, self._steps, slots), is_graph=False)
+        elif self._as_graph and not prepared.is_graph:
+            prepared = _Prepared(self._graph(loaded, slots), is_graph=True)
         while len(loaded.prepared) >= MAX_PREPARED:
             del loaded.prepared[next(iter(loaded.prepared))]
-        loaded.prepared[slots] = start
-        return start
+        loaded.prepared[slots] = prepared
+        return prepared.start
 
     def _in_stream(self, cupy: Any, loaded: _Loaded, steps: Sequence[KernelStep | CopyStep], slots: tuple[int, ...]) -> Start:
         """Return what launches steps one after the other."""
