@@ -24,6 +24,7 @@ from roller_svc.runtime.graphs.buffers import call_buffers
 from roller_svc.runtime.graphs.cooperative import find_cooperative, raise_reached_deadline
 
 MAX_PREPARED = 16  # calls with other addresses, which are kept for a device
+MAX_ARENAS = 8  # of streams, on a device
 _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 2, 3  # cudaMemcpyKind
 # With a stream's handle: start a call.
 Start = Callable[[int], None]
@@ -95,9 +96,8 @@ class CudaModel:
         stream = library.library.stream(library.device)
         with cupy.cuda.Device(library.device), launch_errors(cupy), self._lock:
             loaded = self._on_device(cupy, library.device, stream)
-            if stream not in loaded.arenas:
-                loaded.arenas[stream] = _allocate(cupy, self.plan.arena_bytes, library.device)
-            slots = [loaded.weights.address, loaded.packed.address, loaded.arenas[stream].address]
+            arena = self._arena(cupy, loaded, library.device, stream)
+            slots = [loaded.weights.address, loaded.packed.address, arena.address]
             slots += [binding.memory[buffer.symbol].address for buffer in self._buffers]
             self._prepared(cupy, loaded, tuple(slots))(stream)
             for step, events in self._cooperative:
@@ -120,6 +120,15 @@ class CudaModel:
                 loaded.weights = _upload(cupy, self._weights[: self.plan.read_weights_bytes], device)
             self._loaded[device] = loaded
         return self._loaded[device]
+
+    def _arena(self, cupy: Any, loaded: _Loaded, device: int, stream: int) -> DeviceArray:
+        """Return the arena of a stream. The oldest is freed after the work of the device, which may use it."""
+        arena = loaded.arenas.pop(stream, None)
+        if arena is None and len(loaded.arenas) >= MAX_ARENAS:
+            cupy.cuda.runtime.deviceSynchronize()
+            del loaded.arenas[next(iter(loaded.arenas))]
+        loaded.arenas[stream] = arena or _allocate(cupy, self.plan.arena_bytes, device)
+        return loaded.arenas[stream]
 
     def _prepared(self, cupy: Any, loaded: _Loaded, slots: tuple[int, ...]) -> Start:
         """Return what starts a call with these addresses.

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import types
 from collections.abc import Callable, Iterator
+from ctypes import memmove
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from roller_svc.runtime.cuda import module as cuda_module
 from roller_svc.runtime.cuda.driver import Driver
 from roller_svc.runtime.emulator import EmulatorCall, EmulatorModule
 from roller_svc.runtime.graphs import cuda
-from roller_svc.runtime.graphs.cuda import MAX_PREPARED, CudaModel
+from roller_svc.runtime.graphs.cuda import MAX_ARENAS, MAX_PREPARED, CudaModel
 from roller_svc.runtime.graphs.emulated import _BEFORE, isolate_launch
 from roller_svc.settings import read_settings, use
 from roller_svc.toolchain import compile_cxx
@@ -204,6 +205,25 @@ def test_a_call_with_known_addresses_launches_the_graph_that_it_has(monkeypatch:
         model.run(given, out)  # the oldest is not kept
     assert len(device.library.graphs) == 2 + MAX_PREPARED
     assert device.library.destroyed > MAX_PREPARED
+
+
+def test_a_device_keeps_the_arenas_of_the_last_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("views"), monkeypatch)
+    waits: list[int] = []
+    current: list[int] = []
+    monkeypatch.setattr(device.cupy.cuda.runtime, "memcpyAsync", lambda target, source, size, *_: memmove(target, source, size))
+    monkeypatch.setattr(device.cupy.cuda.runtime, "deviceSynchronize", lambda: waits.append(current[-1]))
+    monkeypatch.setattr(cuda_arrays.CupyArrays, "stream", lambda *_: current[-1])
+    model = device.load(as_graph=False)
+    arrays, want = inputs_of("views", 0)
+    given = on_device(arrays)
+    for stream in [0, *range(1, MAX_ARENAS), 0, 99, 0]:
+        current.append(stream)
+        results = model.run(given)
+        np.testing.assert_allclose(results["total"].numpy, want["total"], rtol=1e-5)
+    (loaded,) = model._loaded.values()
+    assert list(loaded.arenas) == [*range(2, MAX_ARENAS), 99, 0]
+    assert waits == [99]  # before the arena of stream 1 is freed
 
 
 def test_errors_of_the_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
