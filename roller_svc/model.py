@@ -22,7 +22,14 @@ from roller_svc.compiler.artifact import load_plan
 from roller_svc.compiler.backends import reject_load
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer
-from roller_svc.compiler.request import read_options, reject_unknown, shows_options, validate_target
+from roller_svc.compiler.request import (
+    check_emulable,
+    read_options,
+    reject_emulation,
+    reject_unknown,
+    shows_options,
+    validate_target,
+)
 from roller_svc.errors import ArgumentError, InputError, InvariantError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.frontend.torch.arguments import Arrays, run_with_tensors, share_arrays
@@ -391,6 +398,8 @@ def compile_model(
     checked = read_options(NamedOptions, options)
     runs_in = _runtime(runtime)
     target_id = validate_target(target)
+    if runs_in is RuntimeChoice.EMULATOR:
+        check_emulable(devices.load(target_id))
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     cache, weights = KernelCache(settings().cache_folder), Weights()
@@ -456,6 +465,8 @@ def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
     """
     runs_in = _runtime(runtime)
     bundle = saved.load_model(folder)
+    if runs_in is RuntimeChoice.EMULATOR and bundle.variants[0].binary:
+        reject_emulation(bundle.target)
     variants = tuple(_saved_variant(each, bundle, runs_in) for each in bundle.variants)
     return Model(bundle.digest, bundle.name, bundle.target, bundle.kernels, variants, bundle.report)
 
