@@ -27,7 +27,7 @@ from roller_svc.frontend.lang.input_types import short_repr
 from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
-from roller_svc.graph.lowerings import LOWERING_KINDS, choose_lowering
+from roller_svc.graph.lowerings import LOWERING_KINDS, check_lowering, choose_lowering
 from roller_svc.graph.lowerings.launches import LAUNCHES
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate
 from roller_svc.graph.passes import PassReport, run_passes
@@ -157,11 +157,13 @@ def build_model(
 
 
 def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
-    """Raise ArgumentError for a kind of plans that the device's family does not have."""
+    """Raise ArgumentError for a kind of plans that the device does not have."""
     is_cpu = hw.family is TargetKind.CPU
     if isinstance(kind, str):
         kinds = PLANS if is_cpu else GPU_PLANS
         if kind in kinds:
+            if not is_cpu:
+                check_lowering(kind, hw)
             return
         listed = ", ".join(map(repr, (*kinds, EAGER)))
         raise ArgumentError(f"plan must be one of {listed} for {hw.id}, got {short_repr(kind)}", code="invalid-option")

@@ -247,6 +247,10 @@ def test_external_data_is_rejected(client: Client) -> None:
         ({"model": {"blob": "sha256:0"}}, 422, "invalid-body"),
         ({"model": {}}, 422, "invalid-body"),
         ({"options": {"plan": "fastest"}}, 422, "invalid-body"),
+        ({"options": {"plan": "graph"}}, 422, "invalid-option"),
+        ({"target": "nvidia-h200-sxm", "options": {"plan": "rammer"}}, 422, "invalid-option"),
+        ({"target": "amd-mi300x", "options": {"plan": "graph"}}, 422, "refused-plan"),
+        ({"target": "amd-mi300x", "options": {"plan": "waves"}}, 422, "not-joinable"),
         ({"options": {"threads": 100_000}}, 422, "invalid-option"),
         ({"options": {"name": "double"}}, 422, "invalid-option"),
         ({"options": {"dims": {"batch": -1}}}, 422, "invalid-body"),
@@ -307,7 +311,7 @@ def test_a_graph_is_compiled_for_a_gpu(client: Client, tmp_path: Path) -> None:
     assert response is not None
     assert set(response.links) == {"bundle", "plan", "source"}
     assert response.plan["kind"] == "graph"
-    assert set(response.lowerings) == {"launches", "graph"}
+    assert set(response.lowerings) == {"launches", "graph", "waves", "persistent"}
     assert b"__global__" in client.file(response.links["source"])
     zipfile.ZipFile(io.BytesIO(client.file(response.links["bundle"]))).extractall(tmp_path)
     model = load_model(tmp_path, runtime="emulator")

@@ -56,6 +56,13 @@ class ChosenLowering:
         return replace(plan, lowering=self.kind)
 
 
+def check_lowering(kind: str, hw: HardwareSpec) -> None:
+    """Raise ArgumentError, of the refusal's code, for a kind of lowering that the device cannot have."""
+    refused = next((each.refuse(hw) for each in LOWERINGS if each.kind == kind), None)
+    if refused is not None:
+        raise ArgumentError(f"plan {kind!r}: {refused.reason}", code=refused.code)
+
+
 def choose_lowering(kind: str | None, plan: ModelPlan, hw: HardwareSpec, kernels: Sequence[JoinedKernel] = ()) -> ChosenLowering:
     """Return a kind of lowering for a plan; None: the one that the performance model prefers.
 
@@ -70,7 +77,7 @@ def choose_lowering(kind: str | None, plan: ModelPlan, hw: HardwareSpec, kernels
             hint="its loops have many steps: compile the body of the loop as a model",
         )
     unrolled = UnrolledPlan(plan, tuple(unroll_steps(plan.steps)), tuple(kernels))
-    results = {lowering.kind: lowering.estimate(unrolled, hw) for lowering in LOWERINGS}
+    results = {lowering.kind: lowering.refuse(hw) or lowering.estimate(unrolled, hw) for lowering in LOWERINGS}
     if kind is not None:
         refused = results[kind]
         if isinstance(refused, Refusal):

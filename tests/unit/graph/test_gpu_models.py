@@ -264,6 +264,9 @@ def test_an_eager_plan_has_launches_and_fills_with_zeros() -> None:
 
 def test_a_graph_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(compiled("slices"))
+    for kind in ("graph", "waves", "persistent"):
+        with pytest.raises(ArgumentError, match=f"plan '{kind}': .* on NVIDIA devices"):
+            estimate_model(copy.deepcopy(MODELS["slices"]), "amd-mi300x", plan=kind)
     refused = choose_lowering(None, plan, hardware.load("amd-mi300x"))
     assert refused.kind == "launches"
     assert "NVIDIA" in refused.to_json()["graph"]["refused"]
@@ -282,8 +285,9 @@ def test_a_graph_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) 
         (H200, {"plan": 3}, "a kind of plans"),
         (H200, {"threads": 4}, "threads are for CPUs"),
         (H200, {"runtime": "device"}, "'emulator'"),
-        ("cpu-x86-avx2", {"plan": "graph"}, "'rammer'"),
-        ("graphcore-mk2", {}, "CPUs and GPUs"),
+        ("cpu-x86-avx2", {"plan": "graph", "runtime": "auto"}, "'rammer'"),
+        ("cpu-x86-avx2", {}, "runs CUDA and HIP kernels only"),
+        ("graphcore-mk2", {"runtime": "auto"}, "CPUs and GPUs"),
     ],
 )
 def test_options_that_do_not_fit_a_device_are_refused(target: str, options: dict[str, Any], message: str) -> None:
