@@ -45,6 +45,7 @@ from roller_svc.graph.compile import (
 )
 from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph, prepare_source
+from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.weights import Weights
@@ -467,6 +468,13 @@ def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
     bundle = saved.load_model(folder)
     if runs_in is RuntimeChoice.EMULATOR and bundle.variants[0].binary:
         reject_emulation(bundle.target)
+    for each in bundle.variants:
+        if not each.binary and each.plan.lowering not in LOWERING_KINDS:
+            raise ArgumentError(
+                f"{folder} is not a saved model: no lowering is called {each.plan.lowering[:80]!r}",
+                code="damaged-kernel",
+                hint="save the model again",
+            )
     variants = tuple(_saved_variant(each, bundle, runs_in) for each in bundle.variants)
     return Model(bundle.digest, bundle.name, bundle.target, bundle.kernels, variants, bundle.report)
 

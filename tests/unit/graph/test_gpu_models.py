@@ -197,6 +197,34 @@ def test_metadata_with_another_weight_is_refused(tmp_path: Path) -> None:
     assert raised.value.code == "damaged-kernel"
 
 
+DAMAGE: dict[str, Any] = {
+    "no object": ("report", {"lowerings": []}),
+    "nothing": ("report", {"lowerings": {"graph": None}}),
+    "no seconds": ("report", {"lowerings": {"graph": {"launches": 1, "measured": False}}}),
+    "no text": ("report", {"plan": [1]}),
+    "threads": ("report", {"threads": "two"}),
+    "buckets": ("report", {"buckets": [{"dims": {}, "plan": "graph", "lowerings": {}}] * 2}),
+    "passes": ("report", {"passes": [1]}),
+    "padding": ("report", {"padding": [{}, {}]}),
+    "arena": ("plan", {"arena_bytes": 0}),
+    "lowering": ("plan", {"lowering": "foo"}),
+    "no lowering": ("plan", {"lowering": ""}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_metadata_is_refused(damage: str, tmp_path: Path) -> None:
+    saved = compiled("slices", plan="graph").save(tmp_path)
+    metadata = json.loads((saved / "metadata.json").read_text())
+    part, change = DAMAGE[damage]
+    (metadata["report"] if part == "report" else metadata["variants"][0]["plan"]).update(change)
+    (saved / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(ArgumentError, match="is not a saved model") as raised:
+        load_model(saved)
+    assert raised.value.code == "damaged-kernel"
+    assert raised.value.hint
+
+
 def test_the_model_chooses_the_lowering_and_says_why() -> None:
     single, loop = compiled("attention"), compiled("slices")
     assert (single.report["plan"], loop.report["plan"]) == ("launches", "graph")
