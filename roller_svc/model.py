@@ -78,9 +78,9 @@ MAX_VARIANTS = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelEstimate:
-    """The sum of the performance model's estimates of all kernels that a call runs."""
+    """The performance model's estimate of a call."""
 
-    seconds: float
+    seconds: float  # of all kernels that a call runs; on a GPU also of launches, copies and fills
     stages: tuple[Stage, ...]  # one for each kernel, by its digest
 
 
@@ -198,7 +198,7 @@ class Model:
         self.inputs = _infos(variants[0].plan.inputs)
         self.outputs = _infos(variants[0].plan.outputs)
         self.buckets: tuple[dict[str, int], ...] = tuple(dict(variant.dims) for variant in variants)
-        self.estimate = _estimate(variants[0], kernels)
+        self.estimate = _estimate(variants[0], kernels, self.report)
 
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """Run the model and return the outputs by name; write them to arrays in `out` if given."""
@@ -448,13 +448,16 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     weights = Weights()
     source, dims = prepare_source(source, dims)
     graph = load_graph(source, weights, types, _buckets(dims)[0], constants)
-    classes = estimate_graph(graph, weights, chosen)
+    estimate = estimate_graph(graph, weights, chosen)
     return {
         "target": chosen.hardware.id,
-        "seconds": sum(each.runs * each.seconds for each in classes),
+        "seconds": estimate.seconds,
         "kernels": [
-            {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds} for each in classes
+            {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds}
+            for each in estimate.classes
         ],
+        "plan": None if estimate.lowering is None else estimate.lowering.kind,
+        "lowerings": {} if estimate.lowering is None else estimate.lowering.to_json(),
     }
 
 
@@ -744,8 +747,8 @@ def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOp
     }
 
 
-def _estimate(variant: _Variant, bundles: Sequence[KernelBundle]) -> ModelEstimate:
-    """Return the sum over the kernels that a call runs. A kernel with several launches counts once."""
+def _estimate(variant: _Variant, bundles: Sequence[KernelBundle], report: Mapping[str, Any]) -> ModelEstimate:
+    """Return the seconds of a call by its lowering, or the sum over its kernels: one with several launches counts once."""
     kernels = variant.plan.kernels
     first = [next((i for i, launch in enumerate(kernel.source.launches) if not launch.is_prepack), None) for kernel in kernels]
     runs: dict[int, int] = {}
@@ -756,7 +759,9 @@ def _estimate(variant: _Variant, bundles: Sequence[KernelBundle]) -> ModelEstima
         Stage(bundles[variant.kernels[kernel]].digest, number * kernels[kernel].estimate_s)
         for kernel, number in sorted(runs.items())
     ]
-    return ModelEstimate(sum(stage.seconds for stage in stages), tuple(stages))
+    lowering = (report.get("lowerings") or {}).get(variant.plan.lowering)
+    seconds = sum(stage.seconds for stage in stages) if lowering is None else lowering["seconds"]
+    return ModelEstimate(seconds, tuple(stages))
 
 
 def _executions(steps: Sequence[Step], times: int = 1) -> Iterable[tuple[KernelStep | CopyStep, int]]:

@@ -206,7 +206,8 @@ def _estimated(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             **common.option_values(options, NamedOptions),
         )
     rows = [(each["uses"], show.format_seconds(each["seconds"]), each["expression"][:90]) for each in facts["kernels"]]
-    text = f"{show.format_seconds(facts['seconds'])} a call on {facts['target']}, by the performance model"
+    by_plan = f" with plan {facts['plan']}" if facts["plan"] else ""
+    text = f"{show.format_seconds(facts['seconds'])} a call on {facts['target']}{by_plan}, by the performance model"
     return facts, f"{text}\n\n{show.format_table(('uses', 'estimate', 'program'), rows)}"
 
 

@@ -173,6 +173,11 @@ def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
         raise ArgumentError(f"plan: {hw.id} is a GPU, and plans by hand are for CPUs", code="invalid-option")
 
 
+def lowering_kind(options: ModelOptions) -> str | None:
+    """Return the kind of lowering that a plan of a GPU names; None: the fastest by the model."""
+    return {AUTO: None, SERIAL: LAUNCHES.kind}.get(str(options.plan), str(options.plan))
+
+
 def _build_for_gpu(
     plan: ModelPlan,
     options: ModelOptions,
@@ -187,7 +192,7 @@ def _build_for_gpu(
 ) -> BuiltModel:
     """Return a model whose binaries are those of its kernels, with the lowering of a kind, or the fastest."""
     hw, bundles = options.hardware, tuple(each.fastest for each in built)
-    kind = {AUTO: None, SERIAL: LAUNCHES.kind}.get(str(options.plan), str(options.plan))
+    kind = lowering_kind(options)
     known = [JoinedKernel(each.compiled.resources, find_bundle_refusal(each)) for each in bundles]
     chosen = choose_lowering(kind, plan, hw, known)
 

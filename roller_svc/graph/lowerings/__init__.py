@@ -38,6 +38,12 @@ class ChosenLowering:
     results: Mapping[str, LoweringEstimate | Refusal]
     unrolled: UnrolledPlan
 
+    @property
+    def seconds(self) -> float:
+        """The seconds of a call."""
+        cost = self.results[self.kind]
+        return cost.seconds if isinstance(cost, LoweringEstimate) else float("inf")
+
     def to_json(self) -> dict[str, Any]:
         """Return each kind's seconds and launches, or the reason why it cannot run the model."""
         return {
@@ -54,6 +60,11 @@ class ChosenLowering:
         if lowering.build is not None and isinstance(cost, LoweringEstimate):
             plan = lowering.build(self.unrolled, hw, load_tasks, weights, cost.seconds)
         return replace(plan, lowering=self.kind)
+
+
+def needs_compiled(kind: str | None) -> bool:
+    """Return whether the estimate of a kind of lowering depends on the resources of compiled kernels."""
+    return any(each.kind == kind and each.build is not None for each in LOWERINGS)
 
 
 def check_lowering(kind: str, hw: HardwareSpec) -> None:

@@ -335,6 +335,27 @@ def test_an_estimate_is_that_of_the_kernels() -> None:
     assert 0 < estimate["seconds"] < 1e-4
 
 
+@pytest.mark.parametrize("plan", ["launches", "graph", "eager"])
+@pytest.mark.parametrize("name", ["slices", "lookups", "pieces"])
+def test_an_estimate_is_that_of_the_lowering(name: str, plan: str) -> None:
+    model, estimate = compiled(name, plan=plan), estimate_model(copy.deepcopy(MODELS[name]), H200, plan=plan)
+    kind = "launches" if plan == "eager" else plan
+    assert estimate["plan"] == kind
+    for seconds in (estimate["seconds"], model.estimate.seconds):
+        assert seconds == pytest.approx(model.report["lowerings"][kind]["seconds"])
+    for each in ("launches", "graph"):
+        assert estimate["lowerings"][each] == pytest.approx(model.report["lowerings"][each])
+
+
+def test_an_estimate_has_the_refusals_of_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match="'waves' is not estimated without a compiler") as raised:
+        estimate_model(copy.deepcopy(MODELS["branches"]), H200, plan="waves")
+    assert raised.value.code == "refused-plan"
+    monkeypatch.setattr(cuda_graph, "MAX_NODES", 3)
+    with pytest.raises(ArgumentError, match="nodes, at most 3"):
+        estimate_model(copy.deepcopy(MODELS["slices"]), H200, plan="graph")
+
+
 def test_launchers_are_for_cpus(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="launchers of models are for CPUs"):
         compiled("views").save(tmp_path, launcher="ctypes")
