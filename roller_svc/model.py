@@ -351,6 +351,14 @@ class Model:
             **plan_to_json(plan),
         }
 
+    def __reduce__(self) -> Never:
+        """Raise ArgumentError: weights need an alignment that pickles do not keep."""
+        raise ArgumentError(
+            "a model cannot be pickled or copied",
+            code="not-picklable",
+            hint="model.save(folder), and roller_svc.load_model(folder) where it is needed",
+        )
+
     def __repr__(self) -> str:
         inputs = ", ".join(f"{each.name}: {each.dtype}{list(each.shape)}" for each in self.inputs)
         return f"<roller_svc.Model {self.digest[:19]} for {self.target}: {inputs}>"

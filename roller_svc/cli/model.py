@@ -320,7 +320,9 @@ def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any]
         facts["saved"] = str(model.save(options.save, launchers))
     lines = [_summary(model)]
     if "saved" in facts:
-        lines.append(f"saved to {facts['saved']}: all that it exports begins with {model.name}")
+        exported = f"all that it exports begins with {model.name}"
+        has_header = (Path(facts["saved"]) / "model.h").is_file()  # of a CPU's model
+        lines.append(f"saved to {facts['saved']}{': ' + exported if has_header else ''}")
     return facts, "\n".join(lines)
 
 

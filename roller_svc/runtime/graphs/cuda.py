@@ -168,17 +168,17 @@ class CudaModel:
         """Return what launches a graph of the steps: an edge is a hazard."""
         library = driver()
         graph = Graph(library)
-        nodes: list[Node] = []
+        nodes: list[tuple[Node, ...]] = []  # of each step, its last ones
         for step, before in zip(self._steps, self._predecessors, strict=True):
-            after = [nodes[number] for number in before]
+            after = [node for number in before for node in nodes[number]]
             if isinstance(step, CopyStep):
-                nodes.append(graph.add_copy(_address(slots, step.target), _address(slots, step.source), step.bytes, after))
+                nodes.append(graph.add_copies(_address(slots, step.target), _address(slots, step.source), step.bytes, after))
                 continue
             zeros = [graph.add_zeros(_address(slots, address), size, after) for address, size in step.zeroed]
             launch = self.plan.kernels[step.kernel].source.launches[step.launch]
             function = loaded.functions[step.kernel][step.launch].ptr
             given = _parameters(library, self.plan, step, slots)
-            nodes.append(graph.add_kernel(function, launch, given, zeros or after))
+            nodes.append((graph.add_kernel(function, launch, given, zeros or after),))
         return graph.instantiate().launch
 
 

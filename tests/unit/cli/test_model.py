@@ -76,6 +76,9 @@ def test_a_model_for_a_gpu_is_compiled_estimated_and_emulated(
     code, text, err = run(capsys, "compile", file, *target, "--save", folder)
     assert code == 0, err
     assert "plan launches*: " in text
+    assert "exports" not in text
+    estimate, by_launches = (text.split(f"{words}: ")[1].split(" a call")[0] for words in ("estimate", "plan launches*"))
+    assert estimate == by_launches
     assert "plan graph: " in text
     assert "threads" not in text
     code, facts, _ = run(capsys, "run", folder, "--emulate", "--json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -359,6 +360,13 @@ def test_an_estimate_has_the_refusals_of_a_build(monkeypatch: pytest.MonkeyPatch
 def test_launchers_are_for_cpus(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="launchers of models are for CPUs"):
         compiled("views").save(tmp_path, launcher="ctypes")
+
+
+def test_a_model_is_saved_and_not_pickled() -> None:
+    for action in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(ArgumentError, match="cannot be pickled") as raised:
+            action(compiled("views"))
+        assert raised.value.code == "not-picklable"
 
 
 def test_profiles_are_of_cpus() -> None:

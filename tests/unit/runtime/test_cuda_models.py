@@ -21,16 +21,17 @@ from gpu_models import MODELS
 from roller_svc import hardware
 from roller_svc.cli import model as cli_model
 from roller_svc.cli.command import main
-from roller_svc.errors import KernelTimeoutError, LaunchError
+from roller_svc.errors import InvariantError, KernelTimeoutError, LaunchError
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.event_state import ABORT, STATUS, STATUS_WORDS
 from roller_svc.ir.kernel import CompiledKernel
-from roller_svc.ir.model_plan import KernelStep, ModelPlan
+from roller_svc.ir.model_plan import CopyStep, KernelStep, ModelPlan
 from roller_svc.model import Model, compile_model
 from roller_svc.runtime.binding import Array, Binding, NumpyArrays
 from roller_svc.runtime.cuda import arrays as cuda_arrays
+from roller_svc.runtime.cuda import graph as cuda_graph
 from roller_svc.runtime.cuda import module as cuda_module
 from roller_svc.runtime.cuda.driver import Driver
 from roller_svc.runtime.emulator import EmulatorCall, EmulatorModule
@@ -205,6 +206,31 @@ def test_a_call_with_known_addresses_launches_the_graph_that_it_has(monkeypatch:
         model.run(given, out)  # the oldest is not kept
     assert len(device.library.graphs) == 2 + MAX_PREPARED
     assert device.library.destroyed > MAX_PREPARED
+
+
+def test_a_copy_has_nodes_of_less_than_the_largest_pitch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "MAX_COPY_BYTES", 24)
+    device = Device(compiled("views", "launches"), monkeypatch, seed=5)
+    model, (arrays, want) = device.load(as_graph=True), inputs_of("views", 0)
+    given, out = on_device(arrays), on_device(want)
+    for _ in range(3):
+        out["half"].numpy[...] = 99
+        results = model.run(given, out)
+        for output, value in want.items():
+            np.testing.assert_allclose(results[output].numpy, value, rtol=1e-5, atol=1e-5)
+    sizes = [-(-step.bytes // 24) for step in model._steps if isinstance(step, CopyStep)]
+    (graph,) = device.library.graphs
+    assert [kind for kind, _, _ in graph.nodes].count("copy") == sum(sizes) > len(sizes)
+
+
+@pytest.mark.usefixtures("few_cores")
+def test_a_graph_has_no_cooperative_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("branches", "persistent"), monkeypatch)
+    model, (arrays, want) = device.load(as_graph=True), inputs_of("branches", 0)
+    given, out = on_device(arrays), on_device(want)
+    model.run(given, out)
+    with pytest.raises(InvariantError, match="is a cooperative launch"):
+        model.run(given, out)
 
 
 def test_a_device_keeps_the_arenas_of_the_last_streams(monkeypatch: pytest.MonkeyPatch) -> None:
