@@ -22,7 +22,14 @@ from roller_svc.compiler.artifact import load_plan
 from roller_svc.compiler.backends import reject_load
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer
-from roller_svc.compiler.request import read_options, reject_unknown, shows_options, validate_target
+from roller_svc.compiler.request import (
+    check_emulable,
+    read_options,
+    reject_emulation,
+    reject_unknown,
+    shows_options,
+    validate_target,
+)
 from roller_svc.errors import ArgumentError, InputError, InvariantError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.frontend.torch.arguments import Arrays, run_with_tensors, share_arrays
@@ -38,6 +45,7 @@ from roller_svc.graph.compile import (
 )
 from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph, prepare_source
+from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.weights import Weights
@@ -70,9 +78,9 @@ MAX_VARIANTS = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelEstimate:
-    """The sum of the performance model's estimates of all kernels that a call runs."""
+    """The performance model's estimate of a call."""
 
-    seconds: float
+    seconds: float  # of all kernels that a call runs; on a GPU also of launches, copies and fills
     stages: tuple[Stage, ...]  # one for each kernel, by its digest
 
 
@@ -190,7 +198,7 @@ class Model:
         self.inputs = _infos(variants[0].plan.inputs)
         self.outputs = _infos(variants[0].plan.outputs)
         self.buckets: tuple[dict[str, int], ...] = tuple(dict(variant.dims) for variant in variants)
-        self.estimate = _estimate(variants[0], kernels)
+        self.estimate = _estimate(variants[0], kernels, self.report)
 
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """Run the model and return the outputs by name; write them to arrays in `out` if given."""
@@ -343,6 +351,14 @@ class Model:
             **plan_to_json(plan),
         }
 
+    def __reduce__(self) -> Never:
+        """Raise ArgumentError: weights need an alignment that pickles do not keep."""
+        raise ArgumentError(
+            "a model cannot be pickled or copied",
+            code="not-picklable",
+            hint="model.save(folder), and roller_svc.load_model(folder) where it is needed",
+        )
+
     def __repr__(self) -> str:
         inputs = ", ".join(f"{each.name}: {each.dtype}{list(each.shape)}" for each in self.inputs)
         return f"<roller_svc.Model {self.digest[:19]} for {self.target}: {inputs}>"
@@ -391,6 +407,8 @@ def compile_model(
     checked = read_options(NamedOptions, options)
     runs_in = _runtime(runtime)
     target_id = validate_target(target)
+    if runs_in is RuntimeChoice.EMULATOR:
+        check_emulable(devices.load(target_id))
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     cache, weights = KernelCache(settings().cache_folder), Weights()
@@ -438,13 +456,16 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     weights = Weights()
     source, dims = prepare_source(source, dims)
     graph = load_graph(source, weights, types, _buckets(dims)[0], constants)
-    classes = estimate_graph(graph, weights, chosen)
+    estimate = estimate_graph(graph, weights, chosen)
     return {
         "target": chosen.hardware.id,
-        "seconds": sum(each.runs * each.seconds for each in classes),
+        "seconds": estimate.seconds,
         "kernels": [
-            {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds} for each in classes
+            {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds}
+            for each in estimate.classes
         ],
+        "plan": None if estimate.lowering is None else estimate.lowering.kind,
+        "lowerings": {} if estimate.lowering is None else estimate.lowering.to_json(),
     }
 
 
@@ -456,6 +477,15 @@ def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
     """
     runs_in = _runtime(runtime)
     bundle = saved.load_model(folder)
+    if runs_in is RuntimeChoice.EMULATOR and bundle.variants[0].binary:
+        reject_emulation(bundle.target)
+    for each in bundle.variants:
+        if not each.binary and each.plan.lowering not in LOWERING_KINDS:
+            raise ArgumentError(
+                f"{folder} is not a saved model: no lowering is called {each.plan.lowering[:80]!r}",
+                code="damaged-kernel",
+                hint="save the model again",
+            )
     variants = tuple(_saved_variant(each, bundle, runs_in) for each in bundle.variants)
     return Model(bundle.digest, bundle.name, bundle.target, bundle.kernels, variants, bundle.report)
 
@@ -725,8 +755,8 @@ def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOp
     }
 
 
-def _estimate(variant: _Variant, bundles: Sequence[KernelBundle]) -> ModelEstimate:
-    """Return the sum over the kernels that a call runs. A kernel with several launches counts once."""
+def _estimate(variant: _Variant, bundles: Sequence[KernelBundle], report: Mapping[str, Any]) -> ModelEstimate:
+    """Return the seconds of a call by its lowering, or the sum over its kernels: one with several launches counts once."""
     kernels = variant.plan.kernels
     first = [next((i for i, launch in enumerate(kernel.source.launches) if not launch.is_prepack), None) for kernel in kernels]
     runs: dict[int, int] = {}
@@ -737,7 +767,9 @@ def _estimate(variant: _Variant, bundles: Sequence[KernelBundle]) -> ModelEstima
         Stage(bundles[variant.kernels[kernel]].digest, number * kernels[kernel].estimate_s)
         for kernel, number in sorted(runs.items())
     ]
-    return ModelEstimate(sum(stage.seconds for stage in stages), tuple(stages))
+    lowering = (report.get("lowerings") or {}).get(variant.plan.lowering)
+    seconds = sum(stage.seconds for stage in stages) if lowering is None else lowering["seconds"]
+    return ModelEstimate(seconds, tuple(stages))
 
 
 def _executions(steps: Sequence[Step], times: int = 1) -> Iterable[tuple[KernelStep | CopyStep, int]]:

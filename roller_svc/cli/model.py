@@ -206,7 +206,8 @@ def _estimated(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             **common.option_values(options, NamedOptions),
         )
     rows = [(each["uses"], show.format_seconds(each["seconds"]), each["expression"][:90]) for each in facts["kernels"]]
-    text = f"{show.format_seconds(facts['seconds'])} a call on {facts['target']}, by the performance model"
+    by_plan = f" with plan {facts['plan']}" if facts["plan"] else ""
+    text = f"{show.format_seconds(facts['seconds'])} a call on {facts['target']}{by_plan}, by the performance model"
     return facts, f"{text}\n\n{show.format_table(('uses', 'estimate', 'program'), rows)}"
 
 
@@ -319,7 +320,9 @@ def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any]
         facts["saved"] = str(model.save(options.save, launchers))
     lines = [_summary(model)]
     if "saved" in facts:
-        lines.append(f"saved to {facts['saved']}: all that it exports begins with {model.name}")
+        exported = f"all that it exports begins with {model.name}"
+        has_header = (Path(facts["saved"]) / "model.h").is_file()  # of a CPU's model
+        lines.append(f"saved to {facts['saved']}{': ' + exported if has_header else ''}")
     return facts, "\n".join(lines)
 
 

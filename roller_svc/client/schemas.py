@@ -521,6 +521,10 @@ class GraphEstimateResponse(BaseModel):
     target: str
     seconds: float
     kernels: list[ClassEstimate]
+    plan: str | None = Field(None, description="of a GPU: the kind of plans that has these seconds")
+    lowerings: dict[str, dict[str, Any]] = Field(
+        {}, description="of a GPU: the seconds of a call by each kind of plans, or why it has none without a compiler"
+    )
 
 
 class RooflineLevel(BaseModel):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import is_array, kind_of, short_repr, tensor_types, whole_number
@@ -59,7 +59,7 @@ def build_request(
         **read_options(KernelOptions, options, types),
     )
     if request.runtime is RuntimeChoice.EMULATOR:
-        _check_emulable(resolve_spec(request))
+        check_emulable(resolve_spec(request))
         return replace(request, select=SelectionMode.MODEL)  # emulator times say nothing about a GPU
     return request
 
@@ -271,9 +271,14 @@ def parse_enum(kind: type[E], name: str, value: object) -> E:
     raise ArgumentError(f"{name} must be one of {choices}, got {short_repr(value)}", code="invalid-option")
 
 
-def _check_emulable(spec: HardwareSpec) -> None:
+def check_emulable(spec: HardwareSpec) -> None:
+    """Raise ArgumentError (emulator-unavailable) for a device whose code the emulator does not run."""
     if spec.family not in (TargetKind.CUDA, TargetKind.AMD):
-        raise ArgumentError(
-            f"runtime='emulator' runs CUDA and HIP kernels only: {spec.id} is not a GPU target",
-            code="emulator-unavailable",
-        )
+        reject_emulation(spec.id)
+
+
+def reject_emulation(target: str) -> Never:
+    """Raise ArgumentError (emulator-unavailable)."""
+    raise ArgumentError(
+        f"runtime='emulator' runs CUDA and HIP kernels only: {target} is not a GPU target", code="emulator-unavailable"
+    )

@@ -27,7 +27,7 @@ from roller_svc.frontend.lang.input_types import short_repr
 from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
-from roller_svc.graph.lowerings import LOWERING_KINDS, choose_lowering
+from roller_svc.graph.lowerings import LOWERING_KINDS, check_lowering, choose_lowering
 from roller_svc.graph.lowerings.launches import LAUNCHES
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate
 from roller_svc.graph.passes import PassReport, run_passes
@@ -157,11 +157,13 @@ def build_model(
 
 
 def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
-    """Raise ArgumentError for a kind of plans that the device's family does not have."""
+    """Raise ArgumentError for a kind of plans that the device does not have."""
     is_cpu = hw.family is TargetKind.CPU
     if isinstance(kind, str):
         kinds = PLANS if is_cpu else GPU_PLANS
         if kind in kinds:
+            if not is_cpu:
+                check_lowering(kind, hw)
             return
         listed = ", ".join(map(repr, (*kinds, EAGER)))
         raise ArgumentError(f"plan must be one of {listed} for {hw.id}, got {short_repr(kind)}", code="invalid-option")
@@ -169,6 +171,11 @@ def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
         raise ArgumentError(f"plan must be a kind of plans, or a plan, got {short_repr(kind)}", code="invalid-option")
     if not is_cpu:
         raise ArgumentError(f"plan: {hw.id} is a GPU, and plans by hand are for CPUs", code="invalid-option")
+
+
+def lowering_kind(options: ModelOptions) -> str | None:
+    """Return the kind of lowering that a plan of a GPU names; None: the fastest by the model."""
+    return {AUTO: None, SERIAL: LAUNCHES.kind}.get(str(options.plan), str(options.plan))
 
 
 def _build_for_gpu(
@@ -185,7 +192,7 @@ def _build_for_gpu(
 ) -> BuiltModel:
     """Return a model whose binaries are those of its kernels, with the lowering of a kind, or the fastest."""
     hw, bundles = options.hardware, tuple(each.fastest for each in built)
-    kind = {AUTO: None, SERIAL: LAUNCHES.kind}.get(str(options.plan), str(options.plan))
+    kind = lowering_kind(options)
     known = [JoinedKernel(each.compiled.resources, find_bundle_refusal(each)) for each in bundles]
     chosen = choose_lowering(kind, plan, hw, known)
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from roller_svc.compiler.lower_and_emit import emit_plan, find_plan_refusal
 from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.plans import estimate_program
-from roller_svc.errors import InputError, UnsupportedModelError, UnsupportedNode
+from roller_svc.compiler.plans import TargetEstimate, estimate_program
+from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
 from roller_svc.graph.classes import NodeClass, find_classes
-from roller_svc.graph.compile import MAX_EXPRESSION_SHOWN, ModelOptions, check_device
+from roller_svc.graph.compile import MAX_EXPRESSION_SHOWN, ModelOptions, check_device, check_plan_kind, lowering_kind
 from roller_svc.graph.costs import CostTable
+from roller_svc.graph.lowerings import ChosenLowering, choose_lowering, needs_compiled
+from roller_svc.graph.lowerings.lowering import JoinedKernel
 from roller_svc.graph.passes import run_passes
-from roller_svc.graph.plan import kernel_key
+from roller_svc.graph.plan import kernel_key, plan_model
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph, LoopNode
+from roller_svc.ir.hardware import TargetKind
+from roller_svc.ir.model_plan import ModelKernel
+from roller_svc.ir.program import TensorProgram
+
+UNCOMPILED = "its registers are known once it is compiled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +35,44 @@ class ClassEstimate:
     seconds: float  # of one run
 
 
-def estimate_graph(graph: Graph, weights: Weights, options: ModelOptions) -> tuple[ClassEstimate, ...]:
-    """Return the estimate of the best program of each class of nodes.
+@dataclass(frozen=True, slots=True)
+class GraphEstimate:
+    """The estimate of a model, and of a GPU its lowering."""
+
+    classes: tuple[ClassEstimate, ...]
+    lowering: ChosenLowering | None
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of a call: of its kernels, and on a GPU also of launches, copies and fills."""
+        if self.lowering is None:
+            return sum(each.runs * each.seconds for each in self.classes)
+        return self.lowering.seconds
+
+
+def estimate_graph(graph: Graph, weights: Weights, options: ModelOptions) -> GraphEstimate:
+    """Return the estimate of a model with the best program of each class of nodes.
 
     Raises UnsupportedModelError with every node that no kernel can compute, and ArgumentError for another target
-    than CPUs and GPUs.
+    than CPUs and GPUs, or for a plan that it cannot have.
     """
     hw = options.hardware
     check_device(hw)
+    check_plan_kind(options.plan, hw)
     graph, _ = run_passes(graph, weights, CostTable(hw, options.winograd), fuse=options.fuse)
     runs = dict(_runs(graph, "", 1))
     estimates: list[ClassEstimate] = []
+    kernels: list[_Kernel] = []
     unsupported: list[UnsupportedNode] = []
-    for each in find_classes(graph):
+    classes = find_classes(graph)
+    for each in classes:
         names = tuple(node.removeprefix("/") for node in each.nodes)
         try:
-            seconds = _seconds(each, options)
+            program = replace(each.program, constants=each.constants)
+            estimate = estimate_program(PartitionCache(program), hw, 1, options.constraints)
+            seconds = estimate.plans[0].estimate.seconds
+            if hw.family is not TargetKind.CPU:
+                kernels.append(_make_kernel(program, estimate, len(names)))
         except InputError as error:
             shown = each.expression[:MAX_EXPRESSION_SHOWN]
             unsupported += [UnsupportedNode(shown, name, error.message) for name in names]
@@ -51,13 +81,49 @@ def estimate_graph(graph: Graph, weights: Weights, options: ModelOptions) -> tup
             estimates.append(ClassEstimate(each.expression, names, number, seconds))
     if unsupported:
         raise UnsupportedModelError(tuple(unsupported))
-    return tuple(estimates)
+    lowering = None if hw.family is TargetKind.CPU else _choose_lowering(graph, classes, kernels, options)
+    return GraphEstimate(tuple(estimates), lowering)
 
 
-def _seconds(each: NodeClass, options: ModelOptions) -> float:
-    program = replace(each.program, constants=each.constants)
-    plans = estimate_program(PartitionCache(program), options.hardware, 1, options.constraints).plans
-    return plans[0].estimate.seconds
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A kernel that is not compiled, and why it cannot join others."""
+
+    kernel: ModelKernel
+    refused: str | None
+
+
+def _make_kernel(program: TensorProgram, estimate: TargetEstimate, uses: int) -> _Kernel:
+    plan, groups, hw = estimate.plans[0], estimate.ranked.groups, estimate.spec
+    source = emit_plan(plan, program, groups, hw)
+    refused = find_plan_refusal(plan, program, groups, hw) if hw.family is TargetKind.CUDA else None
+    return _Kernel(ModelKernel(source, plan.estimate.seconds, uses), refused)
+
+
+def _choose_lowering(
+    graph: Graph, classes: Sequence[NodeClass], kernels: Sequence[_Kernel], options: ModelOptions
+) -> ChosenLowering:
+    """Return the lowering among those whose estimate needs no compiler.
+
+    Raises ArgumentError as a build does, and for a kind whose estimate needs the registers of the kernels.
+    """
+    kind = lowering_kind(options)
+    plan, _ = plan_model(
+        graph,
+        [each.kernel for each in kernels],
+        {node: number for number, each in enumerate(classes) for node in each.nodes},
+        graph.name,
+        options.hardware.id,
+        share_memory=options.share_memory,
+        alignment_bytes=options.hardware.vector_bytes,
+    )
+    if needs_compiled(kind) and all(each.refused is None for each in kernels):
+        raise ArgumentError(
+            f"plan {kind!r} is not estimated without a compiler: it depends on the registers of the kernels",
+            code="refused-plan",
+            hint='roller_svc.compile_model needs no device, and its report["lowerings"] has the seconds',
+        )
+    return choose_lowering(kind, plan, options.hardware, [JoinedKernel((), each.refused or UNCOMPILED) for each in kernels])
 
 
 def _runs(graph: Graph, path: str, times: int) -> Iterator[tuple[str, int]]:

@@ -12,7 +12,8 @@ from roller_svc.farm.estimate_pool import NICE
 from roller_svc.farm.models import ModelRequest, model_digest, model_key, model_part_contents
 from roller_svc.farm.store import Artifact, Json, Store
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
-from roller_svc.graph.compile import check_device
+from roller_svc.graph.choose import AUTO, EAGER
+from roller_svc.graph.compile import check_device, check_plan_kind
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.model import device_spec
 from roller_svc.service.model_tasks import (
@@ -71,10 +72,15 @@ class ModelBuilds:
         return ModelTask(replace(request, content=None), content)
 
 
-def check_target(target: str, threads: int | None) -> HardwareSpec:
-    """Return the spec of a CPU with that many threads, or of a GPU. Raises InputError for another device."""
+def check_target(target: str, threads: int | None, plan: str = AUTO) -> HardwareSpec:
+    """Return the spec of a CPU with that many threads, or of a GPU.
+
+    Raises InputError for another device, and for a kind of plans that the device does not have.
+    """
     spec = device_spec(target, threads)
     check_device(spec)
+    if plan != EAGER:
+        check_plan_kind(plan, spec)
     return spec
 
 

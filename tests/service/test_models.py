@@ -247,6 +247,10 @@ def test_external_data_is_rejected(client: Client) -> None:
         ({"model": {"blob": "sha256:0"}}, 422, "invalid-body"),
         ({"model": {}}, 422, "invalid-body"),
         ({"options": {"plan": "fastest"}}, 422, "invalid-body"),
+        ({"options": {"plan": "graph"}}, 422, "invalid-option"),
+        ({"target": "nvidia-h200-sxm", "options": {"plan": "rammer"}}, 422, "invalid-option"),
+        ({"target": "amd-mi300x", "options": {"plan": "graph"}}, 422, "refused-plan"),
+        ({"target": "amd-mi300x", "options": {"plan": "waves"}}, 422, "not-joinable"),
         ({"options": {"threads": 100_000}}, 422, "invalid-option"),
         ({"options": {"name": "double"}}, 422, "invalid-option"),
         ({"options": {"dims": {"batch": -1}}}, 422, "invalid-body"),
@@ -312,7 +316,7 @@ def test_a_graph_is_compiled_for_a_gpu(client: Client, tmp_path: Path) -> None:
     zipfile.ZipFile(io.BytesIO(client.file(response.links["bundle"]))).extractall(tmp_path)
     model = load_model(tmp_path, runtime="emulator")
     np.testing.assert_array_equal(model(x=np.ones(4, np.float32))["y"], np.full(4, 2, np.float32))
-    estimate = client.estimate_model(GRAPH, "nvidia-h200-sxm")
+    estimate = client.estimate_model(GRAPH, "nvidia-h200-sxm", GraphOptions(plan="graph"))
     assert estimate.seconds == pytest.approx(response.estimate.seconds)
 
 

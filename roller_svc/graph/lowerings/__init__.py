@@ -38,6 +38,12 @@ class ChosenLowering:
     results: Mapping[str, LoweringEstimate | Refusal]
     unrolled: UnrolledPlan
 
+    @property
+    def seconds(self) -> float:
+        """The seconds of a call."""
+        cost = self.results[self.kind]
+        return cost.seconds if isinstance(cost, LoweringEstimate) else float("inf")
+
     def to_json(self) -> dict[str, Any]:
         """Return each kind's seconds and launches, or the reason why it cannot run the model."""
         return {
@@ -56,6 +62,18 @@ class ChosenLowering:
         return replace(plan, lowering=self.kind)
 
 
+def needs_compiled(kind: str | None) -> bool:
+    """Return whether the estimate of a kind of lowering depends on the resources of compiled kernels."""
+    return any(each.kind == kind and each.build is not None for each in LOWERINGS)
+
+
+def check_lowering(kind: str, hw: HardwareSpec) -> None:
+    """Raise ArgumentError, of the refusal's code, for a kind of lowering that the device cannot have."""
+    refused = next((each.refuse(hw) for each in LOWERINGS if each.kind == kind), None)
+    if refused is not None:
+        raise ArgumentError(f"plan {kind!r}: {refused.reason}", code=refused.code)
+
+
 def choose_lowering(kind: str | None, plan: ModelPlan, hw: HardwareSpec, kernels: Sequence[JoinedKernel] = ()) -> ChosenLowering:
     """Return a kind of lowering for a plan; None: the one that the performance model prefers.
 
@@ -70,7 +88,7 @@ def choose_lowering(kind: str | None, plan: ModelPlan, hw: HardwareSpec, kernels
             hint="its loops have many steps: compile the body of the loop as a model",
         )
     unrolled = UnrolledPlan(plan, tuple(unroll_steps(plan.steps)), tuple(kernels))
-    results = {lowering.kind: lowering.estimate(unrolled, hw) for lowering in LOWERINGS}
+    results = {lowering.kind: lowering.refuse(hw) or lowering.estimate(unrolled, hw) for lowering in LOWERINGS}
     if kind is not None:
         refused = results[kind]
         if isinstance(refused, Refusal):

@@ -39,10 +39,18 @@ TABLE_READS = 2  # one after the other
 _POINTER_BYTES = 8
 
 
-def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
-    """Return why the steps of a call cannot be rTasks of one kernel; None if they can."""
+def refuse_device(hw: HardwareSpec) -> Refusal | None:
+    """Return why a device cannot run one kernel of many operators; None if it can."""
     if hw.family is not TargetKind.CUDA:
         return Refusal(f"one kernel of many operators runs on NVIDIA devices, and {hw.id} is not one", NOT_JOINABLE_CODE)
+    return None
+
+
+def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
+    """Return why the steps of a call cannot be rTasks of one kernel; None if they can."""
+    unfit = refuse_device(hw)
+    if unfit is not None:
+        return unfit
     if not 0 < len(unrolled.steps) <= MAX_OPERATORS:
         reason = f"a call has {len(unrolled.steps)} operations, expected 1 to {MAX_OPERATORS} in one kernel"
         return Refusal(reason, NOT_JOINABLE_CODE)

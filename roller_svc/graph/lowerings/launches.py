@@ -8,10 +8,14 @@ from roller_svc.ir.hardware import HardwareSpec
 KIND = "launches"
 
 
+def refuse(_: HardwareSpec) -> None:
+    """Return None: every GPU has launches."""
+
+
 def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate:
     """Return the seconds of the kernels, with the overhead of a launch for each operation."""
     operations = count_operations(unrolled)
     return LoweringEstimate(kernel_seconds(unrolled, hw) + operations * hw.limits.launch_overhead_s, operations)
 
 
-LAUNCHES = Lowering(KIND, estimate)
+LAUNCHES = Lowering(KIND, refuse, estimate)

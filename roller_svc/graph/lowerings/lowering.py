@@ -61,7 +61,9 @@ class Lowering:
     """A kind of plans of GPUs."""
 
     kind: str
-    # what a call costs, or why the device or the plan cannot have it
+    # why no plan for the device can have it
+    refuse: Callable[[HardwareSpec], Refusal | None]
+    # what a call costs on a device that is not refused, or why the plan cannot have it
     estimate: Callable[[UnrolledPlan, HardwareSpec], LoweringEstimate | Refusal]
     # the plan that runs a kernel of its own, its last one, with the estimate of a call; None: the plan as it is
     build: Callable[[UnrolledPlan, HardwareSpec, LoadTasks, Weights, float], ModelPlan] | None = None

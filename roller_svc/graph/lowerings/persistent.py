@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roller_svc.codegen.cuda.persistent import SYNC, build_persistent
-from roller_svc.graph.lowerings.joined import JoinedSteps, find_refusal, join_steps, occupancy_factors, run_kernel, table_seconds
+from roller_svc.errors import require
+from roller_svc.graph.lowerings.joined import (
+    JoinedSteps,
+    find_refusal,
+    join_steps,
+    occupancy_factors,
+    refuse_device,
+    run_kernel,
+    table_seconds,
+)
 from roller_svc.graph.lowerings.lowering import (
     LoadTasks,
     Lowering,
@@ -27,6 +36,14 @@ KIND = "persistent"
 BLOCKS_PER_CORE = 1
 
 
+def refuse(hw: HardwareSpec) -> Refusal | None:
+    """Return why a device cannot run persistent kernels; None if it can."""
+    limits = hw.limits
+    if limits.cooperative_launch_s is None or limits.signal_s is None or limits.wait_s is None:
+        return refuse_device(hw) or Refusal(f"limits of {hw.id} have no cooperative_launch_s, signal_s or wait_s")
+    return refuse_device(hw)
+
+
 def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Refusal:
     """Return the seconds of the kernels with one block a core, of a signal and a wait between waves, and of the launch.
 
@@ -36,12 +53,13 @@ def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Ref
     if refused is not None:
         return refused
     limits = hw.limits
-    if limits.cooperative_launch_s is None or limits.signal_s is None or limits.wait_s is None:
-        return Refusal(f"limits of {hw.id} have no cooperative_launch_s, signal_s or wait_s")
+    cooperative_s, signal_s, wait_s = (
+        require(each, "time in the limits of a device") for each in (limits.cooperative_launch_s, limits.signal_s, limits.wait_s)
+    )
     waves = len(find_waves(unrolled.predecessors))
     seconds = kernel_seconds(unrolled, hw, occupancy_factors(unrolled, hw, BLOCKS_PER_CORE))
-    seconds += table_seconds(waves, hw) + (waves - 1) * (limits.signal_s + limits.wait_s)
-    seconds += limits.cooperative_launch_s + limits.launch_overhead_s  # the fill of the events with zeros
+    seconds += table_seconds(waves, hw) + (waves - 1) * (signal_s + wait_s)
+    seconds += cooperative_s + limits.launch_overhead_s  # the fill of the events with zeros
     return LoweringEstimate(seconds, 2)
 
 
@@ -75,4 +93,4 @@ def _nodes_of_events(unrolled: UnrolledPlan, device: VDevicePlan) -> tuple[str, 
     return tuple(unrolled.steps[found[event]].node for event in range(len(device.events)))
 
 
-PERSISTENT = Lowering(KIND, estimate, build)
+PERSISTENT = Lowering(KIND, refuse, estimate, build)

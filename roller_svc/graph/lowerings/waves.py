@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roller_svc.codegen.cuda.waves import build_waves
-from roller_svc.graph.lowerings.joined import find_refusal, join_steps, occupancy_factors, run_kernel, table_seconds
+from roller_svc.graph.lowerings.joined import find_refusal, join_steps, occupancy_factors, refuse_device, run_kernel, table_seconds
 from roller_svc.graph.lowerings.lowering import (
     LoadTasks,
     Lowering,
@@ -43,4 +43,4 @@ def build(unrolled: UnrolledPlan, hw: HardwareSpec, load_tasks: LoadTasks, weigh
     return run_kernel(unrolled.plan, kernel, joined, nodes, seconds, weights)
 
 
-WAVES = Lowering(KIND, estimate, build)
+WAVES = Lowering(KIND, refuse_device, estimate, build)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from roller_svc.errors import InvariantError
 from roller_svc.ir.kernel import LaunchSpec
 from roller_svc.runtime.cuda.driver import Driver, Parameters
 
 Node = ctypes.c_void_p
 _DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
+MAX_COPY_BYTES = 1 << 30  # of a node: a pitch is less than 2 GiB (CU_DEVICE_ATTRIBUTE_MAX_PITCH)
 
 
 class KernelNodeParameters(ctypes.Structure):
@@ -64,7 +66,9 @@ class Graph:
         weakref.finalize(self, self._library.cuGraphDestroy, self._graph).atexit = False
 
     def add_kernel(self, function: int, launch: LaunchSpec, parameters: Parameters, after: Iterable[Node]) -> Node:
-        """Add a launch. The values of the parameters are copied."""
+        """Add a launch. The values of the parameters are copied. Raises InvariantError for a cooperative launch."""
+        if launch.cooperative:
+            raise InvariantError(f"{launch.name} is a cooperative launch, and the nodes of a graph are not")
         given = KernelNodeParameters(
             function, launch.grid, launch.block, launch.shared_bytes, ctypes.addressof(parameters.addresses)
         )
@@ -75,8 +79,14 @@ class Graph:
         given = MemsetNodeParameters(address, 0, 0, 1, size_bytes, 1)
         return self._add(self._library.cuGraphAddMemsetNode, after, given, self._context, what="memset")
 
-    def add_copy(self, target: int, source: int, size_bytes: int, after: Iterable[Node]) -> Node:
-        """Add a copy of memory."""
+    def add_copies(self, target: int, source: int, size_bytes: int, after: Sequence[Node]) -> tuple[Node, ...]:
+        """Add a copy of memory: a node for each of its parts, which have no order."""
+        firsts = range(0, size_bytes, MAX_COPY_BYTES)
+        return tuple(
+            self._add_copy(target + first, source + first, min(MAX_COPY_BYTES, size_bytes - first), after) for first in firsts
+        )
+
+    def _add_copy(self, target: int, source: int, size_bytes: int, after: Iterable[Node]) -> Node:
         ends = (CopyEnd(memory_type=_DEVICE_MEMORY, device=each, pitch=size_bytes, height=1) for each in (source, target))
         given = CopyNodeParameters(*ends, size_bytes, 1, 1)
         return self._add(self._library.cuGraphAddMemcpyNode, after, given, self._context, what="copy")

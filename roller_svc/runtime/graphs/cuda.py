@@ -24,9 +24,18 @@ from roller_svc.runtime.graphs.buffers import call_buffers
 from roller_svc.runtime.graphs.cooperative import find_cooperative, raise_reached_deadline
 
 MAX_PREPARED = 16  # calls with other addresses, which are kept for a device
+MAX_ARENAS = 8  # of streams, on a device
 _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 2, 3  # cudaMemcpyKind
 # With a stream's handle: start a call.
 Start = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What starts a call with some addresses."""
+
+    start: Start
+    is_graph: bool
 
 
 @dataclass(slots=True)
@@ -37,7 +46,7 @@ class _Loaded:
     weights: DeviceArray
     packed: DeviceArray
     arenas: dict[int, DeviceArray] = field(default_factory=dict)  # by stream: calls on several may overlap
-    prepared: dict[tuple[int, ...], Start] = field(default_factory=dict)  # by the addresses of the slots
+    prepared: dict[tuple[int, ...], _Prepared] = field(default_factory=dict)  # by the addresses of the slots
 
 
 class CudaModel:
@@ -52,7 +61,7 @@ class CudaModel:
             plan: the plan.
             compiled: its kernels.
             weights: all weights.
-            as_graph: whether a call launches a CUDA graph, which is kept for calls with the same addresses.
+            as_graph: whether calls with the same addresses launch a CUDA graph from the second one on.
         """
         self.plan = plan
         self._compiled = compiled
@@ -87,9 +96,8 @@ class CudaModel:
         stream = library.library.stream(library.device)
         with cupy.cuda.Device(library.device), launch_errors(cupy), self._lock:
             loaded = self._on_device(cupy, library.device, stream)
-            if stream not in loaded.arenas:
-                loaded.arenas[stream] = _allocate(cupy, self.plan.arena_bytes, library.device)
-            slots = [loaded.weights.address, loaded.packed.address, loaded.arenas[stream].address]
+            arena = self._arena(cupy, loaded, library.device, stream)
+            slots = [loaded.weights.address, loaded.packed.address, arena.address]
             slots += [binding.memory[buffer.symbol].address for buffer in self._buffers]
             self._prepared(cupy, loaded, tuple(slots))(stream)
             for step, events in self._cooperative:
@@ -114,15 +122,29 @@ class CudaModel:
             self._loaded[device] = loaded
         return self._loaded[device]
 
+    def _arena(self, cupy: Any, loaded: _Loaded, device: int, stream: int) -> DeviceArray:
+        """Return the arena of a stream. The oldest is freed after the work of the device, which may use it."""
+        arena = loaded.arenas.pop(stream, None)
+        if arena is None and len(loaded.arenas) >= MAX_ARENAS:
+            cupy.cuda.runtime.deviceSynchronize()
+            del loaded.arenas[next(iter(loaded.arenas))]
+        loaded.arenas[stream] = arena or _allocate(cupy, self.plan.arena_bytes, device)
+        return loaded.arenas[stream]
+
     def _prepared(self, cupy: Any, loaded: _Loaded, slots: tuple[int, ...]) -> Start:
-        """Return what starts a call with these addresses."""
-        start = loaded.prepared.pop(slots, None)
-        if start is None:
-            start = self._graph(loaded, slots) if self._as_graph else self._in_stream(cupy, loaded, self._steps, slots)
+        """Return what starts a call with these addresses.
+
+        A graph takes longer to build than launches take, so it is built when the addresses come again.
+        """
+        prepared = loaded.prepared.pop(slots, None)
+        if prepared is None:
+            prepared = _Prepared(self._in_stream(cupy, loaded, self._steps, slots), is_graph=False)
+        elif self._as_graph and not prepared.is_graph:
+            prepared = _Prepared(self._graph(loaded, slots), is_graph=True)
         while len(loaded.prepared) >= MAX_PREPARED:
             del loaded.prepared[next(iter(loaded.prepared))]
-        loaded.prepared[slots] = start
-        return start
+        loaded.prepared[slots] = prepared
+        return prepared.start
 
     def _in_stream(self, cupy: Any, loaded: _Loaded, steps: Sequence[KernelStep | CopyStep], slots: tuple[int, ...]) -> Start:
         """Return what launches steps one after the other."""
@@ -147,17 +169,17 @@ class CudaModel:
         """Return what launches a graph of the steps: an edge is a hazard."""
         library = driver()
         graph = Graph(library)
-        nodes: list[Node] = []
+        nodes: list[tuple[Node, ...]] = []  # of each step, its last ones
         for step, before in zip(self._steps, self._predecessors, strict=True):
-            after = [nodes[number] for number in before]
+            after = [node for number in before for node in nodes[number]]
             if isinstance(step, CopyStep):
-                nodes.append(graph.add_copy(_address(slots, step.target), _address(slots, step.source), step.bytes, after))
+                nodes.append(graph.add_copies(_address(slots, step.target), _address(slots, step.source), step.bytes, after))
                 continue
             zeros = [graph.add_zeros(_address(slots, address), size, after) for address, size in step.zeroed]
             launch = self.plan.kernels[step.kernel].source.launches[step.launch]
             function = loaded.functions[step.kernel][step.launch].ptr
             given = _parameters(library, self.plan, step, slots)
-            nodes.append(graph.add_kernel(function, launch, given, zeros or after))
+            nodes.append((graph.add_kernel(function, launch, given, zeros or after),))
         return graph.instantiate().launch
 
 

@@ -17,13 +17,13 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from roller_svc.ir.canonical import Limit, as_array, to_json
+from roller_svc.ir.canonical import OMIT_DEFAULT, UNTAGGED, Limit, as_array, from_json, to_json
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.model_plan import MAX_BYTES, ModelKernel, ModelPlan
 from roller_svc.runtime.binding import Array
@@ -112,6 +112,60 @@ class ModelMetadata:
     report: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class LoweringCost:
+    """What a kind of plans of a GPU costs, in a report."""
+
+    seconds: float
+    launches: int
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringRefusal:
+    """Why a GPU's model cannot have a kind of plans, in a report."""
+
+    refused: str
+    code: str
+
+
+Lowerings = Mapping[str, Annotated[LoweringCost | LoweringRefusal, UNTAGGED]]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketReport:
+    """The kind of plans of a bucket, in a report."""
+
+    dims: Mapping[str, int]
+    plan: str
+    lowerings: Lowerings
+
+
+@dataclass(frozen=True, slots=True)
+class PassEntry:
+    """A pass, in a report."""
+
+    name: str
+    nodes_before: int
+    nodes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportParts:
+    """The parts of a report that a loaded model reads, each of which older models may lack."""
+
+    plan: Annotated[str | None, OMIT_DEFAULT] = None
+    threads: Annotated[int | None, OMIT_DEFAULT] = None
+    lowerings: Annotated[Lowerings | None, OMIT_DEFAULT] = None
+    buckets: Annotated[tuple[BucketReport, ...], OMIT_DEFAULT] = ()
+    passes: Annotated[tuple[PassEntry, ...], OMIT_DEFAULT] = ()
+    seconds: Annotated[Mapping[str, float] | None, OMIT_DEFAULT] = None
+    cache: Annotated[Mapping[str, int] | None, OMIT_DEFAULT] = None
+    # of each bucket: dimension → input or output → its padded axis
+    padding: Annotated[tuple[Mapping[str, Mapping[str, int]], ...], OMIT_DEFAULT] = ()
+    not_padded: Annotated[tuple[str, ...], OMIT_DEFAULT] = ()
+
+
 MakeHeader = Callable[[ModelPlan, str, str, str], str]
 
 
@@ -196,6 +250,7 @@ def _file_name(kind: str, number: int) -> str:
 
 def _read(path: Path) -> ModelBundle:
     metadata = read_metadata(path, ModelMetadata, MAX_METADATA_BYTES, FORMAT)
+    _check_report(metadata)
     bundles = []
     for number, digest in enumerate(metadata.kernels):
         bundle = load(path / KERNELS / str(number))
@@ -216,6 +271,14 @@ def _read(path: Path) -> ModelBundle:
         variants,
         metadata.report,
     )
+
+
+def _check_report(metadata: ModelMetadata) -> None:
+    names = {each.name for each in fields(ReportParts)}
+    parts = from_json(ReportParts, {name: value for name, value in metadata.report.items() if name in names})
+    for listed in (parts.buckets, parts.padding):
+        if listed and len(listed) != len(metadata.variants):
+            raise CorruptKernelError(f"the report has {len(listed)} buckets, expected {len(metadata.variants)}")
 
 
 def _variant(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from roller_svc.analysis.happens_before import check_plan
 from roller_svc.errors import ArgumentError, InvariantError
@@ -12,6 +12,7 @@ from roller_svc.ir.model_plan import (
     FIRST_INPUT,
     MAX_BYTES,
     MAX_STEPS,
+    WEIGHTS,
     Address,
     CopyStep,
     KernelStep,
@@ -49,19 +50,31 @@ def plan_from_json(document: object, kernels: Sequence[ModelKernel]) -> ModelPla
         _check_type(each.type, each.digest, least=1)
         _require(each.offset_bytes + each.type.bytes <= plan.weights_bytes, f"{each.digest} is not in the weights")
     checker = _Checker(plan)
-    checker.check(plan.prepack)
-    checker.check(plan.steps)
+    checker.check(plan.prepack, plan.weights_bytes)
+    checker.check(plan.steps, plan.read_weights_bytes)
     return plan
 
 
 def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as a sentence
     if not condition:
-        raise ArgumentError(f"a plan cannot be read: {message}", code="invalid-plan")
+        raise _invalid(message)
+
+
+def _invalid(message: str) -> ArgumentError:
+    return ArgumentError(f"a plan cannot be read: {message}", code="invalid-plan")
 
 
 def _check_type(type_: TensorType, name: str, least: int) -> None:
     fits = len(type_.shape) <= _MAX_RANK and all(least <= extent <= MAX_BYTES for extent in type_.shape)
     _require(fits and type_.bytes <= MAX_BYTES, f"{name}: no tensor has the shape {str(type_.shape)[:80]}")
+
+
+class _Place(NamedTuple):
+    """Where the pointer of a loop's slot may be: in a slot of the model, at the least and the largest offset."""
+
+    slot: int
+    least: int
+    most: int
 
 
 class _Checker:
@@ -70,8 +83,16 @@ class _Checker:
     def __init__(self, plan: ModelPlan) -> None:
         self.plan = plan
         self.count = 0
+        sizes = [0, plan.packed_bytes, plan.arena_bytes]
+        self.sizes = [*sizes, *(type_.bytes for _, type_ in (*plan.inputs, *plan.outputs))]
+        self.places: dict[int, _Place] = {}  # of the slots of the loops around a step
 
-    def check(self, steps: Sequence[Step], depth: int = 0) -> None:
+    def check(self, steps: Sequence[Step], weights_bytes: int) -> None:
+        """Check steps that read so many bytes of weights."""
+        self.sizes[WEIGHTS] = weights_bytes
+        self.check_steps(steps, 0)
+
+    def check_steps(self, steps: Sequence[Step], depth: int) -> None:
         _require(depth <= _MAX_DEPTH, f"loops are nested more than {_MAX_DEPTH} deep")
         self.count += len(steps)
         _require(self.count <= MAX_STEPS, f"there are more than {MAX_STEPS} steps")
@@ -80,17 +101,40 @@ class _Checker:
                 case KernelStep():
                     self.check_kernel(step)
                 case CopyStep():
-                    self.check_addresses((step.target, step.source))
+                    self.check_bytes(step.node, step.target, step.bytes)
+                    self.check_bytes(step.node, step.source, step.bytes)
                 case LoopStep():
-                    self.check_addresses(Address(each.slot) for each in step.updates)
-                    self.check_addresses(each.start for each in step.updates)
-                    self.check(step.body, depth + 1)
+                    self.check_loop(step, depth)
                 case VDeviceStep():
-                    self.check(step.steps, _MAX_DEPTH)
+                    self.check_steps(step.steps, _MAX_DEPTH)
                     self.check_vdevice(step)
 
-    def check_addresses(self, addresses: Iterable[Address]) -> None:
-        _require(all(each.slot < self.plan.num_slots for each in addresses), "a step reads a slot that does not exist")
+    def find_place(self, address: Address) -> _Place:
+        """Return where in the model's slots an address may be."""
+        _require(address.slot < self.plan.num_slots, "a step reads a slot that does not exist")
+        base = self.places.get(address.slot) if address.slot >= len(self.sizes) else _Place(address.slot, 0, 0)
+        if base is None:
+            raise _invalid(f"slot {address.slot} is read outside of its loop")
+        return _Place(base.slot, base.least + address.offset_bytes, base.most + address.offset_bytes)
+
+    def check_bytes(self, node: str, address: Address, size_bytes: int) -> None:
+        place = self.find_place(address)
+        size, end = self.sizes[place.slot], place.most + size_bytes
+        _require(place.least >= 0 and end <= size, f"{node} has bytes {place.least}..{end} of slot {place.slot}, of {size} bytes")
+
+    def check_loop(self, loop: LoopStep, depth: int) -> None:
+        """Check the body of a loop. A pointer moves in equal steps of two, so its extremes are at the ends."""
+        outer = self.places
+        inner = dict(outer)
+        for each in loop.updates:
+            _require(len(self.sizes) <= each.slot < self.plan.num_slots, f"{loop.node} moves a slot that is not a loop's")
+            start = self.find_place(each.start)
+            ends = {number for number in (0, 1, loop.steps - 2, loop.steps - 1) if 0 <= number < loop.steps}
+            moved = [number * each.stride_bytes + (number & 1) * each.alternate_bytes for number in ends]
+            inner[each.slot] = _Place(start.slot, start.least + min(moved), start.most + max(moved))
+        self.places = inner
+        self.check_steps(loop.body, depth + 1)
+        self.places = outer
 
     def check_kernel(self, step: KernelStep) -> None:
         kernels = self.plan.kernels
@@ -101,8 +145,12 @@ class _Checker:
         _require(given == expected, f"{step.node} has {given} arguments, expected {expected}")
         is_cooperative = launches[step.launch].cooperative
         _require(not is_cooperative or len(step.zeroed) == 1, f"{step.node} has no events that are zero before it")
-        self.check_addresses(at for at in step.arguments if at is not None)
-        self.check_addresses(at for at, _ in step.zeroed)
+        buffers = {buffer.symbol: buffer.bytes for buffer in kernels[step.kernel].source.buffers}
+        for symbol, at in zip(launches[step.launch].operands, step.arguments, strict=True):
+            if at is not None:
+                self.check_bytes(step.node, at, buffers[symbol])
+        for at, size_bytes in step.zeroed:
+            self.check_bytes(step.node, at, size_bytes)
 
     def check_vdevice(self, device: VDeviceStep) -> None:
         _require(not device.plan.has_events, f"{device.node} has events, which a plan for CPUs cannot have")

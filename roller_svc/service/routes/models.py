@@ -173,10 +173,10 @@ async def estimate_graph(body: GraphRequest, request: Request) -> Response:
 def _request(store: Store, body: GraphRequest) -> ModelRequest:
     """Return the request of a body, with the content of its graph: only a build stores it.
 
-    Raises InputError for an unknown device or blob.
+    Raises InputError for an unknown device or blob, or a plan that the device does not have.
     """
     target = validate_target(body.target)
-    check_target(target, body.options.threads)
+    check_target(target, body.options.threads, body.options.plan)
     validate_name(body.options.name)
     options = body.options.model_dump(exclude_defaults=True) | {"select": body.options.select}
     if body.model.graph is not None:

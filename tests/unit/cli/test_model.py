@@ -17,6 +17,7 @@ import roller_svc
 from roller_svc import settings
 from roller_svc.cli.command import main
 from roller_svc.cli.model import _program_rows, _report_lines
+from roller_svc.errors import ArgumentError
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 
@@ -75,6 +76,9 @@ def test_a_model_for_a_gpu_is_compiled_estimated_and_emulated(
     code, text, err = run(capsys, "compile", file, *target, "--save", folder)
     assert code == 0, err
     assert "plan launches*: " in text
+    assert "exports" not in text
+    estimate, by_launches = (text.split(f"{words}: ")[1].split(" a call")[0] for words in ("estimate", "plan launches*"))
+    assert estimate == by_launches
     assert "plan graph: " in text
     assert "threads" not in text
     code, facts, _ = run(capsys, "run", folder, "--emulate", "--json")
@@ -184,3 +188,17 @@ def test_progress_without_a_terminal_is_a_line_every_few_seconds(
     monkeypatch.setattr("roller_svc.cli.model.PROGRESS_S", 0.0)
     _report_lines()("kernels", 3, 9)
     assert capsys.readouterr().err == "roller: kernels: 3 of 9\n"
+
+
+def test_the_emulator_does_not_run_models_of_cpus(capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path) -> None:
+    folder, options = str(tmp_path / "saved"), (*QUICK, "--dim", "batch=3")
+    code, _, err = run(capsys, "compile", file, *options, "--save", folder)
+    assert code == 0, err
+    for words in ((file, *options), (folder,)):
+        code, out, err = run(capsys, "run", *words, "--emulate")
+        assert code != 0
+        assert not out
+        assert "runs CUDA and HIP kernels only" in err
+    with pytest.raises(ArgumentError) as raised:
+        roller_svc.compile_model(file, dims={"batch": 3}, runtime="emulator")
+    assert raised.value.code == "emulator-unavailable"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -194,6 +195,34 @@ def test_metadata_with_another_weight_is_refused(tmp_path: Path) -> None:
     assert raised.value.code == "damaged-kernel"
 
 
+DAMAGE: dict[str, Any] = {
+    "no object": ("report", {"lowerings": []}),
+    "nothing": ("report", {"lowerings": {"graph": None}}),
+    "no seconds": ("report", {"lowerings": {"graph": {"launches": 1, "measured": False}}}),
+    "no text": ("report", {"plan": [1]}),
+    "threads": ("report", {"threads": "two"}),
+    "buckets": ("report", {"buckets": [{"dims": {}, "plan": "graph", "lowerings": {}}] * 2}),
+    "passes": ("report", {"passes": [1]}),
+    "padding": ("report", {"padding": [{}, {}]}),
+    "arena": ("plan", {"arena_bytes": 0}),
+    "lowering": ("plan", {"lowering": "foo"}),
+    "no lowering": ("plan", {"lowering": ""}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_metadata_is_refused(damage: str, tmp_path: Path) -> None:
+    saved = compiled("slices", plan="graph").save(tmp_path)
+    metadata = json.loads((saved / "metadata.json").read_text())
+    part, change = DAMAGE[damage]
+    (metadata["report"] if part == "report" else metadata["variants"][0]["plan"]).update(change)
+    (saved / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(ArgumentError, match="is not a saved model") as raised:
+        load_model(saved)
+    assert raised.value.code == "damaged-kernel"
+    assert raised.value.hint
+
+
 def test_the_model_chooses_the_lowering_and_says_why() -> None:
     single, loop = compiled("attention"), compiled("slices")
     assert (single.report["plan"], loop.report["plan"]) == ("launches", "graph")
@@ -261,6 +290,9 @@ def test_an_eager_plan_has_launches_and_fills_with_zeros() -> None:
 
 def test_a_graph_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(compiled("slices"))
+    for kind in ("graph", "waves", "persistent"):
+        with pytest.raises(ArgumentError, match=f"plan '{kind}': .* on NVIDIA devices"):
+            estimate_model(copy.deepcopy(MODELS["slices"]), "amd-mi300x", plan=kind)
     refused = choose_lowering(None, plan, hardware.load("amd-mi300x"))
     assert refused.kind == "launches"
     assert "NVIDIA" in refused.to_json()["graph"]["refused"]
@@ -279,8 +311,9 @@ def test_a_graph_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) 
         (H200, {"plan": 3}, "a kind of plans"),
         (H200, {"threads": 4}, "threads are for CPUs"),
         (H200, {"runtime": "device"}, "'emulator'"),
-        ("cpu-x86-avx2", {"plan": "graph"}, "'rammer'"),
-        ("graphcore-mk2", {}, "CPUs and GPUs"),
+        ("cpu-x86-avx2", {"plan": "graph", "runtime": "auto"}, "'rammer'"),
+        ("cpu-x86-avx2", {}, "runs CUDA and HIP kernels only"),
+        ("graphcore-mk2", {"runtime": "auto"}, "CPUs and GPUs"),
     ],
 )
 def test_options_that_do_not_fit_a_device_are_refused(target: str, options: dict[str, Any], message: str) -> None:
@@ -300,9 +333,37 @@ def test_an_estimate_is_that_of_the_kernels() -> None:
     assert 0 < estimate["seconds"] < 1e-4
 
 
+@pytest.mark.parametrize("plan", ["launches", "graph", "eager"])
+@pytest.mark.parametrize("name", ["slices", "lookups", "pieces"])
+def test_an_estimate_is_that_of_the_lowering(name: str, plan: str) -> None:
+    model, estimate = compiled(name, plan=plan), estimate_model(copy.deepcopy(MODELS[name]), H200, plan=plan)
+    kind = "launches" if plan == "eager" else plan
+    assert estimate["plan"] == kind
+    for seconds in (estimate["seconds"], model.estimate.seconds):
+        assert seconds == pytest.approx(model.report["lowerings"][kind]["seconds"])
+    for each in ("launches", "graph"):
+        assert estimate["lowerings"][each] == pytest.approx(model.report["lowerings"][each])
+
+
+def test_an_estimate_has_the_refusals_of_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match="'waves' is not estimated without a compiler") as raised:
+        estimate_model(copy.deepcopy(MODELS["branches"]), H200, plan="waves")
+    assert raised.value.code == "refused-plan"
+    monkeypatch.setattr(cuda_graph, "MAX_NODES", 3)
+    with pytest.raises(ArgumentError, match="nodes, at most 3"):
+        estimate_model(copy.deepcopy(MODELS["slices"]), H200, plan="graph")
+
+
 def test_launchers_are_for_cpus(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="launchers of models are for CPUs"):
         compiled("views").save(tmp_path, launcher="ctypes")
+
+
+def test_a_model_is_saved_and_not_pickled() -> None:
+    for action in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(ArgumentError, match="cannot be pickled") as raised:
+            action(compiled("views"))
+        assert raised.value.code == "not-picklable"
 
 
 def test_profiles_are_of_cpus() -> None:

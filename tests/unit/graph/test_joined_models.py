@@ -187,7 +187,7 @@ def test_estimates_have_the_terms_of_the_spec() -> None:
     events_s = (count - 1) * (limits.signal_s + limits.wait_s) + limits.cooperative_launch_s + limits.launch_overhead_s
     assert by_events.seconds - by_waves.seconds == pytest.approx(events_s - count * limits.launch_overhead_s)
     without = dataclasses.replace(hw, limits=dataclasses.replace(limits, wait_s=None))
-    refused = persistent.estimate(unrolled, without)
+    refused = persistent.refuse(without)
     assert isinstance(refused, Refusal)
     assert "wait_s" in refused.reason
 

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import types
 from collections.abc import Callable, Iterator
+from ctypes import memmove
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,22 @@ from gpu_models import MODELS
 from roller_svc import hardware
 from roller_svc.cli import model as cli_model
 from roller_svc.cli.command import main
-from roller_svc.errors import KernelTimeoutError, LaunchError
+from roller_svc.errors import InvariantError, KernelTimeoutError, LaunchError
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.event_state import ABORT, STATUS, STATUS_WORDS
 from roller_svc.ir.kernel import CompiledKernel
-from roller_svc.ir.model_plan import KernelStep, ModelPlan
+from roller_svc.ir.model_plan import CopyStep, KernelStep, ModelPlan
 from roller_svc.model import Model, compile_model
 from roller_svc.runtime.binding import Array, Binding, NumpyArrays
 from roller_svc.runtime.cuda import arrays as cuda_arrays
+from roller_svc.runtime.cuda import graph as cuda_graph
 from roller_svc.runtime.cuda import module as cuda_module
 from roller_svc.runtime.cuda.driver import Driver
 from roller_svc.runtime.emulator import EmulatorCall, EmulatorModule
 from roller_svc.runtime.graphs import cuda
-from roller_svc.runtime.graphs.cuda import MAX_PREPARED, CudaModel
+from roller_svc.runtime.graphs.cuda import MAX_ARENAS, MAX_PREPARED, CudaModel
 from roller_svc.runtime.graphs.emulated import _BEFORE, isolate_launch
 from roller_svc.settings import read_settings, use
 from roller_svc.toolchain import compile_cxx
@@ -141,16 +143,16 @@ def test_a_model_computes_what_the_interpreter_does(name: str, as_graph: bool, m
     model = device.load(as_graph=as_graph)
     for seed in range(2):
         arrays, want = inputs_of(name, seed)
-        results = model.run(on_device(arrays))
-        for output, value in want.items():
-            np.testing.assert_allclose(results[output].numpy, value, rtol=1e-5, atol=1e-5)
-    once = len(device.plan.prepack)
-    if as_graph:
-        assert device.library.launched == once * ["kernel"] + 2 * ["graph"]
-        assert device.copies == 0
-    else:
-        assert "graph" not in device.library.launched
-        assert len(device.library.launched) == once + 2 * sum(1 for step in model._steps if hasattr(step, "kernel"))
+        given, out = on_device(arrays), on_device(want)
+        for _ in range(2):
+            for each in out.values():
+                each.numpy[...] = 99
+            results = model.run(given, out)
+            for output, value in want.items():
+                np.testing.assert_allclose(results[output].numpy, value, rtol=1e-5, atol=1e-5)
+    once, kernels = len(device.plan.prepack), sum(hasattr(step, "kernel") for step in model._steps)
+    call = kernels * ["kernel"]
+    assert device.library.launched == once * ["kernel"] + 2 * (call + (["graph"] if as_graph else call))
 
 
 @pytest.mark.parametrize("plan", ["launches", "graph"])
@@ -174,8 +176,10 @@ def test_the_command_copies_arrays_to_the_device_and_waits_for_calls(
 
 def test_a_graph_has_an_edge_for_each_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(compiled("branches"), monkeypatch)
-    arrays, _ = inputs_of("branches", 0)
-    device.load(as_graph=True).run(on_device(arrays))
+    arrays, want = inputs_of("branches", 0)
+    model, given, out = device.load(as_graph=True), on_device(arrays), on_device(want)
+    for _ in range(2):
+        model.run(given, out)
     (graph,) = device.library.graphs
     nodes = [step.node for step in device.plan.steps]
     edges = {(nodes[before], nodes[i]) for i, (_, _, all_before) in enumerate(graph.nodes) for before in all_before}
@@ -187,25 +191,76 @@ def test_a_call_with_known_addresses_launches_the_graph_that_it_has(monkeypatch:
     model = device.load(as_graph=True)
     arrays, want = inputs_of("views", 0)
     given, out = on_device(arrays), on_device(want)
-    for _ in range(3):
+    for graphs in (0, 1, 1):  # the first call is made by launches
         results = model.run(given, out)
         assert results["total"] is out["total"]
-    assert len(device.library.graphs) == 1
+        assert len(device.library.graphs) == graphs
     kept = [on_device(inputs_of("views", 0)[0]) for _ in range(MAX_PREPARED)]
     for each in kept:
         model.run(each, out)
+    assert len(device.library.graphs) == 1
+    for each in kept:
+        model.run(each, out)
     assert len(device.library.graphs) == 1 + MAX_PREPARED
-    model.run(given, out)  # the oldest is not kept
+    for _ in range(2):
+        model.run(given, out)  # the oldest is not kept
     assert len(device.library.graphs) == 2 + MAX_PREPARED
     assert device.library.destroyed > MAX_PREPARED
+
+
+def test_a_copy_has_nodes_of_less_than_the_largest_pitch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "MAX_COPY_BYTES", 24)
+    device = Device(compiled("views", "launches"), monkeypatch, seed=5)
+    model, (arrays, want) = device.load(as_graph=True), inputs_of("views", 0)
+    given, out = on_device(arrays), on_device(want)
+    for _ in range(3):
+        out["half"].numpy[...] = 99
+        results = model.run(given, out)
+        for output, value in want.items():
+            np.testing.assert_allclose(results[output].numpy, value, rtol=1e-5, atol=1e-5)
+    sizes = [-(-step.bytes // 24) for step in model._steps if isinstance(step, CopyStep)]
+    (graph,) = device.library.graphs
+    assert [kind for kind, _, _ in graph.nodes].count("copy") == sum(sizes) > len(sizes)
+
+
+@pytest.mark.usefixtures("few_cores")
+def test_a_graph_has_no_cooperative_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("branches", "persistent"), monkeypatch)
+    model, (arrays, want) = device.load(as_graph=True), inputs_of("branches", 0)
+    given, out = on_device(arrays), on_device(want)
+    model.run(given, out)
+    with pytest.raises(InvariantError, match="is a cooperative launch"):
+        model.run(given, out)
+
+
+def test_a_device_keeps_the_arenas_of_the_last_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("views"), monkeypatch)
+    waits: list[int] = []
+    current: list[int] = []
+    monkeypatch.setattr(device.cupy.cuda.runtime, "memcpyAsync", lambda target, source, size, *_: memmove(target, source, size))
+    monkeypatch.setattr(device.cupy.cuda.runtime, "deviceSynchronize", lambda: waits.append(current[-1]))
+    monkeypatch.setattr(cuda_arrays.CupyArrays, "stream", lambda *_: current[-1])
+    model = device.load(as_graph=False)
+    arrays, want = inputs_of("views", 0)
+    given = on_device(arrays)
+    for stream in [0, *range(1, MAX_ARENAS), 0, 99, 0]:
+        current.append(stream)
+        results = model.run(given)
+        np.testing.assert_allclose(results["total"].numpy, want["total"], rtol=1e-5)
+    (loaded,) = model._loaded.values()
+    assert list(loaded.arenas) == [*range(2, MAX_ARENAS), 99, 0]
+    assert waits == [99]  # before the arena of stream 1 is freed
 
 
 def test_errors_of_the_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(compiled("views"), monkeypatch)
     device.library.cuGraphAddMemcpyNode = lambda *_: 1
     device.library.cuGetErrorName = lambda status, name: None
+    arrays, want = inputs_of("views", 0)
+    model, given, out = device.load(as_graph=True), on_device(arrays), on_device(want)
+    model.run(given, out)
     with pytest.raises(LaunchError, match="cannot add a node to a graph: copy: error 1"):
-        device.load(as_graph=True).run(on_device(inputs_of("views", 0)[0]))
+        model.run(given, out)
 
 
 @pytest.fixture

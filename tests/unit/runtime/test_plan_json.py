@@ -29,7 +29,7 @@ from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import Barrier, Execute, VDevicePlan
 from roller_svc.runtime.saved.plan_json import plan_from_json, plan_to_json
 
-VECTOR = TensorType(DType.FLOAT32, (16,))
+VECTOR = TensorType(DType.FLOAT32, (24,))
 SOURCE = add()
 LAUNCH = dataclasses.replace(SOURCE.launches[0], phases=(Phase("add_phase", ("a",), 2),))
 KERNELS = (ModelKernel(dataclasses.replace(SOURCE, launches=(LAUNCH,)), 1e-6, 1),)
@@ -52,10 +52,10 @@ PLAN = ModelPlan(
         ),
     ),
     (Parameter(VECTOR, "0" * 64, 64),),
-    128,
-    128,
+    160,
+    160,
     64,
-    128,
+    256,
     64,
     6,
 )
@@ -64,8 +64,8 @@ PLAN = ModelPlan(
 def test_a_plan_comes_back() -> None:
     document = plan_to_json(PLAN)
     assert plan_from_json(document, KERNELS) == PLAN
-    assert document["inputs"] == [["x", "float32", [16]]]
-    assert document["weights"] == [["float32", [16], "0" * 64, 64]]
+    assert document["inputs"] == [["x", "float32", [24]]]
+    assert document["weights"] == [["float32", [24], "0" * 64, 64]]
     first, loop, device = document["steps"]
     assert (first["zeroed"], first["rkernel"]) == ([[2, 64, 64]], 1)
     assert loop["updates"] == [[5, 2, 0, 64, -64]]
@@ -97,7 +97,7 @@ for _ in range(40):
         (_set("inputs", 0, 2, [1 << 50]), "no tensor has the shape"),
         (_set("inputs", 0, 2, [1] * 17), "no tensor has the shape"),
         (_set("num_slots", 4), "fewer slots"),
-        (_set("read_weights_bytes", 129), "more weights are read"),
+        (_set("read_weights_bytes", 161), "more weights are read"),
         (_set("weights", 0, 3, 65), "is not in the weights"),
         (_set("weights", 0, 1, [0]), "no tensor has the shape"),
         (_set("prepack", 0, "copy", 0, 0, 6), "a slot that does not exist"),
@@ -105,7 +105,19 @@ for _ in range(40):
         (_set("steps", 0, "launch", 1), "a launch that does not exist"),
         (_set("steps", 0, "arguments", []), "has 0 arguments"),
         (_set("steps", 0, "rkernel", 2), r"ModelPlan\.steps\[0\]\.rkernel: expected a number from 0 to 1, got 2"),
-        (_set("steps", 1, "updates", 0, 0, 6), "a slot that does not exist"),
+        (_set("steps", 1, "updates", 0, 0, 6), "a slot that is not a loop's"),
+        (_set("steps", 1, "updates", 0, 0, 4), "a slot that is not a loop's"),
+        (_set("steps", 1, "updates", 0, 1, 6), "a slot that does not exist"),
+        (_set("steps", 1, "updates", []), "slot 5 is read outside of its loop"),
+        (_set("prepack", 0, "copy", 0, 1, 1), r"pack has bytes 1\.\.65 of slot 1, of 64 bytes"),
+        (_set("prepack", 0, "copy", 1, 1, 97), r"97\.\.161 of slot 0, of 160 bytes"),
+        (_set("read_weights_bytes", 159), r"sum has bytes 64\.\.160 of slot 0, of 159 bytes"),
+        (_set("arena_bytes", 0), "of slot 2, of 0 bytes"),
+        (_set("steps", 0, "arguments", 0, 1, 8), r"8\.\.104 of slot 3, of 96 bytes"),
+        (_set("steps", 0, "zeroed", 0, 2, 193), r"64\.\.257 of slot 2, of 256 bytes"),
+        (_set("steps", 1, "updates", 0, 3, 125), r"move has bytes 0\.\.258 of slot 2, of 256 bytes"),
+        (_set("steps", 1, "updates", 0, 4, -65), r"move has bytes -1\.\.136 of slot 2"),
+        (_set("steps", 1, "steps", 1 << 31), "of slot 2, of 256 bytes"),
         (_set("steps", 1, "steps", 0), r"steps\[1\]\.steps: expected a number from 1"),
         (_set("steps", 2, "steps", [NESTED]), r"ModelPlan\.steps\[2\]\.steps\[0\]: expected an object"),
         (_set("steps", 2, "operators", [[0, 0]]), "has 1 rOperators, expected 2"),
