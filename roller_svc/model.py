@@ -139,12 +139,14 @@ class _Variant:
         kernels: tuple[int, ...],
         load: Callable[[], CpuModel | GpuModel],
         binary: bytes,
+        runtime: RuntimeChoice,
     ) -> None:
         self.dims = dims
         self.name = name
         self.plan = plan
         self.kernels = kernels
         self.binary = binary
+        self.is_on_device = not binary and runtime is not RuntimeChoice.EMULATOR
         self._load: Callable[[], CpuModel | GpuModel] | None = load
         self._loaded: CpuModel | GpuModel | None = None
         self._lock = Lock()
@@ -211,8 +213,7 @@ class Model:
     @property
     def takes_device_arrays(self) -> bool:
         """Whether arrays are on a device, and tensors of torch are taken as they are."""
-        loaded = self._variants[0].loaded
-        return isinstance(loaded, GpuModel) and loaded.takes_tensors
+        return self._variants[0].is_on_device
 
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         variant, padded = self._padded(arrays)
@@ -661,7 +662,7 @@ def _built_variant(
         return _gpu_model(plan, built.kernels, block, runtime)
 
     kernels = tuple(positions[bundle.digest] for bundle in built.kernels)
-    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary)
+    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime)
 
 
 def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeChoice) -> _Variant:
@@ -671,7 +672,7 @@ def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeCh
         kernels = tuple(model.kernels[position] for position in bundle.kernels)
         return _gpu_model(bundle.plan, kernels, bundle.weights, runtime)
 
-    return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary)
+    return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary, runtime)
 
 
 def _gpu_model(plan: ModelPlan, bundles: Sequence[KernelBundle], weights: Array, runtime: RuntimeChoice) -> GpuModel:
