@@ -34,6 +34,7 @@ else:
 
 
 _INPUT = re.compile(r"\s*(?P<name>[^=\[\]]+?)\s*=\s*(?P<dtype>\w+)\s*(?:\[(?P<shape>[^\[\]]*)\])?\s*")
+_NAMED_DEVICES = "named_devices"  # in parsed arguments: the devices so far, which may be the default one
 MAX_FILE_BYTES = 64 << 20
 MAX_SECONDS = 3600.0  # of measuring: all samples are kept in memory
 
@@ -62,14 +63,14 @@ class _OneDevice(argparse.Action):
     """Stores a device. Raises ArgumentError for a second one: the last would win in silence."""
 
     def __call__(self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, flag: str | None = None) -> None:
-        earlier = getattr(options, self.dest)
-        named = [*([] if earlier == self.default else [earlier]), *parse_names(value)]
+        named = [*getattr(options, _NAMED_DEVICES, ()), *parse_names(value)]
         if len(named) > 1:
             raise ArgumentError(
                 f"{flag} of `{parser.prog}` takes one device, got {' and '.join(named)}",
                 code="invalid-option",
                 hint="run it once for each; `roller estimate` takes several, and a service builds for several by --targets ID,ID",
             )
+        setattr(options, _NAMED_DEVICES, named)
         setattr(options, self.dest, value)
 
 

@@ -60,6 +60,10 @@ def test_a_second_device_is_refused_where_the_last_would_win(capsys: pytest.Capt
             assert f"--target of `roller {words[0]}" in ran.err
             assert "takes one device, got h200 and a100" in ran.err
             assert "hint: run it once for each; `roller estimate` takes several" in ran.err
+    for words in (("run", MATMUL, *INPUTS), ("model", "plan", "net.onnx")):
+        for first, second in (("local", "h200"), ("h200", "local")):
+            ran = Ran(capsys, *words, "--target", first, "--target", second)
+            assert (ran.code, f"takes one device, got {first} and {second}" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize("words", [(), ("frobnicate",), ("compile",), ("targets", "--frobnicate"), ("run", "x", "--top-k", "y")])
