@@ -100,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser, record: type[CommonOptions], **
 
 
 def add_option(parser: argparse.ArgumentParser, option: Option, default: Any) -> None:
-    flags = option.flags or (f"--{option.name.replace('_', '-')}",)
+    flags = _flags_of(option)
     text = f"{option.help} (default: %(default)s)" if default else option.help
     match option.type:
         case _ if option.switch is not None:
@@ -117,10 +117,24 @@ def add_option(parser: argparse.ArgumentParser, option: Option, default: Any) ->
 
 def option_values(options: argparse.Namespace, record: type[CommonOptions]) -> dict[str, Any]:
     """Return the options of a record as callers give them in Python."""
-    return {
-        name: parse_tiles(options.tiles) if option.type == Tiles else getattr(options, name)
-        for name, option in options_of(record).items()
-    }
+    return {name: _option_value(option, getattr(options, name)) for name, option in options_of(record).items()}
+
+
+def _option_value(option: Option, value: Any) -> Any:
+    if option.type == Tiles:
+        return parse_tiles(value)
+    if option.type == InputNames and (lists := [each for each in value if "," in each]):
+        flag = _flags_of(option)[0]
+        raise ArgumentError(
+            f"{flag} {lists[0]}: expected one name",
+            code="invalid-option",
+            hint=f"repeat the flag: {' '.join(f'{flag} {name}' for name in parse_names(lists[0]))}",
+        )
+    return value
+
+
+def _flags_of(option: Option) -> tuple[str, ...]:
+    return option.flags or (f"--{option.name.replace('_', '-')}",)
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:

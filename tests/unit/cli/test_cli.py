@@ -370,6 +370,10 @@ def test_run_checks_a_kernel_that_updates_a_donated_input(capsys: pytest.Capture
     refused = Ran(capsys, "run", "grid[at[n]] +=. 1.0", *inputs, *QUICK, "--donate", "at")
     assert refused.code == 2
     assert "donate: at must be the target of one scatter" in refused.err
+    for name, flag in (("run", "--donate"), ("estimate", "--donate"), ("compile", "--constant")):
+        listed = Ran(capsys, name, "grid[at[n]] +=. 1.0", *inputs, flag, "grid,at")
+        assert (listed.code, f"{flag} grid,at: expected one name" in listed.err) == (2, True)
+        assert f"hint: repeat the flag: {flag} grid {flag} at" in listed.err
 
 
 @pytest.mark.emulator
