@@ -34,9 +34,20 @@ else:
 
 
 _INPUT = re.compile(r"\s*(?P<name>[^=\[\]]+?)\s*=\s*(?P<dtype>\w+)\s*(?:\[(?P<shape>[^\[\]]*)\])?\s*")
+_OFFERED = "offered_values"  # of an argument
 _NAMED_DEVICES = "named_devices"  # in parsed arguments: the devices so far, which may be the default one
 MAX_FILE_BYTES = 64 << 20
 MAX_SECONDS = 3600.0  # of measuring: all samples are kept in memory
+
+
+def offer_values(action: argparse.Action, values: Iterable[str]) -> None:
+    """Keep values of an argument that shells complete, and that argparse does not check."""
+    setattr(action, _OFFERED, tuple(values))
+
+
+def offered_values(action: argparse.Action) -> tuple[str, ...]:
+    values: tuple[str, ...] = getattr(action, _OFFERED, ())
+    return values
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
