@@ -427,8 +427,8 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
 ) -> dict[str, Any]:
     """Estimate a model by the performance model, without a compiler; for the first of several buckets.
 
-    Returns the seconds of a call, and of each class of equal nodes as JSON-compatible values. Raises as compile_model
-    does.
+    Returns the seconds of a call, the bucket's dims and the number of all, and the seconds of each class of equal nodes,
+    as JSON-compatible values. Raises as compile_model does.
     """
     checked = read_options(NamedOptions, options)
     target_id = validate_target(target)
@@ -438,10 +438,13 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     _check_constants(constants)
     weights = Weights()
     source, dims = prepare_source(source, dims)
-    graph = load_graph(source, weights, types, _buckets(dims)[0], constants)
+    buckets = _buckets(dims)
+    graph = load_graph(source, weights, types, buckets[0], constants)
     classes = estimate_graph(graph, weights, chosen)
     return {
         "target": chosen.hardware.id,
+        "dims": buckets[0],
+        "buckets": len(buckets),
         "seconds": sum(each.runs * each.seconds for each in classes),
         "kernels": [
             {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds} for each in classes

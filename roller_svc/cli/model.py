@@ -210,7 +210,9 @@ def _estimated(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             **common.option_values(options, NamedOptions),
         )
     rows = [(each["uses"], show.format_seconds(each["seconds"]), each["expression"][:90]) for each in facts["kernels"]]
-    text = f"{show.format_seconds(facts['seconds'])} a call on {facts['target']}, by the performance model"
+    bucket = f" (the first of {facts['buckets']} buckets)" if facts["buckets"] > 1 else ""
+    call = f"{show.format_seconds(facts['seconds'])} a call{_extents(facts['dims'])}{bucket}"
+    text = f"{call} on {facts['target']}, by the performance model"
     return facts, f"{text}\n\n{show.format_table(('uses', 'estimate', 'program'), rows)}"
 
 
