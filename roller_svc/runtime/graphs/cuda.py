@@ -52,8 +52,6 @@ class _Loaded:
 class CudaModel:
     """A model of cubins, loaded on each device at the first call there."""
 
-    takes_tensors = True  # of torch, as they are
-
     def __init__(self, plan: ModelPlan, compiled: Sequence[CompiledKernel], weights: Array, *, as_graph: bool) -> None:
         """Take a plan with the kernels that it runs.
 
