@@ -32,7 +32,7 @@ Start = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What starts a call with some addresses."""
+    """The start of a call with some addresses."""
 
     start: Start
     is_graph: bool

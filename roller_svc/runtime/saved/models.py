@@ -114,7 +114,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class LoweringCost:
-    """What a kind of plans of a GPU costs, in a report."""
+    """The cost of a kind of plans of a GPU, in a report."""
 
     seconds: float
     launches: int

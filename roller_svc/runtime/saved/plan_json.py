@@ -88,7 +88,7 @@ class _Checker:
         self.places: dict[int, _Place] = {}  # of the slots of the loops around a step
 
     def check(self, steps: Sequence[Step], weights_bytes: int) -> None:
-        """Check steps that read so many bytes of weights."""
+        """Check steps. `weights_bytes` are the weights that they may read."""
         self.sizes[WEIGHTS] = weights_bytes
         self.check_steps(steps, 0)
 
