@@ -29,7 +29,7 @@ from roller_svc.frontend.torch.arguments import Call, bind_tensors, run_with_ten
 from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.estimate import ProgramFloor, RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
+from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelOptions, RuntimeChoice
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
@@ -172,6 +172,9 @@ class Candidate:
 
 class Runner(Protocol):
     """A kernel loaded on its device."""
+
+    @property
+    def source(self) -> KernelSource: ...
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]: ...
 
@@ -316,6 +319,10 @@ class _UnpreparedKernel:
 
     runner: Runner
     constants: Mapping[str, object]
+
+    @property
+    def source(self) -> KernelSource:
+        return self.runner.source
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         return _run(self.runner, self._with_constants(arrays), out)
@@ -514,11 +521,19 @@ def _run(runner: Runner, arrays: Mapping[str, object], out: Mapping[str, object]
         results = runner.run_plain(arrays, out)  # without a look for tensors
         if results is not None:
             return results
-    return runner.run(arrays, out) if getattr(runner, "takes_tensors", False) else run_with_tensors(runner.run, arrays, out)
+    if getattr(runner, "takes_tensors", False):
+        return runner.run(arrays, out)
+    return run_with_tensors(runner.run, arrays, out, _donated(runner))
 
 
 def _bind(runner: Runner, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> Call:
-    return runner.bind(arrays, out) if getattr(runner, "takes_tensors", False) else bind_tensors(runner.bind, arrays, out)
+    if getattr(runner, "takes_tensors", False):
+        return runner.bind(arrays, out)
+    return bind_tensors(runner.bind, arrays, out, _donated(runner))
+
+
+def _donated(runner: Runner) -> list[str]:
+    return [buffer.name for buffer in runner.source.updated_buffers]
 
 
 def _checked_mappings(

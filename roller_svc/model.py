@@ -147,12 +147,14 @@ class _Variant:
         kernels: tuple[int, ...],
         load: Callable[[], CpuModel | GpuModel],
         binary: bytes,
+        runtime: RuntimeChoice,
     ) -> None:
         self.dims = dims
         self.name = name
         self.plan = plan
         self.kernels = kernels
         self.binary = binary
+        self.is_on_device = not binary and runtime is not RuntimeChoice.EMULATOR
         self._load: Callable[[], CpuModel | GpuModel] | None = load
         self._loaded: CpuModel | GpuModel | None = None
         self._lock = Lock()
@@ -219,8 +221,7 @@ class Model:
     @property
     def takes_device_arrays(self) -> bool:
         """Whether arrays are on a device, and tensors of torch are taken as they are."""
-        loaded = self._variants[0].loaded
-        return isinstance(loaded, GpuModel) and loaded.takes_tensors
+        return self._variants[0].is_on_device
 
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         variant, padded = self._padded(arrays)
@@ -444,8 +445,8 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
 ) -> dict[str, Any]:
     """Estimate a model by the performance model, without a compiler; for the first of several buckets.
 
-    Returns the seconds of a call, and of each class of equal nodes as JSON-compatible values. Raises as compile_model
-    does.
+    Returns the seconds of a call, the bucket's dims and the number of all, and the seconds of each class of equal nodes,
+    as JSON-compatible values. Raises as compile_model does.
     """
     checked = read_options(NamedOptions, options)
     target_id = validate_target(target)
@@ -455,10 +456,13 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     _check_constants(constants)
     weights = Weights()
     source, dims = prepare_source(source, dims)
-    graph = load_graph(source, weights, types, _buckets(dims)[0], constants)
+    buckets = _buckets(dims)
+    graph = load_graph(source, weights, types, buckets[0], constants)
     estimate = estimate_graph(graph, weights, chosen)
     return {
         "target": chosen.hardware.id,
+        "dims": buckets[0],
+        "buckets": len(buckets),
         "seconds": estimate.seconds,
         "kernels": [
             {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds}
@@ -691,7 +695,7 @@ def _built_variant(
         return _gpu_model(plan, built.kernels, block, runtime)
 
     kernels = tuple(positions[bundle.digest] for bundle in built.kernels)
-    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary)
+    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime)
 
 
 def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeChoice) -> _Variant:
@@ -701,7 +705,7 @@ def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeCh
         kernels = tuple(model.kernels[position] for position in bundle.kernels)
         return _gpu_model(bundle.plan, kernels, bundle.weights, runtime)
 
-    return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary)
+    return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary, runtime)
 
 
 def _gpu_model(plan: ModelPlan, bundles: Sequence[KernelBundle], weights: Array, runtime: RuntimeChoice) -> GpuModel:

@@ -12,15 +12,18 @@ from typing import Any
 import torch
 
 from roller_svc import api
+from roller_svc.compiler.request import read_options, reject_unknown, validate_target
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.parse import parse
 from roller_svc.frontend.torch.tensors import TORCH_DTYPES, dtype_of
+from roller_svc.ir.options import KernelOptions, options_of
 from roller_svc.ir.program import TensorProgram, TensorType
 
 __all__ = ["op"]
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
-_registered: dict[str, tuple[_Kernels, Callable[..., Any]]] = {}  # by name of the operator
+_ARGUMENTS = ("hardware", "cache")  # of `compile`, beside its options
+_registered: dict[str, _Operator] = {}  # by name
 _registered_lock = Lock()
 
 
@@ -47,11 +50,12 @@ def op(
         target: id of the device.
         options: those of `compile`.
 
-    An equal call returns the same operator.
+    An equal call returns the same operator. Another definition with the same inputs replaces one that no call has
+    compiled, such as one with a typing error.
 
     Raises:
-        ArgumentError: a name is not one of an operator or an input, an input would be donated, or there is another
-            operator of that name.
+        ArgumentError: a name is not one of an operator or an input, an option is unknown or has a wrong value, an input
+            would be donated, or there is another operator of that name.
     """
     if not isinstance(operator, str) or not _NAME.fullmatch(operator):
         raise ArgumentError(f"an operator is called 'library::name', got {operator!r}", code="invalid-option")
@@ -62,61 +66,94 @@ def op(
         raise ArgumentError(f"an input is named twice in {list(names)}", code="invalid-option")
     if options.get("donate"):
         raise ArgumentError("an operator of torch writes none of its inputs; leave out donate", code="invalid-option")
-    kernels = _Kernels(expression, names, None if outputs is None else tuple(outputs), target, dict(options))
+    written = None if outputs is None else tuple(outputs)
+    kernels = _Kernels(expression, names, written, validate_target(target), _read_options(options, names))
     with _registered_lock:
-        known, call = _registered.get(operator, (None, None))
-        if call is None or known != kernels:
-            _check_is_new(operator, known)
-            call = _register(operator, kernels)
-            _registered[operator] = kernels, call
-        return call
+        known = _registered.get(operator)
+        if known is None:
+            _check_is_new(operator)
+            known = _registered[operator] = _Operator(operator, kernels)
+        elif known.kernels != kernels:
+            known.replace(kernels)
+        return known.call
 
 
-def _check_is_new(operator: str, known: _Kernels | None) -> None:
-    """Raise ArgumentError if there is an operator of that name."""
+def _read_options(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `compile`, all of them in one form. Raises ArgumentError for one that it would refuse."""
+    arguments = {name: value for name, value in options.items() if name in _ARGUMENTS}
+    given = {name: value for name, value in options.items() if name not in arguments}
+    reject_unknown(KernelOptions, given, "torch.op")
+    read = KernelOptions(**read_options(KernelOptions, given, [(name, None) for name in names]))
+    values = {name: getattr(read, name) for name in options_of(KernelOptions)}
+    return {**arguments, **values, "tiles": dict(read.tiles)}
+
+
+def _check_is_new(operator: str) -> None:
+    """Raise ArgumentError if other code registered an operator of that name."""
     library, _, short = operator.partition("::")
-    if known is not None:
-        what = f"computes {known.expression!r} with other arguments or options"
-    elif hasattr(getattr(torch.ops, library), short):
-        what = "was registered by other code"
-    else:
-        return
-    raise ArgumentError(
+    if hasattr(getattr(torch.ops, library), short):
+        raise _name_error(operator, "was registered by other code")
+
+
+def _name_error(operator: str, what: str) -> ArgumentError:
+    return ArgumentError(
         f"there is an operator {operator!r}, which {what}",
         code="operator-exists",
         hint="choose another name: torch keeps an operator until the process ends",
     )
 
 
-def _register(operator: str, kernels: _Kernels) -> Callable[..., Any]:
-    """Register an operator, and return a function that calls it."""
-    names = kernels.names
+class _Operator:
+    """A registered operator. Its definition may be replaced until a call has used it."""
 
-    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    def __init__(self, name: str, kernels: _Kernels) -> None:
+        self.name = name
+        self.kernels = kernels
+        self._is_used = False
+        self.call = self._register()
+
+    def replace(self, kernels: _Kernels) -> None:
+        """Replace the definition. Raises ArgumentError if it is in use, or has other inputs."""
+        if self._is_used or self.kernels.names != kernels.names:
+            raise _name_error(self.name, f"computes {self.kernels.expression!r} with other arguments or options")
+        self.kernels = kernels
+        self._describe(self.call)
+
+    def _run(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        kernels = self.kernels
         with torch.no_grad():
-            results = kernels.kernel(tensors).run(dict(zip(names, tensors, strict=True)))
+            kernel = kernels.kernel(tensors)
+            self._is_used = True
+            results = kernel.run(dict(zip(kernels.names, tensors, strict=True)))
         return list(results.values())
 
-    def infer(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        program = kernels.program(_types(names, tensors))
+    def _infer(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        program = self.kernels.program(_types(self.kernels.names, tensors))
+        self._is_used = True
         types = program.types
         return [
             tensors[0].new_empty(types[each.tensor].shape, dtype=TORCH_DTYPES[types[each.tensor].dtype]) for each in program.outputs
         ]
 
-    library, _, short = operator.partition("::")
-    arguments = ", ".join(f"Tensor {each}" for each in names)
-    torch.library.define(operator, f"({arguments}) -> Tensor[]")
-    torch.library.impl(operator, "CompositeExplicitAutograd", run)
-    torch.library.register_fake(operator, infer)
-    registered = getattr(getattr(torch.ops, library), short)
+    def _register(self) -> Callable[..., Any]:
+        """Register the operator, and return a function that calls it."""
+        library, _, short = self.name.partition("::")
+        arguments = ", ".join(f"Tensor {each}" for each in self.kernels.names)
+        torch.library.define(self.name, f"({arguments}) -> Tensor[]")
+        torch.library.impl(self.name, "CompositeExplicitAutograd", self._run)
+        torch.library.register_fake(self.name, self._infer)
+        registered = getattr(getattr(torch.ops, library), short)
 
-    def call(*tensors: torch.Tensor) -> Any:
-        results = registered(*tensors)
-        return results[0] if len(results) == 1 else tuple(results)
+        def call(*tensors: torch.Tensor) -> Any:
+            results = registered(*tensors)
+            return results[0] if len(results) == 1 else tuple(results)
 
-    call.__name__, call.__doc__ = short, f"{operator}: {kernels.expression}"
-    return call
+        call.__name__ = short
+        self._describe(call)
+        return call
+
+    def _describe(self, call: Callable[..., Any]) -> None:
+        call.__doc__ = f"{self.name}: {self.kernels.expression}"
 
 
 def _types(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, TensorType]:

@@ -12,7 +12,7 @@ from operator import is_
 
 from roller_svc.analysis.constant_folding import INTEGER_FUNCTIONS
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, iter_subexpressions, loads_of
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, iter_subexpressions, loads_of
 from roller_svc.ir.index import add, num
 
 Range = tuple[int, int]
@@ -46,6 +46,12 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
             return _unless_wrapped(expr, (-a[1], -a[0])) if a else None
         case _:
             return None
+
+
+def exists(load: Load, shape: tuple[int, ...], ranges: Mapping[str, Range]) -> bool:
+    """Return whether the indices of a load are within a tensor of a shape at all points, whatever guards it."""
+    found = [range_of(index, ranges) for index in load.index]
+    return all(at is not None and at[0] >= 0 and at[1] < extent for at, extent in zip(found, shape, strict=True))
 
 
 def _unless_wrapped(op: Op, interval: Range | None) -> Range | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn, Protocol, cast
 
 from roller_svc.cli.context import CommandContext
@@ -57,6 +58,7 @@ class Command(Protocol):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: 0 done, 1 failed, 2 invalid input, 3 a toolchain or device is missing."""
+    _open_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     context = CommandContext()
     as_json = "--json" in words
@@ -75,6 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # the reader closed the pipe: keep Python from reporting it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that the caller closed, in the order of their descriptors."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - open until the process ends
+            setattr(sys, name, null)
 
 
 def exit_code(error: RollerError) -> int:

@@ -31,9 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_server(parser)
     parser.add_argument("--targets", metavar="ID,ID", help="devices: build for each on the service, and print a table")
     parser.add_argument("--save", metavar="DIR", help="write source, binary and metadata.json to DIR")
-    parser.add_argument(
-        "--launcher", metavar="NAMES", help=f"with --save: write what launches the kernel by some of {','.join(LAUNCHERS)}"
-    )
+    launchers = f"with --save: write what launches the kernel by some of {','.join(LAUNCHERS)}"
+    common.offer_values(parser.add_argument("--launcher", metavar="NAMES", help=launchers), LAUNCHERS)
     parser.add_argument("--source", action="store_true", help="print the kernel's source")
     parser.add_argument("--ptx", action="store_true", help="print a CUDA kernel's PTX; with --save also write it")
     parser.add_argument("--sass", action="store_true", help="print a CUDA kernel's SASS; with --save also write it")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from roller_svc import hardware
+from roller_svc.cli.options import offered_values
 from roller_svc.ir.options import KernelOptions, options_of
 
 _TARGETS = ("target", "targets")  # arguments whose values are devices
@@ -73,7 +74,7 @@ def find_places(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iter
 
 def _describe(parser: argparse.ArgumentParser, action: argparse.Action) -> Argument:
     enumeration = options_of(KernelOptions).get(action.dest)
-    values = tuple(map(str, action.choices or (enumeration.choices if enumeration else ())))
+    values = tuple(map(str, action.choices or (enumeration.choices if enumeration else offered_values(action))))
     text = parser._get_formatter()._expand_help(action) if action.help else ""
     if action.dest in _TARGETS:
         values = hardware.ids()
@@ -87,7 +88,14 @@ def _bash(places: Sequence[Place]) -> str:
     lines = [
         "_roller() {",
         '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" place=roller words="" i',
+        '  local flag=""',
         "  COMPREPLY=()",
+        # bash makes three words of --flag=value, zsh one
+        '  case "$word" in',
+        '    "=") word="" ;;',
+        '    --*=*) before="${word%%=*}" flag="${word%%=*}=" word="${word#*=}" ;;',
+        '    *) if [[ "$before" == "=" ]]; then before="${COMP_WORDS[COMP_CWORD-2]}"; fi ;;',
+        "  esac",
         "  for ((i = 1; i < COMP_CWORD; i++)); do",
         '    case "$place ${COMP_WORDS[i]}" in',
         f'      {_names(places, "|")}) place="$place ${{COMP_WORDS[i]}}" ;;',
@@ -104,13 +112,14 @@ def _bash(places: Sequence[Place]) -> str:
     for place in places:
         lines.append(f"        {shlex.quote(f'{place.name}:-')}*) words={shlex.quote(' '.join(place.flags))} ;;")
         lines.append(f"        {shlex.quote(f'{place.name}:')}*) words={shlex.quote(' '.join(place.values))} ;;")
-    lines += ["      esac ;;", "  esac", '  COMPREPLY=($(compgen -W "$words" -- "$word"))', "}"]
+    lines += ["      esac ;;", "  esac", '  COMPREPLY=($(compgen -P "$flag" -W "$words" -- "$word"))', "}"]
     return "\n".join([*lines, "complete -o default -F _roller roller"])
 
 
 def _zsh(places: Sequence[Place]) -> str:
-    """Return the script for zsh, which completes by functions of bash."""
-    return f"autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n{_bash(places)}"
+    """Return the script for zsh, which completes by functions of bash. It starts completion where that is off."""
+    start = "(( ${+functions[compdef]} )) || { autoload -U +X compinit && compinit; }"
+    return f"{start}\nautoload -U +X bashcompinit && bashcompinit\n{_bash(places)}"
 
 
 def _fish(places: Sequence[Place]) -> str:

@@ -102,7 +102,7 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str
     if free >= MIN_COLUMN:
         shown = (_join_cells([*line[:-1], _break_cell(line[-1], free, " " * left)], widths) for line in lines)
     else:
-        rest = width - len(_BELOW)
+        rest = max(1, width - len(_BELOW))
         shown = (
             "\n".join([_join_cells(line[:-1], widths[:-1]), *([_BELOW + _break_cell(line[-1], rest, _BELOW)] if line[-1] else [])])
             for line in lines

@@ -23,12 +23,14 @@ from roller_svc.cli import remote
 from roller_svc.client.schemas import GraphOptions
 from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.graph.choose import EAGER, PLANS
+from roller_svc.graph.compile import GPU_PLANS
 from roller_svc.graph.compile import Progress as Report
 from roller_svc.graph.inputs import random_arrays
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
-from roller_svc.ir.options import NamedOptions
+from roller_svc.ir.options import HOST_LAUNCHERS, NamedOptions
 from roller_svc.model import Model, compile_model, estimate_model, load_model
 from roller_svc.runtime.cuda.arrays import copy_to_device, copy_to_host, synchronize
 from roller_svc.runtime.cuda.module import device_present
@@ -45,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compiled = kinds.add_parser("compile", help="compile an ONNX file or a JSON graph", allow_abbrev=False)
     _add_model(compiled)
     compiled.add_argument("--save", metavar="DIR", help="write the shared object, header and weights to DIR")
-    compiled.add_argument("--launcher", metavar="NAMES", help="with --save: write what calls the model by some of ctypes,torch,cpp")
+    launchers = f"with --save: write what calls the model by some of {','.join(HOST_LAUNCHERS)}"
+    common.offer_values(compiled.add_argument("--launcher", metavar="NAMES", help=launchers), HOST_LAUNCHERS)
     run = kinds.add_parser("run", help="run a model, or the folder of a saved one, and time it", allow_abbrev=False)
     _add_model(run)
     _add_arrays(run)
@@ -95,13 +98,14 @@ def add_graph_options(parser: argparse.ArgumentParser, **defaults: str) -> None:
         metavar="sr=16000",
         help="value of an input: a number, true, false, [1,2], or @FILE.npy; the model no longer has the input",
     )
-    parser.add_argument(
+    plan = parser.add_argument(
         "--plan",
         default="auto",
         metavar="KIND",
         help="auto, serial, parallel, rammer or eager; of GPUs auto, launches, graph, waves, persistent or eager "
         "(default: %(default)s)",
     )
+    common.offer_values(plan, dict.fromkeys((*PLANS, *GPU_PLANS, EAGER)))
     common.add_options(parser, NamedOptions, **defaults)
 
 
@@ -207,7 +211,9 @@ def _estimated(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         )
     rows = [(each["uses"], show.format_seconds(each["seconds"]), each["expression"][:90]) for each in facts["kernels"]]
     by_plan = f" with plan {facts['plan']}" if facts["plan"] else ""
-    text = f"{show.format_seconds(facts['seconds'])} a call on {facts['target']}{by_plan}, by the performance model"
+    bucket = f" (the first of {facts['buckets']} buckets)" if facts["buckets"] > 1 else ""
+    call = f"{show.format_seconds(facts['seconds'])} a call{_extents(facts['dims'])}{bucket}"
+    text = f"{call} on {facts['target']}{by_plan}, by the performance model"
     return facts, f"{text}\n\n{show.format_table(('uses', 'estimate', 'program'), rows)}"
 
 

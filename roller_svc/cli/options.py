@@ -34,8 +34,20 @@ else:
 
 
 _INPUT = re.compile(r"\s*(?P<name>[^=\[\]]+?)\s*=\s*(?P<dtype>\w+)\s*(?:\[(?P<shape>[^\[\]]*)\])?\s*")
+_OFFERED = "offered_values"  # of an argument
+_NAMED_DEVICES = "named_devices"  # in parsed arguments: the devices so far, which may be the default one
 MAX_FILE_BYTES = 64 << 20
 MAX_SECONDS = 3600.0  # of measuring: all samples are kept in memory
+
+
+def offer_values(action: argparse.Action, values: Iterable[str]) -> None:
+    """Keep values of an argument that shells complete, and that argparse does not check."""
+    setattr(action, _OFFERED, tuple(values))
+
+
+def offered_values(action: argparse.Action) -> tuple[str, ...]:
+    values: tuple[str, ...] = getattr(action, _OFFERED, ())
+    return values
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -62,14 +74,14 @@ class _OneDevice(argparse.Action):
     """Stores a device. Raises ArgumentError for a second one: the last would win in silence."""
 
     def __call__(self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, flag: str | None = None) -> None:
-        earlier = getattr(options, self.dest)
-        named = [*([] if earlier == self.default else [earlier]), *parse_names(value)]
+        named = [*getattr(options, _NAMED_DEVICES, ()), *parse_names(value)]
         if len(named) > 1:
             raise ArgumentError(
                 f"{flag} of `{parser.prog}` takes one device, got {' and '.join(named)}",
                 code="invalid-option",
                 hint="run it once for each; `roller estimate` takes several, and a service builds for several by --targets ID,ID",
             )
+        setattr(options, _NAMED_DEVICES, named)
         setattr(options, self.dest, value)
 
 
@@ -99,7 +111,7 @@ def add_options(parser: argparse.ArgumentParser, record: type[CommonOptions], **
 
 
 def add_option(parser: argparse.ArgumentParser, option: Option, default: Any) -> None:
-    flags = option.flags or (f"--{option.name.replace('_', '-')}",)
+    flags = _flags_of(option)
     text = f"{option.help} (default: %(default)s)" if default else option.help
     match option.type:
         case _ if option.switch is not None:
@@ -116,10 +128,24 @@ def add_option(parser: argparse.ArgumentParser, option: Option, default: Any) ->
 
 def option_values(options: argparse.Namespace, record: type[CommonOptions]) -> dict[str, Any]:
     """Return the options of a record as callers give them in Python."""
-    return {
-        name: parse_tiles(options.tiles) if option.type == Tiles else getattr(options, name)
-        for name, option in options_of(record).items()
-    }
+    return {name: _option_value(option, getattr(options, name)) for name, option in options_of(record).items()}
+
+
+def _option_value(option: Option, value: Any) -> Any:
+    if option.type == Tiles:
+        return parse_tiles(value)
+    if option.type == InputNames and (lists := [each for each in value if "," in each]):
+        flag = _flags_of(option)[0]
+        raise ArgumentError(
+            f"{flag} {lists[0]}: expected one name",
+            code="invalid-option",
+            hint=f"repeat the flag: {' '.join(f'{flag} {name}' for name in parse_names(lists[0]))}",
+        )
+    return value
+
+
+def _flags_of(option: Option) -> tuple[str, ...]:
+    return option.flags or (f"--{option.name.replace('_', '-')}",)
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:

@@ -519,6 +519,8 @@ class ClassEstimate(BaseModel):
 
 class GraphEstimateResponse(BaseModel):
     target: str
+    dims: dict[str, int] = Field({}, description="extents of the symbolic dimensions of the bucket that is estimated, the first")
+    buckets: int = Field(1, description="number of buckets that the request's dims make")
     seconds: float
     kernels: list[ClassEstimate]
     plan: str | None = Field(None, description="of a GPU: the kind of plans that has these seconds")

@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
+from roller_svc.analysis.index_ranges import exists
 from roller_svc.analysis.inlining import inline_loads
 from roller_svc.analysis.operand import can_represent_all, value_dtype
-from roller_svc.analysis.sum_of_products import product_of, selects_of, sum_of_products
+from roller_svc.analysis.sum_of_products import product_of, sum_of_products
 from roller_svc.fusion.attention import HALF_DTYPES, AttentionMatch
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.fusion.delinearize import simplify_division
 from roller_svc.ir.attention import Attention, Scores, Weights
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, loads_of, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of, rewrite, substitute
 from roller_svc.ir.index import logical_and
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr
 
@@ -106,14 +106,16 @@ def _chain(statement: TensorExpr, products: Mapping[str, TensorExpr], dtypes: Co
     values = sum_of_products(statement)
     if values is None or statement.accumulator is not DType.FLOAT32 or not statement.reduced:
         return None
-    made = [f for f in values.factors if any(load.tensor in products for load in loads_of(f)) or not axes_of(f)]
-    others = [f for f in values.factors if f not in made]
+    made, others = _split_factors(values.factors, products)
     if not others or not made:
         return None
     weight, v = product_of(made), product_of(others)
     read = list(dict.fromkeys(load for load in loads_of(weight) if load.tensor in products))
+    ranges = {axis.name: (0, axis.extent - 1) for axis in statement.axes}
     if any(loads_of(index) for load in read for index in load.index):
         return None
+    if not all(exists(load, products[load.tensor].type.shape, ranges) for load in read):
+        return None  # Q and K are read at all points: no guard of the product applies to them
     if not 0 < len(read) <= MAX_PRODUCTS or len({load.tensor for load in read}) != len(read):
         return None
     keys = {a.name for a in statement.reduced}
@@ -137,6 +139,15 @@ def _chain(statement: TensorExpr, products: Mapping[str, TensorExpr], dtypes: Co
     attention = Attention(*pairs[0], v, read[0], weight, 1.0, dtype, dots, weights=weights)
     chain = Contraction(batch, m, n, tuple(replace(a, kind=AxisKind.REDUCE) for a in statement.reduced), weight, v)
     return AttentionMatch(statement, chain, attention)
+
+
+def _split_factors(factors: Sequence[Expr], products: Collection[str]) -> tuple[list[Expr], list[Expr]]:
+    """Return the factors of weights and those of V: the ones with columns, and others that vary with no more than these."""
+    of_products = {f for f in factors if any(load.tensor in products for load in loads_of(f))}
+    points = frozenset[str]().union(*map(axes_of, of_products))
+    of_values = frozenset[str]().union(*(axes_of(f) for f in factors if not axes_of(f) <= points))
+    others = [f for f in factors if f not in of_products and axes_of(f) and axes_of(f) <= of_values]
+    return [f for f in factors if f not in others], others
 
 
 def _sides(
@@ -177,9 +188,26 @@ def _sides(
 
 
 def _condition(weight: Expr) -> Expr | None:
-    """Return a condition where weights are not 0 whatever their other factors are; None without one."""
-    conditions = [s.cond for s in selects_of(weight) if isinstance(s.otherwise, Const) and s.otherwise.value == 0]
-    return reduce(logical_and, conditions) if conditions else None
+    """Return a condition outside of which weights are 0; None without one.
+
+    Only finite numbers may multiply what it guards: 0 times another factor, which may be infinite or NaN, may be NaN.
+    """
+    match weight:
+        case Cast(arg=arg):
+            return _condition(arg)
+        case Select(cond=cond, then=then, otherwise=Const(value=0)):
+            return logical_and(cond, _condition(then))
+        case Op(kind=OpKind.MUL, args=args):
+            others = [arg for arg in args if not _is_finite_number(arg)]
+            return _condition(others[0]) if len(others) == 1 else None
+        case _:
+            return None
+
+
+def _is_finite_number(factor: Expr) -> bool:
+    while isinstance(factor, Cast) and factor.implicit:
+        factor = factor.arg
+    return isinstance(factor, Const) and math.isfinite(factor.value)
 
 
 def _common_dtype(operands: Sequence[Expr]) -> DType | None:

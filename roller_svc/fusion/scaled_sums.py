@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from roller_svc.analysis.operand import value_dtype
+from roller_svc.analysis.operand import can_represent_all, value_dtype
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
 from roller_svc.fusion.contraction import (
     SCALED_DTYPES,
@@ -21,7 +21,7 @@ from roller_svc.fusion.contraction import (
 )
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, axes_of, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, rewrite, substitute
 from roller_svc.ir.group import MAX_BYTE_PRODUCTS
 from roller_svc.ir.index import add, div, mul, num, ref
 from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr, TensorType
@@ -142,27 +142,49 @@ def apply_scales_last(statement: TensorExpr, form: SumOfProducts, *, may_exceed_
 def _without_divisors(factors: Iterable[Expr], reduced: Collection[str]) -> tuple[list[Expr], list[Expr]]:
     """Return the factors without divisors in float32 that do not vary with the reduced axes, and these divisors.
 
-    A factor that does not vary with them is a scale, such as an inverse, and stays whole.
+    Computed values of 16 bits are divided in the sum: they may exceed the range of their type where quotients do not.
+    A factor that does not vary with the axes is a scale, such as an inverse, and stays whole.
     """
     plain: list[Expr] = []
     divisors: list[Expr] = []
     for factor in factors:
+        rest, own = factor, list[Expr]()
         while (
-            isinstance(factor, Op)
-            and factor.kind is OpKind.DIV
-            and factor.dtype is DType.FLOAT32
-            and not axes_of(factor.args[0]).isdisjoint(reduced)
-            and axes_of(factor.args[1]).isdisjoint(reduced)
+            isinstance(rest, Op)
+            and rest.kind is OpKind.DIV
+            and rest.dtype is DType.FLOAT32
+            and not axes_of(rest.args[0]).isdisjoint(reduced)
+            and axes_of(rest.args[1]).isdisjoint(reduced)
         ):
-            divisors.append(factor.args[1])
-            factor = factor.args[0]
-        plain.append(factor)
+            own.append(rest.args[1])
+            rest = rest.args[0]
+        if own and not _is_of_its_type(rest):
+            plain.append(factor)
+            continue
+        divisors += own
+        plain.append(rest)
     return plain, divisors
 
 
 def _has_narrow_operands(contraction: Contraction) -> bool:
     """Return whether sums of products of the operands cannot exceed the range of float32."""
-    return all(value_dtype(operand) in SCALED_DTYPES for operand in (contraction.a, contraction.b))
+    operands = contraction.a, contraction.b
+    return all(value_dtype(operand) in SCALED_DTYPES and _is_of_its_type(operand) for operand in operands)
+
+
+def _is_of_its_type(value: Expr) -> bool:
+    """Return whether a value has the range of its type in the program: no arithmetic in a wider type computes it."""
+    match value:
+        case Load() | Const():
+            return True
+        case Cast(arg=arg, dtype=dtype, implicit=False):
+            return dtype.is_narrow_float or _is_of_its_type(arg)
+        case Cast(arg=arg, dtype=dtype):
+            return can_represent_all(dtype, arg.dtype) and _is_of_its_type(arg)
+        case Select(then=then, otherwise=otherwise):
+            return _is_of_its_type(then) and _is_of_its_type(otherwise)
+        case _:
+            return not value.dtype.is_float
 
 
 def _integer(operand: Expr) -> Expr | None:

@@ -17,6 +17,7 @@ from roller_svc.ir.constraints import TILE_FIELDS, OpClass, ScheduleConstraints,
 InputNames = tuple[str, ...]
 Tiles = tuple[tuple[str, int], ...]  # (public option, value); see TILE_FIELDS
 LAUNCHERS = ("ctypes", "cupy", "torch", "cpp")  # of saved kernels and models, by what the caller has
+HOST_LAUNCHERS = tuple(name for name in LAUNCHERS if name != "cupy")  # of code for CPUs
 
 
 class SelectionMode(Enum):

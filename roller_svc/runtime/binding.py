@@ -63,16 +63,22 @@ class Binding(Generic[A]):
 
     library: ArrayLibrary[A]
     memory: dict[str, A]  # by Buffer symbol
-    allocated: dict[str, A]  # results that were allocated for the call, by output name
+    # The memory of results by output name, in the kernel's order; None for a result in the caller's own array.
+    allocated: Mapping[str, A | None]
     given: dict[str, Any]  # results in the caller's own arrays, by output name
     copies: tuple[tuple[A, A], ...] = ()  # (to, from)
 
-    def copy_back(self) -> dict[str, Any]:
-        """Copy the outputs that the kernel could not write in place. Returns the results."""
+    def copy_back(self) -> None:
+        """Copy the outputs that the kernel could not write in place."""
         for target, source in self.copies:
             self.library.copy_into(target, source)
-        # Convert last: a library that imports an array also imports the work to wait for.
-        return self.given | {name: self.library.result(array) for name, array in self.allocated.items()}
+
+    def results(self) -> dict[str, Any]:
+        """Return the results in the kernel's order.
+
+        Convert after the copies: a library that imports an array also imports the work to wait for.
+        """
+        return {name: self.given[name] if array is None else self.library.result(array) for name, array in self.allocated.items()}
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[np.generic]:
@@ -109,7 +115,7 @@ def bind(
         if buffer.donated:
             _check_donated(library, name, views, in_use)
             donated[name] = memory[buffer.symbol]
-    allocated: dict[str, A] = {}
+    allocated: dict[str, A | None] = {b.name: None for b in outputs}
     given = dict(out)
     copies: list[tuple[A, A]] = []
     for buffer in outputs:

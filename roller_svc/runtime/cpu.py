@@ -59,9 +59,9 @@ class CpuModule:
             return results
         binding = bind(self.source.buffers, arrays, out, self.library)
         blocks = (self.workspace(), self._thread_block("prepared", self.source.prepacked_buffers))
-        for prepare in (True, False):
-            CpuCall(self, binding, blocks, self.launches(prepare=prepare))()
-        return binding.copy_back()
+        launches = (*self.launches(prepare=True), *self.launches(prepare=False))
+        CpuCall(self, binding, blocks, launches)()
+        return binding.results()
 
     def run_plain(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array] | None:
         """Run the kernel on arrays as they are. Returns None if `bind` has to convert or refuse one."""
@@ -109,6 +109,7 @@ class PreparedCpu:
 
     def __init__(self, module: CpuModule, constants: Mapping[str, object]) -> None:
         self._module = module
+        self.source: KernelSource = module.source
         buffers = module.source.buffers
         self._remaining_buffers = tuple(b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants)
         binding = bind((b for b in buffers if b not in self._remaining_buffers), constants, None, module.library)
@@ -257,7 +258,7 @@ class CpuCall:
         )
 
     def __call__(self) -> None:
-        """Run the launches in order. Raises IndexRangeError if one reads an index out of range."""
+        """Run the launches in order, and write the outputs. Raises IndexRangeError if one reads an index out of range."""
         self._status[0] = 0
         for entry, arguments, zeroed in self._steps:
             for address, size in zeroed:
@@ -265,10 +266,11 @@ class CpuCall:
             entry(*arguments)
             if self._status[0]:
                 raise range_error(self._module.source, int(self._status[1]), int(self._status[2]))
+        self._binding.copy_back()
 
     def results(self) -> dict[str, Array]:
         """Return the results by output name."""
-        return self._binding.copy_back()
+        return self._binding.results()
 
 
 def _address(array: Array) -> int:

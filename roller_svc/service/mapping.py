@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 from fastapi.exceptions import RequestValidationError
 
 from roller_svc import hardware
-from roller_svc.client.schemas import CompileRequest, ProgramModel
+from roller_svc.client.schemas import CompileRequest, EstimateRequest, ProgramModel
 from roller_svc.compiler.estimates.batch import Item
 from roller_svc.compiler.request import build_request
+from roller_svc.errors import ArgumentError
 from roller_svc.farm.build import BINARY, METADATA, SOURCE
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
+from roller_svc.ir.options import EstimateOptions, options_of
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.problems import problem_from_record
 
@@ -26,8 +28,25 @@ def build_request_from_body(body: CompileRequest) -> BuildRequest:
     return build_request(body.expression, inputs_from_body(body), outputs=body.outputs, **body.options.model_dump(), **device)
 
 
-def item_from_body(body: ProgramModel, options: Mapping[str, object]) -> Item:
-    return Item(body.expression, inputs_from_body(body), body.outputs, options)
+def items_from_body(body: EstimateRequest) -> list[Item]:
+    """Return the items of a request, each with the donated inputs that it has.
+
+    Raises ArgumentError for a donated input that no item has.
+    """
+    donate = body.donate or ()
+    inputs = {name for item in body.items for name in item.inputs} if donate else ()
+    if unknown := [name for name in donate if name not in inputs]:
+        raise ArgumentError(f"donate: no item has an input {unknown[0]!r}", code="invalid-option")
+    options = body.model_dump(include=set(options_of(EstimateOptions)))
+    return [
+        Item(
+            item.expression,
+            inputs_from_body(item),
+            item.outputs,
+            options | {"donate": [name for name in donate if name in item.inputs]},
+        )
+        for item in body.items
+    ]
 
 
 def inputs_from_body(body: ProgramModel) -> dict[str, object]:

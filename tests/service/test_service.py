@@ -54,6 +54,28 @@ def test_estimates_that_there_is_no_time_for_say_so(tmp_path: Path) -> None:
     assert "candidates" not in one
 
 
+def test_estimates_donate_the_inputs_that_each_item_has(client: Client) -> None:
+    row = {"dtype": "float32", "shape": [64]}
+    inputs = {"at": row | {"dtype": "int32"}, "x": row}
+    large = row | {"shape": [1 << 28]}
+    items = [{"expression": f"{t}[at[n]] +=. x[n]", "inputs": inputs | {t: large}} for t in ("g", "h")]
+    items.append({"expression": "y[n] = x[n]", "inputs": {"x": row}})
+    body = {"items": items, "targets": ["nvidia-h200-sxm"]}
+
+    def seconds(**options: Any) -> list[float]:
+        answer = client.post("/v1/estimates", json=body | options).json()
+        return [each["candidates"][0]["seconds"] for each in answer["estimates"]]
+
+    copied, some, both = seconds(), seconds(donate=["g"]), seconds(donate=["h", "g"])
+    assert some[0] < copied[0] / 5
+    assert some[1:] == copied[1:]
+    assert both == [some[0], some[0], copied[2]]
+    refused = problem(client.post("/v1/estimates", json=body | {"donate": ["g", "T"]}), 422, "invalid-option")
+    assert refused["detail"] == "donate: no item has an input 'T'"
+    wrong = client.post("/v1/estimates", json=body | {"donate": ["x"]}).json()["estimates"]
+    assert [each["error"]["code"] for each in wrong] == ["invalid-option"] * 3  # all have x, and none updates it
+
+
 def test_compile_answers_with_an_operation(client: Client, builder: Builder) -> None:
     response = compiled(client)
     assert response.status_code == 200

@@ -46,6 +46,19 @@ def test_the_range_of_an_exported_program_becomes_buckets(tmp_path):
         check(model, 6)
 
 
+def test_a_bucket_that_no_call_uses_is_not_loaded(monkeypatch):
+    loaded, load = [], model_module.CpuModel
+    monkeypatch.setattr(model_module, "CpuModel", lambda plan, *rest: loaded.append(plan.inputs[0][1].shape) or load(plan, *rest))
+    model = roller_svc.compile_model((MODULE, (torch.randn(3, 4),), ({0: Dim("batch", max=64)},)), dims={"batch": [2, 4]}, **FAST)
+    for rows in (4, 3):
+        check(model, rows)
+        x = np.ones((rows, 4), np.float32)
+        assert model(input=x)["output0"].shape == (rows, 3)
+    assert loaded == [(4, 4)]
+    check(model, 1)
+    assert loaded == [(4, 4), (2, 4)]
+
+
 def test_lists_of_extents_are_buckets_of_a_module_with_dynamic_shapes():
     model = roller_svc.compile_model((MODULE, (torch.randn(3, 4),), ({0: Dim("batch", max=64)},)), dims={"batch": [2, 4]}, **FAST)
     for rows in (1, 2, 3):
@@ -108,7 +121,11 @@ def test_a_batch_that_attention_puts_inside_of_another_dimension_may_vary(module
         ((MODULE, (torch.zeros(3, 4),), ({0: Dim("batch")},)), None, "leaves the dimension batch open"),
         ((MODULE, (torch.zeros(3, 4),), ({0: Dim("batch")},)), {"n": 2}, "no dimension 'n'; its symbolic dimensions are batch"),
         ((MODULE, (torch.zeros(3, 4),), ({0: Dim("batch")},)), {"batch": "4..2"}, "a range as '1..64'"),
-        ((MODULE, (torch.zeros(3, 4),), ({0: Dim("batch", max=4)},)), {"batch": "1..8"}, "batch is 8, and the program's torch.export.Dim ends at 4"),
+        (
+            (MODULE, (torch.zeros(3, 4),), ({0: Dim("batch", max=4)},)),
+            {"batch": "1..8"},
+            "batch is 8, and the program's torch.export.Dim ends at 4",
+        ),
     ],
 )
 def test_dims_are_checked(source, dims, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -89,6 +90,29 @@ def test_errors_and_notes_are_colored_and_results_are_not(
     assert "\x1b" not in shown.out
     assert main(["estimate", "y[i] = x[j]", "--input", "x=float32[64]", "--target", "h200"]) == 2
     assert capsys.readouterr().err.startswith("\x1b[1;31merror\x1b[0m: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "closed", "expected"),
+    [
+        ("targets", ">&-", 0),
+        ("targets --json", ">&-", 0),
+        ("estimate 'y[i] = x[j]' --input 'x=float32[4]' --target h200", "2>&-", 2),
+        ("estimate 'y[i] = x[j]' --input 'x=float32[4]' --target h200 --json", ">&- 2>&-", 2),
+        ("estimate - --input 'x=float32[4]' --target h200", "<&-", 2),
+        ("estimate 'y[i] = x[i]' --input 'x=float32[4]' --target nowhere", ">&- 2>&-", 2),
+    ],
+)
+def test_closed_streams_change_no_exit_code(words: str, closed: str, expected: int) -> None:
+    command = f"{sys.executable} -m roller_svc {words} {closed}"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (expected, False)
+    if "2>&-" in closed:
+        assert ended.stdout + ended.stderr == ""  # messages go nowhere else
+
+
+def test_a_closed_stream_has_no_width_and_no_colors() -> None:
+    assert (width_of(None), has_colors(None), color_labels("error: a", None)) == (UNLIMITED, False, "error: a")
 
 
 def test_a_table_in_a_pipe_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:

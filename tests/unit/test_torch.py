@@ -8,7 +8,8 @@ pytest.importorskip("torch")
 import torch
 
 import roller_svc
-from roller_svc.errors import ArgumentError
+from roller_svc.errors import ArgumentError, InputError
+from roller_svc.ir.options import SelectionMode
 from roller_svc.torch import _Kernels
 
 FAST = {"select": "model", "top_k": 1}
@@ -85,6 +86,43 @@ def test_a_name_has_one_definition(axpy, name, change, message):
         roller_svc.torch.op(name, "y[i] = a[i] * 2 + b[i]; z[i] = y[i] * y[i]", **given)
     assert (caught.value.code, "another name" in caught.value.hint) == ("operator-exists", True)
     assert len(axpy(torch.ones(3), torch.ones(3))) == 2
+
+
+def test_options_are_equal_in_whatever_form_they_are_given():
+    given = {"constants": ["w"], "select": "model", "tiles": {"split_k": 1}, "target": "cpu-x86-avx2"}
+    same = {"constants": ("w",), "select": SelectionMode.MODEL, "tiles": {"split_k": 1}, "top_k": 10, "target": "CPU-x86-avx2"}
+    first, second = (roller_svc.torch.op("roller_test::forms", "y[i] = x[i] * w[i]", ["x", "w"], **each) for each in (given, same))
+    assert first is second
+    with pytest.raises(ArgumentError, match="there is an operator 'roller_test::forms'"):
+        roller_svc.torch.op("roller_test::forms", "y[i] = x[i]", ["x"], **FAST)
+
+
+@pytest.mark.parametrize("options", [{"constant": ["x"]}, {"constants": ["w"]}, {"top_k": 0}])
+def test_wrong_options_register_nothing(options):
+    with pytest.raises(ArgumentError):
+        roller_svc.torch.op("roller_test::unregistered", "y[i] = x[i]", ["x"], **options)
+    assert not hasattr(torch.ops.roller_test, "unregistered")
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    ("name", "text"), [("bracket", "y[i] = x[i] * s["), ("tensor", "y[i] = X[i] * s[]"), ("operator", "y = double(x, s)")]
+)
+def test_a_definition_that_no_call_compiled_is_replaced(name, text, traced):
+    name = f"roller_test::{name}_{traced}"
+    broken = roller_svc.torch.op(name, text, ["x", "s"], **FAST)
+    x, s = torch.ones(3), torch.tensor(2.0)
+    with pytest.raises(InputError):
+        broken(x, s)
+    right = roller_svc.torch.op(name, "y[i] = x[i] * s[]", ["x", "s"], **FAST)
+    assert (right is broken, right.__doc__) == (True, f"{name}: y[i] = x[i] * s[]")
+    if traced:
+        with torch._subclasses.FakeTensorMode() as mode:
+            assert right(mode.from_tensor(x), mode.from_tensor(s)).shape == (3,)
+    else:
+        assert right(x, s).tolist() == [2, 2, 2]
+    with pytest.raises(ArgumentError, match="there is an operator"):
+        roller_svc.torch.op(name, "y[i] = x[i] + s[]", ["x", "s"], **FAST)
 
 
 def test_inputs_are_not_donated():

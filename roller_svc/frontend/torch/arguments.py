@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,23 +12,28 @@ Arrays = Mapping[str, object]
 Run = Callable[[Arrays, Arrays | None], dict[str, Any]]
 
 
-def run_with_tensors(run: Run, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
+def run_with_tensors(
+    run: Run, arrays: Mapping[str, object], out: Mapping[str, object] | None, donated: Collection[str] = ()
+) -> dict[str, Any]:
     """Run on arrays of numpy and tensors. If one is a tensor, new results are tensors.
 
     Args:
         run: takes arrays of numpy by name, and those that it writes.
         arrays: the arguments.
         out: where results are written.
+        donated: names of arguments that the call may write.
 
     Raises:
         ArgumentError: a tensor is not in this machine's memory, not dense, or would need a gradient.
     """
     plain = share_arrays("argument", arrays)
     written = None if out is None else share_arrays("output", out, written=True)
-    results = run(plain, written)
     if plain is arrays and written is out:
-        return results
-    return _Exchange(arrays, plain, out).tensors(results, notes=True)
+        return run(plain, written)
+    exchange = _Exchange(arrays, plain, out, donated)
+    with exchange.noted_writes():
+        results = run(plain, written)
+    return exchange.tensors(results)
 
 
 class Call(Protocol):
@@ -38,12 +44,14 @@ class Call(Protocol):
     def results(self) -> dict[str, Any]: ...
 
 
-def bind_tensors(bind: Callable[[Arrays, Arrays | None], Call], arrays: Arrays, out: Arrays | None) -> Call:
+def bind_tensors(
+    bind: Callable[[Arrays, Arrays | None], Call], arrays: Arrays, out: Arrays | None, donated: Collection[str] = ()
+) -> Call:
     """Bind a kernel that takes arrays of numpy to arrays and tensors, as run_with_tensors does."""
     plain = share_arrays("argument", arrays)
     written = None if out is None else share_arrays("output", out, written=True)
     call = bind(plain, written)
-    return call if plain is arrays and written is out else _TensorCall(call, _Exchange(arrays, plain, out))
+    return call if plain is arrays and written is out else _TensorCall(call, _Exchange(arrays, plain, out, donated))
 
 
 class _TensorCall:
@@ -54,11 +62,11 @@ class _TensorCall:
         self._exchange = exchange
 
     def __call__(self) -> None:
-        self._call()
-        self._exchange.tensors(self._call.results(), notes=True)
+        with self._exchange.noted_writes():
+            self._call()
 
     def results(self) -> dict[str, Any]:
-        return self._exchange.tensors(self._call.results(), notes=False)
+        return self._exchange.tensors(self._call.results())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +76,25 @@ class _Exchange:
     arguments: Arrays
     plain: Arrays
     out: Arrays | None
+    donated: Collection[str]
 
-    def tensors(self, results: Mapping[str, Any], *, notes: bool) -> dict[str, Any]:
-        """Return the results as tensors: the caller's own, where they were written.
-
-        Args:
-            results: arrays of the call.
-            notes: whether to tell torch which of the caller's tensors were written.
-        """
+    @contextmanager
+    def noted_writes(self) -> Iterator[None]:
+        """Tell torch of the tensors that the call in the block may have written, also if it fails."""
         from roller_svc.frontend.torch import tensors  # noqa: PLC0415 - loads the torch package
 
-        given = {**tensors.find_updated(self.arguments, self.plain, results), **(self.out or {})}
-        if notes:
-            tensors.note_writes(given.values())
+        try:
+            yield
+        finally:
+            updated = tensors.find_updated(self.arguments, self.plain, self.donated)
+            tensors.note_writes((*updated.values(), *(self.out or {}).values()))
+
+    def tensors(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the results as tensors: the caller's own, where they were written."""
+        from roller_svc.frontend.torch import tensors  # noqa: PLC0415 - loads the torch package
+
+        in_place = [name for name, array in results.items() if array is self.plain.get(name)]
+        given = {**tensors.find_updated(self.arguments, self.plain, in_place), **(self.out or {})}
         return {name: given[name] if name in given else tensors.tensor_of(array) for name, array in results.items()}
 
 

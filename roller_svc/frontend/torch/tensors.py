@@ -117,18 +117,17 @@ def argument_of(what: str, tensor: torch.Tensor, *, written: bool = False) -> Ar
     return view_of(tensor)
 
 
-def find_updated(
-    arguments: Mapping[str, object], arrays: Mapping[str, object], results: Mapping[str, Array]
-) -> dict[str, torch.Tensor]:
-    """Return the tensors of the arguments that a call has updated: those whose memory a result has.
+def find_updated(arguments: Mapping[str, object], arrays: Mapping[str, Any], names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Return the tensors that a call updates in place. One that is not dense, or is a view of negated numbers, is copied.
 
     Args:
         arguments: of the call, by name.
         arrays: what the call took for them.
-        results: of the call, by name.
+        names: of the arguments that the call updates.
     """
-    tensors = {name: arguments[name] for name, array in results.items() if array is arrays.get(name)}
-    return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor) and not value.is_neg()}
+    values = {name: arguments[name] for name in names if name in arguments}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor) and not value.is_neg()}
+    return {name: value for name, value in tensors.items() if arrays[name].flags.c_contiguous}
 
 
 def note_writes(values: Iterable[object]) -> None:

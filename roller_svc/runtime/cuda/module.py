@@ -201,9 +201,10 @@ class CudaCall:
             )
 
     def __call__(self) -> None:
-        """Launch all kernels in order. Returns before the work is done."""
+        """Launch all kernels in order, and the copies of outputs. Returns before the work is done."""
         with self._cupy.cuda.Device(self._library.device), launch_errors(self._cupy):
             self.launch(self.stream())
+            self._binding.copy_back()
 
     def launch(self, stream: Any) -> None:
         """Launch all kernels on a stream of the call's device, which must be current."""
@@ -234,7 +235,7 @@ class CudaCall:
     def results(self) -> dict[str, Any]:
         """Return the results by output name, as arrays of the caller's library."""
         with launch_errors(self._cupy):
-            return self._binding.copy_back()
+            return self._binding.results()
 
 
 class DeviceArrays:

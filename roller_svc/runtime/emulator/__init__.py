@@ -121,7 +121,7 @@ class EmulatorCall:
         self._binding = binding
 
     def __call__(self) -> None:
-        """Run every launch in order, in one new process."""
+        """Run every launch in order, in one new process, and write the outputs."""
         source = self._module.source
         offsets: dict[str, int] = {}
         size = 0
@@ -138,13 +138,14 @@ class EmulatorCall:
                 self._copy(arena, offsets, source.buffers_of(Role.OUTPUT), to_arena=False)
         finally:
             os.close(descriptor)
+        self._binding.copy_back()
 
     def device_name(self) -> str:
         return f"{self._module.source.language.value.upper()} emulator"
 
     def results(self) -> dict[str, Array]:
         """Return the results by output name."""
-        return self._binding.copy_back()
+        return self._binding.results()
 
     def _copy(self, arena: mmap.mmap, offsets: Mapping[str, int], buffers: tuple[Buffer, ...], *, to_arena: bool) -> None:
         """Copy buffers into the arena or out of it."""

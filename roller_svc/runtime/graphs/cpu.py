@@ -91,7 +91,8 @@ class CpuModel:
             return results
         binding = bind(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
         self.run_at(*self._addresses(binding))
-        return binding.copy_back()
+        binding.copy_back()
+        return binding.results()
 
     def run_plain(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array] | None:
         """Run the model on arrays as they are. Returns None if `bind` has to convert or refuse one."""

@@ -52,8 +52,6 @@ class _Loaded:
 class CudaModel:
     """A model of cubins, loaded on each device at the first call there."""
 
-    takes_tensors = True  # of torch, as they are
-
     def __init__(self, plan: ModelPlan, compiled: Sequence[CompiledKernel], weights: Array, *, as_graph: bool) -> None:
         """Take a plan with the kernels that it runs.
 
@@ -102,7 +100,8 @@ class CudaModel:
             self._prepared(cupy, loaded, tuple(slots))(stream)
             for step, events in self._cooperative:
                 _check_deadline(cupy, step, _address(slots, events), stream)
-            return binding.copy_back()
+            binding.copy_back()
+            return binding.results()
 
     def _on_device(self, cupy: Any, device: int, stream: int) -> _Loaded:
         """Return the model on a device; load it and pack its weights there once."""

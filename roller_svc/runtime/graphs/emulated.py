@@ -76,7 +76,8 @@ class EmulatedModel:
             self._packed = packed
         tensors = [binding.memory[buffer.symbol].reshape(-1).view(np.uint8) for buffer in self._buffers]
         self._run_steps(self._ordered(), (self._weights, self._packed, _undefined(self.plan.arena_bytes), *tensors))
-        return binding.copy_back()
+        binding.copy_back()
+        return binding.results()
 
     def _ordered(self) -> Iterable[KernelStep | CopyStep]:
         """Return the steps, by a seed in a random order in which each comes after those that it depends on."""

@@ -31,11 +31,6 @@ class GpuModel:
         self._lock = Lock()
 
     @property
-    def takes_tensors(self) -> bool:
-        """Return whether the model takes tensors of torch as they are."""
-        return bool(getattr(self.runner, "takes_tensors", False))
-
-    @property
     def runner(self) -> Runner:
         with self._lock:
             if self._runner is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.kernel import CompiledKernel, Language
-from roller_svc.ir.options import LAUNCHERS
+from roller_svc.ir.options import HOST_LAUNCHERS, LAUNCHERS
 from roller_svc.runtime.saved import launch
 from roller_svc.runtime.saved.cpp_launcher import cpp_launcher
 
@@ -38,7 +38,7 @@ def host_launcher_files(names: Iterable[str]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for name in names:
         _check(name)
-        if name == "cupy":
+        if name not in HOST_LAUNCHERS:
             message = "CuPy has arrays of GPUs, and this is for a CPU"
             raise ArgumentError(message, code="unknown-launcher", hint="the launcher ctypes takes numpy's arrays")
         if name != "cpp":

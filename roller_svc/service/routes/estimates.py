@@ -14,9 +14,8 @@ from roller_svc.compiler.estimates.worker import ERROR_PREFIX, Deadline, compact
 from roller_svc.compiler.request import read_top_k
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.api_keys import Scope
-from roller_svc.ir.options import EstimateOptions, options_of
 from roller_svc.service.access import principal_of, requires
-from roller_svc.service.mapping import check_devices_differ, item_from_body
+from roller_svc.service.mapping import check_devices_differ, items_from_body
 from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import needs_place, state_of
@@ -29,7 +28,10 @@ PLANS_PER_ITEM = 10  # of the largest request, on average
 
 @router.post("/estimates", response_model=EstimateResponse, dependencies=[requires(Scope.READ), needs_place(Resource.ESTIMATES)])
 async def estimates(body: EstimateRequest, request: Request) -> Response:
-    """Estimate every item on every target, in that order. A rejected one has `error` in place of `candidates`."""
+    """Estimate every item on every target, in that order. A rejected one has `error` in place of `candidates`.
+
+    `donate` applies to the items that have these inputs.
+    """
     state = state_of(request)
     targets = hardware.expand_targets(body.targets)
     count = len(body.items) * len(targets)
@@ -40,8 +42,7 @@ async def estimates(body: EstimateRequest, request: Request) -> Response:
     max_plans = PLANS_PER_ITEM * state.settings.max_items
     if count * top_k > max_plans:
         raise ArgumentError(f"too many plans: the limit is {max_plans}, got {count} estimates of {top_k}", code="too-many-items")
-    options = body.model_dump(include=set(options_of(EstimateOptions)))
-    items = [item_from_body(item, options) for item in body.items]
+    items = items_from_body(body)
     deadline = Deadline(state.settings.estimates_timeout_s, principal_of(request).client)
     content = await state.estimate(
         lambda: _content(state.estimate_cache.encoded_estimates(items, targets, top_k, deadline)),

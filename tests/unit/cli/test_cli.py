@@ -60,6 +60,10 @@ def test_a_second_device_is_refused_where_the_last_would_win(capsys: pytest.Capt
             assert f"--target of `roller {words[0]}" in ran.err
             assert "takes one device, got h200 and a100" in ran.err
             assert "hint: run it once for each; `roller estimate` takes several" in ran.err
+    for words in (("run", MATMUL, *INPUTS), ("model", "plan", "net.onnx")):
+        for first, second in (("local", "h200"), ("h200", "local")):
+            ran = Ran(capsys, *words, "--target", first, "--target", second)
+            assert (ran.code, f"takes one device, got {first} and {second}" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize("words", [(), ("frobnicate",), ("compile",), ("targets", "--frobnicate"), ("run", "x", "--top-k", "y")])
@@ -366,6 +370,10 @@ def test_run_checks_a_kernel_that_updates_a_donated_input(capsys: pytest.Capture
     refused = Ran(capsys, "run", "grid[at[n]] +=. 1.0", *inputs, *QUICK, "--donate", "at")
     assert refused.code == 2
     assert "donate: at must be the target of one scatter" in refused.err
+    for name, flag in (("run", "--donate"), ("estimate", "--donate"), ("compile", "--constant")):
+        listed = Ran(capsys, name, "grid[at[n]] +=. 1.0", *inputs, flag, "grid,at")
+        assert (listed.code, f"{flag} grid,at: expected one name" in listed.err) == (2, True)
+        assert f"hint: repeat the flag: {flag} grid {flag} at" in listed.err
 
 
 @pytest.mark.emulator

@@ -18,10 +18,13 @@ CASES = [
     (["compile", "--ta"], {"--target", "--targets"}, {"--threads"}),
     (["compile", "--target", "nvidia-h"], {"nvidia-h100-sxm", "nvidia-h200-sxm"}, {"nvidia-t4"}),
     (["run", "--select", ""], {"measure", "model"}, {"compile"}),
-    (["model", ""], {"compile", "run", "plan", "profile"}, {"estimate"}),
+    (["model", ""], {"compile", "run", "plan", "profile"}, {"explain"}),
     (["model", "run", "--pl"], {"--plan"}, {"--target"}),
     (["model", "run", "--winograd", "a"], {"auto", "always"}, {"never"}),
     (["estimate", "--donate", ""], set(), {"compile", "--donate"}),
+    (["model", "run", "--plan", ""], {"rammer", "waves", "eager"}, {"compile"}),
+    (["model", "compile", "--launcher", ""], {"ctypes", "torch", "cpp"}, {"cupy"}),
+    (["compile", "--launcher", "c"], {"ctypes", "cupy", "cpp"}, {"torch"}),
     (["targets", "c"], {"check"}, {"compile"}),
     (["completion", ""], {"bash", "fish", "zsh"}, {"compile"}),
 ]
@@ -59,6 +62,23 @@ def test_bash_offers_what_may_stand_there(words: list[str], offered: set[str], o
     assert all(word.startswith(words[-1]) for word in found)
 
 
+# bash makes three words of one with an equals sign, unless COMP_WORDBREAKS lacks the sign.
+@pytest.mark.parametrize(
+    ("words", "flag", "count"),
+    [
+        (["--target", "=", "nvidia-h"], "", 2),
+        (["--target", "="], "", len(hardware.ids())),
+        (["--target=nvidia-h"], "--target=", 2),
+        (["--target="], "--target=", len(hardware.ids())),
+    ],
+    ids=str,
+)
+def test_bash_completes_the_value_of_a_flag_with_an_equals_sign(words: list[str], flag: str, count: int, scripts: Path) -> None:
+    found = shell("bash", "--norc", "-c", BASH, "bash", str(scripts / "bash"), "compile", *words)
+    assert found <= {f"{flag}{name}" for name in hardware.ids()}
+    assert (len(found), f"{flag}nvidia-h200-sxm" in found) == (count, True)
+
+
 @pytest.mark.needs("fish")
 @pytest.mark.parametrize(("words", "offered", "others"), CASES, ids=IDS)
 def test_fish_offers_what_may_stand_there(words: list[str], offered: set[str], others: set[str], scripts: Path) -> None:
@@ -73,6 +93,19 @@ def test_zsh_completes_by_the_function_of_bash(scripts: Path) -> None:
     text = f"source {scripts}/zsh; emulate sh; COMP_WORDS=(roller compile --target nvidia-h); COMP_CWORD=3; _roller"
     found = shell("zsh", "-f", "-c", f'setopt ksharrays; {text}; for word in "${{COMPREPLY[@]}}"; do echo "$word"; done')
     assert found == set(hardware.ids())
+
+
+@pytest.mark.needs("zsh")
+def test_zsh_completes_the_value_of_a_flag_with_an_equals_sign(scripts: Path) -> None:
+    text = f"source {scripts}/zsh; emulate sh; COMP_WORDS=(roller compile --target=nvidia-h); COMP_CWORD=2; _roller"
+    found = shell("zsh", "-f", "-c", f'setopt ksharrays; {text}; for word in "${{COMPREPLY[@]}}"; do echo "$word"; done')
+    assert found == {f"--target={name}" for name in hardware.ids()}
+
+
+@pytest.mark.needs("zsh")
+def test_the_script_for_zsh_starts_completion_only_where_it_is_off(scripts: Path) -> None:
+    assert shell("zsh", "-f", "-c", f"source {scripts}/zsh; echo ${{+functions[compdef]}}") == {"1"}
+    assert shell("zsh", "-f", "-c", f"compdef() {{ echo kept }}; source {scripts}/zsh") == {"kept"}
 
 
 def test_every_subcommand_and_option_has_a_place() -> None:

@@ -95,6 +95,18 @@ def test_a_model_for_a_gpu_is_compiled_estimated_and_emulated(
     assert run(capsys, "estimate", folder)[0] == 2
 
 
+def test_an_estimate_names_its_bucket(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    target = ("--target", "cpu-x86-avx2")
+    text = run(capsys, "estimate", file, "--dim", "batch=2..4", *target)[1]
+    assert " a call for batch=2 (the first of 2 buckets) on cpu-x86-avx2" in text
+    assert " a call for batch=3 on cpu-x86-avx2" in run(capsys, "estimate", file, "--dim", "batch=3", *target)[1]
+    several, alone = (
+        run(capsys, "estimate", file, "--dim", f"batch={extents}", *target, "--json")[1] for extents in ("64,1", "64")
+    )
+    assert (several["dims"], several["buckets"], alone["dims"], alone["buckets"]) == ({"batch": 64}, 2, {"batch": 64}, 1)
+    assert several["seconds"] == alone["seconds"]
+
+
 def test_text_names_what_it_shows(capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path) -> None:
     options = (file, *QUICK, "--dim", "batch=2")
     assert "4 operators in 2 nodes, 2 kernels" in run(capsys, "compile", *options)[1]

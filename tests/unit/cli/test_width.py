@@ -55,6 +55,13 @@ def test_a_narrow_last_column_is_below_its_row(monkeypatch: pytest.MonkeyPatch) 
     assert len(show.format_table(("name", "text"), rows).splitlines()) == 3
 
 
+@pytest.mark.parametrize("columns", [1, 2, 3, 4, 5])
+def test_a_terminal_of_few_columns_shows_a_word_in_each_line(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert show.format_table(("name", "text"), [("a", "two words")]).splitlines()[2:] == ["a", "    two", "    words"]
+    assert show.wrap("two words").split() == ["two", "words"]
+
+
 def test_estimates_show_rate_floor_kernels_and_notes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["estimate", *HALF, *H200]) == 0

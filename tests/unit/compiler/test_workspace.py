@@ -17,7 +17,7 @@ from roller_svc.errors import NoCandidateError
 from roller_svc.frontend.parse import parse
 
 PRODUCT = "C[m, n] +=! A[m, k] * B[k, n]"
-CHAIN = "T[m, n] +=! A[m, k] * B[k, n]\nC[m, n] +=! T[m, k] * D[k, n]"
+CHAIN = "T[m, n]: float32 +=! A[m, k] * B[k, n]\nC[m, n] +=! T[m, k] * D[k, n]"
 SUM = "s[] +=! x[i]"
 SOFTMAX = "m[i] >=! x[i, j]\ns[i] +=! exp(x[i, j] - m[i])\ny[i, j] = exp(x[i, j] - m[i]) / s[i]"
 H200 = "nvidia-h200-sxm"

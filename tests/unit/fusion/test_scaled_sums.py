@@ -130,6 +130,28 @@ def test_divisors_that_do_not_vary_along_a_sum_divide_it(dtype: DType) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
 
 
+GUARDED = "a[m, k].when([k != m], 0.0).cast(float32) / sa[m, 0] * b[n, k].cast(float32)"
+CAST = "(a[m, k] - a[m, 0]).cast(float16).cast(float32) / sa[m, 0] * b[n, k].cast(float32)"  # the program rounds
+
+
+@pytest.mark.parametrize("body", [GUARDED, CAST])
+def test_what_has_the_range_of_its_type_is_divided_after_the_sum(body: str) -> None:
+    compute = program(f"y[m, n]: float32 +=! {body}", 5, 7, 96, 96, DType.FLOAT16)
+    assert len(merge_scaled_sums(compute.statements, {"y"})) == 2
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("scaled", ["/ sa[m, 0]", "* sa[m, 0]"])
+def test_differences_beyond_the_range_of_halves_are_scaled_in_the_sum(scaled: str) -> None:
+    text = f"y[m, n]: float32 +=! (a[m, k] - a[m, 0]).cast(float32) {scaled} * b[n, k].cast(float32)"
+    arrays = {"a": np.full((16, 32), -60000, np.float16), "b": np.ones((16, 32), np.float16)}
+    arrays |= {"sa": np.full((16, 1), 4.0 if scaled[0] == "/" else 0.25, np.float32)}
+    arrays["a"][:, 0] = 60000
+    inputs = {name: (str(each.dtype), each.shape) for name, each in arrays.items()}
+    kernel = roller_svc.compile(text, inputs, target=A100, select="model", top_k=1, runtime="emulator")
+    np.testing.assert_array_equal(kernel.run(arrays)["y"], np.full((16, 16), -30000.0 * 31))
+
+
 def test_an_inverse_that_is_stated_multiplies_the_sum() -> None:
     compute = program("y[m, n]: float32 +=! a[m, k] * (1.0 / sa[m, 0]) * b[n, k]", 5, 7, 96, 96, DType.FLOAT16)
     _, scaled = merge_scaled_sums(compute.statements, {"y"})
@@ -153,6 +175,8 @@ def test_what_divides_a_sum_of_one_sign_divides_its_terms(scale: float) -> None:
         (DIVIDED, DType.FLOAT32),
         (DIVIDED, DType.BFLOAT16),
         ("y[m, n]: float32 +=! (a[m, k] / a[m, 0]).cast(float32) * b[n, k].cast(float32)", DType.FLOAT16),  # rounded
+        ("y[m, n]: float32 +=! (a[m, k] - a[m, 0]).cast(float32) / sa[m, 0] * b[n, k]", DType.FLOAT16),  # may exceed float16
+        ("y[m, n]: float32 +=! (a[m, k] - a[m, 0]).cast(float32) * sa[m, 0] * b[n, k]", DType.FLOAT16),
         ("y[m, n]: float32 +=! a[m, k].cast(float32) / s[k // 96] * b[n, k].cast(float32)", DType.FLOAT16),
     ],
 )

@@ -121,7 +121,8 @@ def test_an_aligned_dense_output_is_written_in_place() -> None:
     bound = bind(SIGNATURE, arrays(), {"C": target})
     assert address(bound.memory["c"]) == address(target)
     assert bound.copies == ()
-    assert bound.copy_back()["C"] is target
+    bound.copy_back()
+    assert bound.results()["C"] is target
 
 
 @pytest.mark.parametrize("kind", ["strided", "overlaps an input", "is an input"])
@@ -137,7 +138,8 @@ def test_other_outputs_are_copied_to_at_the_end(kind: str) -> None:
     assert not np.may_share_memory(bound.memory["c"], target)
     bound.memory["c"][...] = 7
     assert not (given["A"] == 7).any()
-    assert bound.copy_back()["C"] is target
+    bound.copy_back()
+    assert bound.results()["C"] is target
     assert (target == 7).all()
 
 
@@ -146,6 +148,13 @@ def test_two_outputs_never_share_memory() -> None:
     target = aligned_empty((4, 6), np.dtype(np.float32))
     memory = bind(signature, {}, {"C": target, "D": target}).memory
     assert not np.may_share_memory(memory["c"], memory["d"])
+
+
+@pytest.mark.parametrize("given", [(), ("C",), ("D",), ("D", "C")], ids=str)
+def test_results_have_the_order_of_the_kernels_outputs(given: tuple[str, ...]) -> None:
+    signature = (tensor("C", "c", Role.OUTPUT), tensor("D", "d", Role.OUTPUT))
+    for memory in (np.zeros((4, 6), np.float32), np.zeros((6, 4), np.float32).T):
+        assert list(bind(signature, {}, {name: memory.copy("K") for name in given}).results()) == ["C", "D"]
 
 
 def test_a_scatter_target_is_an_input_and_an_output() -> None:

@@ -253,6 +253,32 @@ def test_given_outputs_are_written_whatever_memory_they_share() -> None:
     check(("s", 24), ("d", 8))  # beside x and w
 
 
+@pytest.mark.parametrize("kind", ["strided", "overlaps an input", "is an input"])
+def test_each_bound_call_writes_given_outputs_that_the_kernel_cannot_write_in_place(adder: CpuModule, kind: str) -> None:
+    base = np.zeros((5, 6), np.float32)
+    a = base[:4]
+    target = {"strided": np.zeros((4, 12), np.float32)[:, ::2], "overlaps an input": base[1:], "is an input": a}[kind]
+    call = adder.bind({"A": a, "B": np.ones((4, 6), np.float32)}, {"C": target})
+    for _ in range(2):
+        expected = a + 1
+        call()
+        np.testing.assert_array_equal(target, expected)
+    assert call.results()["C"] is target
+    np.testing.assert_array_equal(target, expected)
+
+
+def test_a_bound_call_that_raises_leaves_outputs_that_would_be_copied() -> None:
+    kernel = roller_svc.compile("y[i] = x[j[i]]", {"x": ("float32", (4,)), "j": ("int32", (3,))}, select="model")
+    j, y = np.array([0, 9, 1], np.int32), np.full((3, 2), 7, np.float32)[:, 0]
+    call = kernel.bind({"x": np.arange(4, dtype=np.float32), "j": j}, {"y": y})
+    with pytest.raises(IndexRangeError):
+        call()
+    assert y.tolist() == [7, 7, 7]
+    j[1] = 3
+    call()
+    assert y.tolist() == [0, 3, 1]
+
+
 def test_outputs_that_do_not_fit_are_refused(adder: CpuModule) -> None:
     given = {"A": np.ones((4, 6), np.float32), "B": np.ones((4, 6), np.float32)}
     read_only = np.ones((4, 6), np.float32)

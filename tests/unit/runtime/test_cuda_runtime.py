@@ -160,6 +160,7 @@ def test_out_is_written_and_returned(cupy: FakeCupy, kind: str) -> None:
     }[kind]
     call = CudaModule(COMPILED).bind({"A": a}, {"C": target})
     call()
+    assert np.array_equal(target.numpy, 2 * floats())
     assert call.results()["C"] is target
     assert np.array_equal(target.numpy, 2 * floats())
 

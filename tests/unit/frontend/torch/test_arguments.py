@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 import roller_svc
-from roller_svc.errors import ArgumentError
+from roller_svc.errors import ArgumentError, IndexRangeError
 from roller_svc.frontend.torch.arguments import run_with_tensors, share_arrays
 from roller_svc.frontend.torch.tensors import DTYPES
 
@@ -97,6 +97,47 @@ def test_bound_kernels_tell_torch_of_each_write(tmp_path, monkeypatch):
     assert (results["grid"] is grid, results["y"] is y, (grid._version, y._version)) == (True, True, versions)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
+
+
+@pytest.mark.parametrize("call", ["run", "bind", "prepare"])
+@pytest.mark.parametrize("case", ["out", "index", "strided", "array"])
+def test_all_writes_of_a_call_are_told_to_torch(tmp_path, monkeypatch, call, case):
+    """A donated tensor is written where the result goes elsewhere, and where the call fails."""
+    monkeypatch.setenv("ROLLER_CACHE", str(tmp_path))
+    types = {"grid": ("float32", (4,)), "at": ("int64", (2,)), "x": ("float32", (2,))}
+    kernel = roller_svc.compile("grid[at[n]] +=. x[n]", types, donate=["grid"], constants=["x"], **FAST)
+    whole = torch.ones(8)
+    grid = whole[::2] if case == "strided" else whole[:4]
+    x, other = torch.ones(2), torch.zeros(4)
+    arguments = {"grid": grid.numpy() if case == "array" else grid, "at": torch.tensor([1, 9 if case == "index" else 3])}
+    out = None if case == "strided" else {"grid": other}
+    product = (grid * torch.ones(4, requires_grad=True)).sum()  # its gradient reads grid
+    versions = grid._version, other._version
+
+    def run():
+        if call == "prepare":
+            return kernel.prepare(x=x).run(arguments, out)
+        if call == "run":
+            return kernel.run(arguments | {"x": x}, out)
+        bound = kernel.bind(arguments | {"x": x}, out)
+        bound()
+        return bound.results()
+
+    if case == "index":
+        with pytest.raises(IndexRangeError):
+            run()
+    else:
+        result = run()["grid"]
+        assert (result.tolist(), result is other) == ([1, 2, 1, 2], out is not None)
+    is_written = case in ("out", "index")
+    assert (grid._version > versions[0], other._version > versions[1]) == (is_written, out is not None)
+    if is_written:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+    else:
+        product.backward()
+    if case == "strided":
+        assert whole.tolist() == [1] * 8
 
 
 def test_bound_kernels_of_arrays_read_what_these_have(tmp_path, monkeypatch):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roller_svc.analysis.index_ranges import range_of
+from roller_svc.analysis.index_ranges import exists
 from roller_svc.families.common.gpu.matrix.tile import Fragment
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, Op, OpKind, axes_of, loads_of, rewrite
 from roller_svc.ir.group import AxisRole, KernelGroup
-from roller_svc.ir.program import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +34,9 @@ def weight_vectors(group: KernelGroup, attention: Attention) -> WeightVectors:
     )
     products = {load.tensor for load in attention.products}
     loads = [x for x in dict.fromkeys(loads_of(attention.score)) if x.tensor not in products]
-    loads = [x for x in loads if _exists(x, dict(group.inputs)[x.tensor], ranges)]
+    loads = [x for x in loads if exists(x, dict(group.inputs)[x.tensor].shape, ranges)]
     of_rows = tuple(x for x in loads if axes_of(x).isdisjoint(keys))
     return WeightVectors(of_rows, tuple(x for x in loads if x not in of_rows and axes_of(x).isdisjoint(rows)))
-
-
-def _exists(load: Load, tensor: TensorType, ranges: Mapping[str, tuple[int, int]]) -> bool:
-    """Return whether an index is within its tensor at all points."""
-    found = [range_of(index, ranges) for index in load.index]
-    return all(at is not None and at[0] >= 0 and at[1] < extent for at, extent in zip(found, tensor.shape, strict=True))
 
 
 def approximate_exponentials(score: Expr, dtype: DType) -> Expr:

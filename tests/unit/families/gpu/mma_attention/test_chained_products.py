@@ -42,14 +42,15 @@ def gradients(
     """Gradients of attention of 'batch heads queries keys features', from the log-sum-exp and the row sums of dO O."""
     b, h, m, n, d = map(int, sizes.split())
     head, e = "h" if group == 1 else f"h // {group}", values or d
-    weight = "exp(s[b,h,m,n] * 0.125 - l[b,h,m])" + (f".when([{mask}], 0.0)" if mask else "")
+    guard = f".when([{mask}], 0.0)" if mask else ""
+    weight = f"exp(s[b,h,m,n] * 0.125 - l[b,h,m]){guard}"
     of_key = "[b,h,m,n]" if group == 1 else f"[b,a*{group}+r,m,n]"
     row, end = ("h", "") if group == 1 else (f"a*{group}+r", f" where a in {h // group}, r in {group}")
     to = "h" if group == 1 else "a"
     text = (
         f"s[b,h,m,n] +=! q[b,h,m,d] * k[b,{head},n,d]; p[b,h,m,n] = {weight};"
         f"dv[b,{to},n,e] +=! p{of_key}.cast(`{dtype}`) * do[b,{row},m,e]{end}; dp[b,h,m,n] +=! do[b,h,m,e] * v[b,{head},n,e];"
-        "ds[b,h,m,n] = p[b,h,m,n] * (dp[b,h,m,n] - delta[b,h,m]) * 0.125;"
+        f"ds[b,h,m,n] = (p[b,h,m,n] * (dp[b,h,m,n] - delta[b,h,m]) * 0.125){guard};"
         f"dq[b,h,m,d] +=! ds[b,h,m,n].cast(`{dtype}`) * k[b,{head},n,d];"
         f"dk[b,{to},n,d] +=! ds{of_key}.cast(`{dtype}`) * q[b,{row},m,d]{end}"
     )
@@ -117,6 +118,27 @@ def test_other_programs(old: str, new: str, outputs: tuple[str, ...] | None) -> 
     assert (kinds((text, inputs, outputs or ("y",))) == ["attention"]) is is_fused
 
 
+MOVED = (  # reads of a product
+    "s[i, j+1].when([j+1 < 70], 1.0)",
+    "s[i, j-1].when([j > 0], 0.0)",
+    "s[i+1, j].when([i+1 < 70], 1.0)",
+    "s[i, j*2].when([j*2 < 70], 0.0)",
+)
+
+
+@pytest.mark.parametrize("read", MOVED)
+def test_products_that_a_guard_keeps_inside_stay_kernels(read: str) -> None:
+    text = LINEAR[0].replace("s[i, j].when([j <= i], 0.0)", f"{read} where j in 70, i in 70")
+    assert kinds((text, LINEAR[1], ("y",))) == ["contraction", "contraction"]
+
+
+@pytest.mark.emulator
+def test_products_at_other_places_inside_are_read_there() -> None:
+    text = "s[i, j] +=! q[i, d] * k[j, d]; y[i, e] +=! s[i+1, j+2].when([j < i], 0.0) * v[j, e] where i in 69, j in 68"
+    inputs = LINEAR[1] | {"v": ("float16", 68, 64)}
+    judge((text, inputs, ("y",)))
+
+
 @pytest.mark.parametrize("features", [256, 272])
 def test_products_of_more_features_stay_kernels(features: int) -> None:
     inputs = LINEAR[1] | dict.fromkeys("qk", ("float16", 70, features))
@@ -135,6 +157,39 @@ def test_bounds_of_keys_hold_again_for_each_head_of_a_group(mask: str, uppers: i
     assert (bounds.period, len(bounds.uppers), len(bounds.lowers)) == (40, uppers, lowers)
     assert bounds.of_tiles(8) == bounds
     assert not bounds.of_tiles(16).lowers
+
+
+@pytest.mark.parametrize(
+    ("weight", "has_bounds"),
+    [
+        ("s[i, j].when([j <= i], 0.0)", True),
+        ("s[i, j].when([j <= i], 0.0).cast(`float16`)", True),
+        ("(s[i, j].when([j <= i], 0.0) * 0.5).cast(`float16`)", True),
+        ("(s[i, j].when([j <= i], 0.0) * r[i, j]).when([j <= i], 0.0)", True),
+        ("s[i, j].when([j <= i], 1.0)", False),
+        ("s[i, j].when([j <= i], 0.0) * r[i, j]", False),  # r may be infinite where the guard fails
+        ("s[i, j].when([j <= i], 0.0) * g[i]", False),
+        ("s[i, j].when([j <= i], 0.0) * const(`inf`, `float16`)", False),
+        ("(s[i, j] * where(j <= i, 1.0, 0.0)).cast(`float16`)", False),
+    ],
+)
+def test_a_guard_bounds_keys_if_weights_are_0_elsewhere(weight: str, has_bounds: bool) -> None:
+    more = {"r": ("float16", 70, 70), "g": ("float16", 70)}
+    inputs = LINEAR[1] | {name: type_ for name, type_ in more.items() if f"{name}[" in weight}
+    (group,) = partition(program((LINEAR[0].replace("s[i, j].when([j <= i], 0.0)", weight), inputs, ("y",))), AMPERE)
+    assert group.attention is not None
+    assert bool(key_bounds(group).uppers) is has_bounds
+
+
+@pytest.mark.emulator
+def test_an_infinite_factor_of_a_masked_weight_makes_nan() -> None:
+    text = LINEAR[0].replace("w[i, j] = s[i, j].when([j <= i], 0.0)", "w[i, j] = s[i, j].when([j <= i], 0.0) * r[i, j]")
+    compute, source = kernel((text, LINEAR[1] | {"r": ("float16", 70, 70)}, ("y",)), AMPERE, 16)
+    arrays = arrays_of(compute)
+    arrays["r"][5, 69] = math.inf
+    got = load_emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays)["y"]
+    assert np.isnan(got[5]).all()
+    assert np.isfinite(np.delete(got, 5, axis=0)).all()
 
 
 # the kernel -----------------------------------------------------------------------------------------------------------
