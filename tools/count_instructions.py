@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from roller_svc.analysis.instruction_counts import ARCH, TYPES
 from roller_svc.codegen.buffer_ref import BufferRef
-from roller_svc.codegen.cuda.function import Function, preamble
+from roller_svc.codegen.cuda.function import preamble
 from roller_svc.codegen.dialect import CUDA
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Scalar
@@ -42,7 +42,7 @@ def kernel(kind: OpKind, dtype: DType, count: int) -> KernelSource | None:
             lines.append(f"  c[{i}] = {scalar.value(Op(kind, operands, result))};")
         except InvariantError:
             return None
-    text = preamble((Function("", tuple(scalar.helpers), 1, 32, 0),), ARCH)
+    text = preamble(scalar.helpers, ARCH)
     type_ = CUDA.value_type(stored)
     head = f'extern "C" __global__ void one(const {type_} *__restrict__ a, const {type_} *__restrict__ b, '
     text += f"{head}{CUDA.value_type(result)} *__restrict__ c) {{\n" + "\n".join(lines) + "\n}\n"

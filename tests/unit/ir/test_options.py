@@ -48,7 +48,7 @@ SIGNATURES = [
         "target": "local", "outputs": None, "hardware": None, "cache": True, "name": None, "runtime": "auto", "family": None,
         "tiles": None, "constants": (), "donate": (), "strict": False,
     }),
-    (roller_svc.compile_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "name": None}),
+    (roller_svc.compile_model, SEARCH | {"plan": "auto", "runtime": "auto", "dims": None, "constants": None, "name": None}),
     (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "name": None}),
     (roller_svc.estimate, {"allow_tf32": False, "donate": (), "strict": False}),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from roller_svc.ir.program import TensorType
 from roller_svc.verify.lint_reports import half_contractions
 
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
-LINEAR = "C[m, n] +=! A[m, k] * B[n, k]\nD[m, n] = C[m, n] * 2\nE[m, o] +=! D[m, n] * B[o, n]"
+LINEAR = "C[m, n] +=! A[m, k] * B[n, k]\nE[m, o] +=! A[m, n] * B[o, n] * 2"
 
 
 def groups_of(expression: str, dtype: DType, **shapes: tuple[int, ...]) -> tuple[KernelGroup, ...]:
