@@ -42,7 +42,7 @@ class _Extents:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where a tensor has the dimension: element p of the axis has index p // unit % n in it."""
+    """A place of the dimension in a tensor: element p of the axis has index p // unit % n in it."""
 
     axis: int
     unit: int

@@ -43,7 +43,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Probabilities that are the score itself, an elementwise value of one or two products: there is no softmax."""
+    """Probabilities that are the score itself, an elementwise value of one or two products, without softmax."""
 
     second: Scores | None = None
     cond: Expr | None = None  # they are 0 where it fails

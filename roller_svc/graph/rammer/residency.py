@@ -1,4 +1,4 @@
-"""How many vEUs of a cooperative kernel are on a device at once."""
+"""Count the vEUs of a cooperative kernel that are on a device at once."""
 
 from __future__ import annotations
 
