@@ -180,7 +180,8 @@ def _is_of_its_type(value: Expr) -> bool:
         case Cast(arg=arg, dtype=dtype, implicit=False):
             return dtype.is_narrow_float or _is_of_its_type(arg)
         case Cast(arg=arg, dtype=dtype):
-            return can_represent_all(dtype, value_dtype(arg)) and _is_of_its_type(arg)
+            inner = value_dtype(arg)
+            return (inner is None or can_represent_all(dtype, inner)) and _is_of_its_type(arg)
         case Select(then=then, otherwise=otherwise):
             return _is_of_its_type(then) and _is_of_its_type(otherwise)
         case _:
