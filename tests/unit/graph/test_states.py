@@ -444,3 +444,45 @@ def test_a_result_that_is_the_old_value_keeps_it() -> None:
     want = cache.reshape(COLUMNS, ROWS).copy()
     results = model.run({"x": numbers(1, COLUMNS, seed=1), "p": np.array([1], np.int32)}, states={"k": cache})
     np.testing.assert_array_equal(results["before"], want)
+
+
+SEQUENCES, PAGES, PAGE, SHARED, FEATURES = 2, 3, 4, 1, 8
+
+
+def paged() -> dict[str, Any]:
+    """Return a decode step: new keys and values go to the slots of their tokens, and queries read pages up to a length."""
+    write = "T[s[t] // 4, s[t] % 4, h, d] = x[t, h, d] where t in 2"
+    cache, row = tensor(SEQUENCES * PAGES, PAGE, SHARED, FEATURES), tensor(SEQUENCES, SHARED, FEATURES)
+    nodes = [
+        node("keys", write, updates="k", T="k", s="slots", x="new_k"),
+        node("values", write, updates="v", T="v", s="slots", x="new_v"),
+        call("mixed", "paged_attention", "q", "k", "v", "pages", "lengths"),
+    ]
+    inputs = {"q": tensor(SEQUENCES, 2, FEATURES), "new_k": row, "new_v": row, "slots": tensor(SEQUENCES, dtype="int32")}
+    inputs |= {"pages": tensor(SEQUENCES, PAGES, dtype="int32"), "lengths": tensor(SEQUENCES, dtype="int32")}
+    return with_states(inputs, {"k": cache, "v": cache}, nodes, "mixed")
+
+
+GPU = ("nvidia-a100-sxm-80gb", {"threads": None, "runtime": "emulator"})
+
+
+@pytest.mark.parametrize(("target", "options"), [("local", {}), pytest.param(*GPU, marks=[pytest.mark.slow, pytest.mark.emulator])])
+def test_a_paged_cache_grows_by_a_row_a_call(target: str, options: dict[str, Any]) -> None:
+    model, rng = compiled(paged(), target, **options), np.random.default_rng(3)
+    assert copies(model) == []
+    pages = rng.permutation(SEQUENCES * PAGES).reshape(SEQUENCES, PAGES).astype(np.int32)
+    states = {name: np.zeros((SEQUENCES * PAGES, PAGE, SHARED, FEATURES), np.float32) for name in "kv"}
+    rows: dict[str, list[Any]] = {"k": [], "v": []}
+    for number in range(PAGE + 2):
+        new = {name: rng.standard_normal((SEQUENCES, SHARED, FEATURES)).astype(np.float32) for name in "kv"}
+        query = rng.standard_normal((SEQUENCES, 2, FEATURES)).astype(np.float32)
+        slots = pages[:, number // PAGE] * PAGE + number % PAGE
+        inputs = {"q": query, "new_k": new["k"], "new_v": new["v"], "slots": slots, "pages": pages}
+        inputs["lengths"] = np.full(SEQUENCES, number + 1, np.int32)
+        mixed = model.run(inputs, states=states)["mixed"]
+        for name in "kv":
+            rows[name].append(new[name][:, 0])
+        keys, values = (np.stack(rows[name], 1) for name in "kv")
+        weights = np.exp(np.einsum("shd,snd->shn", query, keys) / np.sqrt(FEATURES))
+        want = np.einsum("shn,snd->shd", weights / weights.sum(-1, keepdims=True), values)
+        np.testing.assert_allclose(mixed, want, rtol=2e-4, atol=2e-5)
