@@ -17,12 +17,12 @@ class Layer(nn.Module):
         self.qkv = nn.Linear(width, (heads + 2 * shared) * self.features, bias=False)
         self.out = nn.Linear(width, width, bias=False)
         self.gate, self.up, self.down = (nn.Linear(*ends, bias=False) for ends in 2 * [(width, hidden)] + [(hidden, width)])
-        self.norms = nn.ModuleList(nn.RMSNorm(width, 1e-5) for _ in range(2))
+        self.first_norm, self.second_norm = (nn.RMSNorm(width, 1e-5) for _ in range(2))
         for name in ("keys", "values"):  # written at the tokens' positions: states of the compiled models
             self.register_buffer(name, torch.zeros(shared, keys, self.features))
 
     def forward(self, x, positions, rotate, visible):
-        rows = self.qkv(self.norms[0](x)).view(len(x), -1, self.features).transpose(0, 1)
+        rows = self.qkv(self.first_norm(x)).view(len(x), -1, self.features).transpose(0, 1)
         q, k, v = rows.split([self.heads, self.shared, self.shared])
         self.keys[:, positions] = rotate(k)
         self.values[:, positions] = v
@@ -31,7 +31,7 @@ class Layer(nn.Module):
         weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
         mixed = (weights.view(self.shared, -1, weights.shape[-1]) @ self.values).view(self.heads, len(x), self.features)
         x = x + self.out(mixed.transpose(0, 1).reshape(len(x), -1))
-        y = self.norms[1](x)
+        y = self.second_norm(x)
         return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
 
 

@@ -87,6 +87,14 @@ def test_the_python_example_prints_what_is_shown(tmp_path: Path, monkeypatch: py
     assert re.findall(r"^\d+\. `(\w+)`", section, re.MULTILINE) == re.findall(r"'(\w+)'", shown)
 
 
+def test_the_example_of_states_prints_what_is_shown() -> None:
+    code, shown = re.findall(r"^```(?:python)?\n(.*?)^```$", PAGE.split("\n### States\n")[1], re.MULTILINE | re.DOTALL)[:2]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {"np": np, "roller_svc": roller_svc})
+    assert printed.getvalue() == shown
+
+
 @pytest.mark.needs("gcc")
 def test_the_c_example_runs_a_saved_model(tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)

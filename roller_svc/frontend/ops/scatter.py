@@ -65,6 +65,6 @@ OPERATORS = (
         "`x` with elements or slices replaced by `updates`; the last dimension of `indices` holds their indices.",
         ("x", "indices", "updates"),
         _scatter_nd,
-        (integers("axes", None, "the dimensions that are indexed; the first ones by default"), _REDUCTION, NEGATIVE),
+        (integers("axes", None, "the dimensions that are indexed; by default the first ones"), _REDUCTION, NEGATIVE),
     ),
 )

@@ -41,9 +41,9 @@ def bind_call(
     if states:
         _check_states(states, buffers, arrays, out or {}, library)
     binding = bind(buffers, arrays, out, library)
-    held = [binding.memory[state.symbol] for state in states]
+    updated = [binding.memory[state.symbol] for state in states]
     for target, memory in binding.copies:
-        if any(memory is each for each in held):
+        if any(memory is each for each in updated):
             library.copy_into(memory, target)
     return binding
 
