@@ -48,8 +48,8 @@ SIGNATURES = [
         "target": "local", "outputs": None, "hardware": None, "cache": True, "name": None, "runtime": "auto", "family": None,
         "tiles": None, "constants": (), "donate": (), "strict": False,
     }),
-    (roller_svc.compile_model, SEARCH | {"plan": "auto", "runtime": "auto", "dims": None, "constants": None, "name": None}),
-    (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "name": None}),
+    (roller_svc.compile_model, SEARCH | {"plan": "auto", "runtime": "auto", "dims": None, "constants": None, "states": None, "name": None}),
+    (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "states": None, "name": None}),
     (roller_svc.estimate, {"allow_tf32": False, "donate": (), "strict": False}),
 ]  # fmt: skip
 
@@ -104,7 +104,7 @@ def test_defaults_are_the_same_everywhere() -> None:
 
 
 def test_the_service_takes_the_options_of_the_records() -> None:
-    own = {"threads", "plan", "dims", "constants", "inputs"}
+    own = {"threads", "plan", "dims", "constants", "inputs", "states"}
     assert CompileOptions.model_fields.keys() == options_of(KernelOptions).keys()
     assert GraphOptions.model_fields.keys() - own == options_of(NamedOptions).keys()
     assert EstimateRequest.model_fields.keys() - {"items", "targets", "top_k"} == options_of(EstimateOptions).keys()
