@@ -49,6 +49,7 @@ from roller_svc.graph.load import load_graph, prepare_source
 from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
+from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.kernels import Tuning
 from roller_svc.hardware.catalog import restrict_cores
@@ -204,6 +205,7 @@ class Model:
         self.report: dict[str, Any] = dict(report)
         self.inputs = _infos(variants[0].plan.inputs)
         self.outputs = _infos(variants[0].plan.outputs)
+        self.states = _infos(variants[0].plan.states)
         self.buckets: tuple[dict[str, int], ...] = tuple(dict(variant.dims) for variant in variants)
         self.estimate = _estimate(variants[0], kernels, self.report)
         self.tuning = tuning
@@ -214,11 +216,34 @@ class Model:
             raise ArgumentError("arrays must be keyword arguments: model(x=array)", code="unknown-argument")
         return self.run(arrays, out)
 
-    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """Run the model on arrays by name, including names that are not Python identifiers."""
+    def run(
+        self,
+        arrays: Mapping[str, object],
+        out: Mapping[str, object] | None = None,
+        states: Mapping[str, object] | None = None,
+    ) -> dict[str, Any]:
+        """Run the model on arrays by name, including names that are not Python identifiers.
+
+        The arrays of `states` have the values before the call, which updates them. If it fails, parts of them may be new.
+        """
         _check_mapping("arrays", arrays)
         if out is not None:
             _check_mapping("out", out)
+        if not self.states and states is None:
+            return self._run_at(arrays, out)
+        results = self._run_at(arrays, self._with_states(out, states))
+        return {info.name: results[info.name] for info in self.outputs}
+
+    def _with_states(self, out: Mapping[str, object] | None, states: Mapping[str, object] | None) -> dict[str, object]:
+        """Return all arrays that a call writes. Raises ArgumentError for states that are missing or unknown."""
+        given = {} if states is None else states
+        _check_mapping("states", given)
+        check_names("state", [info.name for info in self.states], given, complete=True)
+        written = {} if out is None else out
+        check_names("output", [info.name for info in self.outputs], written, complete=False)
+        return {**written, **given}
+
+    def _run_at(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         results = None if self._run_plain is None else self._run_plain(arrays, out)  # without a look for tensors
         if results is not None:
             return results
@@ -251,17 +276,18 @@ class Model:
         check_dtypes(arrays, variant.plan.inputs)
         return {name: padding.pad(arrays[name], type_.shape) for name, type_ in variant.plan.inputs}
 
-    def profile(self, inputs: Mapping[str, object]) -> Profile:
+    def profile(self, inputs: Mapping[str, object], states: Mapping[str, object] | None = None) -> Profile:
         """Run the model once and return its steps with their times, in seconds since the first began."""
         _check_mapping("inputs", inputs)
         inputs = share_arrays("input", inputs)
+        written = share_arrays("state", self._with_states(None, states), written=True)
         variant, padded = self._padded(inputs)
         if padded is not None:
             inputs = self._pad(inputs, variant, padded[0])
         digests = [self._kernel_bundles[position].digest for position in variant.kernels]
         return Profile(
             ProfiledStep(step.node, digests[step.kernel] if isinstance(step, KernelStep) else "copy", start, end, veu)
-            for step, start, end, veu in sorted(variant.loaded.profile(inputs), key=lambda moment: moment.start_s)
+            for step, start, end, veu in sorted(variant.loaded.profile(inputs, written), key=lambda moment: moment.start_s)
         )
 
     @property
@@ -367,7 +393,7 @@ class Model:
         )
 
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{each.name}: {each.dtype}{list(each.shape)}" for each in self.inputs)
+        inputs = ", ".join(f"{each.name}: {each.dtype}{list(each.shape)}" for each in (*self.inputs, *self.states))
         return f"<roller_svc.Model {self.digest[:19]} for {self.target}: {inputs}>"
 
 
@@ -384,6 +410,7 @@ def compile_model(
     runtime: str = "auto",
     dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
+    states: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
     **options: Unpack[NamedArguments],
 ) -> Model:
@@ -409,6 +436,8 @@ def compile_model(
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
             names of its torch.export.Dim; their own ranges hold if none are given.
         constants: values of inputs of an ONNX model, as {"sr": 16000}. The compiled model does not have these inputs.
+        states: inputs that calls update in place, each with the output that is its new value; a `*` in both stands for any
+            text, as {"past_*": "present_*"}. They are states of the model, by the names of the inputs.
         progress: called with a stage, the number of its parts that are done, and the number of all.
         options: the fields of NamedOptions, for each kernel and the name of the model.
 
@@ -423,13 +452,14 @@ def compile_model(
         check_emulable(devices.load(target_id))
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
+    _check_states(states)
     cache, weights = KernelCache(settings().cache_folder), Weights()
     clock = StageTimer()
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
 
     def load(extents: Mapping[str, int]) -> Graph:
-        return load_graph(source, weights, types, extents, constants)
+        return pair_states(load_graph(source, weights, types, extents, constants), states)
 
     graphs = [load(extents) for extents in buckets]
     padding, not_padded = _padding(buckets, graphs, dims or {}, load, weights)
@@ -453,6 +483,7 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     plan: str | Mapping[str, Any] = "auto",
     dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
+    states: Mapping[str, str] | None = None,
     **options: Unpack[NamedArguments],
 ) -> dict[str, Any]:
     """Estimate a model by the performance model, without a compiler; for the first of several buckets.
@@ -466,10 +497,11 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     chosen = _options(target_id, threads, plan, checked)
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
+    _check_states(states)
     weights = Weights()
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
-    graph = load_graph(source, weights, types, buckets[0], constants)
+    graph = pair_states(load_graph(source, weights, types, buckets[0], constants), states)
     estimate = estimate_graph(graph, weights, chosen)
     return {
         "target": chosen.hardware.id,
@@ -649,6 +681,8 @@ def _axes_of(
     The bucket is compared with the largest other one, and with an extent that is padded to it. Buckets alone may all have
     a property that other extents lack: powers of two are even.
     """
+    if graph.states:
+        raise PaddingError("the model has states, which padding would update too")
     extent = extents[name]
     distant = max((each for each in others if LEAST_COMPARED <= each != extent), default=None)
     if extent < LEAST_COMPARED or (distant is None and extent == LEAST_COMPARED and 1 in others):
@@ -673,6 +707,15 @@ def _check_constants(constants: object) -> None:
             f"constants must map names of inputs to values, got {short_repr(constants)}",
             code="invalid-option",
             hint='constants={"sr": 16000}',
+        )
+
+
+def _check_states(states: object) -> None:
+    if states is not None and not isinstance(states, Mapping):
+        raise ArgumentError(
+            f"states must map inputs to outputs, got {short_repr(states)}",
+            code="invalid-option",
+            hint='states={"past_*": "present_*"}',
         )
 
 

@@ -286,6 +286,7 @@ def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
         each.outputs,
         options.hardware,
         constants=each.constants,
+        donate=each.donated,
         **search,
     )
 

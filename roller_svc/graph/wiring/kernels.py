@@ -21,7 +21,7 @@ from roller_svc.compiler.autotune import link_alone
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import compile_candidates, select_candidate
 from roller_svc.errors import IndexRangeError, require
-from roller_svc.graph.inputs import random_arrays
+from roller_svc.graph.choose import Sample, draw_sample
 from roller_svc.graph.wiring.explore import Choices, Profiles, explore
 from roller_svc.graph.wiring.index import Origin, ProfileIndex
 from roller_svc.graph.wiring.tree import Node, Variable
@@ -93,9 +93,9 @@ def tune_kernels(
         for name, (number, kernels) in choices.items()
     )
     tree = Node("parallel", tuple(variables))
-    inputs = random_arrays((name, t.dtype.value, t.shape) for name, t in plan.inputs)
+    sample = draw_sample(plan)
     try:
-        expected = load(fastest).run(inputs)
+        expected = _run_once(load(fastest), sample)
     except IndexRangeError:  # random indices do not fit: nothing can be measured
         return list(fastest), Tuning(tree, {}, 0, 1.0, ())
     history: list[Trial] = []
@@ -112,9 +112,9 @@ def tune_kernels(
 
     def measure(chosen: Choices) -> dict[str, float]:
         model = load(assign(chosen))
-        if not _agree(model.run(inputs), expected):
+        if not _agree(_run_once(model, sample), expected):
             return {}
-        by_kernel = _measure_kernels(model, inputs)
+        by_kernel = _measure_kernels(model, sample)
         seconds = {name: by_kernel[choices[name][0]] for name in chosen}
         history.append(Trial(digests(chosen), seconds))
         return seconds
@@ -124,7 +124,7 @@ def tune_kernels(
         best = explore(tree, measure, budget_trials=budget_trials, index=index)
         tuned, trials, gain = assign(best), best.trials, 1.0
         if tuned != list(fastest):  # whole calls decide: kernels that are the fastest themselves may slow others down
-            gain, calls = _find_gain(digests(best), lambda: [load(fastest), load(tuned)], inputs, index)
+            gain, calls = _find_gain(digests(best), lambda: [load(fastest), load(tuned)], sample, index)
             trials += calls
     if gain < MIN_GAIN:
         return list(fastest), Tuning(tree, digests(dict.fromkeys(choices, 0)), trials, 1.0, tuple(history))
@@ -164,7 +164,7 @@ def _find_origin(plan: ModelPlan, request: BuildRequest) -> Origin:
 
 
 def _find_gain(
-    chosen: Mapping[str, str], load_both: Callable[[], Sequence[CpuModel]], inputs: Mapping[str, Array], index: Profiles
+    chosen: Mapping[str, str], load_both: Callable[[], Sequence[CpuModel]], sample: Sample, index: Profiles
 ) -> tuple[float, int]:
     """Return the seconds of a call by the kernels chosen alone over those by others, and how many were measured."""
     calls = Variable("calls", "kernel", ("alone", json.dumps(chosen, sort_keys=True)))
@@ -172,10 +172,15 @@ def _find_gain(
     seconds = [value for value in known if value is not None]
     if len(seconds) == len(known):
         return seconds[0] / seconds[1], 0
-    seconds = _measure_calls(load_both(), inputs)
+    seconds = _measure_calls(load_both(), sample)
     for choice, value in enumerate(seconds):
         index.record(calls, choice, {}, value)
     return seconds[0] / seconds[1], len(seconds)
+
+
+def _run_once(model: CpuModel, sample: Sample) -> dict[str, Array]:
+    """Return the results of a call, with states as the sample has them."""
+    return model.run(sample.inputs, {name: array.copy() for name, array in sample.states.items()})
 
 
 def _agree(results: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
@@ -187,7 +192,7 @@ def _agree(results: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
     )
 
 
-def _measure_kernels(model: CpuModel, inputs: Mapping[str, Array]) -> list[float]:
+def _measure_kernels(model: CpuModel, sample: Sample) -> list[float]:
     """Return the seconds of each kernel in a call: the least sum over its launches."""
     least = [math.inf] * len(model.plan.kernels)
     end = time.perf_counter() + CALLS_S
@@ -195,20 +200,20 @@ def _measure_kernels(model: CpuModel, inputs: Mapping[str, Array]) -> list[float
         if number > 1 and time.perf_counter() > end:
             break
         seconds = [0.0] * len(least)
-        for moment in model.profile(inputs):
+        for moment in model.profile(*sample):
             if isinstance(moment.step, KernelStep):
                 seconds[moment.step.kernel] += moment.end_s - moment.start_s
         least = [min(a, b) for a, b in zip(least, seconds, strict=True)]
     return least
 
 
-def _measure_calls(models: Sequence[CpuModel], inputs: Mapping[str, Array]) -> list[float]:
+def _measure_calls(models: Sequence[CpuModel], sample: Sample) -> list[float]:
     """Return the least seconds of a call of each model, in turns."""
     least = [math.inf] * len(models)
     for _ in range(ROUNDS):
         for number, model in enumerate(models):
             for _ in range(CALLS_OF_ROUND):
                 start = time.perf_counter()
-                model.run(inputs)
+                model.run(*sample)
                 least[number] = min(least[number], time.perf_counter() - start)
     return least

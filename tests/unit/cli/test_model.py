@@ -153,6 +153,20 @@ def test_a_constant_chooses_the_branch(capsys: pytest.CaptureFixture[str], tmp_p
         assert (code, facts["outputs"][0]["max_abs"] if facts else err) == (0, largest)
 
 
+def test_a_state_is_updated_and_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["past_0", "x"], ["present_0"]), helper.make_node("Neg", ["present_0"], ["y"])]
+    file, array = str(tmp_path / "sum.onnx"), tmp_path / "past.npy"
+    onnx.save(model(nodes, {"past_0": (4,), "x": (4,)}, {"present_0": (4,), "y": (4,)}), file)
+    np.save(array, np.full(4, 3e6, np.float32))
+    words = (*QUICK, "--state", "past_*=present_*", "--input", f"past_0=@{array}", "--check")
+    code, facts, err = run(capsys, "run", file, *words, "--json")
+    assert code == 0, err
+    assert [(each["name"], round(each["max_abs"] / 1e6)) for each in facts["outputs"]] == [("y", 3), ("past_0", 3)]
+    code, facts, _ = run(capsys, "compile", file, *QUICK, "--state", "past_0=present_0", "--json")
+    assert facts["states"] == [{"name": "past_0", "dtype": "float32", "shape": [4]}]
+    assert facts["outputs"] == [{"name": "y", "dtype": "float32", "shape": [4]}]
+
+
 def test_a_type_that_is_open_is_asked_for_in_words_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     onnx.save(model(nodes, {"x": ("batch", None, 3)}, {"y": None}), tmp_path / "open.onnx")
