@@ -91,12 +91,12 @@ def _check(
     predecessors: Sequence[Sequence[int]],
     plan: VDevicePlan,
 ) -> None:
-    check_plan(plan)
+    clocks = check_plan(plan)
     if tuple(each.function.tasks for each in operators) != plan.num_tasks:
         raise InvariantError("the plan's rTasks are not those of its rOperators")
     if any(not isinstance(each, Execute | WaitEvent) for program in plan.programs for each in program):
         raise InvariantError("a plan for GPUs orders rTasks by events, got barriers")
-    order = HappensBefore(plan)
+    order = HappensBefore(plan, clocks)
     for operator, before in enumerate(predecessors):
         for each in before:
             if not order.before(each, operator):
