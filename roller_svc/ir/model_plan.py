@@ -140,6 +140,8 @@ class ModelPlan:
     tensor_bytes: Bytes  # of all tensors between nodes, if each had memory of its own
     num_slots: Annotated[int, Limit(FIRST_INPUT, MAX_STEPS)]
     lowering: Annotated[Name, OMIT_DEFAULT] = ""  # of a GPU: how a call runs the steps, of graph/lowerings/
+    # a call without cooperative launches, for a device that holds fewer blocks at once: as a CUDA graph
+    fallback: Annotated[tuple[Step, ...], OMIT_DEFAULT] = ()
 
 
 def iter_steps(steps: tuple[Step, ...]) -> Iterator[Step]:
