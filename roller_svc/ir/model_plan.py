@@ -16,6 +16,7 @@ from roller_svc.ir.vdevice import VDevicePlan
 
 # Slots that every model has, before those of its inputs, of its outputs and of loops. A slot is a pointer.
 WEIGHTS, PACKED, ARENA, FIRST_INPUT = range(4)
+AS_GRAPH = "graph"  # the lowering whose calls launch a CUDA graph of the steps
 MAX_BYTES = 1 << 46
 MAX_STEPS = 1 << 20
 
