@@ -319,15 +319,10 @@ class Model:
 
         Args:
             folder: the directory, which need not exist.
-            launcher: also write launch.py, for callers that have some of ctypes and torch.
+            launcher: also write launch.py, for callers that have some of ctypes and torch. A model for an NVIDIA device has
+                "cpp" alone: model.h, model_host.c and plan.bin, a program for the CUDA driver.
         """
         launchers = [launcher] if isinstance(launcher, str) else list(launcher)
-        if launchers and not self._variants[0].binary:
-            raise ArgumentError(
-                f"launchers of models are for CPUs, and {self.target} is a GPU",
-                code="unknown-launcher",
-                hint="roller_svc.load_model runs the saved model; each of its kernels can be saved with a launcher",
-            )
         variants = tuple(
             VariantBundle(
                 each.dims, each.name, each.plan, each.kernels, each.binary,

@@ -336,7 +336,10 @@ def _build_kernels(
 
 def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | None:
     fastest = cache.load(request)
-    return None if fastest is None else _ClassKernels(fastest, cache.load_efficient(request))
+    if fastest is None:
+        return None
+    is_cpu = fastest.compiled.source.language is Language.C
+    return _ClassKernels(fastest, cache.load_efficient(request) if is_cpu else None)
 
 
 def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: KernelCache) -> _ClassKernels:
