@@ -214,7 +214,7 @@ def _fuse(
             if statement.output in draft.written:
                 continue
             available = all(t not in written or t in done or t in draft.written for t in reads)
-            others = {t for s, names in others_pending if s is not statement for t in names} if available else set()
+            others = _read_by_others(others_pending, statement, draft) if available else set()
             is_attention = statement.output in attention
             grown = _try_fuse(draft, statement, types, hw, others) if available and not is_attention else None
             if grown is None:
@@ -225,6 +225,11 @@ def _fuse(
         done |= draft.written | draft.rows
         pending = remaining
     return drafts
+
+
+def _read_by_others(pending: Iterable[_Pending], statement: TensorExpr, draft: _FusionGroup) -> set[str]:
+    """Return the tensors that statements outside of a group with `statement` read."""
+    return {t for s, names in pending if s is not statement and s.output not in draft.written for t in names}
 
 
 def _first_to_place(
