@@ -95,6 +95,7 @@ class FusionOptions:
     scale_partial_sums: bool = False  # kernels of contractions scale sums of blocks of k in registers
     packed_constants: frozenset[str] = frozenset()  # whose products with few rows are contractions, too
     has_signed_bytes_only: bool = False  # matrix units take int8, but not uint8
+    allow_expanded_squares: bool = False  # of differences, whose sums then have an error relative to their terms
 
     @property
     def without_fusion(self) -> FusionOptions:
@@ -112,7 +113,12 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
     program = merge_equal_statements(program)
     inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
     statements = tuple(drop_unit_axes(s) for s in inlined)
-    statements = split_linear_sums(statements, program.types, has_signed_bytes_only=hw.has_signed_bytes_only)
+    statements = split_linear_sums(
+        statements,
+        program.types,
+        has_signed_bytes_only=hw.has_signed_bytes_only,
+        allow_expanded_squares=hw.allow_expanded_squares,
+    )
     if hw.scale_partial_sums:
         statements = merge_scaled_sums(statements, {o.tensor for o in program.outputs})
     if hw.col2im:
