@@ -10,10 +10,14 @@ import pytest
 from cases_cpu import cpu_case
 
 import roller_svc
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import ShapeError
 from roller_svc.frontend.ops.calls import expand
+from roller_svc.frontend.parse import parse
+from roller_svc.fusion import attention
+from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.program import TensorType
+from roller_svc.ir.program import TensorExpr, TensorType
 
 TARGETS = ("nvidia-a100-sxm-80gb", "nvidia-h200-sxm", "amd-mi250x")
 
@@ -87,6 +91,17 @@ def test_every_device_selects(target: str) -> None:
             call, inputs={"x": (dtype, x.shape)}, target=target, select="model", top_k=1, runtime="emulator"
         )  # fmt: skip
         np.testing.assert_array_equal(kernel.run({"x": x})["I"], ordered(x, 20, largest=largest))
+
+
+def test_rounds_are_refused_as_attention_before_maps_are_inlined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each count of a round is a sum of products that all later rounds read."""
+
+    def refuse(statement: TensorExpr, _: object) -> None:
+        raise AssertionError(f"{statement.output} is inlined")
+
+    monkeypatch.setattr(attention, "inline_loads", refuse)
+    program = parse("I = top_k_indices(x, k=20)", {"x": TensorType(DType.FLOAT32, (64, 4096))})
+    assert partition(program, load("nvidia-h200-sxm"))
 
 
 def test_an_axis_along_columns_is_selected() -> None:
