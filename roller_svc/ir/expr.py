@@ -261,4 +261,11 @@ def axes_of(expr: Expr) -> frozenset[str]:
 
 def loads_of(expr: Expr) -> tuple[Load, ...]:
     """Return the loads in the expression, in indices too, in order of occurrence."""
-    return tuple(node for node in iter_subexpressions(expr) if isinstance(node, Load))
+    loads, stack = list[Load](), [expr]
+    while stack:  # no generator: all passes call this for every statement
+        node = stack.pop()
+        if isinstance(node, Load):
+            loads.append(node)
+        if operands := children(node):
+            stack += operands[::-1]
+    return tuple(loads)
