@@ -10,7 +10,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from roller_svc.analysis.columns import LINE_BYTES
-from roller_svc.analysis.congruences import aligned_run
+from roller_svc.analysis.congruences import aligned_run, mean_segment, permuted_block
 from roller_svc.analysis.constant_runs import constant_run
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
@@ -273,11 +273,20 @@ def _dims(index: tuple[Expr, ...], type_: TensorType) -> tuple[Dim, ...]:
 
 
 def _dim_with_run(dim: Dim, index: Expr) -> Dim:
-    """Add the axis along which an index with // or % has the longest run of adjacent elements."""
+    """Add the axes along which an index with // or % has the longest run and segments of adjacent elements."""
     if dim.is_affine or loads_of(index):
         return dim
-    axis, run = max(((name, aligned_run(index, name, dim.size)) for name, _ in dim.coeffs), key=itemgetter(1), default=("", 1))
-    return dim if run == 1 else replace(dim, run=(axis, run))
+    runs = {name: aligned_run(index, name, dim.size) for name, _ in dim.coeffs}
+    axis, run = max(runs.items(), key=itemgetter(1), default=("", 1))
+    segments = {name: max(run, mean_segment(index, name, dim.size)) for name, run in runs.items()}
+    along, segment = max(segments.items(), key=itemgetter(1), default=("", 1))
+    blocks = ((name, permuted_block(index, name)) for name, _ in dim.coeffs)
+    return replace(
+        dim,
+        run=None if run == 1 else (axis, run),
+        segment=None if segment == 1 else (along, segment),
+        permuted_block=next((each for each in blocks if each[1] > 1), None),
+    )
 
 
 def _distinct(accesses: Iterable[TileAccess]) -> tuple[TileAccess, ...]:

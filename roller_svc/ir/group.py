@@ -128,6 +128,11 @@ class TileAccess:
 def contiguous_values(dim: Dim, extents: Mapping[str, int]) -> int:
     """Return the number of consecutive values that the index takes before it jumps."""
     if not dim.is_affine:
+        if dim.permuted_block is not None and (extent := extents.get(dim.permuted_block[0], 1)) >= dim.permuted_block[1]:
+            return min(dim.size, extent)
+        if dim.segment is not None and not dim.is_divided:
+            axis, points = dim.segment
+            return min(dim.size, extents.get(axis, 1), points)
         return accessed_extent(dim, extents) if dim.is_divided else 1
     steps = [(abs(c), abs(c) * (extents.get(name, 1) - 1)) for name, c in dim.coeffs if extents.get(name, 1) > 1]
     if len(dim.offsets) > 1:
