@@ -11,7 +11,7 @@ from roller_svc.analysis.columns import share_lines
 from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_reductions, online_reductions
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.scans import match_scan
-from roller_svc.analysis.sum_of_products import is_window
+from roller_svc.analysis.sum_of_products import is_window, without_restated_guards
 from roller_svc.errors import InvariantError
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
@@ -604,6 +604,7 @@ def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], need
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)
         operands = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b, contraction.scales)
     else:
+        statements = tuple(without_restated_guards(statement) for statement in statements)
         scatter = statements[0].kind is StatementKind.SCATTER
         kind, operands = GroupKind.SCATTER if scatter else GroupKind.NEST, None
         space = nest_space(statements, outer, views)
