@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Never, Unpack
@@ -41,6 +41,7 @@ from roller_svc.graph.compile import (
     build_model,
     check_device,
     check_plan_kind,
+    check_tuning,
     no_progress,
 )
 from roller_svc.graph.estimate import estimate_graph
@@ -50,6 +51,7 @@ from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
+from roller_svc.graph.wiring.kernels import Tuning
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.graph import Constant, Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -75,6 +77,8 @@ from roller_svc.toolchain import compile_cxx
 log = logging.getLogger(__name__)
 
 MAX_VARIANTS = 64
+TUNE_KINDS = ("off", "now")
+TUNE_TRIALS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,7 @@ class Model:
         kernels: tuple[KernelBundle, ...],
         variants: tuple[_Variant, ...],
         report: Mapping[str, Any],
+        tuning: Tuning | None = None,
     ) -> None:
         self._kernel_bundles = kernels
         self._kernels: tuple[ModelKernel, ...] | None = None
@@ -203,6 +208,7 @@ class Model:
         self.states = _infos(variants[0].plan.states)
         self.buckets: tuple[dict[str, int], ...] = tuple(dict(variant.dims) for variant in variants)
         self.estimate = _estimate(variants[0], kernels, self.report)
+        self.tuning = tuning
 
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """Run the model and return the outputs by name; write them to arrays in `out` if given."""
@@ -313,15 +319,10 @@ class Model:
 
         Args:
             folder: the directory, which need not exist.
-            launcher: also write launch.py, for callers that have some of ctypes and torch.
+            launcher: also write launch.py, for callers that have some of ctypes and torch. A model for an NVIDIA device has
+                "cpp" alone: model.h, model_host.c and plan.bin, a program for the CUDA driver.
         """
         launchers = [launcher] if isinstance(launcher, str) else list(launcher)
-        if launchers and not self._variants[0].binary:
-            raise ArgumentError(
-                f"launchers of models are for CPUs, and {self.target} is a GPU",
-                code="unknown-launcher",
-                hint="roller_svc.load_model runs the saved model; each of its kernels can be saved with a launcher",
-            )
         variants = tuple(
             VariantBundle(
                 each.dims, each.name, each.plan, each.kernels, each.binary,
@@ -399,6 +400,8 @@ def compile_model(
     inputs: Mapping[str, object] | None = None,
     *,
     plan: str | Mapping[str, Any] = "auto",
+    tune: str = "off",
+    tune_options: Mapping[str, int] | None = None,
     runtime: str = "auto",
     dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
@@ -420,6 +423,9 @@ def compile_model(
             edited. On a GPU: "launches" (also "serial") launches one kernel after the other, "graph" a CUDA graph of
             them, "waves" one kernel of all operators for each level of the graph, "persistent" one that executes all of
             them, "auto" the kind that the performance model prefers.
+        tune: "now" chooses kernels by trials of the whole model on this machine, where each finds the caches as the others
+            leave them; "off" takes kernels that were chosen alone. `Model.tuning` says what was chosen.
+        tune_options: {"budget_trials": 64}, the models that are measured at most.
         runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
@@ -454,7 +460,8 @@ def compile_model(
     padding, not_padded = _padding(buckets, graphs, dims or {}, load, weights)
     clock.record("import")
     calibrate_at_first_use((target_id,), log.warning)  # after all that may be refused at once
-    chosen = _options(target_id, threads, plan, checked)
+    chosen = replace(_options(target_id, threads, plan, checked), tune_trials=_tune_trials(tune, tune_options))
+    check_tuning(chosen)
     built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
@@ -524,6 +531,21 @@ def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
             )
     variants = tuple(_saved_variant(each, bundle, runs_in) for each in bundle.variants)
     return Model(bundle.digest, bundle.name, bundle.target, bundle.kernels, variants, bundle.report)
+
+
+def _tune_trials(tune: object, options: object) -> int:
+    if not isinstance(tune, str) or tune not in TUNE_KINDS:
+        listed = " or ".join(map(repr, TUNE_KINDS))
+        raise ArgumentError(f"tune must be {listed}, got {short_repr(tune)}", code="invalid-option")
+    given = {} if options is None else options
+    if not isinstance(given, Mapping) or not given.keys() <= {"budget_trials"}:
+        raise ArgumentError(f"tune_options must be {{'budget_trials': number}}, got {short_repr(given)}", code="invalid-option")
+    trials = whole_number(given.get("budget_trials", TUNE_TRIALS))
+    if trials is None or trials < 1:
+        raise ArgumentError(
+            f"budget_trials must be a positive whole number, got {short_repr(given['budget_trials'])}", code="invalid-option"
+        )
+    return trials if tune == "now" else 0
 
 
 def _options(target: object, threads: object, plan: object, checked: Mapping[str, Any]) -> ModelOptions:
@@ -717,7 +739,7 @@ def _model(
         for number, (dims, each) in enumerate(built)
     )
     report = {**_report(built, options, import_s), **padding}
-    return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), variants, report)
+    return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), variants, report, built[0][1].tuning)
 
 
 def _built_variant(

@@ -21,7 +21,7 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote
 from roller_svc.client.schemas import GraphOptions
-from roller_svc.errors import ArgumentError, WrongAnswerError
+from roller_svc.errors import ArgumentError, WrongAnswerError, require
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.choose import EAGER, PLANS
 from roller_svc.graph.compile import GPU_PLANS
@@ -31,8 +31,9 @@ from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
+from roller_svc.graph.wiring.tree import find_variables, tree_to_json
 from roller_svc.ir.options import HOST_LAUNCHERS, NamedOptions
-from roller_svc.model import Model, compile_model, estimate_model, load_model
+from roller_svc.model import TUNE_TRIALS, Model, compile_model, estimate_model, load_model
 from roller_svc.runtime.cuda.arrays import copy_to_device, copy_to_host, synchronize
 from roller_svc.runtime.cuda.module import device_present
 
@@ -50,6 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compiled.add_argument("--save", metavar="DIR", help="write the shared object, header and weights to DIR")
     launchers = f"with --save: write what calls the model by some of {','.join(HOST_LAUNCHERS)}"
     common.offer_values(compiled.add_argument("--launcher", metavar="NAMES", help=launchers), HOST_LAUNCHERS)
+    tuned = kinds.add_parser(
+        "tune", help="compile a model whose kernels are chosen by trials of all of it on this machine", allow_abbrev=False
+    )
+    _add_model(tuned)
+    tuned.add_argument("--save", metavar="DIR", help="write the shared object, header and weights to DIR")
+    tuned.add_argument(
+        "--trials", type=int, default=TUNE_TRIALS, metavar="N", help="models that are measured at most (default: %(default)s)"
+    )
     run = kinds.add_parser("run", help="run a model, or the folder of a saved one, and time it", allow_abbrev=False)
     _add_model(run)
     _add_arrays(run)
@@ -134,6 +143,8 @@ def execute(options: argparse.Namespace) -> int:
     match options.kind:
         case "compile":
             facts, text = _compiled(model, options)
+        case "tune":
+            facts, text = _tuned(model, options)
         case "run":
             facts, text = _run(model, options)
         case "plan":
@@ -149,6 +160,13 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.kind == "compile" and options.launcher and not options.save:
         raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
     is_checked = options.kind == "run" and options.check
+    if options.kind == "tune" and (_is_saved(options) or common.server_url(options)):
+        where = "a saved model" if _is_saved(options) else "a service"
+        raise ArgumentError(
+            f"tune measures kernels that it compiles on this machine, and was given {where}",
+            code="cannot-measure",
+            hint="give it the source of the model, without --server",
+        )
     if _is_saved(options):
         flags = {
             "--dim": options.dim, "--shape": options.input_types, "--constant": options.constant, "--state": options.state,
@@ -191,6 +209,8 @@ def _model(options: argparse.Namespace) -> Model:
             options.threads,
             _types(options) or None,
             plan=options.plan,
+            tune="now" if options.kind == "tune" else "off",
+            tune_options={"budget_trials": options.trials} if options.kind == "tune" else None,
             runtime=runtime,
             dims=_dims(options),
             constants=_constants(options) or None,
@@ -344,10 +364,26 @@ def _read_array(option: str, text: str) -> tuple[str, Any]:
         raise ArgumentError(f"{option} {text}: cannot read {file}: {failure}", code="unreadable-file") from failure
 
 
+def _tuned(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    facts, text = _compiled(model, options)
+    tuning = require(model.tuning, "tuning of a tuned model")
+    facts["tuning"] = {
+        "tree": tree_to_json(tuning.tree),
+        "chosen": dict(tuning.chosen),
+        "trials": tuning.trials,
+        "gain": tuning.gain,
+        "history": [{"choices": dict(each.choices), "seconds": dict(each.seconds)} for each in tuning.history],
+    }
+    changed = sum(tuning.chosen.get(each.name) != each.choices[each.default] for each in find_variables(tuning.tree))
+    variables = len(tuning.chosen)
+    line = f"tuned: {changed} of {variables} kernels replaced in {tuning.trials} trials, {tuning.gain:.2f} times as fast"
+    return facts, f"{text}\n{line}"
+
+
 def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     facts = _facts(model)
     if options.save:
-        launchers = common.parse_names(options.launcher) if options.launcher else ()
+        launchers = common.parse_names(options.launcher) if getattr(options, "launcher", None) else ()
         facts["saved"] = str(model.save(options.save, launchers))
     lines = [_summary(model)]
     if "saved" in facts:

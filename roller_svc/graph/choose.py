@@ -118,9 +118,8 @@ def _choose_measured(
     weights: Weights,
     hw: HardwareSpec,
 ) -> ChosenPlan:
-    loaded = _load(serial, link, weights)
-    arrays = (random_arrays((name, t.dtype.value, t.shape) for name, t in tensors) for tensors in (serial.inputs, serial.states))
-    sample = Sample(*arrays)
+    loaded = load_for_trial(serial, link, weights)
+    sample = draw_sample(serial)
     try:
         times = measure_steps(loaded, sample, hw.num_cores)
     except IndexRangeError:  # random indices do not fit: without times, steps in order are right
@@ -131,7 +130,7 @@ def _choose_measured(
         choice = PlanChoice(each, times.alone_s, times.launch_s, efficient_s=times.efficient_s)
         plan = _planned(each, choice, make_plan, hw)
         if kind == each or any(isinstance(step, VDeviceStep) for step in plan.steps):
-            models[each] = plan, _load(plan, link, weights)
+            models[each] = plan, load_for_trial(plan, link, weights)
     undelayed_s = _least_serial_s(loaded, sample, times)
     loaded_models = {each: model for each, (_, model) in models.items()}
     seconds = _measure_models(loaded_models, sample, hw.num_cores, undelayed_s)
@@ -149,6 +148,11 @@ class Sample(NamedTuple):
 
     inputs: Mapping[str, Array]
     states: Mapping[str, Array]
+
+
+def draw_sample(plan: ModelPlan) -> Sample:
+    """Return random arrays for a plan."""
+    return Sample(*(random_arrays((name, t.dtype.value, t.shape) for name, t in each) for each in (plan.inputs, plan.states)))
 
 
 def measure_steps(model: CpuModel, sample: Sample, threads: int) -> StepTimes:
@@ -171,7 +175,7 @@ def _measure_efficient(
     if all(step.efficient is None for step in steps):
         return ()
     plan, _ = make_plan(_use_efficient)
-    measured = _least_times(_load(plan, link, weights), sample, 1)
+    measured = _least_times(load_for_trial(plan, link, weights), sample, 1)
     return tuple(
         seconds if step.efficient is not None and seconds < MEASURED_MARGIN * alone_s else None
         for step, seconds, alone_s in zip(steps, measured, times.alone_s, strict=True)
@@ -263,7 +267,8 @@ def _checked(plan: ModelPlan) -> ModelPlan:
     return plan
 
 
-def _load(plan: ModelPlan, link: Link, weights: Weights) -> CpuModel:
+def load_for_trial(plan: ModelPlan, link: Link, weights: Weights) -> CpuModel:
+    """Link and load a plan, to measure it."""
     arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
     return CpuModel(plan, MODEL, link(plan, MODEL), weights_block(arrays, plan.weights_bytes))
 

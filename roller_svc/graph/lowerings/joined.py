@@ -55,7 +55,7 @@ def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
         reason = f"a call has {len(unrolled.steps)} operations, expected 1 to {MAX_OPERATORS} in one kernel"
         return Refusal(reason, NOT_JOINABLE_CODE)
     for step in unrolled.steps:
-        refused = _step_refusal(unrolled, step)
+        refused = find_step_refusal(unrolled, step)
         if refused is not None:
             return Refusal(f"node {step.node!r} cannot join a kernel of others: {refused}", NOT_JOINABLE_CODE)
     tensors = unrolled.plan.tensors
@@ -71,7 +71,8 @@ def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
     return Refusal(f"no core holds a block: {'; '.join(exceeded)}", "persistent-too-large") if exceeded else None
 
 
-def _step_refusal(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> str | None:
+def find_step_refusal(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> str | None:
+    """Return why a step cannot be rTasks of a kernel with others; None if it can."""
     if isinstance(step, CopyStep):
         return None if step.bytes else "it copies nothing"
     if step.kernel >= len(unrolled.kernels):

@@ -21,6 +21,7 @@ from roller_svc.ir.model_plan import (
     ModelPlan,
     Step,
     VDeviceStep,
+    iter_steps,
 )
 from roller_svc.ir.program import TensorType
 
@@ -52,6 +53,10 @@ def plan_from_json(document: object, kernels: Sequence[ModelKernel]) -> ModelPla
     checker = _Checker(plan)
     checker.check(plan.prepack, plan.weights_bytes)
     checker.check(plan.steps, plan.read_weights_bytes)
+    checker.check(plan.fallback, plan.read_weights_bytes)
+    for step in iter_steps(plan.fallback):
+        is_cooperative = isinstance(step, KernelStep) and plan.kernels[step.kernel].source.launches[step.launch].cooperative
+        _require(not is_cooperative, f"{step.node} is a cooperative launch of the fallback")
     return plan
 
 

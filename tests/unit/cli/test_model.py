@@ -118,6 +118,21 @@ def test_text_names_what_it_shows(capsys: pytest.CaptureFixture[str], file: str,
     assert len(json.loads(trace.read_text())["traceEvents"]) >= 2
 
 
+def test_a_tuned_model_says_what_was_chosen(capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path) -> None:
+    options = (file, "--dim", "batch=3", "--threads", "1", "--top-k", "2", "--trials", "2")
+    code, facts, _ = run(capsys, "tune", *options, "--json")
+    assert code == 0
+    assert facts["tuning"]["tree"]["format"] == "roller-wiring/1"
+    assert facts["tuning"]["gain"] >= 1.0
+    code, text, _ = run(capsys, "tune", *options, "--save", str(tmp_path / "saved"))
+    assert code == 0
+    assert "kernels replaced in 0 trials" in text
+    assert roller_svc.load_model(tmp_path / "saved").digest == facts["digest"]
+    code, _, error = run(capsys, "tune", str(tmp_path / "saved"))
+    assert code == 2
+    assert "cannot-measure" in error
+
+
 def test_an_open_dimension_is_named(capsys: pytest.CaptureFixture[str], file: str) -> None:
     code, _, err = run(capsys, "compile", file, *QUICK)
     assert code == 2
