@@ -51,7 +51,7 @@ SIGNATURES = [
         "tiles": None, "constants": (), "donate": (), "strict": False,
     }),
     (roller_svc.compile_model, SEARCH | {"plan": "auto", "runtime": "auto", "dims": None, "constants": None, "states": None,
-                                         "name": None}),
+                                         "name": None, "tune": "off", "tune_options": None}),
     (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "states": None, "name": None}),
     (roller_svc.estimate, COMMON | {"donate": (), "strict": False}),
 ]  # fmt: skip
