@@ -47,6 +47,10 @@ PRODUCTS = {
         f"{SUM}; z[m, n] = relu(y[m, n] + b[n]) * 0.5", ["y", "z"], x="float16 3 256", w="float16 48 256", b="float16 48"),
     "a vector, points of k beyond the edge": program("y[n] +=! w[n, k] * x[k]", ["y"], x="float16 1120", w="float16 40 1120"),
     "rows of two axes": program("y[b, n, c] +=! x[b, c, k] * w[n, k]", ["y"], x="bfloat16 2 3 256", w="bfloat16 32 256"),
+    "eight rows, a contraction otherwise": program(
+        f"{SUM}; z[m, n] = y[m, n] + b[n]", ["z"], x="float16 8 256", w="float16 48 256", b="float16 48"),
+    "int4, eight rows": unpacked(
+        f"{INT4}.cast(`float16`) * S[n, k // 128]", 8, 64, 512, Q="int32 64 64", S="float16 64 4"),
     "x of another type": program(SUM, ["y"], x="float16 1 256", w="bfloat16 32 256"),
     "x with a guard": program(
         "y[m, n] +=! x[m, k - 12].when([k >= 12], 0.0) * w[n, k]", ["y"], x="float16 2 244", w="float16 32 256"),
