@@ -14,7 +14,7 @@ from roller_svc.families import prepare
 from roller_svc.families.matching import Units, unit_views, units_for
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.estimate import Candidate, Construction, RooflineBound
-from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.perf.common import launch_overhead_s
 from roller_svc.perf.footprint import Footprints
@@ -68,7 +68,8 @@ def rank_units(
     failures: list[NoCandidateError] = []
     roofs: list[tuple[RooflineBound, ...]] = []
     for unit, view in unit_views(group, hw, units, constraints.winograd):
-        if view.space.transposed and constraints.tiles:
+        is_nest = bool(view.space.role(AxisRole.INNER)) and not group.space.role(AxisRole.INNER)
+        if constraints.tiles and (view.space.transposed or is_nest):
             continue  # a caller's tiles are along the group's m and n
         try:
             family, p = prepare(view, hw, unit, footprints)
@@ -116,8 +117,8 @@ class TieBreaks:
 
 
 def _tie_breaks(group: KernelGroup, units: Units) -> TieBreaks:
-    """Return the factors; memory bounds nests on all units, so that a higher rate breaks no tie."""
-    if group.kind is GroupKind.NEST:
+    """Return the factors; memory bounds nests on a GPU's units, so that a higher rate breaks no tie."""
+    if group.kind is GroupKind.NEST and any(unit.is_matrix for unit in units.units):
         return TieBreaks({unit.name: 1.0 for unit in units.units})
     highest = max(unit.flops_per_s for unit in units.units)
     return TieBreaks({unit.name: 1.0 if unit.flops_per_s == highest else 1 + TIE_FRACTION for unit in units.units})

@@ -21,7 +21,7 @@ from roller_svc.errors import (
 from roller_svc.ir.canonical import to_json
 from roller_svc.ir.constraints import TILE_FIELDS, tile_value
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, ProgramFloor, RooflineBound, Sensitivity, TraceStep
-from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.options import options_json
@@ -194,6 +194,8 @@ def interpretation(group: KernelGroup, program: RProgram) -> str:
     if space.role(AxisRole.PIXEL):
         along = "filters" if space.axis(space.vector_axis).role is AxisRole.N else "pixels"
         return f"convolution along {along}"
+    if group.kind is GroupKind.CONTRACTION and space.role(AxisRole.INNER):
+        return "streamed rows"
     return "contraction by image" if space.axes != group.space.axes else group.kind.value
 
 

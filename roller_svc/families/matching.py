@@ -33,7 +33,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
 from roller_svc.families.common.gpu.warpgroups.tile import STEP_BYTES, SWIZZLE_ATOMS, TRANSPOSABLE_BYTES, plan_wgmma_loads
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
-from roller_svc.families.gpu.streamed_rows.product import find_streamed_product
+from roller_svc.families.gpu.streamed_rows.product import find_streamed_product, streamed_view
 from roller_svc.families.gpu.streamed_rows.workload import streaming_unit
 from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled_contraction
 from roller_svc.fusion.operand_copies import OperandCopy
@@ -378,6 +378,14 @@ def unit_views(
             continue
         for view in (group,) if unit.kind is UnitKind.DOT else group_views(group, hw, winograd):
             yield unit, view
+        if unit.kind is UnitKind.MMA and (streamed := _streamed_view(group, unit, hw)) is not None:
+            yield unit, streamed
+
+
+def _streamed_view(group: KernelGroup, unit: ComputeUnit, hw: HardwareSpec) -> KernelGroup | None:
+    """Return a contraction of few rows as a nest whose matrix streams to the unit; None where it does not."""
+    view = streamed_view(group)
+    return view if view is not None and _streaming_unit(view, hw) == unit else None
 
 
 MAX_TRANSPOSED_ROWS = 32  # half of the rows of a wgmma

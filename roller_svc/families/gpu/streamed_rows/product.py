@@ -7,9 +7,10 @@ Factors that are equal along a step of k multiply the sums of the step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.analysis.packed_sums import packed_sum, product_factors
+from roller_svc.fusion.space import nest_space
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, axes_of, loads_of
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
@@ -60,8 +61,8 @@ class StreamedProduct:
 
 
 def find_streamed_product(group: KernelGroup) -> StreamedProduct | None:
-    """Return the product of few rows that a nest computes before statements at the same points; None for other nests."""
-    if group.kind is not GroupKind.NEST or not group.statements:
+    """Return the product of few rows that a nest, or a contraction seen as one, computes before maps; None for others."""
+    if group.kind not in (GroupKind.NEST, GroupKind.CONTRACTION):
         return None
     statement, *others = group.statements
     names, (inner, *more) = {a.name for a in group.outer}, group.space.role(AxisRole.INNER) or (None,)
@@ -73,6 +74,19 @@ def find_streamed_product(group: KernelGroup) -> StreamedProduct | None:
     (k,), types = inner.members, dict(group.inputs)
     found = (_product(statement, k, group.outer, types, chunk) for chunk in CHUNKS if k.extent % (chunk * LANES_OF_ROW) == 0)
     return next((product for product in found if product is not None), None)
+
+
+def streamed_view(group: KernelGroup) -> KernelGroup | None:
+    """Return a contraction of few rows as a nest whose matrix streams; None for other contractions."""
+    if group.kind is not GroupKind.CONTRACTION or min(_extent(group, AxisRole.M), _extent(group, AxisRole.N)) > MAX_ROWS:
+        return None
+    types = dict(group.inputs) | dict(group.stored)
+    view = replace(group, space=nest_space(group.statements, group.outer, types))
+    return view if find_streamed_product(view) is not None else None
+
+
+def _extent(group: KernelGroup, role: AxisRole) -> int:
+    return math.prod(axis.extent for axis in group.space.role(role))
 
 
 def _product(

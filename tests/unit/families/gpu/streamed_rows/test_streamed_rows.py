@@ -27,12 +27,16 @@ from roller_svc.perf.workload import Workload, prepare_workload
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
+from roller_svc.toolchain import availability, compile_source
+from roller_svc.toolchain.binaries.sass import sass_functions
 
 Arrays = dict[str, NDArray[Any]]
 HOPPER, AMPERE = hardware.load("nvidia-h200-sxm"), hardware.load("nvidia-a100-sxm-80gb")
 TARGETS = {"H200": HOPPER, "A100": AMPERE}
 SUM = "y[m, n] +=! x[m, k] * w[n, k]"
-INT4 = "((Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - 8)"
+INT4_FIELD = "((Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]))"
+ZERO4 = "((Z[n, k // 128 // 8] >> (k // 128 % 8 * 4)).call(`bitwise_and`, [15]))"
+INT4 = f"({INT4_FIELD} - 8)"
 
 
 def unpacked(weight: str, m: int, n: int, k: int, **inputs: str) -> TensorProgram:
@@ -47,6 +51,10 @@ PRODUCTS = {
         f"{SUM}; z[m, n] = relu(y[m, n] + b[n]) * 0.5", ["y", "z"], x="float16 3 256", w="float16 48 256", b="float16 48"),
     "a vector, points of k beyond the edge": program("y[n] +=! w[n, k] * x[k]", ["y"], x="float16 1120", w="float16 40 1120"),
     "rows of two axes": program("y[b, n, c] +=! x[b, c, k] * w[n, k]", ["y"], x="bfloat16 2 3 256", w="bfloat16 32 256"),
+    "eight rows, a contraction otherwise": program(
+        f"{SUM}; z[m, n] = y[m, n] + b[n]", ["z"], x="float16 8 256", w="float16 48 256", b="float16 48"),
+    "int4, eight rows": unpacked(
+        f"{INT4}.cast(`float16`) * S[n, k // 128]", 8, 64, 512, Q="int32 64 64", S="float16 64 4"),
     "x of another type": program(SUM, ["y"], x="float16 1 256", w="bfloat16 32 256"),
     "x with a guard": program(
         "y[m, n] +=! x[m, k - 12].when([k >= 12], 0.0) * w[n, k]", ["y"], x="float16 2 244", w="float16 32 256"),
@@ -56,11 +64,18 @@ PRODUCTS = {
         f"{INT4}.cast(`float16`) * S[n, k // 128] * R[n]", 1, 40, 256, Q="int32 40 32", S="float16 40 2", R="float16 40"),
     "int4 of bfloat16": unpacked(
         f"{INT4}.cast(`bfloat16`) * S[n, k // 128]", 1, 32, 512, x="bfloat16 1 512", Q="int32 32 64", S="bfloat16 32 4"),
+    "NF4": unpacked(
+        "T[((Q[n, k // 2] >> ((1 - k % 2) * 4)).call(`bitwise_and`, [15]))] * S[n, k // 64]", 2, 40, 256,
+        Q="uint8 40 128", T="float16 16", S="float16 40 4"),
+    "int4 with zero points": unpacked(
+        f"({INT4_FIELD} - {ZERO4}).cast(`float16`) * S[n, k // 128]", 1, 24, 512,
+        Q="int32 24 64", Z="int32 24 1", S="float16 24 4"),
     "float8": unpacked("Q[n, k].cast(`float16`) * S[n]", 5, 40, 512, Q="float8_e4m3fn 40 512", S="float16 40"),
     "float8 by bfloat16": unpacked(
         "Q[n, k].cast(`bfloat16`) * S[n]", 2, 32, 512, x="bfloat16 2 512", Q="float8_e5m2 32 512", S="bfloat16 32"),
     "int8": unpacked("Q[n, k].cast(`float16`) * S[n]", 2, 33, 256, Q="int8 33 256", S="float16 33"),
 }  # fmt: skip
+RACED = ("bfloat16, one row, rows beyond the edge", "int4", "int4, eight rows", "float8")
 OTHERS = {
     "x of float32": program(SUM, ["y"], x="float32 1 256", w="float16 32 256"),
     "a matrix along n": program("y[m, n] +=! x[m, k] * w[k, n]", ["y"], x="float16 1 256", w="float16 256 32"),
@@ -121,7 +136,7 @@ def test_results_are_those_of_the_reference(name: str, target: str) -> None:
 @pytest.mark.emulator
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", RACED)
 def test_blocks_with_several_tiles_have_no_races_under_twenty_schedules(name: str, target: str) -> None:
     """The ring goes on from one tile of a block to its next."""
     compute = PRODUCTS[name]
@@ -205,3 +220,42 @@ def test_model_assumes_the_shared_memory_of_the_tree(name: str) -> None:
         assert needs is not None
         assert needs.shared_bytes == shared_bytes(replace(b, body=()) for b in buffers)
         assert needs.threads == tiles.threads
+
+
+INT4_LARGE = unpacked(f"{INT4}.cast(`float16`) * S[n, k // 128]", 4, 28672, 4096, Q="int32 28672 512", S="float16 28672 32")
+PLAIN_LARGE = program(SUM, ["y"], x="bfloat16 1 4096", w="bfloat16 28672 4096")
+PEAK_SHARE = 0.85  # of 4.8 TB/s, without the launch
+
+
+@pytest.mark.parametrize(("compute", "weight_bits"), [(INT4_LARGE, 4.125), (PLAIN_LARGE, 16)], ids=["int4", "bfloat16"])
+def test_llama_s_largest_product_streams_near_the_peak(compute: TensorProgram, weight_bits: float) -> None:
+    _, candidates, _ = rank_best_partition(compute, HOPPER, 1)
+    best = candidates[-1][0]
+    assert best.program.family == STREAMED_ROWS.name
+    seconds = best.estimate.seconds - HOPPER.limits.launch_overhead_s
+    peak = HOPPER.dram.peak_bandwidth_bytes_per_s
+    assert peak is not None
+    assert 28672 * 4096 * weight_bits / 8 / seconds > (PEAK_SHARE if weight_bits == 16 else 0.8) * peak
+
+
+def test_row_reduction_stays_where_the_model_prefers_it() -> None:
+    _, candidates, _ = rank_best_partition(program(SUM, ["y"], x="bfloat16 1 4096", w="bfloat16 4096 4096"), HOPPER, 40)
+    families = [one.program.family for one in candidates[-1]]
+    assert families[0] == "gpu/reduction"
+    assert STREAMED_ROWS.name in families
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("compute", [INT4_LARGE, PLAIN_LARGE], ids=["int4", "bfloat16"])
+def test_machine_code_loads_sixteen_bytes_and_spills_nothing(compute: TensorProgram, target: str) -> None:
+    if not (toolchain := availability(TARGETS[target])).ok:
+        pytest.skip(toolchain.reason)
+    compiled = compile_source(streamed(compute, TARGETS[target]))
+    assert all(launch.spill_bytes == 0 for launch in compiled.resources)
+    (functions,) = sass_functions([compiled.binary], TARGETS[target].arch)
+    (function,) = functions.values()
+    assert function.count("LDGSTS.128") == function.count("LDGSTS") > 0
+    assert function.count("LDS.128") > 0
+    assert function.count("HMMA") > 0
+    assert function.count("STL", "LDL") == 0
