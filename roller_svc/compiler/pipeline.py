@@ -22,12 +22,12 @@ from roller_svc.compiler.autotune import (
 from roller_svc.compiler.backends import Backend, backend_for
 from roller_svc.compiler.donation import donate_targets
 from roller_svc.compiler.notes import busy_notes, find_notes, reject_notes
+from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, RankedPartitions, merge_ranked_plans, rank_partitions, select_for_measurement
 from roller_svc.compiler.program_floor import program_floor, reason_above_floor
 from roller_svc.compiler.workspace import limit_workspace
 from roller_svc.errors import ToolchainMissingError
-from roller_svc.frontend.parse import parse_forms
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.estimate import ProgramFloor
 from roller_svc.ir.hardware import HardwareSpec
@@ -113,7 +113,7 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
 
 def parse_request(request: BuildRequest) -> Forms:
     """Return the forms of the program of a request. Raises InputError for a wrong one."""
-    forms = parse_forms(request.expression, dict(request.inputs), request.outputs)
+    forms = parse_once(request.expression, request.inputs, request.outputs)
     named = (replace(program, constants=request.constants, name=request.name or "") for program in forms)
     return tuple(donate_targets(program, request.donate) for program in named)
 
