@@ -11,7 +11,7 @@ from roller_svc.analysis.columns import share_lines
 from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_reductions, online_reductions
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.scans import match_scan
-from roller_svc.analysis.sum_of_products import is_window
+from roller_svc.analysis.sum_of_products import is_window, without_restated_guards
 from roller_svc.errors import InvariantError
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
@@ -96,6 +96,7 @@ class FusionOptions:
     scale_partial_sums: bool = False  # kernels of contractions scale sums of blocks of k in registers
     packed_constants: frozenset[str] = frozenset()  # whose products with few rows are contractions, too
     has_signed_bytes_only: bool = False  # matrix units take int8, but not uint8
+    allow_expanded_squares: bool = False  # of differences, whose sums then have an error relative to their terms
 
     @property
     def without_fusion(self) -> FusionOptions:
@@ -113,7 +114,12 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
     program = merge_equal_statements(program)
     inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
     statements = tuple(drop_unit_axes(s) for s in inlined)
-    statements = split_linear_sums(statements, program.types, has_signed_bytes_only=hw.has_signed_bytes_only)
+    statements = split_linear_sums(
+        statements,
+        program.types,
+        has_signed_bytes_only=hw.has_signed_bytes_only,
+        allow_expanded_squares=hw.allow_expanded_squares,
+    )
     if hw.has_matrix_unit and not hw.is_cpu:
         statements = tuple(state_bytes(s) for s in statements)
     if hw.scale_partial_sums:
@@ -217,7 +223,7 @@ def _fuse(
             if statement.output in draft.written:
                 continue
             available = all(t not in written or t in done or t in draft.written for t in reads)
-            others = {t for s, names in others_pending if s is not statement for t in names} if available else set()
+            others = _read_by_others(others_pending, statement, draft) if available else set()
             is_attention = statement.output in attention
             grown = _try_fuse(draft, statement, types, hw, others) if available and not is_attention else None
             if grown is None:
@@ -228,6 +234,11 @@ def _fuse(
         done |= draft.written | draft.rows
         pending = remaining
     return drafts
+
+
+def _read_by_others(pending: Iterable[_Pending], statement: TensorExpr, draft: _FusionGroup) -> set[str]:
+    """Return the tensors that statements outside of a group with `statement` read."""
+    return {t for s, names in pending if s is not statement and s.output not in draft.written for t in names}
 
 
 def _first_to_place(
@@ -593,6 +604,7 @@ def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], need
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)
         operands = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b, contraction.scales)
     else:
+        statements = tuple(without_restated_guards(statement) for statement in statements)
         scatter = statements[0].kind is StatementKind.SCATTER
         kind, operands = GroupKind.SCATTER if scatter else GroupKind.NEST, None
         space = nest_space(statements, outer, views)
