@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist workstea
 test test-all fuzz: export PYTHONDONTWRITEBYTECODE =
 
 test: $(READY)
-	$(PYTEST) --max-cases 3
+	$(PYTEST) --max-cases 2
 
 # lint, quick and slow tests; those of a GPU in one process, and skipped without one; those of the farm one at a time,
 # since each starts a broker, a database and several services

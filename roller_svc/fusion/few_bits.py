@@ -17,6 +17,7 @@ from roller_svc.ir.expr import Cast, Expr, Load, loads_of, rewrite
 from roller_svc.ir.program import TensorExpr
 
 BYTES = (DType.INT8, DType.UINT8)  # signed first: more units take it
+UNIT_BITS = 16  # of values that units take as they are
 MIN_FACTORS = 2
 
 
@@ -38,7 +39,9 @@ def _stated(node: Expr, stated: Mapping[Expr, Expr]) -> Expr:
 
 
 def _wide_integer(factor: Expr) -> Expr | None:
-    """Return the computed integer of more than a byte that a factor converts; None for other factors."""
+    """Return the computed integer that a factor converts to more than 16 bits; None for other factors."""
+    if (value_dtype(factor) or factor.dtype).bits <= UNIT_BITS:
+        return None
     while isinstance(factor, Cast) and factor.dtype.is_float:
         factor = factor.arg
     dtype = value_dtype(factor)
