@@ -48,6 +48,7 @@ class ScheduleConstraints:
     op_class: OpClass | None = None
     tiles: tuple[tuple[str, int], ...] = ()  # (public option, value); see TILE_FIELDS
     winograd: WinogradMode = WinogradMode.AUTO
+    allow_expanded_squares: bool = False  # (a - b)² as a² + b² - 2ab: its error is relative to a² + b²
 
     def is_satisfied_by(self, program: RProgram) -> bool:
         """Return whether the rProgram has all values of `tiles`."""

@@ -255,6 +255,11 @@ def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
     return expr if all(map(is_, new, operands)) else with_children(expr, new)
 
 
+def convert(expr: Expr, dtype: DType) -> Expr:
+    """Return an expression in a type, by an implicit conversion where it has another one."""
+    return expr if expr.dtype is dtype else Cast(expr, dtype, implicit=True)
+
+
 def axes_of(expr: Expr) -> frozenset[str]:
     """Return the names of the axes in the expression."""
     names, stack = set[str](), [expr]
@@ -269,4 +274,11 @@ def axes_of(expr: Expr) -> frozenset[str]:
 
 def loads_of(expr: Expr) -> tuple[Load, ...]:
     """Return the loads in the expression, in indices too, in order of occurrence."""
-    return tuple(node for node in iter_subexpressions(expr) if isinstance(node, Load))
+    loads, stack = list[Load](), [expr]
+    while stack:  # no generator: all passes call this for every statement
+        node = stack.pop()
+        if isinstance(node, Load):
+            loads.append(node)
+        if operands := children(node):
+            stack += operands[::-1]
+    return tuple(loads)

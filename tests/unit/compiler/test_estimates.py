@@ -24,7 +24,7 @@ from roller_svc.compiler.estimates.worker import (
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import estimate_program
 from roller_svc.errors import ArgumentError
-from roller_svc.frontend.parse import parse
+from roller_svc.frontend.parse import parse, parse_forms
 from roller_svc.graph.costs import CostTable
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.graph import Constant, OpNode
@@ -125,9 +125,9 @@ def test_a_text_that_is_refused_is_read_once_for_all_devices(monkeypatch: pytest
 
     def counted(*program: Any) -> Any:
         read.append(program)
-        return parse(*program)
+        return parse_forms(*program)
 
-    monkeypatch.setattr("roller_svc.compiler.estimates.worker.parse", counted)
+    monkeypatch.setattr("roller_svc.compiler.estimates.worker.parse_forms", counted)
     estimates = EstimateCache()
     assert len(estimates.estimates([WRONG], ["nvidia-h200-sxm", "nvidia-v100-sxm2", "local"], 1)) == 3
     assert len(estimates.estimates([WRONG], ["nvidia-h100-sxm", "nvidia-v100-sxm2"], 2)) == 2
