@@ -89,9 +89,9 @@ def _k_bounds(c: Contraction, second: Contraction | None, axes: Sequence[TileAxi
 
 
 def _zero_conditions(c: Contraction) -> list[Expr]:
-    """Return conditions where one of which fails the product is 0.
+    """Return conditions; where one of them fails, the product is 0.
 
-    Those of operands vary with rows or columns, unlike the end of a part of k.
+    Conditions of operands vary with rows or columns, unlike the end of a part of k.
     """
     found = dict.fromkeys(conjuncts(c.guard))
     varying = {axis.name for axis in (*c.m, *c.n)}
