@@ -114,6 +114,7 @@ class Estimate:
     floor: ProgramFloor | None = None  # the least time of the program, whichever kernels compute it
     above_floor: str = ""  # why the estimate is more than three times the floor
     notes: tuple[str, ...] = ()  # on the first plan
+    once_s: float = 0.0  # of launches that read constants alone and run once; not part of `seconds`
 
     @classmethod
     def from_plan(
@@ -139,6 +140,7 @@ class Estimate:
             floor,
             above_floor,
             notes,
+            total.once_s,
         )
 
     def __repr__(self) -> str:

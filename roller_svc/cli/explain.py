@@ -106,6 +106,8 @@ def format_report(facts: Mapping[str, Any], steps: int) -> str:
     lines.append(show.format_table(("stage", "time", "share"), _stages(winner)))
     factor = f"{winner['uncertainty']:.3g}"
     lines.append(f"occupancy {winner['occupancy']:.2f}, {winner['waves']} waves, true within a factor of {factor}")
+    if winner["once_s"]:
+        lines.append(f"once, before all calls: {show.format_seconds(winner['once_s'])} of launches that read constants alone")
     changes = show.format_table(("resource +10 %", "saves"), _sensitivity_rows(facts))
     lines += ["", "Sensitivity of the estimate, for the same tiles", changes]
     if revised := show.format_compiled_estimate(facts["attempts"][0]):

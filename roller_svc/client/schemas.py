@@ -322,6 +322,7 @@ class PlanEstimate(BaseModel):
     stages: list[Stage]
     occupancy: float
     waves: int
+    once_s: float = 0.0
 
 
 class Launch(BaseModel):

@@ -97,6 +97,8 @@ def _alone_s(plan: Plan, hw: HardwareSpec) -> float:
     """Return the model's seconds on one worker, without the costs of launches."""
     seconds = 0.0
     for choice in plan.choices:
+        if choice.runs_once:
+            continue
         launch_s = sum(stage.seconds for stage in choice.estimate.stages if stage.name == "launch")
         seconds += (choice.estimate.seconds - launch_s) * min(hw.num_cores, choice.program.grid)
     return seconds

@@ -49,7 +49,7 @@ def find_notes(
     units = _square_notes(cache, hw, constraints, ranked, plan)
     units |= explain_units(cache, hw, constraints, ranked, plan, floor.seconds)
     if above_floor and _is_worth_saying(plan, floor, hw):
-        slowest = max(zip(ranked.groups, plan.choices, strict=True), key=lambda pair: pair[1].estimate.seconds)[0].name
+        slowest = ranked.groups[plan.choices.index(plan.dominant_choice)].name
         ratio = f"{plan.estimate.seconds / floor.seconds:.1f} times the program's floor"
         if slowest in units:
             units[slowest] += f"; {ratio}"

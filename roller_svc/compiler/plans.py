@@ -137,7 +137,7 @@ def best_plans(candidates_by_group: tuple[tuple[Candidate, ...], ...], top_k: in
     """Return the `top_k` fastest combinations of one candidate per group, by best-first search."""
 
     def ranking_seconds(indices: tuple[int, ...]) -> float:
-        return sum(candidates[i].ranking_seconds for candidates, i in zip(candidates_by_group, indices, strict=True))
+        return Plan(tuple(candidates[i] for candidates, i in zip(candidates_by_group, indices, strict=True))).ranking_seconds
 
     first = (0,) * len(candidates_by_group)
     heap, seen = [(ranking_seconds(first), first)], {first}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from roller_svc.families import model_of
-from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import CompiledKernel
@@ -22,7 +22,7 @@ def reestimate_plan(plan: Plan, groups: Sequence[KernelGroup], compiled: Compile
     for group, choice in zip(groups, plan.choices, strict=True):
         used = compiled.resources[compiled.source.main_launch(group.name)]
         again = model_of(group, choice.program, hw).estimate(choice.program, used)
-        choices.append(Candidate(choice.program, again))
+        choices.append(replace(choice, estimate=again, tie_break_factor=1.0))
     return Plan(tuple(choices))
 
 

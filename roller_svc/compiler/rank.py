@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from roller_svc.compiler.constraints import ConstrainedPrograms, apply_constraints, unmet_constraints_error
@@ -96,6 +96,8 @@ def rank_units(
     if not best:
         raise unmet_constraints_error(group, constraints.tiles, wanted)
     candidates = tie_breaks.candidates([*best, *_best_of_absent_views(heads, best, tie_breaks)])
+    if group.runs_once:
+        candidates = (replace(candidates[0], runs_once=True),)  # no other one makes calls faster
     return candidates, _merge_constructions(found, units.unsupported_units, _fastest_roofline(roofs))
 
 

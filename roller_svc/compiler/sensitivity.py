@@ -29,6 +29,8 @@ def _seconds(plan: Plan, groups: Sequence[KernelGroup], hw: HardwareSpec) -> flo
     units = {unit.name: unit for unit in hw.units}
     total = 0.0
     for group, choice in zip(groups, plan.choices, strict=True):
+        if choice.runs_once:
+            continue
         program = replace(choice.program, unit=units[choice.program.unit.name])
         total += model_of(group, program, hw).estimate(program).seconds
     return total

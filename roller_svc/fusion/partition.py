@@ -180,6 +180,7 @@ def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> It
         marked = replace(group, constants=constant_inputs, space=replace(group.space, accesses=accesses))
         if marked.is_constant(program.outputs):
             constants |= {name for name, _ in marked.stored}
+            marked = replace(marked, runs_once=True)
         yield marked
 
 

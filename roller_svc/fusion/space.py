@@ -89,13 +89,17 @@ def _k_bounds(c: Contraction, second: Contraction | None, axes: Sequence[TileAxi
 
 
 def _zero_conditions(c: Contraction) -> list[Expr]:
-    """Return conditions where one of which fails the product is 0."""
-    found = list(conjuncts(c.guard))
+    """Return conditions; where one of them fails, the product is 0.
+
+    Conditions of operands vary with rows or columns, unlike the end of a part of k.
+    """
+    found = dict.fromkeys(conjuncts(c.guard))
+    varying = {axis.name for axis in (*c.m, *c.n)}
     for operand, other in ((c.a, c.b), (c.b, c.a)):
         values = value_dtype(other)
         if values is None or not values.is_float:
-            found += _guard_of(operand)
-    return found
+            found |= dict.fromkeys(cond for cond in _guard_of(operand) if not varying.isdisjoint(axes_of(cond)))
+    return list(found)
 
 
 def _guard_of(operand: Expr) -> tuple[Expr, ...]:

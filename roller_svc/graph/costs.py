@@ -59,12 +59,7 @@ class CostTable:
             best = rank_partitions(PartitionCache(program), self.hw, 1, ScheduleConstraints(winograd=self.winograd))[0]
         except NoCandidateError:
             return None
-        # groups of constants alone run once, when the model is built
-        live = [
-            candidates[0].estimate.seconds
-            for group, candidates in zip(best.groups, best.candidates, strict=True)
-            if not group.is_constant(program.outputs)
-        ]
+        live = [candidates[0].estimate.seconds for candidates in best.candidates if not candidates[0].runs_once]
         return [len(live), sum(live)]
 
 

@@ -18,13 +18,14 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimated time of a kernel."""
+    """The estimated time of a call of a kernel."""
 
     seconds: float
     stages: tuple[StageCost, ...]
     occupancy: float  # active warps over the most a core can hold; CPU: fraction of the threads that have work
     waves: int  # times that the grid fills the device
     uncertainty: float  # factor within which the measured time is expected
+    once_s: float = 0.0  # of launches that read constants alone and run once, before all calls; not part of `seconds`
 
     @property
     def bound(self) -> str:
@@ -80,6 +81,7 @@ class Candidate:
     program: RProgram
     estimate: Estimate
     tie_break_factor: float = 1.0  # multiplies the seconds in rankings
+    runs_once: bool = False  # its group reads constants alone, so that it is part of no call
 
     @property
     def ranking_seconds(self) -> float:

@@ -342,6 +342,7 @@ class KernelGroup:
     operands: ContractionOperands | None = None
     attention: Attention | None = None
     constants: frozenset[str] = frozenset()  # inputs that are the same in every call
+    runs_once: bool = False  # it depends on constants alone, and writes none of the program's outputs
 
     @property
     def row_reduction(self) -> TensorExpr | None:

@@ -33,8 +33,8 @@ class Plan:
 
     @property
     def estimate(self) -> Estimate:
-        """Return the sum of the estimates, stage by stage: the groups run one after the other."""
-        parts = [c.estimate for c in self.choices]
+        """Return the sum of the estimates, stage by stage: the groups run one after the other, some of them once."""
+        parts = [c.estimate for c in self._calls]
         seconds = sum(p.seconds for p in parts)
         stages: dict[str, float] = {}
         for part in parts:
@@ -47,17 +47,23 @@ class Plan:
             occupancy=sum(w * p.occupancy for w, p in zip(weight, parts, strict=True)),
             waves=max(p.waves for p in parts),
             uncertainty=math.prod(p.uncertainty**w for w, p in zip(weight, parts, strict=True)),
+            once_s=sum(c.estimate.seconds for c in self.choices if c.runs_once),
         )
+
+    @property
+    def _calls(self) -> tuple[Candidate, ...]:
+        """Return the choices that run in every call."""
+        return tuple(c for c in self.choices if not c.runs_once)
 
     @property
     def ranking_seconds(self) -> float:
         """Return the seconds by which plans are ranked."""
-        return sum(c.ranking_seconds for c in self.choices)
+        return sum(c.ranking_seconds for c in self._calls)
 
     @property
     def dominant_choice(self) -> Candidate:
-        """Return the choice that takes longest."""
-        return max(self.choices, key=lambda c: c.estimate.seconds)
+        """Return the choice that takes longest in a call."""
+        return max(self._calls, key=lambda c: c.estimate.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,11 +154,9 @@ def move_mask(node: Node) -> Node:
 
 
 def move_float_mask(node: Node) -> Node:
-    """Do as move_mask where the mask comes to a factor with its axes: on another one, it keeps other NaN out."""
+    """Do as move_mask, but leave a mask at its product or factor: at the product, kernels leave masked tiles out."""
     match node:
-        case ("part", ("*", _, _)) | ("*", ("part", _), _):
-            return node
-        case ("where" | "when", ("*", left, _)) if "n]" in str(left):
+        case ("where" | "when" | "part", ("*", _, _)) | ("*", ("where" | "when" | "part", _), _):
             return node
     return move_mask(node)
 

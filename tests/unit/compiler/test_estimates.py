@@ -21,9 +21,15 @@ from roller_svc.compiler.estimates.worker import (
     compute_estimates,
     estimate_slice,
 )
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import estimate_program
 from roller_svc.errors import ArgumentError
-from roller_svc.frontend.parse import parse_forms
+from roller_svc.frontend.parse import parse, parse_forms
+from roller_svc.graph.costs import CostTable
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.graph import Constant, OpNode
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import TensorType
 
 H200 = hardware.load("nvidia-h200-sxm")
 SIDE = {"A": ("float32", (512, 512)), "B": ("float32", (512, 512))}
@@ -214,7 +220,7 @@ def test_the_floor_has_the_traffic_of_the_program_and_the_best_unit_of_its_types
     "text",
     [
         "y[m, n]: float32 +=! -(a[m, k] * b[k, n])",
-        "y[m, n]: float32 +=! (a[m, k] * b[k, n]).when([k <= m], 0.0)",
+        "y[m, n]: float32 +=! (a[m, k] * b[k, n]).when([(k + m) % 2 == 0], 0.0)",
         "t[m, n]: float32 +=! a[m, k] * b[k, n]\ny[m, n] = t[m, n] + 1.0",  # the intermediate is no traffic
         "y[m, n]: float32 +=! a[m, k] * b[k, n] * a[m, n]",
     ],
@@ -222,6 +228,12 @@ def test_the_floor_has_the_traffic_of_the_program_and_the_best_unit_of_its_types
 def test_the_floor_does_not_depend_on_the_spelling(text: str) -> None:
     (plain,), (other,) = (estimate_item(Item(t, HALF, ["y"]), ["nvidia-h200-sxm"], 1) for t in (PLAIN, text))
     assert other.floor.seconds == pytest.approx(plain.floor.seconds, rel=0.01)
+
+
+def test_the_floor_has_the_points_that_a_guard_leaves() -> None:
+    guarded = "y[m, n]: float32 +=! where(k <= m, a[m, k] * b[k, n], 0.0)"
+    (plain,), (other,) = (estimate_item(Item(t, HALF, ["y"]), ["nvidia-h200-sxm"], 1) for t in (PLAIN, guarded))
+    assert other.floor.operations == pytest.approx(plain.floor.operations / 2, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -284,3 +296,21 @@ def test_processes_for_estimates_load_no_compilers_texts() -> None:
     code = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_launches_that_read_constants_alone_are_no_part_of_a_call() -> None:
+    types = {"a": TensorType(DType.FLOAT16, (4096, 4096)), "b": TensorType(DType.FLOAT16, (4096, 4096))}
+    each_call = parse("y[m, n] +=! a[m, k] * where(k <= n, b[k, n], 0.0)", types)
+    prepared = replace(each_call, constants=("b",))
+    (before, after) = (estimate_program(PartitionCache(program), H200).plans[0] for program in (each_call, prepared))
+    assert [choice.runs_once for choice in before.choices] == [False, False]
+    assert [choice.runs_once for choice in after.choices] == [True, False]
+    assert before.estimate.once_s == 0.0 < after.estimate.once_s
+    assert after.estimate.seconds + after.estimate.once_s == pytest.approx(before.estimate.seconds)
+    assert after.estimate.seconds == after.ranking_seconds == after.dominant_choice.estimate.seconds
+    stages = {stage.name: stage.seconds for stage in after.estimate.stages}
+    assert stages == {stage.name: stage.seconds for stage in after.choices[1].estimate.stages}
+    node = OpNode("product", "fused", each_call, ("a", "b"), ("y",))
+    cost = CostTable(H200).cost(node, {"b": Constant("", types["b"])})
+    assert cost is not None
+    assert (cost.kernels, cost.seconds) == (1, after.estimate.seconds)

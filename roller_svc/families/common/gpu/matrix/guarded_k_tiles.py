@@ -32,7 +32,7 @@ class GuardedKTiles:
     def range(self) -> KTileRange:
         if self.space.k_bounds is None:
             return KTileRange(num(0), num(self.steps), self.steps)
-        return KTileRange(ref(FIRST), ref(COUNT), self.steps)
+        return KTileRange(ref(FIRST) if self.space.k_bounds.lowers else num(0), ref(COUNT), self.steps)
 
     def bind(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind the first k-tile and the number of k-tiles around the nodes."""
@@ -48,8 +48,8 @@ class GuardedKTiles:
         end: Expr = num(self.steps)
         for upper in bounds.uppers:
             end = min_(end, div(add(max_bound_index(upper, spans), num(self.depth)), self.depth))
-        nodes = (Let(COUNT, max_(sub(end, ref(FIRST)), num(1)), nodes),)
-        return (Let(FIRST, min_(div(first, self.depth), num(self.steps - 1)) if bounds.lowers else num(0), nodes),)
+        nodes = (Let(COUNT, max_(sub(end, self.range.first), num(1)), nodes),)
+        return (Let(FIRST, min_(div(first, self.depth), num(self.steps - 1)), nodes),) if bounds.lowers else nodes
 
 
 def block_index(axis: TileAxis) -> str:
