@@ -13,9 +13,8 @@ from roller_svc.compiler.donation import donate_targets, find_donatable
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, TargetEstimate
 from roller_svc.compiler.program_floor import EXPLAINED_RATIO
-from roller_svc.compiler.rank import rank_units
 from roller_svc.compiler.unit_notes import Alternative, explain_units, find_faster, multiply_by_inverses
-from roller_svc.errors import NoCandidateError, StrictError
+from roller_svc.errors import StrictError
 from roller_svc.families import stored_tensors
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.estimate import ProgramFloor
@@ -54,8 +53,7 @@ def find_notes(
         if slowest in units:
             units[slowest] += f"; {ratio}"
         else:
-            reason = _attention_refusal(cache, hw, constraints, ranked) or above_floor
-            units[slowest] = f"{ratio}: {reason}{find_faster(_alternatives(cache, constraints), hw, plan, {})}"
+            units[slowest] = f"{ratio}: {above_floor}{find_faster(_alternatives(cache, constraints), hw, plan, {})}"
     return (*_program_notes(cache.program), *units.values(), *_workspace_notes(cache.program, hw, ranked, plan))
 
 
@@ -65,18 +63,6 @@ def _is_worth_saying(plan: Plan, floor: ProgramFloor, hw: HardwareSpec) -> bool:
     cold_s = max(floor.arithmetic_s, from_dram_s) + floor.launch_s
     excess_s = plan.estimate.seconds - floor.seconds
     return plan.estimate.seconds > EXPLAINED_RATIO * cold_s and excess_s > MIN_LAUNCHES * hw.limits.launch_overhead_s
-
-
-def _attention_refusal(cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints, ranked: RankedPartition) -> str:
-    """Return why attention is not one kernel of a plan; "" if it is, or the model prefers several."""
-    is_one_kernel = any(group.attention is not None for group in ranked.groups)
-    for group in () if is_one_kernel else cache.groups(hw):
-        if group.attention is not None:
-            try:
-                rank_units(group, hw, 1, constraints, cache.footprints)
-            except NoCandidateError as refusal:
-                return f"attention: {refusal.message}"
-    return ""
 
 
 def add_notes(

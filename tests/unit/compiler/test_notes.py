@@ -127,18 +127,6 @@ def test_scales_of_narrow_weights_are_named_where_they_are_faster_after_the_sum(
         assert not any("after the sum" in note for note in notes(text, inputs | {"x": ("float16", (512, 2048))}))
 
 
-def test_attention_that_no_tile_fits_says_which_rule_it_breaks() -> None:
-    cache = ("float8_e4m3fn", (8192, 16, 8, 576))
-    text = """
-    s[b, h, n]: float32 +=! q[b, h, d] * k[t[b, n // 16], n % 16, h // 8, d].cast(`float32`) where n in 2048;
-    x[b, h] >=! s[b, h, n]; e[b, h, n] = exp(s[b, h, n] - x[b, h]); z[b, h] +=! e[b, h, n];
-    y[b, h, d]: float32 +=! e[b, h, n].cast(`bfloat16`) * v[t[b, n // 16], n % 16, h // 8, d].cast(`float32`);
-    o[b, h, d] = y[b, h, d] / z[b, h]
-    """
-    (note, *_) = notes(text, {"q": ("bfloat16", (64, 64, 576)), "k": cache, "v": cache, "t": ("int32", (64, 128))})
-    assert re.search("times the program's floor: attention: no tile of gpu/.* fits nvidia-h200-sxm: ", note)
-
-
 def test_conditions_on_both_factors_are_named() -> None:
     text = "c[m, n]: float32 +=! where(k <= m + n, a[m, k] * b[k, n], 0.0)"
     (note,) = notes(text, both("float16", 2048))
