@@ -204,7 +204,7 @@ class UnknownKernelError(NotFoundError):
 
 
 class RollerWarning(UserWarning):
-    """A note on a program: something slow or mistaken that the compiler sees."""
+    """A note on a program or a model: something slow or mistaken that the compiler or the runtime sees."""
 
 
 class BuildError(RollerError):

@@ -20,10 +20,13 @@ Clock = tuple[int, ...]  # for each vEU, how many of its instructions have finis
 Clocks = NDArray[np.int32]  # [order, vEU]
 
 
-def check_plan(plan: VDevicePlan) -> None:
-    """Check that every rTask is executed once and no vEU waits for ever. Raises InvariantError that names it."""
+def check_plan(plan: VDevicePlan) -> list[Clocks]:
+    """Return the clocks of a plan that executes every rTask once and has no vEU that waits for ever.
+
+    Raises InvariantError that names the rTask or the vEU otherwise.
+    """
     _check_executed_once(plan)
-    start_clocks(plan)
+    return start_clocks(plan)
 
 
 def _check_executed_once(plan: VDevicePlan) -> None:
@@ -151,9 +154,14 @@ def _check_waits(plan: VDevicePlan) -> None:
 class HappensBefore:
     """Whether all rTasks of one rOperator finish before any of another starts."""
 
-    def __init__(self, plan: VDevicePlan) -> None:
-        """Compute clocks of all rOperators. Raises InvariantError for a deadlock."""
-        clocks = start_clocks(plan)
+    def __init__(self, plan: VDevicePlan, clocks: Sequence[Clocks] | None = None) -> None:
+        """Compute clocks of all rOperators. Raises InvariantError for a deadlock.
+
+        Args:
+            plan: the plan.
+            clocks: what `check_plan` has returned for it.
+        """
+        clocks = start_clocks(plan) if clocks is None else clocks
         shape = len(plan.num_tasks), plan.num_veus
         starts = np.tile(np.array([*map(len, plan.programs)], np.int32), (shape[0], 1))
         ends = np.zeros(shape, np.int32)

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from roller_svc import hardware, toolchain
+from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import request_json, resolve_spec
-from roller_svc.frontend.parse import parse
 from roller_svc.hardware.mapping import RATES_FOR
 from roller_svc.ir import canonical
 from roller_svc.ir.constraints import WinogradMode
@@ -40,15 +40,19 @@ class ActionKey:
 
 def action_digest(request: BuildRequest) -> str:
     """Return the action's digest, "sha256:<hex>". Parse the program; raise InputError if it is invalid."""
-    return action_key(request).digest
+    return _action_digest(request, _program_content(request))
 
 
 def action_key(request: BuildRequest) -> ActionKey:
     """Return the action's key. Parse the program; raise InputError if it is invalid."""
-    program = canonical.to_json(parse(request.expression, dict(request.inputs), request.outputs))
+    program = _program_content(request)
     contents = part_contents(request)
     parts = hash_parts(contents) | {"expression": _digest({"program": program})}
     return ActionKey(_action_digest(request, program), KERNEL, parts)
+
+
+def _program_content(request: BuildRequest) -> object:
+    return canonical.to_json(parse_once(request.expression, request.inputs, request.outputs)[0])
 
 
 def part_contents(request: BuildRequest) -> dict[str, object]:

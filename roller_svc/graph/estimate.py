@@ -117,7 +117,7 @@ def _choose_lowering(
         share_memory=options.share_memory,
         alignment_bytes=options.hardware.vector_bytes,
     )
-    if needs_compiled(kind) and all(each.refused is None for each in kernels):
+    if needs_compiled(kind, [each.refused is None for each in kernels]):
         raise ArgumentError(
             f"plan {kind!r} is not estimated without a compiler: it depends on the registers of the kernels",
             code="refused-plan",

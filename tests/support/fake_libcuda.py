@@ -32,7 +32,20 @@ class FakeLibcuda:
         self.graphs: list[FakeGraph] = []
         self.launched: list[str] = []
         self.destroyed = 0
-        self.resident_blocks = 1 << 30  # of a cooperative launch
+        self.resident_blocks = 1 << 20  # of a cooperative launch
+
+    def cuCtxGetDevice(self, device: Any) -> int:
+        device._obj.value = 0
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: Any, device: Any) -> int:
+        value._obj.value = {16: 1, 95: 1}[attribute.value]  # one multiprocessor, which has cooperative launches
+        return 0
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, blocks: Any, function: Any, threads: Any, shared_bytes: Any) -> int:
+        assert function.value in self.kernels
+        blocks._obj.value = self.resident_blocks
+        return 0
 
     def cuCtxGetCurrent(self, context: Any) -> int:
         context._obj.value = 7

@@ -191,4 +191,22 @@ def lstm(hidden: int, steps: int) -> dict[str, Any]:
     return graph({"h0": state, "c0": state, "xs": tensor(steps, 1, hidden)}, constants, [scan], "h", "c", name="lstm")
 
 
+# A product on warpgroups of an H200, between nodes that can join a kernel with others.
+PARTIAL = graph(
+    {"x": tensor(128, 256, dtype="float16")},
+    {"w": constant(256, 256, dtype="float16")},
+    [
+        node("sums", "C[i]: float32 +=! A[i, j]", A="x"),
+        call("mean", "softmax", "x"),
+        node("scaled", "C[i, j]: float16 = A[i, j] * B[i]", A="mean", B="sums"),
+        node("product", "C[i, j]: float32 +=! A[i, k] * B[k, j]", A="scaled", B="w"),
+        call("soft", "softmax", "product"),
+        node("columns", "C[j] +=! A[i, j]", A="soft"),
+        node("out", "C[i] +=! A[i, j] * B[j]", A="soft", B="columns"),
+    ],
+    "out",
+    "mean",
+    name="partial",
+)
+
 RAMMER_MODELS: dict[str, dict[str, Any]] = {"encoder": LAYER, "sigmoid": SIGMOID, "lstm": lstm(16, 3)}

@@ -1,12 +1,14 @@
 """A plan of a virtual device → one cooperative kernel: a persistent block a vEU, rows as data (RAMMER, OSDI 2020, §4.1).
 
 The text has a case for each distinct function, so it depends on neither the number of vEUs nor the depth of a model.
-A vEU's rows are its instructions. An argument is a slot and an offset, as in ir/model_plan.py.
+A vEU's rows are its instructions. An argument is a slot and an offset, as in ir/model_plan.py. A kernel may be launched
+several times, each time with the tables of other rOperators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,6 +47,16 @@ ROW_WORDS = 4
 SYNC = "sync"  # the name of the memory of events
 
 
+@dataclass(frozen=True, slots=True)
+class PersistentRun:
+    """The rOperators of one launch of a persistent kernel, and the plan that executes them."""
+
+    operators: tuple[TaskOperator, ...]  # in the order of the plan's
+    # the rOperators that each one has to come after, because of data or of memory that is used again
+    predecessors: tuple[tuple[int, ...], ...]
+    plan: VDevicePlan  # what each vEU executes; its rTasks are ordered by events
+
+
 def build_persistent(
     name: str,
     operators: Sequence[TaskOperator],
@@ -63,27 +75,49 @@ def build_persistent(
         slots: the memory behind each slot.
         hw: the device.
     """
+    return build_launches(name, (PersistentRun(tuple(operators), tuple(map(tuple, predecessors)), plan),), slots, hw)
+
+
+def build_launches(name: str, runs: Sequence[PersistentRun], slots: Sequence[Buffer], hw: HardwareSpec) -> TaskKernel:
+    """Return the kernel with a launch for each run. Raises InvariantError as `build_persistent` does."""
     require_identifier(name)
+    operators = tuple(operator for run in runs for operator in run.operators)
     check_operators(operators, slots)
-    _check(operators, predecessors, plan)
     functions = distinct_functions(operators)
-    tables = _tables(operators, functions, plan)
-    inputs = table_buffers(tables)
-    words = EVENT_WORDS * (len(plan.events) + 2)
-    donated = Buffer(SYNC, "sync", Role.INPUT, DType.UINT32, (words,), donated=True)
-    sync = Buffer(SYNC, "sync_state", Role.OUTPUT, DType.UINT32, (words,))
-    launch = LaunchSpec(
-        name,
-        tuple(buffer.symbol for buffer in (*inputs, sync, *slots)),
-        (plan.num_veus, 1, 1),
-        (block_threads(functions), 1, 1),
-        shared_bytes(functions),
-        cooperative=True,
-    )
-    text = _text(name, list(functions), len(plan.events), slots, hw.arch)
-    buffers = (*inputs, donated, sync, *slots)
-    language = dialect_of(hw.arch).language
-    return TaskKernel(KernelSource(name, language, hw.arch, text, buffers, (launch,), runtime_checks(functions)), tables)
+    tables: dict[str, Table] = {}
+    buffers: list[Buffer] = []
+    states: list[Buffer] = []
+    launches: list[LaunchSpec] = []
+    for number, run in enumerate(runs):
+        _check(run.operators, run.predecessors, run.plan)
+        own = {_numbered(table, number): rows for table, rows in _tables(run.operators, functions, run.plan).items()}
+        tables |= own
+        inputs = table_buffers(own)
+        state, before, after = (_numbered(each, number) for each in (SYNC, "sync", "sync_state"))
+        words = EVENT_WORDS * (len(run.plan.events) + 2)
+        donated = Buffer(state, before, Role.INPUT, DType.UINT32, (words,), donated=True)
+        sync = Buffer(state, after, Role.OUTPUT, DType.UINT32, (words,))
+        buffers += (*inputs, donated, sync)
+        states.append(sync)
+        launches.append(
+            LaunchSpec(
+                name,
+                tuple(buffer.symbol for buffer in (*inputs, sync, *slots)),
+                (run.plan.num_veus, 1, 1),
+                (block_threads(functions), 1, 1),
+                shared_bytes(functions),
+                cooperative=True,
+            )
+        )
+    text = _text(name, list(functions), slots, hw.arch)
+    language, checks = dialect_of(hw.arch).language, runtime_checks(functions)
+    source = KernelSource(name, language, hw.arch, text, (*buffers, *slots), tuple(launches), checks)
+    return TaskKernel(source, tables, tuple(states))
+
+
+def _numbered(name: str, number: int) -> str:
+    """Return the name of what each launch has. The first has it as it is."""
+    return f"{name}{number}" if number else name
 
 
 def _check(
@@ -91,12 +125,12 @@ def _check(
     predecessors: Sequence[Sequence[int]],
     plan: VDevicePlan,
 ) -> None:
-    check_plan(plan)
+    clocks = check_plan(plan)
     if tuple(each.function.tasks for each in operators) != plan.num_tasks:
         raise InvariantError("the plan's rTasks are not those of its rOperators")
     if any(not isinstance(each, Execute | WaitEvent) for program in plan.programs for each in program):
         raise InvariantError("a plan for GPUs orders rTasks by events, got barriers")
-    order = HappensBefore(plan)
+    order = HappensBefore(plan, clocks)
     for operator, before in enumerate(predecessors):
         for each in before:
             if not order.before(each, operator):
@@ -106,7 +140,7 @@ def _check(
 
 
 def _tables(operators: Sequence[TaskOperator], functions: Mapping[TaskFunction, int], plan: VDevicePlan) -> dict[str, Table]:
-    """Return rows, the first row of each vEU, and arguments.
+    """Return rows, the first row of each vEU with the end of the last and the number of events, and arguments.
 
     A row is {u8 opcode, u8 flags, u16 function, u32 arguments, u32 first, u16 count, u16 event}. A wait has the event's
     arrivals as `first`.
@@ -128,11 +162,12 @@ def _tables(operators: Sequence[TaskOperator], functions: Mapping[TaskFunction, 
                     count = min(MAX_COUNT, end - first)
                     rows.append((code, first_argument[instruction.operator], first, count | event))
         starts.append(len(rows))
+    starts.append(len(plan.events))
     row_table = np.array(rows, np.uint32).reshape(-1, ROW_WORDS)
     return {"rows": row_table, "starts": np.array(starts, np.uint32), "arguments": arguments}
 
 
-def _text(name: str, functions: Sequence[TaskFunction], num_events: int, slots: Sequence[Buffer], arch: Arch) -> str:
+def _text(name: str, functions: Sequence[TaskFunction], slots: Sequence[Buffer], arch: Arch) -> str:
     tables = "const unsigned int *rows, const unsigned int *starts, const unsigned int *arguments, unsigned int *sync"
     return f"""{function_texts(functions, EVENT_WRAPPERS, arch)}
 extern "C" __global__ void __launch_bounds__({block_threads(functions)}, 1)
@@ -160,6 +195,8 @@ extern "C" __global__ void __launch_bounds__({block_threads(functions)}, 1)
     }}
     if (threadIdx.x == 0 && (code >> 8 & {ARRIVES})) event_arrive(sync, event, count);
   }}
-  if (threadIdx.x == 0 && event_finish(sync, {num_events}) + 1 == next_epoch * gridDim.x) sync[0] = next_epoch;
+  if (threadIdx.x) return;
+  const unsigned int last = starts[gridDim.x + 1];
+  if (event_finish(sync, last) + 1 == next_epoch * gridDim.x) sync[0] = next_epoch;
 }}
 """

@@ -38,12 +38,13 @@ class TaskOperator:
 class TaskKernel:
     """A kernel of many operators and its tables.
 
-    The memory `sync` of a cooperative kernel is zero before the first run, and kept between runs. After a run that was
-    aborted it is zeroed.
+    A state of a cooperative kernel is zero before the first run, and kept between runs. After a run that was aborted it
+    is zeroed.
     """
 
     source: KernelSource
     tables: Mapping[str, Table]  # by the name of their buffer
+    states: tuple[Buffer, ...] = ()  # of each cooperative launch: the memory of its events
 
 
 def distinct_functions(operators: Sequence[TaskOperator]) -> dict[TaskFunction, int]:

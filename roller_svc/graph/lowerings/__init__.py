@@ -62,9 +62,13 @@ class ChosenLowering:
         return replace(plan, lowering=self.kind)
 
 
-def needs_compiled(kind: str | None) -> bool:
-    """Return whether the estimate of a kind of lowering depends on the resources of compiled kernels."""
-    return any(each.kind == kind and each.build is not None for each in LOWERINGS)
+def needs_compiled(kind: str | None, joins: Sequence[bool]) -> bool:
+    """Return whether the estimate of a kind of lowering depends on the resources of compiled kernels.
+
+    `joins`: which kernels can join others. Without enough of them the lowering is refused anyway.
+    """
+    lowering = next((each for each in LOWERINGS if each.kind == kind and each.build is not None), None)
+    return lowering is not None and (any(joins) if lowering.is_partial else all(joins))
 
 
 def check_lowering(kind: str, hw: HardwareSpec) -> None:

@@ -12,8 +12,9 @@ from roller_svc.graph.lowerings.lowering import (
     kernel_seconds,
 )
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.model_plan import AS_GRAPH
 
-KIND = "graph"
+KIND = AS_GRAPH
 MAX_NODES = 1 << 16  # about 0.5 KB of device memory each
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roller_svc.graph.lowerings.lowering import Lowering, LoweringEstimate, UnrolledPlan, count_operations, kernel_seconds
+from roller_svc.graph.lowerings.lowering import Lowering, LoweringEstimate, UnrolledPlan, count_operations, launch_seconds
 from roller_svc.ir.hardware import HardwareSpec
 
 KIND = "launches"
@@ -14,8 +14,7 @@ def refuse(_: HardwareSpec) -> None:
 
 def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate:
     """Return the seconds of the kernels, with the overhead of a launch for each operation."""
-    operations = count_operations(unrolled)
-    return LoweringEstimate(kernel_seconds(unrolled, hw) + operations * hw.limits.launch_overhead_s, operations)
+    return LoweringEstimate(launch_seconds(unrolled, hw), count_operations(unrolled))
 
 
 LAUNCHES = Lowering(KIND, refuse, estimate)

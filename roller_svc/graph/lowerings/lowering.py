@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from roller_svc.analysis.step_order import find_predecessors
@@ -34,6 +34,10 @@ class UnrolledPlan:
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """The steps that have to finish before each one."""
         return find_predecessors(self.plan, self.steps)
+
+    def select(self, numbers: Sequence[int]) -> UnrolledPlan:
+        """Return the plan with some of its steps."""
+        return replace(self, steps=tuple(self.steps[number] for number in numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Lowering:
     estimate: Callable[[UnrolledPlan, HardwareSpec], LoweringEstimate | Refusal]
     # the plan that runs a kernel of its own, its last one, with the estimate of a call; None: the plan as it is
     build: Callable[[UnrolledPlan, HardwareSpec, LoadTasks, Weights, float], ModelPlan] | None = None
+    is_partial: bool = False  # whether steps that cannot join its kernel are launches of their own
 
 
 def kernel_seconds(unrolled: UnrolledPlan, hw: HardwareSpec, factors: Sequence[float] | None = None) -> float:
@@ -92,3 +97,8 @@ def step_seconds(unrolled: UnrolledPlan, step: KernelStep | CopyStep, hw: Hardwa
 def count_operations(unrolled: UnrolledPlan) -> int:
     """Return how many kernels, copies and fills with zeros a call has."""
     return sum(1 + len(step.zeroed) if isinstance(step, KernelStep) else 1 for step in unrolled.steps)
+
+
+def launch_seconds(unrolled: UnrolledPlan, hw: HardwareSpec) -> float:
+    """Return the seconds of all work of a call, with the overhead of a launch for each operation."""
+    return kernel_seconds(unrolled, hw) + count_operations(unrolled) * hw.limits.launch_overhead_s

@@ -1,14 +1,20 @@
-"""A persistent kernel: one cooperative launch whose blocks execute all operators and wait for events in between."""
+"""Persistent kernels: cooperative launches whose blocks execute many operators and wait for events in between.
+
+Steps that cannot be rTasks are launches of their own. Those between them are executed by launches of one kernel.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from roller_svc.codegen.cuda.persistent import SYNC, build_persistent
-from roller_svc.errors import require
+from roller_svc.codegen.cuda.persistent import PersistentRun, build_launches
+from roller_svc.codegen.cuda.task_kernel import TaskKernel
+from roller_svc.errors import InvariantError, require
 from roller_svc.graph.lowerings.joined import (
-    JoinedSteps,
+    NOT_JOINABLE_CODE,
     find_refusal,
+    find_step_refusal,
     join_steps,
     occupancy_factors,
     refuse_device,
@@ -21,19 +27,33 @@ from roller_svc.graph.lowerings.lowering import (
     LoweringEstimate,
     Refusal,
     UnrolledPlan,
+    count_operations,
     kernel_seconds,
+    launch_seconds,
     step_seconds,
 )
+from roller_svc.graph.lowerings.segments import cut_into_segments
 from roller_svc.graph.memory import align
 from roller_svc.graph.rammer.ranges import schedule_by_ranges
 from roller_svc.graph.rammer.wavefront import find_waves
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.model_plan import ARENA, Address, KernelStep, ModelPlan
+from roller_svc.ir.model_plan import ARENA, Address, KernelStep, ModelPlan, Step
 from roller_svc.ir.vdevice import VDevicePlan, executes
 
 KIND = "persistent"
 BLOCKS_PER_CORE = 1
+OPERATIONS = 2  # of a launch: the fill of its events with zeros comes before it
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Steps with the seconds of a call that they take."""
+
+    part: UnrolledPlan
+    steps: tuple[int, ...]
+    is_joined: bool
+    seconds: float
 
 
 def refuse(hw: HardwareSpec) -> Refusal | None:
@@ -45,52 +65,111 @@ def refuse(hw: HardwareSpec) -> Refusal | None:
 
 
 def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Refusal:
-    """Return the seconds of the kernels with one block a core, of a signal and a wait between waves, and of the launch.
+    """Return the seconds of a call: of the launches of the kernel, and of the steps that cannot join.
 
     Operators of a wave count one after the other: how well they share a device is not modelled.
     """
-    refused = find_refusal(unrolled, hw)
+    segments = _cut(unrolled, hw)
+    if isinstance(segments, Refusal):
+        return segments
+    operations = sum(OPERATIONS if each.is_joined else count_operations(each.part) for each in segments)
+    return LoweringEstimate(sum(each.seconds for each in segments), operations)
+
+
+def _cut(unrolled: UnrolledPlan, hw: HardwareSpec) -> tuple[_Segment, ...] | Refusal:
+    """Return the segments of a call, of which at least one is joined, or why none can be.
+
+    A segment whose launches cost less than joining it stays launches. If that holds for all, all are joined: the seconds
+    of this lowering then tell that another one is better.
+    """
+    refusals = [find_step_refusal(unrolled, step) for step in unrolled.steps]
+    cut = cut_into_segments(unrolled.predecessors, [refused is None for refused in refusals])
+    joined = [number for segment in cut if segment.is_joined for number in segment.steps]
+    refused = find_refusal(unrolled.select(joined) if joined else unrolled, hw)
     if refused is not None:
         return refused
+    if not joined:
+        return Refusal("a call has no two operations that one kernel may execute", NOT_JOINABLE_CODE)
+    factors = dict(zip(joined, occupancy_factors(unrolled.select(joined), hw, BLOCKS_PER_CORE), strict=True))
+    segments: list[_Segment] = []
+    for each in cut:
+        part = unrolled.select(each.steps)
+        seconds = _joined_seconds(part, [factors[step] for step in each.steps], hw) if each.is_joined else launch_seconds(part, hw)
+        segments.append(_Segment(part, each.steps, each.is_joined, seconds))
+    better = [replace(each, is_joined=False, seconds=min(each.seconds, launch_seconds(each.part, hw))) for each in segments]
+    chosen = [one if one.seconds <= other.seconds else other for one, other in zip(segments, better, strict=True)]
+    return tuple(chosen if any(each.is_joined for each in chosen) else segments)
+
+
+def _joined_seconds(part: UnrolledPlan, factors: Sequence[float], hw: HardwareSpec) -> float:
+    """Return the seconds of a launch with one block a core: of its work, of a signal and a wait between waves."""
     limits = hw.limits
     cooperative_s, signal_s, wait_s = (
         require(each, "time in the limits of a device") for each in (limits.cooperative_launch_s, limits.signal_s, limits.wait_s)
     )
-    waves = len(find_waves(unrolled.predecessors))
-    seconds = kernel_seconds(unrolled, hw, occupancy_factors(unrolled, hw, BLOCKS_PER_CORE))
+    waves = len(find_waves(part.predecessors))
+    seconds = kernel_seconds(part, hw, factors)
     seconds += table_seconds(waves, hw) + (waves - 1) * (signal_s + wait_s)
-    seconds += cooperative_s + limits.launch_overhead_s  # the fill of the events with zeros
-    return LoweringEstimate(seconds, 2)
+    return seconds + cooperative_s + limits.launch_overhead_s  # the fill of the events with zeros
 
 
 def build(unrolled: UnrolledPlan, hw: HardwareSpec, load_tasks: LoadTasks, weights: Weights, seconds: float) -> ModelPlan:
-    """Return the plan whose step is the kernel. Its events lie behind the arena, and are zero before each call."""
-    joined = join_steps(unrolled, load_tasks)
-    device = _schedule(unrolled, joined, hw)
-    kernel = build_persistent("roller_persistent", joined.operators, joined.predecessors, device, joined.slots, hw)
-    events = Address(ARENA, align(unrolled.plan.arena_bytes))
-    (launch,) = kernel.source.launches
-    (state,) = (each for each in kernel.source.buffers if each.symbol in launch.args and each.name == SYNC)
-    source = replace(kernel.source, launches=(replace(launch, zeroed=(state.symbol,)),))
-    kernel = replace(kernel, source=source)
-    nodes = ", ".join(dict.fromkeys(step.node for step in unrolled.steps))
-    plan = run_kernel(unrolled.plan, kernel, joined, [nodes], seconds, weights, {state.symbol: events})
-    (step,) = plan.steps
-    arrivals = _nodes_of_events(unrolled, device)
-    counted = replace(step, zeroed=((events, state.bytes),), events=arrivals) if isinstance(step, KernelStep) else step
-    return replace(plan, steps=(counted,), arena_bytes=events.offset_bytes + align(state.bytes))
+    """Return the plan with a launch of the kernel for each joined segment.
+
+    The events of the launches lie behind the arena, and are zero before each call. The steps as they were are the
+    fallback of a device that holds fewer blocks at once.
+    """
+    segments = _cut(unrolled, hw)
+    if isinstance(segments, Refusal):
+        raise InvariantError(f"a plan that is refused is built: {segments.reason}")
+    joined = [each for each in segments if each.is_joined]
+    operators = join_steps(unrolled.select([step for each in joined for step in each.steps]), load_tasks)
+    runs: list[PersistentRun] = []
+    first = 0
+    for each in joined:
+        own = operators.operators[first : first + len(each.steps)]
+        device = _schedule(each.part, [operator.function.tasks for operator in own], hw)
+        runs.append(PersistentRun(own, each.part.predecessors, device))
+        first += len(own)
+    kernel = _with_zeroed_states(build_launches("roller_persistent", runs, operators.slots, hw))
+    events: dict[str, Address] = {}
+    end = align(unrolled.plan.arena_bytes)
+    for state in kernel.states:
+        events[state.symbol] = Address(ARENA, end)
+        end += align(state.bytes)
+    nodes = [", ".join(dict.fromkeys(step.node for step in each.part.steps)) for each in joined]
+    joined_s = sum(each.seconds for each in joined)
+    plan = run_kernel(unrolled.plan, kernel, operators, nodes, joined_s, weights, events)
+    steps: list[Step] = []
+    launches = iter(zip(plan.steps, kernel.states, runs, strict=True))
+    for each in segments:
+        if not each.is_joined:
+            steps += each.part.steps
+            continue
+        step, state, run = next(launches)
+        if not isinstance(step, KernelStep):
+            raise InvariantError(f"{step.node} is no launch of the kernel")
+        arrivals = _nodes_of_events(each.part, run.plan)
+        steps.append(replace(step, zeroed=((events[state.symbol], state.bytes),), events=arrivals))
+    return replace(plan, steps=tuple(steps), fallback=unrolled.plan.steps, arena_bytes=end)
 
 
-def _schedule(unrolled: UnrolledPlan, joined: JoinedSteps, hw: HardwareSpec) -> VDevicePlan:
-    tasks = [each.function.tasks for each in joined.operators]
-    task_s = [step_seconds(unrolled, step, hw) / count for step, count in zip(unrolled.steps, tasks, strict=True)]
-    return schedule_by_ranges(tasks, joined.predecessors, BLOCKS_PER_CORE * hw.num_cores, task_s)
+def _with_zeroed_states(kernel: TaskKernel) -> TaskKernel:
+    """Return the kernel whose events are zero before each launch."""
+    launches = kernel.source.launches
+    zeroed = tuple(replace(launch, zeroed=(state.symbol,)) for launch, state in zip(launches, kernel.states, strict=True))
+    return replace(kernel, source=replace(kernel.source, launches=zeroed))
 
 
-def _nodes_of_events(unrolled: UnrolledPlan, device: VDevicePlan) -> tuple[str, ...]:
+def _schedule(part: UnrolledPlan, tasks: Sequence[int], hw: HardwareSpec) -> VDevicePlan:
+    task_s = [step_seconds(part, step, hw) / count for step, count in zip(part.steps, tasks, strict=True)]
+    return schedule_by_ranges(tasks, part.predecessors, BLOCKS_PER_CORE * hw.num_cores, task_s)
+
+
+def _nodes_of_events(part: UnrolledPlan, device: VDevicePlan) -> tuple[str, ...]:
     """Return the node whose rTasks arrive at each event."""
     found = {each.arrives: each.operator for _, _, each in executes(device) if each.arrives is not None}
-    return tuple(unrolled.steps[found[event]].node for event in range(len(device.events)))
+    return tuple(part.steps[found[event]].node for event in range(len(device.events)))
 
 
-PERSISTENT = Lowering(KIND, refuse, estimate, build)
+PERSISTENT = Lowering(KIND, refuse, estimate, build, is_partial=True)

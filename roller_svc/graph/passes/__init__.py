@@ -11,9 +11,11 @@ from roller_svc.graph.passes.batching import batch_operators
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
+from roller_svc.graph.passes.forms import choose_forms
 from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.passes.layouts import choose_layouts
+from roller_svc.graph.passes.updates import update_states
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph, iter_nodes, verify
 
@@ -34,12 +36,15 @@ def run_passes(graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool =
         ("fold_batch_norms", lambda g: fold_batch_norms(g, weights)),
         ("merge_duplicates", merge_duplicates),
         ("remove_dead_nodes", remove_dead_nodes),
+        ("choose_forms", lambda g: choose_forms(g, costs)),
     ]
     if fuse:
         passes.append(("batch_operators", lambda g: batch_operators(g, costs)))
         passes.append(("fuse_operators", lambda g: fuse_operators(g, costs)))
         passes.append(("fuse_horizontally", lambda g: fuse_horizontally(g, weights, costs)))
         passes.append(("choose_layouts", lambda g: choose_layouts(g, costs)))
+    if graph.states:
+        passes.append(("update_states", update_states))
     reports = []
     graph = verify(graph)
     for name, run in passes:

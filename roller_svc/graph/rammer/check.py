@@ -16,7 +16,7 @@ def check_step(step: VDeviceStep, kernels: Sequence[ModelKernel]) -> None:
     Every rTask is executed once, no vEU waits for ever, and of two rOperators that use the same memory, one of them to
     write, the one of the earlier step happens before the other.
     """
-    check_plan(step.plan)
+    clocks = check_plan(step.plan)
     expected = [_num_tasks(step, number, kernels) for number in range(len(step.operators))]
     if expected != list(step.plan.num_tasks) or len(set(step.operators)) != len(step.operators):
         raise InvariantError(f"{step.node}: the plan's rTasks are not those of its steps")
@@ -27,7 +27,8 @@ def check_step(step: VDeviceStep, kernels: Sequence[ModelKernel]) -> None:
         for address, size, is_write in _accesses(step, number, kernels)
         if address.slot not in (WEIGHTS, PACKED)
     ]
-    for first, second in unordered_accesses(accesses, HappensBefore(step.plan), lambda number: _position(step, number)):
+    order = HappensBefore(step.plan, clocks)
+    for first, second in unordered_accesses(accesses, order, lambda number: _position(step, number)):
         both = f"{_described(step, first)} and {_described(step, second)}"
         raise InvariantError(f"{both} use the same memory, and nothing orders them")
 

@@ -15,7 +15,7 @@ def count_veus(kernel: CompiledKernel, hw: HardwareSpec) -> int:
 
     Raises LaunchError if a core cannot hold one block.
     """
-    ((launch,), (used,)) = kernel.source.launches, kernel.resources
+    launch, used = kernel.source.launches[0], kernel.resources[0]  # all launches are those of one function
     needs = BlockResources(math.prod(launch.block), used.registers_per_thread, used.shared_bytes)
     if exceeded := exceeded_limits(needs, hw):
         raise LaunchError(f"{launch.name} cannot run on {hw.id}: {'; '.join(exceeded)}", code="persistent-too-large")
@@ -23,14 +23,15 @@ def count_veus(kernel: CompiledKernel, hw: HardwareSpec) -> int:
 
 
 def check_resident(kernel: CompiledKernel, hw: HardwareSpec) -> None:
-    """Check that all blocks of a cooperative launch fit on a device at once. Raises LaunchError if they do not.
+    """Check that all blocks of each cooperative launch fit on a device at once. Raises LaunchError if they do not.
 
     Blocks that are not resident would be waited for, but never start.
     """
-    (launch,) = kernel.source.launches
-    veus, blocks = count_veus(kernel, hw), math.prod(launch.grid)
-    if blocks > veus:
-        raise LaunchError(
-            f"{launch.name} has {blocks} vEUs, expected at most {veus}, which {hw.id} can hold at once: plan fewer vEUs",
-            code="persistent-too-large",
-        )
+    veus = count_veus(kernel, hw)
+    for launch in kernel.source.launches:
+        blocks = math.prod(launch.grid)
+        if blocks > veus:
+            raise LaunchError(
+                f"{launch.name} has {blocks} vEUs, expected at most {veus}, which {hw.id} can hold at once: plan fewer vEUs",
+                code="persistent-too-large",
+            )

@@ -17,6 +17,7 @@ from roller_svc.runtime.saved.metadata import L2_PROMOTION_BYTES, MAP_ALIGNMENT_
 
 _NO_INTERLEAVE = _FILLED_WITH_ZEROS = 0
 _COOPERATIVE_TOO_LARGE = 720  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+_MULTIPROCESSOR_COUNT, _COOPERATIVE_LAUNCH = 16, 95  # CU_DEVICE_ATTRIBUTE_...
 _WORD_BYTES, _SPAN_WORD, _SPAN_BIT = 8, 1, 21  # see LAST_DRIVER_TO_FIX
 
 
@@ -75,6 +76,20 @@ class Driver:
         status = self.library.cuLaunchCooperativeKernel(*given)
         code = "persistent-too-large" if status == _COOPERATIVE_TOO_LARGE else None
         self.check(status, f"launch of {launch.name} with {math.prod(launch.grid)} blocks at once failed", code)
+
+    def count_resident(self, function: int, launch: LaunchSpec) -> int:
+        """Return the blocks of a cooperative launch that the current context's device holds at once."""
+        device, cores, can_cooperate, blocks = (ctypes.c_int() for _ in range(4))
+        library, threads = self.library, ctypes.c_int(math.prod(launch.block))
+        self.check(library.cuCtxGetDevice(ctypes.byref(device)), "there is no current context")
+        for value, attribute in ((cores, _MULTIPROCESSOR_COUNT), (can_cooperate, _COOPERATIVE_LAUNCH)):
+            status = library.cuDeviceGetAttribute(ctypes.byref(value), ctypes.c_int(attribute), device)
+            self.check(status, f"cannot read attribute {attribute} of the device")
+        status = library.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            ctypes.byref(blocks), ctypes.c_void_p(function), threads, ctypes.c_size_t(launch.shared_bytes)
+        )
+        self.check(status, f"cannot read the occupancy of {launch.name}")
+        return blocks.value * cores.value if can_cooperate.value else 0
 
     def _encode(self, view: TensorMap, address: int) -> Any:
         storage = (ctypes.c_ubyte * (MAP_BYTES + MAP_ALIGNMENT_BYTES))()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -10,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from roller_svc.analysis.step_order import check_operands, find_predecessors
-from roller_svc.errors import LaunchError
+from roller_svc.errors import LaunchError, RollerWarning
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, ModelPlan, unroll_steps
-from roller_svc.runtime.binding import Array, bind
+from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda.arrays import CupyArrays, DeviceArray, import_cupy
 from roller_svc.runtime.cuda.driver import Driver, Parameters, driver
 from roller_svc.runtime.cuda.graph import Graph, Node
 from roller_svc.runtime.cuda.module import DeviceArrays, device_present, launch_errors, load_functions
-from roller_svc.runtime.graphs.buffers import call_buffers
+from roller_svc.runtime.graphs.buffers import bind_call, call_buffers
 from roller_svc.runtime.graphs.cooperative import find_cooperative, raise_reached_deadline
 
 MAX_PREPARED = 16  # calls with other addresses, which are kept for a device
@@ -42,9 +44,12 @@ class _Prepared:
 class _Loaded:
     """A model on a device."""
 
-    functions: tuple[tuple[Any, ...], ...]  # of each kernel, of each launch
+    functions: dict[int, tuple[Any, ...]]  # of each kernel in use, of each launch
     weights: DeviceArray
     packed: DeviceArray
+    steps: tuple[KernelStep | CopyStep, ...]  # of a call
+    as_graph: bool
+    predecessors: tuple[tuple[int, ...], ...]  # of the steps, for a graph
     arenas: dict[int, DeviceArray] = field(default_factory=dict)  # by stream: calls on several may overlap
     prepared: dict[tuple[int, ...], _Prepared] = field(default_factory=dict)  # by the addresses of the slots
 
@@ -66,11 +71,10 @@ class CudaModel:
         self._weights = weights.reshape(-1).view(np.uint8)
         self._buffers = call_buffers(plan)
         self._steps = tuple(unroll_steps(plan.steps))
-        self._predecessors = find_predecessors(plan, self._steps) if as_graph else ()
+        self._fallback = tuple(unroll_steps(plan.fallback))
         self._as_graph = as_graph
-        all_steps = (*unroll_steps(plan.prepack), *self._steps)
-        check_operands(plan, all_steps)
-        self._used = {step.kernel for step in all_steps if isinstance(step, KernelStep)}
+        self._once = tuple(unroll_steps(plan.prepack))
+        check_operands(plan, (*self._once, *self._steps, *self._fallback))
         self._cooperative = tuple(find_cooperative(plan, self._steps))
         self._loaded: dict[int, _Loaded] = {}
         self._lock = Lock()
@@ -90,35 +94,61 @@ class CudaModel:
             )
         cupy = import_cupy()
         library = DeviceArrays.of_call(self._buffers, arrays, out, CupyArrays(cupy))
-        binding = bind(self._buffers, arrays, out, library)
+        binding = bind_call(self._buffers, arrays, out, library)
         stream = library.library.stream(library.device)
         with cupy.cuda.Device(library.device), launch_errors(cupy), self._lock:
             loaded = self._on_device(cupy, library.device, stream)
             arena = self._arena(cupy, loaded, library.device, stream)
             slots = [loaded.weights.address, loaded.packed.address, arena.address]
             slots += [binding.memory[buffer.symbol].address for buffer in self._buffers]
-            self._prepared(cupy, loaded, tuple(slots))(stream)
-            for step, events in self._cooperative:
-                _check_deadline(cupy, step, _address(slots, events), stream)
-            binding.copy_back()
+            with library.noted_writes(binding):
+                self._prepared(cupy, loaded, tuple(slots))(stream)
+                for step, events in find_cooperative(self.plan, loaded.steps):
+                    _check_deadline(cupy, step, _address(slots, events), stream)
+                binding.copy_back()
             return binding.results()
 
     def _on_device(self, cupy: Any, device: int, stream: int) -> _Loaded:
         """Return the model on a device; load it and pack its weights there once."""
         if device not in self._loaded:
-            functions = tuple(
-                load_functions(each, cupy, device) if number in self._used else () for number, each in enumerate(self._compiled)
-            )
+            functions = self._load_functions(cupy, device, [step for step, _ in self._cooperative])
+            uses_fallback = self._needs_fallback(functions)
+            steps, as_graph = (self._fallback, True) if uses_fallback else (self._steps, self._as_graph)
+            functions |= self._load_functions(cupy, device, (*self._once, *steps), known=functions)
             weights, packed = _upload(cupy, self._weights, device), _allocate(cupy, self.plan.packed_bytes, device)
-            loaded = _Loaded(functions, weights, packed)
-            prepack = tuple(unroll_steps(self.plan.prepack))
-            if prepack:
-                self._in_stream(cupy, loaded, prepack, (weights.address, packed.address))(stream)
+            predecessors = find_predecessors(self.plan, steps) if as_graph else ()
+            loaded = _Loaded(functions, weights, packed, steps, as_graph, predecessors)
+            if self._once:
+                self._in_stream(cupy, loaded, self._once, (weights.address, packed.address))(stream)
                 cupy.cuda.runtime.streamSynchronize(stream)  # streams of later calls do not wait for this one
                 # without the weights that only packing reads, which can then be freed
                 loaded.weights = _upload(cupy, self._weights[: self.plan.read_weights_bytes], device)
             self._loaded[device] = loaded
         return self._loaded[device]
+
+    def _load_functions(
+        self, cupy: Any, device: int, steps: Sequence[KernelStep | CopyStep], known: Collection[int] = ()
+    ) -> dict[int, tuple[Any, ...]]:
+        """Return the functions of the kernels that steps launch, without known ones."""
+        used = {step.kernel for step in steps if isinstance(step, KernelStep)}.difference(known)
+        return {number: load_functions(self._compiled[number], cupy, device) for number in sorted(used)}
+
+    def _needs_fallback(self, functions: Mapping[int, tuple[Any, ...]]) -> bool:
+        """Return whether the device holds fewer blocks at once than a cooperative launch has, and warn of it.
+
+        Raises LaunchError (persistent-too-large) if the plan has no other steps.
+        """
+        for step, _ in self._cooperative:
+            launch = self.plan.kernels[step.kernel].source.launches[step.launch]
+            resident, blocks = driver().count_resident(functions[step.kernel][step.launch].ptr, launch), math.prod(launch.grid)
+            if blocks <= resident:
+                continue
+            message = f"{launch.name} has {blocks} blocks that run together, and the device holds {resident}"
+            if not self._fallback:
+                raise LaunchError(message, code="persistent-too-large")
+            warnings.warn(f"{message}: {self.plan.name} runs as a CUDA graph", RollerWarning, stacklevel=2)
+            return True
+        return False
 
     def _arena(self, cupy: Any, loaded: _Loaded, device: int, stream: int) -> DeviceArray:
         """Return the arena of a stream. The oldest is freed after the work of the device, which may use it."""
@@ -136,8 +166,8 @@ class CudaModel:
         """
         prepared = loaded.prepared.pop(slots, None)
         if prepared is None:
-            prepared = _Prepared(self._in_stream(cupy, loaded, self._steps, slots), is_graph=False)
-        elif self._as_graph and not prepared.is_graph:
+            prepared = _Prepared(self._in_stream(cupy, loaded, loaded.steps, slots), is_graph=False)
+        elif loaded.as_graph and not prepared.is_graph:
             prepared = _Prepared(self._graph(loaded, slots), is_graph=True)
         while len(loaded.prepared) >= MAX_PREPARED:
             del loaded.prepared[next(iter(loaded.prepared))]
@@ -168,7 +198,7 @@ class CudaModel:
         library = driver()
         graph = Graph(library)
         nodes: list[tuple[Node, ...]] = []  # of each step, its last ones
-        for step, before in zip(self._steps, self._predecessors, strict=True):
+        for step, before in zip(loaded.steps, loaded.predecessors, strict=True):
             after = [node for number in before for node in nodes[number]]
             if isinstance(step, CopyStep):
                 nodes.append(graph.add_copies(_address(slots, step.target), _address(slots, step.source), step.bytes, after))

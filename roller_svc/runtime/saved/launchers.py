@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from roller_svc.errors import ArgumentError
@@ -44,6 +44,19 @@ def host_launcher_files(names: Iterable[str]) -> dict[str, bytes]:
         if name != "cpp":
             files |= _python_launcher()
     return files
+
+
+def check_model_launchers(names: Iterable[str], target: str, languages: Collection[Language]) -> None:
+    """Raise ArgumentError (unknown-launcher) for launchers that a GPU's model cannot have."""
+    for name in names:
+        _check(name)
+        if name != "cpp" or languages != {Language.CUDA}:
+            devices = "NVIDIA devices have the launcher cpp alone" if languages == {Language.CUDA} else "AMD devices have none"
+            raise ArgumentError(
+                f"models for {devices}, and {target} is one of these: got {name!r}",
+                code="unknown-launcher",
+                hint="roller_svc.load_model runs the saved model; each of its kernels can be saved with a launcher",
+            )
 
 
 def _python_launcher() -> dict[str, bytes]:

@@ -4,6 +4,8 @@
     weights.bin             the weights that steps read
     packed.bin              weights that are packed for kernels
                             (of these files, a model for a GPU has weights.bin alone)
+    model.h, model_host.c   with the launcher "cpp" of a model for an NVIDIA device: a C program that runs it, and
+    plan.bin                its steps
     kernels/0, ...          each kernel as `roller_svc.load` reads it, for its source and its report
     metadata.json           everything else; it is written last
 
@@ -25,14 +27,16 @@ import numpy as np
 
 from roller_svc.ir.canonical import OMIT_DEFAULT, UNTAGGED, Limit, as_array, from_json, to_json
 from roller_svc.ir.kernel import Language
-from roller_svc.ir.model_plan import MAX_BYTES, ModelKernel, ModelPlan
+from roller_svc.ir.model_plan import AS_GRAPH, MAX_BYTES, ModelKernel, ModelPlan
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.saved.launchers import host_launcher_files
+from roller_svc.runtime.saved.launchers import check_model_launchers, host_launcher_files
 from roller_svc.runtime.saved.metadata import CorruptKernelError, FileEntry, Identifier, Text
+from roller_svc.runtime.saved.model_host import HostFiles, host_program
 from roller_svc.runtime.saved.plan_json import plan_from_json, plan_to_json
 from roller_svc.runtime.saved.serialization import (
     METADATA,
     KernelBundle,
+    binary_name,
     check_digest,
     load,
     read_block,
@@ -50,7 +54,7 @@ MAX_BINARY_BYTES = 1 << 30
 _MAX_KERNELS = 1 << 12
 _MAX_VARIANTS = 64
 _FILE_KINDS = (("binary", "model", ".so"), ("header", "model", ".h"), ("weights", "weights", ".bin"),
-               ("packed", "packed", ".bin"))  # fmt: skip
+               ("packed", "packed", ".bin"), ("plan", "plan", ".bin"), ("code", "model_host", ".c"))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +187,18 @@ def save_model(
     returns the C header for a plan, a name, and the names of the files of weights and packed weights.
     Raises ArgumentError (unknown-launcher) for launchers that a model cannot have.
     """
-    launcher_files = host_launcher_files(launchers)
+    names = tuple(launchers)
+    is_cpu = bool(model.variants[0].binary)
+    if not is_cpu:
+        check_model_launchers(names, model.target, {bundle.compiled.source.language for bundle in model.kernels})
+    launcher_files = host_launcher_files(names) if is_cpu else {}
 
     def write(folder: Path) -> None:
         for name, content in launcher_files.items():
             (folder / name).write_bytes(content)
         _write(model, folder, make_header)
+        if names and not is_cpu:
+            _write_host_programs(model, folder)
 
     return write_folder(directory, write)
 
@@ -241,6 +251,24 @@ def _write(model: ModelBundle, folder: Path, make_header: MakeHeader) -> None:
     )
     content = (json.dumps(to_json(metadata), allow_nan=False) + "\n").encode()
     (folder / METADATA).write_bytes(content)
+
+
+def _write_host_programs(model: ModelBundle, folder: Path) -> None:
+    """Write the C program of each variant."""
+    weights: dict[str, int] = {}  # digest → the variant whose file has them
+    for number, variant in enumerate(model.variants):
+        digest = hashlib.sha256(variant.weights.reshape(-1).view(np.uint8).data).hexdigest()
+        files = HostFiles(
+            _file_name("weights", weights.setdefault(digest, number)),
+            _file_name("plan", number),
+            _file_name("header", number),
+            [f"{KERNELS}/{position}/{binary_name(Language.CUDA)}" for position in variant.kernels],
+        )
+        compiled = [model.kernels[position].compiled for position in variant.kernels]
+        program = host_program(variant.plan, compiled, variant.name, files, is_graph=variant.plan.lowering == AS_GRAPH)
+        for name, content in ((files.header, program.header), (files.plan, program.plan)):
+            (folder / name).write_bytes(content)
+        (folder / _file_name("code", number)).write_bytes(program.code)
 
 
 def _file_name(kind: str, number: int) -> str:

@@ -314,6 +314,11 @@ def _finite(text: str) -> float:
     return value
 
 
+def binary_name(language: Language) -> str:
+    """Return the name of the file that has a kernel's binary."""
+    return _BINARY_NAMES[language]
+
+
 def _file_names(language: Language) -> tuple[str, str]:
     """Return the names of source and binary, from the language alone: names in the metadata are untrusted."""
     return f"kernel{language.suffix}", _BINARY_NAMES[language]

@@ -354,11 +354,6 @@ def test_an_estimate_has_the_refusals_of_a_build(monkeypatch: pytest.MonkeyPatch
         estimate_model(copy.deepcopy(MODELS["slices"]), H200, plan="graph")
 
 
-def test_launchers_are_for_cpus(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="launchers of models are for CPUs"):
-        compiled("views").save(tmp_path, launcher="ctypes")
-
-
 def test_a_model_is_saved_and_not_pickled() -> None:
     for action in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(ArgumentError, match="cannot be pickled") as raised:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_models import MODELS, RAMMER_MODELS, graph, node, tensor
+from gpu_models import MODELS, PARTIAL, RAMMER_MODELS, graph, node, tensor
 
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError, InvariantError, LaunchError
@@ -36,6 +36,7 @@ from roller_svc.toolchain import compile_cxx
 H200, A100 = "nvidia-h200-sxm", "nvidia-a100-sxm-80gb"
 CORES = 8  # as many blocks as the emulator runs together
 ALL = {**{name: MODELS[name] for name in ("branches", "pieces", "views", "slices", "lookups", "images")}, **RAMMER_MODELS}
+KNOWN = {**ALL, "partial": PARTIAL}
 load_spec = hardware.load
 
 
@@ -58,14 +59,14 @@ def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compiled(name: str, target: str = A100, **options: Any) -> Model:
     given = {"select": "model", "top_k": 1, "runtime": "emulator"} | options
-    return compile_model(copy.deepcopy(ALL[name]), target, **given)
+    return compile_model(copy.deepcopy(KNOWN[name]), target, **given)
 
 
 @cache
 def expected(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return inputs of a model, and what the interpreter makes of them."""
     weights, rng = Weights(), np.random.default_rng(1)
-    loaded = load_graph(copy.deepcopy(ALL[name]), weights)
+    loaded = load_graph(copy.deepcopy(KNOWN[name]), weights)
     arrays = {
         each: rng.integers(0, 7, type_.shape).astype(np.int32)
         if type_.dtype.value == "int32"
@@ -98,6 +99,46 @@ def test_one_kernel_has_the_bits_of_separate_launches(name: str, target: str) ->
             np.testing.assert_array_equal(results[output], launches[output], err_msg=f"{kind} {output}")
         assert len(plan_of(model).steps) == (1 if kind == persistent.KIND else model.report["lowerings"][kind]["launches"])
         assert model.plan["launches"] == model.report["lowerings"][kind]["launches"]
+
+
+@pytest.mark.emulator
+def test_a_node_that_cannot_join_is_a_launch_between_two_of_the_kernel(tmp_path: Path) -> None:
+    arrays, wanted = expected("partial")
+    launches = compiled("partial", H200, plan="launches").run(arrays)
+    model = compiled("partial", H200, plan=persistent.KIND)
+    plan, refused = plan_of(model), model.report["lowerings"][waves.KIND]
+    assert "node 'product' cannot join" in refused["refused"]
+    cooperative = [plan.kernels[step.kernel].source.launches[step.launch].cooperative for step in plan.steps]
+    assert (cooperative, plan.steps[1].node) == ([True, False, True], "product")
+    assert plan.steps[0].kernel == plan.steps[2].kernel  # two launches of one function
+    assert plan.steps[0].zeroed != plan.steps[2].zeroed
+    assert [step.node for step in plan.fallback] == [
+        step.node for step in plan_of(compiled("partial", H200, plan="launches")).steps
+    ]
+    assert model.plan["launches"] == model.report["lowerings"][persistent.KIND]["launches"] == 5
+    loaded = load_model(model.save(tmp_path), runtime="emulator")
+    assert plan_of(loaded) == plan
+    results = loaded.run(arrays)
+    for output, value in wanted.items():
+        np.testing.assert_allclose(results[output], value, rtol=2e-3, atol=1e-3)
+        np.testing.assert_array_equal(results[output], launches[output])
+
+
+def test_a_segment_that_costs_more_than_its_launches_stays_launches() -> None:
+    unrolled, hw = unrolled_of(compiled("partial", H200, plan="launches")), spec(H200)
+    kernels = tuple(JoinedKernel(each.resources, "tensor maps" if i == 2 else None) for i, each in enumerate(unrolled.kernels))
+    unrolled = dataclasses.replace(unrolled, kernels=kernels)
+
+    def joined_steps(launch_s: float) -> list[tuple[int, ...]]:
+        limits = dataclasses.replace(hw.limits, launch_overhead_s=launch_s)
+        segments = persistent._cut(unrolled, dataclasses.replace(hw, limits=limits))
+        assert not isinstance(segments, Refusal)
+        return [each.steps for each in segments if each.is_joined]
+
+    # two or three launches against a cooperative one, a fill, and waits between the steps
+    assert joined_steps(12e-6) == [(0, 1), (3, 4, 5)]
+    assert joined_steps(7e-6) == [(3, 4, 5)]
+    assert joined_steps(1e-6) == [(0, 1), (3, 4, 5)]  # none pays: its seconds tell that
 
 
 @pytest.mark.emulator

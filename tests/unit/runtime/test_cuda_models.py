@@ -21,7 +21,7 @@ from gpu_models import MODELS
 from roller_svc import hardware
 from roller_svc.cli import model as cli_model
 from roller_svc.cli.command import main
-from roller_svc.errors import InvariantError, KernelTimeoutError, LaunchError
+from roller_svc.errors import InvariantError, KernelTimeoutError, LaunchError, RollerWarning
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
@@ -285,13 +285,35 @@ def test_a_persistent_kernel_is_one_cooperative_launch(name: str, monkeypatch: p
 
 
 @pytest.mark.usefixtures("few_cores")
-def test_more_blocks_than_a_device_holds_are_refused_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_15_a_device_that_holds_fewer_blocks_runs_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect 4 of NNFusion: more blocks than are resident wait for blocks that never start."""
     device = Device(compiled("branches", "persistent"), monkeypatch)
     device.library.resident_blocks = 7
+    model = device.load(as_graph=False)
+    arrays, want = inputs_of("branches", 0)
+    given, out = on_device(arrays), on_device(want)
+    with pytest.warns(RollerWarning, match="has 8 blocks that run together, and the device holds 7: small runs as a CUDA graph"):
+        model.run(given, out)
+    for each in out.values():
+        each.numpy[...] = 99
+    results = model.run(given, out)
+    for output, value in want.items():
+        np.testing.assert_allclose(results[output].numpy, value, rtol=1e-5, atol=1e-5)
+    assert "cooperative" not in device.library.launched
+    assert device.library.launched[-1] == "graph"
+
+
+@pytest.mark.usefixtures("few_cores")
+def test_more_blocks_than_a_device_holds_are_refused_without_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("branches", "persistent"), monkeypatch)
+    device.plan = dataclasses.replace(device.plan, fallback=())
+    device.library.resident_blocks = 7
     device.library.cuGetErrorName = lambda status, name: None
-    with pytest.raises(LaunchError, match="with 8 blocks at once failed: error 720") as raised:
-        device.load(as_graph=False).run(on_device(inputs_of("branches", 0)[0]))
-    assert raised.value.code == "persistent-too-large"
+    for message in ("8 blocks that run together, and the device holds 7", "with 8 blocks at once failed: error 720"):
+        with pytest.raises(LaunchError, match=message) as raised:
+            device.load(as_graph=False).run(on_device(inputs_of("branches", 0)[0]))
+        assert raised.value.code == "persistent-too-large"
+        monkeypatch.setattr(Driver, "count_resident", lambda *_: 8)  # the driver may still refuse the launch
 
 
 @pytest.mark.usefixtures("few_cores")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_driver import FakeDriver
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import mlp
 from onnx_models import model as onnx_model
@@ -82,84 +82,6 @@ def imported(folder: Path) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-class FakeDriver:
-    """Records calls of CUDA and HIP as the program that includes fake_cuda/cuda.h prints them."""
-
-    def __init__(self, launches: Any) -> None:
-        self.calls: list[Any] = []
-        self.encoded = self.functions = 0
-        self.has_context = True
-        self._sizes = [[8] * len(each.args) + [128] * len(each.tensor_maps) for each in launches]
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name.replace("hipModuleLaunch", "cuLaunch").replace("hip", "cu"))
-
-    def cuDriverGetVersion(self, version: Any) -> int:
-        version._obj.value = 13000
-        return 0
-
-    def cuGetDevice(self, _: Any) -> int:
-        return 0
-
-    def cuCtxGetCurrent(self, context: Any) -> int:
-        context._obj.value = 1 if self.has_context else None
-        return 0
-
-    def cuDevicePrimaryCtxRetain(self, context: Any, device: int) -> int:
-        context._obj.value = 100 + device
-        return 0
-
-    def cuCtxSetCurrent(self, context: Any) -> int:
-        self.has_context = True
-        return self._record("current", context.value)
-
-    cuCtxGetDevice = cuGetDevice  # noqa: N815 - the driver's name
-
-    def cuModuleLoadData(self, _: Any, image: bytes) -> int:
-        return self._record("load", image.decode())
-
-    def cuModuleGetFunction(self, function: Any, _: Any, name: bytes) -> int:
-        self.functions += 1
-        function._obj.value = self.functions
-        return self._record("function", name.decode())
-
-    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
-        return self._record("attribute", function.value, attribute, value)
-
-    def cuMemsetD8Async(self, *arguments: Any) -> int:
-        return self._record("fill", *map(_plain, arguments))
-
-    def cuTensorMapEncodeTiled(self, place: Any, *rest: Any) -> int:
-        return self._encode("tiled", place, rest)
-
-    def cuTensorMapEncodeIm2col(self, place: Any, *rest: Any) -> int:
-        return self._encode("im2col", place, rest)
-
-    def _encode(self, mode: str, place: Any, rest: tuple[Any, ...]) -> int:
-        self.encoded += 1
-        address = place.value if hasattr(place, "value") else ctypes.addressof(place._obj)
-        assert address % 128 == 0
-        ctypes.memset(address, self.encoded, 128)
-        return self._record(mode, *map(_plain, rest))
-
-    def cuLaunchKernel(self, function: Any, *rest: Any) -> int:
-        *sizes, stream, parameters, extra = rest
-        assert extra is None
-        launch_bytes = self._sizes.pop(0)
-        values = [ctypes.string_at(a, n).hex() for a, n in zip(parameters, launch_bytes, strict=True)]
-        return self._record("launch", function.value, [_plain(size) for size in sizes], stream.value, values)
-
-    def _record(self, *call: Any) -> int:
-        self.calls.append(list(call))
-        return 0
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, ctypes.Array):
-        return list(value)
-    return value.value if hasattr(value, "value") else value
 
 
 def addresses_of(compiled: CompiledKernel) -> tuple[dict[str, int], dict[str, int]]:
@@ -366,6 +288,13 @@ def test_torch_operator_is_what_torch_expects(tmp_path: Path) -> None:
     assert torch.equal(product, x * z)
     checked = torch.library.opcheck(operator, (x, z), test_utils=("test_schema", "test_faketensor"))
     assert set(checked.values()) == {"SUCCESS"}
+    negated, out = torch._neg_view(x), torch.zeros(16)
+    assert torch.equal(operator(negated, z)[0], z - x)
+    launcher, version = module.Kernel(), out._version
+    with pytest.raises(ValueError, match="x: expected a dense, row-major array"):
+        launcher(x=negated, z=z)
+    assert launcher.run({"x": x, "z": z}, out={"y": out})["y"] is out
+    assert out._version > version
 
 
 def test_launch_py_runs_a_model_with_buckets(tmp_path: Path) -> None:
@@ -390,7 +319,13 @@ def test_launch_py_runs_a_model_with_buckets(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="y shares memory with x"):
         launcher.run({"x": memory[:16].reshape(2, 8)}, out={"y": memory[12:].reshape(2, 4)})
     torch = pytest.importorskip("torch")
-    assert torch.equal(launcher(x=torch.from_numpy(x))["y"], torch.from_numpy(wanted))
+    given = torch.from_numpy(x)
+    assert torch.equal(launcher(x=given)["y"], torch.from_numpy(wanted))
+    result = torch.zeros(2, 4)
+    version = result._version
+    launcher.run({"x": given}, out={"y": result})
+    assert torch.equal(result, torch.from_numpy(wanted))
+    assert result._version > version
 
 
 def test_launch_py_of_a_model_needs_nothing_else_and_checks_indices(tmp_path: Path) -> None:
