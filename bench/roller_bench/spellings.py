@@ -135,7 +135,7 @@ def measured_ratios(seconds: float, threads: int, names: Sequence[str]) -> dict[
         if spelling.plain not in calls:
             calls[spelling.plain] = _call(parsed(text, size), text, size, {})
         call = _call(parsed(spelling.text, size, spelling.outputs), spelling.text, size, spelling.options, spelling.outputs)
-        own, plain = time_in_turns(call, calls[spelling.plain], seconds, threads)
+        own, plain = time_alternately(call, calls[spelling.plain], seconds, threads)
         products = spelling.products
         ratios[name] = {
             "least": min(own) / (products * min(plain)),
@@ -156,7 +156,7 @@ def _call(
     return kernel.bind(random_inputs(program, 0))
 
 
-def time_in_turns(
+def time_alternately(
     one: Callable[[], object], other: Callable[[], object], seconds: float, threads: int
 ) -> tuple[list[float], list[float]]:
     """Call both in turns for a time, and return the seconds of their calls."""

@@ -19,9 +19,9 @@ def test_no_spelling_takes_much_longer_than_its_plain_form(target: str) -> None:
     assert max(ratios.values()) < MAX_RATIO
 
 
-def test_both_are_called_in_turns() -> None:
+def test_calls_of_both_alternate() -> None:
     calls: list[str] = []
-    own, plain = spellings.time_in_turns(lambda: calls.append("own"), lambda: calls.append("plain"), 0.0, 1)
+    own, plain = spellings.time_alternately(lambda: calls.append("own"), lambda: calls.append("plain"), 0.0, 1)
     assert len(own) == len(plain) == spellings.MIN_PAIRS
     assert calls == ["own", "plain"] * (spellings.MIN_PAIRS + spellings.WARM_UP)
 

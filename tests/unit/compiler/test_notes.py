@@ -155,7 +155,7 @@ Y[b, h, d] = X[b, h, d] / Z[b, h]
 """
 
 
-@pytest.mark.parametrize(("features", "is_named"), [(128, False), (192, True)])
+@pytest.mark.parametrize(("features", "is_named"), [(192, False), (576, True)])
 def test_the_rule_that_keeps_attention_from_one_kernel_is_named(features: int, is_named: bool) -> None:
     pages: Any = (FP8, (8200, 16, 8, features))
     inputs = {"Q": ("bfloat16", (64, 32, features)), "K": pages, "V": pages, "T": ("int32", (64, 128))}

@@ -1,7 +1,7 @@
 """ROLLER's rules for attention on warps: rows and keys of warps, rows and KV tiles of blocks, KV splits.
 
-Tiles of warps and blocks grow along rows and keys only: the output of a row stays in registers whole, as far as there
-are registers, and head_dim is reduced whole.
+Tiles of warps and blocks grow along rows and keys only: the output of a row stays in registers whole, or in halves if
+there are too few registers, and head_dim is reduced whole.
 """
 
 from __future__ import annotations
@@ -50,9 +50,18 @@ class MmaAttentionRules(Enumerated):
     workload: Workload[AttentionOperands]
 
     def shapes(self, log: SearchTrace, budget: int, limit: int) -> tuple[Shape, ...]:
-        """Scale up warps, then blocks, then split keys; at most `limit`, those with most data reuse first."""
+        """Scale up warps, then blocks, then split keys; at most `limit`, those with most data reuse first.
+
+        Blocks compute all columns of their rows, or half of these if no tile has enough registers for them.
+        """
+        passes = -(-self.workload.extent(self.workload.n) // MAX_COLUMNS)
+        found = self._shapes(passes, log, budget, limit)
+        return found if found or not self.workload.facts.has_softmax else self._shapes(2 * passes, log, budget, limit)
+
+    def _shapes(self, passes: int, log: SearchTrace, budget: int, limit: int) -> tuple[Shape, ...]:
+        """Return the shapes whose blocks compute a part of the columns."""
         found: dict[Shape, None] = {}
-        grown = scale_up(self._warp_stage(), log, budget)
+        grown = scale_up(self._warp_stage(passes), log, budget)
         for warp in (*grown.saturated, *grown.border):
             for lanes in (1, 2, 4) if self.workload.facts.has_softmax else (1,):
                 base = ThreadTile(warp, lanes * self.workload.machine.hw.limits.warp_size)
@@ -63,9 +72,11 @@ class MmaAttentionRules(Enumerated):
         return tuple(order[:limit])
 
     # register level -------------------------------------------------------------------------------------------------
-    def _warp_stage(self) -> ScaleUpLevel:
+    def _warp_stage(self, passes: int) -> ScaleUpLevel:
         p = self.workload
-        steps = self._steps({p.m: sizes_up_to(WARP_ROWS, p.extent(p.m)), p.k: sizes_up_to(WARP_KEYS, p.extent(p.k))})
+        columns = (round_up_to_instruction(-(-p.extent(p.n) // passes)),)
+        rows, keys = sizes_up_to(WARP_ROWS, p.extent(p.m)), sizes_up_to(WARP_KEYS, p.extent(p.k))
+        steps = self._steps({p.m: rows, p.k: keys, p.n: columns})
         return ScaleUpLevel(
             level=p.machine.hw.thread_level.name,
             names=axis_names(p),
@@ -150,16 +161,8 @@ class MmaAttentionRules(Enumerated):
 
     # parts ----------------------------------------------------------------------------------------------------------
     def _steps(self, chosen: dict[int | None, Tile]) -> tuple[Tile, ...]:
-        rest = {
-            self.workload.n: self._columns(),
-            self._features: (round_up_to_instruction(self._extent(self._features)),),
-        }
+        rest = {self._features: (round_up_to_instruction(self._extent(self._features)),)}
         return tuple([(chosen | rest).get(i, (1,)) for i in range(len(self.workload.extents))])
-
-    def _columns(self) -> Tile:
-        """Return all output columns of a row, or equal parts that fit in registers."""
-        extent = self.workload.extent(self.workload.n)
-        return (round_up_to_instruction(-(-extent // -(-extent // MAX_COLUMNS))),)
 
     @property
     def _features(self) -> int:

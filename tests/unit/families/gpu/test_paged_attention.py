@@ -168,11 +168,20 @@ def test_keys_and_values_in_float8_are_loaded_in_vectors_and_converted_in_regist
         assert all("(const uint2 *)" in line for line in loads)
 
 
+@pytest.mark.parametrize(("head_dim", "columns"), [(128, 128), (192, 96), (256, 128)])
+def test_wide_heads_in_float8_have_half_of_the_columns_in_a_block(head_dim: int, columns: int) -> None:
+    (group,) = PartitionCache(scaled(64, 8, 128, head_dim)).groups(HOPPER)
+    best = rank_units(group, HOPPER, 1)[0][0].program
+    assert best.family == "gpu/mma_attention"
+    assert dict(best.block.extents)["d_"] == columns
+
+
 @pytest.mark.emulator
 @pytest.mark.parametrize("target", [HOPPER, AMPERE, MI250X], ids=lambda spec: spec.id)
 def test_a_cache_in_float8_agrees_with_the_interpreter(target: HardwareSpec) -> None:
     programs = [(scaled(3, 2, 7, 64), 21), (called(4, ", window=11", DType.FLOAT8_E5M2), 20)]
     programs += [(scaled(3, 1, 7, 160), 21)]  # Q is not kept in registers
+    programs += [(scaled(3, 1, 7, 256), 21)]  # a block has half of the columns
     for compute, pages in programs:
         (group,) = PartitionCache(compute).groups(target)
         assert group.kind is GroupKind.ATTENTION
