@@ -48,6 +48,7 @@ class ScheduleConstraints:
     op_class: OpClass | None = None
     tiles: tuple[tuple[str, int], ...] = ()  # (public option, value); see TILE_FIELDS
     winograd: WinogradMode = WinogradMode.AUTO
+    joinable: bool = False  # leave out warpgroups, whose kernels cannot be rTasks of a kernel with others
 
     def is_satisfied_by(self, program: RProgram) -> bool:
         """Return whether the rProgram has all values of `tiles`."""
