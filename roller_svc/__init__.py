@@ -39,7 +39,7 @@ __all__ = [
     "get_num_threads", "load", "load_model", "ops", "reference", "set_num_threads", "targets",
 ]  # fmt: skip
 
-_SUBMODULES = frozenset({"onnx_backend", "torch", "torch_backend"})
+_SUBMODULES = frozenset({"onnx_backend", "torch", "torch_backend", "tuning"})
 _FROM_MODEL = frozenset({"Model", "compile_model", "load_model"})
 _FROM_API = frozenset(__all__) - {"RollerWarning", "__version__", "errors", "ops"} - _FROM_MODEL
 

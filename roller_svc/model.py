@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Never, Unpack
@@ -41,6 +41,7 @@ from roller_svc.graph.compile import (
     build_model,
     check_device,
     check_plan_kind,
+    check_tuning,
     no_progress,
 )
 from roller_svc.graph.estimate import estimate_graph
@@ -48,7 +49,9 @@ from roller_svc.graph.load import load_graph, prepare_source
 from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
+from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
+from roller_svc.graph.wiring.kernels import Tuning
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.graph import Constant, Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -74,6 +77,8 @@ from roller_svc.toolchain import compile_cxx
 log = logging.getLogger(__name__)
 
 MAX_VARIANTS = 64
+TUNE_KINDS = ("off", "now")
+TUNE_TRIALS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,7 @@ class Model:
         kernels: tuple[KernelBundle, ...],
         variants: tuple[_Variant, ...],
         report: Mapping[str, Any],
+        tuning: Tuning | None = None,
     ) -> None:
         self._kernel_bundles = kernels
         self._kernels: tuple[ModelKernel, ...] | None = None
@@ -199,8 +205,10 @@ class Model:
         self.report: dict[str, Any] = dict(report)
         self.inputs = _infos(variants[0].plan.inputs)
         self.outputs = _infos(variants[0].plan.outputs)
+        self.states = _infos(variants[0].plan.states)
         self.buckets: tuple[dict[str, int], ...] = tuple(dict(variant.dims) for variant in variants)
         self.estimate = _estimate(variants[0], kernels, self.report)
+        self.tuning = tuning
 
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """Run the model and return the outputs by name; write them to arrays in `out` if given."""
@@ -208,11 +216,34 @@ class Model:
             raise ArgumentError("arrays must be keyword arguments: model(x=array)", code="unknown-argument")
         return self.run(arrays, out)
 
-    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """Run the model on arrays by name, including names that are not Python identifiers."""
+    def run(
+        self,
+        arrays: Mapping[str, object],
+        out: Mapping[str, object] | None = None,
+        states: Mapping[str, object] | None = None,
+    ) -> dict[str, Any]:
+        """Run the model on arrays by name, including names that are not Python identifiers.
+
+        The arrays of `states` have the values before the call, which updates them. If it fails, parts of them may be new.
+        """
         _check_mapping("arrays", arrays)
         if out is not None:
             _check_mapping("out", out)
+        if not self.states and states is None:
+            return self._run_at(arrays, out)
+        results = self._run_at(arrays, self._with_states(out, states))
+        return {info.name: results[info.name] for info in self.outputs}
+
+    def _with_states(self, out: Mapping[str, object] | None, states: Mapping[str, object] | None) -> dict[str, object]:
+        """Return all arrays that a call writes. Raises ArgumentError for states that are missing or unknown."""
+        given = {} if states is None else states
+        _check_mapping("states", given)
+        check_names("state", [info.name for info in self.states], given, complete=True)
+        written = {} if out is None else out
+        check_names("output", [info.name for info in self.outputs], written, complete=False)
+        return {**written, **given}
+
+    def _run_at(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         results = None if self._run_plain is None else self._run_plain(arrays, out)  # without a look for tensors
         if results is not None:
             return results
@@ -245,17 +276,18 @@ class Model:
         check_dtypes(arrays, variant.plan.inputs)
         return {name: padding.pad(arrays[name], type_.shape) for name, type_ in variant.plan.inputs}
 
-    def profile(self, inputs: Mapping[str, object]) -> Profile:
+    def profile(self, inputs: Mapping[str, object], states: Mapping[str, object] | None = None) -> Profile:
         """Run the model once and return its steps with their times, in seconds since the first began."""
         _check_mapping("inputs", inputs)
         inputs = share_arrays("input", inputs)
+        written = share_arrays("state", self._with_states(None, states), written=True)
         variant, padded = self._padded(inputs)
         if padded is not None:
             inputs = self._pad(inputs, variant, padded[0])
         digests = [self._kernel_bundles[position].digest for position in variant.kernels]
         return Profile(
             ProfiledStep(step.node, digests[step.kernel] if isinstance(step, KernelStep) else "copy", start, end, veu)
-            for step, start, end, veu in sorted(variant.loaded.profile(inputs), key=lambda moment: moment.start_s)
+            for step, start, end, veu in sorted(variant.loaded.profile(inputs, written), key=lambda moment: moment.start_s)
         )
 
     @property
@@ -356,7 +388,7 @@ class Model:
         )
 
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{each.name}: {each.dtype}{list(each.shape)}" for each in self.inputs)
+        inputs = ", ".join(f"{each.name}: {each.dtype}{list(each.shape)}" for each in (*self.inputs, *self.states))
         return f"<roller_svc.Model {self.digest[:19]} for {self.target}: {inputs}>"
 
 
@@ -368,9 +400,12 @@ def compile_model(
     inputs: Mapping[str, object] | None = None,
     *,
     plan: str | Mapping[str, Any] = "auto",
+    tune: str = "off",
+    tune_options: Mapping[str, int] | None = None,
     runtime: str = "auto",
     dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
+    states: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
     **options: Unpack[NamedArguments],
 ) -> Model:
@@ -388,11 +423,16 @@ def compile_model(
             edited. On a GPU: "launches" (also "serial") launches one kernel after the other, "graph" a CUDA graph of
             them, "waves" one kernel of all operators for each level of the graph, "persistent" one that executes all of
             them, "auto" the kind that the performance model prefers.
+        tune: "now" chooses kernels by trials of the whole model on this machine, where each finds the caches as the others
+            leave them; "off" takes kernels that were chosen alone. `Model.tuning` says what was chosen.
+        tune_options: {"budget_trials": 64}, the models that are measured at most.
         runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
             names of its torch.export.Dim; their own ranges hold if none are given.
         constants: values of inputs of an ONNX model, as {"sr": 16000}. The compiled model does not have these inputs.
+        states: inputs that calls update in place, each with the output that is its new value; a `*` in both stands for any
+            text, as {"past_*": "present_*"}. They are states of the model, by the names of the inputs.
         progress: called with a stage, the number of its parts that are done, and the number of all.
         options: the fields of NamedOptions, for each kernel and the name of the model.
 
@@ -407,19 +447,21 @@ def compile_model(
         check_emulable(devices.load(target_id))
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
+    _check_states(states)
     cache, weights = KernelCache(settings().cache_folder), Weights()
     clock = StageTimer()
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
 
     def load(extents: Mapping[str, int]) -> Graph:
-        return load_graph(source, weights, types, extents, constants)
+        return pair_states(load_graph(source, weights, types, extents, constants), states)
 
     graphs = [load(extents) for extents in buckets]
     padding, not_padded = _padding(buckets, graphs, dims or {}, load, weights)
     clock.record("import")
     calibrate_at_first_use((target_id,), log.warning)  # after all that may be refused at once
-    chosen = _options(target_id, threads, plan, checked)
+    chosen = replace(_options(target_id, threads, plan, checked), tune_trials=_tune_trials(tune, tune_options))
+    check_tuning(chosen)
     built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
@@ -436,6 +478,7 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     plan: str | Mapping[str, Any] = "auto",
     dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
+    states: Mapping[str, str] | None = None,
     **options: Unpack[NamedArguments],
 ) -> dict[str, Any]:
     """Estimate a model by the performance model, without a compiler; for the first of several buckets.
@@ -449,10 +492,11 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     chosen = _options(target_id, threads, plan, checked)
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
+    _check_states(states)
     weights = Weights()
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
-    graph = load_graph(source, weights, types, buckets[0], constants)
+    graph = pair_states(load_graph(source, weights, types, buckets[0], constants), states)
     estimate = estimate_graph(graph, weights, chosen)
     return {
         "target": chosen.hardware.id,
@@ -487,6 +531,21 @@ def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
             )
     variants = tuple(_saved_variant(each, bundle, runs_in) for each in bundle.variants)
     return Model(bundle.digest, bundle.name, bundle.target, bundle.kernels, variants, bundle.report)
+
+
+def _tune_trials(tune: object, options: object) -> int:
+    if not isinstance(tune, str) or tune not in TUNE_KINDS:
+        listed = " or ".join(map(repr, TUNE_KINDS))
+        raise ArgumentError(f"tune must be {listed}, got {short_repr(tune)}", code="invalid-option")
+    given = {} if options is None else options
+    if not isinstance(given, Mapping) or not given.keys() <= {"budget_trials"}:
+        raise ArgumentError(f"tune_options must be {{'budget_trials': number}}, got {short_repr(given)}", code="invalid-option")
+    trials = whole_number(given.get("budget_trials", TUNE_TRIALS))
+    if trials is None or trials < 1:
+        raise ArgumentError(
+            f"budget_trials must be a positive whole number, got {short_repr(given['budget_trials'])}", code="invalid-option"
+        )
+    return trials if tune == "now" else 0
 
 
 def _options(target: object, threads: object, plan: object, checked: Mapping[str, Any]) -> ModelOptions:
@@ -617,6 +676,8 @@ def _axes_of(
     The bucket is compared with the largest other one, and with an extent that is padded to it. Buckets alone may all have
     a property that other extents lack: powers of two are even.
     """
+    if graph.states:
+        raise PaddingError("the model has states, which padding would update too")
     extent = extents[name]
     distant = max((each for each in others if LEAST_COMPARED <= each != extent), default=None)
     if extent < LEAST_COMPARED or (distant is None and extent == LEAST_COMPARED and 1 in others):
@@ -641,6 +702,15 @@ def _check_constants(constants: object) -> None:
             f"constants must map names of inputs to values, got {short_repr(constants)}",
             code="invalid-option",
             hint='constants={"sr": 16000}',
+        )
+
+
+def _check_states(states: object) -> None:
+    if states is not None and not isinstance(states, Mapping):
+        raise ArgumentError(
+            f"states must map inputs to outputs, got {short_repr(states)}",
+            code="invalid-option",
+            hint='states={"past_*": "present_*"}',
         )
 
 
@@ -669,7 +739,7 @@ def _model(
         for number, (dims, each) in enumerate(built)
     )
     report = {**_report(built, options, import_s), **padding}
-    return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), variants, report)
+    return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), variants, report, built[0][1].tuning)
 
 
 def _built_variant(

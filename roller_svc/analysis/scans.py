@@ -12,9 +12,11 @@ from roller_svc.analysis.linear import linear
 from roller_svc.analysis.operand import can_represent_all
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, axes_of, iter_subexpressions, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, axes_of, convert, iter_subexpressions, substitute
 from roller_svc.ir.index import conjuncts, logical_and, lt, num
 from roller_svc.ir.program import COMBINE_OPS, Axis, Combine, StatementKind, TensorExpr, identity
+
+LEAST_GATE = 2.0**-1022  # of a product that underflows: the smallest normal float64
 
 # comparison → (sign of left - right, constant) so that it holds where sign * (left - right) + constant <= 0
 _ORDERS = {OpKind.LE: (1, 0), OpKind.LT: (1, 1), OpKind.GE: (-1, 0), OpKind.GT: (-1, 1)}
@@ -62,25 +64,63 @@ class LinearStep:
     def applied(self, state: Expr, gate: Expr, value: Expr, *, is_composed: bool = False) -> Expr:
         """Return the state after a step, or after several that are composed.
 
-        A product of gates may overflow, but a state of zero stays zero.
+        The value of composed steps is the state that they make of a state of zero. So it is the result there, and a
+        product of gates that overflowed is not multiplied by zero.
         """
         dtype = value.dtype
-        zero = Const(0.0 if dtype.is_float else 0, dtype)
-        after: Expr = Op(OpKind.ADD, (Op(OpKind.MUL, (gate, state), dtype), value), dtype)
+        after: Expr = convert(_linear(gate, convert(state, gate.dtype), convert(value, gate.dtype)), dtype)
         if is_composed and dtype.is_float:
-            matters = Op(OpKind.LOR, (Op(OpKind.NE, (state, zero), DType.INT8), Op(OpKind.ISNAN, (gate,), DType.INT8)), DType.INT8)
-            after = Select(matters, after, value, dtype)
-        return Select(Op(OpKind.NE, (gate, zero), DType.INT8), after, value, dtype) if self.may_reset else after
+            after = Select(_differs(state), after, value, dtype)
+        return Select(_differs(gate), after, value, dtype) if self.may_reset else after
+
+    @property
+    def has_guarded_products(self) -> bool:
+        """Return whether a product of gates that underflows must differ from a gate that resets."""
+        return self.may_reset and self.gate.dtype.is_float and not _is_sign(self.gate)
 
     def product(self, gate: Expr, earlier: Expr) -> Expr:
-        """Return the gate of a step after another one."""
+        """Return the gate of a step, or of composed steps, after others.
+
+        Where a gate may reset, only a gate of zero makes the product zero. An underflow leaves a gate that no finite
+        state survives, and that later gates do not increase.
+        """
         dtype = gate.dtype
         product = Op(OpKind.MUL, (gate, earlier), dtype)
-        if not (self.may_reset and dtype.is_float):
+        if not self.has_guarded_products:
             return product
-        zero = Const(0.0, dtype)
-        are_both = Op(OpKind.LAND, tuple(Op(OpKind.NE, (part, zero), DType.INT8) for part in (gate, earlier)), DType.INT8)
-        return Select(are_both, product, zero, dtype)
+        least, zero = Const(LEAST_GATE, dtype), Const(0.0, dtype)
+        after = Select(_is_least(gate), gate, Select(_is_least(product), least, product, dtype), dtype)
+        return Select(_is_least(earlier), Select(_differs(gate), earlier, zero, dtype), after, dtype)
+
+
+def gate_product_dtype(dtype: DType) -> DType:
+    """Return the type of products of gates of a recurrence whose states have a type (ADR 0090)."""
+    return DType.FLOAT64 if dtype.is_float else dtype
+
+
+def _is_sign(gate: Expr) -> bool:
+    """Return whether a gate is 0, 1 or -1, as those of segmented sums are. A product of such gates is exact."""
+    match gate:
+        case Cast(arg=arg):
+            return _is_sign(arg)
+        case Select(then=then, otherwise=otherwise):
+            return _is_sign(then) and _is_sign(otherwise)
+        case _:
+            return isinstance(gate, Const) and gate.value in (0, 1, -1)
+
+
+def _linear(gate: Expr, state: Expr, value: Expr) -> Expr:
+    return Op(OpKind.ADD, (Op(OpKind.MUL, (gate, state), value.dtype), value), value.dtype)
+
+
+def _differs(expr: Expr) -> Expr:
+    """Return whether a value is not zero."""
+    return Op(OpKind.NE, (expr, Const(0.0 if expr.dtype.is_float else 0, expr.dtype)), DType.INT8)
+
+
+def _is_least(gate: Expr) -> Expr:
+    """Return whether a gate is zero, or what an underflow leaves."""
+    return Op(OpKind.LE, (Op(OpKind.ABS, (gate,), gate.dtype), Const(LEAST_GATE, gate.dtype)), DType.INT8)
 
 
 def linear_step(body: Expr) -> LinearStep:

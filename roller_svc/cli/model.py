@@ -21,7 +21,7 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote
 from roller_svc.client.schemas import GraphOptions
-from roller_svc.errors import ArgumentError, WrongAnswerError
+from roller_svc.errors import ArgumentError, WrongAnswerError, require
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.choose import EAGER, PLANS
 from roller_svc.graph.compile import GPU_PLANS
@@ -29,9 +29,11 @@ from roller_svc.graph.compile import Progress as Report
 from roller_svc.graph.inputs import random_arrays
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
+from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
+from roller_svc.graph.wiring.tree import find_variables, tree_to_json
 from roller_svc.ir.options import HOST_LAUNCHERS, NamedOptions
-from roller_svc.model import Model, compile_model, estimate_model, load_model
+from roller_svc.model import TUNE_TRIALS, Model, compile_model, estimate_model, load_model
 from roller_svc.runtime.cuda.arrays import copy_to_device, copy_to_host, synchronize
 from roller_svc.runtime.cuda.module import device_present
 
@@ -49,6 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compiled.add_argument("--save", metavar="DIR", help="write the shared object, header and weights to DIR")
     launchers = f"with --save: write what calls the model by some of {','.join(HOST_LAUNCHERS)}"
     common.offer_values(compiled.add_argument("--launcher", metavar="NAMES", help=launchers), HOST_LAUNCHERS)
+    tuned = kinds.add_parser(
+        "tune", help="compile a model whose kernels are chosen by trials of all of it on this machine", allow_abbrev=False
+    )
+    _add_model(tuned)
+    tuned.add_argument("--save", metavar="DIR", help="write the shared object, header and weights to DIR")
+    tuned.add_argument(
+        "--trials", type=int, default=TUNE_TRIALS, metavar="N", help="models that are measured at most (default: %(default)s)"
+    )
     run = kinds.add_parser("run", help="run a model, or the folder of a saved one, and time it", allow_abbrev=False)
     _add_model(run)
     _add_arrays(run)
@@ -98,6 +108,13 @@ def add_graph_options(parser: argparse.ArgumentParser, **defaults: str) -> None:
         metavar="sr=16000",
         help="value of an input: a number, true, false, [1,2], or @FILE.npy; the model no longer has the input",
     )
+    parser.add_argument(
+        "--state",
+        action="append",
+        default=[],
+        metavar="past_*=present_*",
+        help="input that calls update in place, and the output that is its new value; * stands for any text",
+    )
     plan = parser.add_argument(
         "--plan",
         default="auto",
@@ -126,6 +143,8 @@ def execute(options: argparse.Namespace) -> int:
     match options.kind:
         case "compile":
             facts, text = _compiled(model, options)
+        case "tune":
+            facts, text = _tuned(model, options)
         case "run":
             facts, text = _run(model, options)
         case "plan":
@@ -141,8 +160,18 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.kind == "compile" and options.launcher and not options.save:
         raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
     is_checked = options.kind == "run" and options.check
+    if options.kind == "tune" and (_is_saved(options) or common.server_url(options)):
+        where = "a saved model" if _is_saved(options) else "a service"
+        raise ArgumentError(
+            f"tune measures kernels that it compiles on this machine, and was given {where}",
+            code="cannot-measure",
+            hint="give it the source of the model, without --server",
+        )
     if _is_saved(options):
-        flags = {"--dim": options.dim, "--shape": options.input_types, "--constant": options.constant, "--check": is_checked}
+        flags = {
+            "--dim": options.dim, "--shape": options.input_types, "--constant": options.constant, "--state": options.state,
+            "--check": is_checked,
+        }  # fmt: skip
         for flag in (flag for flag, given in flags.items() if given):
             raise ArgumentError(
                 f"{flag} is for the source of a model, and {options.file} is a saved one",
@@ -180,9 +209,12 @@ def _model(options: argparse.Namespace) -> Model:
             options.threads,
             _types(options) or None,
             plan=options.plan,
+            tune="now" if options.kind == "tune" else "off",
+            tune_options={"budget_trials": options.trials} if options.kind == "tune" else None,
             runtime=runtime,
             dims=_dims(options),
             constants=_constants(options) or None,
+            states=_states(options),
             progress=progress,
             **common.option_values(options, NamedOptions),
         )
@@ -207,6 +239,7 @@ def _estimated(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             plan=options.plan,
             dims=_dims(options),
             constants=_constants(options) or None,
+            states=_states(options),
             **common.option_values(options, NamedOptions),
         )
     rows = [(each["uses"], show.format_seconds(each["seconds"]), each["expression"][:90]) for each in facts["kernels"]]
@@ -223,7 +256,7 @@ def graph_options(options: argparse.Namespace) -> GraphOptions:
     constants = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in _constants(options).items()}
     fields = {
         "threads": options.threads, "plan": options.plan, "dims": _dims(options) or {}, "inputs": types,
-        "constants": constants, **common.option_values(options, NamedOptions),
+        "constants": constants, "states": _states(options), **common.option_values(options, NamedOptions),
     }  # fmt: skip
     return remote.validate_body(GraphOptions, fields)
 
@@ -298,12 +331,24 @@ def _constants(options: argparse.Namespace) -> dict[str, Any]:
     return constants
 
 
+def _states(options: argparse.Namespace) -> dict[str, str]:
+    """Parse --state: past_*=present_* → {"past_*": "present_*"}."""
+    states: dict[str, str] = {}
+    for text in options.state:
+        name, separator, result = text.partition("=")
+        if not (name and separator and result):
+            raise ArgumentError(f"--state {text[:80]}: expected INPUT=OUTPUT", code="invalid-option")
+        states[name] = result
+    return states
+
+
 def _arrays(model: Model, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the given arrays, and random ones for the other inputs: small numbers where they are integers."""
-    arrays = random_arrays(model.inputs, options.seed)
+    """Return the given arrays of inputs and states, and random ones for the others: small numbers where they are integers."""
+    tensors = (*model.inputs, *model.states)
+    arrays = random_arrays(tensors, options.seed)
     for name, value in (_read_array("--input", text) for text in options.input):
         if name not in arrays:
-            known = ", ".join(info.name for info in model.inputs)
+            known = ", ".join(info.name for info in tensors)
             raise ArgumentError(f"--input {name}: the model's inputs are {known}", code="unknown-argument")
         arrays[name] = value
     return arrays
@@ -319,10 +364,26 @@ def _read_array(option: str, text: str) -> tuple[str, Any]:
         raise ArgumentError(f"{option} {text}: cannot read {file}: {failure}", code="unreadable-file") from failure
 
 
+def _tuned(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    facts, text = _compiled(model, options)
+    tuning = require(model.tuning, "tuning of a tuned model")
+    facts["tuning"] = {
+        "tree": tree_to_json(tuning.tree),
+        "chosen": dict(tuning.chosen),
+        "trials": tuning.trials,
+        "gain": tuning.gain,
+        "history": [{"choices": dict(each.choices), "seconds": dict(each.seconds)} for each in tuning.history],
+    }
+    changed = sum(tuning.chosen.get(each.name) != each.choices[each.default] for each in find_variables(tuning.tree))
+    variables = len(tuning.chosen)
+    line = f"tuned: {changed} of {variables} kernels replaced in {tuning.trials} trials, {tuning.gain:.2f} times as fast"
+    return facts, f"{text}\n{line}"
+
+
 def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     facts = _facts(model)
     if options.save:
-        launchers = common.parse_names(options.launcher) if options.launcher else ()
+        launchers = common.parse_names(options.launcher) if getattr(options, "launcher", None) else ()
         facts["saved"] = str(model.save(options.save, launchers))
     lines = [_summary(model)]
     if "saved" in facts:
@@ -340,6 +401,7 @@ def _facts(model: Model) -> dict[str, Any]:
         "target": model.target,
         "inputs": [each._asdict() for each in model.inputs],
         "outputs": [each._asdict() for each in model.outputs],
+        "states": [each._asdict() for each in model.states],
         "kernels": [{"digest": each.digest, "uses": each.uses, "expression": each.expression} for each in model.kernels],
         "estimate": {"seconds": model.estimate.seconds},
         "arena": arena,
@@ -356,6 +418,7 @@ def _summary(model: Model) -> str:
         model.digest,
         *(f"input  {each.name}: {each.dtype}{list(each.shape)}" for each in model.inputs),
         *(f"output {each.name}: {each.dtype}{list(each.shape)}" for each in model.outputs),
+        *(f"state  {each.name}: {each.dtype}{list(each.shape)}" for each in model.states),
         f"{passes[0]['nodes_before']} operators in {passes[-1]['nodes_after']} nodes, {len(model.kernels)} kernels "
         f"({cache.get('hits', 0)} from the cache), for {model.target}{_threads(report)}",
         f"built in: {seconds}",
@@ -398,12 +461,13 @@ def _lowering(result: Mapping[str, Any]) -> str:
 def _run(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     arrays = _arrays(model, options)
     on_device = device_present() and model.takes_device_arrays
-    given: Mapping[str, Any] = copy_to_device(arrays) if on_device else arrays
-    results = model.run(given)
-    outputs = copy_to_host(results) if on_device else results
+    given = dict(copy_to_device(arrays) if on_device else {name: array.copy() for name, array in arrays.items()})
+    states = {info.name: given.pop(info.name) for info in model.states}
+    results = {**model.run(given, states=states), **states}
+    outputs = copy_to_host(results) if on_device else {name: array.copy() for name, array in results.items()}
     facts: dict[str, Any] = {"digest": model.digest}
     if not options.emulate:
-        facts |= _timed(model, given, synchronize if on_device else None)
+        facts |= _timed(model, given, states, synchronize if on_device else None)
     facts["outputs"] = [
         {"name": name, "dtype": str(value.dtype), "shape": list(value.shape), "max_abs": _largest(value)}
         for name, value in outputs.items()
@@ -429,13 +493,13 @@ def _largest(value: Any) -> float:
     return float(np.abs(value.astype(np.float64)).max()) if value.size else 0.0
 
 
-def _timed(model: Model, arrays: Mapping[str, Any], wait: Callable[[], None] | None) -> dict[str, Any]:
+def _timed(model: Model, arrays: Mapping[str, Any], states: Mapping[str, Any], wait: Callable[[], None] | None) -> dict[str, Any]:
     """Time calls, each to its end: `wait` waits for the work of a device."""
     samples: list[float] = []
     begin = time.perf_counter()
     while len(samples) < RUNS or time.perf_counter() - begin < TIMED_S / 4:
         start = time.perf_counter()
-        model.run(arrays)
+        model.run(arrays, states=states)
         if wait is not None:
             wait()
         samples.append(time.perf_counter() - start)
@@ -451,7 +515,7 @@ def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argpa
     given = {} if path.suffix == ".json" else {name: (value.dtype.name, value.shape) for name, value in arrays.items()}
     extents = {name: extent for name, extent in (dims or {}).items() if isinstance(extent, int)}
     types = dict(tensor_types(given, least=0))  # a JSON graph has its own types
-    graph = load_graph(path, weights, types, extents, _constants(options) or None)
+    graph = pair_states(load_graph(path, weights, types, extents, _constants(options) or None), _states(options))
     worst = 0.0
     for name, want in interpret(graph, weights, arrays).items():
         scale = max(1e-30, _largest(want))

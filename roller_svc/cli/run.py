@@ -58,6 +58,7 @@ def execute(options: argparse.Namespace) -> int:
         arrays,
         loaded.results(),
         allow_tf32=options.allow_tf32,
+        allow_expanded_squares=options.allow_expanded_squares,
         accumulation=_accumulation(kernel),
         main=kernel.program,
     )
@@ -89,12 +90,21 @@ def _check(
     results: Arrays,
     *,
     allow_tf32: bool,
+    allow_expanded_squares: bool,
     accumulation: AccumulatorPrecision | None,
     main: RProgram | None,
 ) -> Agreement | None:
     """Compare the results with the reference; return None if the program is too large. Raises WrongAnswerError."""
     try:
-        agreement = verify_results(program, arrays, results, allow_tf32=allow_tf32, accumulation=accumulation, main=main)
+        agreement = verify_results(
+            program,
+            arrays,
+            results,
+            allow_tf32=allow_tf32,
+            allow_expanded_squares=allow_expanded_squares,
+            accumulation=accumulation,
+            main=main,
+        )
     except ArgumentError as failure:
         if failure.code != "reference-too-large":
             raise

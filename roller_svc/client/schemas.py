@@ -250,6 +250,9 @@ class GraphOptions(_NamedOptions):
     inputs: Annotated[dict[Name, TensorTypeModel], check_size(MAX_INPUTS)] = Field(
         {}, description="types of inputs that an ONNX model leaves open"
     )
+    states: Annotated[dict[Name, Name], check_size(MAX_INPUTS)] = Field(
+        {}, description="inputs that calls update in place, each with the output that is its new value; a * in both is any text"
+    )
 
 
 class GraphRequest(BuildTerms):
@@ -442,6 +445,7 @@ class ModelResponse(BaseModel):
     target: str
     inputs: list[ModelTensor]
     outputs: list[ModelTensor]
+    states: list[ModelTensor] = Field([], description="memory of the caller that a call updates")
     kernels: list[ModelKernelUse]
     plan: dict[str, Any]
     estimate: ModelSeconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roller_svc.analysis.scans import LEAST_GATE, gate_product_dtype
 from roller_svc.codegen.dialect import SHORT, Dialect
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
@@ -430,24 +431,30 @@ def _warp_scan(which: str, dtype: DType, dialect: Dialect) -> Helper:
 
 
 def _warp_recurrence(which: str, dtype: DType, dialect: Dialect) -> Helper:
-    """Return the helper that composes the linear steps of the lanes before each one: `gate * state + value`."""
-    words = _words(dtype, dialect)
+    """Return the helper that composes the linear steps of the lanes before each one: `gate * state + value`.
+
+    `LinearStep` says which products are formed.
+    """
+    gate = gate_product_dtype(dtype)
+    words = _words(dtype, dialect) | {"G": dialect.value_type(gate), "least": repr(LEAST_GATE)}
     values, gates, last_value, last_gate = (
         dialect.shuffle_up.format(a=a, by=by) for by in ("by * stride", "stride") for a in ("v", "g")
     )
-    joined = "g * b + v" if dtype.is_float else "({T})(({W})g * ({W})b + ({W})v)"
-    product = "g * f" if dtype.is_float else "({T})(({W})g * ({W})f)"
-    if dtype.is_float:  # a product of gates that overflows leaves a state of zero
-        joined = f"b != 0 || g != g ? {joined} : v"
+    joined, product = "({T})(({W})g * ({W})b + ({W})v)", "({T})(({W})g * ({W})f)"
+    if dtype.is_float:
+        joined, product = "b != 0 ? ({T})(g * b + v) : v", "g * f"
     if which == "resets":
-        joined, product = f"g != 0 ? ({joined}) : v", f"g != 0 && f != 0 ? {product} : 0"
+        joined = f"g != 0 ? ({joined}) : v"
+        if dtype.is_float:
+            gated = "fabs(g) <= {least} ? g : fabs(g * f) <= {least} ? {least} : g * f"
+            product = f"fabs(f) <= {{least}} ? (g != 0 ? f : 0) : {gated}"
     text = (
-        "{F} void before_{which}_{t}({T} *value, {T} *gate, int place, int lanes, int stride) {{  // lanes of a group\n"
-        "  {T} v = *value, g = *gate;\n"
+        "{F} void before_{which}_{t}({T} *value, {G} *gate, int place, int lanes, int stride) {{  // lanes of a group\n"
+        "  {T} v = *value;\n  {G} g = *gate;\n"
         "  #pragma unroll\n  for (int by = 1; by < lanes; by *= 2) {{\n"
-        f"    const {{T}} b = {values}, f = {gates};\n"
+        f"    const {{T}} b = {values};\n    const {{G}} f = {gates};\n"
         f"    if (place >= by) {{{{ v = {joined}; g = {product}; }}}}\n  }}}}\n"
-        f"  const {{T}} b = {last_value}, f = {last_gate};\n"
+        f"  const {{T}} b = {last_value};\n  const {{G}} f = {last_gate};\n"
         "  *value = place ? b : 0;\n  *gate = place ? f : 1;\n}}"
     ).format(which=which, **words)
     return Helper(text)

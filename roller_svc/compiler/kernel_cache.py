@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +67,23 @@ class KernelCache:
         """Keep the most efficient kernel. Do so before `save`: a kernel that can be loaded has no other one later."""
         _save_kernel(bundle, self._efficient(request))
 
+    def load_alternatives(self, request: BuildRequest) -> list[KernelBundle] | None:
+        """Return the fastest kernels of an equal request, for trials in a model; None if they were not kept."""
+        folder = self._alternatives(request)
+        try:
+            number = int((folder / "number").read_bytes())
+        except (OSError, ValueError):
+            return None
+        kernels = [_load_kernel(folder / str(each)) for each in range(number)]
+        return None if None in kernels else [kernel for kernel in kernels if kernel is not None]
+
+    def save_alternatives(self, request: BuildRequest, bundles: Sequence[KernelBundle]) -> None:
+        """Keep kernels; their number is written last, so that another process finds all of them or none."""
+        folder = self._alternatives(request)
+        for number, bundle in enumerate(bundles):
+            _save_kernel(bundle, folder / str(number))
+        _replace(folder / "number", str(len(bundles)).encode())
+
     def load_joint(self, key: str) -> KernelBundle | None:
         """Return the kernel of many operators of that key; None if there is none."""
         return _load_kernel(self._joint(key))
@@ -120,6 +137,9 @@ class KernelCache:
 
     def _efficient(self, request: BuildRequest) -> Path:
         return self.folder / "efficient" / action_digest(request).removeprefix("sha256:")
+
+    def _alternatives(self, request: BuildRequest) -> Path:
+        return self.folder / "alternatives" / action_digest(request).removeprefix("sha256:")
 
     def _joint(self, key: str) -> Path:
         return self.folder / "joint" / key

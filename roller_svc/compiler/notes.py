@@ -46,7 +46,7 @@ def find_notes(
         ranked: The partition of the plan.
         above_floor: Why the plan is far above the program's floor; "" if it is not.
     """
-    units = explain_units(cache, hw, constraints, ranked, plan)
+    units = _square_notes(cache, hw, constraints, ranked, plan) | explain_units(cache, hw, constraints, ranked, plan)
     if above_floor and _is_worth_saying(plan, floor, hw):
         slowest = max(zip(ranked.groups, plan.choices, strict=True), key=lambda pair: pair[1].estimate.seconds)[0].name
         ratio = f"{plan.estimate.seconds / floor.seconds:.1f} times the program's floor"
@@ -96,6 +96,20 @@ def _alternatives(cache: PartitionCache, constraints: ScheduleConstraints) -> It
     targets = find_donatable(program)
     if targets:
         yield f"donate {', '.join(targets)}", PartitionCache(donate_targets(program, targets)), constraints
+
+
+def _square_notes(
+    cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints, ranked: RankedPartition, plan: Plan
+) -> dict[str, str]:
+    """Return, by the name of a kernel group, what is gained if its squares of differences become products."""
+    squares = frozenset[str]() if constraints.allow_expanded_squares else cache.rounded_squares(hw)
+    group = next((group for group in ranked.groups if any(s.output in squares for s in group.statements)), None)
+    if group is None:
+        return {}
+    allowing = replace(constraints, allow_expanded_squares=True)
+    gain = find_faster([("allow_expanded_squares", cache, allowing)], hw, plan, {})
+    name = next(s.name for s in cache.program.statements if s.output in squares)
+    return {group.name: f"{name}: squares of differences are not expanded{gain}"} if gain else {}
 
 
 def _program_notes(program: TensorProgram) -> Iterator[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from roller_svc.families.matching import SCALING_KINDS, supports_attention, transpose_space, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.grouped_gemm import selects_matrices
+from roller_svc.fusion.linear_sums import has_rounded_squares
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
 from roller_svc.fusion.scaled_sums import has_scaled_sum
@@ -38,14 +39,14 @@ class PartitionCache:
         """Return the default partition of the program for a device."""
         return self._partition(traits(hw))
 
-    def partitions(self, hw: HardwareSpec) -> tuple[Partition, ...]:
+    def partitions(self, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS) -> tuple[Partition, ...]:
         """Return the fusion alternatives without operand copies, the default last or before unfused attention.
 
-        The alternatives are unfused attention, dual-GEMM variants, transposed convolutions as GEMM and col2im, sums of
-        blocks that are scaled in registers, and on a GPU outputs that their readers compute again where that makes fewer
-        kernels.
+        The alternatives are unfused attention, squares of differences as products where that is allowed, dual-GEMM
+        variants, transposed convolutions as GEMM and col2im, sums of blocks that are scaled in registers, and on a GPU
+        outputs that their readers compute again where that makes fewer kernels.
         """
-        options = self._plain_options(hw)
+        options = self._plain_options(hw, constraints)
         default = [self._partition(option) for option in options]
         recomputed = [
             self._partition(replace(option, inline_outputs=True))
@@ -87,8 +88,8 @@ class PartitionCache:
 
     def _with_scaled_sums(self, options: list[FusionOptions], default: list[Partition], hw: HardwareSpec) -> list[Partition]:
         """Return the partitions with kernels that scale sums in registers, if the program has such sums."""
-        statements, outputs = self.statements(options[0]), {o.tensor for o in self.program.outputs}
-        if not _scales_sums(hw) or not has_scaled_sum(statements, outputs):
+        outputs = {o.tensor for o in self.program.outputs}
+        if not _scales_sums(hw) or not any(has_scaled_sum(self.statements(option), outputs) for option in options):
             return []
         found = [self._partition(replace(option, scale_partial_sums=True)) for option in options]
         return [groups for groups in found if groups not in default]
@@ -112,7 +113,7 @@ class PartitionCache:
 
         There is none if a copy engine cannot load the copies either.
         """
-        options = self._plain_options(hw)
+        options = self._plain_options(hw, constraints)
         if self._has_transposed_convolution:
             options += [replace(option, col2im=True) for option in options]
         if self._selects_matrices:
@@ -138,16 +139,24 @@ class PartitionCache:
     def partition_of_plan(self, plan: Plan, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS) -> Partition:
         """Return the kernel groups of a plan; on a CPU, whose tile spaces may be views, by their number."""
         spaces = [transpose_space(s) if s.transposed else s for s in (choice.program.space for choice in plan.choices)]
-        plain = self.partitions(hw)
+        plain = self.partitions(hw, constraints)
         copied = (way for groups in plain for way in self.with_operand_copies(groups, hw, constraints))
         found = [groups for ways in (plain, copied) for groups in ways if len(groups) == len(spaces)]
         return next((groups for groups in found if [group.space for group in groups] == spaces), found[0])
 
-    def _plain_options(self, hw: HardwareSpec) -> list[FusionOptions]:
-        """Return the default options, those without fused attention, and without signed bytes, if the program has any."""
+    def _plain_options(self, hw: HardwareSpec, constraints: ScheduleConstraints) -> list[FusionOptions]:
+        """Return the default options, and those that make other partitions.
+
+        They have squares as products, no fused attention, or no signed bytes.
+        """
         options = [traits(hw)]
-        if any(group.attention is not None for group in self.groups(hw)):
-            options.append(replace(options[0], attention_dtypes=frozenset()))
+        if constraints.allow_expanded_squares and self.rounded_squares(hw):
+            options.append(traits(hw, constraints))
+        options += [
+            replace(option, attention_dtypes=frozenset())
+            for option in options
+            if any(group.attention is not None for group in self._partition(option))
+        ]
         if options[0].has_signed_bytes_only and any(type_.dtype is DType.UINT8 for type_ in self.program.types.values()):
             unsigned = replace(options[0], has_signed_bytes_only=False)
             options += [unsigned] if self._partition(unsigned) != self.groups(hw) else []
@@ -163,11 +172,17 @@ class PartitionCache:
         types = self.program.types
         return any(selects_matrices(each, types) for each in self.program.statements)
 
+    def rounded_squares(self, hw: HardwareSpec) -> frozenset[str]:
+        """Return the sums of squares of differences that are products only if the caller allows it."""
+        statements = self.statements(traits(hw))
+        types = dict(self.program.types) | {s.output: s.type for s in statements}
+        return frozenset(s.output for s in statements if has_rounded_squares(s, types))
+
     def statements(self, options: FusionOptions) -> tuple[TensorExpr, ...]:
         """Return the normalized statements of the program."""
         form = (
             *(options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im, options.group_rows),
-            *(options.has_signed_bytes_only, options.scale_partial_sums),
+            *(options.has_signed_bytes_only, options.scale_partial_sums, options.allow_expanded_squares),
         )
         statements = self._statements.get(form)
         if statements is None:
@@ -192,7 +207,7 @@ def _scales_sums(hw: HardwareSpec) -> bool:
     return any(unit.kind in SCALING_KINDS for unit in hw.units)
 
 
-def traits(hw: HardwareSpec) -> FusionOptions:
+def traits(hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS) -> FusionOptions:
     attends_in = frozenset(u.in_dtype for u in hw.units if supports_attention(u, hw))
     is_signed = any(u.kind is UnitKind.MFMA and u.in_dtype is DType.INT8 for u in hw.units)
     return FusionOptions(
@@ -201,6 +216,7 @@ def traits(hw: HardwareSpec) -> FusionOptions:
         hw.num_cores,
         attends_in,
         has_signed_bytes_only=is_signed,
+        allow_expanded_squares=constraints.allow_expanded_squares,
     )
 
 

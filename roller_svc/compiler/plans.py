@@ -88,7 +88,7 @@ def rank_partitions(
             except NoCandidateError as failure:
                 failures.append(failure)
 
-    rank_all(cache.partitions(hw))
+    rank_all(cache.partitions(hw, constraints))
     if not ranked:
         raise failures[-1]
     for plain in tuple(ranked):

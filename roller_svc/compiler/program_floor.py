@@ -35,7 +35,7 @@ def program_floor(cache: PartitionCache, hw: HardwareSpec, constraints: Schedule
         roofline: Of the best plan: its operations bound those of the floor. Masked keys of attention are not computed,
             and neither are the products that Winograd's algorithm saves.
     """
-    program, statements = cache.program, cache.statements(traits(hw))
+    program, statements = cache.program, cache.statements(traits(hw, constraints))
     types = dict(program.types) | {s.output: s.type for s in statements}
     rates: dict[str, float] = {}
     operations: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from roller_svc.analysis.operand import STAGED_KINDS, dtypes_unsupported_reason,
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, rank_partitions
-from roller_svc.fusion.contraction import MAX_FACTORS, MIN_K, as_contraction
+from roller_svc.fusion.contraction import MAX_FACTORS, MIN_K, Contraction, as_contraction
 from roller_svc.fusion.partition import MIN_TILED_ROWS
 from roller_svc.fusion.scaled_sums import apply_scales_last
 from roller_svc.ir.constraints import ScheduleConstraints
@@ -169,8 +169,8 @@ def _cause(product: _Product, units: list[ComputeUnit], hw: HardwareSpec, *, all
     accumulator = product.statement.accumulator
     first, second = product.dtypes({})
     able = [u for u in units if not dtypes_unsupported_reason(u, accumulator, (first, second), allow_tf32=allow_tf32)]
-    if not able:
-        return _type_cause(product, (first, second), units, hw)
+    if not able:  # no option brings a product without tiles to a matrix unit
+        return "" if _is_thin(product.statement) else _type_cause(product, (first, second), units, hw)
     if product.guard is not None:
         return f"the condition {expression_text(product.guard, {})} depends on both factors"
     if product.group.kind is GroupKind.CONTRACTION:
@@ -201,10 +201,22 @@ def _form_cause(product: _Product) -> str:
     contraction = as_contraction(product.statement, is_thin=True)
     if contraction is None:
         return f"fewer than {MIN_K} products a sum fill no tile"
-    rows, columns = (math.prod(axis.extent for axis in axes) for axes in (contraction.m, contraction.n))
+    rows, columns = _sides(contraction)
     if min(rows, columns) < MIN_TILED_ROWS:
         return f"its products have {rows} x {columns} rows and columns, too few to fill a tile"
     return f"one kernel computes it with {len(product.group.statements) - 1} other statements"
+
+
+def _is_thin(statement: TensorExpr) -> bool:
+    """Return whether a sum of products has too few rows or columns for tiles, as a sum of squares does."""
+    contraction = as_contraction(statement, is_thin=True)
+    return contraction is not None and min(_sides(contraction)) < MIN_TILED_ROWS
+
+
+def _sides(contraction: Contraction) -> tuple[int, int]:
+    """Return the rows and the columns of a contraction."""
+    rows, columns = (math.prod(axis.extent for axis in axes) for axes in (contraction.m, contraction.n))
+    return rows, columns
 
 
 def _tensor_name(factor: Expr) -> str:

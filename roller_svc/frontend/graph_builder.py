@@ -161,8 +161,13 @@ class GraphBuilder:
         """Return a builder for the body of a loop, over the same weights."""
         return GraphBuilder(name, self.weights, self.evaluate)
 
-    def finish(self, outputs: Sequence[tuple[str, Operand]]) -> Graph:
-        """Return the graph. Constants that nothing reads, as those that were folded, are left out."""
+    def finish(self, outputs: Sequence[tuple[str, Operand]], states: Sequence[str] = ()) -> Graph:
+        """Return the graph. Constants that nothing reads, as those that were folded, are left out.
+
+        `states` are inputs whose new values are the outputs of their names.
+        """
+        if len(dict(outputs)) < len(outputs):
+            raise ArgumentError("two results, or a result and a state, have one name", code="invalid-graph")
         read = {name for node in self.nodes for name in node.inputs} | {operand.name for _, operand in outputs}
         return Graph(
             self.name,
@@ -170,6 +175,7 @@ class GraphBuilder:
             {n: c for n, c in self.constants.items() if n in read},
             tuple(self.nodes),
             tuple((name, operand.name) for name, operand in outputs),
+            tuple(states),
         )
 
     def _add_program(

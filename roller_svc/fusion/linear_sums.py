@@ -3,13 +3,16 @@
 Σ -(a * b), Σ (a * b - c * d) and Σ (a - z) * b of integers are contractions in another spelling. Each product is summed
 over the axes that it varies with. What does not vary along the sum is a factor of the result. Unsigned bytes become
 signed ones and an offset, where matrix units multiply no others.
+
+Σ (a - b)² of all pairs of rows is Σ a² + Σ b² - 2 Σ ab. In floats its error is relative to the sums of squares, not to
+the distance: it is expanded where all sums are exact, or where the caller allows it.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.constant_folding import holds
@@ -27,6 +30,7 @@ Statements = tuple[TensorExpr, ...]
 MAX_TERMS = 4  # of a sum: (a - u) * (b - v) has four
 MIN_SPLIT_K = 16  # of several products: each further one takes a pass over the result, which shorter sums do not repay
 INTEGER_BITS = 8  # of integers that matrix units multiply
+DIGITS = {DType.FLOAT32: 1 << 24, DType.FLOAT64: 1 << 53}  # up to which a type has all integers
 SIGN_BIT = 128  # of a byte: flipped, an unsigned byte is a signed one, less by as much
 
 
@@ -38,6 +42,8 @@ class _Term:
     is_negative: bool = False
     has_sign: bool = False  # written around a factor or a product, perhaps twice
     conditions: tuple[Expr, ...] = ()
+    count: int = 1  # of equal products
+    is_of_square: bool = False  # of a difference
 
     def times(self, other: _Term) -> _Term:
         return _Term(
@@ -45,6 +51,8 @@ class _Term:
             self.is_negative != other.is_negative,
             self.has_sign or other.has_sign,
             (*self.conditions, *other.conditions),
+            self.count * other.count,
+            self.is_of_square or other.is_of_square,
         )
 
     def divided_by(self, other: _Term) -> _Term:
@@ -76,20 +84,40 @@ class _Term:
         return replace(self, factors=factors, conditions=tuple(outer))
 
 
+@dataclass(frozen=True, slots=True)
+class _Splitting:
+    """The ways in which a sum may be split."""
+
+    types: Mapping[str, TensorType]  # of all tensors that statements read
+    is_signing: bool = False  # matrix units take int8 but not uint8: an unsigned factor a becomes (a - 128) + 128
+    allow_expanded_squares: bool = False  # of differences, where their sums are rounded
+
+
 def split_linear_sums(
-    statements: Statements, types: Mapping[str, TensorType], *, has_signed_bytes_only: bool = False
+    statements: Statements,
+    types: Mapping[str, TensorType],
+    *,
+    has_signed_bytes_only: bool = False,
+    allow_expanded_squares: bool = False,
 ) -> Statements:
     """Split sums of which a product is a contraction, but that are none as they are written.
 
     `types` are those of all tensors that statements read. With `has_signed_bytes_only`, matrix units take int8 but not
-    uint8: an unsigned factor a becomes (a - 128) + 128.
+    uint8.
     """
     return tuple(
-        each for s in statements for each in _split(s, types, is_signing=has_signed_bytes_only and s.accumulator is DType.INT32)
+        each
+        for s in statements
+        for each in _split(s, _Splitting(types, has_signed_bytes_only and s.accumulator is DType.INT32, allow_expanded_squares))
     )
 
 
-def _split(statement: TensorExpr, types: Mapping[str, TensorType], *, is_signing: bool) -> Statements:
+def has_rounded_squares(statement: TensorExpr, types: Mapping[str, TensorType]) -> bool:
+    """Return whether only permission keeps a sum of squares of differences from being products; exact ones are split."""
+    return bool(_split_squares(statement, _Splitting(types, allow_expanded_squares=True)))
+
+
+def _split(statement: TensorExpr, how: _Splitting) -> Statements:
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return (statement,)
     dtype = statement.accumulator
@@ -100,24 +128,40 @@ def _split(statement: TensorExpr, types: Mapping[str, TensorType], *, is_signing
         statement = replace(statement, body=body)
     reduced = frozenset(axis.name for axis in statement.reduced)
     all_axes = frozenset(statement.extents)
-    signed = [t.guarded(all_axes) for t in _Expansion(dtype, reduced, is_signing=True).terms(statement.body)] if is_signing else []
-    terms = _Expansion(dtype, reduced, is_signing=False).terms(statement.body)
+    if form := _split_squares(statement, how):
+        return tuple(each for s in form for each in _split(s, how))
+    expansion, signed = _Expansion(dtype, reduced), []
+    if how.is_signing:
+        signed = [t.guarded(all_axes) for t in replace(expansion, is_signing=True).terms(statement.body)]
+    terms = expansion.terms(statement.body)
     plain = [term.guarded(all_axes) for term in terms]
     hoisted = [term.guarded(reduced) for term in terms]
     if any(term.conditions for term in hoisted) and len(hoisted) <= MAX_TERMS:
-        form = _split_terms(statement, hoisted, types)
+        form = _split_terms(statement, hoisted, how.types)
         if form:
-            return tuple(each for s in form for each in _split(s, types, is_signing=is_signing))
+            return tuple(each for s in form for each in _split(s, how))
     if len(plain) == 1 and signed in ([], plain) and as_contraction(statement) is not None:
         (term,) = plain
         has_own_factors = bool(_split_factors(term, statement)[1] or term.conditions)
         if not term.has_sign and not has_own_factors:
             return (statement,)
         product = product_of([_convert(factor, dtype) for factor in term.factors])
-        if not term.is_negative and not has_own_factors and _is_readable(product, statement, types):
+        if not term.is_negative and not has_own_factors and _is_readable(product, statement, how.types):
             return (replace(statement, body=product),)
-    forms = (_split_terms(statement, terms, types) for terms in (signed, plain) if 0 < len(terms) <= MAX_TERMS)
+    forms = (_split_terms(statement, terms, how.types) for terms in (signed, plain) if 0 < len(terms) <= MAX_TERMS)
     return next((form for form in forms if form), (statement,))
+
+
+def _split_squares(statement: TensorExpr, how: _Splitting) -> Statements:
+    """Return the sums of squares of differences as sums of products; none if there is no such square, or it must stay."""
+    if statement.combine is not Combine.SUM:
+        return ()
+    reduced = frozenset(axis.name for axis in statement.reduced)
+    terms = _Expansion(statement.accumulator, reduced, expands_squares=True).terms(statement.body)
+    if not any(term.is_of_square for term in terms) or not (how.allow_expanded_squares or _is_exact(terms, statement)):
+        return ()
+    terms = _join_partial([term.guarded(reduced) for term in terms], statement)
+    return _split_terms(statement, terms, how.types) if len(terms) <= MAX_TERMS else ()
 
 
 def _without_signs(expr: Expr) -> Expr:
@@ -144,6 +188,8 @@ def _split_terms(statement: TensorExpr, terms: list[_Term], types: Mapping[str, 
     values = [_value(statement, term, each) for term, each in zip(terms, sums, strict=True)]
     axes = statement.spatial
     total = _add(values, [term.is_negative for term in terms], dtype)
+    if dtype.is_float and any(term.is_of_square for term in terms):
+        total = _clamp(total, _sign(statement.body), dtype)
     combined = replace(statement, kind=StatementKind.MAP, axes=axes, body=total, combine=None)
     # the largest last: its kernel computes the result
     return (*sorted((each for each in sums if each is not None), key=lambda each: each.points), combined)
@@ -155,7 +201,9 @@ class _Expansion:
 
     dtype: DType
     reduced: frozenset[str]
-    is_signing: bool
+    is_signing: bool = False
+    expands_squares: bool = False  # of differences
+    expands_factors: bool = False  # of floats that are sums
 
     def terms(self, expr: Expr) -> list[_Term]:
         """Return the products that an expression adds, with their conditions apart."""
@@ -173,22 +221,15 @@ class _Expansion:
                 return [*self.terms(first), *self.terms(second)]
             case Op(kind=OpKind.SUB, args=(first, second)):
                 return [*self.terms(first), *(term.negated for term in self.terms(second))]
-            case Op(kind=OpKind.MUL, args=(first, second)):
-                parts = [self.terms(first), self.terms(second)]
-                if dtype.is_float:  # a sum is a factor: expanded, it would be rounded in other places
-                    parts = [
-                        [each[0].closed] if len(each) == 1 else [_Term((arg,))] for each, arg in zip(parts, expr.args, strict=True)
-                    ]
-                elif self.is_signing:
-                    parts = [self._join_offsets(each) for each in parts]
-                if len(parts[0]) * len(parts[1]) > MAX_TERMS:
-                    return [_Term((expr,))]
-                return [one.times(other) for one, other in itertools.product(*parts)]
+            case Op(kind=OpKind.SQUARE | OpKind.MUL | OpKind.POW) if square := self._square(expr):
+                return square
+            case Op(kind=OpKind.MUL):
+                return self._product(expr)
             case Op(kind=OpKind.DIV, args=(first, second)):
                 parts = [self.terms(first), self.terms(second)]
-                if not len(parts[0]) == len(parts[1]) == 1:
+                if len(parts[1]) > 1 or (len(parts[0]) > 1 and not (dtype.is_float and self._may_expand(parts))):
                     return self._factor(expr)
-                return [parts[0][0].closed.divided_by(parts[1][0].closed)]
+                return [term.closed.divided_by(parts[1][0].closed) for term in parts[0]]
             case Select(cond=cond, then=then, otherwise=Const(value=0)):
                 terms = self.terms(then)
                 if len(terms) == 1 or (not self.is_signing and axes_of(cond).isdisjoint(self.reduced)):
@@ -199,6 +240,37 @@ class _Expansion:
                 return [replace(term, factors=new) for new, term in zip(guarded, terms, strict=True)]
             case _:
                 return self._factor(expr)
+
+    def _product(self, expr: Op) -> list[_Term]:
+        """Return the products of the terms of two factors."""
+        parts = [self.terms(arg) for arg in expr.args]
+        if self.dtype.is_float:  # a sum is a factor: expanded, it would be rounded in other places
+            may_expand = self._may_expand(parts)
+            parts = [
+                [term.closed for term in each] if len(each) == 1 or may_expand else [_Term((arg,))]
+                for each, arg in zip(parts, expr.args, strict=True)
+            ]
+        elif self.is_signing:
+            parts = [self._join_offsets(each) for each in parts]
+        if len(parts[0]) * len(parts[1]) > MAX_TERMS:
+            return [_Term((expr,))]
+        return [one.times(other) for one, other in itertools.product(*parts)]
+
+    def _may_expand(self, parts: Sequence[Sequence[_Term]]) -> bool:
+        """Return whether a product of sums of floats becomes a sum: in a square that is expanded, or around one."""
+        return self.expands_factors or any(term.is_of_square for part in parts for term in part)
+
+    def _square(self, expr: Op) -> list[_Term]:
+        """Return the square of a sum of two parts, neither of which has all axes of the other; [] for others."""
+        base = squared(expr)
+        if base is None or not self.expands_squares:
+            return []
+        parts = _join_by_axes(replace(self, expands_factors=True).terms(base), self.dtype)
+        if len(parts) != 2:
+            return []
+        one, other = parts
+        products = (one.times(one), other.times(other), replace(one.times(other), count=2))
+        return [replace(each, is_of_square=True) for each in products]
 
     def _factor(self, expr: Expr) -> list[_Term]:
         """Return an expression as it is, or an unsigned byte as a signed one and an offset."""
@@ -224,6 +296,103 @@ class _Expansion:
             return varying
         values = [product_of([_convert(factor, self.dtype) for factor in term.factors]) for term in offsets]
         return [*varying, _Term((_add(values, [term.is_negative for term in offsets], self.dtype),))]
+
+
+def squared(expr: Expr) -> Expr | None:
+    """Return x of x², x * x, x ** 2 and |x|²; None for others."""
+    match expr:
+        case Op(kind=OpKind.SQUARE, args=(arg,)) | Op(kind=OpKind.POW, args=(arg, Const(value=2))):
+            pass
+        case Op(kind=OpKind.MUL, args=(arg, other)) if arg == other:
+            pass
+        case _:
+            return None
+    return arg.args[0] if isinstance(arg, Op) and arg.kind is OpKind.ABS else arg
+
+
+def _axes_of(term: _Term) -> frozenset[str]:
+    return frozenset[str]().union(*map(axes_of, (*term.factors, *term.conditions)))
+
+
+def _join_by_axes(terms: list[_Term], dtype: DType) -> list[_Term]:
+    """Join each term to one that varies with all of its axes."""
+    axes = [_axes_of(term) for term in terms]
+    widest = [own for own in dict.fromkeys(axes) if not any(own < other for other in axes)]
+    places = [next(i for i, each in enumerate(widest) if own <= each) for own in axes]
+    return [_join([term for term, at in zip(terms, places, strict=True) if at == i], dtype) for i in range(len(widest))]
+
+
+def _join_partial(terms: list[_Term], statement: TensorExpr) -> list[_Term]:
+    """Join terms that vary with the same part of the results' axes: one sum adds them."""
+    results = frozenset(axis.name for axis in statement.spatial)
+    groups: dict[object, list[_Term]] = {}
+    for number, term in enumerate(terms):
+        axes = _axes_of(term)
+        groups.setdefault(number if results <= axes or term.count > 1 else axes, []).append(term)
+    return [_join(group, statement.accumulator) for group in groups.values()]
+
+
+def _join(terms: list[_Term], dtype: DType) -> _Term:
+    """Return the sum of terms as one factor; of one term, the term."""
+    if len(terms) == 1:
+        return terms[0]
+    values = [product_of([_convert(factor, dtype) for factor in term.closed.factors]) for term in terms]
+    total = _add(values, [term.is_negative for term in terms], dtype)
+    return _Term((total,), is_of_square=any(term.is_of_square for term in terms))
+
+
+def _is_exact(terms: list[_Term], statement: TensorExpr) -> bool:
+    """Return whether the sums of terms are integers that their type has, in any order, and so is their total.
+
+    The positive terms are added before the negative ones are subtracted.
+    """
+    dtype = statement.accumulator
+    if not dtype.is_float:
+        return True  # modulo a power of two
+    length = math.prod(axis.extent for axis in statement.reduced)
+    greatest = [0, 0]
+    for term in terms:
+        types = [value_dtype(factor) for factor in term.factors]
+        if any(each is None or each.is_float for each in types):
+            return False
+        sizes = (max(map(abs, each.integer_range)) for each in types if each is not None)
+        greatest[term.is_negative] += term.count * length * math.prod(sizes)
+    return max(greatest) <= DIGITS.get(dtype, 0)
+
+
+def _sign(expr: Expr) -> int:
+    """Return 1 of an expression that is never negative, -1 of one that is never positive, 0 of others.
+
+    Sums of NaN and infinities are none of them in any case.
+    """
+    match expr:
+        case Const(value=value):
+            return (value > 0) - (value < 0)
+        case Cast(arg=arg) if arg.dtype.is_float:
+            return _sign(arg)
+        case Op(kind=OpKind.NEG, args=(arg,)):
+            return -_sign(arg)
+        case Op(kind=OpKind.MUL | OpKind.DIV, args=(first, second)):
+            return 1 if squared(expr) is not None else _sign(first) * _sign(second)
+        case Op(kind=OpKind.ADD, args=(first, second)):
+            return _sign(first) if _sign(first) == _sign(second) else 0
+        case Op(kind=OpKind.SUB, args=(first, second)):
+            return _sign(first) if _sign(first) == -_sign(second) else 0
+        case Op(kind=OpKind.ABS | OpKind.RELU | OpKind.EXP | OpKind.EXP2 | OpKind.SQRT):
+            return 1
+        case Op():
+            return int(squared(expr) is not None)
+        case Select(then=then, otherwise=otherwise):
+            signs = {_sign(each) for each in (then, otherwise) if each != Const(0.0, each.dtype)}
+            return signs.pop() if len(signs) == 1 else 0
+        case _:
+            return 0
+
+
+def _clamp(total: Expr, sign: int, dtype: DType) -> Expr:
+    """Return a value without the sign that only rounding can give it."""
+    kinds = {1: OpKind.MAX, -1: OpKind.MIN}
+    return Op(kinds[sign], (total, Const(0.0, dtype)), dtype) if sign in kinds else total
 
 
 def _number(term: _Term) -> int:
@@ -313,6 +482,8 @@ def _value(statement: TensorExpr, term: _Term, total: TensorExpr | None) -> Expr
         value = product_of([*outer, Const(count, dtype)])
     else:
         value = product_of([Load(total.output, total.index, dtype), *outer])
+    if term.count > 1:
+        value = product_of([Const(float(term.count) if dtype.is_float else term.count, dtype), value])
     for cond in term.conditions:
         value = Select(cond, value, Const(0.0 if dtype.is_float else 0, dtype), dtype)
     return value

@@ -95,6 +95,7 @@ class FusionOptions:
     scale_partial_sums: bool = False  # kernels of contractions scale sums of blocks of k in registers
     packed_constants: frozenset[str] = frozenset()  # whose products with few rows are contractions, too
     has_signed_bytes_only: bool = False  # matrix units take int8, but not uint8
+    allow_expanded_squares: bool = False  # of differences, whose sums then have an error relative to their terms
 
     @property
     def without_fusion(self) -> FusionOptions:
@@ -112,7 +113,12 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
     program = merge_equal_statements(program)
     inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
     statements = tuple(drop_unit_axes(s) for s in inlined)
-    statements = split_linear_sums(statements, program.types, has_signed_bytes_only=hw.has_signed_bytes_only)
+    statements = split_linear_sums(
+        statements,
+        program.types,
+        has_signed_bytes_only=hw.has_signed_bytes_only,
+        allow_expanded_squares=hw.allow_expanded_squares,
+    )
     if hw.scale_partial_sums:
         statements = merge_scaled_sums(statements, {o.tensor for o in program.outputs})
     if hw.col2im:
@@ -214,7 +220,7 @@ def _fuse(
             if statement.output in draft.written:
                 continue
             available = all(t not in written or t in done or t in draft.written for t in reads)
-            others = {t for s, names in others_pending if s is not statement for t in names} if available else set()
+            others = _read_by_others(others_pending, statement, draft) if available else set()
             is_attention = statement.output in attention
             grown = _try_fuse(draft, statement, types, hw, others) if available and not is_attention else None
             if grown is None:
@@ -225,6 +231,11 @@ def _fuse(
         done |= draft.written | draft.rows
         pending = remaining
     return drafts
+
+
+def _read_by_others(pending: Iterable[_Pending], statement: TensorExpr, draft: _FusionGroup) -> set[str]:
+    """Return the tensors that statements outside of a group with `statement` read."""
+    return {t for s, names in pending if s is not statement and s.output not in draft.written for t in names}
 
 
 def _first_to_place(

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.backends import backend_for
@@ -118,22 +118,22 @@ def _choose_measured(
     weights: Weights,
     hw: HardwareSpec,
 ) -> ChosenPlan:
-    loaded = _load(serial, link, weights)
-    inputs = random_arrays((name, t.dtype.value, t.shape) for name, t in serial.inputs)
+    loaded = load_for_trial(serial, link, weights)
+    sample = draw_sample(serial)
     try:
-        times = measure_steps(loaded, inputs, hw.num_cores)
+        times = measure_steps(loaded, sample, hw.num_cores)
     except IndexRangeError:  # random indices do not fit: without times, steps in order are right
         return ChosenPlan(serial, PlanChoice(SERIAL))
-    times = replace(times, efficient_s=_measure_efficient(steps, times, inputs, make_plan, link, weights))
+    times = replace(times, efficient_s=_measure_efficient(steps, times, sample, make_plan, link, weights))
     models = {SERIAL: (serial, loaded)}
     for each in POLICIES if kind == AUTO else (kind,):
         choice = PlanChoice(each, times.alone_s, times.launch_s, efficient_s=times.efficient_s)
         plan = _planned(each, choice, make_plan, hw)
         if kind == each or any(isinstance(step, VDeviceStep) for step in plan.steps):
-            models[each] = plan, _load(plan, link, weights)
-    undelayed_s = _least_serial_s(loaded, inputs, times)
+            models[each] = plan, load_for_trial(plan, link, weights)
+    undelayed_s = _least_serial_s(loaded, sample, times)
     loaded_models = {each: model for each, (_, model) in models.items()}
-    seconds = _measure_models(loaded_models, inputs, hw.num_cores, undelayed_s)
+    seconds = _measure_models(loaded_models, sample, hw.num_cores, undelayed_s)
     seconds[SERIAL] = min(seconds[SERIAL], undelayed_s)
     best = min((each for each in models if kind in (AUTO, each)), key=lambda each: seconds[each])
     if kind == AUTO and seconds[best] > MEASURED_MARGIN * seconds[SERIAL]:
@@ -143,15 +143,27 @@ def _choose_measured(
     return ChosenPlan(plan, choice)
 
 
-def measure_steps(model: CpuModel, inputs: Mapping[str, Array], threads: int) -> StepTimes:
+class Sample(NamedTuple):
+    """The arrays of timed calls."""
+
+    inputs: Mapping[str, Array]
+    states: Mapping[str, Array]
+
+
+def draw_sample(plan: ModelPlan) -> Sample:
+    """Return random arrays for a plan."""
+    return Sample(*(random_arrays((name, t.dtype.value, t.shape) for name, t in each) for each in (plan.inputs, plan.states)))
+
+
+def measure_steps(model: CpuModel, sample: Sample, threads: int) -> StepTimes:
     """Return the least times of each step of a serial plan, in the model: on one worker and on all."""
-    return StepTimes(_least_times(model, inputs, 1), _least_times(model, inputs, threads), is_measured=True)
+    return StepTimes(_least_times(model, sample, 1), _least_times(model, sample, threads), is_measured=True)
 
 
 def _measure_efficient(
     steps: Sequence[PlannedStep],
     times: StepTimes,
-    inputs: Mapping[str, Array],
+    sample: Sample,
     make_plan: MakePlan,
     link: Link,
     weights: Weights,
@@ -163,7 +175,7 @@ def _measure_efficient(
     if all(step.efficient is None for step in steps):
         return ()
     plan, _ = make_plan(_use_efficient)
-    measured = _least_times(_load(plan, link, weights), inputs, 1)
+    measured = _least_times(load_for_trial(plan, link, weights), sample, 1)
     return tuple(
         seconds if step.efficient is not None and seconds < MEASURED_MARGIN * alone_s else None
         for step, seconds, alone_s in zip(steps, measured, times.alone_s, strict=True)
@@ -174,15 +186,15 @@ def _use_efficient(steps: Sequence[PlannedStep]) -> list[Launch]:
     return [Launch((number,), rkernels=(int(step.efficient is not None),)) for number, step in enumerate(steps)]
 
 
-def _least_times(model: CpuModel, inputs: Mapping[str, Array], threads: int) -> tuple[float, ...]:
+def _least_times(model: CpuModel, sample: Sample, threads: int) -> tuple[float, ...]:
     least = [float("inf")] * len(model.plan.steps)
     with limit_threads(threads):
-        model.run(inputs)
+        model.run(*sample)
         end = time.perf_counter() + PROFILES_S
         for number in range(PROFILES):
             if number > 1 and time.perf_counter() > end:
                 break
-            moments = model.profile(inputs)
+            moments = model.profile(*sample)
             least = [min(a, b) for a, b in zip(least, _sum_steps(model.plan.steps, moments), strict=True)]
     return tuple(least)
 
@@ -202,20 +214,18 @@ def _count(step: Step) -> int:
     return step.steps * sum(map(_count, step.body)) if isinstance(step, LoopStep) else 1
 
 
-def _least_serial_s(model: CpuModel, inputs: Mapping[str, Array], times: StepTimes) -> float:
+def _least_serial_s(model: CpuModel, sample: Sample, times: StepTimes) -> float:
     """Return the seconds of a serial call in which no other work delays a step.
 
     Where another process uses a core at times, each call has a delayed step, but few calls have the same one. Least
     times of steps are then far below those of calls. What a call does beside its steps is measured on one worker.
     """
     with limit_threads(1):
-        alone_s = _least_call_s(model, inputs)
+        alone_s = _least_call_s(model, sample)
     return sum(times.launch_s) + max(0.0, alone_s - sum(times.alone_s))
 
 
-def _measure_models(
-    models: Mapping[str, CpuModel], inputs: Mapping[str, Array], threads: int, undelayed_s: float
-) -> dict[str, float]:
+def _measure_models(models: Mapping[str, CpuModel], sample: Sample, threads: int, undelayed_s: float) -> dict[str, float]:
     """Return the least time of a call of each model, in interleaved rounds.
 
     There are more rounds while no serial call is about as short as an undelayed one.
@@ -226,18 +236,18 @@ def _measure_models(
             if number >= ROUNDS and least[SERIAL] < DISTURBED_RATIO * undelayed_s:
                 break
             for name, model in models.items():
-                least[name] = min(least[name], _least_call_s(model, inputs))
+                least[name] = min(least[name], _least_call_s(model, sample))
     return least
 
 
-def _least_call_s(model: CpuModel, inputs: Mapping[str, Array]) -> float:
+def _least_call_s(model: CpuModel, sample: Sample) -> float:
     """Return the least time of a call in a round."""
     least = float("inf")
-    model.run(inputs)
+    model.run(*sample)
     end = time.perf_counter() + ROUND_S
     while True:
         start = time.perf_counter()
-        model.run(inputs)
+        model.run(*sample)
         now = time.perf_counter()
         least = min(least, now - start)
         if now > end:
@@ -257,7 +267,8 @@ def _checked(plan: ModelPlan) -> ModelPlan:
     return plan
 
 
-def _load(plan: ModelPlan, link: Link, weights: Weights) -> CpuModel:
+def load_for_trial(plan: ModelPlan, link: Link, weights: Weights) -> CpuModel:
+    """Link and load a plan, to measure it."""
     arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
     return CpuModel(plan, MODEL, link(plan, MODEL), weights_block(arrays, plan.weights_bytes))
 

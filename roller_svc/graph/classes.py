@@ -27,6 +27,11 @@ class NodeClass:
     def outputs(self) -> tuple[str, ...]:
         return tuple(output.name for output in self.program.outputs)
 
+    @property
+    def donated(self) -> tuple[str, ...]:
+        """Inputs in the memory of states, which the kernel updates."""
+        return self.program.donated
+
 
 def find_classes(graph: Graph) -> tuple[NodeClass, ...]:
     """Return the classes of all nodes that need a kernel, in order of their first node."""
@@ -38,7 +43,7 @@ def find_classes(graph: Graph) -> tuple[NodeClass, ...]:
     for same in members.values():  # programs are shared objects mostly: print each once
         _, node, constants = same[0]
         outputs = tuple(output.name for output in node.program.outputs)
-        merged.setdefault((text(node.program), node.program.inputs, outputs, constants), []).extend(same)
+        merged.setdefault((text(node.program), node.program.inputs, outputs, constants, node.program.donated), []).extend(same)
     return tuple(
         NodeClass(same[0][1].program, str(key[0]), same[0][1].program.inputs, same[0][2], tuple(k for k, _, _ in same))
         for key, same in merged.items()

@@ -17,6 +17,7 @@ from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix,
 from roller_svc.codegen.kernel import Tasks
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import package_candidate, package_kernel
+from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.joinable import find_joinable
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
@@ -25,7 +26,7 @@ from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_ta
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.lang.input_types import short_repr
-from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan
+from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, load_for_trial
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, check_lowering, choose_lowering
@@ -35,12 +36,14 @@ from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
 from roller_svc.graph.weights import Weights
+from roller_svc.graph.wiring.kernels import Tuning, tune_kernels
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.options import NamedOptions, SearchOptions, SelectionMode, options_of
 from roller_svc.ir.report import BuildRequest
+from roller_svc.runtime.graphs.cpu import CpuModel
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain import compile_object, compile_source, link_model, object_command, tool_version
 
@@ -59,6 +62,7 @@ class ModelOptions(NamedOptions):
     fuse: bool = True
     share_memory: bool = True  # between tensors that are not needed at the same time
     plan: str | Mapping[str, Any] = AUTO  # of graph.choose.PLANS, or GPU_PLANS, or a plan by hand
+    tune_trials: int = 0  # at most, of the whole model on this machine, to choose its kernels; 0: they are chosen alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class BuiltModel:
     cache_hits: int
     choice: PlanChoice
     lowerings: Mapping[str, Any] = field(default_factory=dict)  # of a GPU: what each kind of plans costs, or why not
+    tuning: Tuning | None = None
 
     def link(self, name: str) -> bytes:
         """Return the shared object of a model of that name. Raises CompileError, ToolchainMissingError."""
@@ -112,7 +117,7 @@ def build_model(
     classes = find_classes(graph)
     built, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
     clock.record("kernels")
-    kernels = [_model_kernel(each.fastest, len(nodes.nodes)) for each, nodes in zip(built, classes, strict=True)]
+    kernels = _model_kernels([each.fastest for each in built], classes)
     is_cpu = hw.family is TargetKind.CPU
     efficient = {i: _model_kernel(each.second, 0) for i, each in enumerate(built) if each.second is not None and is_cpu}
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
@@ -120,10 +125,10 @@ def build_model(
         _compile_objects(kernels, cache, progress)
         clock.record("objects")
 
-    def make_plan(schedule: Schedule | None, chosen: Sequence[ModelKernel] = kernels) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
+    def plan_with(kernels: Sequence[ModelKernel], schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
         return plan_model(
             graph,
-            chosen,
+            kernels,
             kernel_of,
             graph.name,
             hw.id,
@@ -134,19 +139,36 @@ def build_model(
         )
 
     if not is_cpu:
-        variants = [[each.fastest for each in built]]
+        variants = [tuple(each.fastest for each in built)]
         if any(each.second is not None for each in built):
-            variants.append([each.second or each.fastest for each in built])
-
-        def plan_of(bundles: Sequence[KernelBundle]) -> ModelPlan:
-            listed = [_model_kernel(each, len(nodes.nodes)) for each, nodes in zip(bundles, classes, strict=True)]
-            return make_plan(None, listed)[0]
-
-        planned = [(plan_of(bundles), tuple(bundles)) for bundles in variants]
+            variants.append(tuple(each.second or each.fastest for each in built))
+        planned = [(plan_with(_model_kernels(bundles, classes), None)[0], bundles) for bundles in variants]
         return _build_for_gpu(planned, options, graph, weights, classes, passes, clock, hits, cache)
 
     def link(plan: ModelPlan, name: str) -> bytes:
         return _link(plan, name, cache, hw)
+
+    tuning = None
+    if options.tune_trials:
+
+        def load(bundles: Sequence[KernelBundle]) -> CpuModel:
+            return load_for_trial(plan_with(_model_kernels(bundles, classes), None)[0], link, weights)
+
+        tuned, tuning = tune_kernels(
+            [_request(each, options) for each in classes],
+            [each.fastest for each in built],
+            plan_with(kernels, None)[0],
+            load,
+            cache,
+            options.tune_trials,
+        )
+        built = [_replace_fastest(each, bundle) for each, bundle in zip(built, tuned, strict=True)]
+        kernels = _model_kernels(tuned, classes)
+        efficient = {i: each for i, each in efficient.items() if built[i].second is not None}
+        clock.record("tune")
+
+    def make_plan(schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
+        return plan_with(kernels, schedule)
 
     chosen = choose_plan(
         options.plan,
@@ -164,7 +186,7 @@ def build_model(
         *(each.fastest for each in built),
         *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
     )
-    return BuiltModel(chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice)
+    return BuiltModel(chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning)
 
 
 def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
@@ -182,6 +204,21 @@ def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
         raise ArgumentError(f"plan must be a kind of plans, or a plan, got {short_repr(kind)}", code="invalid-option")
     if not is_cpu:
         raise ArgumentError(f"plan: {hw.id} is a GPU, and plans by hand are for CPUs", code="invalid-option")
+
+
+def check_tuning(options: ModelOptions) -> None:
+    """Raise ArgumentError for trials that cannot be made, or would not choose."""
+    hw = options.hardware
+    if not options.tune_trials:
+        return
+    if hw.family is not TargetKind.CPU or not backend_for(hw).is_present(hw):
+        raise ArgumentError(
+            f"tune: trials are calls on this machine, which is not {hw.id}",
+            code="cannot-measure",
+            hint='tune="off", or target="local"',
+        )
+    if options.select is SelectionMode.MODEL:
+        raise ArgumentError('tune="now" measures kernels, and select="model" does not', code="invalid-option")
 
 
 def lowering_kind(options: ModelOptions) -> str | None:
@@ -243,6 +280,10 @@ def _link_nothing(_: ModelPlan, __: str) -> bytes:
     return b""
 
 
+def _model_kernels(bundles: Sequence[KernelBundle], classes: Sequence[NodeClass]) -> list[ModelKernel]:
+    return [_model_kernel(bundle, len(each.nodes)) for bundle, each in zip(bundles, classes, strict=True)]
+
+
 def _model_kernel(bundle: KernelBundle, uses: int) -> ModelKernel:
     return ModelKernel(bundle.compiled.source, _seconds(bundle), uses)
 
@@ -256,6 +297,7 @@ def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
         each.outputs,
         options.hardware,
         constants=each.constants,
+        donate=each.donated,
         **search,
     )
 
@@ -326,6 +368,11 @@ def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: 
     kernels = _ClassKernels(fastest, second)
     cache.save(request, kernels.fastest)
     return kernels
+
+
+def _replace_fastest(kernels: _ClassKernels, fastest: KernelBundle) -> _ClassKernels:
+    """Return the kernels with another fastest one, which may have a workspace: no efficient one can then replace it."""
+    return kernels if fastest is kernels.fastest else _ClassKernels(fastest, None)
 
 
 def _compile_candidates(request: BuildRequest) -> CompiledCandidates | InputError:

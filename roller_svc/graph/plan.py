@@ -10,6 +10,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.graph.concats import Piece, input_offsets, is_contiguous_concat, place_pieces
 from roller_svc.graph.memory import Lifetime, align, place
 from roller_svc.graph.parameters import order_parameters
+from roller_svc.graph.states import updates_of
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode
 from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
@@ -62,19 +63,22 @@ def plan_model(
         alignment_bytes: what addresses of kernels' tensors are a multiple of. Inputs, outputs and weights are aligned;
             a part of a tensor that is not is copied.
     """
-    slots = FIRST_INPUT + len(graph.inputs) + len(graph.outputs)
+    types, input_types = graph.types, dict(graph.inputs)
+    given = [name for name, _ in graph.inputs if name not in graph.states]
+    results = [(name, tensor) for name, tensor in graph.outputs if name not in graph.states]
+    slots = FIRST_INPUT + len(given) + len(results) + len(graph.states)
     planner = _Planner(tuple(kernels), kernel_of, slots, share_memory, schedule, efficient or {}, alignment_bytes)
-    inputs = {tensor: Address(FIRST_INPUT + i) for i, (tensor, _) in enumerate(graph.inputs)}
-    first_output = FIRST_INPUT + len(graph.inputs)
-    outputs = [Address(first_output + i) for i in range(len(graph.outputs))]
-    steps, arena_bytes = planner.plan(graph, "", inputs, outputs, ARENA)
-    types = graph.types
+    first_output = FIRST_INPUT + len(given)
+    states = {name: Address(first_output + len(results) + i) for i, name in enumerate(graph.states)}
+    inputs = {name: Address(FIRST_INPUT + i) for i, name in enumerate(given)} | states
+    written = {name: Address(first_output + i) for i, (name, _) in enumerate(results)} | states
+    steps, arena_bytes = planner.plan(graph, "", inputs, [written[name] for name, _ in graph.outputs], ARENA)
     weights, weights_bytes = planner.parameters()
     plan = ModelPlan(
         name,
         target,
-        graph.inputs,
-        tuple((name, types[tensor]) for name, tensor in graph.outputs),
+        tuple((name, input_types[name]) for name in given),
+        tuple((name, types[tensor]) for name, tensor in results),
         planner.used_kernels(),
         tuple(planner.prepack),
         steps,
@@ -85,6 +89,7 @@ def plan_model(
         arena_bytes,
         planner.tensor_bytes,
         planner.num_slots,
+        tuple((name, input_types[name]) for name in graph.states),
     )
     return order_parameters(plan), planner.steps
 
@@ -113,11 +118,17 @@ class _Place:
         return _Place(self.base, self.offset_bytes + offset_bytes)
 
     @property
-    def address(self) -> Address:
+    def known(self) -> Address | None:
+        """Return the address; None in a buffer that is not placed yet."""
         base = self.base.address if isinstance(self.base, _Buffer) else self.base
-        if base is None:
+        return None if base is None else Address(base.slot, base.offset_bytes + self.offset_bytes)
+
+    @property
+    def address(self) -> Address:
+        known = self.known
+        if known is None:
             raise InvariantError("a buffer is used before it is placed")
-        return Address(base.slot, base.offset_bytes + self.offset_bytes)
+        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +344,9 @@ class _Level:
                 pending += self._kernel(node, direct)
         for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
             size_bytes = self.types[tensor].bytes
-            if direct.get(tensor) != address and size_bytes:
+            if name not in self.graph.states and direct.get(tensor) != address and size_bytes:
                 pending.append(_PendingCopy(f"output {name}", _Place(address), self._place(tensor), size_bytes))
+        pending += self._store_states()
         accesses = [_accesses(each) for each in pending]
         steps = _planned_steps(pending, accesses, self.planner.efficient)
         if self.path == "":
@@ -374,14 +386,38 @@ class _Level:
         return views
 
     def _direct_outputs(self, views: Mapping[str, int]) -> dict[str, Address]:
-        """Return the tensors that a node writes straight to an output's memory."""
+        """Return the tensors that a node writes straight to an output's memory; none for a state, which others read."""
         written = {t for node in self.graph.nodes if node.name not in views for t in node.outputs} - set(self.pieces)
+        written -= {result for node in self.graph.nodes for _, result in updates_of(node)}
         carried = {t for node in self.graph.nodes if isinstance(node, LoopNode) for t in node.outputs[: node.carried]}
         direct: dict[str, Address] = {}
-        for address, (_, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
+        for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
+            if name in self.graph.states:
+                continue
             if tensor in written and tensor not in carried and self.planner.is_aligned(_Place(address)):
                 direct.setdefault(tensor, address)
         return direct
+
+    def _store_states(self) -> list[_Pending]:
+        """Return the copies of new values of states that are not in their memory.
+
+        A value in the memory of a state that gets another one is copied before.
+        """
+        missing = [
+            (f"state {name}", _Place(address), self._place(tensor), self.types[tensor].bytes)
+            for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True)
+            if name in self.graph.states and self._place(tensor).known != address and self.types[tensor].bytes
+        ]
+        overwritten = {target.base for _, target, _, _ in missing}
+        saved: list[_Pending] = []
+        stored: list[_Pending] = []
+        for node, target, source, size_bytes in missing:
+            if isinstance(source.base, Address) and Address(source.base.slot) in overwritten:
+                buffer = self._buffer(size_bytes)
+                saved.append(_PendingCopy(node, buffer, source, size_bytes))
+                source = buffer
+            stored.append(_PendingCopy(node, target, source, size_bytes))
+        return saved + stored
 
     def _place(self, tensor: str) -> _Place:
         if tensor not in self.places:
@@ -424,6 +460,7 @@ class _Level:
         copies: list[_Pending] = []
         named = zip(node.program.inputs, node.inputs, strict=True)
         tensors = {(Role.INPUT, name): self._aligned(node, tensor, type_, copies) for (name, type_), tensor in named}
+        self.places |= {result: self._place(target) for target, result in updates_of(node)}
         for output, tensor, type_ in zip(node.program.outputs, node.outputs, node.output_types, strict=True):
             tensors[Role.OUTPUT, output.name] = self._result(tensor, type_, direct)
         constants = {name: tensors[Role.INPUT, name].address for name in source.constants}

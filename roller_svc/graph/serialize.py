@@ -11,12 +11,16 @@
                 "inputs": ["y", "xs"], "outputs": ["last"]}],
      "outputs": {"y": "last"}}
 
-A node reads inputs, constants and results of earlier nodes. The form is untrusted: every field is checked.
+A node reads inputs, constants, states and results of earlier nodes. A graph may have states, memory of the caller that
+a call updates: `"states": {"k": {"dtype": "float32", "shape": [8]}}`. With `"updates": {"T": "k"}` the result T of a node's
+program is the new value of k: nodes before it read the old value by the name k, and later nodes and outputs the new one.
+The form is untrusted: every field is checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,21 +88,31 @@ class _Reader:
             raise _malformed(f"its format is {short_repr(fields.get('format'))}, expected {FORMAT!r}")
         if depth > MAX_DEPTH:
             raise _malformed(f"loops are nested more than {MAX_DEPTH} deep")
-        _check_fields(fields, "the graph", {"format", "inputs", "nodes", "outputs"}, {"name", "constants"})
-        inputs = tuple((_name(n), tensor_type(n, value, least=0)) for n, value in _mapping(fields["inputs"], "inputs").items())
+        optional = {"name", "constants", *(() if depth else ("states",))}
+        _check_fields(fields, "the graph", {"format", "inputs", "nodes", "outputs"}, optional)
+        inputs = _types(fields["inputs"], "inputs")
+        states = _types(fields.get("states", {}), "states")
+        if clash := sorted(inputs.keys() & states.keys()):
+            raise _malformed(f"an input and a state are called {clash[0]!r}")
+        inputs |= states
         constants = {_name(n): self.constant(n, value) for n, value in _mapping(fields.get("constants", {}), "constants").items()}
         types: dict[str, TensorType | None] = dict(inputs)  # None: of a node that failed
         if clash := sorted(types.keys() & constants.keys()):
             raise _malformed(f"an input and a constant are called {clash[0]!r}")
         types |= {name: constant.type for name, constant in constants.items()}
-        nodes = [node for node in self.nodes(fields["nodes"], types, depth) if node is not None]
+        values = {name: name for name in states}  # the tensor with the value of each state
+        nodes = [node for node in self.nodes(fields["nodes"], types, depth, values) if node is not None]
         outputs = tuple((_name(n), _name(tensor)) for n, tensor in _mapping(fields["outputs"], "outputs").items())
         for _, tensor in outputs:
             if tensor not in types:
                 raise _malformed(f"output {tensor!r} is written by no node")
-        if not outputs:
+        if not outputs and not states:
             raise _malformed("it has no outputs")
-        return Graph(_name(fields.get("name", "model")), inputs, constants, tuple(nodes), outputs)
+        if clash := sorted(dict(outputs).keys() & states.keys()):
+            raise _malformed(f"an output and a state are called {clash[0]!r}")
+        results = (*((name, values.get(tensor, tensor)) for name, tensor in outputs), *values.items())
+        name = _name(fields.get("name", "model"))
+        return Graph(name, tuple(inputs.items()), constants, tuple(nodes), results, tuple(states))
 
     def constant(self, name: object, value: object) -> Constant:
         where = f"constant {_name(name)!r}"
@@ -113,8 +127,13 @@ class _Reader:
             raise ArgumentError(message, code="invalid-model")
         return constant
 
-    def nodes(self, listed: object, types: dict[str, TensorType | None], depth: int) -> Iterable[Node | None]:
-        """Yield each node and add its results to the types; None for a node that failed."""
+    def nodes(
+        self, listed: object, types: dict[str, TensorType | None], depth: int, states: dict[str, str]
+    ) -> Iterable[Node | None]:
+        """Yield each node and add its results to the types; None for a node that failed.
+
+        `states` has the tensor with the value of each state, which updates change.
+        """
         names: set[str] = set()
         for position, value in enumerate(_list(listed, "nodes", MAX_NODES)):
             fields = _mapping(value, f"node {position}")
@@ -123,6 +142,9 @@ class _Reader:
                 raise _malformed(f"two nodes are called {name!r}")
             names.add(name)
             node = self.node(name, fields, types, depth)
+            updates = _mapping(fields.get("updates", {}), f"updates of {name!r}")
+            if node is not None:
+                node = replace(node, inputs=tuple(states.get(tensor, tensor) for tensor in node.inputs))
             given = fields["outputs"]
             results = [_name(t) for t in (given.values() if isinstance(given, Mapping) else given)]
             kinds = [None] * len(results) if node is None else list(node.output_types)
@@ -130,6 +152,8 @@ class _Reader:
                 if result in types:
                     raise _malformed(f"node {name!r} writes {result!r}, which exists")
                 types[result] = kind
+            if node is not None:
+                states |= _updated(node, updates, states, types)
             yield node
 
     def node(self, name: str, fields: Mapping[str, Any], types: Mapping[str, TensorType | None], depth: int) -> Node | None:
@@ -137,7 +161,7 @@ class _Reader:
         where = f"node {name!r}"
         if len(kinds) != 1:
             raise _malformed(f"{where} must have one of operator, expression and loop, has {kinds or 'none'}")
-        optional = {"name", *({"parameters"} if kinds == ["operator"] else ())}
+        optional = {"name", "updates", *({"parameters"} if kinds == ["operator"] else ())}
         _check_fields(fields, where, {*kinds, "inputs", "outputs"}, optional)
         if kinds == ["expression"]:
             inputs, outputs = _mapping(fields["inputs"], where), _mapping(fields["outputs"], where)
@@ -201,6 +225,29 @@ class _Reader:
         if tuple(types) != node.input_types:
             raise _malformed(f"{where} is given {_shown(types)}, its body takes {_shown(node.input_types)}")
         return node
+
+
+def _types(value: object, what: str) -> dict[str, TensorType]:
+    return {_name(name): tensor_type(name, given, least=0) for name, given in _mapping(value, what).items()}
+
+
+def _updated(
+    node: Node, updates: Mapping[str, Any], states: Mapping[str, str], types: Mapping[str, TensorType | None]
+) -> dict[str, str]:
+    """Return the tensor with the new value of each state that a node updates."""
+    results: dict[str, str] = {}
+    if isinstance(node, OpNode):
+        results = {output.name: tensor for output, tensor in zip(node.program.outputs, node.outputs, strict=True)}
+    updated: dict[str, str] = {}
+    for result, state in updates.items():
+        if result not in results:
+            raise _malformed(f"node {node.name!r} updates a state by {result!r:.80}, and its results are {', '.join(results)}")
+        if state not in states or state in updated:
+            raise _malformed(f"node {node.name!r} updates {state!r:.80}, which is not a state, or is updated by another result")
+        if types[results[result]] != types[state]:
+            raise _malformed(f"node {node.name!r} updates {state!r} by a result of another type")
+        updated[state] = results[result]
+    return updated
 
 
 def _call(

@@ -242,6 +242,11 @@ def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
     return expr if all(map(is_, new, operands)) else with_children(expr, new)
 
 
+def convert(expr: Expr, dtype: DType) -> Expr:
+    """Return an expression in a type, by an implicit conversion where it has another one."""
+    return expr if expr.dtype is dtype else Cast(expr, dtype, implicit=True)
+
+
 def axes_of(expr: Expr) -> frozenset[str]:
     """Return the names of the axes in the expression."""
     names, stack = set[str](), [expr]

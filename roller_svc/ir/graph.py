@@ -89,13 +89,18 @@ Node = OpNode | LoopNode
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in an order of execution. Each tensor is an input, a constant, or written by one node."""
+    """Nodes in an order of execution. Each tensor is an input, a constant, or written by one node.
+
+    A state is memory of the caller that a call updates: an input with the old value, and the output of its name with the
+    new one. So what passes know of inputs and outputs holds for states, and values depend on data alone.
+    """
 
     name: str
     inputs: tuple[tuple[str, TensorType], ...]
     constants: Mapping[str, Constant]
     nodes: tuple[Node, ...]
     outputs: tuple[tuple[str, str], ...]  # (name for the caller, tensor)
+    states: tuple[str, ...] = ()  # inputs, each of which is also an output, in memory of the caller
 
     @property
     def types(self) -> dict[str, TensorType]:
@@ -128,12 +133,17 @@ def iter_nodes(graph: Graph) -> Iterator[Node]:
         yield node
 
 
-def in_dependency_order(nodes: Sequence[Node]) -> tuple[Node, ...]:
+def in_dependency_order(nodes: Sequence[Node], after: Mapping[str, Sequence[Node]] | None = None) -> tuple[Node, ...]:
     """Return the nodes so that each comes after those whose results it reads, and else in their order.
+
+    Args:
+        nodes: the nodes.
+        after: other nodes that a node comes after, by its name.
 
     Raises InvariantError if nodes depend on each other.
     """
     producer = {tensor: node for node in nodes for tensor in node.outputs}
+    more = after or {}
     done: set[str] = set()
     waiting: set[str] = set()
     result: list[Node] = []
@@ -141,8 +151,8 @@ def in_dependency_order(nodes: Sequence[Node]) -> tuple[Node, ...]:
         stack = [node]
         while stack:
             top = stack[-1]
-            read = [producer[tensor] for tensor in top.inputs if tensor in producer]
-            missing = [each for each in read if each.name not in done]
+            before = [*(producer[tensor] for tensor in top.inputs if tensor in producer), *more.get(top.name, ())]
+            missing = [each for each in before if each.name not in done]
             if top.name in done:
                 stack.pop()
             elif missing:
@@ -182,6 +192,10 @@ def verify(graph: Graph) -> Graph:
     for name, tensor in graph.outputs:
         if tensor not in types:
             raise InvariantError(f"output {name} of graph {graph.name} is {tensor}, which nothing writes")
+    before, after = dict(graph.inputs), {name: types[tensor] for name, tensor in graph.outputs}
+    for name in graph.states:
+        if name not in before or before[name] != after.get(name):
+            raise InvariantError(f"state {name} of graph {graph.name} is {before.get(name)} before and {after.get(name)} after")
     return graph
 
 

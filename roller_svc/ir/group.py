@@ -30,6 +30,12 @@ class GroupKind(Enum):
     NEST = "nest"
     SCATTER = "scatter"  # writes at computed indices
     SCAN = "scan"  # combines the elements up to each one along an axis, then maps over the same points
+    SCAN_TOTALS = "scan totals"  # the state after all steps of a recurrence from zero, and the product of their gates
+    SCAN_STEPS = "scan steps"  # a recurrence whose steps are such totals: several steps that are composed
+
+    @property
+    def is_scan(self) -> bool:
+        return self in (GroupKind.SCAN, GroupKind.SCAN_TOTALS, GroupKind.SCAN_STEPS)
 
 
 class AxisRole(Enum):

@@ -14,7 +14,7 @@ from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import VDevicePlan
 
-# Slots that every model has, before those of its inputs, of its outputs and of loops. A slot is a pointer.
+# Slots that every model has, before those of its inputs, outputs and states and of loops. A slot is a pointer.
 WEIGHTS, PACKED, ARENA, FIRST_INPUT = range(4)
 AS_GRAPH = "graph"  # the lowering whose calls launch a CUDA graph of the steps
 MAX_BYTES = 1 << 46
@@ -140,9 +140,15 @@ class ModelPlan:
     arena_bytes: Bytes
     tensor_bytes: Bytes  # of all tensors between nodes, if each had memory of its own
     num_slots: Annotated[int, Limit(FIRST_INPUT, MAX_STEPS)]
+    states: Annotated[tuple[tuple[Name, Annotated[TensorType, FLAT]], ...], OMIT_DEFAULT] = ()  # that a call updates
     lowering: Annotated[Name, OMIT_DEFAULT] = ""  # of a GPU: how a call runs the steps, of graph/lowerings/
     # a call without cooperative launches, for a device that holds fewer blocks at once: as a CUDA graph
     fallback: Annotated[tuple[Step, ...], OMIT_DEFAULT] = ()
+
+    @property
+    def tensors(self) -> tuple[tuple[str, TensorType], ...]:
+        """Return the caller's tensors in the order of their slots: inputs, outputs, states."""
+        return (*self.inputs, *self.outputs, *self.states)
 
 
 def iter_steps(steps: tuple[Step, ...]) -> Iterator[Step]:

@@ -39,10 +39,17 @@ class CommonOptions:
     """Options of all. The metadata of a field are the fields of Option that the field itself does not give."""
 
     allow_tf32: bool = field(default=False, metadata={"help": "allow TF32 for float32 products"})
+    allow_expanded_squares: bool = field(
+        default=False,
+        metadata={
+            "help": "compute sums of (a - b)² as products: errors are relative to the sums of a² and b², not to the result",
+            "only_if_set": True,
+        },
+    )
 
     @property
     def constraints(self) -> ScheduleConstraints:
-        return ScheduleConstraints(self.allow_tf32)
+        return ScheduleConstraints(self.allow_tf32, allow_expanded_squares=self.allow_expanded_squares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +92,7 @@ class SearchOptions(CommonOptions):
 
     @property
     def constraints(self) -> ScheduleConstraints:
-        return ScheduleConstraints(self.allow_tf32, winograd=self.winograd)
+        return ScheduleConstraints(self.allow_tf32, winograd=self.winograd, allow_expanded_squares=self.allow_expanded_squares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,13 +146,14 @@ class KernelOptions(NamedOptions):
 
     @property
     def constraints(self) -> ScheduleConstraints:
-        return ScheduleConstraints(self.allow_tf32, self.family, self.tiles, self.winograd)
+        return ScheduleConstraints(self.allow_tf32, self.family, self.tiles, self.winograd, self.allow_expanded_squares)
 
 
 class CommonArguments(TypedDict, total=False):
     """The types in which callers give the fields of CommonOptions."""
 
     allow_tf32: bool
+    allow_expanded_squares: bool
 
 
 class EstimateArguments(CommonArguments, total=False):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roller_svc.analysis.scans import gate_product_dtype
 from roller_svc.analysis.wide_values import Array, max_finite, min_normal, unit_roundoff, wide_dtype, wrap
 from roller_svc.ir.dtype import DType
 from roller_svc.semantics.evaluator import Term
@@ -53,9 +54,9 @@ class LinearSteps:
     def _bound(self, gates: Array, values: Array, result: Array, shape: tuple[int, ...]) -> Array | None:
         """Return the bound on each state: roundoff in proportion to the sum of the magnitudes of its terms.
 
-        Products of consecutive gates after a state that is not zero, and sums of magnitudes, that leave the type's
-        range make later states unsure: a kernel that composes steps forms them. So does an infinite state, which a
-        product that underflows may make NaN, or forget where a gate may reset.
+        Sums of magnitudes that leave the type's range make later states unsure, as products of consecutive gates do that
+        leave the range of their type after a state that is not zero: a kernel that composes steps forms them. So does an
+        infinite state, which a product that underflows may make NaN.
         """
         found = [None if part.error is None else self._steps(part.error, shape) for part in (self.gate, self.initial, self.value)]
         if not self.dtype.is_float:
@@ -63,6 +64,7 @@ class LinearSteps:
         gate_errors, initial_errors, value_errors = (np.zeros(result.shape) if error is None else error for error in found)
         compute = self.dtype.compute
         unit, tiny, largest = STEP_UNITS * unit_roundoff(compute), min_normal(compute), max_finite(compute)
+        largest_product = max_finite(gate_product_dtype(compute))
         previous, error = self._steps(self.initial.value, shape)[0], initial_errors[0]
         magnitude = greatest = np.abs(previous)
         product, unsure = np.zeros(previous.shape), np.zeros(previous.shape, dtype=bool)
@@ -73,9 +75,8 @@ class LinearSteps:
             carried = (factor + gate_errors[t]) * error + gate_errors[t] * magnitude
             magnitude = np.where(is_reset, 0.0, factor * magnitude) + np.abs(value)
             product = np.where(is_reset, 0.0, factor * np.maximum(product, previous != 0))
-            is_lost = np.isinf(previous) | (self.may_reset & np.isnan(previous) & (gate != 1))
-            unsure = ~is_reset & (unsure | is_lost)
-            unsure |= (product > largest) & np.isfinite(factor) | (magnitude > largest) & np.isfinite(value)
+            unsure = ~is_reset & (unsure | np.isinf(previous))
+            unsure |= (product > largest_product) & np.isfinite(factor) | (magnitude > largest) & np.isfinite(value)
             greatest = np.where(is_reset, np.abs(value), np.maximum(greatest, magnitude))
             underflow = np.where(magnitude > 0, tiny * (1.0 + greatest), 0.0)
             error = np.where(is_reset, 0.0, carried) + unit * magnitude + underflow + value_errors[t]

@@ -122,6 +122,7 @@ def _facts(digest: str, model: Model, files: Mapping[str, bytes]) -> Json:
         "target": model.target,
         "inputs": [each._asdict() for each in model.inputs],
         "outputs": [each._asdict() for each in model.outputs],
+        "states": [each._asdict() for each in model.states],
         "kernels": [{"digest": each.digest, "uses": each.uses, "seconds": seconds.get(each.digest, 0.0)} for each in model.kernels],
         "plan": {name: _summarize(name, value) for name, value in model.plan.items() if name in SUMMARY},
         "estimate": {"seconds": model.estimate.seconds},

@@ -127,6 +127,7 @@ def case_request(case: Case, run: Run) -> BuildRequest:
         select="model",
         runtime="emulator" if run.emulate else "auto",
         allow_tf32=case.options.get("allow_tf32", False),
+        allow_expanded_squares=case.options.get("allow_expanded_squares", False),
         family=run.family,
         tiles=dict(run.tiles),
     )
@@ -191,7 +192,14 @@ def _run_case(
         try:
             arrays = random_inputs(program, seed=seed, hints=case.hints)
             results = load_kernel(kernel, arrays, request.runtime, races=run.races).results()
-            agreement = verify_results(program, arrays, results, allow_tf32=request.allow_tf32, accumulation=accumulation)
+            agreement = verify_results(
+                program,
+                arrays,
+                results,
+                allow_tf32=request.allow_tf32,
+                allow_expanded_squares=request.allow_expanded_squares,
+                accumulation=accumulation,
+            )
         except RollerError as failure:
             detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
             return replace(row, status="error", detail=_with_seed(detail, seed))

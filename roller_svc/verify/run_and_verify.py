@@ -28,7 +28,8 @@ from roller_svc.runtime.cuda.arrays import copy_to_device, copy_to_host
 from roller_svc.runtime.cuda.module import device_present
 from roller_svc.runtime.measure import host_name, measure
 from roller_svc.semantics.compare import Agreement, agrees
-from roller_svc.semantics.interpreter import evaluate, evaluate_sample
+from roller_svc.semantics.interpreter import Value, evaluate, evaluate_sample
+from roller_svc.verify.expanded_squares import expand_squares, widen_bounds
 from roller_svc.verify.winograd_reference import transformed_program
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -85,22 +86,30 @@ def verify_results(
     results: Arrays,
     *,
     allow_tf32: bool,
+    allow_expanded_squares: bool = False,
     accumulation: AccumulatorPrecision | None = None,
     main: RProgram | None = None,
 ) -> Agreement:
     """Compare the results with the reference; for large programs, a sample of them.
 
     Args:
+        allow_expanded_squares: The kernel may compute squares of differences as products.
         accumulation: Accumulator precision of the kernel's matrix units (`accumulation_of`).
         main: Tiles of the longest kernel. If they are of Winograd's algorithm, so are the reference's bounds.
     """
     if main is not None and main.space.winograd_tile:
         program, transforms = transformed_program(program, main.space)
         arrays = {**arrays, **transforms}
-    points = sum(statement.points for statement in program.statements)
-    if points <= MAX_INTERPRETED_POINTS:
-        return agrees(program, results, evaluate(program, arrays, allow_tf32=allow_tf32, accumulation=accumulation))
-    expected = evaluate_sample(program, arrays, SAMPLED_ELEMENTS, allow_tf32=allow_tf32, accumulation=accumulation)
+    is_whole = sum(statement.points for statement in program.statements) <= MAX_INTERPRETED_POINTS
+
+    def values(form: TensorProgram) -> dict[str, Value]:
+        if is_whole:
+            return evaluate(form, arrays, allow_tf32=allow_tf32, accumulation=accumulation)
+        return evaluate_sample(form, arrays, SAMPLED_ELEMENTS, allow_tf32=allow_tf32, accumulation=accumulation)
+
+    expected = values(program)
+    if allow_expanded_squares:
+        expected = widen_bounds(expected, values(expand_squares(program)))
     return agrees(program, results, expected)
 
 

@@ -215,7 +215,7 @@ def test_unknown_attributes_are_errors() -> None:
     assert "compile" in dir(roller_svc)
 
 
-@pytest.mark.parametrize("name", ["", ".client", ".frontend.ops", ".torch", ".torch_backend"])
+@pytest.mark.parametrize("name", ["", ".client", ".frontend.ops", ".torch", ".torch_backend", ".tuning"])
 def test_public_modules_list_nothing_internal(name: str) -> None:
     if "torch" in name:
         pytest.importorskip("torch")

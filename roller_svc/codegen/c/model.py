@@ -62,7 +62,7 @@ def model_unit(plan: ModelPlan) -> str:
         _DECLARATIONS,
         *(f"void {name}(char *const *p);" for name in call_names),
         *(f"void {name}(char *const *p, long first, long count);" for name in task_names),
-        f"enum {{ SLOTS = {plan.num_slots}, INPUTS = {len(plan.inputs)}, OUTPUTS = {len(plan.outputs)}, "
+        f"enum {{ SLOTS = {plan.num_slots}, INPUTS = {len(plan.inputs)}, OUTPUTS = {len(plan.outputs) + len(plan.states)}, "
         f"ARGUMENTS = {table.max_arguments}, VEUS = {table.max_veus} }};",
         f"static void (*const calls[])(char *const *) = {{{', '.join(call_names) or '0'}}};",
         f"static void (*const tasks[])(char *const *, long, long) = {{{', '.join(task_names) or '0'}}};",
@@ -194,8 +194,10 @@ def model_header(plan: ModelPlan, name: str, weights: str = "weights.bin", packe
     about = [f"{plan.name}: a compiled model for {plan.target}. Tensors are dense and row-major."]
     about += [f"inputs[{i}]: {tensor} {_shown(t)}" for i, (tensor, t) in enumerate(plan.inputs)]
     about += [f"outputs[{i}]: {tensor} {_shown(t)}" for i, (tensor, t) in enumerate(plan.outputs)]
+    states = enumerate(plan.states, len(plan.outputs))
+    about += [f"outputs[{i}]: state {tensor} {_shown(t)}, updated in place" for i, (tensor, t) in states]
     values = {
-        "NUM_INPUTS": str(len(plan.inputs)), "NUM_OUTPUTS": str(len(plan.outputs)),
+        "NUM_INPUTS": str(len(plan.inputs)), "NUM_OUTPUTS": str(len(plan.outputs) + len(plan.states)),
         "WEIGHTS_SIZE": f"{plan.read_weights_bytes}L", "PACKED_SIZE": f"{plan.packed_bytes}L",
         "ARENA_SIZE": f"{plan.arena_bytes}L", "WEIGHTS_FILE": f'"/{weights}"', "PACKED_FILE": f'"/{packed}"',
         "NAME": require_identifier(name),

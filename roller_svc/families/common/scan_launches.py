@@ -16,9 +16,8 @@ def split_scan_launches(group: KernelGroup, program: RProgram, hw: HardwareSpec)
     if program.split_k == 1:
         return (GroupLaunch(group, program),)
     split = split_scan(group, program.split_k)
-    totals, before = split.workspaces
     return (
-        GroupLaunch(split.totals, None, (totals,)),
-        GroupLaunch(split.before, None, (before,)),
+        GroupLaunch(split.totals, None, split.totals.stored),
+        GroupLaunch(split.before, None, split.before.stored),
         GroupLaunch(split.pieces, None),
     )

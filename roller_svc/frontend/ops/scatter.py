@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roller_svc.frontend.ops.gather import NEGATIVE, data_index
 from roller_svc.frontend.ops.operator import Call, Operator
-from roller_svc.frontend.ops.parameters import choice, integer
+from roller_svc.frontend.ops.parameters import choice, integer, integers
 from roller_svc.frontend.ops.text import join_statements, statement
 
 _SIGNS = {"none": "=", "add": "+=.", "mul": "*=.", "max": ">=.", "min": "<=."}
@@ -31,11 +31,17 @@ def _scatter_nd(call: Call) -> str:
             f"the last dimension of `{ids.name}` {list(ids.shape)} is the number of indexed dimensions of `{x.name}`: 1 to {x.rank}"
         )
     depth = ids.shape[-1]
-    call.check_shape(updates, (*ids.shape[:-1], *x.shape[depth:]))
+    indexed = [call.dimension(d, x.rank, "axes") for d in call.integers("axes")] if call.has("axes") else list(range(depth))
+    if len(indexed) != depth or len(set(indexed)) < depth:
+        raise call.wrong_parameter(f"axes must be {depth} different dimensions, as many as `{ids.name}` has indices of")
+    rest = [d for d in range(x.rank) if d not in indexed]
+    call.check_shape(updates, (*ids.shape[:-1], *(x.shape[d] for d in rest)))
     places = tuple(call.axis(f"n{d}") for d in range(ids.rank - 1))
-    rest = call.axes(x.rank)[depth:]
-    index = [data_index(call, ids, (*places, str(d)), x.shape[d]) for d in range(depth)]
-    return _scatter(call, call.axes(x.rank), [*index, *rest], updates.at(*places, *rest))
+    axes = call.axes(x.rank)
+    index = [*axes]
+    for number, d in enumerate(indexed):
+        index[d] = data_index(call, ids, (*places, str(number)), x.shape[d])
+    return _scatter(call, axes, index, updates.at(*places, *(axes[d] for d in rest)))
 
 
 def _scatter(call: Call, axes: tuple[str, ...], index: list[str], value: str, where: list[tuple[str, int]] | None = None) -> str:
@@ -56,9 +62,9 @@ OPERATORS = (
     ),
     Operator(
         "scatter_nd",
-        "`x` with elements or slices replaced by `updates`; the last dimension of `indices` holds their leading indices.",
+        "`x` with elements or slices replaced by `updates`; the last dimension of `indices` holds their indices.",
         ("x", "indices", "updates"),
         _scatter_nd,
-        (_REDUCTION, NEGATIVE),
+        (integers("axes", None, "the dimensions that are indexed; the first ones by default"), _REDUCTION, NEGATIVE),
     ),
 )

@@ -29,6 +29,7 @@ from roller_svc.frontend.torch.tensors import Empty, array_of, dtype_of
 from roller_svc.ir.graph import Graph
 
 _STATE = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
+_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
 def export_module(
@@ -127,6 +128,8 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
 def import_program(program: ExportedProgram, weights: WeightStore, evaluate: Evaluate) -> Graph:
     """Return the graph of an exported program. Parameters and buffers become constants, which share their memory.
 
+    Buffers and inputs that the program writes in place become states.
+
     Args:
         weights: takes the arrays of constants.
         evaluate: runs a program on arrays.
@@ -140,20 +143,23 @@ def import_program(program: ExportedProgram, weights: WeightStore, evaluate: Eva
     converter = GraphConverter(builder)
     _bind_inputs(program, converter)
     converter.convert_nodes(program.graph.nodes)
-    outputs = _outputs(program, converter)
+    outputs, states = _outputs(program, converter), _states(program, converter)
     if converter.unsupported:
         raise UnsupportedModelError(tuple(converter.unsupported))
-    return builder.finish(outputs)
+    return builder.finish([*outputs, *states], [name for name, _ in states])
 
 
 def _bind_inputs(program: ExportedProgram, converter: GraphConverter) -> None:
     """Give each placeholder its value: inputs of the graph, constants, and numbers."""
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    written = {spec.target for spec in program.graph_signature.output_specs if spec.kind is OutputKind.BUFFER_MUTATION}
     for spec in program.graph_signature.input_specs:
         node = placeholders[spec.arg.name]
-        if spec.kind in _STATE:
+        if spec.kind is InputKind.BUFFER and spec.target in written:
+            value: object = add_input(str(spec.target), node.meta["val"], converter.builder)
+        elif spec.kind in _STATE:
             tensor = _state(program, spec)
-            value: object = Empty(tuple(tensor.shape))
+            value = Empty(tuple(tensor.shape))
             if tensor.numel():
                 value = converter.builder.add_constant(array_of(tensor), dtype_of(tensor.dtype))
         elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, ConstantArgument):
@@ -182,12 +188,12 @@ def _state(program: ExportedProgram, spec: Any) -> torch.Tensor:
 
 
 def _outputs(program: ExportedProgram, converter: GraphConverter) -> list[tuple[str, Operand]]:
-    """Return the outputs with their names. In-place writes to buffers and inputs are recorded as unsupported."""
+    """Return the outputs with their names."""
     specs = program.graph_signature.output_specs
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     user = [(spec, node) for spec, node in zip(specs, output.args[0], strict=True) if spec.kind is OutputKind.USER_OUTPUT]
     for spec in specs:
-        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.TOKEN):
+        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.TOKEN, *_MUTATIONS):
             converter.unsupported.append(_effect(spec))
     names = _output_names(program, len(user))
     outputs = []
@@ -209,10 +215,25 @@ def _constant(tensor: torch.Tensor, builder: GraphBuilder) -> Operand:
     return builder.add_constant(np.empty(tuple(tensor.shape), dtype.value), dtype)
 
 
+def _states(program: ExportedProgram, converter: GraphConverter) -> list[tuple[str, Operand]]:
+    """Return the new values of the buffers and inputs that the program writes in place, with their names."""
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    states: list[tuple[str, Operand]] = []
+    for spec, node in zip(program.graph_signature.output_specs, output.args[0], strict=True):
+        if spec.kind not in _MUTATIONS:
+            continue
+        value = converter.values.get(node)
+        if isinstance(value, Operand):
+            states.append((str(spec.target), value))
+        elif isinstance(value, Empty):
+            converter.unsupported.append(UnsupportedNode("state", str(spec.target), "it has no elements"))
+    return states
+
+
 def _effect(spec: OutputSpec) -> UnsupportedNode:
     kind = spec.kind.name.lower().replace("_", " ")
     target = spec.target or spec.arg.name
-    return UnsupportedNode(kind, str(target), "the program writes to it in place; a model has results alone")
+    return UnsupportedNode(kind, str(target), "the program has another effect than results and writes to tensors")
 
 
 def _output_names(program: ExportedProgram, count: int) -> list[str]:

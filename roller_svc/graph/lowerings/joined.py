@@ -58,10 +58,11 @@ def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
         refused = find_step_refusal(unrolled, step)
         if refused is not None:
             return Refusal(f"node {step.node!r} cannot join a kernel of others: {refused}", NOT_JOINABLE_CODE)
-    tensors = (*unrolled.plan.inputs, *unrolled.plan.outputs)
+    tensors = unrolled.plan.tensors
     if FIRST_INPUT + len(tensors) > MAX_SLOTS:
         return Refusal(
-            f"there are {len(tensors)} inputs and outputs, at most {MAX_SLOTS - FIRST_INPUT} in one kernel", NOT_JOINABLE_CODE
+            f"there are {len(tensors)} inputs, outputs and states, at most {MAX_SLOTS - FIRST_INPUT} in one kernel",
+            NOT_JOINABLE_CODE,
         )
     empty = next((name for name, type_ in tensors if not type_.bytes), None)
     if empty is not None:
@@ -105,7 +106,7 @@ def table_seconds(waves: int, hw: HardwareSpec) -> float:
 
 def _joint_needs(unrolled: UnrolledPlan) -> BlockResources:
     needs = [_needs(unrolled, step) for step in unrolled.steps if isinstance(step, KernelStep)]
-    slots = FIRST_INPUT + len(unrolled.plan.inputs) + len(unrolled.plan.outputs)
+    slots = FIRST_INPUT + len(unrolled.plan.tensors)
     shared = max((each.shared_bytes for each in needs), default=0) + _POINTER_BYTES * slots
     threads = max((each.threads for each in needs), default=1)
     return BlockResources(threads, max((each.registers_per_thread for each in needs), default=1), shared)
@@ -168,8 +169,8 @@ def _operator(
 
 
 def _slot(plan: ModelPlan, slot: int) -> Buffer:
-    """Return the memory behind a slot of the model, which a call reads or, in the arena and outputs, writes."""
-    tensors = [type_.bytes for _, type_ in (*plan.inputs, *plan.outputs)]
+    """Return the memory behind a slot of the model, which a call reads or, in the arena, outputs and states, writes."""
+    tensors = [type_.bytes for _, type_ in plan.tensors]
     sizes = {WEIGHTS: plan.read_weights_bytes, PACKED: plan.packed_bytes, ARENA: plan.arena_bytes}
     size = sizes[slot] if slot in sizes else tensors[slot - FIRST_INPUT]
     name = f"slot{slot}"

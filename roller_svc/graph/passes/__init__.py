@@ -14,6 +14,7 @@ from roller_svc.graph.passes.duplicates import merge_duplicates
 from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.passes.layouts import choose_layouts
+from roller_svc.graph.passes.updates import update_states
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph, iter_nodes, verify
 
@@ -40,6 +41,8 @@ def run_passes(graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool =
         passes.append(("fuse_operators", lambda g: fuse_operators(g, costs)))
         passes.append(("fuse_horizontally", lambda g: fuse_horizontally(g, weights, costs)))
         passes.append(("choose_layouts", lambda g: choose_layouts(g, costs)))
+    if graph.states:
+        passes.append(("update_states", update_states))
     reports = []
     graph = verify(graph)
     for name, run in passes:

@@ -21,12 +21,11 @@ from roller_svc.runtime.binding import (
     Binding,
     NumpyArrays,
     PlainArrays,
-    bind,
     range_error,
 )
 from roller_svc.runtime.cpu import load_library, unload_library
 from roller_svc.runtime.cpu_features import check_features
-from roller_svc.runtime.graphs.buffers import call_buffers
+from roller_svc.runtime.graphs.buffers import bind_call, call_buffers
 from roller_svc.runtime.resident import resident_empty
 
 _Pointers = ctypes.Array[ctypes.c_void_p]
@@ -74,6 +73,7 @@ class CpuModel:
         self._memory = local()
         self._buffers = call_buffers(plan)
         self._plain = PlainArrays(self._buffers)
+        self._states = {name for name, _ in plan.states}
         if packed is None:
             packed = self._prepack(_aligned(weights, plan.weights_bytes))
         self.packed: Array = _aligned(packed, plan.packed_bytes)
@@ -82,20 +82,22 @@ class CpuModel:
         self.weights: Array = _copy(read) if read.size < weights.nbytes else _aligned(read, plan.read_weights_bytes)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
-        """Return the outputs by name; write them to arrays in `out` if given.
+        """Return the outputs by name; write them to arrays in `out` if given. States are in `out`, and are results too.
 
         Raises ArgumentError for arrays that do not fit, IndexRangeError for an index from data out of range.
         """
         results = self.run_plain(arrays, out)
         if results is not None:
             return results
-        binding = bind(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
+        binding = bind_call(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
         self.run_at(*self._addresses(binding))
         binding.copy_back()
         return binding.results()
 
     def run_plain(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array] | None:
-        """Run the model on arrays as they are. Returns None if `bind` has to convert or refuse one."""
+        """Run the model on arrays as they are. Returns None if `bind_call` has to convert or refuse one."""
+        if self._states and (out is None or not self._states <= out.keys()):
+            return None
         inputs = self._plain.inputs(arrays)
         if inputs is None:
             return None
@@ -107,26 +109,29 @@ class CpuModel:
         return results
 
     def run_at(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Run on dense tensors of the plan's types at these addresses, in its order. Raises IndexRangeError as `run`."""
+        """Run on dense tensors of the plan's types at these addresses, in its order. Raises IndexRangeError as `run`.
+
+        The states come after the outputs.
+        """
         self._call(self._run, inputs, outputs)
 
-    def profile(self, arrays: Mapping[str, object]) -> list[Moment]:
+    def profile(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> list[Moment]:
         """Run the model once and return each executed step, or its rTasks on a vEU. Times are since the first.
 
         Raises as `run` does.
         """
         steps = list(_executed(self.plan.steps))
         times = np.zeros(max(1, 2 * len(steps)))
-        binding = bind(self._buffers, arrays, None, NumpyArrays(ELEMENT_ALIGNMENT))
+        binding = bind_call(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
         self._call(self._function("profile", 7), *self._addresses(binding), _address(times))
+        binding.copy_back()
         starts, ends = (times[: 2 * len(steps)] - times[: 2 * len(steps)].min(initial=np.inf)).reshape(-1, 2).T.tolist()
         return [Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)]
 
     def _addresses(self, binding: Binding[Array]) -> tuple[list[int], list[int]]:
-        """Return the addresses of a binding's inputs and outputs."""
-        inputs = [_address(binding.memory[f"input{i}"]) for i in range(len(self.plan.inputs))]
-        outputs = [_address(binding.memory[f"output{i}"]) for i in range(len(self.plan.outputs))]
-        return inputs, outputs
+        """Return the addresses of a binding's inputs, and of its outputs and states."""
+        addresses = [_address(binding.memory[buffer.symbol]) for buffer in self._buffers]
+        return addresses[: len(self.plan.inputs)], addresses[len(self.plan.inputs) :]
 
     def _call(self, function: ctypes._NamedFuncPointer, inputs: Sequence[int], outputs: Sequence[int], *more: int) -> None:
         memory: _ThreadMemory | None = getattr(self._memory, "block", None)
@@ -163,7 +168,8 @@ class CpuModel:
     def _thread_memory(self) -> _ThreadMemory:
         """Return what a thread's calls reuse, without an error."""
         workspace, status = resident_empty(self.plan.arena_bytes), np.zeros(4, np.int64)
-        inputs, outputs = ((ctypes.c_void_p * max(1, len(tensors)))() for tensors in (self.plan.inputs, self.plan.outputs))
+        written = (*self.plan.outputs, *self.plan.states)
+        inputs, outputs = ((ctypes.c_void_p * max(1, len(tensors)))() for tensors in (self.plan.inputs, written))
         addresses = (
             ctypes.addressof(inputs), ctypes.addressof(outputs),
             _address(workspace), _address(self.weights), _address(self.packed), _address(status),

@@ -17,12 +17,12 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, ModelPlan, unroll_steps
-from roller_svc.runtime.binding import Array, bind
+from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda.arrays import CupyArrays, DeviceArray, import_cupy
 from roller_svc.runtime.cuda.driver import Driver, Parameters, driver
 from roller_svc.runtime.cuda.graph import Graph, Node
 from roller_svc.runtime.cuda.module import DeviceArrays, device_present, launch_errors, load_functions
-from roller_svc.runtime.graphs.buffers import call_buffers
+from roller_svc.runtime.graphs.buffers import bind_call, call_buffers
 from roller_svc.runtime.graphs.cooperative import find_cooperative, raise_reached_deadline
 
 MAX_PREPARED = 16  # calls with other addresses, which are kept for a device
@@ -94,7 +94,7 @@ class CudaModel:
             )
         cupy = import_cupy()
         library = DeviceArrays.of_call(self._buffers, arrays, out, CupyArrays(cupy))
-        binding = bind(self._buffers, arrays, out, library)
+        binding = bind_call(self._buffers, arrays, out, library)
         stream = library.library.stream(library.device)
         with cupy.cuda.Device(library.device), launch_errors(cupy), self._lock:
             loaded = self._on_device(cupy, library.device, stream)

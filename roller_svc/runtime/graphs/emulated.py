@@ -13,9 +13,9 @@ from roller_svc.analysis.step_order import check_operands, find_predecessors
 from roller_svc.errors import IndexRangeError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, ModelPlan, unroll_steps
-from roller_svc.runtime.binding import Array, Binding, NumpyArrays, bind
+from roller_svc.runtime.binding import Array, Binding, NumpyArrays
 from roller_svc.runtime.emulator import CxxCompiler, EmulatorCall, EmulatorModule
-from roller_svc.runtime.graphs.buffers import call_buffers
+from roller_svc.runtime.graphs.buffers import bind_call, call_buffers
 from roller_svc.runtime.graphs.cooperative import find_cooperative
 
 MAX_TOGETHER = 8  # blocks of a cooperative launch, as in memory.h
@@ -69,7 +69,7 @@ class EmulatedModel:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Return the outputs by name. Raises as EmulatorModule.run does; an index out of range names its node."""
-        binding = bind(self._buffers, arrays, out, NumpyArrays())
+        binding = bind_call(self._buffers, arrays, out, NumpyArrays())
         if self._packed is None:
             packed = _undefined(self.plan.packed_bytes)
             self._run_steps(tuple(unroll_steps(self.plan.prepack)), (self._weights, packed, _undefined(0)))

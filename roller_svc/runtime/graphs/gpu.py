@@ -41,6 +41,6 @@ class GpuModel:
         """Return the outputs by name; write them to arrays in `out` if given."""
         return self.runner.run(arrays, out)
 
-    def profile(self, _: Mapping[str, object]) -> Never:
+    def profile(self, _: Mapping[str, object], __: Mapping[str, object] | None = None) -> Never:
         """Raise ArgumentError."""
         raise ArgumentError(f"{self.plan.target} is a GPU, and profiles are of CPUs", code="unsupported-target")

@@ -96,7 +96,10 @@ class Kernel:
 
 
 class Model:
-    """A saved model. `variants` has one for each set of shapes, whose `inputs` and `outputs` are as those of a kernel."""
+    """A saved model. `variants` has one for each set of shapes, whose `inputs` and `outputs` are as those of a kernel.
+
+    States are outputs whose arrays the caller gives, with the values before the call.
+    """
 
     def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
         self.metadata: dict[str, Any] = json.loads((Path(folder) / "metadata.json").read_text(encoding="utf-8"))
@@ -108,19 +111,25 @@ class Model:
         """Run the model on arrays by name and return the outputs by name."""
         return self.run(arrays)
 
-    def run(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def run(
+        self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None, states: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Run the variant for the arrays' shapes and return the outputs by name, those of `out` if given.
 
-        Raises TypeError and ValueError for arrays that do not fit, and IndexError for an index from data that is out of range.
+        The arrays of `states` are updated. Raises TypeError and ValueError for arrays that do not fit, and IndexError for an
+        index from data that is out of range.
         """
-        variant, out = self._variant(arrays), out or {}
+        variant, given = self._variant(arrays), states or {}
+        if given.keys() != variant.states:
+            raise TypeError(f"expected the states {sorted(variant.states)}, got {sorted(given)}")
+        out = {**(out or {}), **given}
         library, like = _check(variant.inputs, variant.outputs, arrays, out, is_host=True)
         results = _make_results(library, variant.outputs, out, like)
         variant.launch(
             [library.address(arrays[b["name"]]) for b in variant.inputs],
             [library.address(results[b["name"]]) for b in variant.outputs],
         )
-        return results
+        return {name: array for name, array in results.items() if name not in variant.states}
 
     def _variant(self, arrays: Mapping[str, Any]) -> _Variant:
         first, *others = self.variants
@@ -141,7 +150,8 @@ class _Variant:
     def __init__(self, folder: Path, name: str, entry: Mapping[str, Any]) -> None:
         plan, files = entry["plan"], entry["files"]
         self.inputs = [_tensor(*each, role="input") for each in plan["inputs"]]
-        self.outputs = [_tensor(*each, role="output") for each in plan["outputs"]]
+        self.outputs = [_tensor(*each, role="output") for each in (*plan["outputs"], *plan.get("states", ()))]
+        self.states = {name for name, *_ in plan.get("states", ())}
         self._workspace_bytes: int = plan["arena_bytes"]
         self._weights, self._packed = (_Block((folder / files[kind]).read_bytes()) for kind in ("weights", "packed"))
         self._run = _load(folder / files["binary"])[f"{name}_run"]

@@ -38,13 +38,13 @@ def plan_to_json(plan: ModelPlan) -> dict[str, Any]:
 def plan_from_json(document: object, kernels: Sequence[ModelKernel]) -> ModelPlan:
     """Return the plan with its kernels. Raises ArgumentError for one that `plan_to_json` does not write."""
     plan = from_json(ModelPlan, document, kernels=tuple(kernels))
-    for tensors in (plan.inputs, plan.outputs):
-        _require(len(dict(tensors)) == len(tensors), "two inputs or outputs have one name")
+    for tensors in ((*plan.inputs, *plan.states), (*plan.outputs, *plan.states)):
+        _require(len(dict(tensors)) == len(tensors), "two inputs, outputs or states have one name")
         for name, type_ in tensors:
             _check_type(type_, name, least=0)
     _require(
-        FIRST_INPUT + len(plan.inputs) + len(plan.outputs) <= plan.num_slots,
-        "there are fewer slots than inputs and outputs",
+        FIRST_INPUT + len(plan.tensors) <= plan.num_slots,
+        "there are fewer slots than inputs, outputs and states",
     )
     _require(plan.read_weights_bytes <= plan.weights_bytes, "more weights are read than there are")
     for each in plan.weights:
@@ -89,7 +89,7 @@ class _Checker:
         self.plan = plan
         self.count = 0
         sizes = [0, plan.packed_bytes, plan.arena_bytes]
-        self.sizes = [*sizes, *(type_.bytes for _, type_ in (*plan.inputs, *plan.outputs))]
+        self.sizes = [*sizes, *(type_.bytes for _, type_ in plan.tensors)]
         self.places: dict[int, _Place] = {}  # of the slots of the loops around a step
 
     def check(self, steps: Sequence[Step], weights_bytes: int) -> None:

@@ -118,6 +118,21 @@ def test_text_names_what_it_shows(capsys: pytest.CaptureFixture[str], file: str,
     assert len(json.loads(trace.read_text())["traceEvents"]) >= 2
 
 
+def test_a_tuned_model_says_what_was_chosen(capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path) -> None:
+    options = (file, "--dim", "batch=3", "--threads", "1", "--top-k", "2", "--trials", "2")
+    code, facts, _ = run(capsys, "tune", *options, "--json")
+    assert code == 0
+    assert facts["tuning"]["tree"]["format"] == "roller-wiring/1"
+    assert facts["tuning"]["gain"] >= 1.0
+    code, text, _ = run(capsys, "tune", *options, "--save", str(tmp_path / "saved"))
+    assert code == 0
+    assert "kernels replaced in 0 trials" in text
+    assert roller_svc.load_model(tmp_path / "saved").digest == facts["digest"]
+    code, _, error = run(capsys, "tune", str(tmp_path / "saved"))
+    assert code == 2
+    assert "cannot-measure" in error
+
+
 def test_an_open_dimension_is_named(capsys: pytest.CaptureFixture[str], file: str) -> None:
     code, _, err = run(capsys, "compile", file, *QUICK)
     assert code == 2
@@ -136,6 +151,20 @@ def test_a_constant_chooses_the_branch(capsys: pytest.CaptureFixture[str], tmp_p
         words = (str(file), *QUICK, "--constant", f"rate={value}", "--check", "--input", f"x=@{tmp_path / 'x.npy'}")
         code, facts, err = run(capsys, "run", *words, "--json")
         assert (code, facts["outputs"][0]["max_abs"] if facts else err) == (0, largest)
+
+
+def test_a_state_is_updated_and_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["past_0", "x"], ["present_0"]), helper.make_node("Neg", ["present_0"], ["y"])]
+    file, array = str(tmp_path / "sum.onnx"), tmp_path / "past.npy"
+    onnx.save(model(nodes, {"past_0": (4,), "x": (4,)}, {"present_0": (4,), "y": (4,)}), file)
+    np.save(array, np.full(4, 3e6, np.float32))
+    words = (*QUICK, "--state", "past_*=present_*", "--input", f"past_0=@{array}", "--check")
+    code, facts, err = run(capsys, "run", file, *words, "--json")
+    assert code == 0, err
+    assert [(each["name"], round(each["max_abs"] / 1e6)) for each in facts["outputs"]] == [("y", 3), ("past_0", 3)]
+    code, facts, _ = run(capsys, "compile", file, *QUICK, "--state", "past_0=present_0", "--json")
+    assert facts["states"] == [{"name": "past_0", "dtype": "float32", "shape": [4]}]
+    assert facts["outputs"] == [{"name": "y", "dtype": "float32", "shape": [4]}]
 
 
 def test_a_type_that_is_open_is_asked_for_in_words_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

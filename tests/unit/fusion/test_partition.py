@@ -53,6 +53,16 @@ def test_bias_and_activation_are_the_epilogue_of_a_matmul() -> None:
     assert [name for name, _ in group.stored] == ["D"]
 
 
+def test_an_epilogue_reduces_rows_of_what_a_map_makes_of_products() -> None:
+    half = {name: TensorType(DType.FLOAT16, (64, 64)) for name in "AB"}
+    text = "C[m,n]: float32 +=! -(A[m,k]*B[n,k]); r[m] >=! C[m,n]"
+    (group,) = partition(parse(text, half, ("r",)), H200)
+    assert group.kind is GroupKind.CONTRACTION
+    assert [s.name for s in group.statements] == ["C.term0", "C", "r"]
+    first, *_ = partition(parse(f"{text}; E[m,n] = C[m,n] - r[m]", half, ("E",)), H200)
+    assert [s.name for s in first.statements] == ["C.term0", "C"]  # a later kernel reads C again
+
+
 def test_the_order_of_statements_does_not_decide_what_an_epilogue_computes() -> None:
     products, rows, columns = "C[m,n] +=! A[m,k]*B[n,k]", "r[m] +=! A[m,k]*A[m,k]; s[m] = sqrt(r[m])", "t[n] +=! B[n,k]*B[n,k]"
     for order in ((products, rows, columns), (rows, products, columns), (rows, columns, products)):

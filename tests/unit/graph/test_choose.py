@@ -19,6 +19,7 @@ MS = 1e-3
 TIMES = StepTimes((10 * MS, 1 * MS), (5 * MS, 1 * MS), is_measured=True)
 ALONE_S = 11.5 * MS  # a call on one worker: half a millisecond beside the steps
 QUIET_S = 6.5 * MS
+NOTHING = choose.Sample({}, {})
 
 
 class Clock:
@@ -35,7 +36,7 @@ class TimedModel:
     def __init__(self, clock: Clock, seconds: Callable[[int], float]) -> None:
         self.clock, self.seconds, self.calls = clock, seconds, 0
 
-    def run(self, _: Mapping[str, object]) -> None:
+    def run(self, _: Mapping[str, object], __: Mapping[str, object]) -> None:
         self.clock.now_s += self.seconds(self.calls)
         self.calls += 1
 
@@ -49,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_quiet_call_has_the_least_time_of_each_step(clock: Clock) -> None:
     model: Any = TimedModel(clock, lambda call: ALONE_S if call % 3 == 2 else 14 * MS)
-    assert choose._least_serial_s(model, {}, TIMES) == pytest.approx(QUIET_S)
+    assert choose._least_serial_s(model, NOTHING, TIMES) == pytest.approx(QUIET_S)
 
 
 def test_a_disturbed_machine_gets_more_rounds(clock: Clock) -> None:
@@ -60,7 +61,7 @@ def test_a_disturbed_machine_gets_more_rounds(clock: Clock) -> None:
     for name, model in {"quiet": quiet, "later": later, "never": never}.items():
         clock.now_s = 0.0
         measured: Any = {choose.SERIAL: model}
-        least = choose._measure_models(measured, {}, 2, QUIET_S)[choose.SERIAL]
+        least = choose._measure_models(measured, NOTHING, 2, QUIET_S)[choose.SERIAL]
         assert least == pytest.approx(12 * MS if model is never else QUIET_S)
         calls[name] = model.calls * least
     round_s = calls["never"] / choose.MAX_ROUNDS
@@ -74,7 +75,7 @@ def test_another_plan_has_to_be_faster_than_a_quiet_serial_one(
 ) -> None:
     """With a disturbed worker a serial call takes 12 ms, more than a plan that uses only one worker."""
     seconds = {"serial": 12 * MS, "rammer": rammer_s, "parallel": 11.2 * MS}
-    plans = {name: SimpleNamespace(steps=(object.__new__(VDeviceStep),), inputs=(), name=name) for name in seconds}
+    plans = {name: SimpleNamespace(steps=(object.__new__(VDeviceStep),), inputs=(), states=(), name=name) for name in seconds}
     loaded = {
         name: TimedModel(clock, lambda call, each=each: ALONE_S if call < 5 and each == 12 * MS else each)
         for name, each in seconds.items()

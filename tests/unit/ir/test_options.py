@@ -30,6 +30,7 @@ RECORDS = [CommonOptions, EstimateOptions, SearchOptions, NamedOptions, KernelOp
 # A value of each option other than its default: in Python, and on the command line.
 GIVEN: dict[str, tuple[Any, list[str]]] = {
     "allow_tf32": (True, ["--allow-tf32"]),
+    "allow_expanded_squares": (True, ["--allow-expanded-squares"]),
     "top_k": (3, ["--top-k", "3"]),
     "select": ("model", ["--select", "model"]),
     "winograd": ("never", ["--winograd", "never"]),
@@ -42,7 +43,8 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "donate": (["x"], ["--donate", "x"]),
     "strict": (True, ["--strict"]),
 }
-SEARCH = {"allow_tf32": False, "top_k": 10, "select": "measure", "winograd": "auto", "max_workspace_bytes": None}
+COMMON = {"allow_tf32": False, "allow_expanded_squares": False}
+SEARCH = COMMON | {"top_k": 10, "select": "measure", "winograd": "auto", "max_workspace_bytes": None}
 SIGNATURES = [
     (roller_svc.compile, SEARCH | {
         "target": "local", "outputs": None, "hardware": None, "cache": True, "name": None, "runtime": "auto", "family": None,
@@ -50,7 +52,7 @@ SIGNATURES = [
     }),
     (roller_svc.compile_model, SEARCH | {"plan": "auto", "runtime": "auto", "dims": None, "constants": None, "name": None}),
     (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "name": None}),
-    (roller_svc.estimate, {"allow_tf32": False, "donate": (), "strict": False}),
+    (roller_svc.estimate, COMMON | {"donate": (), "strict": False}),
 ]  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class Expected:
         for steps in (self.once, self.steps, self.fallback):
             tables.add(steps)
         self.numbers = {place: number + 1 for place, number in tables.launches.items()}
-        self.tensors = [(i + 1) * 0x1000_0000 for i in range(len(self.plan.inputs) + len(self.plan.outputs))]
+        self.tensors = [(i + 1) * 0x1000_0000 for i in range(len(self.plan.tensors))]
 
     def slots(self, weights: int) -> list[int]:
         return [weights * BLOCK, 2 * BLOCK, 3 * BLOCK, *self.tensors]
@@ -125,7 +125,8 @@ def run(model: Model, folder: Path, resident: int = 8, stopped: int = 0, calls: 
     called = expected.fallback if is_fallback else expected.steps
     launches = [*expected.launches(expected.once), *list(expected.launches(called)) * calls]
     sizes = ", ".join("{" + ", ".join(map(str, [8] * len(each.args) + [128] * len(each.tensor_maps))) + "}" for each in launches)
-    inputs, outputs = len(expected.plan.inputs), len(expected.plan.outputs)
+    inputs = len(expected.plan.inputs)
+    outputs = len(expected.tensors) - inputs
     values = [f"{address}ull" for address in expected.tensors]
     (folder / "main.cpp").write_text(f"""
 #include "saved/model_host.c"

@@ -11,6 +11,7 @@ from roller_svc.perf.workload import Workload
 
 STEP = 8  # elements whose own prefixes are combined with one carry
 ACCESSES = 2.0  # of an element: read, then written
+GUARD_OPERATIONS = 7  # of a product of gates that may reset: magnitudes, comparisons, selections
 
 
 def scan_cost(p: Workload[ScanSpace], launch: Launch) -> Costs:
@@ -22,12 +23,15 @@ def scan_cost(p: Workload[ScanSpace], launch: Launch) -> Costs:
     vectors = points / p.machine.unit.shape[-1]
     accesses = len(p.footprint.accesses) * costs.load_cycles
     operations = p.space.flops / (p.outer_points * p.inner_points) * costs.operation_cycles
+    step = p.facts.step
+    combines = 2 if step is None or not step.has_guarded_products else 2 + GUARD_OPERATIONS
+    composed = points * max(combines * combine + ACCESSES * costs.load_cycles / 2, costs.accumulate_latency_cycles / STEP)
     if p.facts.column is None:
         # elements wait for the carry, or are combined with those of their step before that
         scanned = points * max(combine + ACCESSES * costs.load_cycles / 2, 1.0)
-        if p.facts.has_slow_chain:
-            scanned = points * max(2 * combine + ACCESSES * costs.load_cycles / 2, costs.accumulate_latency_cycles / STEP)
-        elif p.facts.step is not None:  # each step waits for the one before
+        if p.facts.has_slow_chain or p.facts.totals is not None:
+            scanned = composed
+        elif step is not None:  # each step waits for the one before
             scanned = points * costs.accumulate_latency_cycles
         cycles = {"scan": scanned, "compute": vectors * (operations + accesses + ACCESSES * costs.load_cycles)}
     else:
@@ -40,5 +44,6 @@ def scan_cost(p: Workload[ScanSpace], launch: Launch) -> Costs:
         return found
     # the launches that reduce the pieces, which read everything, and that scan their totals
     reading = sum([transfer_s(p, access, launch.block, launch.grid) for access in p.footprint.reads])
-    before = max(reading, p.machine.seconds(count_waves(p, launch) * vectors * operations))
+    folded = composed if step is not None and p.facts.column is None else 0.0
+    before = max(reading, p.machine.seconds(count_waves(p, launch) * (vectors * operations + folded)))
     return found._replace(core_s=found.core_s + before + p.machine.hw.limits.launch_overhead_s)

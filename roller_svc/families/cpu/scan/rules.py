@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from roller_svc.analysis.scans import gate_product_dtype
 from roller_svc.construct.align import round_up
 from roller_svc.construct.rules import Enumerated, Shape, ThreadTile, replaced, spatial_grid, subsample
 from roller_svc.construct.scale_up import SearchTrace
@@ -70,4 +71,6 @@ class CpuScanRules(Enumerated):
 
     @property
     def _most_columns(self) -> int:
-        return MAX_CARRY_BYTES // self.workload.elem_bytes
+        p = self.workload
+        carry_bytes = p.elem_bytes if p.facts.totals is None else p.elem_bytes + gate_product_dtype(p.space.compute_dtype).bytes
+        return MAX_CARRY_BYTES // carry_bytes // self._width * self._width

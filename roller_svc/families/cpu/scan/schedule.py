@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roller_svc.analysis.scans import gate_product_dtype
+from roller_svc.errors import require
 from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points, task_loops, whole_or_tail
 from roller_svc.families.cpu.scan.cost import STEP
 from roller_svc.families.cpu.scan.workload import ScanSpace
-from roller_svc.ir.expr import Cast, Expr, Load, Op, substitute
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Const, Expr, Load, Op, convert, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, mul, num, ref, sub
 from roller_svc.ir.program import COMBINE_OPS, Axis
@@ -22,7 +25,9 @@ from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import RowReads, row_storages, row_tensors, wrap_in_storages
 
 CHUNK = 512  # elements of a row in scratch memory; a multiple of STEP and of all vectors
+RUNS = 8  # of a chunk, whose steps of a recurrence are composed side by side
 VALUES, GATES, INSIDE, CARRY, LANE = ".values", ".gates", ".inside", ".carry", ".lane"
+PRODUCT, RUN, RUN_PRODUCT = ".product", ".run", ".run_product"  # of gates up to the carry; state and gates of runs
 
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[ScanSpace]) -> tuple[ScheduleTree, ...]:
@@ -61,10 +66,12 @@ class _CpuScan:
         storages = [
             Storage(CARRY, dtype, (), Scope.REGISTER, ()),
             Storage(VALUES, dtype, (min(CHUNK, extent),), Scope.STACK, ()),
+            *self._total_storages(Scope.REGISTER),
         ]
         if self.space.step is not None:
             storages.append(Storage(GATES, dtype, (min(CHUNK, extent),), Scope.STACK, ()))
-        return wrap_in_storages(storages, (Compute(CARRY, (), self._start({})), *(n for part in ordered for n in part)))
+        nodes = (Compute(CARRY, (), self._start({})), *self._start_product(), *(n for part in ordered for n in part))
+        return wrap_in_storages(storages, (*nodes, *self._store_totals({})))
 
     def _chunk(self, first: Expr, size: int) -> tuple[Node, ...]:
         rows = row_tensors(self.group)
@@ -80,8 +87,10 @@ class _CpuScan:
             reads = RowReads(rows, lane, {self.space.scan.axis.name: add(ref(".first"), element)})
             return self._stores(reads, self._load(VALUES, element))
 
-        nodes = (*self._in_vectors(size, load), *self._scan_chunk(size), *self._in_vectors(size, store))
-        return (Let(".first", first, nodes),)
+        nodes = self._in_vectors(size, load)
+        if self.space.totals is not None:
+            return (Let(".first", first, (*nodes, *self._fold_chunk(size))),)
+        return (Let(".first", first, (*nodes, *self._scan_chunk(size), *self._in_vectors(size, store))),)
 
     def _in_vectors(self, size: int, visit: Callable[[Expr, tuple[Expr, ...]], tuple[Node, ...]]) -> tuple[Node, ...]:
         """Visit the elements of a chunk in vectors, then the rest one by one."""
@@ -138,7 +147,7 @@ class _CpuScan:
         for at in order:
             value = self._load(VALUES, at)
             if (linear := self.space.step) is not None:
-                state = linear.applied(carry, self._load(GATES, at), value)
+                state = linear.applied(carry, self._load(GATES, at), value, is_composed=self.space.is_composed)
                 nodes += [Compute(CARRY, (), state), Compute(VALUES, (at,), carry)]
             elif self.space.scan.is_exclusive:
                 own = self._load(INSIDE, num(0))
@@ -147,6 +156,72 @@ class _CpuScan:
             else:
                 nodes += [Compute(CARRY, (), self._joined(carry, value)), Compute(VALUES, (at,), carry)]
         return wrap_in_storages([Storage(INSIDE, carry.dtype, (1,), Scope.STACK, ())], tuple(nodes))
+
+    # totals of recurrences ------------------------------------------------------------------------------------------
+    def _fold_chunk(self, size: int) -> tuple[Node, ...]:
+        """Compose the steps of equal runs of a chunk side by side, then the runs; then the steps of the rest."""
+        length, rest = divmod(size, RUNS)
+        nodes: list[Node] = []
+        if length:
+            runs = [(num(run),) for run in range(RUNS)]
+            nodes += [node for run in runs for node in self._identity(RUN, RUN_PRODUCT, run)]
+            inside = [
+                node
+                for run in range(RUNS)
+                for node in self._composed(RUN, RUN_PRODUCT, runs[run], *self._step_at(size, add(num(run * length), ref(".step"))))
+            ]
+            nodes.append(Loop(".step", length, LoopKind.SERIAL, tuple(inside)))
+            for run in runs:
+                gate, value = self._load(RUN_PRODUCT, *run), self._load(RUN, *run)
+                nodes += self._composed(CARRY, PRODUCT, (), gate, value, is_composed=True)
+        if rest:
+            step = self._step_at(size, add(num(length * RUNS), ref(".step")))
+            nodes.append(Loop(".step", rest, LoopKind.SERIAL, self._composed(CARRY, PRODUCT, (), *step)))
+        return tuple(nodes)
+
+    def _step_at(self, size: int, place: Expr) -> tuple[Expr, Expr]:
+        """Return gate and value of a step of a chunk by its place in the order of the scan."""
+        at = sub(num(size - 1), place) if self.space.scan.is_reversed else place
+        return self._load(GATES, at), self._load(VALUES, at)
+
+    def _identity(self, state: str, product: str, index: tuple[Expr, ...]) -> tuple[Compute, ...]:
+        """Return what sets a state and a product of gates to steps that change no state."""
+        one = Const(1.0 if self._gate_dtype.is_float else 1, self._gate_dtype)
+        return (Compute(state, index, self.space.scan.neutral), Compute(product, index, one))
+
+    def _composed(
+        self, state: str, product: str, index: tuple[Expr, ...], gate: Expr, value: Expr, *, is_composed: bool = False
+    ) -> tuple[Compute, ...]:
+        """Let a step, or composed ones, follow the steps whose state and product of gates are at the index."""
+        step = require(self.space.step, "a recurrence")
+        after = step.applied(self._load(state, *index), gate, value, is_composed=is_composed)
+        gates = step.product(convert(gate, self._gate_dtype), self._load(product, *index))
+        return (Compute(state, index, after), Compute(product, index, gates))
+
+    @property
+    def _gate_dtype(self) -> DType:
+        """The type of products of gates."""
+        return gate_product_dtype(self.space.scan.statement.accumulator)
+
+    def _total_storages(self, scope: Scope, *shape: int) -> list[Storage]:
+        """Return the storages of products of gates: of the carry, and of the runs of a chunk."""
+        if self.space.totals is None:
+            return []
+        found = [Storage(PRODUCT, self._gate_dtype, shape, scope, ())]
+        if self.space.column is None:
+            found.append(Storage(RUN, self.space.scan.statement.accumulator, (RUNS,), Scope.STACK, ()))
+            found.append(Storage(RUN_PRODUCT, self._gate_dtype, (RUNS,), Scope.STACK, ()))
+        return found
+
+    def _start_product(self, *index: Expr) -> tuple[Node, ...]:
+        return () if self.space.totals is None else self._identity(CARRY, PRODUCT, index)[1:]
+
+    def _store_totals(self, at: dict[str, Expr], *index: Expr) -> tuple[Node, ...]:
+        """Store the states after all steps, and the products of their gates."""
+        return tuple(
+            Compute(s.output, tuple(substitute(i, at) for i in s.index), convert(self._load(name, *index), s.type.dtype))
+            for s, name in zip(self.space.totals or (), (CARRY, PRODUCT), strict=False)
+        )
 
     # columns --------------------------------------------------------------------------------------------------------
     def columns(self, column: Axis) -> tuple[Node, ...]:
@@ -162,25 +237,31 @@ class _CpuScan:
         reads = RowReads(rows, (lane,), at)
         carry = self._load(CARRY, index)
         if (linear := self.space.step) is None:
-            joined = self._joined(carry, self._value(at))
+            update: tuple[Node, ...] = (Compute(CARRY, (index,), self._joined(carry, self._value(at))),)
         else:
-            joined = linear.applied(carry, *(self._converted(substitute(part, at)) for part in (linear.gate, linear.value)))
-        update = Compute(CARRY, (index,), joined)
-        stores = self._stores(reads, carry)
-        visited = (*stores, update) if scan.is_exclusive else (update, *stores)
+            gate, value = (self._converted(substitute(part, at)) for part in (linear.gate, linear.value))
+            update = (Compute(CARRY, (index,), linear.applied(carry, gate, value, is_composed=self.space.is_composed)),)
+            if self.space.totals is not None:
+                update = self._composed(CARRY, PRODUCT, (index,), gate, value)
+        stores = () if self.space.totals is not None else self._stores(reads, carry)
+        visited = (*stores, *update) if scan.is_exclusive else (*update, *stores)
 
         def over_columns(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
             groups = whole_or_tail(start, self.width, column.extent, lambda n: (Loop(LANE, n, LoopKind.VECTOR, nodes),))
             return loop_over_points(column, tile, SimdRows(column, self.width, lane), groups)
 
-        fill = over_columns((Compute(CARRY, (index,), self._start(at)),))
+        fill = over_columns((Compute(CARRY, (index,), self._start(at)), *self._start_product(index)))
         visit = over_columns(visited)
         along = Loop(".place", extent, LoopKind.SERIAL, (Let(scan.axis.name, place, self._with_rows(visit, self.width)),))
-        return wrap_in_storages([Storage(CARRY, dtype, (tile,), Scope.STACK, ())], (*fill, along))
+        storages = [Storage(CARRY, dtype, (tile,), Scope.STACK, ()), *self._total_storages(Scope.STACK, tile)]
+        if totals := self._store_totals(at, index):
+            return wrap_in_storages(storages, (*fill, along, *over_columns(totals)))
+        return wrap_in_storages(storages, (*fill, along))
 
     # values ---------------------------------------------------------------------------------------------------------
     def _load(self, name: str, *index: Expr) -> Load:
-        return Load(name, index, self.space.scan.statement.accumulator)
+        is_product = name in (PRODUCT, RUN_PRODUCT)
+        return Load(name, index, self._gate_dtype if is_product else self.space.scan.statement.accumulator)
 
     def _joined(self, a: Expr, b: Expr) -> Expr:
         return Op(COMBINE_OPS[self.space.scan.combine], (a, b), a.dtype)
@@ -194,8 +275,7 @@ class _CpuScan:
         return self._converted(substitute(self.space.scan.value, at))
 
     def _converted(self, value: Expr) -> Expr:
-        dtype = self.space.scan.statement.accumulator
-        return value if value.dtype is dtype else Cast(value, dtype, implicit=True)
+        return convert(value, self.space.scan.statement.accumulator)
 
     def _stores(self, reads: RowReads, result: Expr) -> tuple[Node, ...]:
         """Store the result at a point, and those of the maps that read it."""

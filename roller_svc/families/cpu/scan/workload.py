@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller_svc.analysis.scans import LinearStep, Scan, match_scan
-from roller_svc.fusion.split.scan import may_split_scan
+from roller_svc.fusion.split.scan import may_split_scan, scan_totals
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.program import Combine
+from roller_svc.ir.program import Combine, TensorExpr
 from roller_svc.perf.workload import Workload
 
 
@@ -22,6 +22,8 @@ class ScanSpace:
     along: int
     column: int | None
     may_split: bool  # whether rows may be cut into pieces
+    totals: tuple[TensorExpr, ...] | None  # state and product of gates after all steps, where these alone are stored
+    is_composed: bool  # whether the steps of the recurrence are compositions of several
 
     @property
     def step(self) -> LinearStep | None:
@@ -39,11 +41,12 @@ class ScanSpace:
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ScanSpace] | None:
-    if base.machine.is_gpu or group.kind is not GroupKind.SCAN:
+    if base.machine.is_gpu or not group.kind.is_scan:
         return None
     scan = match_scan(group.statements[0])
     if scan is None:
         return None
     (along,) = base.reduced
     column = base.vector_axis if base.vector_axis in base.spatial else None
-    return base.with_facts(ScanSpace(scan, along, column, may_split_scan(scan, group)))
+    is_composed = group.kind is GroupKind.SCAN_STEPS
+    return base.with_facts(ScanSpace(scan, along, column, may_split_scan(scan, group), scan_totals(group), is_composed))

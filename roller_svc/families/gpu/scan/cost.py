@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from roller_svc.analysis.scans import gate_product_dtype
 from roller_svc.families.common.gpu.serial_cost import (
     DEPENDENT_CYCLES,
     ThreadWork,
@@ -33,7 +34,8 @@ def scan_resources(p: Workload[ScanSpace], threads: ScanThreads) -> BlockResourc
     words = register_words(p.space.compute_dtype)
     parts = 2 if threads.is_ordered else 1
     registers = nest_registers(1, words, p.machine.hw.limits) + (1 + parts) * threads.elements * words
-    shared = parts * math.prod(threads.total_shape) * p.elem_bytes if threads.meets_in_shared else 0
+    total = p.elem_bytes + (gate_product_dtype(p.space.compute_dtype).bytes if threads.is_ordered else 0)
+    shared = math.prod(threads.total_shape) * total if threads.meets_in_shared else 0
     return BlockResources(threads.rows * threads.lanes * threads.columns, registers, shared)
 
 

@@ -30,7 +30,9 @@ class ScanRules(Enumerated):
 
     def shapes(self, log: SearchTrace, budget: int, limit: int) -> Sequence[Shape]:
         fitting = [shape for shape in self._candidates() if self._fits(shape, log)]
-        return subsample(fitting, limit) or [self._smallest()]
+        split = [shape for shape in fitting if shape.split_k > 1]
+        whole = subsample([shape for shape in fitting if shape.split_k == 1], limit - limit // 2 if split else limit)
+        return [*whole, *subsample(split, limit - len(whole))] or [self._smallest()]
 
     def _candidates(self) -> Iterator[Shape]:
         """Yield the shapes of whole vectors, or of the fewest elements, of every size of a block."""

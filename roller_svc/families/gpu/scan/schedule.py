@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from roller_svc.analysis.scans import LinearStep
+from roller_svc.analysis.scans import LinearStep, gate_product_dtype
 from roller_svc.errors import require
 from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
 from roller_svc.families.gpu.scan import SCAN
 from roller_svc.families.gpu.scan.workload import ScanSpace, ScanThreads, scan_threads
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, substitute
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Const, Expr, Load, Op, convert, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, ceil_div, div, eq, le, logical_and, lt, mod, mul, num, ref, sub
 from roller_svc.ir.program import COMBINE_OPS
@@ -47,7 +48,7 @@ from roller_svc.schedule.nest_statements import (
 THREAD, ROW, COLUMN, TILE, FIRST = ".thread", ".in_block", ".column", ".tile", ".first"
 PLACE, WARP, LANE = ".place", ".warp", ".lane"  # of a thread along the scan; its warp and the place in that
 ELEMENTS, BEFORE, PREFIX, CARRY, TOTAL, TOTALS = ".elements", ".before", ".prefix", ".carry", ".total", ".totals"
-GATES = {name: f"{name}_gate" for name in (ELEMENTS, BEFORE, TOTAL, TOTALS)}  # of linear steps, beside their values
+GATES = {name: f"{name}_gate" for name in (ELEMENTS, BEFORE, TOTAL, TOTALS, CARRY)}  # of linear steps, beside their values
 
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[ScanSpace]) -> tuple[ScheduleTree, ...]:
@@ -75,15 +76,16 @@ class _ScanKernel:
         if threads.meets_in_shared:
             storages.append(Storage(TOTALS, dtype, threads.total_shape, Scope.SHARED, ()))
         if self.step is not None:
-            storages += [replace(s, tensor=GATES[s.tensor]) for s in storages if s.tensor in GATES]
-        steps = (*self._scan_elements(), *self._find_prefix())
-        if self.step is not None and threads.lanes == 1:
-            steps = self._step_by_step()
-        tile: tuple[Node, ...] = (*self._load(), *steps, *self._store())
+            names = {*GATES} if self.space.totals is not None else {*GATES} - {CARRY}
+            storages += [
+                replace(s, tensor=GATES[s.tensor], dtype=self._gate_dtype(s.tensor)) for s in storages if s.tensor in names
+            ]
+        tile: tuple[Node, ...] = (*self._load(), *self._combined(), *self._store())
         tile = (Let(FIRST, self._first, tile),)
         nodes: tuple[Node, ...] = (
             *self._start(),
             Loop(TILE, threads.tiles, LoopKind.SERIAL, tile),
+            *self._store_totals(),
         )
         nodes = wrap_in_storages(storages, nodes)
         for axis in reversed(group.outer):
@@ -170,48 +172,65 @@ class _ScanKernel:
     def _start(self) -> tuple[Node, ...]:
         """Set what precedes the first element."""
         neutral = Compute(CARRY, (), self.space.scan.neutral)
+        if self.space.totals is not None:
+            return self._identity(CARRY)
         if self.step is None:
             return (neutral,)
         start = Compute(CARRY, (), self._converted(self.step.initial))
         return (start,) if self._guard is None else (Branch(self._guard, (start,), (neutral,)),)
 
     def _converted(self, value: Expr) -> Expr:
-        dtype = self.space.scan.statement.accumulator
-        return value if value.dtype is dtype else Cast(value, dtype, implicit=True)
+        return convert(value, self.space.scan.statement.accumulator)
 
-    def _one(self) -> Const:
+    def _gate_dtype(self, name: str) -> DType:
+        """Return the type of a register's gates: those of elements are as the program states them."""
         dtype = self.space.scan.statement.accumulator
+        return dtype if name == ELEMENTS else gate_product_dtype(dtype)
+
+    def _one(self, name: str) -> Const:
+        dtype = self._gate_dtype(name)
         return Const(1.0 if dtype.is_float else 1, dtype)
 
-    def _applied(self, state: Load, steps: str, *index: Expr) -> tuple[Compute, ...]:
-        """Return what applies a step, or several that are composed, to a state in registers."""
-        if self.step is None:
-            return (self._combine(state.tensor, self._register(steps, *index), *state.index),)
-        gate, value = self._register(GATES[steps], *index), self._register(steps, *index)
-        after = self.step.applied(state, gate, value, is_composed=True)
-        return (Compute(state.tensor, state.index, after),)
+    def _identity(self, name: str) -> tuple[Node, ...]:
+        """Return what sets a register to steps that change no state."""
+        return (Compute(name, (), self.space.scan.neutral), Compute(GATES[name], (), self._one(name)))
 
-    def _follow(self, steps: str, before: str, index: tuple[Expr, ...] = (), earlier: tuple[Expr, ...] = ()) -> list[Node]:
-        """Let a step follow what is composed before it."""
+    def _applied(self, state: str, steps: str, *index: Expr) -> tuple[Compute, ...]:
+        """Return what applies an operand, or linear steps that are composed, to a state in a register."""
         if self.step is None:
-            return [self._combine(steps, self._register(before, *earlier), *index)]
-        gate, value = self._register(GATES[steps], *index), self._register(steps, *index)
-        after = self.step.applied(self._register(before, *earlier), gate, value, is_composed=steps != before)
-        product = self.step.product(gate, self._register(GATES[before], *earlier))
-        return [Compute(steps, index, after), Compute(GATES[steps], index, product)]
+            return (self._combine(state, self._register(steps, *index)),)
+        gate, value = self._gate(steps, *index), self._register(steps, *index)
+        return (Compute(state, (), self.step.applied(self._register(state), gate, value, is_composed=True)),)
+
+    def _follow(self, steps: str, before: str) -> tuple[Node, ...]:
+        """Let linear steps in registers follow those that are composed before them."""
+        step = require(self.step, "a recurrence")
+        gate, value = self._gate(steps), self._register(steps)
+        after = step.applied(self._register(before), gate, value, is_composed=True)
+        return (Compute(steps, (), after), Compute(GATES[steps], (), step.product(gate, self._gate(before))))
+
+    def _carry_on(self, steps: str, *index: Expr) -> tuple[Node, ...]:
+        """Return what lets the carry pass linear steps, or an operand; of totals its gate, too."""
+        if self.step is None or self.space.totals is None:
+            return self._applied(CARRY, steps, *index)
+        product = Compute(GATES[CARRY], (), self.step.product(self._gate(steps, *index), self._gate(CARRY)))
+        return (*self._applied(CARRY, steps, *index), product)
 
     def _copied(self, target: str, source: str, index: tuple[Expr, ...] = (), at: tuple[Expr, ...] = ()) -> list[Node]:
-        names = [(target, source), *([] if self.step is None else [(GATES[target], GATES[source])])]
-        return [Compute(to, at, self._register(name, *index)) for to, name in names]
+        gate: list[Node] = [] if self.step is None else [Compute(GATES[target], at, self._gate(source, *index))]
+        return [Compute(target, at, self._register(source, *index)), *gate]
 
     def _register(self, name: str, *index: Expr) -> Load:
         return Load(name, index, self.space.scan.statement.accumulator)
+
+    def _gate(self, name: str, *index: Expr) -> Load:
+        return Load(GATES[name], index, self._gate_dtype(name))
 
     def _load(self) -> tuple[Node, ...]:
         scan, step = self.space.scan, self.step
         parts: tuple[tuple[str, Expr, Const], ...] = ((ELEMENTS, scan.value, scan.neutral),)
         if step is not None:
-            parts = ((GATES[ELEMENTS], step.gate, self._one()), (ELEMENTS, step.value, scan.neutral))
+            parts = ((GATES[ELEMENTS], step.gate, self._one(ELEMENTS)), (ELEMENTS, step.value, scan.neutral))
 
         def load(element: Expr) -> tuple[Node, ...]:
             at = self._at(element)
@@ -222,17 +241,34 @@ class _ScanKernel:
     def _combine(self, name: str, value: Expr, *index: Expr) -> Compute:
         return Compute(name, index, value, self.space.scan.combine)
 
+    def _combined(self) -> tuple[Node, ...]:
+        """Combine the thread's elements, and find what precedes them."""
+        if self.step is None:
+            return (*self._scan_elements(), *self._find_prefix())
+        if self.threads.lanes == 1:
+            return self._steps(CARRY, has_product=self.space.totals is not None)
+        steps = (*self._identity(TOTAL), *self._steps(TOTAL, has_product=True), *self._find_prefix())
+        return steps if self.space.totals is not None else (*steps, *self._steps(PREFIX, has_product=False))
+
     def _scan_elements(self) -> tuple[Node, ...]:
         pairs = pairwise(self._order)
-        return tuple(n for before, here in pairs for n in self._follow(ELEMENTS, ELEMENTS, (num(here),), (num(before),)))
+        return tuple(self._combine(ELEMENTS, self._register(ELEMENTS, num(before)), num(here)) for before, here in pairs)
 
-    def _step_by_step(self) -> tuple[Node, ...]:
-        """Apply the steps of a row that one thread has, in order. No product of gates is formed."""
+    def _steps(self, state: str, *, has_product: bool) -> tuple[Node, ...]:
+        """Apply the steps of the thread's elements to a state in order.
+
+        The elements become the states after them, or the product of their gates is formed.
+        """
         nodes: list[Node] = []
-        step, state = require(self.step, "a recurrence"), self._register(CARRY)
+        step = require(self.step, "a recurrence")
         for here in self._order:
-            gate, value = (self._register(name, num(here)) for name in (GATES[ELEMENTS], ELEMENTS))
-            nodes += [Compute(CARRY, (), step.applied(state, gate, value)), Compute(ELEMENTS, (num(here),), state)]
+            gate, value = self._gate(ELEMENTS, num(here)), self._register(ELEMENTS, num(here))
+            nodes.append(Compute(state, (), step.applied(self._register(state), gate, value, is_composed=self.space.is_composed)))
+            if has_product:
+                product = step.product(convert(gate, self._gate_dtype(state)), self._gate(state))
+                nodes.append(Compute(GATES[state], (), product))
+            else:
+                nodes.append(Compute(ELEMENTS, (num(here),), self._register(state)))
         return tuple(nodes)
 
     def _find_prefix(self) -> tuple[Node, ...]:
@@ -243,18 +279,17 @@ class _ScanKernel:
         nodes: list[Node] = []
         if threads.in_warp > 1:
             gate, may_reset = (None, False) if self.step is None else (GATES[BEFORE], self.step.may_reset)
-            nodes += self._copied(BEFORE, ELEMENTS, last)
+            nodes += [Compute(BEFORE, (), own)] if self.step is None else self._copied(BEFORE, TOTAL)
             nodes.append(
                 WarpScan(
                     BEFORE, (), scan.combine, threads.in_warp, threads.columns, ref(LANE), scan.neutral, gate, may_reset
                 )
             )  # fmt: skip
         else:
-            nodes.append(Compute(BEFORE, (), scan.neutral))
-            nodes += [] if self.step is None else [Compute(GATES[BEFORE], (), self._one())]
-        has_carry = threads.tiles > 1
+            nodes += [Compute(BEFORE, (), scan.neutral)] if self.step is None else self._identity(BEFORE)
+        has_carry = threads.tiles > 1 or self.space.totals is not None
         if self.step is not None and (has_carry or threads.meets_in_shared):
-            nodes += [*self._copied(TOTAL, ELEMENTS, last), *self._follow(TOTAL, BEFORE)]
+            nodes += self._follow(TOTAL, BEFORE)
         elif has_carry or threads.meets_in_shared:
             nodes += [Compute(TOTAL, (), self._register(BEFORE)), self._combine(TOTAL, own)]
         if threads.meets_in_shared:
@@ -264,13 +299,12 @@ class _ScanKernel:
                 nodes += [Compute(TOTAL, (), own), WarpReduce(TOTAL, (), scan.combine, threads.in_warp)]
             nodes.append(Compute(PREFIX, (), self._register(CARRY)))
             if has_carry:
-                nodes += self._applied(self._register(CARRY), TOTAL)
-        nodes += self._applied(self._register(PREFIX), BEFORE)
-        return tuple(nodes)
+                nodes += self._carry_on(TOTAL)
+        return tuple(nodes) if self.space.totals is not None else (*nodes, *self._applied(PREFIX, BEFORE))
 
     def _meet_in_shared(self, *, has_carry: bool) -> tuple[Node, ...]:
         """Write the totals of warps to shared memory, and combine those of the warps before."""
-        threads = self.threads
+        threads, has_prefix = self.threads, self.space.totals is None
         buffer = mod(ref(TILE), threads.total_shape[0])
 
         def at(which: Expr) -> tuple[Expr, ...]:
@@ -280,19 +314,33 @@ class _ScanKernel:
         if threads.in_warp > 1:
             write = (Branch(eq(ref(LANE), num(threads.in_warp - 1)), write),)
         other = at(ref(".other"))
-        join: list[Node] = [Branch(lt(ref(".other"), ref(WARP)), self._applied(self._register(PREFIX), TOTALS, *other))]
+        join: list[Node] = []
+        if has_prefix:
+            join.append(Branch(lt(ref(".other"), ref(WARP)), self._applied(PREFIX, TOTALS, *other)))
         if has_carry:
-            join += self._applied(self._register(CARRY), TOTALS, *other)
+            join += self._carry_on(TOTALS, *other)
         return (
             *write,
             Barrier(),
-            Compute(PREFIX, (), self._register(CARRY)),
+            *((Compute(PREFIX, (), self._register(CARRY)),) if has_prefix else ()),
             Loop(".other", threads.warps, LoopKind.UNROLL, tuple(join)),
         )
 
+    def _store_totals(self) -> tuple[Node, ...]:
+        """Store the state after all steps, and the product of their gates."""
+        if self.space.totals is None:
+            return ()
+        stores = [
+            Compute(statement.output, statement.index, convert(total, statement.type.dtype))
+            for statement, total in zip(self.space.totals, (self._register(CARRY), self._gate(CARRY)), strict=True)
+        ]
+        return (Branch(logical_and(self._guard, eq(ref(PLACE), num(0))), tuple(stores)),)
+
     def _store(self) -> tuple[Node, ...]:
         """Store the results, and those of the maps that read them."""
-        scan, group, threads = self.space.scan, self.group, self.threads
+        if self.space.totals is not None:
+            return ()
+        scan, group = self.space.scan, self.group
         order = self._order
         shift: list[Node] = []
         if scan.is_exclusive:
@@ -305,14 +353,9 @@ class _ScanKernel:
 
         def store(element: Expr) -> tuple[Node, ...]:
             reads = RowReads(rows, (element,), self._at(element))
-            joined = (self._register(PREFIX), self._register(ELEMENTS, element))
+            result: Expr = self._register(ELEMENTS, element)
             if self.step is None:
-                result: Expr = Op(COMBINE_OPS[scan.combine], joined, joined[0].dtype)
-            elif threads.lanes == 1:
-                result = joined[1]
-            else:
-                gate = self._register(GATES[ELEMENTS], element)
-                result = self.step.applied(joined[0], gate, joined[1], is_composed=True)
+                result = Op(COMBINE_OPS[scan.combine], (self._register(PREFIX), result), result.dtype)
             nodes = [*reads.store(group, scan.statement, result)]
             for statement in group.statements[1:]:
                 nodes += reads.store(group, statement, reads.apply(statement.body))

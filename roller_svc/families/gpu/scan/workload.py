@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.analysis.scans import LinearStep, Scan, match_scan
-from roller_svc.fusion.split.scan import may_split_scan
+from roller_svc.fusion.split.scan import may_split_scan, scan_totals
 from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.program import TensorExpr
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -28,6 +29,8 @@ class ScanSpace:
     row: int | None  # the axis whose points share a block where tensors are contiguous along the scan
     width: int  # elements along the scan that one access moves
     may_split: bool  # whether rows may be cut into pieces
+    totals: tuple[TensorExpr, ...] | None  # state and product of gates after all steps, where these alone are stored
+    is_composed: bool  # whether the steps of the recurrence are compositions of several
 
     @property
     def step(self) -> LinearStep | None:
@@ -54,6 +57,7 @@ class ScanThreads:
     tiles: int  # that the block visits, one after the other
     warp: int
     is_ordered: bool = False  # whether totals of threads combine in one order only
+    has_totals: bool = False  # whether all threads must know the total of their row
 
     @property
     def in_warp(self) -> int:
@@ -72,7 +76,8 @@ class ScanThreads:
     @property
     def meets_in_shared(self) -> bool:
         """Whether totals pass through shared memory, rather than by shuffles within a warp."""
-        return self.warps > 1 or (self.tiles > 1 and self.in_warp > 1 and (self.columns > 1 or self.is_ordered))
+        is_carried = self.tiles > 1 or self.has_totals
+        return self.warps > 1 or (is_carried and self.in_warp > 1 and (self.columns > 1 or self.is_ordered))
 
     @property
     def total_shape(self) -> tuple[int, ...]:
@@ -89,11 +94,12 @@ def scan_threads(p: Workload[ScanSpace], block: Tile, thread: Tile, lanes: int, 
     shared = 1 if space.shared_axis is None else block[space.shared_axis]
     rows, columns = (shared, 1) if space.column is None else (1, shared)
     tiles = -(-(p.extents[space.along] // pieces) // block[space.along])
-    return ScanThreads(rows, lanes, columns, thread[space.along], tiles, warp, space.step is not None)
+    has_totals = space.totals is not None
+    return ScanThreads(rows, lanes, columns, thread[space.along], tiles, warp, space.step is not None, has_totals)
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ScanSpace] | None:
-    if not base.machine.is_gpu or group.kind is not GroupKind.SCAN:
+    if not base.machine.is_gpu or not group.kind.is_scan:
         return None
     scan = match_scan(group.statements[0])
     if scan is None:
@@ -101,6 +107,7 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ScanSpace] | N
     (along,) = base.reduced
     column = base.vector_axis if base.vector_axis in base.spatial else None
     row = next((i for i in reversed(base.spatial) if base.extents[i] > 1), None)
-    widest = max([access.elem_bytes for access in base.footprint.accesses])
+    widest = max([access.elem_bytes for access in base.footprint.accesses if along in access.axes], default=base.elem_bytes)
     width = math.gcd(MAX_ACCESS_BYTES // widest, base.extents[along]) if column is None else 1
-    return base.with_facts(ScanSpace(scan, along, column, row, width, may_split_scan(scan, group)))
+    is_composed = group.kind is GroupKind.SCAN_STEPS
+    return base.with_facts(ScanSpace(scan, along, column, row, width, may_split_scan(scan, group), scan_totals(group), is_composed))

@@ -132,17 +132,15 @@ def _index_put(call: AtenCall) -> Operand:
             "transpose", values, permutation=(*inner, *range(len(before)), *range(len(before) + len(shape), values.rank))
         )
     expanded = [call.run("unsqueeze", call.expand(place, shape), axis=(len(shape),)) for place in places]
-    order = [*indexed, *rest]
-    moved = x if order == list(range(x.rank)) else call.run("transpose", x, permutation=order)
-    written = call.run(
+    return call.run(
         "scatter_nd",
-        moved,
+        x,
         concat(call, expanded, len(shape)),
         values,
+        axes=indexed,
         negative=True,
         reduction="add" if call.flag("accumulate") else "none",
     )
-    return written if moved is x else call.run("transpose", written, permutation=[order.index(d) for d in range(x.rank)])
 
 
 def _masked_put(call: AtenCall, x: Operand, mask: Operand, values: Operand) -> Operand:

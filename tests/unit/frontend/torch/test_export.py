@@ -19,6 +19,7 @@ from roller_svc.errors import ArgumentError, UnsupportedModelError
 from roller_svc.frontend.torch.export import export_module, import_program
 from roller_svc.frontend.torch.tensors import array_of, tensor_of
 from roller_svc.graph.interpret import interpret
+from roller_svc.graph.passes.updates import update_states
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import LoopNode, verify
 from roller_svc.semantics.interpreter import reference
@@ -178,15 +179,44 @@ def test_results_without_support_are_refused_by_number():
     assert (node.operator, node.reason) == ("aten.native_layer_norm.default", "result 1 is not supported")
 
 
-def test_buffers_that_are_written_are_refused_by_name():
-    def function(self, x):
+def test_buffers_and_inputs_that_are_written_are_states():
+    def function(self, x, y):
+        before = self.count * 2
         self.count.add_(1)
-        return x + self.count
+        y.mul_(self.fixed)
+        return x + self.count, before, y
 
-    (node,) = refused(function, torch.ones(2), count=torch.zeros(1))
-    assert (node.operator, node.name) == ("buffer mutation", "count")
-    (node,) = refused(lambda self, x: x.add_(1) * 2, torch.ones(2))
-    assert (node.operator, node.name) == ("user input mutation", "inputs_0")
+    module = Function(function, count=torch.full((1,), 3.0), fixed=torch.full((2,), 5.0))
+    graph, weights = import_module(module, torch.ones(2), torch.ones(2))
+    assert graph.states == ("count", "inputs_1")
+    assert dict(graph.inputs).keys() == {"count", "inputs_0", "inputs_1"}
+    values = {"count": np.full(1, 7, np.float32), "inputs_0": np.ones(2, np.float32), "inputs_1": np.full(2, 2, np.float32)}
+    results = {name: array.tolist() for name, array in interpret(graph, weights, values).items()}
+    assert results == {"output0": [9, 9], "output1": [14], "output2": [10, 10], "count": [8], "inputs_1": [10, 10]}
+
+
+def test_a_cache_that_is_written_at_a_position_is_scattered_without_a_transpose():
+    def function(self, x, at):
+        self.cache[:, :, at] = x
+        return self.cache.sum(2)
+
+    graph, weights = import_module(Function(function, cache=torch.zeros(1, 2, 8, 4)), torch.ones(1, 2, 1, 4), torch.tensor([3]))
+    assert [node.outputs for node in graph.nodes if node.operator == "scatter_nd"] == [(dict(graph.outputs)["cache"],)]
+    updated = update_states(graph)
+    assert [node.program.donated for node in updated.nodes if node.operator == "scatter_nd"] == [("x0",)]
+    cache = np.arange(64, dtype=np.float32).reshape(1, 2, 8, 4)
+    x, at = np.full((1, 2, 1, 4), -1, np.float32), np.array([-2])
+    arrays = {name: array for (name, _), array in zip(graph.inputs, (cache, x, at), strict=True)}
+    want = cache.copy()
+    want[:, :, at] = x
+    results = interpret(updated, weights, arrays)
+    np.testing.assert_array_equal(results["cache"], want)
+    np.testing.assert_array_equal(results["output0"], want.sum(2))
+
+
+def test_a_buffer_without_elements_is_no_state():
+    nodes = refused(lambda self, x: self.empty.add_(1).sum() + x, torch.ones(2), empty=torch.zeros(0))
+    assert ("state", "empty", "it has no elements") in [(node.operator, node.name, node.reason) for node in nodes]
 
 
 @pytest.mark.parametrize("module", [nn.Dropout(0.5), nn.BatchNorm1d(4)])
@@ -269,7 +299,7 @@ def test_tensors_without_elements_are_inputs_and_outputs():
 def test_batch_norm_in_training_is_refused():
     module = nn.BatchNorm2d(3).train()
     program = torch.export.export(module, (torch.ones(2, 3, 4, 4),))
-    with pytest.raises(UnsupportedModelError, match="running_mean"):
+    with pytest.raises(UnsupportedModelError, match=r"it is for training: call \.eval\(\)"):
         import_program(program, Weights(), reference)
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 
+import numpy as np
 import pytest
 from cases_cpu import Types, cpu_case, skip_where_features_lack
 
 from roller_svc import hardware
 from roller_svc.ir.group import GroupKind
+from roller_svc.runtime.cpu import CpuModule
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
+from roller_svc.toolchain import compile_source
 
 AVX512 = hardware.load("cpu-x86-avx512")
 CASES: dict[str, tuple[str, Types]] = {
@@ -75,16 +80,67 @@ def test_an_extremum_is_a_chain_and_a_sum_is_not() -> None:
 @pytest.mark.parametrize(
     ("body", "dtype"),
     [("y[j] +=! x[o].when([o > j], 0.0) where j in 262144; z[j] = y[j] * x[j]", "float32"),
-     ("y[j] >=! x[o].when([o < j], -128) where j in 262144", "int8")],
+     ("y[j] >=! x[o].when([o < j], -128) where j in 262144", "int8"),
+     ("y[j] = x[j] * y[j + 1].when([j < 131071], 0.5) + 1 where j in 131072", "bfloat16")],
 )  # fmt: skip
 def test_one_row_is_cut_into_pieces_for_the_cores(body: str, dtype: str) -> None:
-    found = cpu_case(body, {"x": (dtype, (262144,))}, dataclasses.replace(AVX512, num_cores=2))
+    size = int(body.partition("where j in ")[2].partition(";")[0])
+    found = cpu_case(body, {"x": (dtype, (size,))}, dataclasses.replace(AVX512, num_cores=2))
     split = [c for c in found.ranked if c.program.split_k > 1]
     assert split
     arrays = random_inputs(found.program, 1)
     skip_where_features_lack(AVX512)
     agreement = agrees(found.program, found.results(split[0], arrays), evaluate(found.program, arrays))
     assert agreement.ok, agreement
+
+
+SPECIAL = (math.inf, -math.inf, math.nan)
+
+
+@pytest.mark.parametrize(
+    ("step", "shape"),
+    [("a[t, i] * h[t - 1, i].when([t > 0], s[i]) + x[t, i]", (60, 1)),
+     ("where(f[t] != 0, 0.0, a[t, i] * h[t + 1, i].when([t < 59], s[i])) + x[t, i]", (60, 1)),
+     ("where(f[t] != 0, 0.0, h[t - 1, i].when([t > 0], s[i])) + x[t, i]", (60, 1)),
+     ("where(f[t] != 0, 0.0, a[t, i] * h[t - 1, i].when([t > 0], s[i])) + x[t, i]", (60, 17))],
+)  # fmt: skip
+def test_states_of_pieces_are_finite_where_those_of_steps_in_order_are(step: str, shape: tuple[int, int]) -> None:
+    """Products of gates leave every range; zero, infinite and NaN states and gates occur in all pieces."""
+    types: Types = {"a": ("float32", shape), "x": ("float32", shape), "s": ("float32", shape[1:]), "f": ("bool", shape[:1])}
+    found = cpu_case(f"h[t, i] = {step}", {name: types[name] for name in types if f"{name}[" in step}, AVX512)
+    best = found.ranked[0]
+    module = CpuModule(
+        compile_source(found.source(dataclasses.replace(best, program=dataclasses.replace(best.program, split_k=6))))
+    )
+    skip_where_features_lack(AVX512)
+    rng = np.random.default_rng(1)
+    order = range(59, -1, -1) if "t + 1" in step else range(60)
+    for share, scale in itertools.product((0.0, 0.02, 0.1), (1e-30, 0.9, 3.0, 1e20)):
+        arrays: dict[str, np.ndarray] = {
+            "a": np.float32(scale) * rng.uniform(-1.2, 1.2, shape).astype(np.float32),
+            "x": rng.choice(np.array([0, 1e-30, 1, 1e30], np.float32), shape),
+            "s": rng.choice(np.array([0, 1e-40, 1, math.nan], np.float32), shape[1:]),
+            "f": rng.random(shape[0]) < 0.05,
+        }
+        for name, values in (("a", (0, 1e-44, 1e38 if scale > 1 else 1, *SPECIAL)), ("x", SPECIAL)):
+            at = rng.random(shape) < share
+            arrays[name][at] = rng.choice(np.array(values, np.float32), at.sum())
+        gates = arrays["a"] if "a[" in step else np.ones_like(arrays["a"])
+        if "f[t]" in step:
+            gates = np.where(arrays["f"][:, None], 0, gates)
+        expected, state = np.empty(shape, np.float32), arrays["s"]
+        with np.errstate(all="ignore"):
+            for t in order:
+                is_reset = (gates[t] == 0) & ("f[t]" in step)
+                state = expected[t] = np.where(is_reset, 0, gates[t] * state) + arrays["x"][t]
+        results = module.run({name: arrays[name] for name, _ in found.program.inputs})["h"]
+        is_finite = np.isfinite(expected)
+        assert np.isfinite(results[is_finite]).all()
+        if scale <= 1:  # otherwise states overflow in one order and not in the other
+            assert not np.isfinite(results[~is_finite]).any()
+        np.testing.assert_allclose(
+            results[is_finite], expected[is_finite], rtol=1e-4, atol=1e-4 * np.abs(expected[is_finite]).max(initial=0.0)
+        )
 
 
 def test_rows_for_every_core_stay_whole() -> None:

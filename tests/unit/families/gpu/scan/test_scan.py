@@ -76,6 +76,15 @@ PIECES: dict[str, tuple[str, Types]] = {
     "guard": ("y[i, j] *=! x[i, o].when([o <= j, o > 700], 1) where j in 1024; z[i, j] = y[i, j] + j",
               {"x": ("int16", (2, 1024))}),
     "narrow": ("y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in 1024", {"x": ("float16", (2, 1024))}),
+    "recurrences of columns": ("h[t, i] = a[t, i] * h[t - 1, i].when([t > 0], s[i]) + x[t, i]; y[t, i] = h[t, i] + t",
+                               {"a": ("float16", (1024, 5)), "x": ("float16", (1024, 5)), "s": ("float16", (5,))}),
+    "reversed recurrence": ("h[i, t] = a[i, t] * h[i, t + 1].when([t < 1023], 0.0) + (1.0 - a[i, t]) * x[i, t]",
+                            {"a": ("bfloat16", (2, 1024)), "x": ("bfloat16", (2, 1024))}),
+    "segments": ("h[t] = where(f[t] != 0, 0.0, a[t] * h[t - 1].when([t > 0], 0.0)) + x[t]",
+                 {"f": ("bool", (2048,)), "a": ("float32", (2048,)), "x": ("float32", (2048,))}),
+    "congruences": ("h[i, t] = a[t] * h[i, t - 1].when([t > 0], 1) + x[i, t]",
+                    {"a": ("int32", (1536,)), "x": ("int32", (3, 1536))}),
+    "recurrence without inputs": ("h[t] = 0.99 * h[t - 1].when([t > 0], 1.0) + 0.5 where t in 2048", {}),
 }  # fmt: skip
 
 
@@ -131,9 +140,10 @@ def test_special_values_of_recurrences_are_those_of_the_steps(
     sure = expected["h"].error
     assert sure is not None
     assert np.isfinite(sure).mean() > 0.4
-    plan = Plan((Candidate(ranked[0], model_of(group, ranked[0], hw).estimate(ranked[0])),))
-    found = load_emulated(CompiledKernel(emit_plan(plan, program, (group,), hw), b"", "", ()), 1, races=True).run(arrays)
-    assert agrees(program, found, expected).ok
+    for chosen in (ranked[0], dataclasses.replace(ranked[0], split_k=7)):
+        plan = Plan((Candidate(chosen, model_of(group, chosen, hw).estimate(chosen)),))
+        found = load_emulated(CompiledKernel(emit_plan(plan, program, (group,), hw), b"", "", ()), 1, races=True).run(arrays)
+        assert agrees(program, found, expected).ok
 
 
 @pytest.mark.emulator
@@ -159,8 +169,9 @@ def check_pieces(case: tuple[str, Types], target: str) -> None:
 
 
 @pytest.mark.emulator
-def test_pieces_of_rows_match_the_interpreter() -> None:
-    check_pieces(PIECES["reversed"], TARGETS[0])
+@pytest.mark.parametrize("name", ["reversed", "recurrences of columns"])
+def test_pieces_of_rows_match_the_interpreter(name: str) -> None:
+    check_pieces(PIECES[name], TARGETS[0])
 
 
 @pytest.mark.slow
@@ -177,13 +188,18 @@ def test_pieces_on_every_device_match_the_interpreter(name: str, target: str) ->
         ("x[o].when([o <= j], 0.0)", True),
         ("(x[o] * w[o]).when([o <= j], 0.0)", True),
         ("(x[o] * x[4095 - o]).when([o <= j], 0.0)", False),  # one tensor in two views
+        ("w[j] * y[j - 1].when([j > 0], 0.0) + x[j]", True),
+        ("w[j] * y[j - 1].when([j > 0], x[0]) + x[j]", False),
+        ("d[j] * y[j - 1].when([j > 0], 0.0)", False),  # no type is wider than float64
+        ("n[j] * y[j - 1].when([j > 0], 1)", True),
     ],
 )
 def test_rows_of_tensors_with_one_view_are_split(body: str, splits: bool) -> None:
     hw = hardware.load(TARGETS[1])
-    types: Types = {"x": ("float32", (4096,)), "w": ("float32", (4096,))}
+    types: Types = {"x": ("float32", (4096,)), "w": ("float32", (4096,)), "d": ("float64", (4096,)), "n": ("int64", (4096,))}
     used = {name: types[name] for name in types if f"{name}[" in body}
-    _, group, ranked = scan_case(f"y[j] +=! {body} where j in 4096", used, hw)
+    sign = "+=!" if "[o]" in body else "="
+    _, group, ranked = scan_case(f"y[j] {sign} {body} where j in 4096", used, hw)
     workload = prepare(group, prepare_workload(group.space, hw, hw.unit_for(group.space.compute_dtype)))
     assert workload is not None
     assert may_split_scan(workload.facts.scan, group) is splits
@@ -206,7 +222,9 @@ def test_a_scan_is_near_the_time_of_a_copy(target: str) -> None:
 def test_few_long_rows_are_near_the_time_of_a_copy(shape: tuple[int, int], target: str) -> None:
     """A row of 2^26 elements is cut into pieces, and read twice."""
     hw = hardware.load(target)
-    text = f"y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in {shape[1]}"
-    _, group, ranked = scan_case(text, {"x": ("float32", shape)}, hw)
-    best = model_of(group, ranked[0], hw).estimate(ranked[0]).seconds
-    assert best < 2 * 2 * 4 * math.prod(shape) / hw.dram.bandwidth_bytes_per_s
+    sums = f"y[i, j] +=! x[i, o].when([o <= j], 0.0) where j in {shape[1]}"
+    recurrence = "h[i, t] = a[i, t] * h[i, t - 1].when([t > 0], 0.0) + x[i, t]"
+    for text, names in ((sums, "x"), (recurrence, "ax")):
+        _, group, ranked = scan_case(text, dict.fromkeys(names, ("float32", shape)), hw)
+        best = model_of(group, ranked[0], hw).estimate(ranked[0]).seconds
+        assert best < 2 * (1 + len(names)) * 4 * math.prod(shape) / hw.dram.bandwidth_bytes_per_s

@@ -1,0 +1,153 @@
+"""Kernels of a model that trials of the whole model choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import add_input, add_random, builder_of
+
+from roller_svc import hardware
+from roller_svc.codegen.c.model import MODEL
+from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.errors import ArgumentError
+from roller_svc.graph.choose import load_for_trial
+from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model, check_tuning
+from roller_svc.graph.interpret import interpret
+from roller_svc.graph.wiring import kernels
+from roller_svc.hardware.catalog import restrict_cores
+from roller_svc.ir.options import SelectionMode
+from roller_svc.runtime.graphs.cpu import CpuModel
+
+BY_ALTERNATIVES = 2.0  # how much faster than by the fastest kernels calls are said to be
+
+
+def build(cache: KernelCache, trials: int = 16) -> BuiltModel:
+    builder, weights = builder_of()
+    product = builder.call("matmul", [add_input(builder, "x", 8, 64), add_random(builder, 0, 64, 48)])
+    graph = builder.finish([("y", builder.call("softmax", [product], axis=1))])
+    options = ModelOptions(restrict_cores(hardware.load("local"), 1), top_k=3, tune_trials=trials)
+    built = build_model(graph, weights, options, cache)
+    model = load_for_trial(built.plan, built.make_binary, weights)
+    x = np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
+    expected = interpret(graph, weights, {"x": x})["y"]
+    np.testing.assert_allclose(model.run({"x": x})["y"], expected, atol=1e-5)
+    return built
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def cache(folder: Path) -> KernelCache:
+    """Return a cache with the kernels of other tests, and without seconds."""
+    for file in folder.glob("wiring.sqlite*"):
+        file.unlink()
+    return KernelCache(folder)
+
+
+class Measures:
+    """Seconds as a test says them: others than the fastest kernels are faster, one by one and in calls."""
+
+    def __init__(self) -> None:
+        self.trials = self.calls = 0
+        self.fastest: list[str] | None = None
+        self.gain = BY_ALTERNATIVES
+
+    def kernels(self, model: CpuModel, _: Mapping[str, Any]) -> list[float]:
+        self.trials += 1
+        keys = [kernel.source.key for kernel in model.plan.kernels]
+        self.fastest = self.fastest or keys
+        return [1.0 if key in self.fastest else 0.5 for key in keys]
+
+    def whole(self, models: Sequence[CpuModel], _: Mapping[str, Any]) -> list[float]:
+        self.calls += 1
+        return [1.0, 1.0 / self.gain]
+
+
+@pytest.fixture
+def measures(monkeypatch: pytest.MonkeyPatch) -> Measures:
+    measures = Measures()
+    monkeypatch.setattr(kernels, "MAX_RATIO", float("inf"))  # every candidate, whatever this machine is doing
+    monkeypatch.setattr(kernels, "_measure_kernels", measures.kernels)
+    monkeypatch.setattr(kernels, "_measure_calls", measures.whole)
+    return measures
+
+
+def test_kernels_that_are_faster_in_the_model_are_bound_and_found_again(measures: Measures, cache: KernelCache) -> None:
+    first = build(cache)
+    assert first.tuning is not None
+    chosen = set(first.tuning.chosen.values())
+    assert first.tuning.gain == BY_ALTERNATIVES
+    assert chosen
+    assert chosen <= {bundle.digest for bundle in first.kernels}
+    for variable in first.tuning.tree.children:
+        assert first.tuning.chosen[variable.name] != variable.choices[variable.default]  # type: ignore[union-attr]
+    assert first.tuning.trials == measures.trials + 2
+    measured = measures.trials, measures.calls
+    again = build(cache)
+    assert again.tuning is not None
+    assert again.tuning.trials == 0
+    assert (measures.trials, measures.calls) == measured
+    assert [bundle.digest for bundle in again.kernels] == [bundle.digest for bundle in first.kernels]
+
+
+def test_kernels_that_slow_a_call_down_are_not_bound(measures: Measures, cache: KernelCache) -> None:
+    measures.gain = 0.9
+    built = build(cache)
+    assert built.tuning is not None
+    assert built.tuning.gain == 1.0
+    for variable in built.tuning.tree.children:
+        assert built.tuning.chosen[variable.name] == variable.choices[variable.default]  # type: ignore[union-attr]
+
+
+def test_kernels_with_wrong_results_are_not_bound(measures: Measures, cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_agree", lambda results, expected: results is expected)
+    built = build(cache)
+    assert built.tuning is not None
+    assert built.tuning.history == ()
+    assert measures.calls == 0
+
+
+def test_a_budget_of_one_trial_keeps_the_fastest_kernels(measures: Measures, cache: KernelCache) -> None:
+    built = build(cache, trials=1)
+    assert built.tuning is not None
+    assert (built.tuning.trials, built.tuning.gain) == (1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("results", "agree"),
+    [
+        ([1.0, -2.0, 0.001], True),
+        ([1.001, -2.0, 0.0], True),
+        ([1.1, -2.0, 0.001], False),
+        ([1.0, -2.0, np.nan], False),
+    ],
+)
+def test_results_agree_up_to_rounding(results: list[float], agree: bool) -> None:
+    expected = {"y": np.array([1.0, -2.0, 0.001], np.float32)}
+    assert kernels._agree({"y": np.array(results, np.float32)}, expected) == agree
+
+
+def test_measures_are_least_seconds(cache: KernelCache) -> None:
+    """Real trials, which must end and be positive; what is faster here, nobody knows."""
+    built = build(cache)
+    assert built.tuning is not None
+    assert built.tuning.gain >= 1.0
+    assert all(0 < seconds < 1 for trial in built.tuning.history for seconds in trial.seconds.values())
+    assert built.link(MODEL)
+
+
+def test_trials_need_this_machine() -> None:
+    for spec, select, code in (
+        ("nvidia-h200-sxm", SelectionMode.MEASURE, "cannot-measure"),
+        ("local", SelectionMode.MODEL, "invalid-option"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            check_tuning(ModelOptions(hardware.load(spec), select=select, tune_trials=1))
+        assert caught.value.code == code
