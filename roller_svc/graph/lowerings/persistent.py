@@ -113,7 +113,7 @@ def _joined_seconds(part: UnrolledPlan, factors: Sequence[float], hw: HardwareSp
     return seconds + cooperative_s + limits.launch_overhead_s  # the fill of the events with zeros
 
 
-def build(unrolled: UnrolledPlan, hw: HardwareSpec, load_tasks: LoadTasks, weights: Weights, seconds: float) -> ModelPlan:
+def build(unrolled: UnrolledPlan, hw: HardwareSpec, load_tasks: LoadTasks, weights: Weights, _: float) -> ModelPlan:
     """Return the plan with a launch of the kernel for each joined segment.
 
     The events of the launches lie behind the arena, and are zero before each call. The steps as they were are the

@@ -362,7 +362,7 @@ def test_devices_and_plans_that_cannot_have_one_kernel_are_refused(monkeypatch: 
     assert "4 operations" in reason(unrolled, hw)[0]
     monkeypatch.setattr(joined, "MAX_OPERATORS", 99)
     monkeypatch.setattr(joined, "MAX_SLOTS", 4)
-    assert "inputs and outputs" in reason(unrolled, hw)[0]
+    assert "inputs, outputs and states" in reason(unrolled, hw)[0]
 
 
 def test_a_kernel_that_fits_no_core_is_refused_before_it_is_compiled() -> None:
