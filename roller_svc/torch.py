@@ -14,6 +14,8 @@ import torch
 from roller_svc import api
 from roller_svc.compiler.request import read_options, reject_unknown, validate_target
 from roller_svc.errors import ArgumentError
+from roller_svc.frontend.lang.source import Source
+from roller_svc.frontend.ops.calls import check_tensor_names
 from roller_svc.frontend.parse import parse
 from roller_svc.frontend.torch.tensors import TORCH_DTYPES, dtype_of
 from roller_svc.ir.options import KernelOptions, options_of
@@ -54,8 +56,9 @@ def op(
     compiled, such as one with a typing error.
 
     Raises:
-        ArgumentError: a name is not one of an operator or an input, an option is unknown or has a wrong value, an input
-            would be donated, or there is another operator of that name.
+        ArgumentError: a name is not one of an operator or an input, the program reads a tensor that is none of the
+            inputs, an option is unknown or has a wrong value, an input would be donated, or there is another operator
+            of that name.
     """
     if not isinstance(operator, str) or not _NAME.fullmatch(operator):
         raise ArgumentError(f"an operator is called 'library::name', got {operator!r}", code="invalid-option")
@@ -66,6 +69,9 @@ def op(
         raise ArgumentError(f"an input is named twice in {list(names)}", code="invalid-option")
     if options.get("donate"):
         raise ArgumentError("an operator of torch writes none of its inputs; leave out donate", code="invalid-option")
+    if not isinstance(expression, str):
+        raise ArgumentError("the expression must be a string", code="invalid-argument")
+    check_tensor_names(Source(expression), names)
     written = None if outputs is None else tuple(outputs)
     kernels = _Kernels(expression, names, written, validate_target(target), _read_options(options, names))
     with _registered_lock:

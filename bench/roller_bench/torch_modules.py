@@ -1,9 +1,9 @@
-"""Times of torch modules: eager, torch.compile with this backend, and whole models. Prints JSON.
+"""Times of torch modules: eager, torch.compile by default (Inductor) and with this backend, whole models. Prints JSON.
 
-Each module runs without gradients, with a second batch, with dynamic shapes, and with gradients (forward). Eager and
-compiled calls take turns in blocks with pauses in between; minimum and median of all calls are reported.
+Each module runs without gradients, with a second batch, with dynamic shapes, and with gradients (forward). All ways take
+turns in short blocks with pauses in between; minimum and median of all calls are reported.
 
-    python -m roller_bench.torch_modules --threads 1 --blocks 5
+    python -m roller_bench.torch_modules --threads 1 --blocks 10
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ import roller_svc
 from roller_svc import torch_backend
 
 Json = dict[str, Any]
-CALLS, PAUSE_S = 60, 0.2
+BLOCK_S, PAUSE_S = 0.05, 0.05
+MIN_CALLS = 5  # of a block
 
 
 class TransformerBlock(nn.Module):
@@ -143,10 +145,12 @@ def time_interleaved(ways: Sequence[Callable[[], object]], blocks: int) -> list[
     for _ in range(blocks):
         for taken, way in zip(times, ways, strict=True):
             way()
-            for _ in range(CALLS):
+            end, calls = time.perf_counter() + BLOCK_S, 0
+            while calls < MIN_CALLS or time.perf_counter() < end:
                 start = time.perf_counter()
                 way()
                 taken.append(time.perf_counter() - start)
+                calls += 1
         time.sleep(PAUSE_S)
     return [(min(taken), statistics.median(taken)) for taken in times]
 
@@ -158,28 +162,35 @@ def measure(name: str, use: str, blocks: int, options: Mapping[str, object]) -> 
     torch._dynamo.reset()
     torch_backend.reset()
     module, batch = make().eval(), BATCHES.get(name, 2)
-    compiled = torch.compile(module, backend="roller", options=dict(options), dynamic=True if use == "dynamic" else None)
+    examples = [torch.randn(batch, *shape)]
+    if use in ("second_batch", "dynamic"):
+        examples.append(torch.randn(batch + 1, *shape))
+    dynamic = True if use == "dynamic" else None
     with nullcontext() if use == "gradients" else torch.no_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        start = time.perf_counter()
-        x = torch.randn(batch, *shape)
-        compiled(x)
-        first_s = time.perf_counter() - start
-        if use in ("second_batch", "dynamic"):
-            x = torch.randn(batch + 1, *shape)
-            compiled(x)
-        eager, compiled_s = time_interleaved([lambda: module(x), lambda: compiled(x)], blocks)
+        # Inductor first: the other backend turns on recurrent layers, which it runs slower than without
+        ways: dict[str, Callable[[torch.Tensor], object]] = {
+            "eager": module,
+            "inductor": torch.compile(module, dynamic=dynamic),
+            "roller": torch.compile(module, backend="roller", options=dict(options), dynamic=dynamic),
+        }
+        first_s = {}
+        for who, way in ways.items():
+            start = time.perf_counter()
+            for x in examples:
+                way(x)
+            first_s[who] = time.perf_counter() - start
+        x = examples[-1]
+        times = time_interleaved([partial(way, x) for way in ways.values()], blocks)
     left = [str(each.message) for each in caught if issubclass(each.category, torch_backend.LeftToTorchWarning)]
+    return {"module": name, "use": use, "first_s": first_s, "left_to_torch": left} | _microseconds(ways, times)
+
+
+def _microseconds(ways: Iterable[str], times: Sequence[tuple[float, float]]) -> Json:
     return {
-        "module": name,
-        "use": use,
-        "first_s": first_s,
-        **{
-            f"{who}_{what}_us": seconds * 1e6
-            for who, pair in (("eager", eager), ("roller", compiled_s))
-            for what, seconds in zip(("min", "median"), pair, strict=True)
-        },
-        "left_to_torch": left,
+        f"{who}_{what}_us": seconds * 1e6
+        for who, pair in zip(ways, times, strict=True)
+        for what, seconds in zip(("min", "median"), pair, strict=True)
     }
 
 
@@ -192,17 +203,14 @@ def measure_model(name: str, blocks: int, options: Mapping[str, Any], threads: i
         warnings.simplefilter("ignore")  # torch.export's
         model = roller_svc.compile_model((module, (x,)), threads=threads, **options)
         arrays = {model.inputs[0].name: x}
-        eager, compiled_s = time_interleaved([lambda: module(x), lambda: model.run(arrays)], blocks)
-    return {
-        "module": name, "use": "compile_model", "eager_min_us": eager[0] * 1e6, "eager_median_us": eager[1] * 1e6,
-        "roller_min_us": compiled_s[0] * 1e6, "roller_median_us": compiled_s[1] * 1e6,
-    }  # fmt: skip
+        times = time_interleaved([lambda: module(x), lambda: model.run(arrays)], blocks)
+    return {"module": name, "use": "compile_model"} | _microseconds(("eager", "roller"), times)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--only", action="append", choices=[*MODULES], help="a module; may be repeated")
     parser.add_argument("--use", action="append", choices=[*USES, "compile_model"], help="a use; may be repeated")
     parser.add_argument("--select", choices=["measure", "model"], default="measure")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.analysis.linear import Linear, linear
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, substitute
 from roller_svc.ir.index import add, num, ref, sub
 
 
@@ -70,6 +71,59 @@ def aligned_run(index: Expr, axis: str, most: int) -> int:
             break
         run *= 2
     return run
+
+
+def mean_segment(index: Expr, axis: str, most: int) -> int:
+    """Return how many points along an axis have adjacent elements in the mean, up or down, at most `most`; 1 for none.
+
+    Each quotient or remainder jumps wherever what it divides passes a multiple: `(d + 1) % n` once in n points.
+    """
+    known = _stride_and_jumps(index, axis)
+    if known is None or abs(known[0]) != 1:
+        return 1
+    return min(most, math.ceil(1 / known[1])) if known[1] else most
+
+
+def permuted_block(index: Expr, axis: str) -> int:
+    """Return b of an index `d // b * b` plus a remainder of b: elements stay in their aligned block; 1 for none."""
+    known = _stride_and_jumps(index, axis)
+    match sorted(linear(index).items(), key=lambda term: -term[1]):
+        case [
+            (Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=name), Const(value=int(block)))), stride),
+            (Op(kind=OpKind.MOD, args=(_, Const(value=modulus))), 1),
+        ] if name == axis and block == stride == modulus and known is not None and abs(known[0]) == 1:
+            return block
+        case _:
+            return 1
+
+
+def _stride_and_jumps(expr: Expr, axis: str) -> tuple[int, Fraction] | None:
+    """Return the difference between neighbours along an axis, and the share of neighbours with another one."""
+    if axis not in axes_of(expr):
+        return 0, Fraction(0)
+    match expr:
+        case AxisRef():
+            return 1, Fraction(0)
+        case Cast(arg=arg) if expr.is_exact and not loads_of(arg):
+            return _stride_and_jumps(arg, axis)
+        case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)) if not loads_of(expr):
+            a, b = _stride_and_jumps(x, axis), _stride_and_jumps(y, axis)
+            if a is None or b is None:
+                return None
+            return a[0] + b[0] if kind is OpKind.ADD else a[0] - b[0], a[1] + b[1]
+        case Op(kind=OpKind.MUL, args=(x, Const(value=int(by))) | (Const(value=int(by)), x)) if not loads_of(expr):
+            a = _stride_and_jumps(x, axis)
+            return None if a is None else (a[0] * by, a[1])
+        case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if by > 0 and not loads_of(x):
+            a = _stride_and_jumps(x, axis)
+            if a is None:
+                return None
+            stride, jumps = a
+            if stride % by:
+                return (0 if kind is OpKind.FLOORDIV else stride), jumps + Fraction(min(abs(stride), by), by)
+            return (stride // by if kind is OpKind.FLOORDIV else 0), jumps
+        case _:
+            return None
 
 
 def _add_residues(expr: Expr, factor: int, modulus: int, definitions: Mapping[str, Expr], terms: Linear) -> None:

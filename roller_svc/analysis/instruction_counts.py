@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, axes_of, children, loads_of
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, axes_of, children, loads_of, split_restated
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.program import Combine, TensorExpr
 
@@ -70,7 +70,7 @@ def count_instructions(statements: Sequence[TensorExpr]) -> int:
 
 def sums_products(statement: TensorExpr) -> bool:
     """Return whether a statement sums products, whose last multiplication adds to the sum."""
-    body = statement.body
+    body, _ = split_restated(statement.body)
     while isinstance(body, Cast):
         body = body.arg
     return statement.combine is Combine.SUM and isinstance(body, Op) and body.kind is OpKind.MUL

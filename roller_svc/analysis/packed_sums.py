@@ -39,6 +39,7 @@ class PackedSum:
     weight: Expr
     factors: tuple[Expr, ...]
     dtype: DType  # 16-bit float that holds the weight
+    exact_dtypes: frozenset[DType]  # all of these
     slots: float  # instructions that unpack one weight
     bits: int  # of a weight in memory
     zero: Expr | None  # the zero point
@@ -98,7 +99,7 @@ def packed_sum(statement: TensorExpr, axis: str, chunk: int) -> PackedSum | None
     is_float_sum = statement.kind is StatementKind.REDUCE and statement.combine is Combine.SUM
     if not is_float_sum or statement.accumulator is not DType.FLOAT32 or chunk % 4:
         return None
-    chunks, factors = _Chunks(axis, chunk), tuple(_as_integer(factor) for factor in _factors(statement.body))
+    chunks, factors = _Chunks(axis, chunk), tuple(_as_integer(factor) for factor in product_factors(statement.body))
     splits = (_split(factors, place, chunks) for place in range(len(factors)))
     sums = [split for split in splits if split is not None]
     return sums[0] if len(sums) == 1 and len(factors) > 1 else None
@@ -119,7 +120,14 @@ def _split(factors: tuple[Expr, ...], place: int, chunks: _Chunks) -> PackedSum 
         return None
     if isinstance(weight, Cast) and not weight.arg.dtype.is_float:
         weight = Cast(weight.arg, DType.FLOAT32, implicit=True)
-    return PackedSum(weight, (*factors[:place], *factors[place + 1 :]), dtype, slots, value.bits, *zero_point)
+    exact = frozenset({dtype}) if value.table is not None else _exact_dtypes(value)
+    return PackedSum(weight, (*factors[:place], *factors[place + 1 :]), dtype, exact, slots, value.bits, *zero_point)
+
+
+def _exact_dtypes(value: PackedValue) -> frozenset[DType]:
+    """Return the 16-bit floats that hold a value without a table; float16 holds all that are packed."""
+    is_float8 = value.packing is Packing.FLOAT8
+    return frozenset({DType.FLOAT16, *(d for d in (DType.BFLOAT16,) if is_float8 or value.is_exact_in(d))})
 
 
 def _stored_slots(value: PackedValue) -> float:
@@ -129,14 +137,14 @@ def _stored_slots(value: PackedValue) -> float:
     return FLOAT8_SLOTS if value.packing is Packing.FLOAT8 else FIELD_SLOTS
 
 
-def _factors(expr: Expr) -> Iterator[Expr]:
+def product_factors(expr: Expr) -> Iterator[Expr]:
     """Yield the factors of a product that is not rounded before its end."""
     match expr:
         case Op(kind=OpKind.MUL, args=(x, y), dtype=dtype) if dtype.is_float and dtype.compute is DType.FLOAT32:
-            yield from _factors(x)
-            yield from _factors(y)
+            yield from product_factors(x)
+            yield from product_factors(y)
         case Cast(arg=arg, dtype=dtype) if _keeps(arg, dtype):
-            yield from _factors(arg)
+            yield from product_factors(arg)
         case _:
             yield expr
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.ir.dtype import DType, promote
-from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of
+from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of, rewrite, split_restated
+from roller_svc.ir.index import conjunction
 from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr
 
 MAX_EXPONENT = 14  # of a power of two whose inverse is a normal number in all floats of 16 bits and more
@@ -25,6 +26,7 @@ class SumOfProducts:
     reduced: tuple[Axis, ...]
     factors: tuple[Expr, ...]  # without implicit casts between floats
     selects: tuple[Select, ...]  # in the product, perhaps in casts: where one of them is 0, the product is 0
+    guard: Expr | None = None  # points where it fails may be left out of the sum; None: no points
 
     def split(self, axis: str) -> tuple[Sequence[Expr], Sequence[Expr]]:
         """Return the factors that vary with an axis, and the others."""
@@ -36,8 +38,22 @@ def sum_of_products(statement: TensorExpr) -> SumOfProducts | None:
     """Return the form of a statement, or None unless it is a sum over reduced axes."""
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return None
-    factors = tuple(_Factoring(statement.type.dtype, statement.extents).factors(statement.body))
-    return SumOfProducts(statement.spatial, statement.reduced, factors, tuple(selects_of(statement.body)))
+    body, conditions = split_restated(statement.body)
+    factors = tuple(_Factoring(statement.type.dtype, statement.extents).factors(body))
+    return SumOfProducts(statement.spatial, statement.reduced, factors, tuple(selects_of(body)), conjunction(conditions))
+
+
+def restate(product: Expr, guard: Expr | None) -> Expr:
+    """Return a product, of which a factor is 0 where the guard fails, with this guard; None: without one."""
+    if guard is None:
+        return product
+    return Select(guard, product, Const(0.0 if product.dtype.is_float else 0, product.dtype), product.dtype, restated=True)
+
+
+def without_restated_guards(statement: TensorExpr) -> TensorExpr:
+    """Return a statement without the guards that factors of its products have, too."""
+    body = rewrite(statement.body, lambda node: node.then if isinstance(node, Select) and node.restated else node)
+    return statement if body is statement.body else replace(statement, body=body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ def unconditional_parts(expr: Expr, *, in_indices: bool = False) -> Iterator[Exp
     match expr:
         case Load() if not in_indices:
             parts: tuple[Expr, ...] = ()
-        case Select(cond=cond):
-            parts = (cond,)
+        case Select(cond=cond, then=then, restated=is_restated):
+            parts = (cond, then) if is_restated else (cond,)
         case Op(kind=OpKind.LAND | OpKind.LOR, args=(first, _)):
             parts = (first,)
         case _:

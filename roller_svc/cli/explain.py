@@ -10,13 +10,12 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.compile import candidates_table
 from roller_svc.errors import ToolchainMissingError
-from roller_svc.frontend.parse import parse
 from roller_svc.ir.options import KernelOptions
 from roller_svc.on_use import OnUse
 
 if TYPE_CHECKING:
     from roller_svc.compiler.notes import reject_notes
-    from roller_svc.compiler.pipeline import assess_plan, build_kernel, rank_request
+    from roller_svc.compiler.pipeline import assess_plan, build_kernel, parse_request, rank_request
     from roller_svc.compiler.plans import merge_ranked_plans, select_for_measurement
     from roller_svc.compiler.request import resolve_spec
     from roller_svc.compiler.sensitivity import analyze_sensitivity
@@ -26,6 +25,7 @@ else:
     reject_notes = OnUse("roller_svc.compiler.notes:reject_notes")
     assess_plan = OnUse("roller_svc.compiler.pipeline:assess_plan")
     build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
+    parse_request = OnUse("roller_svc.compiler.pipeline:parse_request")
     rank_request = OnUse("roller_svc.compiler.pipeline:rank_request")
     merge_ranked_plans = OnUse("roller_svc.compiler.plans:merge_ranked_plans")
     select_for_measurement = OnUse("roller_svc.compiler.plans:select_for_measurement")
@@ -73,9 +73,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def plan_without_building(request: BuildRequest, missing: ToolchainMissingError) -> BuildReport:
     """Create a report without compiling, for a device whose toolchain is missing."""
-    program = parse(request.expression, dict(request.inputs), request.outputs)
-    spec = resolve_spec(request)
-    groupings = rank_request(request, program, spec)
+    forms, spec = parse_request(request), resolve_spec(request)
+    program, groupings = forms[0], rank_request(request, forms, spec)
     shortlist = select_for_measurement(merge_ranked_plans(groupings, request.top_k), groupings, request.top_k)
     attempts = tuple(CandidateResult(grouped.plan, grouped.groups, None, None, None, None) for grouped in shortlist)
     first = groupings[0]

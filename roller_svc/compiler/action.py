@@ -52,7 +52,7 @@ def action_key(request: BuildRequest) -> ActionKey:
 
 
 def _program_content(request: BuildRequest) -> object:
-    return canonical.to_json(parse_once(request.expression, request.inputs, request.outputs))
+    return canonical.to_json(parse_once(request.expression, request.inputs, request.outputs)[0])
 
 
 def part_contents(request: BuildRequest) -> dict[str, object]:

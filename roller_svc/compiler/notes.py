@@ -46,7 +46,8 @@ def find_notes(
         ranked: The partition of the plan.
         above_floor: Why the plan is far above the program's floor; "" if it is not.
     """
-    units = _square_notes(cache, hw, constraints, ranked, plan) | explain_units(cache, hw, constraints, ranked, plan)
+    units = _square_notes(cache, hw, constraints, ranked, plan)
+    units |= explain_units(cache, hw, constraints, ranked, plan, floor.seconds)
     if above_floor and _is_worth_saying(plan, floor, hw):
         slowest = max(zip(ranked.groups, plan.choices, strict=True), key=lambda pair: pair[1].estimate.seconds)[0].name
         ratio = f"{plan.estimate.seconds / floor.seconds:.1f} times the program's floor"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from roller_svc.frontend.parse import parse
-from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.frontend.parse import parse_forms
+from roller_svc.ir.program import Forms, TensorType
 
 MAX_PROGRAMS = 256  # more than the classes of most models
 
 
 @lru_cache(maxsize=MAX_PROGRAMS)
-def parse_once(expression: str, inputs: tuple[tuple[str, TensorType], ...], outputs: tuple[str, ...] | None) -> TensorProgram:
-    """Return the program of an expression. Raises InputError as `parse` does."""
-    return parse(expression, dict(inputs), outputs)
+def parse_once(expression: str, inputs: tuple[tuple[str, TensorType], ...], outputs: tuple[str, ...] | None) -> Forms:
+    """Return the forms of the program of an expression. Raises InputError as `parse_forms` does."""
+    return parse_forms(expression, dict(inputs), outputs)

@@ -16,7 +16,7 @@ from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
-from roller_svc.ir.program import TensorExpr, TensorProgram
+from roller_svc.ir.program import Forms, TensorExpr, TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.perf.footprint import Footprints
 
@@ -26,14 +26,23 @@ MAX_COPY_ROUNDS = 2  # a copy may change the order of k, which the other operand
 
 @dataclass(frozen=True, slots=True)
 class PartitionCache:
-    """Caches the partitions of a program by fusion options. Not thread-safe."""
+    """Caches the partitions of a program by fusion options. Not thread-safe.
+
+    `others` are those of other forms of the program: fusion alternatives as well.
+    """
 
     program: TensorProgram
+    others: tuple[PartitionCache, ...] = ()
     footprints: Footprints = field(default_factory=dict, compare=False)
     _statements: dict[tuple[bool | frozenset[OperandCopy], ...], tuple[TensorExpr, ...]] = field(
         default_factory=dict, compare=False
     )
     _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of_forms(cls, forms: Forms) -> PartitionCache:
+        """Return the cache of a program with all its forms."""
+        return cls(forms[0], tuple(map(cls, forms[1:])))
 
     def groups(self, hw: HardwareSpec) -> Partition:
         """Return the default partition of the program for a device."""
@@ -42,9 +51,9 @@ class PartitionCache:
     def partitions(self, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS) -> tuple[Partition, ...]:
         """Return the fusion alternatives without operand copies, the default last or before unfused attention.
 
-        The alternatives are unfused attention, squares of differences as products where that is allowed, dual-GEMM
-        variants, transposed convolutions as GEMM and col2im, sums of blocks that are scaled in registers, and on a GPU
-        outputs that their readers compute again where that makes fewer kernels.
+        The alternatives are those of other forms, unfused attention, squares of differences as products where that is
+        allowed, dual-GEMM variants, transposed convolutions as GEMM and col2im, sums of blocks that are scaled in
+        registers, and on a GPU outputs that their readers compute again where that makes fewer kernels.
         """
         options = self._plain_options(hw, constraints)
         default = [self._partition(option) for option in options]
@@ -60,6 +69,7 @@ class PartitionCache:
             if _may_have_dual_gemm(groups)
         ]
         return (
+            *(groups for other in self.others for groups in other.partitions(hw)),
             *fewer,
             *self._with_col2im(options, default),
             *self._with_grouped_rows(options, hw),
@@ -120,8 +130,12 @@ class PartitionCache:
             options += [replace(option, group_rows=True) for option in options]
         options += [replace(option, scale_partial_sums=True) for option in options if not option.col2im]
         option = next((o for o in options if self._partition(o) is groups), None)
+        if option is None:
+            for other in self.others:
+                yield from other.with_operand_copies(groups, hw, constraints)
+            return
         wanted = self.unloadable_operands(groups, hw, constraints)
-        if option is None or not wanted:
+        if not wanted:
             return
         for _ in range(MAX_COPY_ROUNDS):
             copying = replace(option, operand_copies=wanted)

@@ -32,7 +32,7 @@ from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.estimate import ProgramFloor
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.options import RuntimeChoice, SelectionMode
-from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.program import Forms, TensorProgram
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan, Plan
 from roller_svc.perf.roofline import add_rooflines
 from roller_svc.toolchain import availability
@@ -89,11 +89,12 @@ def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
 def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> CompiledCandidates:
     """Compile the candidates of a request, on all cores. Raises as `build_kernel` does."""
     clock = StageTimer()
-    program = trace("parse", parse_request(request))
+    forms = parse_request(request)
+    program = trace("parse", forms[0])
     clock.record("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.record("hardware")
-    partitions = rank_request(request, program, hw)
+    partitions = rank_request(request, forms, hw)
     trace("construct", partitions)
     plans = merge_ranked_plans(partitions, request.top_k + FALLBACK_PLANS)
     shortlist: tuple[GroupedPlan, ...] = trace("shortlist", select_for_measurement(plans, partitions, request.top_k))
@@ -110,19 +111,19 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
     )
 
 
-def parse_request(request: BuildRequest) -> TensorProgram:
-    """Return the program of a request. Raises InputError for a wrong one."""
-    program = parse_once(request.expression, request.inputs, request.outputs)
-    program = replace(program, constants=request.constants, name=request.name or "")
-    return donate_targets(program, request.donate)
+def parse_request(request: BuildRequest) -> Forms:
+    """Return the forms of the program of a request. Raises InputError for a wrong one."""
+    forms = parse_once(request.expression, request.inputs, request.outputs)
+    named = (replace(program, constants=request.constants, name=request.name or "") for program in forms)
+    return tuple(donate_targets(program, request.donate) for program in named)
 
 
-def rank_request(request: BuildRequest, program: TensorProgram, hw: HardwareSpec) -> RankedPartitions:
+def rank_request(request: BuildRequest, forms: Forms, hw: HardwareSpec) -> RankedPartitions:
     """Rank the candidates of a request. Raises NoCandidateError if there is none."""
-    cache, limit = PartitionCache(program), request.max_workspace_bytes
+    cache, limit = PartitionCache.of_forms(forms), request.max_workspace_bytes
     if limit is None:
         return rank_partitions(cache, hw, request.top_k + FALLBACK_PLANS, request.constraints)
-    return limit_workspace(rank_partitions(cache, hw, sys.maxsize, request.constraints), program, hw, limit)
+    return limit_workspace(rank_partitions(cache, hw, sys.maxsize, request.constraints), forms[0], hw, limit)
 
 
 def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> BuildReport:

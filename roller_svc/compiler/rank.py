@@ -14,7 +14,7 @@ from roller_svc.families import prepare
 from roller_svc.families.matching import Units, unit_views, units_for
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.estimate import Candidate, Construction, RooflineBound
-from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.perf.common import launch_overhead_s
 from roller_svc.perf.footprint import Footprints
@@ -60,7 +60,7 @@ def rank_units(
     """
     footprints = {} if footprints is None else footprints
     units = units_for(group, hw, constraints)
-    tie_breaks = _tie_breaks(units)
+    tie_breaks = _tie_breaks(group, units)
     best: list[Timed] = []
     heads: list[Timed] = []
     found: list[Construction] = []
@@ -115,7 +115,10 @@ class TieBreaks:
         return tuple(Candidate(t.program, t.estimate(), self.of_unit[t.program.unit.name]) for t in timed)
 
 
-def _tie_breaks(units: Units) -> TieBreaks:
+def _tie_breaks(group: KernelGroup, units: Units) -> TieBreaks:
+    """Return the factors; memory bounds nests on all units, so that a higher rate breaks no tie."""
+    if group.kind is GroupKind.NEST:
+        return TieBreaks({unit.name: 1.0 for unit in units.units})
     highest = max(unit.flops_per_s for unit in units.units)
     return TieBreaks({unit.name: 1.0 if unit.flops_per_s == highest else 1 + TIE_FRACTION for unit in units.units})
 

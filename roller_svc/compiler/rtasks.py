@@ -52,7 +52,7 @@ def load_tasks(bundle: KernelBundle, request: BuildRequest, first_check: int) ->
     """
     stored = canonical.from_json(StoredTasks, bundle.extra.get(KEY))
     plan, hw = require(load_plan(bundle), "plan of a kernel"), request.hardware or load(request.target)
-    tasks, _ = emit_plan_tasks(plan, parse_request(request), stored.groups, hw, first_check)
+    tasks, _ = emit_plan_tasks(plan, parse_request(request)[0], stored.groups, hw, first_check)
     launches = [launch for launch in bundle.compiled.source.launches if not launch.is_prepack]
     expected = [(launch.args, launch.grid, launch.block) for launch in launches]
     given = [

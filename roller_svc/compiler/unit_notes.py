@@ -14,6 +14,9 @@ from roller_svc.analysis.operand import STAGED_KINDS, dtypes_unsupported_reason,
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, rank_partitions
+from roller_svc.compiler.rank import construct
+from roller_svc.errors import NoCandidateError
+from roller_svc.families.matching import units_for
 from roller_svc.fusion.contraction import MAX_FACTORS, MIN_K, Contraction, as_contraction
 from roller_svc.fusion.partition import MIN_TILED_ROWS
 from roller_svc.fusion.scaled_sums import apply_scales_last
@@ -29,6 +32,7 @@ from roller_svc.ir.report import Plan
 
 AVOIDABLE = ("tf32 is not allowed", "takes allow_tf32")  # ends of causes that an option avoids: a gain decides
 MIN_GAIN = 1.2  # of a plan's time over that of another spelling, from which a note is worth reading
+TIE_RATIO = 1.05  # of the times of two spellings, up to which the first is better
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 Alternative = tuple[str, PartitionCache, ScheduleConstraints]  # what to write, and the program and options with it
 
@@ -63,9 +67,12 @@ class _Product:
 
 
 def explain_units(
-    cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints, ranked: RankedPartition, plan: Plan
+    cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints, ranked: RankedPartition, plan: Plan, floor_s: float
 ) -> dict[str, str]:
-    """Return, by the name of a kernel group, why no matrix unit computes it, or a slow one, and what would be faster."""
+    """Return, by the name of a kernel group, why no matrix unit computes it, or a slow one, and what would be faster.
+
+    `floor_s` is the least time of the program.
+    """
     units = [unit for unit in hw.units if unit.kind in STAGED_KINDS]
     notes: dict[str, str] = {}
     if not units or constraints.op_class is not None:
@@ -76,7 +83,12 @@ def explain_units(
     if not _may_gain(slow, plan, units, hw):
         slow = []
     known: dict[tuple[TensorProgram, ScheduleConstraints], float] = {}
+    attention = _refused_attention(cache, hw, constraints) if plan.estimate.seconds >= MIN_GAIN * floor_s else {}
     for product in products:
+        if (refusal := attention.get(product.statement.output)) and not product.choice.program.unit.is_matrix:
+            notes[product.group.name] = f"{_source_name(product.statement, cache.program)}: {refusal}"
+            attention = {name: other for name, other in attention.items() if other != refusal}
+            continue
         what, cause = "no matrix unit", ""
         if product.choice.program.unit.is_matrix:
             what = "not on a faster unit"
@@ -97,10 +109,42 @@ def explain_units(
     return notes
 
 
+def _refused_attention(cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints) -> dict[str, str]:
+    """Return why attention is not one kernel, by each tensor that the kernel would compute; none where it may be one."""
+    refused: dict[str, str] = {}
+    for group in (group for groups in cache.partitions(hw) for group in groups):
+        causes = [] if group.attention is None else _broken_rules(group, hw, constraints)
+        if group.attention is not None and causes:
+            cause = f"no matrix unit, attention is not one kernel ({'; '.join(causes)})"
+            names = (group.statements[0].output, *(s.output for s in group.attention.softmax_statements))
+            refused |= dict.fromkeys(names, cause)
+    return refused
+
+
+def _broken_rules(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstraints) -> list[str]:
+    """Return the rule that most tiles of a group break, for each unit; none if a tile fits one of them."""
+    causes = []
+    for unit in units_for(group, hw, constraints).units:
+        try:
+            construct(group, hw, unit)
+        except NoCandidateError as failure:
+            rules = sorted(failure.rejections.items(), key=lambda rule: -rule[1])
+            causes.append(f"{unit.name}: {rules[0][0] if rules else failure.message}")
+        else:
+            return []
+    return causes
+
+
 def _source_name(statement: TensorExpr, program: TensorProgram) -> str:
     """Return the name in the program of what a statement computes; that of a part is the whole's."""
-    names = {s.output: s.name for s in program.statements}
-    return names.get(statement.output) or names.get(statement.output.split(".")[0], statement.name)
+    written = _written(statement, program)
+    return statement.name if written is None else written.name
+
+
+def _written(statement: TensorExpr, program: TensorProgram) -> TensorExpr | None:
+    """Return the statement of the program that a statement is, or is a part of."""
+    statements = {s.output: s for s in program.statements}
+    return statements.get(statement.output) or statements.get(statement.output.split(".")[0])
 
 
 def _heaviest_product(group: KernelGroup, construction: Construction, choice: Candidate, program: TensorProgram) -> _Product | None:
@@ -112,7 +156,7 @@ def _heaviest_product(group: KernelGroup, construction: Construction, choice: Ca
             guard, statement = form.selects[0].cond, replace(statement, body=form.selects[0].then)
             form = sum_of_products(statement)
         if form is not None and len(factors := _operands(form)) > 1:
-            written = next((s for s in program.statements if s.output == statement.output), statement)
+            written = _written(statement, program) or statement
             products.append(_Product(group, construction, choice, statement, written, form, factors, guard))
     return max(products, key=lambda each: each.statement.points, default=None)
 
@@ -220,25 +264,43 @@ def _sides(contraction: Contraction) -> tuple[int, int]:
 
 
 def _tensor_name(factor: Expr) -> str:
-    """Return the name of the tensor that a factor reads, or its text if it reads several."""
-    names = list(dict.fromkeys(load.tensor for load in loads_of(factor)))
+    """Return the name of the tensor that a factor reads, but for indices; "a factor" if it reads several."""
+    loads = loads_of(factor)
+    indices = {inner for load in loads for index in load.index for inner in loads_of(index)}
+    names = list(dict.fromkeys(load.tensor for load in loads if load not in indices))
     return names[0] if len(names) == 1 else "a factor"
 
 
 def _alternatives(
     product: _Product, cache: PartitionCache, constraints: ScheduleConstraints, *, is_avoidable: bool
 ) -> Iterator[Alternative]:
-    """Yield the spellings and options that may bring a product in float32, or of float8, to a faster unit."""
-    wide, program = _wide_factors(product.written), cache.program
-    halves = [dtype for dtype in map(value_dtype, _operands(sum_of_products(product.written))) if dtype in HALVES]
-    if len(wide) == 1 and halves and product.statement.accumulator is DType.FLOAT32:
-        text = expression_text(wide[0], {s.output: s.name for s in program.statements})
-        rounded = _with_rounded_factor(program, product.written, wide[0], halves[0])
-        yield f"{text}.cast(`{halves[0].value}`)", PartitionCache(rounded), constraints
-    if is_avoidable and not constraints.allow_tf32:
-        yield "allow_tf32", cache, replace(constraints, allow_tf32=True)
+    """Yield the spellings and options that may bring a product in float32, or of float8, to a faster unit: exact ones first."""
+    wide = _wide_factors(product.written)
     yield from multiply_by_inverses(cache, constraints)
     yield from _scale_sums(product.statement.output.split(".")[0], cache, constraints)
+    if wide and product.statement.accumulator is DType.FLOAT32:
+        yield from _round_operand(product.written, cache, constraints)
+    if (is_avoidable or wide) and not constraints.allow_tf32:
+        yield "allow_tf32", cache, replace(constraints, allow_tf32=True)
+
+
+def _round_operand(statement: TensorExpr, cache: PartitionCache, constraints: ScheduleConstraints) -> Iterator[Alternative]:
+    """Yield the program that rounds to 16 bits what it multiplies by a factor of 16 bits: one factor, or several."""
+    form, program = sum_of_products(statement), cache.program
+    others = [factor for factor in _operands(form) if value_dtype(factor) not in HALVES]
+    half = next((dtype for factor in _operands(form) if (dtype := value_dtype(factor)) in HALVES), None)
+    if form is None or half is None or (len(others) > 1 and form.selects):
+        return
+    rounded = Cast(Cast(product_of(others), half), DType.FLOAT32, implicit=True)
+    if len(others) == 1:
+        text = f"{expression_text(others[0], {s.output: s.name for s in program.statements})}.cast(`{half.value}`)"
+        body = rewrite(statement.body, lambda node: rounded if node == others[0] else node)
+    else:
+        text = f"{_names(others, ' * ')} in {half.value}"
+        body = product_of([*(factor for factor in form.factors if factor not in others), rounded])
+    changed = replace(statement, body=body)
+    statements = tuple(changed if s is statement else s for s in program.statements)
+    yield text, PartitionCache(replace(program, statements=statements)), constraints
 
 
 def _scale_sums(name: str, cache: PartitionCache, constraints: ScheduleConstraints) -> Iterator[Alternative]:
@@ -306,16 +368,8 @@ def _is_scaled_down(node: Expr) -> TypeGuard[Op]:
     )
 
 
-def _names(factors: Iterable[Expr]) -> str:
-    return " and ".join(dict.fromkeys(map(_tensor_name, factors)))
-
-
-def _with_rounded_factor(program: TensorProgram, statement: TensorExpr, factor: Expr, dtype: DType) -> TensorProgram:
-    """Return the program with one factor of a statement rounded to a type."""
-    rounded = Cast(Cast(factor, dtype), factor.dtype, implicit=True)
-    body = rewrite(statement.body, lambda node: rounded if node == factor else node)
-    changed = replace(statement, body=body)
-    return replace(program, statements=tuple(changed if s is statement else s for s in program.statements))
+def _names(factors: Iterable[Expr], between: str = " and ") -> str:
+    return between.join(dict.fromkeys(map(_tensor_name, factors)))
 
 
 def find_faster(
@@ -324,7 +378,7 @@ def find_faster(
     plan: Plan,
     known: dict[tuple[TensorProgram, ScheduleConstraints], float],
 ) -> str:
-    """Return the fastest alternative to a plan with its gain; "" if none is faster by MIN_GAIN.
+    """Return the first of the fastest alternatives to a plan with its gain; "" if none is faster by MIN_GAIN.
 
     `known` has the seconds of programs that were estimated, and gets those of others.
     """
@@ -337,6 +391,7 @@ def find_faster(
         found.append((known[key], text))
     if not found:
         return ""
-    seconds, text = min(found)
+    least_s = min(seconds for seconds, _ in found)
+    seconds, text = next(each for each in found if each[0] <= TIE_RATIO * least_s)
     gain = plan.estimate.seconds / seconds
     return f"; {text}: {gain:.1f} times as fast by the model" if gain >= MIN_GAIN else ""

@@ -25,6 +25,7 @@ from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.scan import SCAN
 from roller_svc.families.gpu.scatter import SCATTER
 from roller_svc.families.gpu.simt_contraction import SIMT_CONTRACTION
+from roller_svc.families.gpu.streamed_rows import STREAMED_ROWS
 from roller_svc.families.gpu.wgmma_attention import WGMMA_ATTENTION
 from roller_svc.families.gpu.wgmma_contraction import WGMMA_CONTRACTION
 from roller_svc.families.gpu.window import WINDOW
@@ -43,6 +44,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     WGMMA_CONTRACTION,
     MMA_CONTRACTION,
     SIMT_CONTRACTION,
+    STREAMED_ROWS,
     SCATTER,
     SCAN,
     ELEMENTWISE,

@@ -33,6 +33,8 @@ from roller_svc.families.common.gpu.matrix.tile import (
 from roller_svc.families.common.gpu.warpgroups.tile import STEP_BYTES, SWIZZLE_ATOMS, TRANSPOSABLE_BYTES, plan_wgmma_loads
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
+from roller_svc.families.gpu.streamed_rows.product import find_streamed_product
+from roller_svc.families.gpu.streamed_rows.workload import streaming_unit
 from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled_contraction
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.ir.accumulation import FP8_PROMOTION_INTERVAL, accumulator_precision
@@ -85,7 +87,9 @@ def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstra
     if group.kind is not GroupKind.CONTRACTION or hw.family is TargetKind.CPU:
         if constraints.op_class is not None:
             raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={constraints.op_class.value: 1})
-        return Units((*(unit for unit in hw.units if dot_operands(unit, group) is not None), plain))
+        streaming = _streaming_unit(group, hw)
+        dots = (unit for unit in hw.units if dot_operands(unit, group) is not None)
+        return Units((*dots, *((streaming,) if streaming is not None else ()), plain))
     if constraints.op_class is OpClass.SIMT:
         return _fma_unit(group, plain)
     units, unsupported = _matrix_units(group, hw, constraints)
@@ -97,6 +101,12 @@ def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstra
         hint = "leave the family out: the fastest of those that fit is taken" if constraints.op_class else None
         raise NoCandidateError(f"{group.name} cannot run on {_UNITS[wanted]}: {reasons}", rejections={wanted.value: 1}, hint=hint)
     return Units(units, unsupported)
+
+
+def _streaming_unit(group: KernelGroup, hw: HardwareSpec) -> ComputeUnit | None:
+    """Return the matrix unit that multiplies few rows with a matrix that streams; None where there is none."""
+    product = find_streamed_product(group) if hw.family is TargetKind.CUDA else None
+    return None if product is None else streaming_unit(product, hw)
 
 
 def _fma_unit(group: KernelGroup, plain: ComputeUnit) -> Units:

@@ -20,6 +20,7 @@ from roller_svc.families.gpu.reduction import schedule as gpu_reduction
 from roller_svc.families.gpu.scan import schedule as gpu_scan
 from roller_svc.families.gpu.scatter import schedule as gpu_scatter
 from roller_svc.families.gpu.simt_contraction import schedule as gpu_simt_contraction
+from roller_svc.families.gpu.streamed_rows import schedule as gpu_streamed_rows
 from roller_svc.families.gpu.wgmma_attention import schedule as gpu_wgmma_attention
 from roller_svc.families.gpu.wgmma_contraction import schedule as gpu_wgmma_contraction
 from roller_svc.families.gpu.window import schedule as gpu_window
@@ -36,6 +37,7 @@ SCHEDULES: Mapping[str, Lower] = {
     "gpu/wgmma_contraction": gpu_wgmma_contraction.lower,
     "gpu/mma_contraction": gpu_mma_contraction.lower,
     "gpu/simt_contraction": gpu_simt_contraction.lower,
+    "gpu/streamed_rows": gpu_streamed_rows.lower,
     "gpu/scatter": gpu_scatter.lower,
     "gpu/scan": gpu_scan.lower,
     "gpu/elementwise": gpu_elementwise.lower,

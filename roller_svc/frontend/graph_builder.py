@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.frontend.forms import align_form
 from roller_svc.frontend.lang import parse
 from roller_svc.frontend.lang.equation import einsum_statement
 from roller_svc.frontend.ops import operator_named
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.ops.parameters import Value
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode
-from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode, Parameters
+from roller_svc.ir.program import Forms, TensorProgram, TensorType
 
 Array = NDArray[Any]
 EINSUM = "einsum"
@@ -40,18 +41,23 @@ class WeightStore(Protocol):
 Evaluate = Callable[[TensorProgram, Mapping[str, Array]], Mapping[str, Array]]
 
 
-@lru_cache(MAX_CACHED_PROGRAMS)
-def program_of_call(operator: str, types: tuple[TensorType, ...], parameters: tuple[tuple[str, Value], ...] = ()) -> TensorProgram:
+def program_of_call(operator: str, types: tuple[TensorType, ...], parameters: Parameters = ()) -> TensorProgram:
     """Return the program of an operator over x0, x1, ... with the result y. Raises an InputError of the operator."""
+    return forms_of_call(operator, types, parameters)[0]
+
+
+@lru_cache(MAX_CACHED_PROGRAMS)
+def forms_of_call(operator: str, types: tuple[TensorType, ...], parameters: tuple[tuple[str, Value], ...] = ()) -> Forms:
+    """Return the forms of the program of an operator. Raises as `program_of_call` does."""
     inputs = {f"x{i}": type_ for i, type_ in enumerate(types)}
     if operator == EINSUM:
         text = einsum_statement(str(dict(parameters)["equation"]), list(inputs.items()), "y", frozenset(inputs))
-    else:
-        called = operator_named(operator)
-        checked = {name: called.parameter(name).check(value) for name, value in parameters}
-        operands = [Operand(name, type_) for name, type_ in inputs.items()]
-        text = called.source(operands, "y", checked, inputs)
-    return parse(text, inputs, ("y",))
+        return (parse(text, inputs, ("y",)),)
+    called = operator_named(operator)
+    checked = {name: called.parameter(name).check(value) for name, value in parameters}
+    call = [Operand(name, type_) for name, type_ in inputs.items()], "y", checked, inputs
+    first, other = parse(called.source(*call), inputs, ("y",)), called.other_source(*call)
+    return (first,) if other is None else (first, align_form(parse(other, inputs, ("y",)), first))
 
 
 class GraphBuilder:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from roller_svc.errors import InputError
 from roller_svc.frontend import lang
+from roller_svc.frontend.forms import align_form
 from roller_svc.frontend.lang.names import FUNCTIONS
 from roller_svc.frontend.lang.synonyms import find_name, find_words
 from roller_svc.frontend.ops import OPS
-from roller_svc.frontend.ops.calls import expand
-from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.frontend.ops.calls import Expansion, expand
+from roller_svc.ir.program import Forms, TensorProgram, TensorType
 
 
 def parse(expression: str, inputs: Mapping[str, TensorType], outputs: Sequence[str] | None = None) -> TensorProgram:
@@ -18,13 +19,28 @@ def parse(expression: str, inputs: Mapping[str, TensorType], outputs: Sequence[s
 
     Raises an InputError that points into the given text.
     """
+    return _parse(expand(expression, inputs), inputs, outputs)
+
+
+def parse_forms(expression: str, inputs: Mapping[str, TensorType], outputs: Sequence[str] | None = None) -> Forms:
+    """Parse and check a program, and the other form of it in which operators have other statements.
+
+    Raises an InputError that points into the given text.
+    """
     expansion = expand(expression, inputs)
+    first = _parse(expansion, inputs, outputs)
+    if not expansion.has_other:
+        return (first,)
+    return first, align_form(_parse(expand(expression, inputs, others=True), inputs, outputs), first)
+
+
+def _parse(expansion: Expansion, inputs: Mapping[str, TensorType], outputs: Sequence[str] | None) -> TensorProgram:
     try:
         return lang.parse(expansion.text, inputs, outputs, expansion.max_statements)
     except InputError as error:
         expansion.locate(error)
         if error.code == "unknown-function":
-            _explain_operator(error, expression)
+            _explain_operator(error, expansion.source.text)
         raise
 
 

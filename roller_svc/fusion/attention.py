@@ -210,11 +210,14 @@ class _Chain:
 
 
 def _chain(dots: TensorExpr, scores: SumOfProducts, statements: Sequence[TensorExpr], wanted: Collection[str]) -> _Chain | None:
+    depending = _depending_on(dots.output, statements)
+    reductions = [s for s in depending if s.kind is not StatementKind.MAP]
+    read = {dots.output, *(s.output for s in depending if s.kind is StatementKind.MAP)}
+    if not read.isdisjoint(wanted) or len(reductions) not in (2, 3) or any(s.kind is not StatementKind.REDUCE for s in reductions):
+        return None  # before maps are inlined: most sums of products have other readers
     maps: dict[str, TensorExpr] = {}
     readers: list[TensorExpr] = []
-    for statement in statements:
-        if not {dots.output, *maps} & set(statement.reads_tensors):
-            continue
+    for statement in depending:
         inlined = inline_loads(statement, maps)
         if inlined is None:
             return None
@@ -222,8 +225,6 @@ def _chain(dots: TensorExpr, scores: SumOfProducts, statements: Sequence[TensorE
             maps[statement.output] = inlined
         else:
             readers.append(inlined)
-    if {dots.output, *maps} & set(wanted) or any(s.kind is not StatementKind.REDUCE for s in readers):
-        return None
     aligned = [align(s, {dots.output: dots}) for s in readers]
     highs = [s for s in aligned if s is not None and s.combine is Combine.MAX]
     sums = sorted((s for s in aligned if s is not None and s.combine is Combine.SUM), key=lambda s: len(s.spatial))
@@ -235,6 +236,16 @@ def _chain(dots: TensorExpr, scores: SumOfProducts, statements: Sequence[TensorE
         return None
     rows = RowStatements.of(row_max, sums[0], statements, {dots.output, *maps, sums[1].output})
     return _Chain(dots, scores, rows, sums[1], values, frozenset(maps))
+
+
+def _depending_on(tensor: str, statements: Sequence[TensorExpr]) -> list[TensorExpr]:
+    """Return the statements that read a tensor, or maps of it."""
+    names, found = {tensor}, list[TensorExpr]()
+    for statement in statements:
+        if not names.isdisjoint(statement.reads_tensors):
+            found.append(statement)
+            names |= {statement.output} if statement.kind is StatementKind.MAP else set()
+    return found
 
 
 def _maximum_of(total: TensorExpr) -> TensorExpr | None:

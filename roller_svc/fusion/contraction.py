@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.constant_runs import constant_run
 from roller_svc.analysis.operand import value_dtype
-from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
+from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, restate, sum_of_products
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, axes_of, iter_subexpressions
 from roller_svc.ir.group import AxisRole
@@ -35,7 +35,8 @@ SCALED_DTYPES = frozenset({
 class Contraction:
     """Axes by role, each in the statement's order, and the operands: `a` over batch, m, k; `b` over batch, k, n.
 
-    `scales` are factors of sums over blocks of k, each over m or n and the number of the block.
+    `scales` are factors of sums over blocks of k, each over m or n and the number of the block. Points where `guard` fails
+    may be left out.
     """
 
     batch: tuple[Axis, ...]
@@ -45,6 +46,7 @@ class Contraction:
     a: Expr
     b: Expr
     scales: tuple[Expr, ...] = ()
+    guard: Expr | None = None
 
     @property
     def roles(self) -> tuple[tuple[AxisRole, tuple[Axis, ...]], ...]:
@@ -52,7 +54,8 @@ class Contraction:
 
     def product(self, dtype: DType) -> Expr:
         """Return the body of the statement: the product of both operands in a type, and of scales."""
-        return product_of([f if f.dtype is dtype else Cast(f, dtype, implicit=True) for f in (self.a, self.b, *self.scales)])
+        factors = [f if f.dtype is dtype else Cast(f, dtype, implicit=True) for f in (self.a, self.b, *self.scales)]
+        return restate(product_of(factors), self.guard)
 
 
 def as_contraction(statement: TensorExpr, *, is_thin: bool = False) -> Contraction | None:
@@ -176,7 +179,7 @@ def _classify(form: SumOfProducts, innermost: str, left: Expr, right: Expr, *, i
         left, right, only_left, only_right = right, left, only_right, only_left
     if _size(k) < MIN_K or (not is_thin and (_size(only_left) < MIN_M or _size(only_right) < MIN_N)):
         return None
-    return Contraction(tuple(batch), tuple(only_left), tuple(only_right), tuple(k), left, right)
+    return Contraction(tuple(batch), tuple(only_left), tuple(only_right), tuple(k), left, right, guard=form.guard)
 
 
 def _innermost(statement: TensorExpr) -> str:

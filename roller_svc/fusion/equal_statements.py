@@ -5,11 +5,10 @@ Operators that share steps, such as top_k_indices and top_k_values of one tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from roller_svc.ir.expr import AxisRef, Expr, Load, rewrite, substitute
-from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
+from roller_svc.ir.expr import AxisRef, Expr, substitute
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, rename_tensors
 
 
 def merge_equal_statements(program: TensorProgram) -> TensorProgram:
@@ -23,7 +22,7 @@ def merge_equal_statements(program: TensorProgram) -> TensorProgram:
     statements: list[TensorExpr] = []
 
     for statement in program.statements:
-        read = _with_tensors(statement, renamed) if renamed else statement
+        read = rename_tensors(statement, renamed) if renamed else statement
         is_pure = statement.kind is not StatementKind.SCATTER and statement.output not in single
         same = first.setdefault(repr(_anonymous(read)), statement.output) if is_pure else statement.output
         if same == statement.output:
@@ -31,20 +30,6 @@ def merge_equal_statements(program: TensorProgram) -> TensorProgram:
         else:
             renamed[statement.output] = same
     return replace(program, statements=tuple(statements)) if renamed else program
-
-
-def _with_tensors(statement: TensorExpr, renamed: Mapping[str, str]) -> TensorExpr:
-    """Return the statement that reads other tensors instead of some."""
-
-    def change(node: Expr) -> Expr:
-        return replace(node, tensor=renamed[node.tensor]) if isinstance(node, Load) and node.tensor in renamed else node
-
-    return replace(
-        statement,
-        index=tuple(rewrite(index, change) for index in statement.index),
-        body=rewrite(statement.body, change),
-        predicate=None if statement.predicate is None else rewrite(statement.predicate, change),
-    )
 
 
 def _anonymous(statement: TensorExpr) -> TensorExpr:

@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 from roller_svc.analysis.constant_folding import holds
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.operand import value_dtype
-from roller_svc.analysis.sum_of_products import product_of
+from roller_svc.analysis.sum_of_products import product_of, restate
+from roller_svc.analysis.tile_bounds import index_limits
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import as_contraction
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, rewrite
-from roller_svc.ir.index import ref
+from roller_svc.ir.index import conjunction, conjuncts, ref
 from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr, TensorType
 
 Statements = tuple[TensorExpr, ...]
@@ -44,6 +45,7 @@ class _Term:
     conditions: tuple[Expr, ...] = ()
     count: int = 1  # of equal products
     is_of_square: bool = False  # of a difference
+    restated: tuple[Expr, ...] = ()  # conditions of the whole product that its factors have, too
 
     def times(self, other: _Term) -> _Term:
         return _Term(
@@ -53,6 +55,7 @@ class _Term:
             (*self.conditions, *other.conditions),
             self.count * other.count,
             self.is_of_square or other.is_of_square,
+            (*self.restated, *other.restated),
         )
 
     def divided_by(self, other: _Term) -> _Term:
@@ -63,7 +66,8 @@ class _Term:
     @property
     def closed(self) -> _Term:
         """Return the product with its conditions in its own factors: multiplied by NaN, a product of 0 is NaN."""
-        return self.guarded(frozenset[str]().union(*map(axes_of, self.conditions)))
+        guarded = self.guarded(frozenset[str]().union(*map(axes_of, self.conditions)))
+        return replace(guarded, restated=())
 
     @property
     def negated(self) -> _Term:
@@ -75,13 +79,15 @@ class _Term:
         Each is in the factors that vary with all of it, or in their product.
         """
         factors, outer = self.factors, []
+        restated = list(self.restated)
         for cond in self.conditions:
             if axes_of(cond).isdisjoint(axes):
                 outer.append(cond)
                 continue
+            restated.append(cond)
             guarded = _guard(factors, cond)
             factors = guarded if guarded != factors else _guard((product_of(factors),), cond, in_all=True)
-        return replace(self, factors=factors, conditions=tuple(outer))
+        return replace(self, factors=factors, conditions=tuple(outer), restated=tuple(restated))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,7 @@ def _split(statement: TensorExpr, how: _Splitting) -> Statements:
             return (statement,)
         product = product_of([_convert(factor, dtype) for factor in term.factors])
         if not term.is_negative and not has_own_factors and _is_readable(product, statement, how.types):
-            return (replace(statement, body=product),)
+            return (replace(statement, body=_restate(product, term, statement)),)
     forms = (_split_terms(statement, terms, how.types) for terms in (signed, plain) if 0 < len(terms) <= MAX_TERMS)
     return next((form for form in forms if form), (statement,))
 
@@ -230,16 +236,22 @@ class _Expansion:
                 if len(parts[1]) > 1 or (len(parts[0]) > 1 and not (dtype.is_float and self._may_expand(parts))):
                     return self._factor(expr)
                 return [term.closed.divided_by(parts[1][0].closed) for term in parts[0]]
-            case Select(cond=cond, then=then, otherwise=Const(value=0)):
-                terms = self.terms(then)
-                if len(terms) == 1 or (not self.is_signing and axes_of(cond).isdisjoint(self.reduced)):
-                    return [replace(term, conditions=(*term.conditions, cond)) for term in terms]
-                guarded = [_guard(term.factors, cond) for term in terms]
-                if any(new == term.factors for new, term in zip(guarded, terms, strict=True)):
-                    return self._factor(expr)
-                return [replace(term, factors=new) for new, term in zip(guarded, terms, strict=True)]
+            case Select(otherwise=Const(value=0)):
+                return self._conditional(expr)
             case _:
                 return self._factor(expr)
+
+    def _conditional(self, expr: Select) -> list[_Term]:
+        """Return the terms of an expression that is 0 where a condition fails."""
+        cond, terms = expr.cond, self.terms(expr.then)
+        if expr.restated:
+            return [replace(term, restated=(*term.restated, cond)) for term in terms]
+        if len(terms) == 1 or (not self.is_signing and axes_of(cond).isdisjoint(self.reduced)):
+            return [replace(term, conditions=(*term.conditions, cond)) for term in terms]
+        guarded = [_guard(term.factors, cond) for term in terms]
+        if any(new == term.factors for new, term in zip(guarded, terms, strict=True)):
+            return self._factor(expr)
+        return [replace(term, factors=new) for new, term in zip(guarded, terms, strict=True)]
 
     def _product(self, expr: Op) -> list[_Term]:
         """Return the products of the terms of two factors."""
@@ -463,8 +475,17 @@ def _sum(statement: TensorExpr, term: _Term, name: str) -> TensorExpr | None:
         type=TensorType(dtype, tuple(axis.extent for axis in axes)),
         axes=(*axes, *statement.reduced),
         index=tuple(ref(axis.name) for axis in axes),
-        body=product_of([_convert(factor, dtype) for factor in inner]),
+        body=_restate(product_of([_convert(factor, dtype) for factor in inner]), term, statement),
     )
+
+
+def _restate(product: Expr, term: _Term, statement: TensorExpr) -> Expr:
+    """Return a term's product with the conditions that bound a single reduced axis, which kernels may leave out."""
+    reduced = [axis.name for axis in statement.reduced if axis.extent > 1]
+    if len(reduced) != 1:
+        return product
+    parts = dict.fromkeys(part for cond in term.restated for part in conjuncts(cond))
+    return restate(product, conjunction(part for part in parts if any(index_limits(part, reduced[0])[:2])))
 
 
 def _varying_axes(statement: TensorExpr, factors: list[Expr]) -> tuple[Axis, ...]:

@@ -11,7 +11,7 @@ from roller_svc.analysis.columns import share_lines
 from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_reductions, online_reductions
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.scans import match_scan
-from roller_svc.analysis.sum_of_products import is_window
+from roller_svc.analysis.sum_of_products import is_window, without_restated_guards
 from roller_svc.errors import InvariantError
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
@@ -23,6 +23,7 @@ from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled
 from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
 from roller_svc.fusion.equal_statements import merge_equal_statements
+from roller_svc.fusion.few_bits import state_bytes
 from roller_svc.fusion.grouped_axes import split_grouped_axes
 from roller_svc.fusion.grouped_gemm import group_rows
 from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise, is_expensive
@@ -119,6 +120,8 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
         has_signed_bytes_only=hw.has_signed_bytes_only,
         allow_expanded_squares=hw.allow_expanded_squares,
     )
+    if hw.has_matrix_unit and not hw.is_cpu:
+        statements = tuple(state_bytes(s) for s in statements)
     if hw.scale_partial_sums:
         statements = merge_scaled_sums(statements, {o.tensor for o in program.outputs})
     if hw.col2im:
@@ -601,6 +604,7 @@ def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], need
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)
         operands = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b, contraction.scales)
     else:
+        statements = tuple(without_restated_guards(statement) for statement in statements)
         scatter = statements[0].kind is StatementKind.SCATTER
         kind, operands = GroupKind.SCATTER if scatter else GroupKind.NEST, None
         space = nest_space(statements, outer, views)

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 
 from roller_svc.analysis.columns import LINE_BYTES
-from roller_svc.analysis.congruences import aligned_run
+from roller_svc.analysis.congruences import aligned_run, mean_segment, permuted_block
 from roller_svc.analysis.constant_runs import constant_run
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
 from roller_svc.analysis.online_reduction import online_reductions
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.scans import Scan
+from roller_svc.analysis.tile_bounds import k_bounds
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
-from roller_svc.ir.group import AxisRole, ScaleRuns, TileAccess, TileAxis, TileSpace, sum_within_tensors
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, loads_of
+from roller_svc.ir.group import AxisRole, KBounds, ScaleRuns, TileAccess, TileAxis, TileSpace, sum_within_tensors
+from roller_svc.ir.index import conjunction, conjuncts
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 
 SHORT_ROW = 32  # shorter reduced axes (windows) are poor vector axes
@@ -64,9 +66,46 @@ def contraction_space(
         vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
         num_accumulators=len(b_operands),
         operand_flops=sum(max(0, s.flops - 2 * s.points) for s in products),
+        k_bounds=_k_bounds(c, second, axes) if computed == 1.0 else None,
         computed=computed,
         scale_runs=_scale_runs(c) if c.scales else None,
     )
+
+
+def _k_bounds(c: Contraction, second: Contraction | None, axes: Sequence[TileAxis]) -> KBounds | None:
+    """Return the bounds of the points along k that a product has, of a dual GEMM both; None with scales.
+
+    The product is 0 where its guard fails. So it is where that of an operand fails and the other operand, of integers, is
+    finite.
+    """
+    if c.scales:
+        return None
+    *results, k = axes
+    conditions = _zero_conditions(c)
+    if second is not None:
+        others = _zero_conditions(second)
+        conditions = [condition for condition in conditions if condition in others]
+    return k_bounds(conjunction(conditions), k, results)
+
+
+def _zero_conditions(c: Contraction) -> list[Expr]:
+    """Return conditions where one of which fails the product is 0."""
+    found = list(conjuncts(c.guard))
+    for operand, other in ((c.a, c.b), (c.b, c.a)):
+        values = value_dtype(other)
+        if values is None or not values.is_float:
+            found += _guard_of(operand)
+    return found
+
+
+def _guard_of(operand: Expr) -> tuple[Expr, ...]:
+    match operand:
+        case Cast(arg=arg):
+            return _guard_of(arg)
+        case Select(cond=cond, then=then, otherwise=Const(value=0)):
+            return (*conjuncts(cond), *_guard_of(then))
+        case _:
+            return ()
 
 
 def _scale_runs(c: Contraction) -> ScaleRuns:
@@ -234,11 +273,20 @@ def _dims(index: tuple[Expr, ...], type_: TensorType) -> tuple[Dim, ...]:
 
 
 def _dim_with_run(dim: Dim, index: Expr) -> Dim:
-    """Add the axis along which an index with // or % has the longest run of adjacent elements."""
+    """Add the axes along which an index with // or % has the longest run and segments of adjacent elements."""
     if dim.is_affine or loads_of(index):
         return dim
-    axis, run = max(((name, aligned_run(index, name, dim.size)) for name, _ in dim.coeffs), key=itemgetter(1), default=("", 1))
-    return dim if run == 1 else replace(dim, run=(axis, run))
+    runs = {name: aligned_run(index, name, dim.size) for name, _ in dim.coeffs}
+    axis, run = max(runs.items(), key=itemgetter(1), default=("", 1))
+    segments = {name: max(run, mean_segment(index, name, dim.size)) for name, run in runs.items()}
+    along, segment = max(segments.items(), key=itemgetter(1), default=("", 1))
+    blocks = ((name, permuted_block(index, name)) for name, _ in dim.coeffs)
+    return replace(
+        dim,
+        run=None if run == 1 else (axis, run),
+        segment=None if segment == 1 else (along, segment),
+        permuted_block=next((each for each in blocks if each[1] > 1), None),
+    )
 
 
 def _distinct(accesses: Iterable[TileAccess]) -> tuple[TileAccess, ...]:

@@ -104,6 +104,10 @@ class Dim:
     # of an index with // or %: an axis, and how many points along it, from a multiple of this number on, have adjacent
     # elements, from a multiple on: (d, 64) of `(d + 64) % 128`
     run: tuple[str, int] | None = None
+    # of an index with // or %: an axis, and its points in the mean between two jumps: (d, n) of `(d + 1) % n`
+    segment: tuple[str, int] | None = None
+    # the same of elements that change places within aligned blocks: (d, 2) of `d // 2 * 2 + (d + 1) % 2`
+    permuted_block: tuple[str, int] | None = None
 
     @property
     def is_divided(self) -> bool:

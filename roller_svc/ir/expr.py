@@ -171,12 +171,17 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """`then` where `cond` is not 0, else `otherwise`. The other branch is not read. Both have `dtype`."""
+    """`then` where `cond` is not 0, else `otherwise`. The other branch is not read. Both have `dtype`.
+
+    If it is restated, `then` is a product of which a factor has the condition, too, and `otherwise` is 0. A kernel may
+    compute the product everywhere, or leave out the points where the condition fails.
+    """
 
     cond: Expr
     then: Expr
     otherwise: Expr
     dtype: DType
+    restated: bool = False
 
 
 Expr = Const | AxisRef | Load | Op | Cast | Select
@@ -218,7 +223,7 @@ def with_children(expr: Expr, new: tuple[Expr, ...]) -> Expr:
         case Cast():
             return Cast(new[0], expr.dtype, expr.implicit)
         case Select():
-            return Select(new[0], new[1], new[2], expr.dtype)
+            return Select(new[0], new[1], new[2], expr.dtype, expr.restated)
         case _:
             return expr
 
@@ -231,6 +236,14 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
         if not all(map(is_, new, operands)):
             expr = with_children(expr, new)
     return change(expr)
+
+
+def split_restated(expr: Expr) -> tuple[Expr, tuple[Expr, ...]]:
+    """Return a product without its restated conditions, and these."""
+    if not (isinstance(expr, Select) and expr.restated):
+        return expr, ()
+    product, conditions = split_restated(expr.then)
+    return product, (expr.cond, *conditions)
 
 
 def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
@@ -261,4 +274,11 @@ def axes_of(expr: Expr) -> frozenset[str]:
 
 def loads_of(expr: Expr) -> tuple[Load, ...]:
     """Return the loads in the expression, in indices too, in order of occurrence."""
-    return tuple(node for node in iter_subexpressions(expr) if isinstance(node, Load))
+    loads, stack = list[Load](), [expr]
+    while stack:  # no generator: all passes call this for every statement
+        node = stack.pop()
+        if isinstance(node, Load):
+            loads.append(node)
+        if operands := children(node):
+            stack += operands[::-1]
+    return tuple(loads)

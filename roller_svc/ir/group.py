@@ -9,7 +9,7 @@ from enum import Enum
 from functools import cached_property
 from itertools import pairwise
 
-from roller_svc.ir.affine import Dim
+from roller_svc.ir.affine import Affine, Dim
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Op, OpKind, axes_of
@@ -134,6 +134,11 @@ class TileAccess:
 def contiguous_values(dim: Dim, extents: Mapping[str, int]) -> int:
     """Return the number of consecutive values that the index takes before it jumps."""
     if not dim.is_affine:
+        if dim.permuted_block is not None and (extent := extents.get(dim.permuted_block[0], 1)) >= dim.permuted_block[1]:
+            return min(dim.size, extent)
+        if dim.segment is not None and not dim.is_divided:
+            axis, points = dim.segment
+            return min(dim.size, extents.get(axis, 1), points)
         return accessed_extent(dim, extents) if dim.is_divided else 1
     steps = [(abs(c), abs(c) * (extents.get(name, 1) - 1)) for name, c in dim.coeffs if extents.get(name, 1) > 1]
     if len(dim.offsets) > 1:
@@ -224,6 +229,17 @@ class ScaleRuns:
         return 1 if may_wrap or self.k % depth else self.k // depth
 
 
+@dataclass(frozen=True, slots=True)
+class KBounds:
+    """Bounds of the points along k that the guard of a product leaves: up to all of `uppers`, from all of `lowers` on.
+
+    They are affine functions of axes of results. Kernels of contractions leave out k-tiles outside of them.
+    """
+
+    uppers: tuple[Affine, ...]
+    lowers: tuple[Affine, ...]
+
+
 @dataclass(frozen=True)
 class TileSpace:
     """A kernel group as construction and the model see it."""
@@ -240,8 +256,14 @@ class TileSpace:
     operand_flops: int = 0  # of computed operands of products, part of `flops`; a contraction's staging computes them
     scale_runs: ScaleRuns | None = None  # of a contraction whose sums over blocks of k are scaled
     transposed: bool = False  # of a contraction: M and N, and with them its operands, change places
+    k_bounds: KBounds | None = None  # of a contraction whose product has a guard along k
     computed: float = 1.0  # expected part of the tiles, of a grouped GEMM: data decide which batches have rows
     winograd_tile: int = 0  # outputs of a tile along each window dimension (Winograd); 0: direct convolution
+
+    @property
+    def can_stream_k(self) -> bool:
+        """Whether the k-tiles of all tiles of a contraction are equally many, so that blocks may share them evenly."""
+        return self.num_accumulators == 1 and self.k_bounds is None
 
     def axis(self, name: str) -> TileAxis:
         return next(a for a in self.axes if a.name == name)

@@ -128,5 +128,13 @@ def conjuncts(cond: Expr | None) -> tuple[Expr, ...]:
             return (cond,)
 
 
+def conjunction(conditions: Iterable[Expr]) -> Expr | None:
+    """Return the condition that all conditions hold; None without one."""
+    result: Expr | None = None
+    for condition in conditions:
+        result = logical_and(result, condition)
+    return result
+
+
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)

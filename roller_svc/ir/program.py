@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, children, loads_of
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, children, loads_of, rewrite
 
 
 class AxisKind(Enum):
@@ -205,6 +205,25 @@ class TensorProgram:
         return any(any(load.bounds_checked) for s in self.statements for load in s.reads) or any(
             any(s.bounds_checked) for s in self.statements
         )
+
+
+Forms = tuple[TensorProgram, ...]  # of the same inputs and results; the first one says what a program means
+
+
+def rename_tensors(statement: TensorExpr, names: Mapping[str, str]) -> TensorExpr:
+    """Return the statement with other ids of tensors that it writes and reads."""
+
+    def change(node: Expr) -> Expr:
+        return replace(node, tensor=names[node.tensor]) if isinstance(node, Load) and node.tensor in names else node
+
+    return replace(
+        statement,
+        output=names.get(statement.output, statement.output),
+        index=tuple(rewrite(index, change) for index in statement.index),
+        body=rewrite(statement.body, change),
+        target=None if statement.target is None else names.get(statement.target, statement.target),
+        predicate=None if statement.predicate is None else rewrite(statement.predicate, change),
+    )
 
 
 def live_statements(program: TensorProgram, tensors: Collection[str]) -> tuple[TensorExpr, ...]:

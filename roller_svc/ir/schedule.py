@@ -320,7 +320,8 @@ class RemoteShared:
 class Mma:
     """A warp's tensor[index..., :] += a[a_index..., :] * b[b_index..., :] (mma.sync m16n8k, 32 bytes along k).
 
-    The accumulator has 16 x 8 elements, four a lane. The fragments are 16 x 32 and 32 x 8 bytes.
+    The accumulator has 16 x 8 elements, four a lane. The fragments are 16 x 32 and 32 x 8 bytes. With `a_below`, a lane's
+    words of rows 0 to 7 and of rows 8 to 15 are in two places, each with the words of k in their order.
     """
 
     tensor: str
@@ -331,6 +332,7 @@ class Mma:
     b: str
     b_index: tuple[Expr, ...]
     b_dtype: DType
+    a_below: tuple[Expr, ...] | None = None  # index of the words of rows 8 to 15
 
 
 Node = (

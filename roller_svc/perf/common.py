@@ -62,6 +62,17 @@ def simt_waves(grid: int, resident: int, cores: int, block_cycles: Callable[[flo
     return -(-grid // at_once), cycles
 
 
+def uneven_waves(grid: int, resident: int, cores: int, block_cycles: Callable[[float], float], longest: float) -> tuple[int, float]:
+    """Return the waves and cycles of blocks of uneven work, the longest first: at least those of the longest one.
+
+    `block_cycles` is of a block of mean work, `longest` the work of the longest over it.
+    """
+    waves, cycles = simt_waves(grid, resident, cores, block_cycles)
+    if longest > 1.0:
+        cycles = max(cycles, longest * block_cycles(float(min(resident, -(-grid // cores)))))
+    return waves, cycles
+
+
 def wave_rectangle(grid_m: int, grid_n: int, concurrent_blocks: int, raster: int) -> tuple[float, float]:
     """Return the tiles along m and n of the concurrent blocks, which visit `raster` rows of tiles together.
 

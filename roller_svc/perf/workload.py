@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Generic, TypeVar, cast
 
+from roller_svc.analysis.tile_bounds import KRanges, count_k_tiles, visible_fraction
 from roller_svc.ir.estimate import COMPUTE, FLOOR, StageCost
 from roller_svc.ir.group import AxisRole, TileSpace, sum_within_tensors
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
@@ -86,6 +87,7 @@ class Workload(Generic[F]):
     compulsory_bytes: int
     elem_bytes: int  # of a staged or computed value
     facts: F  # prepared by the kernel family
+    _k_tiles: dict[tuple[Tile, int], KRanges | None] = field(default_factory=dict, compare=False)
 
     def with_facts(self, facts: G) -> Workload[G]:
         """Return the workload with the facts of a kernel family."""
@@ -112,6 +114,19 @@ class Workload(Generic[F]):
         is_arithmetic = self.operations / self.machine.unit.flops_per_s == self.lower_bound_s
         return StageCost((COMPUTE if is_arithmetic else self.data_level) + FLOOR, self.lower_bound_s)
 
+    def k_tiles(self, tile: Tile, depth: int, steps: float) -> KRanges:
+        """Return the k-tiles of `depth` points of a tile's results that a guard leaves of `steps`; cached."""
+        if self.space.k_bounds is None:
+            return KRanges(steps, steps)
+        key = tuple([tile[i] for i in self.spatial]), depth
+        if key not in self._k_tiles:
+            self._k_tiles[key] = count_k_tiles(self.space, tile, depth)
+        left = self._k_tiles[key]
+        if left is None:
+            return KRanges(steps, steps)
+        share = steps / -(-self.inner_points // depth)  # of a part of k
+        return KRanges(max(1.0, left.mean * share), max(1.0, min(steps, left.longest)))
+
     def packed_words(self, depth: int) -> int:
         """Return the words that `depth` elements of k take in a packed operand."""
         return -(-depth // self.machine.unit.k_group)
@@ -136,7 +151,7 @@ def prepare_workload(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, foot
     position = {a.role: i for i, a in enumerate(space.axes)}
     outer = math.prod(a.extent for a in space.spatial)
     inner = math.prod(a.extent for a in space.reduced)
-    flops = 2 * outer * inner * space.num_accumulators if is_contraction else space.flops
+    flops = round(2 * outer * inner * space.num_accumulators * visible_fraction(space)) if is_contraction else space.flops
     machine = prepare_machine(hw, unit)
     if machine.is_gpu and not is_contraction:
         flops -= space.operand_flops  # integers and conversions, on other units than the products

@@ -67,6 +67,7 @@ class Binding(Generic[A]):
     allocated: Mapping[str, A | None]
     given: dict[str, Any]  # results in the caller's own arrays, by output name
     copies: tuple[tuple[A, A], ...] = ()  # (to, from)
+    written: tuple[Any, ...] = ()  # the caller's own arrays that a call writes
 
     def copy_back(self) -> None:
         """Copy the outputs that the kernel could not write in place."""
@@ -108,6 +109,7 @@ def bind(
     targets = {b.name: library.view("output", b, out[b.name]) for b in outputs if b.name in out}
     memory: dict[str, A] = {}
     donated: dict[str, A] = {}
+    written = list(out.values())
     for buffer in inputs:
         name, view = buffer.name, views[buffer.name]
         in_place = library.is_dense(view) and not (buffer.donated and not library.is_writeable(arrays[name]))
@@ -115,6 +117,8 @@ def bind(
         if buffer.donated:
             _check_donated(library, name, views, in_use)
             donated[name] = memory[buffer.symbol]
+            if in_place:
+                written.append(arrays[name])
     allocated: dict[str, A | None] = {b.name: None for b in outputs}
     given = dict(out)
     copies: list[tuple[A, A]] = []
@@ -137,7 +141,7 @@ def bind(
         memory[buffer.symbol] = result
         if not library.is_same(target, result):
             copies.append((target, result))
-    return Binding(library, memory, allocated, given, tuple(copies))
+    return Binding(library, memory, allocated, given, tuple(copies), tuple(written))
 
 
 def _copy(library: ArrayLibrary[A], buffer: Buffer, array: A) -> A:

@@ -424,6 +424,7 @@ class _Verifier:
                 read = []
             case Mma():
                 read += [(node.a, node.a_index), (node.b, node.b_index)]
+                read += [(node.a, node.a_below)] if node.a_below is not None else []
         for expr in node.index:
             self.scopes.check_expr(expr)
         for tensor, index in ((node.tensor, node.index), *read):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytest.importorskip("torch")
@@ -106,7 +108,7 @@ def test_wrong_options_register_nothing(options):
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize(
-    ("name", "text"), [("bracket", "y[i] = x[i] * s["), ("tensor", "y[i] = X[i] * s[]"), ("operator", "y = double(x, s)")]
+    ("name", "text"), [("bracket", "y[i] = x[i] * s["), ("axis", "y[i] = x[j] * s[]"), ("operator", "y = double(x, s)")]
 )
 def test_a_definition_that_no_call_compiled_is_replaced(name, text, traced):
     name = f"roller_test::{name}_{traced}"
@@ -123,6 +125,37 @@ def test_a_definition_that_no_call_compiled_is_replaced(name, text, traced):
         assert right(x, s).tolist() == [2, 2, 2]
     with pytest.raises(ArgumentError, match="there is an operator"):
         roller_svc.torch.op(name, "y[i] = x[i] + s[]", ["x", "s"], **FAST)
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs", "message", "hint"),
+    [
+        ("y[i] = x[i] * scale[]", ["x", "scle"], "1:15.*no tensor `scale`", "did you mean `scle`? the inputs are x, scle"),
+        ("y = add(x, b); z[i] = y[i] * w[i]", ["x", "b"], "1:30.*no tensor `w`", "the inputs are x, b"),
+        ('y = einsum("mk,kn->mn", A, B)', ["A", "C"], "1:28.*no tensor `B`", "the inputs are A, C"),
+        ("y = softmax(X)", ["x"], "1:13.*no tensor `X`", "did you mean `x`? the inputs are x"),
+    ],
+)
+def test_a_wrong_name_of_an_input_registers_nothing(text, inputs, message, hint):
+    with pytest.raises(ArgumentError) as caught:
+        roller_svc.torch.op("roller_test::misnamed", text, inputs)
+    error = caught.value
+    assert re.match(message, f"{error.line}:{error.column} {error.message}")
+    assert (error.code, error.hint) == ("unknown-name", hint)
+    assert not hasattr(torch.ops.roller_test, "misnamed")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("compared", "t[i] = x[i] < 2; y[i] = t[i] + x[i].when([i < 2], 0.0)"),
+        ("lines", "t = relu(x)\ny[i] = t[i] * x[i]"),
+        ("alone", "softmax()"),
+        ("reduced", "m[] >=! x[i]; y[i] = x[i] - m[]"),
+    ],
+)
+def test_names_that_the_text_writes_are_known(name, text):
+    assert callable(roller_svc.torch.op(f"roller_test::{name}", text, ["x"], **FAST))
 
 
 def test_inputs_are_not_donated():

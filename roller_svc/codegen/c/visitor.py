@@ -345,8 +345,7 @@ class CodeGenC(CodeGenVisitor):
         elif (subview := storage.subview_of) is not None:
             first = self.element(subview.tensor, self.scalar.buffers[subview.tensor], subview.index)
             self.emit_line(f"{type_} *restrict {identifier} = &{first};")
-        elif storage.scope is Scope.REGISTER and storage.tensor not in self.arrays and self._as_registers(storage):
-            lanes = self._register_lanes(storage)
+        elif (lanes := self._register_lanes(storage)) is not None:
             self.registers[storage.tensor] = lanes
             if storage.no_rematerialize and self.context.vector_bytes >= 32:
                 self.opaque_registers.add(storage.tensor)
@@ -370,23 +369,25 @@ class CodeGenC(CodeGenVisitor):
             self.emit_line(f"{type_} *restrict {identifier} = {SCRATCH}.{member};")
             self.emit_line(f'__asm__("" : "+r"({identifier}));')
 
-    def _as_registers(self, storage: Storage) -> bool:
-        """Return whether it fits vector variables: a value type, rows of whole vectors, accessed by vector loops."""
-        if storage.dtype.is_narrow_float or not vector_loops(storage):
-            return False
-        return storage.shape[-1] % self._register_lanes(storage) == 0
+    def _register_lanes(self, storage: Storage) -> int | None:
+        """Return the lanes of the vector variables that hold a storage, or None if it is an array.
 
-    def _register_lanes(self, storage: Storage) -> int:
-        """Return the lanes of the vectors of its loops."""
+        Variables hold rows of whole vectors of a value type, which vector loops access.
+        """
+        if storage.scope is not Scope.REGISTER or storage.tensor in self.arrays or storage.dtype.is_narrow_float:
+            return None
+        loops = vector_loops(storage)
+        if not loops:
+            return None
         lanes = self.lanes(storage.dtype)
         saved = dict(self.scalar.buffers)
         for node in iter_nodes(storage.body):
             if isinstance(node, Storage):
                 self.scalar.buffers.setdefault(node.tensor, BufferRef(node.tensor, node.dtype, node.shape))
-        for loop in vector_loops(storage):
+        for loop in loops:
             lanes = min(lanes, self._vector_lanes(loop)[1])
         self.scalar.buffers = saved
-        return lanes
+        return None if storage.shape[-1] % lanes else lanes
 
     def element(self, tensor: str, buffer: BufferRef, index: tuple[Expr, ...]) -> str:
         if tensor in self.registers:

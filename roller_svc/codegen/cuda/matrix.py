@@ -67,9 +67,7 @@ def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
                 return [f"{word} = __uint_as_float({name}(__float_as_uint({word})));" for word in words]
             return [f"{word} = {name}({word});" for word in words]
         case Mma():
-            name = call_wrapper(mma_wrapper(node.a_dtype, node.b_dtype, arch), scalar)
-            operands = ((node.tensor, node.index), (node.a, node.a_index), (node.b, node.b_index))
-            return [f"{name}({', '.join(_word(scalar, tensor, index) for tensor, index in operands)});"]
+            return [_mma(node, scalar, arch)]
         case PackFragment():
             name = call_wrapper(f"pack_{SHORT[node.dtype]}", scalar)
             pair = pointer(scalar, node.first.tensor, node.first.index)
@@ -79,6 +77,24 @@ def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
             return [f"{value} = {scalar.helper('exp2_approx')}({value});"]
         case _:
             raise InvariantError(f"{type(node).__name__} is not a node of tensor cores")
+
+
+def _mma(node: Mma, scalar: Scalar, arch: Arch) -> str:
+    name = call_wrapper(mma_wrapper(node.a_dtype, node.b_dtype, arch), scalar)
+    sums, a, b = _word(scalar, node.tensor, node.index), _words(scalar, node.a, node.a_index), _words(scalar, node.b, node.b_index)
+    if node.a_below is None:
+        return f"{name}({sums}, {a}, {b});"
+    below = _words(scalar, node.a, node.a_below)
+    a_words = scalar.names.of(".fragment")
+    words = ", ".join(f"{rows}[{word}]" for word in range(MMA_WORDS // 2) for rows in (a, below))
+    return f"{{ const unsigned int {a_words}[{MMA_WORDS}] = {{{words}}}; {name}({sums}, {a_words}, {b}); }}"
+
+
+def _words(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
+    """Return a pointer to the first word of an operand's fragment, which may be registers of narrower elements."""
+    pointer_text = _word(scalar, tensor, index)
+    is_narrow = scalar.buffers[tensor].dtype.bits < DType.UINT32.bits
+    return f"((const unsigned int *){pointer_text})" if is_narrow else pointer_text
 
 
 def _copy(node: CpAsync, scalar: Scalar, arch: Arch) -> str:
@@ -154,6 +170,7 @@ def call_wrapper(name: str, scalar: Scalar) -> str:
     return name
 
 
+MMA_WORDS = 4  # of a lane's A (PTX ISA, "Matrix Fragments for mma.m16n8k16")
 DESCRIPTOR_UNIT_BYTES = 16  # of the address in a matrix descriptor (PTX ISA, "Matrix Descriptor Format")
 
 _PLAIN = {

@@ -182,7 +182,7 @@ def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int)
     """Return the best plans for each device. Raises InputError for an invalid program or device id."""
     specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in hardware.expand_targets(targets)]
     text, options = _read_item(item)
-    partitions = PartitionCache(text.parse())
+    partitions = PartitionCache.of_forms(text.parse())
     estimates = (estimate_program(partitions, spec, top_k, options.constraints) for spec in specs)
     return [add_notes(partitions, each, options.constraints, strict=options.strict) for each in estimates]
 
@@ -190,7 +190,7 @@ def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int)
 def plan_sensitivity_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
     """Return the sensitivity of a plan's estimate to each resource of the device."""
     text, options = _read_item(item)
-    groups = PartitionCache(text.parse()).partition_of_plan(plan, spec, options.constraints)
+    groups = PartitionCache.of_forms(text.parse()).partition_of_plan(plan, spec, options.constraints)
     return sensitivity_json(analyze_sensitivity(plan, groups, spec))
 
 

@@ -15,10 +15,10 @@ from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import TargetEstimate, estimate_program
 from roller_svc.compiler.serialize import Json, error_json, floor_json, plan_json, roofline_json
 from roller_svc.errors import RollerError
-from roller_svc.frontend.parse import parse
+from roller_svc.frontend.parse import parse_forms
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.program import Forms, TensorType
 
 SLICE_S = 0.05  # time slice of a chunk: a worker starts no further estimate after it
 CACHED_PROGRAMS = 4  # most recently parsed: the devices of a program may be split over several slices
@@ -34,9 +34,10 @@ class ProgramText:
     outputs: tuple[str, ...] | None
     donate: tuple[str, ...] = ()  # inputs that its scatters overwrite
 
-    def parse(self) -> TensorProgram:
-        """Parse and check the program. Raises InputError."""
-        return donate_targets(parse(self.expression, dict(self.inputs), self.outputs), self.donate)
+    def parse(self) -> Forms:
+        """Parse and check the forms of the program. Raises InputError."""
+        forms = parse_forms(self.expression, dict(self.inputs), self.outputs)
+        return tuple(donate_targets(program, self.donate) for program in forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def _device_result(partitions: PartitionCache, spec: HardwareSpec, task: Estimat
 
 
 def _new_partitions(program: ProgramText) -> PartitionCache:
-    return PartitionCache(program.parse())
+    return PartitionCache.of_forms(program.parse())
 
 
 # Used only in estimate workers, which have one thread: a PartitionCache is not thread-safe.

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from roller_svc.errors import ArgumentError, InputError
 from roller_svc.frontend.lang import parse
 from roller_svc.frontend.lang.equation import einsum_statement, output_name
 from roller_svc.frontend.lang.limits import MAX_EXPANDED_STATEMENTS, MAX_STATEMENTS
-from roller_svc.frontend.lang.names import known_names
+from roller_svc.frontend.lang.names import did_you_mean, known_names
 from roller_svc.frontend.lang.source import Source, Span, Spanned
 from roller_svc.frontend.lang.tokens import ENDS_OPERAND, Tok, check_text, scan
 from roller_svc.frontend.ops import operator_named
@@ -62,6 +62,43 @@ def find_calls(tokens: Sequence[Tok], source: Source) -> list[OperatorCall]:
         depth += {"LPAR": 1, "LSQB": 1, "RPAR": -1, "RSQB": -1}.get(tokens[i].kind, 0)
         i += 1
     return calls
+
+
+def check_tensor_names(source: Source, inputs: Sequence[str]) -> None:
+    """Check that a text indexes, or passes to operators, no tensor but these inputs and those that it writes.
+
+    Needs no types. Raises an InputError that points into the text.
+    """
+    check_text(source)
+    tokens = scan(source)
+    read: list[Spanned] = []
+    written = set(inputs)
+    for i, (token, after) in enumerate(pairwise(tokens)):
+        if token.kind == "NAME" and after.kind == "LSQB":
+            end = _closing(tokens, i + 1)
+            is_target = end < len(tokens) - 1 and tokens[end + 1].kind in {"COLON", "EQUAL", "ASSIGN", "REDUCE", "CMP"}
+            written |= {token.text} if is_target else set()
+            read.append(token)
+    for call in find_calls(tokens, source):
+        written |= {call.output} if call.output is not None else set()
+        read += [argument.span for argument in call.arguments if argument.keyword is None and argument.is_name]
+    for span in sorted(read, key=lambda each: each.start):
+        name = source.text[span.start : span.end]
+        if name not in written:
+            hint = f"the inputs are {', '.join(inputs)}"
+            if guess := did_you_mean(name, inputs):
+                hint = f"{guess} {hint}"
+            raise source.error(ArgumentError, "unknown-name", f"there is no tensor `{name}`", span, hint)
+
+
+def _closing(tokens: Sequence[Tok], at: int) -> int:
+    """Return the position of the token that closes the bracket at a position; the number of tokens if none does."""
+    depth = 0
+    for i in range(at, len(tokens)):
+        depth += {"LPAR": 1, "LSQB": 1, "RPAR": -1, "RSQB": -1}.get(tokens[i].kind, 0)
+        if not depth:
+            return i
+    return len(tokens)
 
 
 def _kinds(tokens: Sequence[Tok], start: int, count: int) -> list[str]:
@@ -197,6 +234,7 @@ class Expansion:
     source: Source
     text: str
     pieces: tuple[Piece, ...] = ()
+    has_other: bool = False  # a call has other statements for the same result
 
     @property
     def max_statements(self) -> int:
@@ -211,7 +249,7 @@ class Expansion:
 
     def _with(self, text: str, old: Span, *, is_call: bool) -> Expansion:
         new = Span(len(self.text), len(self.text) + len(text))
-        return Expansion(self.source, self.text + text, (*self.pieces, Piece(new, old, is_call)))
+        return replace(self, text=self.text + text, pieces=(*self.pieces, Piece(new, old, is_call)))
 
     def locate(self, error: InputError) -> None:
         """Map an error's position from the expanded to the given text. Inside an expanded call it maps to the call."""
@@ -227,8 +265,12 @@ class Expansion:
         _locate_error(error, self.source, Span(start, start + width))
 
 
-def expand(expression: str, inputs: Mapping[str, TensorType]) -> Expansion:
-    """Expand every operator call. A text without calls, or a single einsum, is unchanged."""
+def expand(expression: str, inputs: Mapping[str, TensorType], *, others: bool = False) -> Expansion:
+    """Expand every operator call. A text without calls, or a single einsum, is unchanged.
+
+    Args:
+        others: Expand the calls that have other statements for the same result to these.
+    """
     source = Source(expression)
     unchanged = Expansion(source, expression)
     if not isinstance(expression, str) or _MAY_HAVE_CALLS.search(expression) is None:
@@ -250,7 +292,9 @@ def expand(expression: str, inputs: Mapping[str, TensorType]) -> Expansion:
         expansion = expansion.with_copy(done, call.span.start)
         done = call.span.end
         with _located(source, call.span):
-            statements = _statements(call, inputs, frozenset(used_names), types, expansion)
+            statements, other = _statements(call, inputs, frozenset(used_names), types, expansion)
+        if other is not None:
+            statements, expansion = other if others else statements, replace(expansion, has_other=True)
         separated = expression[done:].lstrip()[:1] in ("", ";")
         expansion = expansion.with_call(statements if separated else f"{statements};", call.span)
     return expansion.with_copy(done, len(expression))
@@ -271,11 +315,11 @@ def _statements(
     used_names: frozenset[str],
     types: _TensorTypes,
     before: Expansion,
-) -> str:
-    """Expand one call. Its operands are inputs or tensors that the text before it writes."""
+) -> tuple[str, str | None]:
+    """Expand one call, to all its statements. Its operands are inputs or tensors that the text before it writes."""
     output = call.output or output_name(inputs)
     if call.name == _EINSUM:
-        return _einsum(call, _operands(call, call.arguments[1:], inputs, types, before), output, used_names)
+        return _einsum(call, _operands(call, call.arguments[1:], inputs, types, before), output, used_names), None
     with _located(before.source, call.name_span):
         operator = operator_named(call.name)
     operands = _operands(call, call.arguments, inputs, types, before)
@@ -287,7 +331,8 @@ def _statements(
             if argument.keyword in parameters:
                 raise ArgumentError(f"`{argument.keyword}` is given twice", code="invalid-parameter")
             parameters[argument.keyword] = operator.parameter(argument.keyword).check(argument.value)
-    return operator.source(operands, output, parameters, used_names)
+    checked = (operands, output, parameters, used_names)
+    return operator.source(*checked), operator.other_source(*checked)
 
 
 def _einsum(call: OperatorCall, operands: list[Operand], output: str, used_names: frozenset[str]) -> str:

@@ -162,6 +162,7 @@ class Operator:
     parameters: tuple[Parameter, ...] = ()
     needed: int = -1  # operands that must be given; -1: all
     more: bool = False  # allow any number of operands after the last
+    write_other: Callable[[Call], str | None] | None = None  # other statements for the same result, if a call has them
 
     @property
     def min_operands(self) -> int:
@@ -180,6 +181,17 @@ class Operator:
         self, operands: Sequence[Operand], output: str, parameters_given: Mapping[str, Value], used_names: Iterable[str]
     ) -> str:
         """Return the statements of one call with checked parameters."""
+        return self.write(self._call(operands, output, parameters_given, used_names))
+
+    def other_source(
+        self, operands: Sequence[Operand], output: str, parameters_given: Mapping[str, Value], used_names: Iterable[str]
+    ) -> str | None:
+        """Return other statements of the same call for the same result, between which the model chooses; None without."""
+        return None if self.write_other is None else self.write_other(self._call(operands, output, parameters_given, used_names))
+
+    def _call(
+        self, operands: Sequence[Operand], output: str, parameters_given: Mapping[str, Value], used_names: Iterable[str]
+    ) -> Call:
         if len(operands) < self.min_operands or (len(operands) > len(self.operands) and not self.more):
             count = arguments(self.min_operands, 99 if self.more else len(self.operands))
             shown = ", ".join(self.operands)
@@ -190,4 +202,4 @@ class Operator:
                 raise ArgumentError(f"{self.name} needs {parameter.name}", code="missing-parameter")
         parameters = {parameter.name: parameter.default for parameter in self.parameters} | dict(parameters_given)
         names = Names({*used_names, output, *(operand.name for operand in operands)})
-        return self.write(Call(self.name, tuple(operands), output, parameters, names))
+        return Call(self.name, tuple(operands), output, parameters, names)

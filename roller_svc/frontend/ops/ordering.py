@@ -17,7 +17,6 @@ MAX_RANKED = 1 << 14
 UNORDERED = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.BOOL)  # types without extrema
 MAX_ROUNDS = 8  # elements that are found one after the other, each in a pass over what is on chip
 MIN_SAVED = 4  # comparisons of all pairs for each one of blocks, from which blocks pay
-MIN_SAVED_BY_ROUNDS = 8  # the same of a selection, which has more launches
 
 
 def _count_and_axis(call: Call) -> tuple[int, int]:
@@ -33,10 +32,26 @@ def _top_k_values(call: Call) -> str:
     count, axis = _count_and_axis(call)
     if _is_found_in_rounds(call.x.dtype, count):
         return _top_k_in_rounds(call, axis, count, values=True)
-    x, axes, places = call.x, call.axes(call.x.rank), call.intermediate("places")
-    found = _top_k_indices(replace(call, output=places, parameters={**call.parameters, "dtype": DType.INT32.value}))
+    return _gather(call, axis, count, _top_k_indices(_call_for_places(call)))
+
+
+def _other_top_k_values(call: Call) -> str | None:
+    count, axis = _count_and_axis(call)
+    found = _other_top_k_indices(_call_for_places(call))
+    return None if found is None else _gather(call, axis, count, found)
+
+
+def _call_for_places(call: Call) -> Call:
+    """Return the call of top_k_indices that finds the places of the values."""
+    parameters = {**call.parameters, "dtype": DType.INT32.value}
+    return replace(call, output=call.intermediate("places"), parameters=parameters)
+
+
+def _gather(call: Call, axis: int, count: int, found: str) -> str:
+    """Return the statements that find places, with the one that gathers the elements there."""
+    x, axes = call.x, call.axes(call.x.rank)
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-    element = x.at(*axes[:axis], f"{places}[{', '.join(axes)}]", *axes[axis + 1 :])
+    element = x.at(*axes[:axis], f"{call.intermediate('places')}[{', '.join(axes)}]", *axes[axis + 1 :])
     return join_statements(found, statement(call.output, axes, "=", element, where=list(zip(axes, shape, strict=True))))
 
 
@@ -45,17 +60,29 @@ def _is_found_in_rounds(dtype: DType, count: int) -> bool:
 
 
 def _top_k_indices(call: Call) -> str:
-    """Return the statements that find one element after the other, or count the elements before each one."""
-    x = call.x
+    """Return the statements that find one element after the other, or select them, or count those before each one."""
     count, axis = _count_and_axis(call)
-    extent = x.shape[axis]
-    if _is_found_in_rounds(x.dtype, count):
+    if _is_found_in_rounds(call.x.dtype, count):
         return _top_k_in_rounds(call, axis, count, values=False)
-    if selects(x.dtype, extent, count):
+    if selects(call.x.dtype, call.x.shape[axis], count):
         return select_in_order(call, axis, count)
-    if extent > MAX_RANKED:
+    if call.x.shape[axis] > MAX_RANKED:
         raise call.wrong_shape(_explain_limit(call, axis, count))
-    if (size := _block_size(extent, count)) < extent:
+    return _rank_elements(call, axis, count)
+
+
+def _other_top_k_indices(call: Call) -> str | None:
+    """Return the statements that rank what would be selected: fewer launches, and more comparisons."""
+    count, axis = _count_and_axis(call)
+    extent = call.x.shape[axis]
+    is_selected = not _is_found_in_rounds(call.x.dtype, count) and selects(call.x.dtype, extent, count)
+    return _rank_elements(call, axis, count) if is_selected and extent <= MAX_RANKED else None
+
+
+def _rank_elements(call: Call, axis: int, count: int) -> str:
+    """Return the statements that count the elements before each one, within blocks first where that pays."""
+    x = call.x
+    if (size := _block_size(x.shape[axis], count)) < x.shape[axis]:
         return _top_k_of_blocks(call, axis, size)
     axes, other, place = call.axes(x.rank), call.axis("other"), call.axis("place")
     here = axes[axis]
@@ -127,13 +154,13 @@ def _explain_limit(call: Call, axis: int, count: int) -> str:
 
 
 def selects(dtype: DType, extent: int, count: int) -> bool:
-    """Return whether elements are found by selection, and not by ranks of all.
+    """Return whether elements may be found by selection, with fewer comparisons than ranks of all.
 
     Those that are found are ranked by pairs.
     """
     if not may_select(dtype, extent) or count > MAX_RANKED:
         return False
-    return extent > MAX_RANKED or count_comparisons(dtype, extent, count) * MIN_SAVED_BY_ROUNDS <= extent * extent
+    return extent > MAX_RANKED or count_comparisons(dtype, extent, count) < extent * extent
 
 
 def _block_size(extent: int, count: int) -> int:
@@ -282,6 +309,7 @@ OPERATORS = (
             flag("largest", "the greatest ones first, else the least", default=True),
             dtype("dtype", "int64", "type of the result"),
         ),
+        write_other=_other_top_k_indices,
     ),
     Operator(
         "top_k_values",
@@ -293,6 +321,7 @@ OPERATORS = (
             integer("axis", -1, "the dimension"),
             flag("largest", "the greatest ones first, else the least", default=True),
         ),
+        write_other=_other_top_k_values,
     ),
     Operator("cumsum", "Sum of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="+"),
              _CUMULATED),

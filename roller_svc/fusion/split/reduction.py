@@ -21,10 +21,10 @@ from roller_svc.fusion.split.online_reduction import (
     partial_reductions,
 )
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, rewrite, split_restated, substitute
 from roller_svc.ir.group import AxisRole, ContractionOperands, GroupKind, KernelGroup, TileSpace
 from roller_svc.ir.hardware import ComputeUnit
-from roller_svc.ir.index import add, ceil_div, lt, min_, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, conjunction, lt, min_, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType, identity
 from roller_svc.ir.rprogram import RProgram, RTile
 
@@ -152,7 +152,9 @@ def _partial_contraction(group: KernelGroup, longest: Axis, length: int, piece: 
     batch, m, n, k = (members(role) for role in (AxisRole.BATCH, AxisRole.M, AxisRole.N, AxisRole.K))
     types = {} if guard is None else dict(group.inputs)
     scales = tuple(_clamp(substitute(scale, {longest.name: position}), types) for scale in group.operands.scales)
-    return Contraction((piece, *batch), m, n, k, part(group.operands.a), part(group.operands.b), scales)
+    _, conditions = split_restated(first.body)
+    guard_of_part = conjunction(substitute(condition, {longest.name: position}) for condition in conditions)
+    return Contraction((piece, *batch), m, n, k, part(group.operands.a), part(group.operands.b), scales, guard_of_part)
 
 
 def _clamp(scale: Expr, types: Mapping[str, TensorType]) -> Expr:

@@ -11,6 +11,7 @@ from roller_svc.graph.passes.batching import batch_operators
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
+from roller_svc.graph.passes.forms import choose_forms
 from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.passes.layouts import choose_layouts
@@ -35,6 +36,7 @@ def run_passes(graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool =
         ("fold_batch_norms", lambda g: fold_batch_norms(g, weights)),
         ("merge_duplicates", merge_duplicates),
         ("remove_dead_nodes", remove_dead_nodes),
+        ("choose_forms", lambda g: choose_forms(g, costs)),
     ]
     if fuse:
         passes.append(("batch_operators", lambda g: batch_operators(g, costs)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,6 +66,14 @@ class ArrayLibrary(Protocol):
 
     def writeable(self, array: Any) -> bool: ...
 
+    def needs_gradient(self, array: Any) -> bool:
+        """Return whether the library expects gradients of what is computed from an array."""
+        ...
+
+    def note_writes(self, arrays: Iterable[Any]) -> None:
+        """Tell the library that kernels wrote to arrays of the caller."""
+        ...
+
     def stream(self, device: int) -> int:
         """Return the current stream's handle."""
         ...
@@ -118,6 +126,12 @@ class CupyArrays:
     def writeable(self, array: Any) -> bool:
         return True
 
+    def needs_gradient(self, array: Any) -> bool:
+        return False
+
+    def note_writes(self, arrays: Iterable[Any]) -> None:
+        """CuPy keeps no versions of arrays, nor does DLPack."""
+
     def stream(self, device: int) -> int:
         with self._cupy.cuda.Device(device):
             return int(self._cupy.cuda.get_current_stream().ptr)
@@ -152,7 +166,16 @@ class TorchArrays:
             target.array.copy_(source.array)
 
     def writeable(self, array: Any) -> bool:
-        return not (array.requires_grad and array.is_leaf)
+        return not (array.requires_grad and array.is_leaf) and not array.is_neg()  # a view of negated numbers is copied
+
+    def needs_gradient(self, array: Any) -> bool:
+        return bool(array.requires_grad and self._torch.is_grad_enabled())
+
+    def note_writes(self, arrays: Iterable[Any]) -> None:
+        """Give tensors a new version, so that torch does not compute gradients from what they were."""
+        for array in arrays:
+            if not array.is_inference():
+                self._torch.autograd.graph.increment_version(array)
 
     def stream(self, device: int) -> int:
         return int(self._torch.cuda.current_stream(device).cuda_stream)

@@ -202,7 +202,7 @@ class CudaCall:
 
     def __call__(self) -> None:
         """Launch all kernels in order, and the copies of outputs. Returns before the work is done."""
-        with self._cupy.cuda.Device(self._library.device), launch_errors(self._cupy):
+        with self._cupy.cuda.Device(self._library.device), launch_errors(self._cupy), self._library.noted_writes(self._binding):
             self.launch(self.stream())
             self._binding.copy_back()
 
@@ -268,6 +268,12 @@ class DeviceArrays:
         view = self.library.view(value)
         if view is None:
             raise ArgumentError(f"{what} {buffer.name!r} is not on a GPU; move it there first", code="not-an-array")
+        if self.library.needs_gradient(value):
+            raise ArgumentError(
+                f"{what} {buffer.name!r} requires a gradient, which kernels and models do not give",
+                code="needs-gradient",
+                hint="call below torch.no_grad(), or pass .detach()",
+            )
         if view.dtype != buffer.dtype.value:
             raise ArgumentError(
                 f"{what} {buffer.name!r} has dtype {view.dtype}, expected {buffer.dtype.value}", code="dtype-mismatch"
@@ -303,6 +309,14 @@ class DeviceArrays:
 
     def result(self, array: DeviceArray) -> Any:
         return self.library.result(array)
+
+    @contextmanager
+    def noted_writes(self, binding: Binding[DeviceArray]) -> Iterator[None]:
+        """Tell the library of the caller's arrays that the call in the block may have written, also if it fails."""
+        try:
+            yield
+        finally:
+            self.library.note_writes(binding.written)
 
 
 def runs_on(arch: Arch, capability: tuple[int, int]) -> bool:

@@ -101,10 +101,11 @@ class CudaModel:
             arena = self._arena(cupy, loaded, library.device, stream)
             slots = [loaded.weights.address, loaded.packed.address, arena.address]
             slots += [binding.memory[buffer.symbol].address for buffer in self._buffers]
-            self._prepared(cupy, loaded, tuple(slots))(stream)
-            for step, events in find_cooperative(self.plan, loaded.steps):
-                _check_deadline(cupy, step, _address(slots, events), stream)
-            binding.copy_back()
+            with library.noted_writes(binding):
+                self._prepared(cupy, loaded, tuple(slots))(stream)
+                for step, events in find_cooperative(self.plan, loaded.steps):
+                    _check_deadline(cupy, step, _address(slots, events), stream)
+                binding.copy_back()
             return binding.results()
 
     def _on_device(self, cupy: Any, device: int, stream: int) -> _Loaded:

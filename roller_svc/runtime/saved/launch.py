@@ -16,8 +16,8 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -76,7 +76,8 @@ class Kernel:
                 if buffer["donated"]:  # the kernel updates the output of its name
                     library.copy(results[buffer["name"]], arrays[buffer["name"]])
             workspace = library.empty([self.metadata["workspace_bytes"] + WORKSPACE_ALIGNMENT_BYTES], "uint8", like)
-            self.launch(memory, library.address(workspace), library.stream(like), library.ordinal(like))
+            with _noted_writes(library, out):
+                self.launch(memory, library.address(workspace), library.stream(like), library.ordinal(like))
         return results
 
     def launch(self, memory: Mapping[str, int], workspace: int = 0, stream: int = 0, device: int = 0) -> None:
@@ -125,10 +126,11 @@ class Model:
         out = {**(out or {}), **given}
         library, like = _check(variant.inputs, variant.outputs, arrays, out, is_host=True)
         results = _make_results(library, variant.outputs, out, like)
-        variant.launch(
-            [library.address(arrays[b["name"]]) for b in variant.inputs],
-            [library.address(results[b["name"]]) for b in variant.outputs],
-        )
+        with _noted_writes(library, out):
+            variant.launch(
+                [library.address(arrays[b["name"]]) for b in variant.inputs],
+                [library.address(results[b["name"]]) for b in variant.outputs],
+            )
         return {name: array for name, array in results.items() if name not in variant.states}
 
     def _variant(self, arrays: Mapping[str, Any]) -> _Variant:
@@ -318,6 +320,7 @@ class _Library:
     device: Callable[[Any], AbstractContextManager[object]]
     ordinal: Callable[[Any], int]  # number of the array's device
     is_writeable: Callable[[Any], bool]
+    note_write: Callable[[Any], object]  # tells the library that an array was written
 
 
 def _numpy() -> _Library:
@@ -335,6 +338,7 @@ def _numpy() -> _Library:
         lambda _: nullcontext(),
         lambda _: 0,
         lambda a: bool(a.flags.writeable),
+        lambda _: None,
     )
 
 
@@ -347,7 +351,7 @@ def _cupy() -> _Library:
     return _Library(
         lambda a: int(a.data.ptr), lambda a: bool(a.flags.c_contiguous), empty, cupy.copyto,
         lambda _: int(cupy.cuda.get_current_stream().ptr), lambda a: a.device, lambda a: int(a.device.id),
-        lambda _: True,
+        lambda _: True, lambda _: None,
     )  # fmt: skip
 
 
@@ -357,11 +361,17 @@ def _torch() -> _Library:
     def empty(shape: Sequence[int], dtype: str, like: Any) -> Any:
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=like.device)
 
+    def note_write(array: Any) -> None:
+        """Give a tensor a new version, so that torch computes no gradients from what it was."""
+        if not array.is_inference():
+            torch.autograd.graph.increment_version(array)
+
     return _Library(
-        lambda a: int(a.data_ptr()), lambda a: bool(a.is_contiguous()), empty, lambda target, source: target.copy_(source),
+        lambda a: int(a.data_ptr()), lambda a: a.is_contiguous() and not a.is_neg(), empty,
+        lambda target, source: target.copy_(source),
         lambda a: int(torch.cuda.current_stream(a.device).cuda_stream) if a.is_cuda else 0,
         lambda a: torch.cuda.device(a.device) if a.is_cuda else nullcontext(), lambda a: a.device.index or 0,
-        lambda _: True,
+        lambda _: True, note_write,
     )  # fmt: skip
 
 
@@ -429,6 +439,16 @@ def _make_results(library: _Library, outputs: Sequence[Mapping[str, Any]], out: 
     return {b["name"]: out.get(b["name"], made.get(b["name"])) for b in outputs}
 
 
+@contextmanager
+def _noted_writes(library: _Library, out: Mapping[str, Any]) -> Iterator[None]:
+    """Tell the library of the caller's arrays that the launch in the block may have written, also if it fails."""
+    try:
+        yield
+    finally:
+        for array in out.values():
+            library.note_write(array)
+
+
 def _check_array(library: _Library, buffer: Mapping[str, Any], array: Any) -> None:
     given, expected = (list(array.shape), str(array.dtype).removeprefix("torch.")), (buffer["shape"], buffer["dtype"])
     raw = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}.get(buffer["dtype"])
@@ -450,7 +470,7 @@ def torch_operator(kernel: Kernel) -> Any:
         return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
     def run(*tensors: Any) -> Any:
-        dense = [tensor.contiguous() for tensor in tensors]
+        dense = [tensor.resolve_neg().contiguous() for tensor in tensors]
         aligned = [t.clone() if t.data_ptr() % b["alignment"] else t for b, t in zip(inputs, dense, strict=True)]
         named = {b["name"]: tensor for b, tensor in zip(inputs, aligned, strict=True)}
         results = kernel.run(named)

@@ -22,7 +22,7 @@ from roller_svc.compiler.estimates.worker import (
     estimate_slice,
 )
 from roller_svc.errors import ArgumentError
-from roller_svc.frontend.parse import parse
+from roller_svc.frontend.parse import parse_forms
 from roller_svc.ir.hardware import HardwareSpec
 
 H200 = hardware.load("nvidia-h200-sxm")
@@ -119,9 +119,9 @@ def test_a_text_that_is_refused_is_read_once_for_all_devices(monkeypatch: pytest
 
     def counted(*program: Any) -> Any:
         read.append(program)
-        return parse(*program)
+        return parse_forms(*program)
 
-    monkeypatch.setattr("roller_svc.compiler.estimates.worker.parse", counted)
+    monkeypatch.setattr("roller_svc.compiler.estimates.worker.parse_forms", counted)
     estimates = EstimateCache()
     assert len(estimates.estimates([WRONG], ["nvidia-h200-sxm", "nvidia-v100-sxm2", "local"], 1)) == 3
     assert len(estimates.estimates([WRONG], ["nvidia-h100-sxm", "nvidia-v100-sxm2"], 2)) == 2

@@ -127,6 +127,43 @@ def test_scales_of_narrow_weights_are_named_where_they_are_faster_after_the_sum(
         assert not any("after the sum" in note for note in notes(text, inputs | {"x": ("float16", (512, 2048))}))
 
 
+INT4 = "(bitwise_and(q[k // 8, n] >> k % 8 * 4, 15) - 8).cast(`float32`) * s[k // 128, n]"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_scaled_int4_names_its_rounding_where_its_unit_cannot_scale_sums(dtype: str) -> None:
+    inputs = {"x": (dtype, (512, 1024)), "q": ("int32", (128, 1024)), "s": ("float32", (8, 1024))}
+    text = "y[m, n] +=! x[m, k].cast(`float32`) * ({}) where k in 1024"
+    found = notes(text.format(INT4), inputs)
+    if dtype == "float16":
+        assert found == ()
+        return
+    (note,) = found
+    gain = float(note.split("; q * s in bfloat16: ")[1].split()[0])
+    rounded = text.format(INT4).replace(f"({INT4})", f"({INT4}).cast(`bfloat16`).cast(`float32`)")
+    slow, fast = (
+        estimate_item(Item(each, inputs), [H200], 1)[0].plans[0].estimate.seconds for each in (text.format(INT4), rounded)
+    )
+    assert gain == pytest.approx(slow / fast, abs=0.06)
+
+
+PAGED = """
+S[b, h, n]: float32 +=! Q[b, h, d].cast(`float32`) * K[T[b, n // 16], n % 16, h // 4, d].cast(`float32`) where n in 2048, h in 32;
+M[b, h] >=! S[b, h, n]; E[b, h, n] = exp(S[b, h, n] - M[b, h]); Z[b, h] +=! E[b, h, n];
+X[b, h, d]: float32 +=! E[b, h, n].cast(`bfloat16`) * V[T[b, n // 16], n % 16, h // 4, d].cast(`float32`);
+Y[b, h, d] = X[b, h, d] / Z[b, h]
+"""
+
+
+@pytest.mark.parametrize(("features", "is_named"), [(128, False), (192, True)])
+def test_the_rule_that_keeps_attention_from_one_kernel_is_named(features: int, is_named: bool) -> None:
+    pages: Any = (FP8, (8200, 16, 8, features))
+    inputs = {"Q": ("bfloat16", (64, 32, features)), "K": pages, "V": pages, "T": ("int32", (64, 128))}
+    found = notes(PAGED, inputs, "nvidia-a100-sxm-80gb")
+    wanted = ("S: no matrix unit, attention is not one kernel (mma_bf16: registers per thread)",)
+    assert found == (wanted if is_named else ())
+
+
 def test_conditions_on_both_factors_are_named() -> None:
     text = "c[m, n]: float32 +=! where(k <= m + n, a[m, k] * b[k, n], 0.0)"
     (note,) = notes(text, both("float16", 2048))

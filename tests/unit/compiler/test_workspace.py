@@ -44,7 +44,7 @@ def workspaces(case: Case, limit_bytes: int | None) -> list[int]:
     request = build_request(expression, inputs, max_workspace_bytes=limit_bytes, top_k=4, **options)
     program = parse(request.expression, dict(request.inputs), request.outputs)
     program, hw = replace(program, constants=request.constants), resolve_spec(request)
-    partitions = rank_request(request, program, hw)
+    partitions = rank_request(request, (program,), hw)
     best = merge_ranked_plans(partitions, request.top_k)
     plans = (*best, *select_for_measurement(best, partitions, request.top_k))
     return [emit_plan(each.plan, program, each.groups, hw).workspace_bytes for each in plans]

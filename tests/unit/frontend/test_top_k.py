@@ -10,10 +10,19 @@ import pytest
 from cases_cpu import cpu_case
 
 import roller_svc
+from roller_svc.compiler.lower_and_emit import emit_plan
+from roller_svc.compiler.partition_cache import PartitionCache, partition
+from roller_svc.compiler.plans import best_plans, estimate_program, rank_partitions
 from roller_svc.errors import ShapeError
 from roller_svc.frontend.ops.calls import expand
+from roller_svc.frontend.parse import parse, parse_forms
+from roller_svc.fusion import attention
+from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.program import TensorType
+from roller_svc.ir.program import TensorExpr, TensorType
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.semantics.interpreter import evaluate
+from roller_svc.toolchain import compile_source
 
 TARGETS = ("nvidia-a100-sxm-80gb", "nvidia-h200-sxm", "amd-mi250x")
 
@@ -79,14 +88,78 @@ def test_a_selection_finds_more_elements_in_order(dtype: str, k: int, largest: b
 @pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_device_selects(target: str) -> None:
+def test_every_device_selects_and_ranks(target: str) -> None:
     for dtype, largest in (("float32", True), ("float16", False), ("int8", True)):
         x = kinds_of_rows(dtype, 700)
         call = f"I = top_k_indices(x, k=20, largest={str(largest).lower()})"
-        kernel = roller_svc.compile(
-            call, inputs={"x": (dtype, x.shape)}, target=target, select="model", top_k=1, runtime="emulator"
-        )  # fmt: skip
-        np.testing.assert_array_equal(kernel.run({"x": x})["I"], ordered(x, 20, largest=largest))
+        for text, is_selection in ((call, False), (expanded(call, dtype, x.shape), True)):
+            kernel = roller_svc.compile(
+                text, inputs={"x": (dtype, x.shape)}, target=target, select="model", top_k=1, runtime="emulator"
+            )  # fmt: skip
+            assert (len(kernel.launches) > 4) is is_selection
+            np.testing.assert_array_equal(kernel.run({"x": x})["I"], ordered(x, 20, largest=largest))
+
+
+CALLS = (
+    ("I = top_k_indices(x, k=20)", "float32", ("I",)),
+    ("I = top_k_indices(x, k=11, largest=false); V = top_k_values(x, k=11, largest=false)", "float16", ("I", "V")),
+    ("y[i, j] = x[i, j] + 1; V = top_k_values(y, k=9); s[i] +=! y[i, j]", "int32", ("V", "s")),
+)
+
+
+@pytest.mark.parametrize(("text", "dtype", "outputs"), CALLS)
+def test_both_forms_compute_the_same_under_names_of_their_own(text: str, dtype: str, outputs: tuple[str, ...]) -> None:
+    x = kinds_of_rows(dtype, 300)
+    first, other = parse_forms(text, {"x": TensorType(DType(dtype), x.shape)}, outputs)
+    assert first == parse(text, {"x": TensorType(DType(dtype), x.shape)}, outputs)
+    results = {output.tensor for output in first.outputs}
+    assert {s.output for s in first.statements} & {s.output for s in other.statements} == results
+    expected, found = evaluate(first, {"x": x}), evaluate(other, {"x": x})
+    for name in outputs:
+        np.testing.assert_array_equal(found[name].wide, expected[name].wide)
+
+
+@pytest.mark.parametrize(
+    ("text", "extent"),
+    [("I = top_k_indices(x, k=8)", 300), ("I = top_k_indices(x, k=20)", 40), ("I = top_k_indices(x, k=9)", 1 << 15)],
+)
+def test_programs_with_one_form(text: str, extent: int) -> None:
+    assert len(parse_forms(text, {"x": TensorType(DType.FLOAT32, (2, extent))})) == 1
+
+
+def test_the_model_chooses_the_form_of_a_device() -> None:
+    forms = parse_forms("I = top_k_indices(x, k=50)", {"x": TensorType(DType.FLOAT32, (64, 1024))})
+    cache = PartitionCache.of_forms(forms)
+    seconds = {}
+    for target in ("nvidia-h200-sxm", "cpu-x86-avx512"):
+        estimate = estimate_program(cache, load(target))
+        own = [estimate_program(PartitionCache(form), load(target)).plans[0].estimate.seconds for form in forms]
+        assert estimate.plans[0].estimate.seconds == min(own)
+        seconds[target] = own
+    selected, ranked = zip(*seconds.values(), strict=True)
+    assert ranked[0] < selected[0]
+    assert selected[1] < ranked[1]
+
+
+def test_the_other_form_is_emitted_for_the_program() -> None:
+    """Both forms have a tensor I_rank, of other shapes."""
+    x, local = kinds_of_rows("float32", 90), load("local")
+    forms = parse_forms("I = top_k_indices(x, k=12)", {"x": TensorType(DType.FLOAT32, x.shape)})
+    partitions = rank_partitions(PartitionCache.of_forms(forms), local, 1)
+    ranks = next(ranked for ranked in partitions if len(ranked.groups) == len(forms[1].statements))
+    source = emit_plan(best_plans(ranks.candidates, 1)[0], forms[0], ranks.groups, local)
+    np.testing.assert_array_equal(CpuModule(compile_source(source)).run({"x": x})["I"], ordered(x, 12, largest=True))
+
+
+def test_rounds_are_refused_as_attention_before_maps_are_inlined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each count of a round is a sum of products that all later rounds read."""
+
+    def refuse(statement: TensorExpr, _: object) -> None:
+        raise AssertionError(f"{statement.output} is inlined")
+
+    monkeypatch.setattr(attention, "inline_loads", refuse)
+    program = parse("I = top_k_indices(x, k=20)", {"x": TensorType(DType.FLOAT32, (64, 4096))})
+    assert partition(program, load("nvidia-h200-sxm"))
 
 
 def test_an_axis_along_columns_is_selected() -> None:
@@ -134,8 +207,8 @@ def test_every_device_finds_them_in_one_launch(target: str, *, largest: bool) ->
 @pytest.mark.parametrize(
     ("dtype", "shape", "k", "axis"),
     [
-        ("float32", (9, 67), 20, 1),  # ranks
-        ("float32", (4, 700), 11, 1),  # blocks or selection
+        ("float32", (9, 40), 20, 1),  # ranks
+        ("float32", (4, 700), 11, 1),  # selection
         ("float16", (12, 5), 9, 0),
         ("int16", (4, 300), 9, 1),
         ("int64", (4, 40), 9, 1),

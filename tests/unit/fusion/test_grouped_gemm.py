@@ -68,6 +68,11 @@ CASES: dict[str, tuple[str, Types]] = {
         "y[t, n] +=! x[t, k].cast(`float32`) * (w[e[t], n, k].cast(`float32`) * s[e[t], n // 16, k // 32])",
         {"x": (HALF, (50, 64)), "w": ("float8_e4m3fn", (7, 32, 64)), "s": ("float32", (7, 2, 2)), "e": ("int32", (50,))},
     ),
+    "int4 with scales of groups": (
+        "y[t, n] +=! x[t, k].cast(`float32`) * ((bitwise_and(w[e[t], k // 8, n] >> k % 8 * 4, 15) - 8).cast(`float32`)"
+        " * s[e[t], k // 32, n]) where k in 64",
+        {"x": (HALF, (50, 64)), "w": ("int32", (7, 8, 32)), "s": ("float32", (7, 2, 32)), "e": ("int32", (50,))},
+    ),
     "few rows": ("y[t, n] +=! x[t, k] * w[e[t], n, k]",
                 {"x": (HALF, (9, 32)), "w": (HALF, (4, 24, 32)), "e": ("int32", (9,))}),
 }  # fmt: skip
@@ -192,6 +197,17 @@ def test_an_index_out_of_range_reads_zeros(monkeypatch: pytest.MonkeyPatch) -> N
     expected = np.einsum("tk,tnk->tn", arrays["x"][valid].astype(np.float64), arrays["w"][arrays["e"][valid]].astype(np.float64))
     np.testing.assert_array_equal(y[[3, 30]], 0)
     np.testing.assert_allclose(y[valid], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("operand", "is_narrow"), [("float16", True), ("bfloat16", False)])  # False: as scales of float8
+def test_int4_in_float32_is_multiplied_as_halves(operand: str, is_narrow: bool) -> None:
+    text = CASES["int4 with scales of groups"][0].replace("// 32", "// 128").replace("64", "1024")
+    shapes = {"x": (operand, (1024, 1024)), "w": ("int32", (16, 128, 512)), "s": ("float32", (16, 8, 512)), "e": ("int32", (1024,))}
+    inputs = {name: TensorType(DType(dtype), shape) for name, (dtype, shape) in shapes.items()}
+    best = rank_best_partition(parse(text, inputs), hardware.load("nvidia-h200-sxm"), 1)
+    units = [candidates[0].program.unit for candidates in best.candidates]
+    assert is_grouped(best.groups)
+    assert any(unit.is_matrix for unit in units) is is_narrow
 
 
 @pytest.mark.parametrize(("rows", "pays"), [(1024, True), (8, False)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from roller_svc.ir.tensor_map import MapMode, TensorMap
 from roller_svc.runtime.binding import aligned_empty, numpy_dtype
 from roller_svc.runtime.cuda import arrays as cuda_arrays
 from roller_svc.runtime.cuda import module as cuda
-from roller_svc.runtime.cuda.arrays import ByteArrays, DeviceArray, DeviceBytes, copy_to_device
+from roller_svc.runtime.cuda.arrays import ByteArrays, DeviceArray, DeviceBytes, TorchArrays, copy_to_device
 from roller_svc.runtime.cuda.module import CudaModule, Replay, runs_on
 from roller_svc.runtime.measure import measure
 
@@ -319,6 +321,69 @@ def test_results_reach_other_libraries_by_dlpack_after_the_launch(cupy: FakeCupy
         CudaModule(COMPILED).run({"A": Foreign(floats())}, {"C": Foreign(floats())})
     with pytest.raises(ArgumentError, match="from one library, got cupy, jaxlike"):
         CudaModule(COMPILED).run({"A": Foreign(floats())}, {"C": FakeArray(floats())})
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Return a function that takes a tensor of this machine's memory for one of a device."""
+    pytest.importorskip("torch")
+    import torch
+
+    class DeviceTensor(torch.Tensor):
+        device = types.SimpleNamespace(type="cuda", index=0)
+
+    DeviceTensor.__module__ = "torch"
+
+    def empty(self: TorchArrays, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray | None:
+        array = aligned_empty(shape, numpy_dtype(dtype))
+        return self.view(torch.from_numpy(array).as_subclass(DeviceTensor))
+
+    monkeypatch.setattr(TorchArrays, "empty", empty)
+    monkeypatch.setattr(TorchArrays, "stream", lambda self, device: 77)
+    return lambda tensor: tensor.as_subclass(DeviceTensor)
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+@pytest.mark.parametrize("case", ["out", "donated", "copied"])
+def test_torch_is_told_of_writes(cupy: FakeCupy, on_device: Callable[[Any], Any], case: str, refuse: bool) -> None:
+    """A call that fails may have written."""
+    import torch
+
+    c, other = on_device(torch.from_numpy(floats(case != "copied"))), on_device(torch.from_numpy(floats()))
+    product = (c * torch.ones(8, requires_grad=True)).sum()  # its gradient reads c
+    before = c._version, other._version
+    out = {"C": other} if case == "out" else None
+    call = CudaModule(UPDATING).bind({"C": c, "B": on_device(torch.from_numpy(floats()))}, out)
+    assert (c._version, other._version) == before
+    cupy.refuse = refuse
+    with pytest.raises(LaunchError) if refuse else nullcontext():
+        call()
+    assert (c._version > before[0], other._version > before[1]) == (case != "copied", case == "out")
+    with nullcontext() if case == "copied" else pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_tensors_that_require_a_gradient_are_refused(cupy: FakeCupy, on_device: Callable[[Any], Any]) -> None:
+    import torch
+
+    b, c = (torch.from_numpy(floats()) for _ in range(2))
+    arrays = {"B": on_device(b.requires_grad_()), "C": on_device(c)}
+    with pytest.raises(ArgumentError, match="argument 'B' requires a gradient") as caught:
+        CudaModule(UPDATING).run(arrays)
+    assert caught.value.code == "needs-gradient"
+    with torch.no_grad():
+        assert CudaModule(UPDATING).run(arrays)["C"].tolist() == (2 * b).tolist()
+
+
+def test_views_of_negated_numbers_are_copied_or_refused(cupy: FakeCupy, on_device: Callable[[Any], Any]) -> None:
+    import torch
+
+    plain, b = torch.from_numpy(floats()), on_device(torch.from_numpy(floats()))
+    negated = on_device(torch._neg_view(plain))
+    assert CudaModule(UPDATING).run({"C": negated, "B": b})["C"].tolist() == [0] * 8
+    assert plain.tolist() == list(range(8))
+    with pytest.raises(ArgumentError, match="output 'C' cannot be written in place"):
+        CudaModule(UPDATING).run({"C": b.clone(), "B": b}, {"C": negated})
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,13 @@ def test_torch_operator_is_what_torch_expects(tmp_path: Path) -> None:
     assert torch.equal(product, x * z)
     checked = torch.library.opcheck(operator, (x, z), test_utils=("test_schema", "test_faketensor"))
     assert set(checked.values()) == {"SUCCESS"}
+    negated, out = torch._neg_view(x), torch.zeros(16)
+    assert torch.equal(operator(negated, z)[0], z - x)
+    launcher, version = module.Kernel(), out._version
+    with pytest.raises(ValueError, match="x: expected a dense, row-major array"):
+        launcher(x=negated, z=z)
+    assert launcher.run({"x": x, "z": z}, out={"y": out})["y"] is out
+    assert out._version > version
 
 
 def test_launch_py_runs_a_model_with_buckets(tmp_path: Path) -> None:
@@ -312,7 +319,13 @@ def test_launch_py_runs_a_model_with_buckets(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="y shares memory with x"):
         launcher.run({"x": memory[:16].reshape(2, 8)}, out={"y": memory[12:].reshape(2, 4)})
     torch = pytest.importorskip("torch")
-    assert torch.equal(launcher(x=torch.from_numpy(x))["y"], torch.from_numpy(wanted))
+    given = torch.from_numpy(x)
+    assert torch.equal(launcher(x=given)["y"], torch.from_numpy(wanted))
+    result = torch.zeros(2, 4)
+    version = result._version
+    launcher.run({"x": given}, out={"y": result})
+    assert torch.equal(result, torch.from_numpy(wanted))
+    assert result._version > version
 
 
 def test_launch_py_of_a_model_needs_nothing_else_and_checks_indices(tmp_path: Path) -> None:

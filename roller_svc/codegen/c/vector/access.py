@@ -127,6 +127,9 @@ class VectorAccess:
                     return None
                 sign = 1 if kind is OpKind.ADD else -1
                 return tuple(a + sign * b for a, b in zip(first, second, strict=True))
+            case Op(kind=OpKind.MUL, args=(x, Const(value=int(by)))):
+                steps = self._steps(x)
+                return None if steps is None else tuple(by * step for step in steps)
             case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if by > 0:
                 start, steps = self._first_congruence(x), self._steps(x)
                 period = math.gcd(start.modulus, by)

@@ -10,7 +10,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, Op, OpKind
 from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.program import Combine, identity
-from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Routine, Scope, Storage
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Routine, Scope, Storage
 
 LANE = ".lane"
 ACC, ROW_B = ".acc", ".b"
@@ -28,11 +28,19 @@ class CTile:
 
 @dataclass(frozen=True, slots=True)
 class KLoop:
-    """One loop along k: `var` from 0 to extent - 1, below `limit`."""
+    """One loop along k: `var` from 0 to extent - 1, below `limit`; with `first` from there, at most `limit` times."""
 
     var: str
     extent: int
     limit: Expr | None = None
+    first: Expr | None = None
+
+    def nodes(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return the loop around the nodes."""
+        if self.first is None:
+            return (Loop(self.var, self.extent, LoopKind.SERIAL, body, self.limit),)
+        number = f"{self.var}.number"
+        return (Loop(number, self.extent, LoopKind.SERIAL, (Let(self.var, add(self.first, ref(number)), body),), self.limit),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class MicroKernel:
         zeros = self._over_tile(Compute(ACC, acc_index, zero if self.initial is None else self.initial(self._column())))
         loops = self._step()
         for step in reversed(self.k_loops):
-            loops = (Loop(step.var, step.extent, LoopKind.SERIAL, loops, step.limit),)
+            loops = step.nodes(loops)
         body = (zeros, *loops, self._store(tile, fresh))
         accumulators = Storage(ACC, self.dtype, (self.rows, self.columns), Scope.REGISTER, body)
         return (Routine("multiply", (accumulators,)),)

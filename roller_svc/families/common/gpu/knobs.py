@@ -57,6 +57,8 @@ def nearest_stream_k(group: KernelGroup, model: Model[Any], program: RProgram, w
         return Nearest(0, "a dual GEMM does not support stream-K")
     if group.row_reduction is not None:
         return Nearest(0, "stream-K does not support row reductions")
+    if group.space.k_bounds is not None:
+        return Nearest(0, "tiles under a guard along k have different numbers of steps, which stream-K does not share")
     work = stream_k_partition(program.with_pipeline(stream_k_blocks=1))
     steps = work.tiles * work.k_tiles
     if wanted <= steps:

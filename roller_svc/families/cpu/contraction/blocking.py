@@ -58,6 +58,7 @@ def plan_blocking(p: Workload[ContractionFacts], block: Tile, thread: Tile, spli
         and _skips_packing_of_a(columns, (mr, nr, kc), a.panel_stride * size, size, hw)
     )
     is_plain = p.facts.dot is None and b.plain and b.layout is OperandLayout.PANEL_MAJOR and not b.constant
+    is_plain = is_plain and p.space.k_bounds is None  # a guard leaves the first panel of A a part of k
     packs_b_on_first_use = (
         is_plain and steps == 1 and _packs_b_on_first_use(rows // mr, rows * kc * size, nr * size, b.tensor_bytes, hw)
     )

@@ -44,6 +44,7 @@ class _Sizes:
     rows: int
     columns: int
     plan: Blocking
+    parts_of_k: tuple[float, float, float]  # of a register tile and a task in the mean, and of the longest task
 
 
 def cpu_contraction(p: Workload[ContractionFacts], launch: Launch) -> Costs:
@@ -52,11 +53,13 @@ def cpu_contraction(p: Workload[ContractionFacts], launch: Launch) -> Costs:
     sizes = _sizes(p, launch)
     kernel = _kernel(p, sizes)
     update = _update(p, sizes)
-    packing = sizes.plan.steps * _packing(p, launch, sizes)
+    packing = sizes.plan.steps * sizes.parts_of_k[1] * _packing(p, launch, sizes)
     store = _store(p, sizes)
     average = p.outer_points / (sizes.rows * sizes.columns) / launch.grid  # of a whole tile: those at edges are smaller
     is_even = launch.grid >= MANY_TASKS_PER_CORE * mach.cores
     busy = average * launch.grid / mach.cores if is_even else max(1.0, count_waves(p, launch) * average)
+    _, left, longest = sizes.parts_of_k
+    busy = max(busy, longest / left)
     parts = {"compute": kernel, "update": update, "packing": packing, "task": store + mach.costs.task_cycles}
     others = p.compulsory_bytes - (p.b.total_bytes if sizes.plan.streams_b else 0)
     memory = others / source_bandwidth(mach, p.compulsory_bytes)
@@ -67,7 +70,16 @@ def cpu_contraction(p: Workload[ContractionFacts], launch: Launch) -> Costs:
 
 def _sizes(p: Workload[ContractionFacts], launch: Launch) -> _Sizes:
     rows, columns = (min(extent_on(launch.block, axis), p.extent(axis)) for axis in (p.m, p.n))
-    return _Sizes(rows, columns, plan_blocking(p, launch.block, launch.thread, launch.split_k))
+    plan = plan_blocking(p, launch.block, launch.thread, launch.split_k)
+    return _Sizes(rows, columns, plan, _parts_of_k(p, launch))
+
+
+def _parts_of_k(p: Workload[ContractionFacts], launch: Launch) -> tuple[float, float, float]:
+    """Return the parts of k that a guard leaves to a register tile and to a task in the mean, and to the longest task."""
+    depth = p.machine.unit.k_group
+    steps = -(-p.extent(p.k) // depth)
+    of_tile, of_task = (p.k_tiles(tile, depth, steps) for tile in (launch.thread, launch.block))
+    return of_tile.mean / steps, of_task.mean / steps, of_task.longest / steps
 
 
 def _cut(extent: int, tile: int) -> tuple[tuple[int, int], ...]:
@@ -82,7 +94,7 @@ def _kernel(p: Workload[ContractionFacts], s: _Sizes) -> float:
     B is streamed once per k block and block of A, or A once per k block where L2 holds the panels.
     """
     mach, costs = p.machine, p.machine.costs.contraction
-    cycles = tiles_cycles(p, (s.rows, s.columns), s.plan)
+    cycles = tiles_cycles(p, (s.rows, s.columns), s.plan, s.parts_of_k[0])
     if s.plan.streams_b:
         packed = s.plan.depth * p.elem_bytes  # of a column
         working_set = p.compulsory_bytes - p.b.total_bytes + p.extent(p.n) * packed
@@ -125,8 +137,8 @@ def _l2_bytes(p: Workload[ContractionFacts]) -> int:
     return p.machine.hw.block_level.capacity_bytes
 
 
-def tiles_cycles(p: Workload[ContractionFacts], extents: tuple[int, int], plan: Blocking) -> float:
-    """Return micro-kernel cycles for rows x columns of C, with smaller register tiles at the edges."""
+def tiles_cycles(p: Workload[ContractionFacts], extents: tuple[int, int], plan: Blocking, part: float = 1.0) -> float:
+    """Return micro-kernel cycles for rows x columns of C over a part of k, with smaller register tiles at the edges."""
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
     cycles, step = 0.0, -(-plan.depth // plan.steps)
     for height, down in _cut(extents[0], plan.mr):
@@ -140,7 +152,7 @@ def tiles_cycles(p: Workload[ContractionFacts], extents: tuple[int, int], plan: 
             each = max(each + exposed * from_l2, from_l2 / costs.l2_bandwidth_under_compute)
             call = _call_cycles(p.machine, (height * vectors + height + vectors) / each, step * each)
             call += max(0.0, p.machine.store_cycles * height * vectors - costs.hidden_store_cycles)
-            cycles += down * across * (plan.steps * call + plan.depth * each)
+            cycles += down * across * (plan.steps * call + part * plan.depth * each)
     return cycles
 
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from roller_svc.errors import InvariantError
+from roller_svc.analysis.tile_bounds import IndexSpan
+from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.cpu.dot import WORD, DotOperands
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES, prefetch_is_profitable
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.cpu.contraction.blocking import Blocking, plan_blocking
+from roller_svc.families.cpu.contraction.guarded_k import GuardedK, round_down
 from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, Packing, Panels, for_panel
 from roller_svc.families.cpu.contraction.vnni_packing import VnniPacking
 from roller_svc.families.cpu.contraction.workload import ContractionFacts, CpuOperand
@@ -28,7 +30,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, div, eq, min_, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, div, eq, max_, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine, TensorExpr
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -146,6 +148,7 @@ def _line_loop(view: GemmView, statement: TensorExpr, width: int) -> Loop | None
 PACKED_A, PACKED_B, TILE_C, EDGE_C = ".a_packed", ".b_packed", ".c_tile", ".c_edge"
 COMPENSATION = ".b_flipped"
 STEP, BLOCK = "k.step", "m.block"
+K_BEGIN, K_END, K_STEPS = "k.begin", "k.end", "k.steps"  # of a task under a guard
 PREFETCH_ROWS = 8  # prefetch distance in rows of B; 4 to 16 perform alike
 
 
@@ -224,12 +227,7 @@ class _Blocked:
 
     # the tree, from the outside in ----------------------------------------------------------------------------------
     def tasks(self) -> tuple[Node, ...]:
-        k_remaining = min_(num(self.plan.kc), sub(num(self.plan.depth), ref(K_FIRST)))
-        step: tuple[Node, ...] = (*self._pack_b(), *self._over_blocks())
-        step = (Let(K_COUNT, k_remaining if self.plan.depth % self.plan.kc else num(self.plan.kc), step),)
-        step = (Let(K_FIRST, mul(ref(STEP), num(self.plan.kc)), step),)
-        nodes: tuple[Node, ...] = (Loop(STEP, self.plan.steps, LoopKind.SERIAL, step),)
-        nodes = self._allocate(nodes)
+        nodes = self._allocate(self._over_steps((*self._pack_b(), *self._over_blocks())))
         columns = self.columns
         remaining = sub(num(ceil_div(columns.axis.extent, columns.size)), mul(ref("n.task"), num(columns.count)))
         nodes = columns.bind_first(mul(ref("n.task"), num(columns.count)), remaining, nodes)
@@ -237,6 +235,59 @@ class _Blocked:
         for panels, blocks in ((self.rows, self.blocks), (columns, 1)):
             tasks.append((f"{panels.role}.task", ceil_div(panels.axis.extent, blocks * panels.count * panels.size)))
         return nest_loops(LoopKind.PARALLEL, tasks, nodes)
+
+    def _over_steps(self, step: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Loop over the blocks of k: from the first word to the last one that a guard leaves to the task."""
+        kc, depth = self.plan.kc, self.plan.depth
+        if not self._task_has_own_k:
+            remaining = min_(num(kc), sub(num(depth), ref(K_FIRST)))
+            step = (Let(K_COUNT, remaining if depth % kc else num(kc), step),)
+            step = (Let(K_FIRST, mul(ref(STEP), num(kc)), step),)
+            return (Loop(STEP, self.plan.steps, LoopKind.SERIAL, step),)
+        guarded, spans = self._guarded, self._task_spans
+        granule = self.lanes if kc % self.lanes == 0 else kc  # packing takes whole vectors, but for the end of k
+        first = round_down(min_(guarded.first_word(spans), num(depth - 1)), granule)
+        end = min_(round_down(add(guarded.end_word(spans), num(granule - 1)), granule), num(depth))
+        step = (Let(K_COUNT, min_(num(kc), sub(ref(K_END), ref(K_FIRST))), step),)
+        step = (Let(K_FIRST, add(ref(K_BEGIN), mul(ref(STEP), num(kc))), step),)
+        step = (Loop(STEP, self.plan.steps, LoopKind.SERIAL, step, ref(K_STEPS)),)
+        step = (Let(K_STEPS, div(add(sub(ref(K_END), ref(K_BEGIN)), num(kc - 1)), kc), step),)
+        step = (Let(K_END, max_(end, min_(add(ref(K_BEGIN), num(granule)), num(depth))), step),)
+        return (Let(K_BEGIN, first, step),)
+
+    @property
+    def _guarded(self) -> GuardedK:
+        bounds = require(self.program.space.k_bounds, "bounds of k")
+        return GuardedK(bounds, self.plan.depth, 1 if self.dot is None else self.dot.group)
+
+    @property
+    def _task_has_own_k(self) -> bool:
+        """Whether a task packs only its part of k. Constants are packed once for all tasks."""
+        return self.program.space.k_bounds is not None and not any(operand.constant for operand in self.operands)
+
+    @property
+    def _task_spans(self) -> tuple[IndexSpan, ...]:
+        view, block = self.view, self.program.block
+        return tuple(IndexSpan.of_tile(axis, block[axis.name], ref(f"{axis.role.value}.task")) for axis in (view.m, view.n))
+
+    def _k_loop(self, height: int, width: int) -> KLoop:
+        """Return the loop of a register tile: over the part of the block of k that a guard leaves to it.
+
+        Where sign bits of A are flipped, all of the block counts, as in the compensation.
+        """
+        kc = self.plan.kc
+        if self.program.space.k_bounds is None or self._flips_sign_of_a:
+            return KLoop(K_ROW, kc, ref(K_COUNT))
+        view, guarded = self.view, self._guarded
+        spans = tuple(
+            IndexSpan(axis, ref(place), add(ref(place), num(extent - 1)))
+            for axis, place, extent in ((view.m, "m.place", height), (view.n, "n.place", width))
+        )
+        first: Expr = num(0)
+        if guarded.bounds.lowers:
+            first = min_(max_(sub(guarded.first_word(spans), ref(K_FIRST)), num(0)), ref(K_COUNT))
+        end = min_(sub(guarded.end_word(spans), ref(K_FIRST)), ref(K_COUNT)) if guarded.bounds.uppers else ref(K_COUNT)
+        return KLoop(K_ROW, kc, max_(sub(end, first), num(0)), first if guarded.bounds.lowers else None)
 
     def _allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         rows, columns = self.rows, self.columns
@@ -353,7 +404,8 @@ class _Blocked:
             if self.plan.steps == 1:
                 return (*self._multiply_tile(height, width, tile), *finish)
             nodes = self._multiply_tile(height, width, tile, fresh)
-            return (*nodes, Branch(eq(ref(STEP), num(self.plan.steps - 1)), finish))
+            last = sub(ref(K_STEPS), num(1)) if self._task_has_own_k else num(self.plan.steps - 1)
+            return (*nodes, Branch(eq(ref(STEP), last), finish))
         if width % self.lanes == 0:
             tile = CTile(self.view.group.statements[0].output, self._output)
             return self._multiply_tile(height, width, tile, fresh if self.plan.steps > 1 else None)
@@ -424,7 +476,7 @@ class _Blocked:
             _padded(width, self.lanes),
             self.lanes,
             dtype,
-            (KLoop(K_ROW, self.plan.kc, ref(K_COUNT)),),
+            (self._k_loop(height, width),),
             a=self._element_of_a,
             b=self._packed_element_of_b,
             registers=self.hw.limits.max_registers_per_thread,

@@ -133,6 +133,7 @@ def _space(space: TileSpace, image: _Image, k: TileAxis, *, along_filters: bool)
         axes=(*space.role(AxisRole.BATCH), *pixels, filters, *fused),
         accesses=accesses,
         vector_axis=filters.name if along_filters else pixels[-1].name,
+        k_bounds=None,
     )
 
 

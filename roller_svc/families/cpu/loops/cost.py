@@ -283,9 +283,29 @@ def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Laun
         return 0.0 if is_table else vectors * width * gathers * costs.gather_cycles
     # without a stride the index has a division; on a whole axis the compiler resolves it
     is_divided = stride is None and _has_innermost(tensor, p)
-    if stride == 2 or (is_divided and launch.block[p.vector_axis] >= p.extents[p.vector_axis]):
+    is_whole = launch.block[p.vector_axis] >= p.extents[p.vector_axis]
+    share = _share_of_jumps(tensor, p, launch) if is_divided else None
+    if share is not None and (share == 0.0 or not is_whole):
+        return vectors * ((1.0 - share) * costs.load_cycles + share * width * costs.index_cycles)
+    if stride == 2 or (is_divided and is_whole):
         return vectors * costs.permute_cycles
     return vectors * width * (costs.index_cycles if is_divided else costs.gather_cycles)
+
+
+def _share_of_jumps(tensor: AccessFootprint, p: Workload[LoopFacts], launch: Launch) -> float | None:
+    """Return the share of vectors that are not known to be contiguous, of an index with // or %; None of other indices.
+
+    Vectors begin at multiples of their width. Of those that a loop unrolls, one may hold a jump to another segment.
+    """
+    if p.vector_axis is None:
+        return None
+    members, width = {a.name for a in p.space.axes[p.vector_axis].members}, _width(p, launch)
+    last = next((dim for dim in reversed(tensor.access.dims) if dim.size > 1), None)
+    if last is None or last.segment is None or last.segment[0] not in members or last.segment[1] < width:
+        return None
+    if last.run is not None and last.run[1] >= width:
+        return 0.0
+    return min(1.0, width / launch.thread[p.vector_axis])
 
 
 def _has_innermost(tensor: AccessFootprint, p: Workload[LoopFacts]) -> bool:

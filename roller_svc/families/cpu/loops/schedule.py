@@ -18,6 +18,7 @@ from roller_svc.families.cpu.loops.cached_intermediates import CachedIntermediat
 from roller_svc.families.cpu.loops.column_reduction import column_loops
 from roller_svc.families.cpu.loops.gather_prefetch import prefetch_gathers
 from roller_svc.families.cpu.loops.reciprocal_division import find_row_division
+from roller_svc.families.cpu.loops.row_values import share_row_values
 from roller_svc.families.cpu.loops.workload import LoopFacts
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, loads_of, rewrite, substitute
@@ -78,6 +79,7 @@ def lower_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple
     native = min(program.reduce_threads, program.unit.shape[-1])
     along_memory = not is_vector or simd_axis == _last_nontrivial_axis(group)
     streams = find_streams(group, program, hw) if along_memory else {}
+    group = share_row_values(group)
     cached = find_cached_intermediates(group) if along_memory else {}
     reductions = arg_reductions(group)
 

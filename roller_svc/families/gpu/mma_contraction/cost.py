@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from roller_svc.analysis.tile_bounds import KRanges
 from roller_svc.construct.rules import MIN_MATRIX_STAGES, extent_on
 from roller_svc.families.common.gpu.matrix.terms import (
     BARRIER_CYCLES,
@@ -32,7 +33,7 @@ from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES, MmaTile, stag
 from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import UnitKind
-from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.common import Costs, Launch, load_latency_cycles, uneven_waves
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core
@@ -49,7 +50,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     tile = block.tile._replace(stages=launch.pipeline.stages)
     needs = BlockResources(tile.threads, block.registers, tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    steps = block_steps(p, launch)
+    steps, longest = block_k_tiles(p, launch)
     dram_bytes = operand_dram_bytes(p, launch, resident * mach.cores)
     dram = dram_bytes / (launch.grid * steps) / mach.dram_bytes_per_cycle
     step = block_step(p, launch.block, launch.thread)
@@ -60,7 +61,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
         fill = device_fill(launch.grid, resident, mach.cores, blocks)
         return steps * step.cycles(blocks, stages_in_flight, fill)
 
-    waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    waves, cycles = uneven_waves(launch.grid, resident, mach.cores, block_cycles, longest / steps)
     together = min(resident, -(-launch.grid // mach.cores))
     edges = step.latency + step.llc + together * _epilogue_cycles(p, launch, tile)
     # resident blocks drift apart: only the first prologue and the last epilogue do not overlap with other blocks
@@ -106,6 +107,11 @@ def block_steps(p: Workload[MmaFacts], launch: Launch) -> int:
     if launch.pipeline.stream_k_blocks:
         return -(-tile_count(p, launch.block) * -(-p.extent(p.k) // k) // launch.pipeline.stream_k_blocks)
     return -(-p.extent(p.k) // (launch.split_k * k))
+
+
+def block_k_tiles(p: Workload[MmaFacts], launch: Launch) -> KRanges:
+    """Return the k-tiles of a block in the mean, and of the longest one."""
+    return p.k_tiles(launch.block, extent_on(launch.block, p.k), block_steps(p, launch))
 
 
 def block_step(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MatrixStep:

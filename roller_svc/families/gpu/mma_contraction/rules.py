@@ -75,7 +75,7 @@ def approx_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, split_k:
     if split_k > 1:
         return rounds * (steps * step + edges) + split_k_reduction_cycles(p, split_k * p.outer_points)
     whole = rounds * (steps * step + edges)
-    if p.space.num_accumulators > 1 or not stream_k_choices(tasks, steps, mach.cores):
+    if not p.space.can_stream_k or not stream_k_choices(tasks, steps, mach.cores):
         return whole
     return min(whole, tasks * steps / mach.cores * step + edges + split_k_reduction_cycles(p, 2 * mach.cores * m * n))
 
@@ -196,7 +196,7 @@ class MmaContractionRules(TilePrefilter):
         each = -(-tasks // mach.cores)
         ways = list(itertools.islice(self._stages(block, base, each, steps), MAX_PIPELINES))
         found = [PipelineOptions(stages, choose_raster(p, block, resident * mach.cores)) for resident, stages in ways]
-        if split_k == 1 and p.space.num_accumulators == 1:
+        if split_k == 1 and p.space.can_stream_k:
             resident, stages = ways[0]
             found += [PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, resident * mach.cores)]
         return found

@@ -12,8 +12,8 @@ from roller_svc.analysis.operand import Operand, operand_b2, operands
 from roller_svc.families.common.gpu.launch_bounds import mfma_resident_blocks
 from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, ScaledMmaMainloop
 from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue
+from roller_svc.families.common.gpu.matrix.guarded_k_tiles import GuardedKTiles, tile_loops
 from roller_svc.families.common.gpu.matrix.mainloop import MmaMainloop
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.matrix.staging import MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import stream_k_launches
 from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B, MmaTile, StagedTile, load_class, mma_tile, staged
@@ -21,7 +21,7 @@ from roller_svc.families.common.view import GemmView
 from roller_svc.families.gpu.mma_contraction import MMA_CONTRACTION
 from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.ir.expr import Expr
-from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.group import KernelGroup, TileSpace
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.index import add, ceil_div, lt, mul, num, ref
 from roller_svc.ir.rprogram import RProgram
@@ -109,9 +109,10 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[MmaFacts]) -
     if program.pipeline.stream_k_blocks:
         mainloop_tree, fixup_tree = stream_k_launches(group.name, program, mainloop, epilogue)
         return replace(mainloop_tree, resident=resident), fixup_tree
-    steps = ceil_div(view.k.extent, tile.k)
-    nodes = (*mainloop.nodes(KTileRange(num(0), num(steps), steps)), Barrier(), *epilogue.nodes())
-    nodes = tile_blocks(view, (tile.m, epilogue.columns), mainloop.threads(mainloop.accumulators(nodes)))
+    extents = tile.m, epilogue.columns
+    k_tiles = GuardedKTiles(program.space, (view.m, view.n), extents, tile.k, ceil_div(view.k.extent, tile.k))
+    nodes = k_tiles.bind((*mainloop.nodes(k_tiles.range), Barrier(), *epilogue.nodes()))
+    nodes = tile_blocks(view, program.space, extents, mainloop.threads(mainloop.accumulators(nodes)))
     return (ScheduleTree(group.name, nodes, raster=program.pipeline.raster, resident=resident),)
 
 
@@ -136,10 +137,9 @@ def _block_scales(view: GemmView, tile: MmaTile) -> BlockScales | None:
     return BlockScales(view, registers, row, column, (tile.m, tile.n), tile.scale_runs.sum_dtype)
 
 
-def tile_blocks(view: GemmView, tile: tuple[int, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def tile_blocks(view: GemmView, space: TileSpace, tile: tuple[int, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Loop over blocks: one for each tile of each batch."""
-    for axis, extent in ((view.n, tile[1]), (view.m, tile[0])):
-        nodes = (Loop(f"{axis.role.value}.block", ceil_div(axis.extent, extent), LoopKind.BLOCK, nodes),)
+    nodes = tile_loops(space, tuple(zip((view.m, view.n), tile, strict=True)), nodes)
     limit = view.group.num_batches
     if limit is not None:
         nodes = (Branch(lt(ref(view.batch[0].name), limit), nodes),)

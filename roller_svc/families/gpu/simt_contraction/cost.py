@@ -16,7 +16,7 @@ from roller_svc.families.gpu.simt_contraction.workload import (
     vector_elements,
 )
 from roller_svc.ir.program import Axis
-from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, load_latency_cycles, simt_waves, wave_rectangle
+from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, load_latency_cycles, uneven_waves, wave_rectangle
 from roller_svc.perf.footprint import DIVISION_OPS, Tile
 from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
@@ -40,7 +40,7 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
     needs = block_resources(p, launch)
     resident = blocks_per_core(launch.compiled or needs, hw)
     step = block_step(p, launch.block, launch.thread, launch.threads)
-    steps = block_steps(p, launch)
+    steps, longest = p.k_tiles(launch.block, extent_on(launch.block, p.k), block_steps(p, launch))
     warps, stages_in_flight = (
         -(-launch.threads // hw.limits.warp_size),
         prefetch_stages(p, launch.block, launch.pipeline.stages),
@@ -49,7 +49,7 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
     def block_cycles(blocks: float) -> float:
         return steps * step.cycles(blocks, warps, stages_in_flight)
 
-    waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    waves, core_cycles = uneven_waves(launch.grid, resident, mach.cores, block_cycles, longest / steps)
     edges = step.latency + min(resident, -(-launch.grid // mach.cores)) * _epilogue_cycles(p, launch)
     # resident blocks drift apart: first loads and epilogues of all but one wave overlap with other blocks
     core_cycles += edges * (1 + (waves - 1) / resident)
@@ -68,7 +68,7 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
         resources=needs,
-        loads_per_block=steps,
+        loads_per_block=round(steps),
     )
 
 

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
+from roller_svc.families.common.gpu.matrix.guarded_k_tiles import GuardedKTiles, tile_loops
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, MultistagePipeline
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.gpu.simt_contraction import SIMT_CONTRACTION
 from roller_svc.families.gpu.simt_contraction.staging import THREAD, ReductionSteps, SimtOperandCopy
@@ -19,7 +20,7 @@ from roller_svc.families.gpu.simt_contraction.workload import SimtFacts, vector_
 from roller_svc.ir.expr import Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup, TileAxis
 from roller_svc.ir.hardware import TargetKind
-from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, num, ref
+from roller_svc.ir.index import add, div, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -90,16 +91,17 @@ class _Kernel:
         pipeline = MultistagePipeline(stages, self.copies, register_stages=1)
         zero = identity(Combine.SUM, view.dtype)
         nodes: tuple[Node, ...] = (self._over_tile((Compute(ACC, (ref("m.element"), ref("n.element")), zero),)),)
-        k_tiles = KTileRange(num(0), num(self.steps.count), self.steps.count)
+        tile = self._block(view.m), self._block(view.n)
+        guarded = GuardedKTiles(self.program.space, (view.m, view.n), tile, self.steps.rows, self.steps.count)
+        k_tiles = guarded.range
         nodes += (*pipeline.prologue(k_tiles), pipeline.mainloop(k_tiles, self._multiply()), self._store())
+        nodes = guarded.bind(nodes)
         nodes = (Storage(ACC, view.dtype, (self._thread(view.m), self._thread(view.n)), Scope.REGISTER, nodes),)
         nodes = pipeline.allocate(nodes)
         row, column = self._thread_position()
         nodes = (Let("m.thread", row, (Let("n.thread", column, nodes),)),)
         nodes = (Loop(THREAD, self.program.threads, LoopKind.THREAD, nodes),)
-        for axis in (view.n, view.m):
-            count = ceil_div(axis.extent, self._block(axis))
-            nodes = (Loop(f"{axis.role.value}.block", count, LoopKind.BLOCK, nodes),)
+        nodes = tile_loops(self.program.space, ((view.m, tile[0]), (view.n, tile[1])), nodes)
         for batch in reversed(view.batch):
             nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
         return nodes

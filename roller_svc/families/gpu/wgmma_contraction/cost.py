@@ -52,7 +52,7 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
 from roller_svc.ir.rprogram import PipelineOptions
-from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.common import Costs, Launch, load_latency_cycles, uneven_waves
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import blocks_per_core
@@ -78,7 +78,7 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     resident = blocks_per_core(launch.compiled or needs, hw)
     if launch.pipeline.persistent_blocks:
         resident = min(resident, -(-launch.pipeline.persistent_blocks // cores))
-    steps = block_steps(p, launch)
+    steps, longest = p.k_tiles(launch.block, tile.k, block_steps(p, launch))
     at_once = resident * cores
     dram_bytes = operand_dram_bytes(p, launch, at_once)
     dram = dram_bytes / (launch.grid * steps) / mach.dram_bytes_per_cycle
@@ -98,7 +98,7 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
         late = (steps - at_start) * step.cycles(blocks, prefetch_stages(known, launch.pipeline.stages), fill)
         return at_start * first_step.cycles(blocks, UNLIMITED, fill) + late
 
-    waves, cycles = simt_waves(launch.grid, resident, cores, block_cycles)
+    waves, cycles = uneven_waves(launch.grid, resident, cores, block_cycles, longest / steps)
     again = tile_count(p, launch.block) / launch.grid if launch.pipeline.stream_k_blocks else (waves - 1) / resident
     mainloop = block_cycles(1.0) if launch.pipeline.pingpong else 0.0
     late_words = 0.0
@@ -131,7 +131,7 @@ def prefetch_stages(block: WgmmaBlock, stages: int) -> int:
     return 1 if block.latencies else stages - 1
 
 
-def _requested_at_start(block: WgmmaBlock, tile: WgmmaTile, steps: int) -> float:
+def _requested_at_start(block: WgmmaBlock, tile: WgmmaTile, steps: float) -> float:
     """Return the k-tiles that arrive with the first: an empty pipeline is requested whole."""
     return 1.0 if block.latencies else float(min(steps, tile.pipeline.stages, tile.prefetched_k_tiles or tile.pipeline.stages))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roller_svc.families.common.gpu.knobs import MATRIX_KNOBS
-from roller_svc.families.common.gpu.warpgroups.knobs import nearest_blocks
+from roller_svc.families.common.gpu.warpgroups.knobs import GUARDED, nearest_blocks
 from roller_svc.families.common.gpu.warpgroups.terms import CLUSTER_PARTS, MAX_CLUSTER_BLOCKS
 from roller_svc.families.common.gpu.warpgroups.tile import CONSUMER_REGISTERS
 from roller_svc.families.family import Knob, Nearest
@@ -27,6 +27,8 @@ def _nearest_cluster(side: int) -> Knob[WgmmaFacts]:
             return Nearest(1)
         if program.pipeline.stream_k_blocks:
             return Nearest(1, "stream-K blocks do not form clusters")
+        if group.space.k_bounds is not None:
+            return Nearest(1, GUARDED)
         reason = _unsupported_cluster(model, program, side, wanted)
         if not reason:
             return Nearest(wanted)
@@ -82,6 +84,8 @@ def _nearest_parts(group: KernelGroup, model: Model[WgmmaFacts], program: RProgr
         return Nearest(1)
     if group.forbids_split_k:
         return Nearest(1, "a reduction that others follow cannot be split")
+    if group.space.k_bounds is not None:
+        return Nearest(1, GUARDED)
     if program.pipeline.stream_k_blocks or program.split_k > 1:
         return Nearest(1, "a reduction is split once")
     size = math.prod(program.pipeline.cluster)

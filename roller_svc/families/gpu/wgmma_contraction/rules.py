@@ -86,7 +86,7 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
     edges = filling + through + issued
     floor = p.lower_bound_s * mach.clock_hz  # memory-bound tiles differ in prologue, epilogue and reduction
     whole = max(floor, rounds * steps * each) + rounds * edges
-    if split_k == 1 and tasks > mach.cores and pingpong_block(p, known) is not None:
+    if split_k == 1 and tasks > mach.cores and pingpong_block(p, known) is not None and p.space.k_bounds is None:
         rounds = -(-tasks // mach.cores)
         mainloop = steps * max(step.mma, step.shared, step.issue, loads, step.chain)
         alone = through + LONE_WARP_SLOT_CYCLES * issued
@@ -95,7 +95,7 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
         return min(whole, max(floor, rounds * period) + step.latency + BOX_LATENCY_CYCLES + alone)
     if split_k > 1:
         return whole + split_k_reduction_cycles(p, split_k * p.outer_points)
-    if p.space.num_accumulators > 1:
+    if not p.space.can_stream_k:
         return whole
     if (parts := cluster_parts(mach.cores, tasks, steps)) > 1:
         loads = max(step.port, requested_bytes / mach.llc_bytes_per_cycle * min(1.0, tasks * parts / mach.cores))
@@ -230,6 +230,9 @@ class WgmmaContractionRules(TilePrefilter):
             known = known._replace(tile=known.tile.as_partial, resources=known.tile.as_partial.resources)
         tasks = spatial_grid(p, block) * split_k
         steps = -(-known.tile.k_order.steps // split_k)
+        if p.space.k_bounds is not None:  # each tile has a k range of its own
+            resident, stages = self._ring(known, -(-tasks // cores), steps)
+            return [PipelineOptions(stages, self._raster(block, resident * cores, (1, 1)))]
         resident, stages = self._ring(known, -(-tasks // cores), steps)
         at_once = resident * cores
         if stages == steps and tasks > at_once:

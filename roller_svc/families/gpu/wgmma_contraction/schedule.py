@@ -13,6 +13,7 @@ from roller_svc.analysis.operand import Operand, all_operands
 from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.matrix.block_scales import BlockScales
 from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore
+from roller_svc.families.common.gpu.matrix.guarded_k_tiles import GuardedKTiles
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import fixup_tiles
 from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B, LoadClass
@@ -63,7 +64,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, div, eq, mod, mul, num, ref
-from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
+from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions, RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.ir.schedule_hopper import ClusterBarrier
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
@@ -94,6 +95,11 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[WgmmaFacts])
     tiles = (view, grid, tile.k_order.steps, program.pipeline)
     scheduler = PersistentTiles(*tiles)
     consumer = PingpongTiles(*tiles, ref(GROUP)) if program.pipeline.pingpong else scheduler
+    if group.space.k_bounds is not None:
+        if program.pipeline != PipelineOptions(program.pipeline.stages, program.pipeline.raster):
+            raise InvariantError(f"persistent blocks, clusters and ping-pong do not support guards along k, got {group.name}")
+        guarded = GuardedKTiles(group.space, (view.m, view.n), (tile.m, tile.columns), tile.k, tile.k_order.steps)
+        scheduler = consumer = PersistentTiles(*tiles, guarded=guarded)
     return (contraction.tree(scheduler, contraction.results.nodes(), consumer),)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from graphs import add_input, add_random, builder_of, check_equal, operators, program_of
 
-from roller_svc.frontend.graph_builder import GraphBuilder
+from roller_svc.frontend.graph_builder import GraphBuilder, forms_of_call
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.parse import parse
 from roller_svc.graph.branches import concatenated_dims
@@ -17,12 +17,13 @@ from roller_svc.graph.passes.batching import MAX_BATCH, batch_operators
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
+from roller_svc.graph.passes.forms import choose_forms
 from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.graph import FUSED, Graph, LoopNode, OpNode, verify
+from roller_svc.ir.graph import FUSED, Graph, LoopNode, OpNode, iter_nodes, verify
 from roller_svc.ir.program import TensorType
 
 CPU = load("cpu-x86-avx2")
@@ -180,6 +181,27 @@ def test_passes_reach_into_loops() -> None:
     assert operators(loop.body) == [FUSED]
     assert reports[0].nodes_before == 5
     check_equal(graph, after_passes, weights)
+
+
+def test_operators_take_the_form_that_the_model_prefers() -> None:
+    builder, _ = builder_of()
+    x = add_input(builder, "x", 64, 1024)
+    body = builder.subgraph("body")
+    state = body.add_input(x.type)
+    inner = body.finish([("x", state), ("places", body.call("top_k_indices", [state], k=50))])
+    _, inside = builder.add_loop(inner, 2, 1, [], [True], [x])
+    graph = verify(builder.finish([("i", builder.call("top_k_indices", [x], k=50)), ("inside", inside)]))
+    selection, ranks = forms_of_call("top_k_indices", (x.type,), (("k", 50),))
+    for target, form in (("nvidia-h200-sxm", ranks), ("cpu-x86-avx512", selection)):
+        chosen = verify(choose_forms(graph, CostTable(load(target))))
+        assert [node.program for node in iter_nodes(chosen) if isinstance(node, OpNode)] == [form, form]
+
+
+def test_a_program_of_another_origin_keeps_its_statements() -> None:
+    program = parse("y[i, k] = x0[i, k] where k in 50", {"x0": TensorType(DType.FLOAT32, (64, 1024))})
+    node = OpNode("n", "top_k_indices", program, ("x",), ("y",), (("k", 50),))
+    graph = Graph("g", (("x", program.types["x0"]),), {}, (node,), (("y", "y"),))
+    assert choose_forms(graph, CostTable(load("nvidia-h200-sxm"))) == graph
 
 
 def test_a_fused_program_names_no_tensor_of_the_model() -> None:

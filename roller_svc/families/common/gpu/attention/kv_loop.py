@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller_svc.families.common.gpu.attention.mask import KeyBounds, negate
+from roller_svc.analysis.tile_bounds import IndexSpan, max_bound_index, min_bound_index
+from roller_svc.families.common.gpu.attention.mask import KeyBounds
 from roller_svc.families.common.gpu.attention.tile import StagedBuffer, TiledAttention
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.matrix.staging import MmaOperandCopy
@@ -174,21 +175,12 @@ class KvTileLoop:
         return KTileRange(first, mul(count, num(self.periods)), self.tiles_per_split, period)
 
     def _min_bound(self, bound: Affine) -> Expr:
-        return sub(num(0), self._max_bound(negate(bound)))
+        return min_bound_index(bound, (self._rows,))
 
     def _max_bound(self, bound: Affine) -> Expr:
-        """Return the maximum of the bound over the block's rows (see `mask.greatest`)."""
-        outermost = self.rows.members[0]
-        stride = self.rows.extent // outermost.extent
-        inner = {a.name: a.extent for a in self.rows.members[1:]}
-        begin = mul(ref("m.block"), num(self.tile.m))
-        last = min_(add(begin, num(self.tile.m - 1)), num(self.rows.extent - 1))
-        total: Expr = num(bound.offset)
-        for name, c in bound.coeffs:
-            if name == outermost.name:
-                total = add(mul(div(last if c > 0 else begin, stride), num(c)), total)
-            elif name in inner:
-                total = add(num(max(0, c * (inner[name] - 1))), total)
-            else:
-                total = add(mul(ref(name), num(c)), total)
-        return total
+        """Return the maximum of the bound over the block's rows."""
+        return max_bound_index(bound, (self._rows,))
+
+    @property
+    def _rows(self) -> IndexSpan:
+        return IndexSpan.of_tile(self.rows, self.tile.m, ref("m.block"))

@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from roller_svc.ir.affine import Affine, slack
+from roller_svc.analysis.tile_bounds import Span, index_limits, max_bound, negate, range_of_tile
+from roller_svc.ir.affine import Affine
 from roller_svc.ir.attention import mask
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, axes_of
@@ -46,7 +47,7 @@ def key_bounds(group: KernelGroup) -> KeyBounds:
         return KeyBounds()
     (keys,) = group.space.role(AxisRole.K)
     *others, key = keys.members
-    uppers, lowers, _ = _key_limits(found.cond, key.name)
+    uppers, lowers, _ = index_limits(found.cond, key.name)
     if others:  # of chained products
         names = {axis.name for axis in others}
         uppers, lowers = (tuple(x for x in bounds if names.isdisjoint(name for name, _ in x.coeffs)) for bounds in (uppers, lowers))
@@ -63,7 +64,7 @@ def exact_bounds(group: KernelGroup) -> KeyBounds | None:
     if found is None:
         return KeyBounds()
     ((key,),) = (axis.members for axis in group.space.role(AxisRole.K))
-    uppers, lowers, exact = _key_limits(found.cond, key.name)
+    uppers, lowers, exact = index_limits(found.cond, key.name)
     return KeyBounds(uppers, lowers) if exact else None
 
 
@@ -83,51 +84,14 @@ def _lengths(cond: Expr, key: Axis, batch: Collection[str]) -> tuple[Expr, ...]:
     return tuple(found)
 
 
-def _key_limits(cond: Expr, key: str) -> tuple[tuple[Affine, ...], tuple[Affine, ...], bool]:
-    """Return the upper and lower bounds on the key, and whether they are the whole condition."""
-    uppers: list[Affine] = []
-    lowers: list[Affine] = []
-    exact = True
-    for condition in conjuncts(cond):
-        margin = slack(condition)
-        pace = 0 if margin is None else margin.coeff(key)
-        if margin is None or abs(pace) != 1:
-            exact = False
-            continue
-        rest = Affine(tuple((name, c) for name, c in margin.coeffs if name != key), margin.offset)
-        if pace == -1:
-            uppers.append(rest)
-        else:
-            lowers.append(negate(rest))
-    return tuple(uppers), tuple(lowers), exact
-
-
-def max_bound(bound: Affine, rows: TileAxis, first: int, last: int) -> int:
-    """Return the maximum of an affine bound for rows from `first` to `last`, other axes at 0."""
-    total = bound.offset
-    outermost, stride = rows.members[0], rows.extent // rows.members[0].extent
-    inner = {a.name: a.extent for a in rows.members[1:]}
-    for name, c in bound.coeffs:
-        if name == outermost.name:
-            total += c * ((last if c > 0 else first) // stride)
-        elif name in inner:
-            total += max(0, c * (inner[name] - 1))
-    return total
-
-
 def visible_keys(bounds: KeyBounds, rows: TileAxis, keys: int, first: int, last: int) -> tuple[int, int]:
     """Return the range of keys that rows from `first` to `last` see where all batch axes are 0."""
-    begin = max([0, *(-max_bound(negate(b), rows, first, last) for b in bounds.lowers)])
-    end = min([keys, *(max_bound(b, rows, first, last) + 1 for b in bounds.uppers)])
-    return min(begin, keys), max(end, min(begin, keys))
+    return range_of_tile(bounds.uppers, bounds.lowers, keys, [Span(rows, first, last)])
 
 
 def unmasked_keys(exact: KeyBounds, rows: TileAxis, keys: int, first: int, last: int) -> tuple[int, int]:
     """Return the range of keys that all rows from `first` to `last` see where all batch axes are 0; it may be empty."""
-    begin = max([0, *(max_bound(b, rows, first, last) for b in exact.lowers)])
-    end = min([keys, *(1 - max_bound(negate(b), rows, first, last) for b in exact.uppers)])
+    spans = [Span(rows, first, last)]
+    begin = max([0, *(max_bound(b, spans) for b in exact.lowers)])
+    end = min([keys, *(1 - max_bound(negate(b), spans) for b in exact.uppers)])
     return begin, end
-
-
-def negate(bound: Affine) -> Affine:
-    return Affine(tuple((name, -c) for name, c in bound.coeffs), -bound.offset)

@@ -97,7 +97,7 @@ def accumulator_columns(p: Workload[Any], tile: Tile) -> int:
     return extent_on(tile, p.n) * p.space.num_accumulators
 
 
-def resource_seconds(p: Workload[Any], step: MatrixStep, steps: int, dram_bytes: float) -> list[tuple[str, float]]:
+def resource_seconds(p: Workload[Any], step: MatrixStep, steps: float, dram_bytes: float) -> list[tuple[str, float]]:
     """Return the seconds of each resource alone, for `steps` k-tiles on the whole device."""
     mach = p.machine
     each = steps / mach.cores
@@ -133,7 +133,7 @@ def operand_dram_bytes(p: Workload[Any], launch: Launch, concurrent_blocks: int)
     return batches * (a_bytes + b_bytes)
 
 
-def k_tile_latency_cycles(p: Workload[Any], launch: Launch, dram_bytes: float, steps: int) -> float:
+def k_tile_latency_cycles(p: Workload[Any], launch: Launch, dram_bytes: float, steps: float) -> float:
     """Return the latency of a k-tile's loads, nearer to DRAM's the more of them miss the LLC."""
     mach = p.machine
     usual = load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes)

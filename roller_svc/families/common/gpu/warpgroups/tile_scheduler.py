@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from roller_svc.analysis.tile_bounds import grows_along
+from roller_svc.families.common.gpu.matrix.guarded_k_tiles import GuardedKTiles
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import bind_tile
@@ -54,13 +56,14 @@ class PersistentTiles:
     """A cluster computes one tile for each of its blocks, or several sequentially (persistent kernel).
 
     With `cluster_k`, as many blocks share a tile, each with an even part of its k-tiles. Where data limit the batches,
-    tiles of later ones, which are the last, are left out.
+    tiles of later ones, which are the last, are left out. Under a guard along k, a block computes one tile.
     """
 
     view: GemmView
     grid: tuple[int, int]  # tiles along m and n
     k_steps: int
     pipeline: PipelineOptions
+    guarded: GuardedKTiles | None = field(default=None, kw_only=True)
 
     @property
     def blocks(self) -> int:
@@ -70,6 +73,8 @@ class PersistentTiles:
     @property
     def k_tiles(self) -> KTileRange:
         steps, parts = self.k_steps, self.pipeline.cluster_k
+        if self.guarded is not None:
+            return self.guarded.range
         if parts == 1:
             return KTileRange(num(0), num(steps), steps)
         if steps % parts == 0:
@@ -86,6 +91,8 @@ class PersistentTiles:
 
     def bind_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         size = math.prod(self.pipeline.cluster)
+        if self.guarded is not None:
+            return (Let(TILE, ref(BLOCK), self.bind_tile(self.guarded.bind(nodes))),)
         if self._limit is not None:
             nodes = (Let(LIMIT, self._limit, nodes),)
         if self.k_steps % self.pipeline.cluster_k:
@@ -97,6 +104,8 @@ class PersistentTiles:
 
     def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         own = div(ref(BLOCK), self.pipeline.cluster_size)
+        if self.guarded is not None:
+            return nodes
         if not self._is_persistent:
             return (Let(TILE, own, self.bind_tile(nodes)),)
         nodes = (Let(TILE, add(mul(ref(VISIT), num(self._clusters)), own), self.bind_tile(nodes)),)
@@ -109,8 +118,13 @@ class PersistentTiles:
         if size > 1:
             nodes = (Let(N_TILE, add(mul(ref(".n_cluster"), num(across)), mod(ref(RANK), across)), nodes),)
             nodes = (Let(M_TILE, add(mul(ref(".m_cluster"), num(self.pipeline.cluster[0])), div(ref(RANK), across)), nodes),)
-        names = (".m_cluster", ".n_cluster") if size > 1 else (M_TILE, N_TILE)
-        nodes = self._bind_raster(names, nodes)
+        names = [".m_cluster", ".n_cluster"] if size > 1 else [M_TILE, N_TILE]
+        for side, (axis, tiles) in enumerate(zip((self.view.m, self.view.n), self.grid, strict=True)):
+            if self.guarded is not None and grows_along(self.guarded.space, axis):  # the longest tiles first
+                position = f"{names[side]}.position"
+                nodes = (Let(names[side], sub(num(tiles - 1), ref(position)), nodes),)
+                names[side] = position
+        nodes = self._bind_raster((names[0], names[1]), nodes)
         stride = rows * columns
         nodes = (Let(".place_in_batch", mod(ref(TILE), stride) if self.view.batch else ref(TILE), nodes),)
         for axis in reversed(self.view.batch):

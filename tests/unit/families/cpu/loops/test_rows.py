@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases_cpu import hinting
+from cases_cpu import cpu_case, hinting
 from sampling import every
 
 import roller_svc
@@ -14,7 +14,7 @@ from roller_svc.compiler.rank import rank
 from roller_svc.frontend.lang.parser import parse
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Op, OpKind, iter_subexpressions
+from roller_svc.ir.expr import Expr, Op, OpKind, iter_subexpressions
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Prefetch, iter_nodes
 
@@ -72,6 +72,56 @@ def test_other_values_are_recomputed(text: str, dtype: DType) -> None:
 def test_cheap_values_are_recomputed() -> None:
     found = nodes("s[i] +=! x[i, j] * x[i, j]; y[i, j] = x[i, j] * x[i, j] * s[i]")
     assert operators(found, OpKind.MUL) > 2
+
+
+def shared_values(text: str, dtype: DType = DType.FLOAT32) -> list[Expr]:
+    """Values that are computed once for a row."""
+    return [n.value for n in nodes(text, dtype) if isinstance(n, Compute) and ".value" in n.tensor]
+
+
+def test_values_of_a_row_are_computed_before_its_loops() -> None:
+    text = (
+        "s[i] +=! x[i, j] * x[i, j]; y[i, j] = x[i, j] * rsqrt(s[i] / 512.0 + 0.5); z[i, j] = x[i, j] - rsqrt(s[i] / 512.0 + 0.5)"
+    )
+    (value,) = shared_values(text)
+    assert isinstance(value, Op)
+    assert value.kind is OpKind.RSQRT
+    assert operators(nodes(text), OpKind.RSQRT) == 1
+
+
+def test_values_that_differ_by_the_sign_of_a_zero_are_two() -> None:
+    text = "m[i] >=! x[i, j]; y[i, j] = x[i, j] / (m[i] * 0.0); z[i, j] = x[i, j] / (m[i] * -0.0)"
+    assert len(shared_values(text)) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "m[i] >=! x[i, j]; y[i, j] = x[i, j] - m[i]",  # no operation
+        "m[i] >=! x[i, j]; y[i, j] = where(m[i] > 0.0, x[i, j], 0.0)",  # a truth value
+        "m[i] <=! j.when([x[i, j] > 0.0], 512); y[i, j] = x[i, j] * (m[i] + i)",  # arithmetic of axes is exact
+        "m[i] >=! x[i, j]; y[i, j] = x[i, j] * (m[i] * x[i, 0])",  # memory that conditions may guard
+        "m[i] >=! x[i, j]; y[i] = m[i] * 2.0 + 1.0",  # a row has one point
+    ],
+)
+def test_other_values_stay_where_they_are(text: str) -> None:
+    assert not shared_values(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("s[i] +=! x[i, j]; y[i, j] = x[i, j] + where(s[i] != 0, 1000 // s[i] + (s[i] * 1431655765) % 7, -1)", "int32"),
+        ("m[i] >=! x[i, j]; y[i, j] = where(x[i, j] < m[i], x[i, j] * (m[i] * 3.1).cast(float16), sqrt(m[i] - 1.5))", "float16"),
+        (
+            "m[i] >=! x[i, j]; c[i] +=! where(x[i, j] >= m[i] * 0.25 + 0.01, 1, 0); d[i] +=! where(x[i, j] < m[i] - c[i], 1, 0)",
+            "float32",
+        ),
+    ],
+)
+@pytest.mark.parametrize("shape", [(6, 70), (40, 3)])
+def test_shared_values_are_those_of_the_interpreter(text: str, dtype: str, shape: tuple[int, int]) -> None:
+    cpu_case(text, {"x": (dtype, shape)}, load("local")).check_some(2)
 
 
 def test_row_division_becomes_one_reciprocal() -> None:

@@ -1,0 +1,163 @@
+"""Loop nest → product of few rows with a matrix that is contiguous along k, as a matrix unit multiplies it.
+
+The matrix has float16 or bfloat16, or values that these types hold exactly: float8, small integers, fields of words.
+Factors that are equal along a step of k multiply the sums of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.analysis.packed_sums import packed_sum, product_factors
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, axes_of, loads_of
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
+from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr, TensorType
+
+MAX_ROWS = 8  # columns of a fragment of mma.sync, which the rows of the product are
+LANES_OF_ROW = 4  # of a fragment's row, each with a chunk (PTX ISA, "Matrix Fragments for mma.m16n8k16")
+CHUNKS = (32, 16, 8)  # elements
+CHUNK_BYTES = 16  # the widest load
+COPY_BYTES = 16  # the widest cp.async
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedProduct:
+    """y[m, n] += x[m, k] * weight[n, k] * scales, whose matrix is streamed.
+
+    `chunk` elements of the matrix's row follow each other in a lane. A step of k has the chunks of the lanes of a row.
+    """
+
+    n: Axis
+    m: tuple[Axis, ...]
+    k: Axis
+    dtype: DType  # of both operands in registers
+    x: Expr
+    weight: Expr
+    streamed: Load  # the elements in memory that hold the weights
+    chunk: int
+    per_element: int  # weights of an element in memory
+    slots: float  # instructions that unpack one weight
+    scales: tuple[Expr, ...]  # equal along a step
+    row_scales: tuple[Expr, ...]  # equal along k
+
+    @property
+    def rows(self) -> int:
+        """Rows of x."""
+        return math.prod(axis.extent for axis in self.m)
+
+    @property
+    def step(self) -> int:
+        """Points of k that the lanes of a row have together."""
+        return self.chunk * LANES_OF_ROW
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes in memory of a lane's chunk."""
+        return self.chunk // self.per_element * self.streamed.dtype.bytes
+
+
+def find_streamed_product(group: KernelGroup) -> StreamedProduct | None:
+    """Return the product of few rows that a nest computes before statements at the same points; None for other nests."""
+    if group.kind is not GroupKind.NEST or not group.statements:
+        return None
+    statement, *others = group.statements
+    names, (inner, *more) = {a.name for a in group.outer}, group.space.role(AxisRole.INNER) or (None,)
+    if inner is None or more or len(inner.members) != 1 or any(a.name not in names for s in others for a in s.axes):
+        return None
+    is_sum = statement.kind is StatementKind.REDUCE and statement.combine is Combine.SUM
+    if not is_sum or statement.accumulator is not DType.FLOAT32 or any(s.kind is not StatementKind.MAP for s in others):
+        return None
+    (k,), types = inner.members, dict(group.inputs)
+    found = (_product(statement, k, group.outer, types, chunk) for chunk in CHUNKS if k.extent % (chunk * LANES_OF_ROW) == 0)
+    return next((product for product in found if product is not None), None)
+
+
+def _product(
+    statement: TensorExpr, k: Axis, outer: tuple[Axis, ...], types: dict[str, TensorType], chunk: int
+) -> StreamedProduct | None:
+    """Return the product with chunks of that size, or None."""
+    packed, step = packed_sum(statement, k.name, chunk), chunk * LANES_OF_ROW
+    if packed is None:
+        return _plain_product(statement, k, outer, types, chunk)
+    shared = packed.shared_factors(k.name, step)
+    others = [factor for factor in packed.factors if factor not in shared]
+    if len(others) != 1:
+        return None
+    x = _without_widening(others[0])
+    if x.dtype not in packed.exact_dtypes:
+        return None
+    scales = tuple(f for f in shared if k.name in axes_of(f))
+    row_scales = tuple(f for f in shared if k.name not in axes_of(f))
+    weight = _without_widening(packed.weight)
+    weight = weight if weight.dtype is x.dtype else Cast(weight, x.dtype, implicit=True)
+    return _checked(x, weight, chunk, k, outer, types, (packed.slots + packed.zero_slots, scales, row_scales))
+
+
+def _plain_product(
+    statement: TensorExpr, k: Axis, outer: tuple[Axis, ...], types: dict[str, TensorType], chunk: int
+) -> StreamedProduct | None:
+    factors = [_without_widening(factor) for factor in product_factors(statement.body)]
+    if len(factors) != 2 or factors[0].dtype is not factors[1].dtype or factors[0].dtype not in HALVES:
+        return None
+    for x, weight in (factors, factors[::-1]):
+        if isinstance(weight, Load) and axes_of(x) < axes_of(weight) | {a.name for a in outer}:
+            found = _checked(x, weight, chunk, k, outer, types, (0.0, (), ()))
+            if found is not None:
+                return found
+    return None
+
+
+def _checked(
+    x: Expr,
+    weight: Expr,
+    chunk: int,
+    k: Axis,
+    outer: tuple[Axis, ...],
+    types: dict[str, TensorType],
+    rest: tuple[float, tuple[Expr, ...], tuple[Expr, ...]],
+) -> StreamedProduct | None:
+    """Return the product if the matrix has one axis that x lacks, whole aligned rows, and x has few rows."""
+    loads = [load for load in dict.fromkeys(loads_of(weight)) if load.tensor in types]
+    streamed = max(loads, key=lambda load: types[load.tensor].bytes, default=None)
+    if streamed is None or any(streamed.bounds_checked) or _is_gathered(streamed):
+        return None
+    if x.dtype not in HALVES:
+        return None
+    n_axes = [axis for axis in outer if axis.name in axes_of(weight)]
+    m_axes = tuple(axis for axis in outer if axis.name not in axes_of(weight))
+    slots, scales, row_scales = rest
+    per_element = _weights_of_element(streamed, k)
+    is_row = per_element is not None and k.name not in {name for i in streamed.index[:-1] for name in axes_of(i)}
+    if len(n_axes) != 1 or not is_row or per_element is None or n_axes[0].name in axes_of(x) or k.name not in axes_of(x):
+        return None
+    product = StreamedProduct(n_axes[0], m_axes, k, x.dtype, x, weight, streamed, chunk, per_element, slots, scales, row_scales)
+    row_bytes = types[streamed.tensor].shape[-1] * streamed.dtype.bytes
+    is_aligned = row_bytes % COPY_BYTES == 0 and (k.extent // per_element * streamed.dtype.bytes) % COPY_BYTES == 0
+    is_chunk = chunk % per_element == 0 and 4 <= product.chunk_bytes <= CHUNK_BYTES
+    return product if is_aligned and is_chunk and product.rows <= MAX_ROWS else None
+
+
+def _is_gathered(load: Load) -> bool:
+    """Return whether data choose the element."""
+    return any(map(loads_of, load.index))
+
+
+def _weights_of_element(load: Load, k: Axis) -> int | None:
+    """Return the weights in an element of memory, where its row begins with the first point of k; None elsewhere."""
+    match load.index[-1] if load.index else None:
+        case AxisRef(name=name) if name == k.name:
+            return 1
+        case Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=name), Const(value=int(by)))) if name == k.name and by > 0:
+            return by
+        case _:
+            return None
+
+
+def _without_widening(factor: Expr) -> Expr:
+    """Return the 16-bit float, float8 or integer of which a factor is a conversion."""
+    while isinstance(factor, Cast) and factor.dtype.is_float and factor.dtype not in HALVES:
+        factor = factor.arg
+    return factor

@@ -1,0 +1,207 @@
+"""Products of few rows whose matrix streams: which nests they are, their results, faults of the ring, the model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from schedule_support import program
+
+from roller_svc import hardware
+from roller_svc.compiler.backends import load_emulated
+from roller_svc.compiler.lower_and_emit import emit_plan, lower
+from roller_svc.compiler.plans import best_plans, rank_best_partition
+from roller_svc.errors import RollerError, WrongAnswerError
+from roller_svc.families.gpu.streamed_rows import STREAMED_ROWS
+from roller_svc.families.gpu.streamed_rows.product import find_streamed_product
+from roller_svc.families.gpu.streamed_rows.workload import StreamedRows
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.schedule import Scope, Storage, iter_nodes, shared_bytes
+from roller_svc.perf.workload import Workload, prepare_workload
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
+
+Arrays = dict[str, NDArray[Any]]
+HOPPER, AMPERE = hardware.load("nvidia-h200-sxm"), hardware.load("nvidia-a100-sxm-80gb")
+TARGETS = {"H200": HOPPER, "A100": AMPERE}
+SUM = "y[m, n] +=! x[m, k] * w[n, k]"
+INT4 = "((Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - 8)"
+
+
+def unpacked(weight: str, m: int, n: int, k: int, **inputs: str) -> TensorProgram:
+    """Return a product with weights w[n, k]."""
+    text = f"w[n, k] = {weight} where n in {n}, k in {k}; {SUM}"
+    return program(text, ["y"], **{"x": f"float16 {m} {k}"} | inputs)
+
+
+PRODUCTS = {
+    "bfloat16, one row, rows beyond the edge": program(SUM, ["y"], x="bfloat16 1 512", w="bfloat16 67 512"),
+    "float16, three rows, then other statements": program(
+        f"{SUM}; z[m, n] = relu(y[m, n] + b[n]) * 0.5", ["y", "z"], x="float16 3 256", w="float16 48 256", b="float16 48"),
+    "a vector, points of k beyond the edge": program("y[n] +=! w[n, k] * x[k]", ["y"], x="float16 1120", w="float16 40 1120"),
+    "rows of two axes": program("y[b, n, c] +=! x[b, c, k] * w[n, k]", ["y"], x="bfloat16 2 3 256", w="bfloat16 32 256"),
+    "x of another type": program(SUM, ["y"], x="float16 1 256", w="bfloat16 32 256"),
+    "x with a guard": program(
+        "y[m, n] +=! x[m, k - 12].when([k >= 12], 0.0) * w[n, k]", ["y"], x="float16 2 244", w="float16 32 256"),
+    "int4": unpacked(f"{INT4}.cast(`float16`) * S[n, k // 128]", 2, 67, 1024, Q="int32 67 128", S="float16 67 8"),
+    "int4, scales of 32": unpacked(f"{INT4}.cast(`float16`) * S[n, k // 32]", 7, 20, 256, Q="int32 20 32", S="float16 20 8"),
+    "int4, scales of groups and rows": unpacked(
+        f"{INT4}.cast(`float16`) * S[n, k // 128] * R[n]", 1, 40, 256, Q="int32 40 32", S="float16 40 2", R="float16 40"),
+    "int4 of bfloat16": unpacked(
+        f"{INT4}.cast(`bfloat16`) * S[n, k // 128]", 1, 32, 512, x="bfloat16 1 512", Q="int32 32 64", S="bfloat16 32 4"),
+    "float8": unpacked("Q[n, k].cast(`float16`) * S[n]", 5, 40, 512, Q="float8_e4m3fn 40 512", S="float16 40"),
+    "float8 by bfloat16": unpacked(
+        "Q[n, k].cast(`bfloat16`) * S[n]", 2, 32, 512, x="bfloat16 2 512", Q="float8_e5m2 32 512", S="bfloat16 32"),
+    "int8": unpacked("Q[n, k].cast(`float16`) * S[n]", 2, 33, 256, Q="int8 33 256", S="float16 33"),
+}  # fmt: skip
+OTHERS = {
+    "x of float32": program(SUM, ["y"], x="float32 1 256", w="float16 32 256"),
+    "a matrix along n": program("y[m, n] +=! x[m, k] * w[k, n]", ["y"], x="float16 1 256", w="float16 256 32"),
+    "an odd k": program(SUM, ["y"], x="float16 1 250", w="float16 32 250"),
+    "rows that begin unaligned": program("y[m, n] +=! x[m, k] * w[n, k + 1]", ["y"], x="float16 1 256", w="float16 32 257"),
+    "rows that data choose": program(
+        "y[m, n] +=! x[m, k] * w[ids[n], k]", ["y"], x="float16 1 256", w="float16 32 256", ids="int32 9"),
+    "a batch": program("y[b, n] +=! x[b, k] * w[b, n, k]", ["y"], x="float16 2 256", w="float16 2 32 256"),
+    "scales of 16": unpacked(f"{INT4}.cast(`float16`) * S[n, k // 16]", 1, 32, 256, Q="int32 32 32", S="float16 32 16"),
+    "a rounded weight": unpacked(
+        f"({INT4}.cast(`float16`) * S[n]).cast(`float16`)", 1, 32, 256, Q="int32 32 32", S="float16 32"),
+    "a maximum": program("y[m, n] >=! x[m, k] * w[n, k]", ["y"], x="float16 1 256", w="float16 32 256"),
+}  # fmt: skip
+
+
+def streamed(compute: TensorProgram, target: HardwareSpec, **pipeline: int) -> KernelSource:
+    """Return a kernel of the family, whatever the model prefers."""
+    groups, candidates, _ = rank_best_partition(compute, target, 100)
+    own = next(one for one in candidates[-1] if one.program.family == STREAMED_ROWS.name)
+    own = replace(own, program=own.program.with_pipeline(**pipeline))
+    plan = best_plans((*candidates[:-1], (own,)), 1)[0]
+    return emit_plan(plan, compute, groups, target)
+
+
+def inputs_of(compute: TensorProgram, seed: int) -> Arrays:
+    """Return random inputs, with all bits of packed words."""
+    arrays, rng = dict(random_inputs(compute, seed)), np.random.default_rng(seed)
+    if "Q" in arrays and arrays["Q"].dtype.kind in "iu":
+        info = np.iinfo(arrays["Q"].dtype)
+        arrays["Q"] = rng.integers(info.min, info.max, arrays["Q"].shape, arrays["Q"].dtype, endpoint=True)
+    return arrays
+
+
+def check(compute: TensorProgram, source: KernelSource, arrays: Arrays, seed: int = 1) -> Arrays:
+    got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=True).run(dict(arrays))
+    with np.errstate(all="ignore"):
+        agreement = agrees(compute, got, evaluate(compute, arrays))
+    assert agreement.ok, agreement.detail
+    return got
+
+
+def is_streamed(compute: TensorProgram) -> bool:
+    try:
+        groups, _, _ = rank_best_partition(compute, HOPPER, 1)
+    except RollerError:
+        return False
+    return any(find_streamed_product(group) is not None for group in groups)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_results_are_those_of_the_reference(name: str, target: str) -> None:
+    compute = PRODUCTS[name]
+    check(compute, streamed(compute, TARGETS[target]), inputs_of(compute, 1))
+
+
+@pytest.mark.emulator
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_blocks_with_several_tiles_have_no_races_under_twenty_schedules(name: str, target: str) -> None:
+    """The ring goes on from one tile of a block to its next."""
+    compute = PRODUCTS[name]
+    source, arrays = streamed(compute, TARGETS[target], persistent_blocks=2), inputs_of(compute, 1)
+    for seed in range(20):
+        check(compute, source, arrays, seed)
+
+
+SEVERAL_PAGES = program(SUM, ["y"], x="bfloat16 1 2048", w="bfloat16 67 2048")
+FAULTS = {
+    "no wait for copies": (r"(?<=page\+\+\) \{\n) *await_copies<1>\(\);", ""),
+    "one page too few is waited for": (r"await_copies<1>", "await_copies<2>"),
+    "no barrier before a page is read and the one before it filled again": (r"(?<=await_copies<1>\(\);\n) *__syncthreads\(\);", ""),
+    "sums are read before all warps have stored them": (r"(?<=sums\[3\];\n) *__syncthreads\(\);", ""),
+    "a page is filled while it is read": (r"(?<=copy_async_16\(\(ring \+ \()\((.*?)\) % 3", r"(\1 + 1) % 3"),
+    "a page is read one stage too late": (r"(?<=const int slot = )\(", "(1 + "),
+    "a request without a group": (r"commit_copies\(\);(?=\n *const int slot)", ""),
+    "the next tile has the rows of this one": (r"(?<=const int coming = block \+ \(\().*? / ", "0 / "),
+}  # fmt: skip
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_ring_are_caught(fault: str) -> None:
+    """Without any one of its parts the kernel races, or reads data that has not arrived."""
+    source = streamed(SEVERAL_PAGES, AMPERE, persistent_blocks=2, stages=3)
+    text, count = re.subn(*FAULTS[fault], source.text, count=1)
+    assert count == 1
+    arrays = inputs_of(SEVERAL_PAGES, 1)
+    with pytest.raises((WrongAnswerError, AssertionError)):
+        check(SEVERAL_PAGES, replace(source, text=text), arrays)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_nests_are_not_streamed(name: str) -> None:
+    assert not is_streamed(OTHERS[name])
+
+
+def test_nine_rows_are_not_streamed() -> None:
+    groups, _, _ = rank_best_partition(PRODUCTS["rows of two axes"], HOPPER, 1)
+    assert find_streamed_product(groups[0]) is not None
+    assert not is_streamed(program("y[b, n, c] +=! x[b, c, k] * w[n, k]", ["y"], x="float16 3 3 256", w="float16 32 256"))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", ["int4", "int4, scales of groups and rows"])
+def test_infinite_and_nan_scales_have_the_reference_s_results(name: str) -> None:
+    """A shared infinite scale times a sum differs from the sum of its products: these are computed one by one."""
+    compute = PRODUCTS[name]
+    arrays, source = inputs_of(compute, 2), streamed(compute, HOPPER)
+    scales = arrays["S"].reshape(-1)
+    scales[[3, 17, 33]] = np.inf, -np.inf, np.nan
+    assert not np.isfinite(check(compute, source, arrays)["y"]).all()
+
+
+@pytest.mark.emulator
+def test_sum_that_exceeds_float32_before_its_scale_is_computed_one_by_one() -> None:
+    compute = PRODUCTS["int4 of bfloat16"]
+    arrays, source = inputs_of(compute, 3), streamed(compute, HOPPER)
+    arrays["x"][:], arrays["S"][:] = 3e38, 1e-30
+    arrays["Q"][:] = 0x7FFFFFFF
+    assert np.isfinite(check(compute, source, arrays)["y"].astype(np.float32)).all()
+
+
+def workload_of(compute: TensorProgram, target: HardwareSpec) -> tuple[Workload[StreamedRows], Any]:
+    groups, _, _ = rank_best_partition(compute, target, 1)
+    unit = next(u for u in target.units if u.name == f"mma_{'bf16' if 'bfloat16' in str(compute.inputs) else 'f16'}")
+    workload = STREAMED_ROWS.prepare(groups[-1], prepare_workload(groups[-1].space, target, unit))
+    assert workload is not None
+    return workload, groups[-1]
+
+
+@pytest.mark.parametrize("name", ["bfloat16, one row, rows beyond the edge", "int4", "int4, scales of 32"])
+def test_model_assumes_the_shared_memory_of_the_tree(name: str) -> None:
+    workload, group = workload_of(PRODUCTS[name], HOPPER)
+    programs = STREAMED_ROWS.construct(group, workload, 36).programs
+    for tiles in programs[::5]:
+        (tree,) = lower(group, tiles, HOPPER)
+        buffers = [n for n in iter_nodes(tree.body) if isinstance(n, Storage) and n.scope is Scope.SHARED]
+        needs = STREAMED_ROWS.model(workload).resources(tiles)
+        assert needs is not None
+        assert needs.shared_bytes == shared_bytes(replace(b, body=()) for b in buffers)
+        assert needs.threads == tiles.threads
