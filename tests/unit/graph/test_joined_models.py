@@ -178,8 +178,8 @@ def test_a_kernel_that_joins_is_sought_where_the_fastest_cannot_and_a_cut_costs_
     types = {name: tensor(*shape, dtype=dtype) for name in "AB"}
     inputs = {name: TensorType(DType(type_["dtype"]), shape) for name, type_ in types.items()}
     request = build_request("C[i, j]: float32 +=! A[i, k] * B[k, j]", inputs, target=target, select="model", top_k=1)
-    program, hw = parse_request(request), load_spec(target)
-    ranked = rank_request(request, program, hw)
+    forms, hw = parse_request(request), load_spec(target)
+    program, ranked = forms[0], rank_request(request, forms, hw)
     (best,) = merge_ranked_plans(ranked, 1)
     winner = CandidateResult(best.plan, best.groups, None, None, None, None)
     report = BuildReport(request, program, hw, best.groups, (), (winner,), (), (), (), None)  # type: ignore[arg-type]
