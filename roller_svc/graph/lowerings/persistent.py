@@ -148,7 +148,7 @@ def build(unrolled: UnrolledPlan, hw: HardwareSpec, load_tasks: LoadTasks, weigh
             continue
         step, state, run = next(launches)
         if not isinstance(step, KernelStep):
-            raise InvariantError(f"{step.node} is no launch of the kernel")
+            raise InvariantError(f"{step.node} is not a launch of the kernel")
         arrivals = _nodes_of_events(each.part, run.plan)
         steps.append(replace(step, zeroed=((events[state.symbol], state.bytes),), events=arrivals))
     return replace(plan, steps=tuple(steps), fallback=unrolled.plan.steps, arena_bytes=end)
