@@ -64,6 +64,11 @@ class Units:
     unsupported_units: tuple[str, ...] = ()  # 'unit: reason' of each matrix unit that cannot compute the contraction
 
 
+def _allowed_kinds(constraints: ScheduleConstraints) -> tuple[UnitKind, ...]:
+    kinds = _KINDS[constraints.op_class]
+    return tuple(kind for kind in kinds if kind is not UnitKind.WGMMA) if constraints.joinable else kinds
+
+
 def op_class_of(unit: ComputeUnit) -> OpClass:
     """Return the class of operations that a unit belongs to: what the option `family` asks for."""
     classes = ((kind, op_class) for op_class, kinds in _KINDS.items() if op_class is not None for kind in kinds)
@@ -141,7 +146,7 @@ def multiplies_scores(unit: ComputeUnit, attention: Attention, hw: HardwareSpec,
 
 
 def _attention_units(group: KernelGroup, attention: Attention, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
-    kinds = () if constraints.op_class is OpClass.SIMT else _KINDS[constraints.op_class]
+    kinds = () if constraints.op_class is OpClass.SIMT else _allowed_kinds(constraints)
     if attention.weights is not None:
         kinds = tuple(kind for kind in kinds if kind is not UnitKind.WGMMA)
     halves = [u for u in hw.units if u.in_dtype is attention.dtype and u.kind in kinds and supports_attention(u, hw)]
@@ -163,7 +168,7 @@ def _matrix_units(
     group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstraints
 ) -> tuple[tuple[ComputeUnit, ...], tuple[str, ...]]:
     """Return the fastest unit of each allowed kind, and the next one that needs fewer element-wise loads."""
-    wanted = _KINDS[constraints.op_class]
+    wanted = _allowed_kinds(constraints)
     fitting: dict[UnitKind, list[ComputeUnit]] = {}
     unsupported = []
     factors = operands(group)

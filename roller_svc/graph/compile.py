@@ -19,6 +19,7 @@ from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import package_candidate, package_kernel
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.efficient import find_efficient
+from roller_svc.compiler.joinable import find_joinable
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_tasks
@@ -117,9 +118,10 @@ def build_model(
     built, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
     clock.record("kernels")
     kernels = _model_kernels([each.fastest for each in built], classes)
-    efficient = {i: _model_kernel(each.efficient, 0) for i, each in enumerate(built) if each.efficient is not None}
+    is_cpu = hw.family is TargetKind.CPU
+    efficient = {i: _model_kernel(each.second, 0) for i, each in enumerate(built) if each.second is not None and is_cpu}
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
-    if hw.family is TargetKind.CPU:
+    if is_cpu:
         _compile_objects(kernels, cache, progress)
         clock.record("objects")
 
@@ -133,11 +135,15 @@ def build_model(
             share_memory=options.share_memory,
             schedule=schedule,
             efficient=efficient,
-            alignment_bytes=1 if hw.family is TargetKind.CPU else hw.vector_bytes,
+            alignment_bytes=1 if is_cpu else hw.vector_bytes,
         )
 
-    if hw.family is not TargetKind.CPU:
-        return _build_for_gpu(plan_with(kernels, None)[0], options, graph, weights, classes, built, passes, clock, hits, cache)
+    if not is_cpu:
+        variants = [tuple(each.fastest for each in built)]
+        if any(each.second is not None for each in built):
+            variants.append(tuple(each.second or each.fastest for each in built))
+        planned = [(plan_with(_model_kernels(bundles, classes), None)[0], bundles) for bundles in variants]
+        return _build_for_gpu(planned, options, graph, weights, classes, passes, clock, hits, cache)
 
     def link(plan: ModelPlan, name: str) -> bytes:
         return _link(plan, name, cache, hw)
@@ -158,7 +164,7 @@ def build_model(
         )
         built = [_replace_fastest(each, bundle) for each, bundle in zip(built, tuned, strict=True)]
         kernels = _model_kernels(tuned, classes)
-        efficient = {i: each for i, each in efficient.items() if built[i].efficient is not None}
+        efficient = {i: each for i, each in efficient.items() if built[i].second is not None}
         clock.record("tune")
 
     def make_plan(schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
@@ -175,7 +181,7 @@ def build_model(
         generator=estimate_digest(hw, options.winograd),
     )
     clock.record("plan")
-    others = {each.efficient.compiled.source.key: each.efficient for each in built if each.efficient is not None}
+    others = {each.second.compiled.source.key: each.second for each in built if each.second is not None}
     bundles = (
         *(each.fastest for each in built),
         *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
@@ -221,22 +227,27 @@ def lowering_kind(options: ModelOptions) -> str | None:
 
 
 def _build_for_gpu(
-    plan: ModelPlan,
+    planned: Sequence[tuple[ModelPlan, tuple[KernelBundle, ...]]],
     options: ModelOptions,
     graph: Graph,
     weights: Weights,
     classes: tuple[NodeClass, ...],
-    built: Sequence[_ClassKernels],
     passes: tuple[PassReport, ...],
     clock: StageTimer,
     hits: int,
     cache: KernelCache,
 ) -> BuiltModel:
-    """Return a model whose binaries are those of its kernels, with the lowering of a kind, or the fastest."""
-    hw, bundles = options.hardware, tuple(each.fastest for each in built)
+    """Return a model whose binaries are those of its kernels, with the lowering of a kind, or the fastest.
+
+    `planned`: plans with their kernels, of which each lowering takes the better one.
+    """
+    hw = options.hardware
     kind = lowering_kind(options)
-    known = [JoinedKernel(each.compiled.resources, find_bundle_refusal(each)) for each in bundles]
-    chosen = choose_lowering(kind, plan, hw, known)
+    known = [
+        (plan, [JoinedKernel(each.compiled.resources, find_bundle_refusal(each)) for each in bundles]) for plan, bundles in planned
+    ]
+    chosen = choose_lowering(kind, known, hw)
+    bundles = planned[chosen.plan_number][1]
 
     def load(kernel: int, first_check: int) -> tuple[Tasks, ...]:
         return load_tasks(bundles[kernel], _request(classes[kernel], options), first_check)
@@ -293,10 +304,10 @@ def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
 
 @dataclass(frozen=True, slots=True)
 class _ClassKernels:
-    """The kernels of a class: the fastest on all workers, and the most efficient one if that is another."""
+    """The kernels of a class: the fastest on all workers, and a second one if there is a use for it."""
 
     fastest: KernelBundle
-    efficient: KernelBundle | None
+    second: KernelBundle | None  # of a CPU the most efficient one; of a GPU one that can join others in a kernel
 
 
 def _build_kernels(
@@ -338,20 +349,23 @@ def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | 
     fastest = cache.load(request)
     if fastest is None:
         return None
-    is_cpu = fastest.compiled.source.language is Language.C
-    return _ClassKernels(fastest, cache.load_efficient(request) if is_cpu else None)
+    if fastest.compiled.source.language is not Language.C and find_bundle_refusal(fastest) is None:
+        return _ClassKernels(fastest, None)
+    return _ClassKernels(fastest, cache.load_efficient(request))
 
 
 def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: KernelCache) -> _ClassKernels:
     report = select_candidate(compiled)
-    other = find_efficient(compiled, report)
-    efficient = None if other is None else package_candidate(other, report)
-    if efficient is not None:
-        cache.save_efficient(request, efficient)
-    fastest = package_kernel(report)
-    if report.hardware.family is TargetKind.CUDA:
-        fastest = store_tasks(fastest, report)
-    kernels = _ClassKernels(fastest, efficient)
+    is_cuda = report.hardware.family is TargetKind.CUDA
+    other = find_joinable(report) if is_cuda else find_efficient(compiled, report)
+    fastest, second = package_kernel(report), None
+    if is_cuda:
+        fastest = store_tasks(fastest, report, report.winner)
+    if other is not None:
+        second = package_candidate(other, report)
+        second = store_tasks(second, report, other) if is_cuda else second
+        cache.save_efficient(request, second)
+    kernels = _ClassKernels(fastest, second)
     cache.save(request, kernels.fastest)
     return kernels
 

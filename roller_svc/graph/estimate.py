@@ -123,7 +123,8 @@ def _choose_lowering(
             code="refused-plan",
             hint='roller_svc.compile_model needs no device, and its report["lowerings"] has the seconds',
         )
-    return choose_lowering(kind, plan, options.hardware, [JoinedKernel((), each.refused or UNCOMPILED) for each in kernels])
+    known = [JoinedKernel((), each.refused or UNCOMPILED) for each in kernels]
+    return choose_lowering(kind, [(plan, known)], options.hardware)
 
 
 def _runs(graph: Graph, path: str, times: int) -> Iterator[tuple[str, int]]:

@@ -49,6 +49,7 @@ class ScheduleConstraints:
     tiles: tuple[tuple[str, int], ...] = ()  # (public option, value); see TILE_FIELDS
     winograd: WinogradMode = WinogradMode.AUTO
     allow_expanded_squares: bool = False  # (a - b)² as a² + b² - 2ab: its error is relative to a² + b²
+    joinable: bool = False  # leave out warpgroups, whose kernels cannot be rTasks of a kernel with others
 
     def is_satisfied_by(self, program: RProgram) -> bool:
         """Return whether the rProgram has all values of `tiles`."""

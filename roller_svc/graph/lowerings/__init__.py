@@ -37,12 +37,12 @@ class ChosenLowering:
     kind: str
     results: Mapping[str, LoweringEstimate | Refusal]
     unrolled: UnrolledPlan
+    plan_number: int  # of the plan that it runs
 
     @property
     def seconds(self) -> float:
         """The seconds of a call."""
-        cost = self.results[self.kind]
-        return cost.seconds if isinstance(cost, LoweringEstimate) else float("inf")
+        return _seconds(self.results[self.kind])
 
     def to_json(self) -> dict[str, Any]:
         """Return each kind's seconds and launches, or the reason why it cannot run the model."""
@@ -78,28 +78,45 @@ def check_lowering(kind: str, hw: HardwareSpec) -> None:
         raise ArgumentError(f"plan {kind!r}: {refused.reason}", code=refused.code)
 
 
-def choose_lowering(kind: str | None, plan: ModelPlan, hw: HardwareSpec, kernels: Sequence[JoinedKernel] = ()) -> ChosenLowering:
-    """Return a kind of lowering for a plan; None: the one that the performance model prefers.
+def choose_lowering(
+    kind: str | None, plans: Sequence[tuple[ModelPlan, Sequence[JoinedKernel]]], hw: HardwareSpec
+) -> ChosenLowering:
+    """Return a kind of lowering for a model; None: the one that the performance model prefers.
 
-    `kernels`: what is known of the plan's kernels. Without it no kernel joins others.
-    Raises ArgumentError if the plan cannot have that kind (the refusal's code), or too many operations (refused-plan).
+    Args:
+        kind: the kind.
+        plans: plans of the model, each with what is known of its kernels. The first has the fastest kernels, others ones
+            that can join. A lowering that makes one kernel of many takes the plan that costs least.
+        hw: the device.
+
+    Raises ArgumentError if no plan can have that kind (the refusal's code), or one has too many operations (refused-plan).
     """
-    operations = count_unrolled(plan.steps)
-    if operations > MAX_OPERATIONS:
-        raise ArgumentError(
-            f"a call of the model has {operations} operations, at most {MAX_OPERATIONS} on a GPU",
-            code="refused-plan",
-            hint="its loops have many steps: compile the body of the loop as a model",
-        )
-    unrolled = UnrolledPlan(plan, tuple(unroll_steps(plan.steps)), tuple(kernels))
-    results = {lowering.kind: lowering.refuse(hw) or lowering.estimate(unrolled, hw) for lowering in LOWERINGS}
+    for plan, _ in plans:
+        operations = count_unrolled(plan.steps)
+        if operations > MAX_OPERATIONS:
+            raise ArgumentError(
+                f"a call of the model has {operations} operations, at most {MAX_OPERATIONS} on a GPU",
+                code="refused-plan",
+                hint="its loops have many steps: compile the body of the loop as a model",
+            )
+    unrolled = [UnrolledPlan(plan, tuple(unroll_steps(plan.steps)), tuple(kernels)) for plan, kernels in plans]
+    estimates = {
+        lowering.kind: [lowering.refuse(hw) or lowering.estimate(each, hw) for each in lowering.select(unrolled)]
+        for lowering in LOWERINGS
+    }
+    numbers = {name: min(range(len(each)), key=[*map(_seconds, each)].__getitem__) for name, each in estimates.items()}
+    results = {name: each[numbers[name]] for name, each in estimates.items()}
     if kind is not None:
         refused = results[kind]
         if isinstance(refused, Refusal):
             raise ArgumentError(f"plan {kind!r} cannot run this model: {refused.reason}", code=refused.code)
-        return ChosenLowering(kind, results, unrolled)
+        return ChosenLowering(kind, results, unrolled[numbers[kind]], numbers[kind])
     best, best_s = "", float("inf")
     for name, each in results.items():
         if isinstance(each, LoweringEstimate) and each.seconds < (MARGIN * best_s if best else best_s):
             best, best_s = name, each.seconds
-    return ChosenLowering(best, results, unrolled)
+    return ChosenLowering(best, results, unrolled[numbers[best]], numbers[best])
+
+
+def _seconds(result: LoweringEstimate | Refusal) -> float:
+    return result.seconds if isinstance(result, LoweringEstimate) else float("inf")

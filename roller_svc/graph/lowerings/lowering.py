@@ -73,6 +73,10 @@ class Lowering:
     build: Callable[[UnrolledPlan, HardwareSpec, LoadTasks, Weights, float], ModelPlan] | None = None
     is_partial: bool = False  # whether steps that cannot join its kernel are launches of their own
 
+    def select(self, plans: Sequence[UnrolledPlan]) -> Sequence[UnrolledPlan]:
+        """Return the plans that this kind may run: all, or the first one if it makes no kernel of its own."""
+        return plans[:1] if self.build is None else plans
+
 
 def kernel_seconds(unrolled: UnrolledPlan, hw: HardwareSpec, factors: Sequence[float] | None = None) -> float:
     """Return the seconds of all work of a call on the device, without overheads of launches.

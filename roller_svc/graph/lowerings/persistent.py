@@ -113,7 +113,7 @@ def _joined_seconds(part: UnrolledPlan, factors: Sequence[float], hw: HardwareSp
     return seconds + cooperative_s + limits.launch_overhead_s  # the fill of the events with zeros
 
 
-def build(unrolled: UnrolledPlan, hw: HardwareSpec, load_tasks: LoadTasks, weights: Weights, seconds: float) -> ModelPlan:
+def build(unrolled: UnrolledPlan, hw: HardwareSpec, load_tasks: LoadTasks, weights: Weights, _: float) -> ModelPlan:
     """Return the plan with a launch of the kernel for each joined segment.
 
     The events of the launches lie behind the arena, and are zero before each call. The steps as they were are the
@@ -148,7 +148,7 @@ def build(unrolled: UnrolledPlan, hw: HardwareSpec, load_tasks: LoadTasks, weigh
             continue
         step, state, run = next(launches)
         if not isinstance(step, KernelStep):
-            raise InvariantError(f"{step.node} is no launch of the kernel")
+            raise InvariantError(f"{step.node} is not a launch of the kernel")
         arrivals = _nodes_of_events(each.part, run.plan)
         steps.append(replace(step, zeroed=((events[state.symbol], state.bytes),), events=arrivals))
     return replace(plan, steps=tuple(steps), fallback=unrolled.plan.steps, arena_bytes=end)

@@ -100,7 +100,7 @@ def host_program(
     operands = max((len(_launch(plan, each).operands) for each in tables.launches), default=0)
     views = max((len(_launch(plan, each).tensor_maps) for each in tables.launches), default=0)
     constants = {
-        "SLOTS": FIRST_INPUT + len(plan.inputs) + len(plan.outputs), "MODULES": len(modules), "LAUNCHES": len(tables.launches),
+        "SLOTS": FIRST_INPUT + len(plan.tensors), "MODULES": len(modules), "LAUNCHES": len(tables.launches),
         "MAX_OPERANDS": max(operands, 1), "MAX_MAPS": max(views, 1), "PLAN_WORDS": len(data), "STATE_WORDS": EVENT_WORDS,
         "IS_GRAPH": int(is_graph), "LAST_DRIVER_TO_FIX": LAST_DRIVER_TO_FIX,
     }  # fmt: skip
@@ -200,6 +200,7 @@ def _header(plan: ModelPlan, name: str, modules: Sequence[int], num_launches: in
     """Return the declarations for C and C++ callers."""
     listed = [(f"inputs[{i}]", each) for i, each in enumerate(plan.inputs)]
     listed += [(f"outputs[{i}]", each) for i, each in enumerate(plan.outputs)]
+    listed += [(f"outputs[{i}], updated in place", each) for i, each in enumerate(plan.states, len(plan.outputs))]
     about = (
         f"Model {plan.name} for {plan.target}. Compile model_host.c with it, and link with -lcuda.\n"
         "Arrays are dense and row-major, on the device, at multiples of 64 bytes.\n"
@@ -209,7 +210,7 @@ def _header(plan: ModelPlan, name: str, modules: Sequence[int], num_launches: in
     )
     about += "".join(f"\n{place}: {tensor}, {_shown(type_)}" for place, (tensor, type_) in listed)
     guard = f"{name}_MODEL_H"
-    slots = FIRST_INPUT + len(plan.inputs) + len(plan.outputs)
+    slots = FIRST_INPUT + len(plan.tensors)
     return "\n".join(
         [
             quote_comment(about) + f"#ifndef {guard}",
@@ -218,7 +219,7 @@ def _header(plan: ModelPlan, name: str, modules: Sequence[int], num_launches: in
             "#ifdef __cplusplus",
             'extern "C" {',
             "#endif",
-            f"enum {{ {name}_INPUTS = {len(plan.inputs)}, {name}_OUTPUTS = {len(plan.outputs)} }};",
+            f"enum {{ {name}_INPUTS = {len(plan.inputs)}, {name}_OUTPUTS = {len(plan.outputs) + len(plan.states)} }};",
             f"struct {name} {{ /* private */",
             f"  CUmodule modules[{max(len(modules), 1)}];",
             f"  CUfunction functions[{max(num_launches, 1)}];",

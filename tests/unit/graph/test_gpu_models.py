@@ -293,7 +293,7 @@ def test_a_graph_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) 
     for kind in ("graph", "waves", "persistent"):
         with pytest.raises(ArgumentError, match=f"plan '{kind}': .* on NVIDIA devices"):
             estimate_model(copy.deepcopy(MODELS["slices"]), "amd-mi300x", plan=kind)
-    refused = choose_lowering(None, plan, hardware.load("amd-mi300x"))
+    refused = choose_lowering(None, [(plan, ())], hardware.load("amd-mi300x"))
     assert refused.kind == "launches"
     assert "NVIDIA" in refused.to_json()["graph"]["refused"]
     monkeypatch.setattr(cuda_graph, "MAX_NODES", 3)

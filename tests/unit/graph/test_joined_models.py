@@ -15,6 +15,12 @@ import pytest
 from gpu_models import MODELS, PARTIAL, RAMMER_MODELS, graph, node, tensor
 
 from roller_svc import hardware
+from roller_svc.compiler import joinable
+from roller_svc.compiler.joinable import cut_seconds, find_joinable
+from roller_svc.compiler.lower_and_emit import find_plan_refusal
+from roller_svc.compiler.pipeline import parse_request, rank_request
+from roller_svc.compiler.plans import merge_ranked_plans
+from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError, InvariantError, LaunchError
 from roller_svc.graph import compile as graph_compile
 from roller_svc.graph.interpret import interpret
@@ -23,9 +29,12 @@ from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, joined, persisten
 from roller_svc.graph.lowerings.joined import NOT_JOINABLE_CODE, find_refusal, occupancy_factors
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate, Refusal, UnrolledPlan
 from roller_svc.graph.weights import Weights
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, Resources
 from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.report import BuildReport, CandidateResult
 from roller_svc.ir.vdevice import VDevicePlan, WaitEvent
 from roller_svc.model import Model, compile_model, load_model
 from roller_svc.runtime.cuda.module import CudaModule
@@ -101,7 +110,18 @@ def test_one_kernel_has_the_bits_of_separate_launches(name: str, target: str) ->
         assert model.plan["launches"] == model.report["lowerings"][kind]["launches"]
 
 
+@pytest.fixture
+def no_joinable(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[None]:
+    """No kernel is sought for a node whose fastest one cannot join. Kernels of such a build are kept apart."""
+    monkeypatch.setattr(graph_compile, "find_joinable", lambda _: None)
+    use(read_settings(cache=folder / "without"))
+    yield
+    use(read_settings(cache=folder))
+
+
+@pytest.mark.slow
 @pytest.mark.emulator
+@pytest.mark.usefixtures("no_joinable")
 def test_a_node_that_cannot_join_is_a_launch_between_two_of_the_kernel(tmp_path: Path) -> None:
     arrays, wanted = expected("partial")
     launches = compiled("partial", H200, plan="launches").run(arrays)
@@ -124,6 +144,54 @@ def test_a_node_that_cannot_join_is_a_launch_between_two_of_the_kernel(tmp_path:
         np.testing.assert_array_equal(results[output], launches[output])
 
 
+@pytest.mark.slow
+@pytest.mark.emulator
+def test_a_slower_kernel_that_joins_is_taken_where_a_cut_costs_more() -> None:
+    arrays, wanted = expected("partial")
+    model = compiled("partial", H200, plan=persistent.KIND)
+    plan, fastest = plan_of(model), plan_of(compiled("partial", H200, plan="launches"))
+    (step,) = plan.steps
+    assert isinstance(step, KernelStep)
+    assert plan.kernels[step.kernel].source.launches[step.launch].cooperative
+    number = next(each.kernel for each in fastest.steps if each.node == "product" and isinstance(each, KernelStep))
+    product, slower = fastest.kernels[number], plan.kernels[number]
+    assert product.source.launches[-1].tensor_maps
+    assert not slower.source.launches[-1].tensor_maps
+    assert slower.estimate_s < product.estimate_s + cut_seconds(spec(H200))
+    results = model.run(arrays)
+    for output, value in wanted.items():
+        np.testing.assert_allclose(results[output], value, rtol=2e-3, atol=1e-3)
+    # a warm build has the second kernel too
+    again = compiled("partial", H200, plan=persistent.KIND)
+    assert (again.digest, again.report["cache"]["misses"]) == (model.digest, 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "dtype", "is_sought"),
+    [(H200, (256, 256), "float16", True), (H200, (4096, 4096), "float16", False), (A100, (256, 256), "float16", False),
+     (H200, (256, 256), "float32", False)],
+)  # fmt: skip
+def test_a_kernel_that_joins_is_sought_where_the_fastest_cannot_and_a_cut_costs_more(
+    target: str, shape: tuple[int, int], dtype: str, is_sought: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "load", load_spec)
+    types = {name: tensor(*shape, dtype=dtype) for name in "AB"}
+    inputs = {name: TensorType(DType(type_["dtype"]), shape) for name, type_ in types.items()}
+    request = build_request("C[i, j]: float32 +=! A[i, k] * B[k, j]", inputs, target=target, select="model", top_k=1)
+    forms, hw = parse_request(request), load_spec(target)
+    program, ranked = forms[0], rank_request(request, forms, hw)
+    (best,) = merge_ranked_plans(ranked, 1)
+    winner = CandidateResult(best.plan, best.groups, None, None, None, None)
+    report = BuildReport(request, program, hw, best.groups, (), (winner,), (), (), (), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(joinable, "build_alone", lambda grouped, *_: dataclasses.replace(winner, plan=grouped.plan))
+    found = find_joinable(report)
+    assert (found is not None) == is_sought
+    if found is not None:
+        assert find_plan_refusal(found.plan, program, found.groups, hw) is None
+        assert found.plan.estimate.seconds <= best.plan.estimate.seconds + cut_seconds(hw)
+
+
+@pytest.mark.usefixtures("no_joinable")
 def test_a_segment_that_costs_more_than_its_launches_stays_launches() -> None:
     unrolled, hw = unrolled_of(compiled("partial", H200, plan="launches")), spec(H200)
     kernels = tuple(JoinedKernel(each.resources, "tensor maps" if i == 2 else None) for i, each in enumerate(unrolled.kernels))
@@ -294,7 +362,7 @@ def test_devices_and_plans_that_cannot_have_one_kernel_are_refused(monkeypatch: 
     assert "4 operations" in reason(unrolled, hw)[0]
     monkeypatch.setattr(joined, "MAX_OPERATORS", 99)
     monkeypatch.setattr(joined, "MAX_SLOTS", 4)
-    assert "inputs and outputs" in reason(unrolled, hw)[0]
+    assert "inputs, outputs and states" in reason(unrolled, hw)[0]
 
 
 def test_a_kernel_that_fits_no_core_is_refused_before_it_is_compiled() -> None:

@@ -115,9 +115,9 @@ def test_defect_9_what_has_no_time_is_not_the_fastest(monkeypatch: pytest.Monkey
     fails = [dataclasses.replace(each, estimate=lambda *_: Refusal("it failed")) for each in lowerings.LOWERINGS]
     for kept, each in enumerate(lowerings.LOWERINGS[:2]):
         monkeypatch.setattr(lowerings, "LOWERINGS", (*fails[:kept], each, *fails[kept + 1 :]))
-        assert choose_lowering(None, plan, hw).kind == each.kind
+        assert choose_lowering(None, [(plan, ())], hw).kind == each.kind
         with pytest.raises(ArgumentError, match="it failed"):
-            choose_lowering(fails[1 - kept].kind, plan, hw)
+            choose_lowering(fails[1 - kept].kind, [(plan, ())], hw)
 
 
 def test_defect_10_extents_with_equal_digits_have_different_keys() -> None:
