@@ -182,7 +182,7 @@ def test_a_kernel_that_joins_is_sought_where_the_fastest_cannot_and_a_cut_costs_
     program, ranked = forms[0], rank_request(request, forms, hw)
     (best,) = merge_ranked_plans(ranked, 1)
     winner = CandidateResult(best.plan, best.groups, None, None, None, None)
-    report = BuildReport(request, program, hw, best.groups, (), (winner,), (), (), (), None)  # type: ignore[arg-type]
+    report = BuildReport(request, program, hw, best.groups, (), (winner,), (), (), (), None)
     monkeypatch.setattr(joinable, "build_alone", lambda grouped, *_: dataclasses.replace(winner, plan=grouped.plan))
     found = find_joinable(report)
     assert (found is not None) == is_sought

@@ -87,7 +87,7 @@ def test_kernels_that_are_faster_in_the_model_are_bound_and_found_again(measures
     assert chosen
     assert chosen <= {bundle.digest for bundle in first.kernels}
     for variable in first.tuning.tree.children:
-        assert first.tuning.chosen[variable.name] != variable.choices[variable.default]  # type: ignore[union-attr]
+        assert first.tuning.chosen[variable.name] != variable.choices[variable.default]
     assert first.tuning.trials == measures.trials + 2
     measured = measures.trials, measures.calls
     again = build(cache)
@@ -103,7 +103,7 @@ def test_kernels_that_slow_a_call_down_are_not_bound(measures: Measures, cache: 
     assert built.tuning is not None
     assert built.tuning.gain == 1.0
     for variable in built.tuning.tree.children:
-        assert built.tuning.chosen[variable.name] == variable.choices[variable.default]  # type: ignore[union-attr]
+        assert built.tuning.chosen[variable.name] == variable.choices[variable.default]
 
 
 def test_kernels_with_wrong_results_are_not_bound(measures: Measures, cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
