@@ -81,13 +81,14 @@ def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
 
 def _mma(node: Mma, scalar: Scalar, arch: Arch) -> str:
     name = call_wrapper(mma_wrapper(node.a_dtype, node.b_dtype, arch), scalar)
-    sums, a, b = _word(scalar, node.tensor, node.index), _words(scalar, node.a, node.a_index), _words(scalar, node.b, node.b_index)
+    sums = _word(scalar, node.tensor, node.index)
     if node.a_below is None:
-        return f"{name}({sums}, {a}, {b});"
-    below = _words(scalar, node.a, node.a_below)
+        return f"{name}({sums}, {_word(scalar, node.a, node.a_index)}, {_word(scalar, node.b, node.b_index)});"
+    above, below = (_words(scalar, node.a, index) for index in (node.a_index, node.a_below))
     a_words = scalar.names.of(".fragment")
-    words = ", ".join(f"{rows}[{word}]" for word in range(MMA_WORDS // 2) for rows in (a, below))
-    return f"{{ const unsigned int {a_words}[{MMA_WORDS}] = {{{words}}}; {name}({sums}, {a_words}, {b}); }}"
+    words = ", ".join(f"{rows}[{word}]" for word in range(MMA_WORDS // 2) for rows in (above, below))
+    call = f"{name}({sums}, {a_words}, {_words(scalar, node.b, node.b_index)});"
+    return f"{{ const unsigned int {a_words}[{MMA_WORDS}] = {{{words}}}; {call} }}"
 
 
 def _words(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
