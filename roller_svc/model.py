@@ -425,7 +425,7 @@ def compile_model(
             them, "auto" the kind that the performance model prefers.
         tune: "now" chooses kernels by trials of the whole model on this machine, where each finds the caches as the others
             leave them; "off" takes kernels that were chosen alone. `Model.tuning` says what was chosen.
-        tune_options: {"budget_trials": 64}, the models that are measured at most.
+        tune_options: {"budget_trials": 64}, the models of a bucket that are measured at most, before two are compared.
         runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the

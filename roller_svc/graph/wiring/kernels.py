@@ -81,8 +81,10 @@ def tune_kernels(
         plan: a serial plan of these.
         load: links and loads a model.
         cache: keeps the other kernels of the classes, and an index of seconds.
-        budget_trials: how many models are measured at most.
+        budget_trials: how many models are measured at most, before whole calls of two models are.
     """
+    if not requests:  # a model of copies
+        return [], Tuning(Node("parallel", ()), {}, 0, 1.0, ())
     choices = {
         f"kernel:{number}": (number, (fastest[number], *_find_alternatives(requests[number], fastest[number], cache)))
         for number in _explored_classes(plan)
@@ -167,7 +169,8 @@ def _find_gain(
     chosen: Mapping[str, str], load_both: Callable[[], Sequence[CpuModel]], sample: Sample, index: Profiles
 ) -> tuple[float, int]:
     """Return the seconds of a call by the kernels chosen alone over those by others, and how many were measured."""
-    calls = Variable("calls", "kernel", ("alone", json.dumps(chosen, sort_keys=True)))
+    text = json.dumps(chosen, sort_keys=True)
+    calls = Variable("calls", "kernel", (f"alone, measured with {text}", text))  # equally often, as least seconds fall
     known = [index.look_up(calls, choice, {}) for choice in (0, 1)]
     seconds = [value for value in known if value is not None]
     if len(seconds) == len(known):

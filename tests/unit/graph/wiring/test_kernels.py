@@ -151,3 +151,12 @@ def test_trials_need_this_machine() -> None:
         with pytest.raises(ArgumentError) as caught:
             check_tuning(ModelOptions(hardware.load(spec), select=select, tune_trials=1))
         assert caught.value.code == code
+
+
+def test_a_model_without_kernels_is_not_measured(cache: KernelCache) -> None:
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 4, 6)
+    graph = builder.finish([("y", builder.call("reshape", [x], shape=[6, 4]))])
+    built = build_model(graph, weights, ModelOptions(hardware.load("local"), tune_trials=4), cache)
+    assert built.tuning is not None
+    assert built.tuning.trials == 0
