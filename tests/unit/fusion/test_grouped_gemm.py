@@ -176,7 +176,7 @@ def test_others_stay(text: str) -> None:
 @pytest.mark.parametrize("name", [slow(name) if number else name for number, name in enumerate(CASES)])
 def test_kernels_have_the_values_of_the_statement(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     partitions = PartitionCache.partitions
-    monkeypatch.setattr(PartitionCache, "partitions", lambda cache, hw: tuple(filter(is_grouped, partitions(cache, hw))))
+    monkeypatch.setattr(PartitionCache, "partitions", lambda *args: tuple(filter(is_grouped, partitions(*args))))
     text, types = CASES[name]
     kernel = roller_svc.compile(text, inputs=types, target=target, select="model", top_k=1, runtime="emulator")
     compute = program(name)
@@ -187,7 +187,7 @@ def test_kernels_have_the_values_of_the_statement(name: str, target: str, monkey
 @pytest.mark.emulator
 def test_an_index_out_of_range_reads_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     partitions = PartitionCache.partitions
-    monkeypatch.setattr(PartitionCache, "partitions", lambda cache, hw: tuple(filter(is_grouped, partitions(cache, hw))))
+    monkeypatch.setattr(PartitionCache, "partitions", lambda *args: tuple(filter(is_grouped, partitions(*args))))
     text, types = CASES["rows"]
     kernel = roller_svc.compile(text, inputs=types, target="nvidia-a100-sxm-80gb", select="model", top_k=1, runtime="emulator")
     arrays = arrays_of(program("rows"), matrices=5)

@@ -289,7 +289,7 @@ def test_a_rotated_row_is_read_once_where_a_tile_has_it_whole() -> None:
     (group,) = groups("y[i,j] = x[i,j] + x[i,(j + 64) % 128]", x=(4096, 128))
     assert group.space.compulsory_bytes == 2 * 4096 * 128 * 4
     half, whole = (footprint(group.space, (32, 32)).transferred_bytes((1, columns)) for columns in (64, 128))
-    assert (half, whole) == ((64 + 128 + 64) * 4, (128 + 128) * 4)
+    assert (half, whole) == ((64 + 64 + 64) * 4, (128 + 128) * 4)
 
 
 @pytest.mark.parametrize(

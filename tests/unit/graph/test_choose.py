@@ -80,7 +80,7 @@ def test_another_plan_has_to_be_faster_than_a_quiet_serial_one(
         name: TimedModel(clock, lambda call, each=each: ALONE_S if call < 5 and each == 12 * MS else each)
         for name, each in seconds.items()
     }
-    monkeypatch.setattr(choose, "_load", lambda plan, *_: loaded[plan.name])
+    monkeypatch.setattr(choose, "load_for_trial", lambda plan, *_: loaded[plan.name])
     monkeypatch.setattr(choose, "measure_steps", lambda *_: TIMES)
     monkeypatch.setattr(choose, "_planned", lambda name, *_: plans[name])
     options: Any = (choose.AUTO, plans["serial"], (), None, None, None,
@@ -102,7 +102,7 @@ def test_an_efficient_rkernel_has_to_be_faster_on_one_worker(
         schedules.append(schedule(steps))
         return None, ()
 
-    monkeypatch.setattr(choose, "_load", lambda *_: None)
+    monkeypatch.setattr(choose, "load_for_trial", lambda *_: None)
     monkeypatch.setattr(choose, "_least_times", lambda *_: (measured_s, 0.1 * MS))
     weights: Any = None
     times = choose._measure_efficient(steps, TIMES, {}, make_plan, lambda *_: b"", weights)
