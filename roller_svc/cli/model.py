@@ -26,7 +26,7 @@ from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.choose import EAGER, PLANS
 from roller_svc.graph.compile import GPU_PLANS
 from roller_svc.graph.compile import Progress as Report
-from roller_svc.graph.inputs import random_arrays
+from roller_svc.graph.inputs import Sample, random_arrays
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.states import pair_states
@@ -34,7 +34,7 @@ from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.tree import find_variables, tree_to_json
 from roller_svc.ir.options import HOST_LAUNCHERS, NamedOptions
 from roller_svc.model import TUNE_TRIALS, Model, compile_model, estimate_model, load_model
-from roller_svc.runtime.cuda.arrays import copy_to_device, copy_to_host, synchronize
+from roller_svc.runtime.cuda.arrays import copy_into_device, copy_to_device, copy_to_host, synchronize
 from roller_svc.runtime.cuda.module import device_present
 
 RUNS = 20  # of a timed model
@@ -461,13 +461,12 @@ def _lowering(result: Mapping[str, Any]) -> str:
 def _run(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     arrays = _arrays(model, options)
     on_device = device_present() and model.takes_device_arrays
-    given = dict(copy_to_device(arrays) if on_device else {name: array.copy() for name, array in arrays.items()})
-    states = {info.name: given.pop(info.name) for info in model.states}
-    results = {**model.run(given, states=states), **states}
+    sample = _sample(model, arrays, on_device=on_device)
+    results = {**model.run(sample.inputs, states=sample.states), **sample.states}
     outputs = copy_to_host(results) if on_device else {name: array.copy() for name, array in results.items()}
     facts: dict[str, Any] = {"digest": model.digest}
     if not options.emulate:
-        facts |= _timed(model, given, states, synchronize if on_device else None)
+        facts |= _timed(model, sample, synchronize if on_device else None)
     facts["outputs"] = [
         {"name": name, "dtype": str(value.dtype), "shape": list(value.shape), "max_abs": _largest(value)}
         for name, value in outputs.items()
@@ -493,13 +492,23 @@ def _largest(value: Any) -> float:
     return float(np.abs(value.astype(np.float64)).max()) if value.size else 0.0
 
 
-def _timed(model: Model, arrays: Mapping[str, Any], states: Mapping[str, Any], wait: Callable[[], None] | None) -> dict[str, Any]:
+def _sample(model: Model, arrays: Mapping[str, Any], *, on_device: bool = False) -> Sample:
+    """Return the arrays of calls: copies, in the memory of the model."""
+    given = dict(copy_to_device(arrays) if on_device else {name: array.copy() for name, array in arrays.items()})
+    states = {info.name: given.pop(info.name) for info in model.states}
+    return Sample(given, states, arrays, copy_into_device if on_device else np.copyto)
+
+
+def _timed(model: Model, sample: Sample, wait: Callable[[], None] | None) -> dict[str, Any]:
     """Time calls, each to its end: `wait` waits for the work of a device."""
     samples: list[float] = []
     begin = time.perf_counter()
     while len(samples) < RUNS or time.perf_counter() - begin < TIMED_S / 4:
+        states = sample.restore()
+        if wait is not None:
+            wait()
         start = time.perf_counter()
-        model.run(arrays, states=states)
+        model.run(sample.inputs, states=states)
         if wait is not None:
             wait()
         samples.append(time.perf_counter() - start)
@@ -557,8 +566,8 @@ def _program_rows(steps: Sequence[Mapping[str, Any]]) -> list[tuple[object, ...]
 
 
 def _profile(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    arrays = _arrays(model, options)
-    calls = (model.profile(arrays) for _ in range(RUNS))
+    sample = _sample(model, _arrays(model, options))
+    calls = (model.profile(sample.inputs, sample.restore()) for _ in range(RUNS))
     profile = min(calls, key=lambda steps: max((step.end_s for step in steps), default=0.0))
     total = sum(step.end_s - step.start_s for step in profile)
     by_operator = profile.seconds_by_operator()

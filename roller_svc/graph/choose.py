@@ -7,18 +7,18 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError
-from roller_svc.graph.inputs import random_arrays
+from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.plan import Launch, PlannedStep, Schedule
 from roller_svc.graph.rammer.by_hand import schedule_by_hand
 from roller_svc.graph.rammer.check import check_step
 from roller_svc.graph.rammer.schedules import POLICIES, StepTimes, find_segments, make_schedule, model_times
-from roller_svc.graph.weights import Array, Weights
+from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Constant
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.model_plan import LoopStep, ModelPlan, Step, VDeviceStep
@@ -143,18 +143,6 @@ def _choose_measured(
     return ChosenPlan(plan, choice)
 
 
-class Sample(NamedTuple):
-    """The arrays of timed calls."""
-
-    inputs: Mapping[str, Array]
-    states: Mapping[str, Array]
-
-
-def draw_sample(plan: ModelPlan) -> Sample:
-    """Return random arrays for a plan."""
-    return Sample(*(random_arrays((name, t.dtype.value, t.shape) for name, t in each) for each in (plan.inputs, plan.states)))
-
-
 def measure_steps(model: CpuModel, sample: Sample, threads: int) -> StepTimes:
     """Return the least times of each step of a serial plan, in the model: on one worker and on all."""
     return StepTimes(_least_times(model, sample, 1), _least_times(model, sample, threads), is_measured=True)
@@ -189,12 +177,12 @@ def _use_efficient(steps: Sequence[PlannedStep]) -> list[Launch]:
 def _least_times(model: CpuModel, sample: Sample, threads: int) -> tuple[float, ...]:
     least = [float("inf")] * len(model.plan.steps)
     with limit_threads(threads):
-        model.run(*sample)
+        model.run(sample.inputs, sample.restore())
         end = time.perf_counter() + PROFILES_S
         for number in range(PROFILES):
             if number > 1 and time.perf_counter() > end:
                 break
-            moments = model.profile(*sample)
+            moments = model.profile(sample.inputs, sample.restore())
             least = [min(a, b) for a, b in zip(least, _sum_steps(model.plan.steps, moments), strict=True)]
     return tuple(least)
 
@@ -243,11 +231,12 @@ def _measure_models(models: Mapping[str, CpuModel], sample: Sample, threads: int
 def _least_call_s(model: CpuModel, sample: Sample) -> float:
     """Return the least time of a call in a round."""
     least = float("inf")
-    model.run(*sample)
+    model.run(sample.inputs, sample.restore())
     end = time.perf_counter() + ROUND_S
     while True:
+        states = sample.restore()
         start = time.perf_counter()
-        model.run(*sample)
+        model.run(sample.inputs, states)
         now = time.perf_counter()
         least = min(least, now - start)
         if now > end:

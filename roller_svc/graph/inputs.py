@@ -1,13 +1,16 @@
-"""Random inputs of models."""
+"""Random inputs of models, and the arrays of timed calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from roller_svc.graph.weights import Array
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.runtime.binding import numpy_dtype
 
 MAX_INTEGER = 4  # integers are below it: they may be indices
@@ -24,3 +27,25 @@ def random_arrays(inputs: Iterable[tuple[str, str, tuple[int, ...]]], seed: int 
         else:
             arrays[name] = rng.integers(0, 2 if dtype is DType.BOOL else MAX_INTEGER, shape).astype(numpy_dtype(dtype))
     return arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The arrays of timed calls, each of which finds the states as the first one does."""
+
+    inputs: Mapping[str, Any]
+    states: Mapping[str, Any]  # the arrays that calls update
+    initial: Mapping[str, Array]  # the values of the states before a call
+    copy_into: Callable[[Any, Array], None] = np.copyto
+
+    def restore(self) -> Mapping[str, Any]:
+        """Give the states their values before a call, and return them. This is no part of the call's time."""
+        for name, array in self.states.items():
+            self.copy_into(array, self.initial[name])
+        return self.states
+
+
+def draw_sample(plan: ModelPlan) -> Sample:
+    """Return random arrays for a plan."""
+    inputs, states = (random_arrays((name, t.dtype.value, t.shape) for name, t in each) for each in (plan.inputs, plan.states))
+    return Sample(inputs, {name: array.copy() for name, array in states.items()}, states)

@@ -21,7 +21,7 @@ from roller_svc.compiler.autotune import link_alone
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import compile_candidates, select_candidate
 from roller_svc.errors import IndexRangeError, require
-from roller_svc.graph.choose import Sample, draw_sample
+from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.wiring.explore import Choices, Profiles, explore
 from roller_svc.graph.wiring.index import Origin, ProfileIndex
 from roller_svc.graph.wiring.tree import Node, Variable
@@ -182,8 +182,9 @@ def _find_gain(
 
 
 def _run_once(model: CpuModel, sample: Sample) -> dict[str, Array]:
-    """Return the results of a call, with states as the sample has them."""
-    return model.run(sample.inputs, {name: array.copy() for name, array in sample.states.items()})
+    """Return the results of a call, which later calls do not change."""
+    results = model.run(sample.inputs, sample.restore())
+    return {**results, **{name: array.copy() for name, array in sample.states.items()}}
 
 
 def _agree(results: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
@@ -203,7 +204,7 @@ def _measure_kernels(model: CpuModel, sample: Sample) -> list[float]:
         if number > 1 and time.perf_counter() > end:
             break
         seconds = [0.0] * len(least)
-        for moment in model.profile(*sample):
+        for moment in model.profile(sample.inputs, sample.restore()):
             if isinstance(moment.step, KernelStep):
                 seconds[moment.step.kernel] += moment.end_s - moment.start_s
         least = [min(a, b) for a, b in zip(least, seconds, strict=True)]
@@ -216,7 +217,8 @@ def _measure_calls(models: Sequence[CpuModel], sample: Sample) -> list[float]:
     for _ in range(ROUNDS):
         for number, model in enumerate(models):
             for _ in range(CALLS_OF_ROUND):
+                states = sample.restore()
                 start = time.perf_counter()
-                model.run(*sample)
+                model.run(sample.inputs, states)
                 least[number] = min(least[number], time.perf_counter() - start)
     return least

@@ -236,6 +236,11 @@ def copy_to_device(arrays: Mapping[str, Array]) -> dict[str, DeviceBytes]:
         raise LaunchError(f"out of device memory: cannot copy the arrays: {error}", code="out-of-memory") from error
 
 
+def copy_into_device(target: DeviceBytes, array: Array) -> None:
+    """Copy a host array into one on the device, before later work of the current stream."""
+    target.raw.set(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
 def copy_to_host(arrays: Mapping[str, DeviceBytes]) -> dict[str, Array]:
     """Copy arrays to host memory, after the work of the current stream."""
     return {name: array.numpy() for name, array in arrays.items()}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from gpu_models import graph, tensor
 from graph_files import save_graph
 from onnx import helper
 from onnx_models import branching, mlp, model
@@ -165,6 +166,25 @@ def test_a_state_is_updated_and_shown(capsys: pytest.CaptureFixture[str], tmp_pa
     code, facts, _ = run(capsys, "compile", file, *QUICK, "--state", "past_0=present_0", "--json")
     assert facts["states"] == [{"name": "past_0", "dtype": "float32", "shape": [4]}]
     assert facts["outputs"] == [{"name": "y", "dtype": "float32", "shape": [4]}]
+
+
+def test_timed_calls_do_not_advance_a_state(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A position that counts on would leave the table after 8 calls."""
+    nodes = [
+        {"name": "row", "expression": "C[j] = t[n[0], j]", "inputs": {"t": "t", "n": "n"}, "outputs": {"C": "row"}},
+        {"name": "inc", "expression": "C[i] = n[i] + 1", "inputs": {"n": "n"}, "outputs": {"C": "inc"}, "updates": {"C": "n"}},
+    ]
+    source = graph({"t": tensor(8, 4)}, {}, nodes, "row") | {"states": {"n": tensor(1, dtype="int32")}}
+    file, position = tmp_path / "count.json", tmp_path / "n.npy"
+    file.write_text(json.dumps(source))
+    np.save(position, np.array([7], np.int32))
+    words = (str(file), *QUICK, "--threads", "1", "--input", f"n=@{position}", "--json")
+    code, facts, err = run(capsys, "run", *words)
+    assert code == 0, err
+    assert [each["max_abs"] for each in facts["outputs"] if each["name"] == "n"] == [8]
+    code, facts, err = run(capsys, "profile", *words)
+    assert code == 0, err
+    assert {"row", "inc"} <= facts["seconds_by_operator"].keys()
 
 
 def test_a_type_that_is_open_is_asked_for_in_words_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,19 +7,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.graph import choose
+from roller_svc.graph.inputs import Sample
 from roller_svc.graph.plan import Launch, PlannedStep
 from roller_svc.graph.rammer.schedules import StepTimes
+from roller_svc.graph.wiring import kernels
 from roller_svc.ir.model_plan import VDeviceStep
 
 MS = 1e-3
 TIMES = StepTimes((10 * MS, 1 * MS), (5 * MS, 1 * MS), is_measured=True)
 ALONE_S = 11.5 * MS  # a call on one worker: half a millisecond beside the steps
 QUIET_S = 6.5 * MS
-NOTHING = choose.Sample({}, {})
+NOTHING = Sample({}, {}, {})
 
 
 class Clock:
@@ -67,6 +70,35 @@ def test_a_disturbed_machine_gets_more_rounds(clock: Clock) -> None:
     round_s = calls["never"] / choose.MAX_ROUNDS
     assert calls["quiet"] < (choose.ROUNDS + 1) * round_s
     assert clock.now_s > (choose.MAX_ROUNDS - 1) * choose.ROUND_S
+
+
+class Counter:
+    """A model that counts its calls in a state, and takes no other position than the first."""
+
+    plan = SimpleNamespace(steps=(), kernels=())
+    calls = 0
+
+    def run(self, _: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:
+        assert states["at"].tolist() == [2]
+        states["at"][0] += 1
+        self.calls += 1
+        return dict(states)
+
+    def profile(self, inputs: Mapping[str, Any], states: Mapping[str, Any]) -> list[Any]:
+        self.run(inputs, states)
+        return []
+
+
+def test_each_timed_call_finds_the_states_as_they_were_drawn() -> None:
+    model: Any = Counter()
+    sample = Sample({}, {"at": np.array([2])}, {"at": np.array([2])})
+    expected = kernels._run_once(model, sample)
+    choose._least_times(model, sample, 1)
+    choose._least_call_s(model, sample)
+    kernels._measure_kernels(model, sample)
+    kernels._measure_calls([model, model], sample)
+    assert model.calls > 2 * kernels.ROUNDS * kernels.CALLS_OF_ROUND
+    assert expected["at"].tolist() == [3]  # and later calls do not change it
 
 
 @pytest.mark.parametrize(("rammer_s", "kind"), [(11 * MS, "serial"), (6.4 * MS, "serial"), (6 * MS, "rammer")])

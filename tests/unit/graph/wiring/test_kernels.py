@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_models import constant, tensor
+from gpu_models import graph as json_graph
 from graphs import add_input, add_random, builder_of
 
 from roller_svc import hardware
@@ -17,6 +19,8 @@ from roller_svc.errors import ArgumentError
 from roller_svc.graph.choose import load_for_trial
 from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model, check_tuning
 from roller_svc.graph.interpret import interpret
+from roller_svc.graph.load import load_graph
+from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring import kernels
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.options import SelectionMode
@@ -141,6 +145,26 @@ def test_measures_are_least_seconds(cache: KernelCache) -> None:
     assert built.tuning.gain >= 1.0
     assert all(0 < seconds < 1 for trial in built.tuning.history for seconds in trial.seconds.values())
     assert built.link(MODEL)
+
+
+@pytest.mark.slow
+def test_trials_of_a_model_with_states_find_them_as_the_first(cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state `sum` grows from call to call, and `at` would leave the range of an index."""
+    text = "S[i, j] = s[i, j] + t[at[0], j]; N[i] = at[i] + 1; C[i, j] +=! A[i, k] * B[k, j]"
+    operands = {"s": "sum", "t": "t", "at": "at", "A": "x", "B": "w"}
+    counting = {"name": "n", "expression": text, "inputs": operands, "outputs": {"C": "y", "S": "next", "N": "after"}}
+    counting["updates"] = {"S": "sum", "N": "at"}
+    source = json_graph({"x": tensor(8, 64)}, {"w": constant(64, 48), "t": constant(8, 48)}, [counting], "y")
+    source["states"] = {"sum": tensor(8, 48), "at": tensor(1, dtype="int32")}
+    weights, agreed = Weights(), []
+    agree = kernels._agree
+    monkeypatch.setattr(kernels, "_agree", lambda *results: agreed.append(agree(*results)) or agreed[-1])
+    monkeypatch.setattr(kernels, "MAX_RATIO", float("inf"))
+    options = ModelOptions(restrict_cores(hardware.load("local"), 1), top_k=3, tune_trials=16)
+    built = build_model(load_graph(source, weights), weights, options, cache)
+    assert built.tuning is not None
+    assert len(built.tuning.history) > 1
+    assert agreed == [True] * len(built.tuning.history)
 
 
 def test_trials_need_this_machine() -> None:
