@@ -505,7 +505,7 @@ def _timed(model: Model, sample: Sample, wait: Callable[[], None] | None) -> dic
     begin = time.perf_counter()
     while len(samples) < RUNS or time.perf_counter() - begin < TIMED_S / 4:
         states = sample.restore()
-        if wait is not None:
+        if wait is not None and states:  # their copies end before the call begins
             wait()
         start = time.perf_counter()
         model.run(sample.inputs, states=states)

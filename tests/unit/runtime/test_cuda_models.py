@@ -22,6 +22,7 @@ from roller_svc import hardware
 from roller_svc.cli import model as cli_model
 from roller_svc.cli.command import main
 from roller_svc.errors import InvariantError, KernelTimeoutError, LaunchError, RollerWarning
+from roller_svc.graph.inputs import Sample
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
@@ -172,6 +173,16 @@ def test_the_command_copies_arrays_to_the_device_and_waits_for_calls(
     assert facts["max_abs_error"] < 1e-4
     assert len(waits) == facts["runs"]
     assert waits == sorted(set(waits))  # after each call
+
+
+def test_states_on_a_device_get_their_values_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_arrays, "import_cupy", lambda: FakeCupy({}))
+    initial = {"k": np.arange(6, dtype=np.float32).reshape(2, 3).T}
+    states = cuda_arrays.copy_to_device(initial)
+    sample = Sample({}, states, initial, cuda_arrays.copy_into_device)
+    states["k"].raw.numpy[...] = 7
+    assert sample.restore() is states
+    np.testing.assert_array_equal(cuda_arrays.copy_to_host(states)["k"], [[0, 3], [1, 4], [2, 5]])
 
 
 def test_a_graph_has_an_edge_for_each_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
