@@ -59,6 +59,7 @@ def op(
         ArgumentError: a name is not one of an operator or an input, the program reads a tensor that is none of the
             inputs, an option is unknown or has a wrong value, an input would be donated, or there is another operator
             of that name.
+        ExprSyntaxError: a bracket of the program is not closed.
     """
     if not isinstance(operator, str) or not _NAME.fullmatch(operator):
         raise ArgumentError(f"an operator is called 'library::name', got {operator!r}", code="invalid-option")

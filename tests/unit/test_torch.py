@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 
 import roller_svc
-from roller_svc.errors import ArgumentError, InputError
+from roller_svc.errors import ArgumentError, ExprSyntaxError, InputError
 from roller_svc.ir.options import SelectionMode
 from roller_svc.torch import _Kernels
 
@@ -69,6 +69,17 @@ def test_names_are_checked(name, inputs, message):
         roller_svc.torch.op(name, "y[i] = x[i]", inputs)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("y[i = x[i]", "1:2 `[` is never closed"), ("y[i] = x[i] * s[", "1:16 `[` is never closed"),
+     ("y[i) = x[i]", "1:4 `)` does not close the `[` before it")],
+)  # fmt: skip
+def test_brackets_are_checked(text, message):
+    with pytest.raises(ExprSyntaxError) as caught:
+        roller_svc.torch.op("roller_test::open", text, ["x", "s"])
+    assert f"{caught.value.line}:{caught.value.column} {caught.value.message}" == message
+
+
 def test_an_equal_definition_is_the_same_operator(axpy):
     text = "y[i] = a[i] * 2 + b[i]; z[i] = y[i] * y[i]"
     assert roller_svc.torch.op("roller_test::axpy", text, ("a", "b"), outputs=("y", "z"), **FAST) is axpy
@@ -108,7 +119,7 @@ def test_wrong_options_register_nothing(options):
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize(
-    ("name", "text"), [("bracket", "y[i] = x[i] * s["), ("axis", "y[i] = x[j] * s[]"), ("operator", "y = double(x, s)")]
+    ("name", "text"), [("sign", "y[i] = x[i] * * s[]"), ("axis", "y[i] = x[j] * s[]"), ("operator", "y = double(x, s)")]
 )
 def test_a_definition_that_no_call_compiled_is_replaced(name, text, traced):
     name = f"roller_test::{name}_{traced}"

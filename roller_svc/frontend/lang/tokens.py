@@ -144,7 +144,7 @@ def _bad_character(source: Source, offset: int) -> Exception:
 
 
 def _split(tokens: list[Tok], source: Source) -> Iterator[list[Tok]]:
-    partner = _match_brackets(tokens, source)
+    partner = match_brackets(tokens, source)
     current: list[Tok] = []
     depth_end = -1  # tokens up to this one are inside brackets
     for i, token in enumerate(tokens):
@@ -172,8 +172,8 @@ def _starts_statement(tokens: list[Tok], i: int, partner: dict[int, int], text: 
     return after < len(tokens) and tokens[after].kind in _STARTS_VALUE
 
 
-def _match_brackets(tokens: list[Tok], source: Source) -> dict[int, int]:
-    """Return the index of the closing bracket for the index of each opening one."""
+def match_brackets(tokens: list[Tok], source: Source) -> dict[int, int]:
+    """Return the index of the closing bracket for the index of each opening one. Raises ExprSyntaxError if one has none."""
     partner: dict[int, int] = {}
     opened: list[int] = []
     for i, token in enumerate(tokens):

@@ -17,7 +17,7 @@ from roller_svc.frontend.lang.equation import einsum_statement, output_name
 from roller_svc.frontend.lang.limits import MAX_EXPANDED_STATEMENTS, MAX_STATEMENTS
 from roller_svc.frontend.lang.names import did_you_mean, known_names
 from roller_svc.frontend.lang.source import Source, Span, Spanned
-from roller_svc.frontend.lang.tokens import ENDS_OPERAND, Tok, check_text, scan
+from roller_svc.frontend.lang.tokens import ENDS_OPERAND, Tok, check_text, match_brackets, scan
 from roller_svc.frontend.ops import operator_named
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.program import TensorProgram, TensorType
@@ -71,11 +71,12 @@ def check_tensor_names(source: Source, inputs: Sequence[str]) -> None:
     """
     check_text(source)
     tokens = scan(source)
+    closing = match_brackets(tokens, source)
     read: list[Spanned] = []
     written = set(inputs)
     for i, (token, after) in enumerate(pairwise(tokens)):
         if token.kind == "NAME" and after.kind == "LSQB":
-            end = _closing(tokens, i + 1)
+            end = closing[i + 1]
             is_target = end < len(tokens) - 1 and tokens[end + 1].kind in {"COLON", "EQUAL", "ASSIGN", "REDUCE", "CMP"}
             written |= {token.text} if is_target else set()
             read.append(token)
@@ -89,16 +90,6 @@ def check_tensor_names(source: Source, inputs: Sequence[str]) -> None:
             if guess := did_you_mean(name, inputs):
                 hint = f"{guess} {hint}"
             raise source.error(ArgumentError, "unknown-name", f"there is no tensor `{name}`", span, hint)
-
-
-def _closing(tokens: Sequence[Tok], at: int) -> int:
-    """Return the position of the token that closes the bracket at a position; the number of tokens if none does."""
-    depth = 0
-    for i in range(at, len(tokens)):
-        depth += {"LPAR": 1, "LSQB": 1, "RPAR": -1, "RSQB": -1}.get(tokens[i].kind, 0)
-        if not depth:
-            return i
-    return len(tokens)
 
 
 def _kinds(tokens: Sequence[Tok], start: int, count: int) -> list[str]:
