@@ -179,7 +179,7 @@ class _Variant:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(type_.shape for _, type_ in self.plan.inputs)
+        return _shapes(self.plan)
 
 
 class Model:
@@ -206,6 +206,7 @@ class Model:
         self.inputs = _infos(variants[0].plan.inputs)
         self.outputs = _infos(variants[0].plan.outputs)
         self.states = _infos(variants[0].plan.states)
+        self._state_names = [info.name for info in self.states]
         self.buckets: tuple[dict[str, int], ...] = tuple(dict(variant.dims) for variant in variants)
         self.estimate = _estimate(variants[0], kernels, self.report)
         self.tuning = tuning
@@ -238,7 +239,7 @@ class Model:
         """Return all arrays that a call writes. Raises ArgumentError for states that are missing or unknown."""
         given = {} if states is None else states
         _check_mapping("states", given)
-        check_names("state", [info.name for info in self.states], given, complete=True)
+        check_names("state", self._state_names, given, complete=True)
         written = {} if out is None else out
         check_names("output", [info.name for info in self.outputs], written, complete=False)
         return {**written, **given}
@@ -247,7 +248,9 @@ class Model:
         results = None if self._run_plain is None else self._run_plain(arrays, out)  # without a look for tensors
         if results is not None:
             return results
-        return self._run(arrays, out) if self.takes_device_arrays else run_with_tensors(self._run, arrays, out)
+        if self.takes_device_arrays:
+            return self._run(arrays, out)
+        return run_with_tensors(self._run, arrays, out, states=self._state_names)
 
     @property
     def takes_device_arrays(self) -> bool:
@@ -255,7 +258,7 @@ class Model:
         return self._variants[0].is_on_device
 
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
-        variant, padded = self._padded(arrays)
+        variant, padded = self._padded(arrays, out or {})
         if padded is None:
             if len(self._variants) == 1 and isinstance(variant.loaded, CpuModel):
                 self._run_plain = variant.loaded.run_plain
@@ -281,7 +284,7 @@ class Model:
         _check_mapping("inputs", inputs)
         inputs = share_arrays("input", inputs)
         written = share_arrays("state", self._with_states(None, states), written=True)
-        variant, padded = self._padded(inputs)
+        variant, padded = self._padded(inputs, written)
         if padded is not None:
             inputs = self._pad(inputs, variant, padded[0])
         digests = [self._kernel_bundles[position].digest for position in variant.kernels]
@@ -333,29 +336,33 @@ class Model:
         bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
         return saved.save_model(bundle, folder, model_header, launchers)
 
-    def _padded(self, arrays: Mapping[str, object]) -> tuple[_Variant, tuple[Padding, dict[str, int]] | None]:
-        """Return the variant for the arrays' shapes, and how to pad them to it and to which extents they belong.
+    def _padded(
+        self, arrays: Mapping[str, object], written: Mapping[str, object]
+    ) -> tuple[_Variant, tuple[Padding, dict[str, int]] | None]:
+        """Return the variant for the shapes of inputs and states, and how to pad them to it and to which extents they belong.
 
         With a single variant and no padding, its call checks the arrays.
         """
         paddings = self.report.get("padding") or ()
         if len(self._variants) == 1 and not paddings:
             return self._variants[0], None
-        if not all(hasattr(arrays.get(info.name), "shape") for info in self.inputs):
+        infos = (*self.inputs, *self.states)
+        given = [*(arrays.get(info.name) for info in self.inputs), *(written.get(info.name) for info in self.states)]
+        if not all(hasattr(array, "shape") for array in given):
             return self._variants[0], None  # its call names the argument that is missing or not an array
-        shapes = tuple(tuple(getattr(arrays.get(info.name), "shape", ())) for info in self.inputs)
+        shapes = tuple(tuple(getattr(array, "shape", ())) for array in given)
         for variant in self._variants:
             if variant.shapes == shapes:
                 return variant, None
-        by_name = dict(zip((info.name for info in self.inputs), shapes, strict=True))
+        by_name = dict(zip((info.name for info in infos), shapes, strict=True))
         usable = [pair for pair in zip(self._variants, paddings, strict=False) if pair[1]]
         for variant, axes in sorted(usable, key=lambda pair: math.prod(dict(pair[0].dims).values())):
             padding = Padding(dict(variant.dims), axes)
             if (extents := padding.extents_of(by_name, variant.plan.inputs)) is not None:
                 return variant, (padding, extents)
-        given = ", ".join(f"{info.name}{list(shape)}" for info, shape in zip(self.inputs, shapes, strict=True))
+        shown = ", ".join(f"{name}{list(shape)}" for name, shape in by_name.items())
         hint = "; ".join(dict.fromkeys(self.report.get("not_padded") or ())) or None
-        raise ArgumentError(f"no bucket has the shapes {given}; buckets are {self._buckets()}", code="shape-mismatch", hint=hint)
+        raise ArgumentError(f"no bucket has the shapes {shown}; buckets are {self._buckets()}", code="shape-mismatch", hint=hint)
 
     def _buckets(self) -> str:
         return "; ".join(", ".join(f"{name}={extent}" for name, extent in each.items()) for each in self.buckets)
@@ -726,7 +733,7 @@ def _model(
     for _, each in built:
         bundles |= {bundle.digest: bundle for bundle in each.kernels}
     positions = {digest: position for position, digest in enumerate(bundles)}
-    if len({tuple(type_.shape for _, type_ in each.plan.inputs) for _, each in built}) < len(built):
+    if len({_shapes(each.plan) for _, each in built}) < len(built):
         raise ArgumentError("two buckets have the same shapes: a dimension in dims is not in the model", code="invalid-option")
     parts: list[object] = [
         [list(dims.items()), plan_to_json(each.plan), [bundle.digest for bundle in each.kernels]] for dims, each in built
@@ -873,6 +880,11 @@ def _count_launches(steps: Sequence[Step], times: int = 1) -> tuple[int, int]:
 def _count_operations(plan: ModelPlan) -> int:
     """Return the kernels, copies and fills with zeros of a call."""
     return sum(times * (1 + len(step.zeroed) if isinstance(step, KernelStep) else 1) for step, times in _executions(plan.steps))
+
+
+def _shapes(plan: ModelPlan) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of inputs and states, which choose a bucket."""
+    return tuple(type_.shape for _, type_ in (*plan.inputs, *plan.states))
 
 
 def _infos(tensors: Iterable[tuple[str, TensorType]]) -> tuple[TensorInfo, ...]:

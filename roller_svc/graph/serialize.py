@@ -235,11 +235,13 @@ def _updated(
     node: Node, updates: Mapping[str, Any], states: Mapping[str, str], types: Mapping[str, TensorType | None]
 ) -> dict[str, str]:
     """Return the tensor with the new value of each state that a node updates."""
-    results: dict[str, str] = {}
-    if isinstance(node, OpNode):
-        results = {output.name: tensor for output, tensor in zip(node.program.outputs, node.outputs, strict=True)}
+    if not updates:
+        return {}
+    if not isinstance(node, OpNode):
+        raise _malformed(f"{node.name!r} is a loop, which has no updates: give them to a node `identity` of its results")
+    results = {output.name: tensor for output, tensor in zip(node.program.outputs, node.outputs, strict=True)}
     updated: dict[str, str] = {}
-    for result, state in updates.items():
+    for result, state in ((result, _name(state)) for result, state in updates.items()):
         if result not in results:
             raise _malformed(f"node {node.name!r} updates a state by {result!r:.80}, and its results are {', '.join(results)}")
         if state not in states or state in updated:

@@ -28,7 +28,7 @@ def pair_states(graph: Graph, pairs: Mapping[str, str] | None) -> Graph:
         graph: the graph.
         pairs: the output with the new value of each input. A name of both may have one `*`, which stands for any text.
 
-    Raises ArgumentError if an input or output does not exist, or if their types differ.
+    Raises ArgumentError if an input or output does not exist or is in two pairs, or if their types differ.
     """
     types, inputs, outputs = graph.types, dict(graph.inputs), dict(graph.outputs)
     paired: dict[str, str] = {}  # state by output
@@ -36,10 +36,17 @@ def pair_states(graph: Graph, pairs: Mapping[str, str] | None) -> Graph:
         for name, result in _expand(before, after, inputs):
             if result not in outputs:
                 raise _unknown("output", result, outputs)
-            if types[outputs[result]] != inputs[name] or result in paired or name in paired.values():
+            if name in paired.values() or name in graph.states:
+                raise ArgumentError(f"states: {name!r} is paired with {result!r}, and is a state already", code="invalid-option")
+            if result in paired:
+                other = paired[result]
+                raise ArgumentError(
+                    f"states: {result!r} is the new value of {other!r}, and cannot be that of {name!r} too", code="invalid-option"
+                )
+            if types[outputs[result]] != inputs[name]:
                 kinds = f"{inputs[name].dtype.value}{list(inputs[name].shape)}", types[outputs[result]]
                 raise ArgumentError(
-                    f"states: {result!r} must be the new value of {name!r} alone, and of its type {kinds[0]}, "
+                    f"states: {result!r} must have the type of {name!r}, whose new value it is, {kinds[0]}, "
                     f"got {kinds[1].dtype.value}{list(kinds[1].shape)}",
                     code="invalid-option",
                     hint="a cache that grows is no state: export the model with a cache of fixed length",

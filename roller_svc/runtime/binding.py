@@ -45,6 +45,9 @@ class ArrayLibrary(Protocol[A]):
 
     def shares_memory(self, first: A, second: A) -> bool: ...
 
+    def overlaps_itself(self, array: A) -> bool:
+        """Return whether two elements of an array share memory."""
+
     def is_same(self, first: A, second: A) -> bool:
         """Return whether two arrays are the same elements in the same places."""
 
@@ -175,6 +178,26 @@ def check_names(what: str, expected: list[str], provided: Mapping[str, object], 
     missing = [name for name in expected if name not in provided]
     if complete and missing:
         raise ArgumentError(f"missing {what}{'s' if len(missing) > 1 else ''}: {', '.join(missing)}", code=f"missing-{what}")
+
+
+def overlap(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> bool:
+    """Return whether two elements at strides in bytes share memory."""
+    axes = sorted((abs(stride), extent) for stride, extent in zip(strides, shape, strict=True) if extent != 1)
+    if not all(extent for _, extent in axes):
+        return False
+    end = item_bytes  # of the elements along the axes so far
+    for stride, extent in axes:
+        if stride < end:
+            break
+        end += (extent - 1) * stride
+    else:
+        return False
+    if axes[0][0] < item_bytes:  # neighbours along an axis
+        return True
+    offsets = np.zeros(1, np.int64)  # the axes interleave: look at every element
+    for stride, extent in axes:
+        offsets = np.add.outer(offsets, np.arange(extent) * stride).reshape(-1)
+    return bool((np.diff(np.sort(offsets)) < item_bytes).any())
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
@@ -327,6 +350,9 @@ class NumpyArrays:
 
     def shares_memory(self, first: Array, second: Array) -> bool:
         return np.may_share_memory(first, second)
+
+    def overlaps_itself(self, array: Array) -> bool:
+        return overlap(array.shape, array.strides, array.itemsize)
 
     def is_same(self, first: Array, second: Array) -> bool:
         return first is second

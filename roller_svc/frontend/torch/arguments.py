@@ -13,7 +13,11 @@ Run = Callable[[Arrays, Arrays | None], dict[str, Any]]
 
 
 def run_with_tensors(
-    run: Run, arrays: Mapping[str, object], out: Mapping[str, object] | None, donated: Collection[str] = ()
+    run: Run,
+    arrays: Mapping[str, object],
+    out: Mapping[str, object] | None,
+    donated: Collection[str] = (),
+    states: Collection[str] = (),
 ) -> dict[str, Any]:
     """Run on arrays of numpy and tensors. If one is a tensor, new results are tensors.
 
@@ -22,12 +26,13 @@ def run_with_tensors(
         arrays: the arguments.
         out: where results are written.
         donated: names of arguments that the call may write.
+        states: names of the arrays of `out` that are no results.
 
     Raises:
         ArgumentError: a tensor is not in this machine's memory, not dense, or would need a gradient.
     """
     plain = share_arrays("argument", arrays)
-    written = None if out is None else share_arrays("output", out, written=True)
+    written = None if out is None else share_arrays("output", out, written=True, states=states)
     if plain is arrays and written is out:
         return run(plain, written)
     exchange = _Exchange(arrays, plain, out, donated)
@@ -98,13 +103,16 @@ class _Exchange:
         return {name: given[name] if name in given else tensors.tensor_of(array) for name, array in results.items()}
 
 
-def share_arrays(what: str, given: Mapping[str, object], *, written: bool = False) -> Mapping[str, object]:
+def share_arrays(
+    what: str, given: Mapping[str, object], *, written: bool = False, states: Collection[str] = ()
+) -> Mapping[str, object]:
     """Return the arguments with arrays that share the memory of tensors; the same mapping if there are none.
 
     Args:
         what: what a refusal calls them.
         given: the arguments by name.
         written: whether results are written to them.
+        states: names of those that a refusal calls states.
 
     Raises ArgumentError as run_with_tensors does.
     """
@@ -116,7 +124,9 @@ def share_arrays(what: str, given: Mapping[str, object], *, written: bool = Fals
         return given
     from roller_svc.frontend.torch import tensors  # noqa: PLC0415 - loads the torch package
 
-    return {
-        name: tensors.argument_of(f"{what} {name!r}", value, written=written) if isinstance(value, kind) else value
-        for name, value in given.items()
-    }
+    def share(name: str, value: object) -> object:
+        if not isinstance(value, kind):
+            return value
+        return tensors.argument_of(f"{'state' if name in states else what} {name!r}", value, written=written)
+
+    return {name: share(name, value) for name, value in given.items()}

@@ -15,7 +15,7 @@ import numpy as np
 from roller_svc.errors import ArgumentError, InvariantError, LaunchError
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
-from roller_svc.runtime.binding import Binding, bind
+from roller_svc.runtime.binding import Binding, bind, overlap
 from roller_svc.runtime.cuda.arrays import ArrayLibrary, CupyArrays, DeviceArray, import_cupy, library_of
 from roller_svc.runtime.cuda.driver import Parameters, driver
 from roller_svc.runtime.saved.launch import MAX_DEFAULT_SHARED_BYTES
@@ -297,6 +297,9 @@ class DeviceArrays:
     def shares_memory(self, first: DeviceArray, second: DeviceArray) -> bool:
         (start, end), (other_start, other_end) = first.span, second.span
         return start < other_end and other_start < end
+
+    def overlaps_itself(self, array: DeviceArray) -> bool:
+        return overlap(array.shape, array.strides, array.item_bytes)
 
     def is_same(self, first: DeviceArray, second: DeviceArray) -> bool:
         return first.address == second.address and first.strides == second.strides

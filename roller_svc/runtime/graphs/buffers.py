@@ -35,7 +35,7 @@ def bind_call(
     """Return the memory of a call, as `bind` does. The states are in `out`.
 
     A state is updated in place if it is dense and aligned. Another one is copied before the call, and back after it.
-    Raises ArgumentError also for a state that is missing, or that shares memory with another array of the call.
+    Raises ArgumentError also for a state that is missing, or shares memory with itself or another array of the call.
     """
     states = [buffer for buffer in buffers if buffer.symbol.startswith(_STATE)]
     if states:
@@ -65,6 +65,12 @@ def _check_states(
         view = library.view("state" if buffer in states else what, buffer, given[buffer.name])
         if buffer in states and not library.is_writeable(given[buffer.name]):
             raise ArgumentError(f"state {buffer.name!r} is read-only, and a call updates it", code="out-not-writeable")
+        if buffer in states and library.overlaps_itself(view):
+            raise ArgumentError(
+                f"elements of state {buffer.name!r} share memory, and a call updates each",
+                code="state-aliased",
+                hint=f"pass a copy as {buffer.name}",
+            )
         for name, other in views if buffer in states else ():
             if library.shares_memory(view, other):
                 raise ArgumentError(

@@ -120,9 +120,12 @@ class Model:
         The arrays of `states` are updated. Raises TypeError and ValueError for arrays that do not fit, and IndexError for an
         index from data that is out of range.
         """
-        variant, given = self._variant(arrays), states or {}
+        given = states or {}
+        variant = self._variant(arrays, given)
         if given.keys() != variant.states:
             raise TypeError(f"expected the states {sorted(variant.states)}, got {sorted(given)}")
+        if both := sorted(given.keys() & (out or {}).keys()):
+            raise TypeError(f"expected {', '.join(both)} in states alone, got it in out too")
         out = {**(out or {}), **given}
         library, like = _check(variant.inputs, variant.outputs, arrays, out, is_host=True)
         results = _make_results(library, variant.outputs, out, like)
@@ -133,15 +136,15 @@ class Model:
             )
         return {name: array for name, array in results.items() if name not in variant.states}
 
-    def _variant(self, arrays: Mapping[str, Any]) -> _Variant:
+    def _variant(self, arrays: Mapping[str, Any], states: Mapping[str, Any]) -> _Variant:
         first, *others = self.variants
-        given = {name: list(getattr(array, "shape", ())) for name, array in arrays.items()}
-        if not others or given.keys() != {b["name"] for b in first.inputs}:
+        given = {name: list(getattr(array, "shape", ())) for name, array in {**arrays, **states}.items()}
+        if not others or given.keys() != {b["name"] for b in first.choosing}:
             return first  # whose check says what is wrong
         for variant in self.variants:
-            if all(given[b["name"]] == b["shape"] for b in variant.inputs):
+            if all(given[b["name"]] == b["shape"] for b in variant.choosing):
                 return variant
-        known = "; ".join(", ".join(f"{b['name']}{b['shape']}" for b in variant.inputs) for variant in self.variants)
+        known = "; ".join(", ".join(f"{b['name']}{b['shape']}" for b in variant.choosing) for variant in self.variants)
         shown = ", ".join(f"{name}{shape}" for name, shape in given.items())
         raise ValueError(f"there is no variant for the shapes {shown}; there are {known}")
 
@@ -154,6 +157,7 @@ class _Variant:
         self.inputs = [_tensor(*each, role="input") for each in plan["inputs"]]
         self.outputs = [_tensor(*each, role="output") for each in (*plan["outputs"], *plan.get("states", ()))]
         self.states = {name for name, *_ in plan.get("states", ())}
+        self.choosing = [*self.inputs, *(b for b in self.outputs if b["name"] in self.states)]
         self._workspace_bytes: int = plan["arena_bytes"]
         self._weights, self._packed = (_Block((folder / files[kind]).read_bytes()) for kind in ("weights", "packed"))
         self._run = _load(folder / files["binary"])[f"{name}_run"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import random
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from roller_svc.graph.passes.updates import update_states
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.model import Model, compile_model, load_model
+from roller_svc.runtime import binding
 from roller_svc.settings import read_settings, use
 
 ROWS, COLUMNS = 4, 6
@@ -293,6 +295,42 @@ def test_arrays_of_a_call_do_not_overlap_a_state() -> None:
     np.testing.assert_array_equal(cache, before)
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "overlap"),
+    [
+        ((4, 6), (24, 4), False),
+        ((4, 6), (-48, 8), False),
+        ((4, 6), (0, 4), True),
+        ((4, 6), (24, 0), True),
+        ((4, 6), (20, 4), True),
+        ((4, 6), (24, 2), True),
+        ((1, 6), (0, 4), False),
+        ((0, 6), (0, 0), False),
+        ((), (), False),
+        ((2, 3), (12, 8), False),  # 0, 8, 16 and 12, 20, 28
+        ((2, 3), (8, 8), True),
+        ((2, 3), (-8, 8), True),
+        ((2, 3), (10, 8), True),  # 2 bytes of elements of 4
+    ],
+)
+def test_elements_that_share_memory_are_found(shape: tuple[int, ...], strides: tuple[int, ...], *, overlap: bool) -> None:
+    assert binding.overlap(shape, strides, 4) == overlap
+
+
+def test_a_state_whose_elements_share_memory_is_refused() -> None:
+    model, inputs = compiled(cached()), {"x": numbers(1, COLUMNS), "p": np.array([1], np.int32)}
+    row = np.zeros(COLUMNS, np.float32)
+    with pytest.raises(ArgumentError, match="elements of state 'k' share memory") as error:
+        model.run(inputs, states={"k": np.lib.stride_tricks.as_strided(row, (ROWS, COLUMNS), (0, 4))})
+    assert error.value.code == "state-aliased"
+    assert not row.any()
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match="elements of state 'k' share memory"):
+        model.run(inputs, states={"k": torch.zeros(COLUMNS).expand(ROWS, COLUMNS)})
+    with pytest.raises(ArgumentError, match="state 'k' requires a gradient"):
+        model.run(inputs, states={"k": torch.zeros(ROWS, COLUMNS, requires_grad=True)})
+
+
 def test_two_states_in_one_array_are_refused() -> None:
     nodes = [node("write", WRITE, updates="a", T="a", p="p", x="x"), node("sum", "C[j] +=! A[i, j]", A="b")]
     model = compiled(with_states({"x": ROW, "p": WHERE}, {"a": MATRIX, "b": MATRIX}, nodes, "sum"))
@@ -349,17 +387,24 @@ def test_malformed_states_are_refused() -> None:
     write = cached()["nodes"][1]
     body = with_states({}, {"k": MATRIX}, [], name="body") | {"outputs": {"k": "k"}}
     loop = {"name": "loop", "loop": {"steps": 2, "carried": 1, "scanned": [], "stacked": [], "body": body}}
+    inner = graph({"k": MATRIX}, {}, [call("twice", "relu", "k")], "twice", name="inner")
+    plain = {"name": "loop", "loop": loop["loop"] | {"body": inner}}
     wrong = {
         "an input and a state are called 'x'": changed(states={"x": MATRIX}),
         "an output and a state are called 'k'": changed(outputs={"k": "new"}),
         "updates 'v', which is not a state": changed(nodes=[write | {"updates": {"T": "v"}}], outputs={}),
         "updates a state by 'Q', and its results are T": changed(nodes=[write | {"updates": {"Q": "k"}}], outputs={}),
+        "a name must be text of 1 to .* got \\['k'\\]": changed(nodes=[write | {"updates": {"T": ["k"]}}], outputs={}),
+        "'loop' is a loop, which has no updates: give them to a node `identity`": changed(
+            nodes=[plain | {"inputs": ["k"], "outputs": ["last"], "updates": {"k": "k"}}], outputs={}
+        ),
         "by a result of another type": changed(nodes=[cached()["nodes"][0] | {"updates": {"C": "k"}}], outputs={}),
         "unknown field 'states'": changed(nodes=[loop | {"inputs": ["k"], "outputs": ["last"]}], outputs={}),
     }
     for message, source in wrong.items():
-        with pytest.raises(ArgumentError, match=message):
+        with pytest.raises(ArgumentError, match=message) as error:
             load_graph(source, Weights())
+        assert error.value.code == "invalid-model"
 
 
 def decoder() -> onnx.ModelProto:
@@ -390,8 +435,9 @@ def test_wrong_pairs_are_refused() -> None:
         "no input is called 'cache'": {"cache": "present_0"},
         "no input is called 'cache_\\*'": {"cache_*": "present_*"},
         "no output is called 'next_0'": {"past_*": "next_*"},
-        "'y' must be the new value of 'past_0' alone, and of its type float32\\[4, 6\\], got float32\\[\\]": {"past_0": "y"},
-        "must be the new value": {"past_0": "present_0", "past_*": "present_*"},
+        "'y' must have the type of 'past_0', whose new value it is, float32\\[4, 6\\], got float32\\[\\]": {"past_0": "y"},
+        "'past_0' is paired with 'present_0', and is a state already": {"past_0": "present_0", "past_*": "present_*"},
+        "'present_0' is the new value of 'past_0', and cannot be that of 'x' too": {"past_0": "present_0", "x": "present_0"},
         "both with at most one \\*": {"past_*": "present_0"},
         "got 1": {1: "present_0"},
     }
@@ -400,6 +446,45 @@ def test_wrong_pairs_are_refused() -> None:
             pair_states(loaded, pairs)
     with pytest.raises(ArgumentError, match="states must map inputs to outputs"):
         compiled(decoder(), states=["past_0"])
+
+
+def test_a_state_is_paired_once() -> None:
+    with pytest.raises(ArgumentError, match="'k' is paired with 'k', and is a state already"):
+        pair_states(load_graph(cached(), Weights()), {"k": "k"})
+
+
+def test_a_bucket_may_differ_in_states_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        helper.make_node("Add", ["past_0", "x"], ["present_0"]),
+        helper.make_node("ReduceSum", ["present_0"], ["y"], keepdims=0),
+    ]
+    proto = onnx_model(nodes, {"past_0": ("n", COLUMNS), "x": (1, COLUMNS)}, {"present_0": ("n", COLUMNS), "y": ()})
+    model = compiled(proto, dims={"n": [4, 8]}, states={"past_*": "present_*"})
+    folder = model.save(tmp_path / "saved", launcher="ctypes")
+    spec = importlib.util.spec_from_file_location("saved_states", folder / "launch.py")
+    assert spec is not None
+    assert spec.loader is not None
+    launch = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "saved_states", launch)  # where dataclasses look for its types
+    spec.loader.exec_module(launch)
+    x = numbers(1, COLUMNS)
+    for rows in (8, 4):
+        for called in (model, load_model(folder), launch.Model()):
+            state = np.ones((rows, COLUMNS), np.float32)
+            result = called.run({"x": x}, states={"past_0": state})["y"]
+            np.testing.assert_array_equal(state, np.ones((rows, 1), np.float32) + x)
+            np.testing.assert_allclose(result, state.sum(), rtol=1e-5)
+    state = np.ones((8, COLUMNS), np.float32)
+    assert [step.operator for step in model.profile({"x": x}, {"past_0": state})]
+    np.testing.assert_array_equal(state, np.ones((8, 1), np.float32) + x)
+    with pytest.raises(ArgumentError, match=r"no bucket has the shapes x\[1, 6\], past_0\[5, 6\]; buckets are n=4; n=8"):
+        model.run({"x": x}, states={"past_0": state[:5]})
+    with pytest.raises(ArgumentError, match="missing state: past_0"):
+        model.run({"x": x})
+    with pytest.raises(ValueError, match=r"no variant for .* x\[1, 6\], past_0\[5, 6\]; there are x\[1, 6\], past_0\[4, 6\]"):
+        launch.Model().run({"x": x}, states={"past_0": state[:5]})
+    with pytest.raises(TypeError, match="expected past_0 in states alone, got it in out too"):
+        launch.Model().run({"x": x}, out={"past_0": state}, states={"past_0": state})
 
 
 def check_new_value(source: dict[str, Any], inputs: dict[str, Any], old: Any, new: Any) -> Model:
