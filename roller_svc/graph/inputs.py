@@ -39,7 +39,7 @@ class Sample:
     copy_into: Callable[[Any, Array], None] = np.copyto
 
     def restore(self) -> Mapping[str, Any]:
-        """Give the states their values before a call, and return them. This is no part of the call's time."""
+        """Give the states their values before a call, and return them. Callers time the call without it."""
         for name, array in self.states.items():
             self.copy_into(array, self.initial[name])
         return self.states

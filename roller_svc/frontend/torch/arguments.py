@@ -26,7 +26,7 @@ def run_with_tensors(
         arrays: the arguments.
         out: where results are written.
         donated: names of arguments that the call may write.
-        states: names of the arrays of `out` that are no results.
+        states: names of the arrays of `out` that have old values.
 
     Raises:
         ArgumentError: a tensor is not in this machine's memory, not dense, or would need a gradient.
