@@ -72,7 +72,7 @@ def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
 
 
 def refuse_number(operations: int) -> Refusal | None:
-    """Return why so many steps cannot be rTasks of one kernel; None if they can."""
+    """Return why this number of steps cannot be rTasks of one kernel; None if they can."""
     if 0 < operations <= MAX_OPERATORS:
         return None
     return Refusal(f"{operations} operations of a call would join, expected 1 to {MAX_OPERATORS} in one kernel", NOT_JOINABLE_CODE)
