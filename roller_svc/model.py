@@ -68,6 +68,7 @@ from roller_svc.runtime.graphs.emulated import EmulatedModel
 from roller_svc.runtime.graphs.gpu import GpuModel, Runner
 from roller_svc.runtime.graphs.padding import Padding, check_dtypes, write_results
 from roller_svc.runtime.saved import models as saved
+from roller_svc.runtime.saved.launchers import check_model_launchers
 from roller_svc.runtime.saved.models import ModelBundle, VariantBundle, variant_name
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.saved.serialization import KernelBundle
@@ -326,6 +327,8 @@ class Model:
                 "cpp" alone: model.h, model_host.c and plan.bin, a program for the CUDA driver.
         """
         launchers = [launcher] if isinstance(launcher, str) else list(launcher)
+        if launchers and not self._variants[0].binary:
+            check_model_launchers(launchers, self.target, devices.load(self.target).family)
         variants = tuple(
             VariantBundle(
                 each.dims, each.name, each.plan, each.kernels, each.binary,

@@ -30,6 +30,7 @@ _IN_HEADERS = re.compile(
     r"|(PRI|SCN)[a-zX]\w*|CHAR_BIT|DECIMAL_DIG|CLOCKS_PER_SEC|TIME_UTC|ONCE_FLAG_INIT|TSS_DTOR_ITERATIONS"
     r"|W(NOHANG|NOWAIT|UNTRACED|STOPPED|EXITED|CONTINUED)|(BYTE|LITTLE|BIG|PDP)_(ORDER|ENDIAN)|NFDBITS|FD_SETSIZE"
     r"|timeval|(random|drand48)_data|EHWPOISON"  # the last one is not in Python's table
+    r"|CUDAAPI|CU(DA)?_\w+|CU[a-z]\w*"  # of cuda.h, which programs for saved GPU models and launchers include
     r"|\w+_((WORKSPACE|PACKED|WEIGHTS)_BYTES|(KERNEL|MODEL)_H)"  # of saved kernels and models
 )
 _NUMBERS = frozenset(vars(errno)) | frozenset(signal.Signals.__members__)  # macros of errno.h and signal.h
@@ -49,7 +50,7 @@ def named_digits(name: str) -> str:
 
 
 def is_in_headers(name: str) -> bool:
-    """Return whether a header of standard C, or one of a saved kernel or model, may define a macro or type so."""
+    """Return whether a header of standard C, of CUDA, or of a saved kernel or model, may define a macro or type so."""
     return _IN_HEADERS.fullmatch(name) is not None or name in _NUMBERS
 
 

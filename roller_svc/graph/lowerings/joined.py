@@ -51,9 +51,9 @@ def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
     unfit = refuse_device(hw)
     if unfit is not None:
         return unfit
-    if not 0 < len(unrolled.steps) <= MAX_OPERATORS:
-        reason = f"a call has {len(unrolled.steps)} operations, expected 1 to {MAX_OPERATORS} in one kernel"
-        return Refusal(reason, NOT_JOINABLE_CODE)
+    unfit = refuse_number(len(unrolled.steps))
+    if unfit is not None:
+        return unfit
     for step in unrolled.steps:
         refused = find_step_refusal(unrolled, step)
         if refused is not None:
@@ -69,6 +69,13 @@ def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
         return Refusal(f"tensor {empty!r} has no elements", NOT_JOINABLE_CODE)
     exceeded = exceeded_limits(_joint_needs(unrolled), hw)
     return Refusal(f"no core holds a block: {'; '.join(exceeded)}", "persistent-too-large") if exceeded else None
+
+
+def refuse_number(operations: int) -> Refusal | None:
+    """Return why this number of steps cannot be rTasks of one kernel; None if they can."""
+    if 0 < operations <= MAX_OPERATORS:
+        return None
+    return Refusal(f"{operations} operations of a call would join, expected 1 to {MAX_OPERATORS} in one kernel", NOT_JOINABLE_CODE)
 
 
 def find_step_refusal(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> str | None:

@@ -18,6 +18,7 @@ from roller_svc.graph.lowerings.joined import (
     join_steps,
     occupancy_factors,
     refuse_device,
+    refuse_number,
     run_kernel,
     table_seconds,
 )
@@ -83,13 +84,19 @@ def _cut(unrolled: UnrolledPlan, hw: HardwareSpec) -> tuple[_Segment, ...] | Ref
     of this lowering then tell that another one is better.
     """
     refusals = [find_step_refusal(unrolled, step) for step in unrolled.steps]
-    cut = cut_into_segments(unrolled.predecessors, [refused is None for refused in refusals])
+    joins = [refused is None for refused in refusals]
+    too_many = refuse_number(sum(joins)) if any(joins) else None  # before the work that grows with them
+    if too_many is not None:
+        return too_many
+    cut = cut_into_segments(unrolled.predecessors, joins)
     joined = [number for segment in cut if segment.is_joined for number in segment.steps]
-    refused = find_refusal(unrolled.select(joined) if joined else unrolled, hw)
+    if not joined:
+        alone = [f", and {step.node!r} cannot: {why}" for step, why in zip(unrolled.steps, refusals, strict=True) if why]
+        reason = "no two operations of a call can join in one kernel before or behind the same launches"
+        return Refusal(reason + "".join(alone[:1]), NOT_JOINABLE_CODE)
+    refused = find_refusal(unrolled.select(joined), hw)
     if refused is not None:
         return refused
-    if not joined:
-        return Refusal("a call has no two operations that one kernel may execute", NOT_JOINABLE_CODE)
     factors = dict(zip(joined, occupancy_factors(unrolled.select(joined), hw, BLOCKS_PER_CORE), strict=True))
     segments: list[_Segment] = []
     for each in cut:

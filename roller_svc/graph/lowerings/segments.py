@@ -28,13 +28,12 @@ def cut_into_segments(predecessors: Sequence[Sequence[int]], joins: Sequence[boo
         joins: whether each step can be rTasks of a kernel with others.
     """
     levels: list[int] = []
+    groups: dict[tuple[int, bool], list[int]] = {}  # (level, whether steps are launches) → its steps
     for number, before in enumerate(predecessors):
-        levels.append(max((levels[each] + (joins[number] and not joins[each]) for each in before), default=0))
-    segments: list[Segment] = []
-    for level in range(max(levels, default=-1) + 1):
-        of_level = [number for number, each in enumerate(levels) if each == level]
-        for is_joined in (True, False):
-            steps = tuple(number for number in of_level if joins[number] is is_joined)
-            if steps:
-                segments.append(Segment(steps, is_joined and (len(steps) >= MIN_JOINED or len(joins) == 1)))
-    return tuple(segments)
+        level = max((levels[each] + (joins[number] and not joins[each]) for each in before), default=0)
+        levels.append(level)
+        groups.setdefault((level, not joins[number]), []).append(number)
+    return tuple(
+        Segment(tuple(steps), not is_launch and (len(steps) >= MIN_JOINED or len(joins) == 1))
+        for (_, is_launch), steps in sorted(groups.items())
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from roller_svc.errors import ArgumentError
+from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.kernel import CompiledKernel, Language
 from roller_svc.ir.options import HOST_LAUNCHERS, LAUNCHERS
 from roller_svc.runtime.saved import launch
@@ -46,12 +47,13 @@ def host_launcher_files(names: Iterable[str]) -> dict[str, bytes]:
     return files
 
 
-def check_model_launchers(names: Iterable[str], target: str, languages: Collection[Language]) -> None:
+def check_model_launchers(names: Iterable[str], target: str, family: TargetKind) -> None:
     """Raise ArgumentError (unknown-launcher) for launchers that a GPU's model cannot have."""
+    is_cuda = family is TargetKind.CUDA
     for name in names:
         _check(name)
-        if name != "cpp" or languages != {Language.CUDA}:
-            devices = "NVIDIA devices have the launcher cpp alone" if languages == {Language.CUDA} else "AMD devices have none"
+        if name != "cpp" or not is_cuda:
+            devices = "NVIDIA devices have the launcher cpp alone" if is_cuda else "AMD devices have none"
             raise ArgumentError(
                 f"models for {devices}, and {target} is one of these: got {name!r}",
                 code="unknown-launcher",

@@ -23,11 +23,12 @@ from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 from roller_svc.runtime.saved.launch import LAST_DRIVER_TO_FIX, MAX_DEFAULT_SHARED_BYTES, SMALL_BYTES
 from roller_svc.runtime.saved.metadata import data_type
 
-COPY, MAGIC = -1, 0x726F6C31
+COPY = -1
 MAX_RANK = 5  # of a tensor map
 _CODE = Path(__file__).with_name("model_host_code.c")
 _SWIZZLES = {Swizzle.NONE: "NONE", Swizzle.B32: "32B", Swizzle.B64: "64B", Swizzle.B128: "128B"}
 Rows = list[tuple[int, ...]]
+Place = tuple[int, int]  # kernel, launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class _Tables:
     """Rows of plan.bin, and the launches that they use."""
 
     plan: ModelPlan
-    launches: dict[tuple[int, int], int] = field(default_factory=dict)  # (kernel, launch) → its row in the text
+    launches: dict[Place, int] = field(default_factory=dict)  # their rows in the text
+    rows: dict[tuple[object, ...], Place] = field(default_factory=dict)  # what a row depends on → the first such launch
     addresses: Rows = field(default_factory=list)
     zeros: Rows = field(default_factory=list)
     before: Rows = field(default_factory=list)
@@ -70,13 +72,24 @@ class _Tables:
             launch, size = COPY, step.bytes
             self.addresses += [(each.slot, each.offset_bytes) for each in (step.target, step.source)]
         else:
-            launch, size = self.launches.setdefault((step.kernel, step.launch), len(self.launches)), 0
+            launch, size = self._launch_row(step.kernel, step.launch), 0
             used = [require(each, f"address of an argument of {step.node}") for each in step.arguments]
             self.addresses += [(each.slot, each.offset_bytes) for each in used]
             self.zeros += [(each.slot, each.offset_bytes, size_bytes) for each, size_bytes in step.zeroed]
         ends = len(self.addresses), len(self.zeros), len(self.before)
         parts = [number for start, end in zip(first, ends, strict=True) for number in (start, end - start)]
         return launch, size, *parts
+
+    def _launch_row(self, kernel: int, number: int) -> int:
+        """Return the row of a launch. Launches of one function that differ in their arguments alone share it."""
+        place = kernel, number
+        if place not in self.launches:
+            launch = _launch(self.plan, place)
+            maps = tuple((view, launch.operands.index(view.buffer)) for view in launch.tensor_maps)
+            like = (kernel, launch.name, launch.grid, launch.block, launch.shared_bytes, launch.cooperative, len(launch.args))
+            first = self.rows.setdefault((*like, maps), place)
+            self.launches[place] = self.launches.get(first, len(self.rows) - 1)
+        return self.launches[place]
 
 
 def host_program(
@@ -95,12 +108,13 @@ def host_program(
     tables = _Tables(plan)
     listed = [tables.add(tuple(unroll_steps(steps))) for steps in (plan.prepack, plan.steps, plan.fallback)]
     data = _plan_bin(plan, listed, tables)
-    modules = list(dict.fromkeys(kernel for kernel, _ in tables.launches))
-    launches, maps = _launch_rows(plan, compiled, tables.launches, modules)
-    operands = max((len(_launch(plan, each).operands) for each in tables.launches), default=0)
-    views = max((len(_launch(plan, each).tensor_maps) for each in tables.launches), default=0)
+    places = list(tables.rows.values())
+    modules = list(dict.fromkeys(kernel for kernel, _ in places))
+    launches, maps = _launch_rows(plan, compiled, places, modules)
+    operands = max((len(_launch(plan, each).operands) for each in places), default=0)
+    views = max((len(_launch(plan, each).tensor_maps) for each in places), default=0)
     constants = {
-        "SLOTS": FIRST_INPUT + len(plan.tensors), "MODULES": len(modules), "LAUNCHES": len(tables.launches),
+        "SLOTS": FIRST_INPUT + len(plan.tensors), "MODULES": len(modules), "LAUNCHES": len(places),
         "MAX_OPERANDS": max(operands, 1), "MAX_MAPS": max(views, 1), "PLAN_WORDS": len(data), "STATE_WORDS": EVENT_WORDS,
         "IS_GRAPH": int(is_graph), "LAST_DRIVER_TO_FIX": LAST_DRIVER_TO_FIX,
     }  # fmt: skip
@@ -111,36 +125,48 @@ def host_program(
             "#include <stdlib.h>",
             "#include <string.h>",
             "",
-            "typedef long long word;",
+            "typedef long long roller_word;",
             f"enum {{ {', '.join(f'{key} = {value}' for key, value in constants.items())} }};",
             f"static const char *const WEIGHTS_FILE = {quote_string(files.weights)};",
             f"static const char *const PLAN_FILE = {quote_string(files.plan)};",
+            f"static const unsigned long long PLAN_HASH = {_hash_words(data):#x}ull;",
             _DECLARATIONS,
-            _array("char *const", "module_files", (quote_string(files.kernels[each]) for each in modules)),
-            _array("struct launch", "launches", launches),
-            _array("struct map", "maps", maps or [_NO_MAP]),
+            _array("char *const", "module_files", [quote_string(files.kernels[each]) for each in modules] or ["NULL"]),
+            _array("struct roller_launch", "launches", launches or [_NO_LAUNCH]),
+            _array("struct roller_map", "maps", maps or [_NO_MAP]),
             "",
             _CODE.read_text(encoding="utf-8").replace("MODEL", name),
         ]
     )
-    return HostProgram(_header(plan, name, modules, len(tables.launches), files).encode(), text.encode(), data.tobytes())
+    return HostProgram(_header(plan, name, modules, len(places), files).encode(), text.encode(), data.tobytes())
 
 
 def _plan_bin(plan: ModelPlan, listed: Sequence[Rows], tables: _Tables) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     parts = [*listed, tables.addresses, tables.zeros, tables.before]
     sizes = [plan.weights_bytes, plan.read_weights_bytes, plan.packed_bytes, plan.arena_bytes]
     words = [value for rows in parts for row in rows for value in row]
-    header = [*sizes, *map(len, parts)]
-    return np.array([MAGIC, 2 + len(header) + len(words), *header, *words], "<i8")
+    return np.array([*sizes, *map(len, parts), *words], "<i8")
 
 
-def _launch(plan: ModelPlan, place: tuple[int, int]) -> LaunchSpec:
+def _hash_words(words: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+    """Return the hash that ties the text to plan.bin: FNV-1a of words, with the high bits mixed into the low ones.
+
+    Each step is a bijection of the hash for a word, and of the word for a hash: one changed word changes the result.
+    """
+    found = 0xCBF29CE484222325
+    for word in words.astype(np.uint64).tolist():
+        found = (found ^ word) * 0x100000001B3 % (1 << 64)
+        found ^= found >> 32
+    return found
+
+
+def _launch(plan: ModelPlan, place: Place) -> LaunchSpec:
     kernel, number = place
     return plan.kernels[kernel].source.launches[number]
 
 
 def _launch_rows(
-    plan: ModelPlan, compiled: Sequence[CompiledKernel], places: Iterable[tuple[int, int]], modules: Sequence[int]
+    plan: ModelPlan, compiled: Sequence[CompiledKernel], places: Iterable[Place], modules: Sequence[int]
 ) -> tuple[list[str], list[str]]:
     """Return the rows of launches and of their tensor maps."""
     rows: list[str] = []
@@ -176,15 +202,15 @@ def _array(type_: str, name: str, items: Iterable[str]) -> str:
     return f"static const {type_} {name}[] = {{\n" + "".join(f"    {item},\n" for item in items) + "};"
 
 
-_DECLARATIONS = f"""struct launch {{
+_DECLARATIONS = f"""struct roller_launch {{
   int module;
   const char *entry;
   unsigned int grid[3], block[3], shared_bytes;
   int is_cooperative, asks_for_shared, args, first_map, maps;
 }};
-struct map {{ /* a tensor map: of the operand of a launch with this number */
+struct roller_map {{ /* a tensor map: of the operand of a launch with this number */
   int operand;
-  word offset;
+  roller_word offset;
   int is_im2col, is_small;
   CUtensorMapDataType type;
   cuuint32_t rank;
@@ -193,6 +219,7 @@ struct map {{ /* a tensor map: of the operand of a launch with this number */
   int lower[{MAX_RANK}], upper[{MAX_RANK}];
   CUtensorMapSwizzle swizzle;
 }};"""
+_NO_LAUNCH = '{0, "", {0, 0, 0}, {0, 0, 0}, 0, 0, 0, 0, 0, 0}'  # arrays without elements are not ISO C
 _NO_MAP = "{0, 0, 0, 0, CU_TENSOR_MAP_DATA_TYPE_UINT8, 0, {0}, {0}, {0}, {0}, {0}, {0}, CU_TENSOR_MAP_SWIZZLE_NONE}"
 
 
@@ -206,7 +233,9 @@ def _header(plan: ModelPlan, name: str, modules: Sequence[int], num_launches: in
         "Arrays are dense and row-major, on the device, at multiples of 64 bytes.\n"
         f"{name}_open loads the model of a folder with a current context. {name}_call starts a call on a stream; a call with a\n"
         "cooperative launch returns when it is done, with CUDA_ERROR_LAUNCH_TIMEOUT if a wait in it reached its deadline.\n"
-        "A model has memory of its own for one call at a time. Every function returns the status of the driver."
+        "A model has memory of its own for one call at a time. Every function returns the status of the driver. Of\n"
+        f"{name}_open, CUDA_ERROR_FILE_NOT_FOUND: a file is missing; CUDA_ERROR_INVALID_IMAGE: {files.plan} is not the one that\n"
+        f"was saved with this program, {files.weights} has another size, or a binary is not one of the device."
     )
     about += "".join(f"\n{place}: {tensor}, {_shown(type_)}" for place, (tensor, type_) in listed)
     guard = f"{name}_MODEL_H"

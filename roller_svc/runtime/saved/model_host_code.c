@@ -1,58 +1,70 @@
 /* What follows is the same for every model. plan.bin has its steps. */
 
-enum { COPY = -1, PLAN_MAGIC = 0x726f6c31, MAX_PATH_BYTES = 4096, ABORT_WORD = 1 };
+enum { COPY = -1, MAX_PATH_BYTES = 4096, ABORT_WORD = 1 };
 static const size_t MAX_COPY_BYTES = (size_t)1 << 30; /* of a node: a pitch is less than 2 GiB */
 
-struct header {
-  word magic, file_words, weights_bytes, read_weights_bytes, packed_bytes, arena_bytes;
-  word once, steps, fallback, addresses, zeros, before; /* rows of each table, in their order in the file */
+struct roller_header {
+  roller_word weights_bytes, read_weights_bytes, packed_bytes, arena_bytes;
+  roller_word once, steps, fallback, addresses, zeros, before; /* rows of each table, in their order in the file */
 };
-struct step {
-  word launch, bytes; /* COPY: bytes from the second address to the first */
-  word first_address, addresses, first_zero, zeros, first_before, before;
+struct roller_step {
+  roller_word launch, bytes; /* COPY: bytes from the second address to the first */
+  roller_word first_address, addresses, first_zero, zeros, first_before, before;
 };
-struct address { word slot, offset; };
-struct zero { word slot, offset, bytes; };
-struct plan {
-  struct header *header;
-  struct step *once, *steps, *fallback;
-  struct address *addresses;
-  struct zero *zeros;
-  word *before; /* numbers of steps of the same table */
+struct roller_address { roller_word slot, offset; };
+struct roller_zero { roller_word slot, offset, bytes; };
+struct roller_plan {
+  struct roller_header *header;
+  struct roller_step *once, *steps, *fallback;
+  struct roller_address *addresses;
+  struct roller_zero *zeros;
+  roller_word *before; /* numbers of steps of the same table */
 };
-struct parameters {
+struct roller_parameters {
   CUdeviceptr values[MAX_OPERANDS];
   CUtensorMap maps[MAX_MAPS];
   void *pointers[MAX_OPERANDS + MAX_MAPS];
 };
 
-static struct plan plan_of(word *words) {
-  struct plan plan;
-  plan.header = (struct header *)words;
-  plan.once = (struct step *)(plan.header + 1);
+static struct roller_plan plan_of(roller_word *words) {
+  struct roller_plan plan;
+  plan.header = (struct roller_header *)words;
+  plan.once = (struct roller_step *)(plan.header + 1);
   plan.steps = plan.once + plan.header->once;
   plan.fallback = plan.steps + plan.header->steps;
-  plan.addresses = (struct address *)(plan.fallback + plan.header->fallback);
-  plan.zeros = (struct zero *)(plan.addresses + plan.header->addresses);
-  plan.before = (word *)(plan.zeros + plan.header->zeros);
+  plan.addresses = (struct roller_address *)(plan.fallback + plan.header->fallback);
+  plan.zeros = (struct roller_zero *)(plan.addresses + plan.header->addresses);
+  plan.before = (roller_word *)(plan.zeros + plan.header->zeros);
   return plan;
 }
 
-/* Returns the bytes of a file, which the caller frees; NULL if it cannot be read or has another size. */
-static void *read_whole(const char *folder, const char *name, word bytes) {
-  char path[MAX_PATH_BYTES];
-  if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path) return NULL;
-  FILE *file = fopen(path, "rb");
-  void *content = file ? malloc(bytes > 0 ? (size_t)bytes : 1) : NULL;
-  if (content && (fread(content, 1, (size_t)bytes, file) != (size_t)bytes || fgetc(file) != EOF)) {
-    free(content);
-    content = NULL;
+/* Returns the hash of words as model_host.py computes it. Words of which one has changed have another. */
+static unsigned long long hash_of(const roller_word *words, size_t count) {
+  unsigned long long hash = 0xcbf29ce484222325ull;
+  for (size_t i = 0; i < count; i++) {
+    hash = (hash ^ (unsigned long long)words[i]) * 0x100000001b3ull;
+    hash ^= hash >> 32;
   }
-  if (file) fclose(file);
-  return content;
+  return hash;
 }
 
-static CUresult encode(CUtensorMap *map, const struct map *view, CUdeviceptr address) {
+/* Reads a file of that many bytes to memory that the caller frees. */
+static CUresult read_whole(const char *folder, const char *name, roller_word bytes, void **content) {
+  char path[MAX_PATH_BYTES];
+  if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path) return CUDA_ERROR_FILE_NOT_FOUND;
+  FILE *const file = fopen(path, "rb");
+  if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
+  CUresult status = CUDA_SUCCESS;
+  *content = malloc(bytes > 0 ? (size_t)bytes : 1);
+  if (!*content)
+    status = CUDA_ERROR_OUT_OF_MEMORY;
+  else if (fread(*content, 1, (size_t)bytes, file) != (size_t)bytes || fgetc(file) != EOF)
+    status = CUDA_ERROR_INVALID_IMAGE;
+  fclose(file);
+  return status;
+}
+
+static CUresult encode(CUtensorMap *map, const struct roller_map *view, CUdeviceptr address) {
   void *const start = (void *)(size_t)(address + view->offset);
   int driver = 0;
   CUresult status =
@@ -68,24 +80,26 @@ static CUresult encode(CUtensorMap *map, const struct map *view, CUdeviceptr add
   return status;
 }
 
-static CUresult prepare(struct parameters *given, const struct plan *plan, const struct step *step, const CUdeviceptr *slots) {
-  const struct launch *const launch = launches + step->launch;
+static CUresult prepare(struct roller_parameters *given, const struct roller_plan *plan, const struct roller_step *step,
+                        const CUdeviceptr *slots) {
+  const struct roller_launch *const launch = launches + step->launch;
   CUresult status = CUDA_SUCCESS;
-  for (word i = 0; i < step->addresses; i++) {
-    const struct address *const at = plan->addresses + step->first_address + i;
+  for (roller_word i = 0; i < step->addresses; i++) {
+    const struct roller_address *const at = plan->addresses + step->first_address + i;
     given->values[i] = slots[at->slot] + (CUdeviceptr)at->offset;
   }
   for (int i = 0; i < launch->args; i++) given->pointers[i] = &given->values[i];
   for (int i = 0; i < launch->maps && !status; i++) {
-    const struct map *const view = maps + launch->first_map + i;
+    const struct roller_map *const view = maps + launch->first_map + i;
     given->pointers[launch->args + i] = &given->maps[i];
     status = encode(&given->maps[i], view, given->values[view->operand]);
   }
   return status;
 }
 
-static CUresult start_launch(const CUfunction *functions, const struct step *step, struct parameters *given, CUstream stream) {
-  const struct launch *const at = launches + step->launch;
+static CUresult start_launch(const CUfunction *functions, const struct roller_step *step, struct roller_parameters *given,
+                             CUstream stream) {
+  const struct roller_launch *const at = launches + step->launch;
   const CUfunction function = functions[step->launch];
   if (at->is_cooperative)
     return cuLaunchCooperativeKernel(function, at->grid[0], at->grid[1], at->grid[2], at->block[0], at->block[1], at->block[2],
@@ -94,19 +108,19 @@ static CUresult start_launch(const CUfunction *functions, const struct step *ste
                         at->shared_bytes, stream, given->pointers, NULL);
 }
 
-static CUresult run_in_stream(const CUfunction *functions, const struct plan *plan, const struct step *steps, word count,
-                              const CUdeviceptr *slots, CUstream stream) {
-  struct parameters given;
+static CUresult run_in_stream(const CUfunction *functions, const struct roller_plan *plan, const struct roller_step *steps,
+                              roller_word count, const CUdeviceptr *slots, CUstream stream) {
+  struct roller_parameters given;
   CUresult status = CUDA_SUCCESS;
-  for (const struct step *step = steps; step < steps + count && !status; step++) {
+  for (const struct roller_step *step = steps; step < steps + count && !status; step++) {
     if (step->launch == COPY) {
-      const struct address *const at = plan->addresses + step->first_address;
+      const struct roller_address *const at = plan->addresses + step->first_address;
       status = cuMemcpyDtoDAsync(slots[at[0].slot] + (CUdeviceptr)at[0].offset, slots[at[1].slot] + (CUdeviceptr)at[1].offset,
                                  (size_t)step->bytes, stream);
       continue;
     }
-    for (word i = 0; i < step->zeros && !status; i++) {
-      const struct zero *const at = plan->zeros + step->first_zero + i;
+    for (roller_word i = 0; i < step->zeros && !status; i++) {
+      const struct roller_zero *const at = plan->zeros + step->first_zero + i;
       status = cuMemsetD8Async(slots[at->slot] + (CUdeviceptr)at->offset, 0, (size_t)at->bytes, stream);
     }
     if (!status) status = prepare(&given, plan, step, slots);
@@ -146,7 +160,7 @@ static CUresult add_zeros(CUgraph graph, CUcontext context, CUdeviceptr target, 
   return cuGraphAddMemsetNode(node, graph, before, count, &fill, context);
 }
 
-static CUresult add_kernel(CUgraph graph, CUfunction function, const struct launch *at, struct parameters *given,
+static CUresult add_kernel(CUgraph graph, CUfunction function, const struct roller_launch *at, struct roller_parameters *given,
                            const CUgraphNode *before, size_t count, CUgraphNode *node) {
   CUDA_KERNEL_NODE_PARAMS kernel;
   memset(&kernel, 0, sizeof kernel);
@@ -163,27 +177,27 @@ static CUresult add_kernel(CUgraph graph, CUfunction function, const struct laun
 }
 
 /* Builds the graph of steps: a node for each fill, copy and kernel, an edge for each hazard. The driver copies parameters. */
-static CUresult build_graph(const CUfunction *functions, const struct plan *plan, const struct step *steps, word count,
-                            const CUdeviceptr *slots, CUgraphExec *built) {
+static CUresult build_graph(const CUfunction *functions, const struct roller_plan *plan, const struct roller_step *steps,
+                            roller_word count, const CUdeviceptr *slots, CUgraphExec *built) {
   CUgraphNode *const nodes = (CUgraphNode *)calloc((size_t)(2 * count + plan->header->zeros + 1), sizeof *nodes); /* of steps; before one; fills */
   CUgraphNode *const before = nodes + count, *const fills = before + count;
-  struct parameters given;
+  struct roller_parameters given;
   CUcontext context = NULL;
   CUgraph graph = NULL;
   CUresult status = nodes ? cuCtxGetCurrent(&context) : CUDA_ERROR_OUT_OF_MEMORY;
   if (!status) status = cuGraphCreate(&graph, 0);
-  for (word number = 0; number < count && !status; number++) {
-    const struct step *const step = steps + number;
-    const struct address *const at = plan->addresses + step->first_address;
-    for (word i = 0; i < step->before; i++) before[i] = nodes[plan->before[step->first_before + i]];
+  for (roller_word number = 0; number < count && !status; number++) {
+    const struct roller_step *const step = steps + number;
+    const struct roller_address *const at = plan->addresses + step->first_address;
+    for (roller_word i = 0; i < step->before; i++) before[i] = nodes[plan->before[step->first_before + i]];
     if (step->launch == COPY) {
       status = add_copy(graph, context, slots[at[0].slot] + (CUdeviceptr)at[0].offset,
                         slots[at[1].slot] + (CUdeviceptr)at[1].offset, (size_t)step->bytes, before, (size_t)step->before,
                         nodes + number);
       continue;
     }
-    for (word i = 0; i < step->zeros && !status; i++) {
-      const struct zero *const zero = plan->zeros + step->first_zero + i;
+    for (roller_word i = 0; i < step->zeros && !status; i++) {
+      const struct roller_zero *const zero = plan->zeros + step->first_zero + i;
       status = add_zeros(graph, context, slots[zero->slot] + (CUdeviceptr)zero->offset, (size_t)zero->bytes, before,
                          (size_t)step->before, fills + i);
     }
@@ -207,21 +221,22 @@ static CUresult find_fallback(const CUfunction *functions, int *uses_fallback) {
   if (!status) status = cuDeviceGetAttribute(&can_cooperate, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, device);
   *uses_fallback = 0;
   for (int i = 0; i < LAUNCHES && !status; i++) {
-    const struct launch *const at = launches + i;
+    const struct roller_launch *const at = launches + i;
     if (!at->is_cooperative) continue;
     status = cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, functions[i], (int)(at->block[0] * at->block[1] * at->block[2]),
                                                          at->shared_bytes);
-    if (!can_cooperate || (word)blocks * cores < (word)at->grid[0] * at->grid[1] * at->grid[2]) *uses_fallback = 1;
+    if (!can_cooperate || (long long)blocks * cores < (long long)at->grid[0] * at->grid[1] * at->grid[2]) *uses_fallback = 1;
   }
   return status;
 }
 
 /* Uploads the weights, runs what depends on them alone, and keeps the weights that calls read. */
-static CUresult load_weights(struct MODEL *model, const struct plan *plan, const char *folder) {
-  const struct header *const header = plan->header;
-  void *const content = read_whole(folder, WEIGHTS_FILE, header->weights_bytes);
+static CUresult load_weights(struct MODEL *model, const struct roller_plan *plan, const char *folder) {
+  const struct roller_header *const header = plan->header;
+  void *content = NULL;
   CUdeviceptr whole = 0, slots[SLOTS] = {0};
-  CUresult status = content ? cuMemAlloc(&whole, (size_t)(header->weights_bytes + 1)) : CUDA_ERROR_FILE_NOT_FOUND;
+  CUresult status = read_whole(folder, WEIGHTS_FILE, header->weights_bytes, &content);
+  if (!status) status = cuMemAlloc(&whole, (size_t)(header->weights_bytes + 1));
   if (!status) status = cuMemcpyHtoD(whole, content, (size_t)header->weights_bytes);
   if (!status) status = cuMemAlloc(&model->packed, (size_t)(header->packed_bytes + 1));
   if (!status) status = cuMemAlloc(&model->arena, (size_t)(header->arena_bytes + 1));
@@ -241,14 +256,13 @@ static CUresult load_weights(struct MODEL *model, const struct plan *plan, const
 }
 
 CUresult MODEL_open(struct MODEL *model, const char *folder) {
-  struct plan plan;
+  struct roller_plan plan;
   char path[MAX_PATH_BYTES];
-  CUresult status = CUDA_SUCCESS;
+  CUresult status;
   memset(model, 0, sizeof *model);
-  model->plan = read_whole(folder, PLAN_FILE, PLAN_WORDS * (word)sizeof(word));
-  if (!model->plan) return CUDA_ERROR_FILE_NOT_FOUND;
-  plan = plan_of((word *)model->plan);
-  if (plan.header->magic != PLAN_MAGIC || plan.header->file_words != PLAN_WORDS) status = CUDA_ERROR_INVALID_IMAGE;
+  status = read_whole(folder, PLAN_FILE, PLAN_WORDS * (roller_word)sizeof(roller_word), &model->plan);
+  if (!status && hash_of((roller_word *)model->plan, PLAN_WORDS) != PLAN_HASH) status = CUDA_ERROR_INVALID_IMAGE;
+  if (!status) plan = plan_of((roller_word *)model->plan);
   for (int i = 0; i < MODULES && !status; i++) {
     if (snprintf(path, sizeof path, "%s/%s", folder, module_files[i]) >= (int)sizeof path) status = CUDA_ERROR_FILE_NOT_FOUND;
     if (!status) status = cuModuleLoad(&model->modules[i], path);
@@ -260,15 +274,16 @@ CUresult MODEL_open(struct MODEL *model, const char *folder) {
                                   (int)launches[i].shared_bytes);
   }
   if (!status) status = find_fallback(model->functions, &model->uses_fallback);
+  if (!status && model->uses_fallback && !plan.header->fallback) status = CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   if (!status) status = load_weights(model, &plan, folder);
   if (status) MODEL_close(model);
   return status;
 }
 
 CUresult MODEL_call(struct MODEL *model, const CUdeviceptr *inputs, const CUdeviceptr *outputs, CUstream stream) {
-  const struct plan plan = plan_of((word *)model->plan);
-  const struct step *const steps = model->uses_fallback ? plan.fallback : plan.steps;
-  const word count = model->uses_fallback ? plan.header->fallback : plan.header->steps;
+  const struct roller_plan plan = plan_of((roller_word *)model->plan);
+  const struct roller_step *const steps = model->uses_fallback ? plan.fallback : plan.steps;
+  const roller_word count = model->uses_fallback ? plan.header->fallback : plan.header->steps;
   unsigned int state[STATE_WORDS];
   CUdeviceptr slots[SLOTS];
   CUresult status = CUDA_SUCCESS;
@@ -287,9 +302,9 @@ CUresult MODEL_call(struct MODEL *model, const CUdeviceptr *inputs, const CUdevi
     return status ? status : cuGraphLaunch(model->graph, stream);
   }
   status = run_in_stream(model->functions, &plan, steps, count, slots, stream);
-  for (const struct step *step = steps; step < steps + count && !status; step++) {
+  for (const struct roller_step *step = steps; step < steps + count && !status; step++) {
     if (step->launch == COPY || !launches[step->launch].is_cooperative) continue;
-    const struct zero *const events = plan.zeros + step->first_zero;
+    const struct roller_zero *const events = plan.zeros + step->first_zero;
     status = cuStreamSynchronize(stream);
     if (!status) status = cuMemcpyDtoH(state, slots[events->slot] + (CUdeviceptr)events->offset, sizeof state);
     if (!status && state[ABORT_WORD]) status = CUDA_ERROR_LAUNCH_TIMEOUT;

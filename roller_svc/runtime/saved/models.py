@@ -29,7 +29,7 @@ from roller_svc.ir.canonical import OMIT_DEFAULT, UNTAGGED, Limit, as_array, fro
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.model_plan import AS_GRAPH, MAX_BYTES, ModelKernel, ModelPlan
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.saved.launchers import check_model_launchers, host_launcher_files
+from roller_svc.runtime.saved.launchers import host_launcher_files
 from roller_svc.runtime.saved.metadata import CorruptKernelError, FileEntry, Identifier, Text
 from roller_svc.runtime.saved.model_host import HostFiles, host_program
 from roller_svc.runtime.saved.plan_json import plan_from_json, plan_to_json
@@ -184,13 +184,12 @@ def save_model(
     """Write the model to `directory`, which need not exist, and return its path.
 
     Readers see the whole model or none. Files of other names in an existing directory stay unchanged. `make_header`
-    returns the C header for a plan, a name, and the names of the files of weights and packed weights.
-    Raises ArgumentError (unknown-launcher) for launchers that a model cannot have.
+    returns the C header for a plan, a name, and the names of the files of weights and packed weights. Launchers of a
+    GPU's model are those that `check_model_launchers` accepts.
+    Raises ArgumentError (unknown-launcher) for launchers that a CPU's model cannot have.
     """
     names = tuple(launchers)
     is_cpu = bool(model.variants[0].binary)
-    if not is_cpu:
-        check_model_launchers(names, model.target, {bundle.compiled.source.language for bundle in model.kernels})
     launcher_files = host_launcher_files(names) if is_cpu else {}
 
     def write(folder: Path) -> None:

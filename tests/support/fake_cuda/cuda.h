@@ -20,7 +20,7 @@ typedef int CUdevice;
 typedef std::uint32_t cuuint32_t;
 typedef std::uint64_t cuuint64_t;
 constexpr CUresult CUDA_ERROR_OUT_OF_MEMORY = 2, CUDA_ERROR_INVALID_IMAGE = 200, CUDA_ERROR_FILE_NOT_FOUND = 301,
-                   CUDA_ERROR_LAUNCH_TIMEOUT = 702;
+                   CUDA_ERROR_LAUNCH_TIMEOUT = 702, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720;
 enum CUdevice_attribute { CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH = 95 };
 enum CUmemorytype { CU_MEMORYTYPE_DEVICE = 2 };
 struct CUDA_MEMCPY3D {

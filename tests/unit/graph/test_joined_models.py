@@ -333,11 +333,18 @@ LARGE = graph(
 def test_a_node_that_cannot_join_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "load", load_spec)
     model = compile_model(copy.deepcopy(LARGE), H200, select="model", top_k=1, runtime="emulator")
-    for kind in (waves.KIND, persistent.KIND):
+    own = "its blocks are in clusters of 2"
+    reasons = {
+        waves.KIND: f"node 'product' cannot join a kernel of others: {own}",
+        # the other one can, but is alone
+        persistent.KIND: "no two operations of a call can join in one kernel before or behind the same launches, "
+        f"and 'product' cannot: {own}",
+    }
+    for kind, reason in reasons.items():
         refused = model.report["lowerings"][kind]
         assert refused["code"] == NOT_JOINABLE_CODE
-        assert refused["refused"] == "node 'product' cannot join a kernel of others: its blocks are in clusters of 2"
-        with pytest.raises(ArgumentError, match="node 'product' cannot join") as raised:
+        assert refused["refused"] == reason
+        with pytest.raises(ArgumentError, match=f"'product' cannot.*: {own}") as raised:
             compile_model(copy.deepcopy(LARGE), H200, select="model", top_k=1, plan=kind)
         assert raised.value.code == NOT_JOINABLE_CODE
 
@@ -360,6 +367,11 @@ def test_devices_and_plans_that_cannot_have_one_kernel_are_refused(monkeypatch: 
     assert "no elements" in reason(dataclasses.replace(unrolled, plan=empty), hw)[0]
     monkeypatch.setattr(joined, "MAX_OPERATORS", 3)
     assert "4 operations" in reason(unrolled, hw)[0]
+    monkeypatch.setattr(persistent, "cut_into_segments", None)  # the number is known before they are cut
+    too_many = persistent.estimate(unrolled, hw)
+    assert isinstance(too_many, Refusal)
+    assert too_many.code == NOT_JOINABLE_CODE
+    assert too_many.reason.startswith("4 operations of a call would join, expected 1 to 3")
     monkeypatch.setattr(joined, "MAX_OPERATORS", 99)
     monkeypatch.setattr(joined, "MAX_SLOTS", 4)
     assert "inputs, outputs and states" in reason(unrolled, hw)[0]

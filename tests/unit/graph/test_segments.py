@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
+from types import FrameType
+from typing import Any
 
 from roller_svc.graph.lowerings.segments import MIN_JOINED, Segment, cut_into_segments
 
@@ -44,6 +47,31 @@ def test_steps_that_join_are_executed_together_around_launches() -> None:
         Segment((2,), is_joined=False),
         Segment((3, 4), is_joined=True),
     )
+
+
+def test_the_work_is_linear_in_the_steps_whatever_the_number_of_levels() -> None:
+    def count_lines(count: int) -> int:
+        """Return how many lines are executed for a chain with a segment and a launch a level."""
+        predecessors = [(number - 1,) if number else () for number in range(count)]
+        joins = [number % 3 != 2 for number in range(count)]
+        lines = 0
+
+        def trace(_: FrameType, event: str, __: object) -> Any:
+            nonlocal lines
+            lines += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            segments = cut_into_segments(predecessors, joins)
+        finally:
+            sys.settrace(before)
+        assert len(segments) == 2 * count // 3
+        return lines
+
+    assert count_lines(30) > 90
+    assert count_lines(300) < 15 * count_lines(30)
 
 
 def test_a_single_step_is_a_launch_unless_it_is_the_whole_call() -> None:

@@ -12,10 +12,11 @@ from roller_svc.errors import ArgumentError
 from roller_svc.ir.symbol_names import DEFAULT_PREFIX, DIGITS, default_name, named_digits, suggest_symbol, symbol_fault
 
 GOOD = ["rows", "BERT", "gemm_f32", "a", "x" * 64, "exp1024", "MLP_2", "my_model", "rollers", "index", "Kernel0",
-        "ELMO", "SIGMOID", "PRIOR", "signal", "LM_SMALL"]  # fmt: skip
+        "ELMO", "SIGMOID", "PRIOR", "signal", "LM_SMALL", "CUSTOM", "cuboid"]  # fmt: skip
 BAD = ["", "1st", "_rows", "rows_", "a__b", "a b", "a-b", "a.b", "\u00e9t\u00e9", "\uff41", "double", "concept",
        "co_await", "main", "std", "NULL", "FILE", "stdout", "size_t", "INT8_MAX", "EXIT_SUCCESS", "errno", "I",
-       "LONG_MAX", "EINVAL", "SIGINT", "tm", "sem", "f_WORKSPACE_BYTES", "f_MODEL_H", "roller",
+       "LONG_MAX", "EINVAL", "SIGINT", "tm", "sem", "f_WORKSPACE_BYTES", "f_MODEL_H",
+       "CUdevice", "CUDAAPI", "CU_STREAM_PER_THREAD", "CUDA_VERSION", "roller",
        "roller_x", "Roller_1", "x" * 65, "a\n", "a;b", 'a"', "*/", "rows(", "a\\u0041"]  # fmt: skip
 
 OWN_HEADERS = ("stdint", "stdio", "stdlib", "string")  # those that model.h includes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -14,25 +15,46 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_driver import FakeDriver
-from gpu_models import MODELS, PARTIAL
+from gpu_models import MODELS, PARTIAL, call, constant, graph, node, tensor
 
 from roller_svc import hardware
 from roller_svc.analysis.step_order import find_predecessors
 from roller_svc.errors import ArgumentError
 from roller_svc.graph import compile as graph_compile
-from roller_svc.ir.kernel import Language
+from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.model_plan import CopyStep, KernelStep, ModelPlan, unroll_steps
+from roller_svc.ir.symbol_names import symbol_fault
 from roller_svc.model import Model, compile_model
 from roller_svc.runtime.cuda.driver import Driver
 from roller_svc.runtime.saved.launchers import check_model_launchers
-from roller_svc.runtime.saved.model_host import _Tables
+from roller_svc.runtime.saved.model_host import _hash_words, _Tables
 from roller_svc.settings import read_settings, use
 
 FAKE_CUDA = Path(__file__).parents[2] / "support" / "fake_cuda"
 H200 = "nvidia-h200-sxm"
 STREAM, BLOCK = 7, 1 << 40  # of addresses
-DEADLINE = 702  # CUDA_ERROR_LAUNCH_TIMEOUT
+INVALID_IMAGE, FILE_NOT_FOUND, DEADLINE, TOO_LARGE = 200, 301, 702, 720  # CUDA_ERROR_*
 SOURCES = {**MODELS, "partial": PARTIAL}
+_STATE = tensor(64, 128, dtype="float16")
+_BODY = graph(
+    {"s": _STATE, "x": _STATE, "w": tensor(128, 128, dtype="float16")},
+    {},
+    [
+        node("h", "C[i, j]: float32 +=! A[i, k] * B[k, j]", A="s", B="w"),
+        call("soft", "softmax", "h"),
+        node("n", "C[i, j]: float16 = A[i, j] + B[i, j]", A="soft", B="x"),
+    ],
+    "n",
+    name="body",
+) | {"outputs": {"next": "n", "each": "n"}}
+_LOOP = {"steps": 4, "carried": 1, "scanned": [False], "stacked": [True], "body": _BODY}
+SCAN = graph(
+    {"first": _STATE, "xs": tensor(4, 64, 128, dtype="float16")},
+    {"w": constant(128, 128, dtype="float16")},
+    [{"name": "scan", "loop": _LOOP, "inputs": ["first", "xs", "w"], "outputs": ["last", "all"]}],
+    "last",
+    "all",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,6 +86,7 @@ class Expected:
         )
         for steps in (self.once, self.steps, self.fallback):
             tables.add(steps)
+        self.rows = list(tables.rows.values())
         self.numbers = {place: number + 1 for place, number in tables.launches.items()}
         self.tensors = [(i + 1) * 0x1000_0000 for i in range(len(self.plan.tensors))]
 
@@ -105,13 +128,13 @@ class Expected:
         calls = self.calls(steps, slots, 0, encoded)
         for own, before in zip(calls, find_predecessors(self.plan, steps), strict=True):
             after, fills = [last[each] for each in before], []
-            for call in own:
-                if call[0] in ("tiled", "im2col"):
-                    rows.append(call)
+            for each in own:
+                if each[0] in ("tiled", "im2col"):
+                    rows.append(each)
                     continue
                 count += 1
-                rows.append(["node", fills or after if call[0] == "launch" else after, call])
-                if call[0] == "fill":
+                rows.append(["node", fills or after if each[0] == "launch" else after, each])
+                if each[0] == "fill":
                     fills.append(count)
             last.append(count)
         return rows
@@ -136,9 +159,8 @@ int main() {{
   stopped = {stopped};
   struct tower model;
   const CUdeviceptr inputs[{inputs}] = {{{", ".join(values[:inputs])}}}, outputs[{outputs}] = {{{", ".join(values[inputs:])}}};
-  if (tower_open(&model, "saved")) return 1;
-  CUresult status = 0;
-  for (int i = 0; i < {calls}; i++) {{
+  CUresult status = tower_open(&model, "saved");
+  for (int i = 0; i < {calls} && !status; i++) {{
     std::printf("[\\"call\\"]\\n");
     status = tower_call(&model, inputs, outputs, (CUstream){STREAM});
   }}
@@ -147,11 +169,16 @@ int main() {{
   std::printf("[\\"status\\", %d]\\n", status);
   return 0;
 }}""")
-    command = ("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{FAKE_CUDA}", "-Isaved", "main.cpp", "-o", "main")
-    subprocess.run(command, cwd=folder, check=True)
+    command = ("g++", "-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{FAKE_CUDA}", "-Isaved", "main.cpp")
+    subprocess.run((*command, "-o", "main"), cwd=folder, check=True)
+    return saved, *rerun(folder)
+
+
+def rerun(folder: Path) -> tuple[int, list[Any]]:
+    """Return the status of the last call, or of opening the model, and what the fake driver prints before it."""
     printed = subprocess.run((folder / "main",), cwd=folder, check=True, capture_output=True, text=True).stdout
     *rows, (_, status) = [json.loads(line) for line in printed.splitlines()]
-    return saved, status, rows
+    return status, rows
 
 
 def flat(calls: Iterable[list[Any]]) -> list[Any]:
@@ -184,11 +211,11 @@ def test_the_program_calls_the_driver_as_our_runtime(name: str, plan: str, tmp_p
     total = int(np.dot(np.arange(1, weights.nbytes + 1, dtype=np.uint64), weights.astype(np.uint64)))
     assert upload == ["upload", BLOCK, weights.nbytes, total]
     assert [row for row in opened if row[0] == "keep"] == [["keep", 4 * BLOCK, BLOCK, size] for size in kept]
-    assert len({row[1] for row in opened if row[0] == "load"}) == len({kernel for kernel, _ in expected.numbers})
+    assert len({row[1] for row in opened if row[0] == "load"}) == len({kernel for kernel, _ in expected.rows})
     assert all((tmp_path / row[1]).is_file() for row in opened if row[0] == "load")
-    entries = [own.kernels[kernel].source.launches[launch] for kernel, launch in expected.numbers]
+    entries = [own.kernels[kernel].source.launches[launch] for kernel, launch in expected.rows]
     assert [row[1] for row in opened if row[0] == "function"] == [each.name for each in entries]
-    resources = [model._kernel_bundles[kernel].compiled.resources[launch] for kernel, launch in expected.numbers]
+    resources = [model._kernel_bundles[kernel].compiled.resources[launch] for kernel, launch in expected.rows]
     asking = [
         ["attribute", number + 1, 8, each.shared_bytes]
         for number, (each, used) in enumerate(zip(entries, resources, strict=True))
@@ -233,32 +260,77 @@ def test_row_15_a_wait_that_reaches_its_deadline_is_a_status(tmp_path: Path) -> 
 
 
 @pytest.mark.needs("g++")
+def test_row_15_a_device_that_holds_fewer_blocks_does_not_open_a_model_without_a_fallback(tmp_path: Path) -> None:
+    model = compiled("lookups", "persistent")
+    (variant,) = model._variants
+    variant.plan = dataclasses.replace(variant.plan, fallback=())  # as models were saved before they had one
+    assert run(model, tmp_path, resident=7)[1] == TOO_LARGE
+
+
+@pytest.mark.needs("g++")
 def test_a_folder_without_its_files_is_not_opened(tmp_path: Path) -> None:
-    model = compiled("lookups", "launches")
-    saved, _, _ = run(model, tmp_path)
-    main = (tmp_path / "main",)
-    plan = (saved / "plan.bin").read_bytes()
-    for damaged in (plan[:-8], plan + bytes(8), bytes(8) + plan[8:]):
-        (saved / "plan.bin").write_bytes(damaged)
-        assert subprocess.run(main, cwd=tmp_path, check=False, capture_output=True).returncode == 1
-    (saved / "plan.bin").write_bytes(plan)
-    assert subprocess.run(main, cwd=tmp_path, check=False, capture_output=True).returncode == 0
-    (saved / "weights.bin").unlink()
-    assert subprocess.run(main, cwd=tmp_path, check=False, capture_output=True).returncode == 1
+    saved, status, _ = run(compiled("lookups", "launches"), tmp_path)
+    assert status == 0
+    for name in ("plan.bin", "weights.bin"):
+        content = (saved / name).read_bytes()
+        for damaged in (content[:-8], content + bytes(8)):
+            (saved / name).write_bytes(damaged)
+            assert rerun(tmp_path)[0] == INVALID_IMAGE
+        (saved / name).unlink()
+        assert rerun(tmp_path)[0] == FILE_NOT_FOUND
+        (saved / name).write_bytes(content)
+    assert rerun(tmp_path)[0] == 0
 
 
-def test_the_text_does_not_grow_with_the_steps_of_a_call(tmp_path: Path) -> None:
+@pytest.mark.needs("g++")
+def test_a_plan_with_a_changed_word_is_not_opened(tmp_path: Path) -> None:
+    saved, _, _ = run(compiled("lookups", "launches"), tmp_path)
+    plan = np.frombuffer((saved / "plan.bin").read_bytes(), "<i8")
+    rng = np.random.default_rng(3)
+    changes = [{number: 1 << int(rng.integers(63))} for number in range(len(plan))]
+    changes += [{first: -1 << 63, first + 1: -1 << 63} for first in range(len(plan) - 1)]  # the highest bits of two
+    for place, change in enumerate(changes):
+        damaged = plan.copy()
+        for number, bits in change.items():
+            damaged[number] ^= bits
+        assert _hash_words(damaged) != _hash_words(plan)
+        if place % 32 == 0:  # the program computes the same
+            (saved / "plan.bin").write_bytes(damaged.tobytes())
+            assert rerun(tmp_path) == (INVALID_IMAGE, [["close"]])
+
+
+@pytest.mark.parametrize(("source", "plan"), [(MODELS["states"], "launches"), (SCAN, "persistent")], ids=["launches", "persistent"])
+def test_the_text_does_not_grow_with_the_steps_of_a_call(source: dict[str, Any], plan: str, tmp_path: Path) -> None:
     def text(steps: int) -> str:
-        source = copy.deepcopy(MODELS["states"])
-        loop = source["nodes"][0]["loop"]
-        loop["steps"] = steps
-        source["inputs"]["xs"]["shape"][0] = steps
-        model = compile_model(source, H200, select="model", top_k=1, plan="launches", name="tower")
+        longer = copy.deepcopy(source)
+        longer["nodes"][0]["loop"]["steps"] = steps
+        longer["inputs"]["xs"]["shape"][0] = steps
+        model = compile_model(longer, H200, select="model", top_k=1, plan=plan, name="tower")
+        assert len(model._variants[0].plan.steps) > 1 or plan == "launches"
         saved = model.save(tmp_path / str(steps), launcher="cpp")
         return (saved / "model_host.c").read_text()
 
-    few, many = text(4), text(40)
+    few, many = text(4), text(12)
     assert len(few.splitlines()) == len(many.splitlines())
+
+
+def test_types_of_the_program_have_names_that_no_model_has(tmp_path: Path) -> None:
+    text = (compiled("lookups", "launches").save(tmp_path / "saved", launcher="cpp") / "model_host.c").read_text()
+    tags = set(re.findall(r"(?:\bstruct|\benum|\bunion|\btypedef [\w ]+) (\w+)", text)) - {"tower"}
+    assert len(tags) > 8
+    assert all(symbol_fault(tag) for tag in tags)  # no client's name
+
+
+@pytest.mark.needs("g++")
+def test_a_model_of_copies_alone_has_a_program(tmp_path: Path) -> None:
+    source = graph({"x": tensor(4, 8)}, {}, [call("both", "concat", "x", "x", axis=0)], "both")
+    model = compile_model(copy.deepcopy(source), H200, select="model", plan="launches", name="tower")
+    assert not model._kernel_bundles
+    _, status, rows = run(model, tmp_path)
+    assert status == 0
+    assert [row[0] for row in split(rows)[1][0]] == ["copy", "copy"]
+    with pytest.raises(ArgumentError, match="models for AMD devices have none"):
+        compile_model(source, "amd-mi300x", select="model").save(tmp_path / "amd", launcher="cpp")
 
 
 def test_launchers_that_a_model_for_a_gpu_cannot_have(tmp_path: Path) -> None:
@@ -268,6 +340,6 @@ def test_launchers_that_a_model_for_a_gpu_cannot_have(tmp_path: Path) -> None:
             model.save(tmp_path / "a", launcher=name)
         assert raised.value.code == "unknown-launcher"
     with pytest.raises(ArgumentError, match="models for AMD devices have none"):
-        check_model_launchers(["cpp"], "amd-mi300x", {Language.HIP})
-    check_model_launchers([], "amd-mi300x", {Language.HIP})
+        check_model_launchers(["cpp"], "amd-mi300x", TargetKind.AMD)
+    check_model_launchers([], "amd-mi300x", TargetKind.AMD)
     assert not (tmp_path / "a").exists()

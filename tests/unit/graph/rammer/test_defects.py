@@ -27,14 +27,15 @@ from roller_svc.graph import lowerings
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
-from roller_svc.graph.lowerings import choose_lowering
-from roller_svc.graph.lowerings.lowering import Refusal
+from roller_svc.graph.lowerings import choose_lowering, persistent
+from roller_svc.graph.lowerings.lowering import LoweringEstimate, Refusal, UnrolledPlan
 from roller_svc.graph.lowerings.segments import cut_into_segments
 from roller_svc.graph.passes import run_passes
 from roller_svc.graph.rammer.ranges import schedule_by_ranges
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.model_plan import ARENA, FIRST_INPUT, CopyStep, KernelStep, VDeviceStep, unroll_steps
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import Execute, VDevicePlan, WaitEvent, executes
@@ -89,6 +90,11 @@ def test_defect_5_waits_that_others_imply_are_gone_from_the_plan() -> None:
     chain = schedule_by_ranges([8] * 6, [(), (0,), (0, 1), (0, 1, 2), (0, 3), (1, 4)], 4)
     for program in chain.programs:
         assert [each.event for each in program if isinstance(each, WaitEvent)] == [0, 1, 2, 3, 4]
+    # one vEU executes 0 and then 1: the others wait for 1 alone, which implies 0
+    apart = schedule_by_ranges([1, 1, 8], [(), (0,), (0, 1)], 4)
+    waits = [[each for each in program if isinstance(each, WaitEvent)] for program in apart.programs]
+    assert sorted(map(len, waits)) == [0, 1, 1, 1]
+    assert apart.events == (1,)
 
 
 def test_defect_7_tensors_between_operators_of_one_kernel_are_no_outputs_and_share_memory() -> None:
@@ -118,6 +124,15 @@ def test_defect_9_what_has_no_time_is_not_the_fastest(monkeypatch: pytest.Monkey
         assert choose_lowering(None, [(plan, ())], hw).kind == each.kind
         with pytest.raises(ArgumentError, match="it failed"):
             choose_lowering(fails[1 - kept].kind, [(plan, ())], hw)
+
+    def estimate_others(unrolled: UnrolledPlan, _: HardwareSpec) -> LoweringEstimate | Refusal:
+        return Refusal("it failed") if unrolled.plan is plan else LoweringEstimate(1.0, 1)
+
+    partial = dataclasses.replace(persistent.PERSISTENT, estimate=estimate_others)
+    monkeypatch.setattr(lowerings, "LOWERINGS", (*fails[:3], partial))
+    for kind in (None, partial.kind):
+        chosen = choose_lowering(kind, [(plan, ()), (dataclasses.replace(plan, name="other"), ())], hw)
+        assert (chosen.kind, chosen.plan_number, chosen.seconds) == (partial.kind, 1, 1.0)
 
 
 def test_defect_10_extents_with_equal_digits_have_different_keys() -> None:
