@@ -77,7 +77,7 @@ def test_plain_arrays_take_a_short_way(built: Model, monkeypatch: pytest.MonkeyP
     others = {"fortran": np.asfortranarray(X), "reversed": X[::-1].copy()[::-1], "subclass": X.view(np.recarray)}
     for array in others.values():
         np.testing.assert_array_equal(built(x=array)["y"], want)
-    monkeypatch.setattr(cpu, "bind", None)
+    monkeypatch.setattr(cpu, "bind_call", None)
     for offset in (0, 4):
         results = [built(x=place_at(X, offset))["y"] for _ in range(2)]
         assert not np.may_share_memory(*results)
