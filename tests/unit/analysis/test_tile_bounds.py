@@ -137,7 +137,8 @@ def test_limits_that_every_point_meets_bound_nothing() -> None:
         assert space(condition).k_bounds is None
     for condition in ("k <= m + 54", "k < 55", "k >= m - 38", "k + n < 78"):
         assert space(condition).k_bounds is not None
-    found = k_bounds(conjunction((le(ref("k"), num(11)), le(ref("k"), ref("n")), le(ref("n"), add(ref("k"), num(8))))), K, (COLUMNS,))
+    met = (le(ref("k"), num(11)), le(ref("n"), add(ref("k"), num(8))))
+    found = k_bounds(conjunction((*met, le(ref("k"), ref("n")))), K, (COLUMNS,))
     assert found == KBounds((Affine((("n", 1),)),), ())
 
 
