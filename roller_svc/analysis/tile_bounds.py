@@ -107,10 +107,10 @@ def range_of_tile(uppers: Iterable[Affine], lowers: Iterable[Affine], extent: in
     return begin, max(begin, end)
 
 
-def k_bounds(guard: Expr | None, k: TileAxis, results: Iterable[TileAxis]) -> KBounds | None:
+def k_bounds(guard: Expr | None, k: TileAxis, results: Collection[TileAxis]) -> KBounds | None:
     """Return the bounds that a guard sets to the points along k of a product; None without one, or for several axes.
 
-    Bounds vary with axes of results. Kernels compute them in 32 bits.
+    Bounds vary with axes of results. Kernels compute them in 32 bits. Those that every point meets are left out.
     """
     extents = {a.name: a.extent for axis in results for a in axis.members}
     if guard is None or len(k.members) > 1:
@@ -121,7 +121,9 @@ def k_bounds(guard: Expr | None, k: TileAxis, results: Iterable[TileAxis]) -> KB
         largest = abs(bound.offset) + k.extent + sum(abs(c) * extents.get(name, MAX_INDEX) for name, c in bound.coeffs)
         return largest < MAX_INDEX
 
-    uppers, lowers = tuple(filter(is_valid, uppers)), tuple(filter(is_valid, lowers))
+    whole = [Span(axis, 0, axis.extent - 1) for axis in results]
+    uppers = tuple(b for b in uppers if is_valid(b) and -max_bound(negate(b), whole) < k.extent - 1)
+    lowers = tuple(b for b in lowers if is_valid(b) and max_bound(b, whole) > 0)
     return KBounds(uppers, lowers) if uppers or lowers else None
 
 

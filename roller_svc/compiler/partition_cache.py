@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from roller_svc.families.matching import SCALING_KINDS, supports_attention, transpose_space, unloadable_operands
+from roller_svc.families.matching import SCALING_KINDS, supports_attention, transpose_space, unbounded_view, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.grouped_gemm import selects_matrices
 from roller_svc.fusion.linear_sums import has_rounded_squares
@@ -14,7 +14,7 @@ from roller_svc.fusion.partition import FusionOptions, normalize_statements, par
 from roller_svc.fusion.scaled_sums import has_scaled_sum
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.group import GroupKind, KernelGroup, TileSpace
 from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.program import Forms, TensorExpr, TensorProgram
 from roller_svc.ir.report import Plan
@@ -156,7 +156,7 @@ class PartitionCache:
         plain = self.partitions(hw, constraints)
         copied = (way for groups in plain for way in self.with_operand_copies(groups, hw, constraints))
         found = [groups for ways in (plain, copied) for groups in ways if len(groups) == len(spaces)]
-        return next((groups for groups in found if [group.space for group in groups] == spaces), found[0])
+        return next((groups for groups in found if all(map(_has_space, groups, spaces))), found[0])
 
     def _plain_options(self, hw: HardwareSpec, constraints: ScheduleConstraints) -> list[FusionOptions]:
         """Return the default options, and those that make other partitions.
@@ -210,6 +210,11 @@ class PartitionCache:
         if groups is None:
             groups = self._groups[key] = partition_statements(self.program, statements, options)
         return groups
+
+
+def _has_space(group: KernelGroup, space: TileSpace) -> bool:
+    """Return whether a space is that of a group, with or without bounds of k."""
+    return space in (group.space, unbounded_view(group).space)
 
 
 def _may_have_dual_gemm(groups: Partition) -> bool:

@@ -182,7 +182,7 @@ def interpretation(group: KernelGroup, program: RProgram) -> str:
     """Return how a kernel interprets its group.
 
     That is the group's kind, except for contractions: dual GEMM, Winograd or direct convolution, one GEMM for each
-    image, or a GEMM with the second operand's columns as rows.
+    image, a GEMM with the second operand's columns as rows, or one of all k-tiles in spite of a guard.
     """
     space = program.space
     if group.is_dual_gemm:
@@ -196,7 +196,9 @@ def interpretation(group: KernelGroup, program: RProgram) -> str:
         return f"convolution along {along}"
     if group.kind is GroupKind.CONTRACTION and space.role(AxisRole.INNER):
         return "streamed rows"
-    return "contraction by image" if space.axes != group.space.axes else group.kind.value
+    if space.axes != group.space.axes:
+        return "contraction by image"
+    return group.kind.value if space.k_bounds == group.space.k_bounds else "contraction of all k-tiles"
 
 
 def step_json(step: TraceStep) -> Json:

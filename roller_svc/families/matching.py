@@ -380,9 +380,11 @@ def unit_views(
             yield unit, group
             if (transposed := transposed_view(group)) is not None:
                 yield unit, transposed
-            continue
-        for view in (group,) if unit.kind is UnitKind.DOT else group_views(group, hw, winograd):
-            yield unit, view
+        else:
+            for view in (group,) if unit.kind is UnitKind.DOT else group_views(group, hw, winograd):
+                yield unit, view
+        if hw.family is not TargetKind.CPU and unit.is_matrix and group.space.k_bounds is not None:
+            yield unit, unbounded_view(group)
         if unit.kind is UnitKind.MMA and (streamed := _streamed_view(group, unit, hw)) is not None:
             yield unit, streamed
 
@@ -391,6 +393,11 @@ def _streamed_view(group: KernelGroup, unit: ComputeUnit, hw: HardwareSpec) -> K
     """Return a contraction of few rows as a nest whose matrix streams to the unit; None where it does not."""
     view = streamed_view(group)
     return view if view is not None and _streaming_unit(view, hw) == unit else None
+
+
+def unbounded_view(group: KernelGroup) -> KernelGroup:
+    """Return a product under a guard along k with all k-tiles, so that blocks may share them evenly."""
+    return replace(group, space=replace(group.space, k_bounds=None))
 
 
 MAX_TRANSPOSED_ROWS = 32  # half of the rows of a wgmma

@@ -69,7 +69,10 @@ def compare(name: str, got: Array, want: Value) -> Agreement:
     first = int(np.argmin(within))
     flat_index = first if want.indices is None else int(want.indices[first])
     index = [int(i) for i in np.unravel_index(flat_index, got.shape)] if got.shape else []
-    detail = f"{name}{index} is {computed[first]:.9g}, expected {wide[first]:.9g} within {error[first]:.3g}"
+    expected = f"{wide[first]:.9g} within {error[first]:.3g}"
+    if np.isfinite(wide[first]) and np.isinf(error[first]):
+        expected = f"{np.copysign(np.inf, wide[first])}, as {wide[first]:.9g} is beyond the range of {want.dtype.value}"
+    detail = f"{name}{index} is {computed[first]:.9g}, expected {expected}"
     detail += f"; {np.count_nonzero(~within)} of {within.size} elements are wrong"
     return _agreement(name, distance, wide, detail, unchecked)
 

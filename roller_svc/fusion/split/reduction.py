@@ -108,6 +108,8 @@ def split_group(group: KernelGroup, program: RProgram) -> SplitGroups:
     workspaces = tuple([(s.output, s.type) for s in partials])
     types = {**dict(group.inputs), **dict(workspaces)}
     partial_group = _regrouped(group, tuple(partials), types, workspaces, contraction)
+    if program.space.k_bounds is None:  # all parts of k whole, as the rProgram has them
+        partial_group = replace(partial_group, space=replace(partial_group.space, k_bounds=None))
     statements = tuple([combined.get(s.output, s) for s in group.statements])
     combining = _combining_group(group, statements, workspaces)
     return SplitGroups(partial_group, _with_space(program, partial_group.space), combining, workspaces)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.scans import LinearStep, Scan, gate_product_dtype, match_scan
-from roller_svc.errors import require
+from roller_svc.errors import InvariantError, require
 from roller_svc.fusion.space import nest_space, scan_space
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, convert, rewrite, substitute
@@ -64,8 +64,10 @@ def scan_totals(group: KernelGroup) -> tuple[TensorExpr, ...] | None:
 
 
 def split_scan(group: KernelGroup, pieces: int) -> ScanLaunches:
-    """Split the rows of a scan into equal pieces, whose number divides them."""
+    """Split the rows of a scan into equal pieces. Raises InvariantError if their number does not divide the rows."""
     scan = require(match_scan(group.statements[0]), "a scan")
+    if scan.axis.extent % pieces or not may_split_scan(scan, group):
+        raise InvariantError(f"rows of {scan.axis.extent} of {group.name} cannot be split into {pieces} equal pieces")
     split = _Split(scan, group, pieces) if scan.step is None else _SplitRecurrence(scan, group, pieces)
     return ScanLaunches(split.totals(), split.before(), split.pieces_group(), split.workspaces)
 

@@ -28,8 +28,8 @@ from roller_svc.fusion.space import contraction_space
 from roller_svc.ir.affine import Affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Op
-from roller_svc.ir.group import AxisRole, TileAxis, TileSpace
-from roller_svc.ir.index import conjunction, le, num, ref
+from roller_svc.ir.group import AxisRole, KBounds, TileAxis, TileSpace
+from roller_svc.ir.index import add, conjunction, le, num, ref
 from roller_svc.ir.program import Axis, AxisKind, TensorType
 
 ROWS = TileAxis("i_j", AxisRole.M, (Axis("i", 5, AxisKind.SPATIAL), Axis("j", 4, AxisKind.SPATIAL)))
@@ -129,6 +129,17 @@ def test_other_conditions_bound_nothing() -> None:
     assert k_bounds(None, K, (ROWS, COLUMNS)) is None
     fused = TileAxis("i_k", AxisRole.K, (*ROWS.members[:1], *K.members))
     assert k_bounds(le(ref("k"), ref("n")), fused, (COLUMNS,)) is None
+
+
+def test_limits_that_every_point_meets_bound_nothing() -> None:
+    """Of 40 rows, 24 columns and 56 points along k; one point less is a bound."""
+    for condition in ("k <= m + 55", "k < 56", "k >= m - 39", "k + n < 79"):
+        assert space(condition).k_bounds is None
+    for condition in ("k <= m + 54", "k < 55", "k >= m - 38", "k + n < 78"):
+        assert space(condition).k_bounds is not None
+    met = (le(ref("k"), num(11)), le(ref("n"), add(ref("k"), num(8))))
+    found = k_bounds(conjunction((*met, le(ref("k"), ref("n")))), K, (COLUMNS,))
+    assert found == KBounds((Affine((("n", 1),)),), ())
 
 
 def test_limits_say_whether_they_are_the_whole_condition() -> None:

@@ -9,13 +9,18 @@ from cases_matrix import AMPERE, contraction, unit
 
 from roller_svc import hardware
 from roller_svc.analysis.operand import operands
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank_units
-from roller_svc.errors import NoCandidateError
+from roller_svc.errors import InvariantError, NoCandidateError
 from roller_svc.families.common.gpu.matrix.tile import mma_tile
+from roller_svc.frontend.lang import parse
 from roller_svc.fusion.split.reduction import split_length
+from roller_svc.fusion.split.scan import split_scan
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, tile_value
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
 
 SMALL = contraction("C[m, n] +=! A[m, k] * B[k, n]", A="float16 64 256", B="float16 256 96")
@@ -112,6 +117,27 @@ def test_a_demand_that_cannot_be_met_says_why(tiles: dict[str, int], reason: str
     assert failure.hint is not None
     assert hint in failure.hint
     assert failure.code == "no-candidate"
+
+
+@pytest.mark.parametrize("target", ["nvidia-a100-sxm-80gb", "cpu-x86-avx512"])
+@pytest.mark.parametrize(
+    "body",
+    ["h[i, t] = a[i, t] * h[i, t - 1].when([t > 0], 1.0) + a[i, t]", "y[i, j] +=! a[i, o].when([o <= j], 0.0) where j in 1000"],
+)
+def test_rows_of_scans_are_split_into_equal_pieces_alone(body: str, target: str) -> None:
+    hw, row = hardware.load(target), {"a": TensorType(DType.FLOAT32, (2, 1000))}
+    (group,) = partition(parse(body, row), hw)
+    for parts, nearest in ((16, 10), (1000, 500)):
+        failure = refused(group, hw, None, split_k=parts)
+        assert f"rows of 1000 make no {parts} equal pieces of two points or more" in failure.message
+        assert failure.hint is not None
+        assert f"split_k = {nearest}, " in failure.hint
+    assert best(group, hw, None, split_k=8).split_k == 8
+    with pytest.raises(InvariantError, match="rows of 1000 of kernel0 cannot be split into 16 equal pieces"):
+        split_scan(group, 16)
+    (wide,) = partition(parse(body, {"a": TensorType(DType.FLOAT64, (2, 1000))}), hw)
+    if body.startswith("h"):  # no type is wider than float64
+        assert "rows of this scan cannot be split into pieces" in refused(wide, hw, None, split_k=8).message
 
 
 def test_epilogue_row_reduction_rejects_split_k_and_stream_k() -> None:

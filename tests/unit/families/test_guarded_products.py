@@ -15,7 +15,9 @@ from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import estimate_program, rank_partitions
 from roller_svc.compiler.rank import rank_units
+from roller_svc.compiler.serialize import interpretation
 from roller_svc.families.common.gpu.matrix.guarded_k_tiles import COUNT
+from roller_svc.families.matching import unbounded_view
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.constraints import NO_CONSTRAINTS, OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
@@ -118,6 +120,39 @@ def test_parts_of_a_split_k_have_their_own_bounds() -> None:
 
 
 @pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("unit", "tiles", "launches"),
+    [
+        ("wgmma", {"cluster_k": 2}, 1),
+        pytest.param("wgmma", {"blocks": 2}, 1, marks=pytest.mark.slow),
+        pytest.param("wgmma", {"split_k": 2, "blocks": 2}, 2, marks=pytest.mark.slow),
+        ("mma.sync", {"stream_k": 3}, 2),
+    ],
+)
+def test_kernels_of_all_k_tiles_share_them_evenly(unit: str, tiles: dict[str, int], launches: int) -> None:
+    target, dtype, op = TARGETS[unit]
+    compute, hw = guarded("k <= m", dtype, (72, 40, 136), ": float32"), hardware.load(target)
+    (group,) = next(iter(PartitionCache(compute).partitions(hw)))
+    wanted = ScheduleConstraints(op_class=op, tiles=tuple(tiles.items()))
+    (best, *_), _ = rank_units(unbounded_view(group), hw, 1, wanted)
+    source = emit_plan(Plan((best,)), compute, (group,), hw)
+    assert COUNT.removeprefix(".") not in source.text
+    assert len(source.launches) == launches
+    result = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(small_integers(compute))["y"]
+    np.testing.assert_array_equal(np.asarray(result, np.float64), right(compute))
+
+
+def test_a_demand_that_bounds_exclude_is_met_without_them() -> None:
+    compute, hw = guarded("k <= m", DType.FLOAT16), hardware.load("nvidia-a100-sxm-80gb")
+    (group,) = next(iter(PartitionCache(compute).partitions(hw)))
+    (best, *_), _ = rank_units(group, hw, 1, ScheduleConstraints(op_class=OpClass.MMA, tiles=(("stream_k", 2),)))
+    assert best.program.space == unbounded_view(group).space != group.space
+    (found,) = PartitionCache(compute).partition_of_plan(Plan((best,)), hw)
+    assert found.space == group.space
+    assert interpretation(found, best.program) == "contraction of all k-tiles"
+
+
+@pytest.mark.emulator
 def test_a_copied_operand_under_a_guard_is_loaded_by_tma_in_part() -> None:
     compute = guarded(GUARDS["causal"], DType.FLOAT16, (256, 256, 320), ": float32")
     source, result = run_emulated(compute, "nvidia-h200-sxm", OpClass.WGMMA, small_integers(compute), is_copied=True)
@@ -163,15 +198,18 @@ def test_estimates_of_guarded_products_follow_their_points(target: str) -> None:
     plain, band = seconds("k >= 0"), seconds("k <= m and m - k < 256")
     triangular = [seconds(guard) for guard in ("k <= m", "k >= m", "n <= k", "k <= n")]
     assert max(triangular) < 0.85 * plain
+    assert seconds(f"k < {size[0] - 100}") <= 1.001 * plain
     assert max(triangular) < 1.1 * min(triangular)
     assert band < 0.4 * plain
 
 
-def test_guarded_products_on_warpgroups_have_neither_persistent_blocks_nor_clusters_nor_stream_k() -> None:
+def test_bounded_products_on_warpgroups_have_neither_persistent_blocks_nor_clusters_nor_stream_k() -> None:
     (ranked, *_) = rank_partitions(
         PartitionCache(guarded("k <= m", DType.FLOAT16, (4096, 4096, 4096))), hardware.load("nvidia-h200-sxm"), 8
     )
-    pipelines = [candidate.program.pipeline for candidates in ranked.candidates for candidate in candidates]
+    programs = [candidate.program for candidates in ranked.candidates for candidate in candidates]
+    pipelines = [program.pipeline for program in programs if program.space.k_bounds is not None]
+    assert pipelines
     assert {(p.persistent_blocks, p.cluster, p.cluster_k, p.stream_k_blocks, p.pingpong) for p in pipelines} == {
         (0, (1, 1), 1, 0, False)
     }

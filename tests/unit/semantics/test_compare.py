@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -180,3 +181,27 @@ def test_infinities_of_copies_are_equal_without_a_warning() -> None:
     want = evaluate(program, arrays)
     assert agrees(program, {"C": arrays["A"]}, want).ok
     assert not agrees(program, {"C": -arrays["A"]}, want).ok
+
+
+def test_states_after_an_overflow_may_be_anything_until_a_reset() -> None:
+    """The first one beyond the range is not NaN, unless its terms cancel: parts of it may be infinities of both signs."""
+    step = "where(f[t] != 0, 0.0, g[t] * h[t - 1].when([t > 0], 0.0)) + x[t]"
+    row = {"f": (DType.BOOL, (6,)), "g": (DType.FLOAT32, (6,)), "x": (DType.FLOAT32, (6,))}
+    program = parse(f"h[t] = {step}", types(**row))
+    arrays = {"f": np.arange(6) == 4, "g": np.float32([1, 1e30, 2, 2, 2, 2]), "x": np.float32([1e30, 1, 1, 1, 3, 1])}
+    expected = np.float32([1e30, math.inf, math.inf, math.inf, 3, 7])
+
+    def is_allowed(position: int, state: float) -> bool:
+        got = np.where(np.arange(6) == position, np.float32(state), expected)
+        return agrees(program, {"h": got}, evaluate(program, arrays)).ok
+
+    anything = (math.inf, math.nan, -math.inf, 5.0)
+    assert [is_allowed(t, state) for t in (2, 3) for state in anything] == [True] * 8
+    assert (is_allowed(1, math.inf), is_allowed(1, math.nan)) == (True, False)
+    assert not any(is_allowed(t, state) for t in (0, 4, 5) for state in (math.nan, math.inf))
+    verdict = agrees(program, {"h": np.where(np.arange(6) == 1, np.float32(math.nan), expected)}, evaluate(program, arrays))
+    assert "h[1] is nan, expected inf, as 1.00000003e+60 is beyond the range of float32; " in verdict.detail
+
+    arrays |= {"g": np.float32([1, 1, 1e30, 2, 2, 2]), "x": np.float32([1e9, -6e8, 1, 1, 3, 1])}
+    expected[:3] = 1e9, 4e8, math.inf
+    assert is_allowed(2, math.nan)  # as 1e39 - 6e38
