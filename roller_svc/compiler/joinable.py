@@ -10,7 +10,8 @@ from dataclasses import replace
 from roller_svc.compiler.autotune import build_alone, spills
 from roller_svc.compiler.lower_and_emit import find_plan_refusal
 from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.plans import merge_ranked_plans, rank_partitions
+from roller_svc.compiler.plans import merge_ranked_plans
+from roller_svc.compiler.workspace import rank_within
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import BuildReport, CandidateResult
@@ -19,14 +20,17 @@ MAX_PLANS = 8  # that are lowered to see whether they can join
 
 
 def find_joinable(report: BuildReport) -> CandidateResult | None:
-    """Return the best candidate that can join others, built; None if the fastest can, or if a cut costs less."""
+    """Return the best candidate that can join others, built; None if the fastest can, or if a cut costs less.
+
+    Its workspace fits the limit of the request.
+    """
     program, hw, fastest = report.program, report.hardware, report.winner
     cut_s = cut_seconds(hw)
     if not cut_s or find_plan_refusal(fastest.plan, program, fastest.groups, hw) is None:
         return None
     constraints = replace(report.request.constraints, joinable=True)
     try:
-        partitions = rank_partitions(PartitionCache(program), hw, MAX_PLANS, constraints)
+        partitions = rank_within(PartitionCache(program), hw, MAX_PLANS, constraints, report.request.max_workspace_bytes)
     except NoCandidateError:
         return None
     for grouped in merge_ranked_plans(partitions, MAX_PLANS):

@@ -19,6 +19,7 @@ from roller_svc.families import stored_tensors
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.estimate import ProgramFloor
 from roller_svc.ir.expr import Expr, axes_of, loads_of
+from roller_svc.ir.group import source_names
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Measurement
 from roller_svc.ir.program import TensorExpr, TensorProgram
@@ -163,5 +164,6 @@ def _workspace_notes(program: TensorProgram, hw: HardwareSpec, ranked: RankedPar
     total = sum(sizes.values())
     if total > LARGE_WORKSPACE_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:MAX_NAMES]
-        listed = ", ".join(f"{name} {sizes[name] / 1e9:.2f}" for name in largest if sizes[name] * MIN_SHARE >= total)
+        names = source_names(ranked.groups)
+        listed = ", ".join(f"{names.get(id_, id_)} {sizes[id_] / 1e9:.2f}" for id_ in largest if sizes[id_] * MIN_SHARE >= total)
         yield f"a call takes {total / 1e9:.2f} GB of workspace: {listed}"

@@ -69,7 +69,7 @@ class PartitionCache:
             if _may_have_dual_gemm(groups)
         ]
         return (
-            *(groups for other in self.others for groups in other.partitions(hw)),
+            *(groups for other in self.others for groups in other.partitions(hw, constraints)),
             *fewer,
             *self._with_col2im(options, default),
             *self._with_grouped_rows(options, hw),

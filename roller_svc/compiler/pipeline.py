@@ -5,7 +5,6 @@ parse → partition → (construct → estimate) each group → plans → (lower
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,9 +23,9 @@ from roller_svc.compiler.donation import donate_targets
 from roller_svc.compiler.notes import busy_notes, find_notes, reject_notes
 from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.plans import RankedPartition, RankedPartitions, merge_ranked_plans, rank_partitions, select_for_measurement
+from roller_svc.compiler.plans import RankedPartition, RankedPartitions, merge_ranked_plans, select_for_measurement
 from roller_svc.compiler.program_floor import program_floor, reason_above_floor
-from roller_svc.compiler.workspace import limit_workspace
+from roller_svc.compiler.workspace import rank_within
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.estimate import ProgramFloor
@@ -120,10 +119,8 @@ def parse_request(request: BuildRequest) -> Forms:
 
 def rank_request(request: BuildRequest, forms: Forms, hw: HardwareSpec) -> RankedPartitions:
     """Rank the candidates of a request. Raises NoCandidateError if there is none."""
-    cache, limit = PartitionCache.of_forms(forms), request.max_workspace_bytes
-    if limit is None:
-        return rank_partitions(cache, hw, request.top_k + FALLBACK_PLANS, request.constraints)
-    return limit_workspace(rank_partitions(cache, hw, sys.maxsize, request.constraints), forms[0], hw, limit)
+    count, limit = request.top_k + FALLBACK_PLANS, request.max_workspace_bytes
+    return rank_within(PartitionCache.of_forms(forms), hw, count, request.constraints, limit)
 
 
 def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> BuildReport:

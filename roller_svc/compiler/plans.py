@@ -134,7 +134,11 @@ def _rank(
 
 
 def best_plans(candidates_by_group: tuple[tuple[Candidate, ...], ...], top_k: int) -> tuple[Plan, ...]:
-    """Return the `top_k` fastest combinations of one candidate per group, by best-first search."""
+    """Return the `top_k` fastest combinations of one candidate per group, by best-first search.
+
+    A group that runs once has its best candidate in all of them: no other one makes calls faster.
+    """
+    candidates_by_group = tuple(own[:1] if own[0].runs_once else own for own in candidates_by_group)
 
     def ranking_seconds(indices: tuple[int, ...]) -> float:
         return Plan(tuple(candidates[i] for candidates, i in zip(candidates_by_group, indices, strict=True))).ranking_seconds
@@ -213,6 +217,8 @@ def _other_kernels(best: RankedPartition) -> Iterator[FeaturedPlan]:
     """
     first = _best_plan(best).choices
     for g, candidates in enumerate(best.candidates):
+        if candidates[0].runs_once:
+            continue
         features = {_kernel_feature(0, g, candidates[0])}
         for candidate in candidates:
             feature = _kernel_feature(0, g, candidate)

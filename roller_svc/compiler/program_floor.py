@@ -15,7 +15,7 @@ from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, ProgramFloor, RooflineBound
 from roller_svc.ir.expr import Expr, axes_of, loads_of
-from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.group import GroupKind, KernelGroup, source_names
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.program import TensorExpr, TensorProgram, TensorType
 from roller_svc.ir.report import Plan
@@ -126,7 +126,8 @@ def _list_intermediates(groups: tuple[KernelGroup, ...]) -> str:
     read = {name for group in groups for name, _ in group.inputs}
     sizes = {name: type_.bytes for group in groups for name, type_ in group.stored if name in read}
     largest = sorted(sizes, key=lambda name: -sizes[name])[:MAX_NAMES]
-    return f": {len(groups)} kernels pass on {', '.join(largest)}" if largest else ""
+    names = source_names(groups)
+    return f": {len(groups)} kernels pass on {', '.join(names.get(id_, id_) for id_ in largest)}" if largest else ""
 
 
 def _stage_reason(chosen: Candidate, group: KernelGroup, construction: Construction, plan: Plan, traffic_bytes: int) -> str:

@@ -97,7 +97,7 @@ def rank_units(
         raise unmet_constraints_error(group, constraints.tiles, wanted)
     candidates = tie_breaks.candidates([*best, *_best_of_absent_views(heads, best, tie_breaks)])
     if group.runs_once:
-        candidates = (replace(candidates[0], runs_once=True),)  # no other one makes calls faster
+        candidates = tuple(replace(each, runs_once=True) for each in candidates)
     return candidates, _merge_constructions(found, units.unsupported_units, _fastest_roofline(roofs))
 
 

@@ -1,20 +1,32 @@
-"""Keep the candidates whose workspaces fit a limit."""
+"""Rank candidates whose workspaces fit a limit."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roller_svc.compiler.lower_and_emit import lower_launches
-from roller_svc.compiler.plans import RankedPartition, RankedPartitions
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import RankedPartition, RankedPartitions, best_plans, rank_partitions
 from roller_svc.errors import NoCandidateError
 from roller_svc.families import stored_tensors
+from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import ALIGNMENT_BYTES
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.rprogram import RProgram
+
+
+def rank_within(
+    cache: PartitionCache, hw: HardwareSpec, top_k: int, constraints: ScheduleConstraints, most_bytes: int | None
+) -> RankedPartitions:
+    """Rank the candidates of all fusion alternatives whose workspaces fit a limit; all of them without one."""
+    if most_bytes is None:
+        return rank_partitions(cache, hw, top_k, constraints)
+    return limit_workspace(rank_partitions(cache, hw, sys.maxsize, constraints), cache.program, hw, most_bytes)
 
 
 def limit_workspace(partitions: RankedPartitions, program: TensorProgram, hw: HardwareSpec, most_bytes: int) -> RankedPartitions:
@@ -31,7 +43,7 @@ def limit_workspace(partitions: RankedPartitions, program: TensorProgram, hw: Ha
             hint=f"give max_workspace_bytes={least_bytes} or more, or leave it out",
         )
     fitting = [each.within(most_bytes) for each in needs if each.least_bytes <= most_bytes]
-    return tuple(sorted(fitting, key=lambda ranked: sum(own[0].ranking_seconds for own in ranked.candidates)))
+    return tuple(sorted(fitting, key=lambda ranked: best_plans(ranked.candidates, 1)[0].ranking_seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +72,12 @@ class _Needs:
     def within(self, most_bytes: int) -> RankedPartition:
         """Return the partition with the candidates of which any combination fits.
 
-        The group that takes longest chooses first, and gets what the others leave.
+        The group that takes longest in a call chooses first, and gets what the others leave. Those that run once are last.
         """
         candidates = self.ranked.candidates
         slack = most_bytes - self.least_bytes
-        longest_first = sorted(range(len(candidates)), key=lambda g: -candidates[g][0].ranking_seconds)
+        best = [own[0] for own in candidates]
+        longest_first = sorted(range(len(best)), key=lambda g: (best[g].runs_once, -best[g].ranking_seconds))
         allowed = [min(own) for own in self.own_bytes]
         for g in longest_first:
             chosen = next(size for size in self.own_bytes[g] if size <= allowed[g] + slack)

@@ -57,7 +57,7 @@ def forms_of_call(operator: str, types: tuple[TensorType, ...], parameters: tupl
     checked = {name: called.parameter(name).check(value) for name, value in parameters}
     call = [Operand(name, type_) for name, type_ in inputs.items()], "y", checked, inputs
     first, other = parse(called.source(*call), inputs, ("y",)), called.other_source(*call)
-    return (first,) if other is None else (first, align_form(parse(other, inputs, ("y",)), first))
+    return (first,) if other is None else (first, align_form(parse(other, inputs, ("y",)), first, ("y",)))
 
 
 class GraphBuilder:

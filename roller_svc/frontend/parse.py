@@ -25,13 +25,14 @@ def parse(expression: str, inputs: Mapping[str, TensorType], outputs: Sequence[s
 def parse_forms(expression: str, inputs: Mapping[str, TensorType], outputs: Sequence[str] | None = None) -> Forms:
     """Parse and check a program, and the other form of it in which operators have other statements.
 
+    There is no other form where a result is an intermediate of an operator: it may have another value, or be missing.
     Raises an InputError that points into the given text.
     """
     expansion = expand(expression, inputs)
     first = _parse(expansion, inputs, outputs)
-    if not expansion.has_other:
+    if not expansion.has_other or any(output.name not in expansion.own_names for output in first.outputs):
         return (first,)
-    return first, align_form(_parse(expand(expression, inputs, others=True), inputs, outputs), first)
+    return first, align_form(_parse(expand(expression, inputs, others=True), inputs, outputs), first, expansion.own_names)
 
 
 def _parse(expansion: Expansion, inputs: Mapping[str, TensorType], outputs: Sequence[str] | None) -> TensorProgram:

@@ -35,7 +35,7 @@ from roller_svc.errors import (
 )
 from roller_svc.frontend.graph_builder import EINSUM, program_of_call
 from roller_svc.frontend.lang.input_types import short_repr, tensor_type, whole_number
-from roller_svc.frontend.parse import parse
+from roller_svc.frontend.parse import parse_forms
 from roller_svc.graph.safetensors import decode_tensors
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import FUSED, Constant, Graph, LoopNode, Node, OpNode, verify
@@ -271,8 +271,9 @@ def _expression(
     if not isinstance(expression, str):
         raise _malformed(f"node {name!r}: the expression must be text, got {short_repr(expression)}")
     inputs = dict(zip(fields["inputs"], types, strict=True))
-    program = parse(expression, inputs, tuple(fields["outputs"]))
-    return _op_node(name, FUSED, program, ends, ())
+    forms = parse_forms(expression, inputs, tuple(fields["outputs"]))
+    node = _op_node(name, FUSED, forms[0], ends, ())
+    return replace(node, forms=forms) if len(forms) > 1 else node
 
 
 def _op_node(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from roller_svc.errors import InvariantError
-from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.program import Forms, TensorProgram, TensorType
 
 Parameters = tuple[tuple[str, object], ...]
 
@@ -32,6 +32,7 @@ class OpNode:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     parameters: Parameters = ()  # of the operator; () of a fused node
+    forms: Forms = ()  # of an expression that has several: `program` was the first of them
 
     @property
     def input_types(self) -> tuple[TensorType, ...]:

@@ -395,3 +395,8 @@ class KernelGroup:
     def anchor(self) -> TensorExpr:
         """Return the statement with the most points."""
         return max(self.statements, key=lambda s: s.points)
+
+
+def source_names(groups: Iterable[KernelGroup]) -> dict[str, str]:
+    """Return the name in the source of each tensor that statements of groups write. Parts of a tensor keep their ids."""
+    return {s.output: s.name for group in groups for s in group.statements if "." not in s.output}

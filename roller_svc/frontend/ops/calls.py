@@ -226,6 +226,7 @@ class Expansion:
     text: str
     pieces: tuple[Piece, ...] = ()
     has_other: bool = False  # a call has other statements for the same result
+    own_names: frozenset[str] = frozenset()  # of tensors in the given text: those that expanded calls add have others
 
     @property
     def max_statements(self) -> int:
@@ -278,7 +279,8 @@ def expand(expression: str, inputs: Mapping[str, TensorType], *, others: bool = 
     for token, after in pairwise(tokens):
         if token.kind == "NAME" and after.kind in {"LSQB", "EQUAL"}:
             used_names.add(token.text)
-    expansion, done, types = Expansion(source, ""), 0, _TensorTypes(inputs, dict(inputs))
+    results = frozenset(call.output or output_name(inputs) for call in calls)
+    expansion, done, types = Expansion(source, "", own_names=results | used_names), 0, _TensorTypes(inputs, dict(inputs))
     for call in calls:
         expansion = expansion.with_copy(done, call.span.start)
         done = call.span.end

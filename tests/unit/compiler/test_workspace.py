@@ -67,6 +67,14 @@ def test_a_limit_excludes_the_fastest_plans() -> None:
     assert workspaces(CASES[-1], None)[0] > 128
 
 
+def test_a_product_of_constants_takes_the_candidate_that_fits() -> None:
+    """It runs once, so that its fastest candidate is of no use to calls, and may need more than the limit."""
+    text = "v[i, j] +=! w1[i, k] * w2[k, j]; y[m, j] +=! x[m, i] * v[i, j]"
+    inputs = tensor("float16", x=(64, 64), w1=(64, 16384), w2=(16384, 64))
+    options = {"target": "nvidia-a100-sxm-80gb", "constants": ["w1", "w2"], "outputs": ["y"]}
+    assert max(workspaces((text, inputs, options, 0), 16384)) <= 16384
+
+
 def test_the_limit_is_part_of_the_action_only_if_it_is_set() -> None:
     def digest(**options: Any) -> str:
         return action_digest(build_request(SUM, tensor("float32", x=(64,)), target="cpu-x86-avx2", **options))

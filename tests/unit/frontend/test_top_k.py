@@ -10,14 +10,17 @@ import pytest
 from cases_cpu import cpu_case
 
 import roller_svc
+from roller_svc.compiler.estimates.batch import Item, estimate_item
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache, partition
 from roller_svc.compiler.plans import best_plans, estimate_program, rank_partitions
-from roller_svc.errors import ShapeError
+from roller_svc.errors import InvariantError, ShapeError
+from roller_svc.frontend.forms import align_form
 from roller_svc.frontend.ops.calls import expand
 from roller_svc.frontend.parse import parse, parse_forms
 from roller_svc.fusion import attention
 from roller_svc.hardware import load
+from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorExpr, TensorType
 from roller_svc.runtime.cpu import CpuModule
@@ -113,7 +116,9 @@ def test_both_forms_compute_the_same_under_names_of_their_own(text: str, dtype: 
     first, other = parse_forms(text, {"x": TensorType(DType(dtype), x.shape)}, outputs)
     assert first == parse(text, {"x": TensorType(DType(dtype), x.shape)}, outputs)
     results = {output.tensor for output in first.outputs}
-    assert {s.output for s in first.statements} & {s.output for s in other.statements} == results
+    ids, other_ids = ({s.output for s in form.statements} for form in (first, other))
+    assert ids & other_ids == results | ({"y"} & ids)
+    assert len(other_ids) == len(other.statements)
     expected, found = evaluate(first, {"x": x}), evaluate(other, {"x": x})
     for name in outputs:
         np.testing.assert_array_equal(found[name].wide, expected[name].wide)
@@ -125,6 +130,41 @@ def test_both_forms_compute_the_same_under_names_of_their_own(text: str, dtype: 
 )
 def test_programs_with_one_form(text: str, extent: int) -> None:
     assert len(parse_forms(text, {"x": TensorType(DType.FLOAT32, (2, extent))})) == 1
+
+
+@pytest.mark.parametrize("outputs", [("I", "I_rank"), ("I", "I_nans")])
+def test_an_intermediate_of_an_operator_as_a_result_has_the_first_form_alone(outputs: tuple[str, ...]) -> None:
+    text, x = "I = top_k_indices(x, k=16)", kinds_of_rows("float32", 300)
+    (form,) = parse_forms(text, {"x": TensorType(DType.FLOAT32, x.shape)}, outputs)
+    assert tuple(output.name for output in form.outputs) == outputs
+    assert len(parse_forms("top_k_indices(x, k=16)", {"x": TensorType(DType.FLOAT32, x.shape)})) == 2
+
+
+def test_results_of_forms_have_one_type() -> None:
+    narrow, wide = (parse("y[i] = x[i]", {"x": TensorType(DType.FLOAT32, (extent,))}) for extent in (4, 5))
+    with pytest.raises(InvariantError, match="y has another type"):
+        align_form(wide, narrow, "y")
+
+
+def test_the_other_form_is_constrained_and_noted_as_the_first() -> None:
+    """A note finds the sum of squares by its id, and shows no id."""
+    types = {"x": TensorType(DType.FLOAT32, (64, 128)), **dict.fromkeys("pq", TensorType(DType.FLOAT16, (2048, 256)))}
+    squares = "D[i, j]: float32 +=! square(p[i, k] - q[j, k]); y[i, j] = exp(-D[i, j]); s[i] +=! D[i, j]"
+    text, hw = f"I = top_k_indices(x, k=16); {squares}", load("nvidia-h200-sxm")
+    forms, allowing = parse_forms(text, types, ("I", "y", "s")), ScheduleConstraints(allow_expanded_squares=True)
+    cache, alone = PartitionCache.of_forms(forms), PartitionCache(forms[1])
+    assert set(alone.partitions(hw, allowing)) <= set(cache.partitions(hw, allowing))
+    assert len(alone.partitions(hw, allowing)) > len(alone.partitions(hw))
+    (found,) = estimate_item(Item(text, types, ("I", "y", "s")), [hw.id], 1)
+    (note,) = found.notes
+    assert note.startswith("D: squares of differences are not expanded; allow_expanded_squares: ")
+
+
+def test_reasons_name_the_tensors_of_the_other_form_without_numbers() -> None:
+    forms = parse_forms("I = top_k_indices(x, k=100)", {"x": TensorType(DType.FLOAT32, (1, 16384))})
+    estimate = estimate_program(PartitionCache.of_forms(forms), load("nvidia-h200-sxm"))
+    assert "I_rank__1" in {s.output for group in estimate.ranked.groups for s in group.statements}
+    assert "kernels pass on I_rank, " in estimate.reasons[0]
 
 
 def test_the_model_chooses_the_form_of_a_device() -> None:

@@ -167,17 +167,19 @@ def test_a_slower_kernel_that_joins_is_taken_where_a_cut_costs_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "shape", "dtype", "is_sought"),
-    [(H200, (256, 256), "float16", True), (H200, (4096, 4096), "float16", False), (A100, (256, 256), "float16", False),
-     (H200, (256, 256), "float32", False)],
+    ("target", "shape", "dtype", "limit", "is_sought"),
+    [(H200, (256, 256), "float16", None, True), (H200, (4096, 4096), "float16", None, False),
+     (A100, (256, 256), "float16", None, False), (H200, (256, 256), "float32", None, False),
+     (H200, (256, 256), "float16", 0, True), (H200, (128, 4096), "float16", None, True),
+     (H200, (128, 4096), "float16", 0, False)],  # the products of parts of k would be stored
 )  # fmt: skip
 def test_a_kernel_that_joins_is_sought_where_the_fastest_cannot_and_a_cut_costs_more(
-    target: str, shape: tuple[int, int], dtype: str, is_sought: bool, monkeypatch: pytest.MonkeyPatch
+    target: str, shape: tuple[int, int], dtype: str, limit: int | None, is_sought: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "load", load_spec)
-    types = {name: tensor(*shape, dtype=dtype) for name in "AB"}
-    inputs = {name: TensorType(DType(type_["dtype"]), shape) for name, type_ in types.items()}
-    request = build_request("C[i, j]: float32 +=! A[i, k] * B[k, j]", inputs, target=target, select="model", top_k=1)
+    inputs = {"A": TensorType(DType(dtype), shape), "B": TensorType(DType(dtype), shape[::-1])}
+    options: dict[str, Any] = {"target": target, "select": "model", "top_k": 1, "max_workspace_bytes": limit}
+    request = build_request("C[i, j]: float32 +=! A[i, k] * B[k, j]", inputs, **options)
     forms, hw = parse_request(request), load_spec(target)
     program, ranked = forms[0], rank_request(request, forms, hw)
     (best,) = merge_ranked_plans(ranked, 1)

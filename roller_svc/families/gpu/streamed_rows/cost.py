@@ -6,7 +6,6 @@ import math
 
 from roller_svc.families.common.gpu.matrix.terms import MMA_LATENCY_CYCLES
 from roller_svc.families.common.gpu.row_cost import BARRIER_CYCLES, BLOCK_CYCLES, LOOP_OPS
-from roller_svc.families.gpu.streamed_rows.product import COPY_BYTES
 from roller_svc.families.gpu.streamed_rows.workload import FRAGMENT_COLUMNS, FRAGMENT_ROWS, RingTile, StreamedRows, ring_tile
 from roller_svc.perf.common import Costs, Launch, streaming_bandwidth
 from roller_svc.perf.footprint import ADDRESS_OPS
@@ -77,7 +76,7 @@ def step_instructions(tile: RingTile) -> float:
     """Return the instructions of a warp for a step: loads of both operands, weights made pairs, products, scales."""
     product = tile.product
     weights = ROWS_OF_LANE * product.chunk
-    loads = ROWS_OF_LANE + product.chunk * HALF_BYTES / COPY_BYTES
+    loads = ROWS_OF_LANE + product.x_loads
     order = PAIR_ORDER_SLOTS if product.slots else 1.0 / ROWS_OF_LANE  # words of two rows are moved together
     scaled = FRAGMENT_POINTS * (1.0 + 2.0 * len(product.scales)) if product.scales else 0.0
     return loads * (1.0 + ADDRESS_OPS / 2) + weights * (product.slots + order) + product.chunk / FRAGMENT_POINTS + scaled

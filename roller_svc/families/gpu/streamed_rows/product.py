@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.operand import aligned_vector_width
 from roller_svc.analysis.packed_sums import packed_sum, product_factors
 from roller_svc.fusion.space import nest_space
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, axes_of, loads_of
-from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis
 from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr, TensorType
 
 MAX_ROWS = 8  # columns of a fragment of mma.sync, which the rows of the product are
@@ -39,6 +40,7 @@ class StreamedProduct:
     weight: Expr
     streamed: Load  # the elements in memory that hold the weights
     chunk: int
+    x_loads: float  # instructions that load a lane's chunk of x
     per_element: int  # weights of an element in memory
     slots: float  # instructions that unpack one weight
     scales: tuple[Expr, ...]  # equal along a step
@@ -138,7 +140,7 @@ def _checked(
     streamed = max(loads, key=lambda load: types[load.tensor].bytes, default=None)
     if streamed is None or any(streamed.bounds_checked) or _is_gathered(streamed):
         return None
-    if x.dtype not in HALVES:
+    if x.dtype not in HALVES or _is_computed(x):
         return None
     n_axes = [axis for axis in outer if axis.name in axes_of(weight)]
     m_axes = tuple(axis for axis in outer if axis.name not in axes_of(weight))
@@ -147,11 +149,43 @@ def _checked(
     is_row = per_element is not None and k.name not in {name for i in streamed.index[:-1] for name in axes_of(i)}
     if len(n_axes) != 1 or not is_row or per_element is None or n_axes[0].name in axes_of(x) or k.name not in axes_of(x):
         return None
-    product = StreamedProduct(n_axes[0], m_axes, k, x.dtype, x, weight, streamed, chunk, per_element, slots, scales, row_scales)
+    x_loads = _count_loads(x, None, TileAxis(k.name, AxisRole.INNER, (k,)), chunk, types)
+    product = StreamedProduct(
+        n_axes[0], m_axes, k, x.dtype, x, weight, streamed, chunk, x_loads, per_element, slots, scales, row_scales
+    )
     row_bytes = types[streamed.tensor].shape[-1] * streamed.dtype.bytes
     is_aligned = row_bytes % COPY_BYTES == 0 and (k.extent // per_element * streamed.dtype.bytes) % COPY_BYTES == 0
     is_chunk = chunk % per_element == 0 and 4 <= product.chunk_bytes <= CHUNK_BYTES
     return product if is_aligned and is_chunk and product.rows <= MAX_ROWS else None
+
+
+def _is_computed(value: Expr) -> bool:
+    """Return whether arithmetic makes a value of x: its result is float32, which 16 bits would round."""
+    match value:
+        case Cast(arg=arg):
+            return _is_computed(arg)
+        case Select(then=then, otherwise=otherwise):
+            return _is_computed(then) or _is_computed(otherwise)
+        case _:
+            return isinstance(value, Op)
+
+
+def _count_loads(value: Expr, guard: Expr | None, k: TileAxis, chunk: int, types: dict[str, TensorType]) -> float:
+    """Return the instructions that load a chunk of x: fewer, the more elements are contiguous, aligned and under one guard."""
+    match value:
+        case Cast(arg=arg):
+            return _count_loads(arg, guard, k, chunk, types)
+        case Select(cond=cond, then=then, otherwise=otherwise):
+            guard = cond if guard is None else Op(OpKind.LAND, (cond, guard), DType.INT8)
+            return sum(_count_loads(arm, guard, k, chunk, types) for arm in (then, otherwise))
+        case Load(index=index, dtype=dtype):
+            if k.members[0].name not in axes_of(value):
+                return 0.0
+            width = aligned_vector_width(value, guard, k, types[value.tensor])
+            inner = sum(_count_loads(load, guard, k, chunk, types) for place in index for load in loads_of(place))
+            return chunk / min(width, chunk, COPY_BYTES // dtype.bytes) + inner
+        case _:
+            return 0.0
 
 
 def _is_gathered(load: Load) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from graphs import add_input, add_random, builder_of, check_equal, operators, program_of
 
 from roller_svc.frontend.graph_builder import GraphBuilder, forms_of_call
 from roller_svc.frontend.ops.operator import Operand
-from roller_svc.frontend.parse import parse
+from roller_svc.frontend.parse import parse, parse_forms
 from roller_svc.graph.branches import concatenated_dims
 from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.costs import CostTable
@@ -20,6 +22,7 @@ from roller_svc.graph.passes.duplicates import merge_duplicates
 from roller_svc.graph.passes.forms import choose_forms
 from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
+from roller_svc.graph.serialize import FORMAT, graph_from_json
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
@@ -195,6 +198,18 @@ def test_operators_take_the_form_that_the_model_prefers() -> None:
     for target, form in (("nvidia-h200-sxm", ranks), ("cpu-x86-avx512", selection)):
         chosen = verify(choose_forms(graph, CostTable(load(target))))
         assert [node.program for node in iter_nodes(chosen) if isinstance(node, OpNode)] == [form, form]
+
+
+def test_an_expression_takes_the_form_that_the_model_prefers() -> None:
+    x, text = {"dtype": "float32", "shape": [64, 128]}, "I = top_k_indices(x, k=16)"
+    node = {"name": "i", "expression": text, "inputs": {"x": "x"}, "outputs": {"I": "i"}}
+    document = {"format": FORMAT, "inputs": {"x": x}, "nodes": [node], "outputs": {"i": "i"}}
+    graph = graph_from_json(document, Weights())
+    first, other = parse_forms(text, {"x": graph.types["x"]}, ("I",))
+    (read,), (chosen,) = graph.nodes, verify(choose_forms(graph, CostTable(load("nvidia-h200-sxm")))).nodes
+    assert isinstance(read, OpNode)
+    assert chosen == replace(read, program=other, forms=())
+    assert read.program == first != other
 
 
 def test_a_program_of_another_origin_keeps_its_statements() -> None:

@@ -87,6 +87,10 @@ OTHERS = {
     "scales of 16": unpacked(f"{INT4}.cast(`float16`) * S[n, k // 16]", 1, 32, 256, Q="int32 32 32", S="float16 32 16"),
     "a rounded weight": unpacked(
         f"({INT4}.cast(`float16`) * S[n]).cast(`float16`)", 1, 32, 256, Q="int32 32 32", S="float16 32"),
+    "x that is computed": program("y[m, n] +=! exp(x[m, k]) * w[n, k]", ["y"], x="float16 1 256", w="float16 32 256"),
+    "x that is computed beneath a guard": program(
+        "y[m, n] +=! (x[m, k] * x[m, k]).when([k < 99], 0.0) * w[n, k]",
+        ["y"], x="float16 1 256", w="float16 32 256"),
     "a maximum": program("y[m, n] >=! x[m, k] * w[n, k]", ["y"], x="float16 1 256", w="float16 32 256"),
 }  # fmt: skip
 
@@ -236,6 +240,20 @@ def test_llama_s_largest_product_streams_near_the_peak(compute: TensorProgram, w
     peak = HOPPER.dram.peak_bandwidth_bytes_per_s
     assert peak is not None
     assert 28672 * 4096 * weight_bits / 8 / seconds > (PEAK_SHARE if weight_bits == 16 else 0.8) * peak
+
+
+@pytest.mark.parametrize(
+    ("x", "shape", "loads"),
+    [
+        *(("x[m, k]", "4 4096", 1), ("x[k, m]", "4096 4", 8), ("x[m, k - 1].when([k >= 1], 0.0)", "4 4095", 8)),
+        *(("x[ids[m], k]", "9 4096", 1), ("x[m, places[k]]", "4 4096", 10)),
+    ],
+)
+def test_loads_of_strided_elements_of_x_are_counted(x: str, shape: str, loads: float) -> None:
+    ids = {name: type_ for name, type_ in (("ids", "int32 4"), ("places", "int32 4096")) if name in x}
+    compute = program(f"y[m, n] +=! {x} * w[n, k] where m in 4", ["y"], x=f"bfloat16 {shape}", w="bfloat16 64 4096", **ids)
+    workload, _ = workload_of(compute, HOPPER)
+    assert workload.facts.product.x_loads == loads * workload.facts.product.chunk / 8
 
 
 def test_row_reduction_stays_where_the_model_prefers_it() -> None:
