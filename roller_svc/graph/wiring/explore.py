@@ -102,7 +102,7 @@ def explore(
                 seconds = {}
             choices = search.send(seconds)
     except StopIteration as end:
-        return Assignment(end.value.choices, trials)
+        return Assignment({name: end.value.choices[name] for name in variables}, trials)
 
 
 def _check_budget(tree: Tree, budget_trials: int, rounds: int) -> None:
