@@ -63,8 +63,9 @@ def prepared(document: dict[str, Any]) -> dict[str, Any]:
     """The document with what Schemathesis needs to get far: likely values, and links to operations."""
     changed: dict[str, Any] = json.loads(json.dumps(document))
     schemas = changed["components"]["schemas"]
-    # a batch reports such faults by item, with status 200
+    # batches and estimates report such faults by item, with status 200
     schemas["BatchItem"] = json.loads(json.dumps(schemas["CompileRequest"]).replace("TensorTypeModel", "AnyType"))
+    schemas["ProgramModel"] = json.loads(json.dumps(schemas["ProgramModel"]).replace("TensorTypeModel", "AnyType"))
     schemas["AnyType"] = json.loads(json.dumps(schemas["TensorTypeModel"]))
     schemas["BatchCompileRequest"]["properties"]["requests"]["items"] = {"$ref": "#/components/schemas/BatchItem"}
     schemas["TensorTypeModel"]["properties"]["dtype"] = {"enum": ["float32", "int8"]}

@@ -224,7 +224,8 @@ def test_a_float_factor_has_the_narrowest_type_of_its_values(factor: str, stored
         ("A[m, k].cast(`int32`)", "bool", DType.BOOL),
         ("A[m, k].cast(`uint8`).cast(`int32`)", "int8", DType.UINT8),  # wraps, and is then what it wrapped to
         ("(A[m, k] + 1).cast(`int32`)", "int8", DType.INT8),  # int8 arithmetic wraps
-        ("max(A[m, k].cast(`int32`), -9)", "int8", DType.INT32),
+        ("max(A[m, k].cast(`int32`), -9)", "int8", DType.INT8),  # fits
+        ("max(A[m, k].cast(`int32`), 300)", "int8", DType.INT32),
         ("A[m, k]", "int32", DType.INT32),
         ("A[m, k].cast(`int32`)", "int16", DType.INT16),
     ],
