@@ -32,6 +32,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
 )
 from roller_svc.families.common.gpu.warpgroups.tile import STEP_BYTES, SWIZZLE_ATOMS, TRANSPOSABLE_BYTES, plan_wgmma_loads
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
+from roller_svc.families.cpu.convolution.word_view import word_spaces
 from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
 from roller_svc.families.gpu.streamed_rows.product import find_streamed_product, streamed_view
 from roller_svc.families.gpu.streamed_rows.workload import streaming_unit
@@ -374,19 +375,25 @@ def copied_bytes(group: KernelGroup, copy: OperandCopy) -> int:
 def unit_views(
     group: KernelGroup, hw: HardwareSpec, units: Units, winograd: WinogradMode = WinogradMode.AUTO
 ) -> Iterator[tuple[ComputeUnit, KernelGroup]]:
-    """Yield each unit with the views that it computes: dot products are packed contractions only."""
+    """Yield each unit with the views that it computes: dot products are packed contractions, or convolutions of words."""
     for unit in units.units:
         if unit.kind is UnitKind.WGMMA:
             yield unit, group
             if (transposed := transposed_view(group)) is not None:
                 yield unit, transposed
         else:
-            for view in (group,) if unit.kind is UnitKind.DOT else group_views(group, hw, winograd):
+            for view in _dot_views(group, unit) if unit.kind is UnitKind.DOT else group_views(group, hw, winograd):
                 yield unit, view
         if hw.family is not TargetKind.CPU and unit.is_matrix and group.space.k_bounds is not None:
             yield unit, unbounded_view(group)
         if unit.kind is UnitKind.MMA and (streamed := _streamed_view(group, unit, hw)) is not None:
             yield unit, streamed
+
+
+def _dot_views(group: KernelGroup, unit: ComputeUnit) -> tuple[KernelGroup, ...]:
+    """Return the group, and its views as a convolution of words that the unit multiplies."""
+    spaces = word_spaces(group, unit, convolution_spaces(group, unit.shape[-1]))
+    return (group, *(replace(group, space=space) for space in spaces))
 
 
 def _streamed_view(group: KernelGroup, unit: ComputeUnit, hw: HardwareSpec) -> KernelGroup | None:

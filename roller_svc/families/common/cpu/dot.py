@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from roller_svc.analysis.constant_folding import holds
 from roller_svc.analysis.operand import can_represent_all, value_dtype
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, Select
@@ -77,7 +78,7 @@ def _is_exact(expr: Expr, dtype: DType, types: Mapping[str, TensorType]) -> bool
     """
     match expr:
         case Const(value=value):
-            return value == 0
+            return value == 0 or (not dtype.is_float and holds(int(value), dtype))
         case Load():
             return can_represent_all(dtype, expr.dtype) and types[expr.tensor].dtype is expr.dtype
         case Cast(arg=arg) if _is_lossless_cast(expr):
@@ -97,6 +98,8 @@ def cast_element(expr: Expr, dtype: DType) -> Expr:
     match expr:
         case Const(value=0):
             return identity(Combine.SUM, dtype)
+        case Const(value=value) if not dtype.is_float:
+            return Const(value, dtype)
         case Cast(arg=arg) if _is_lossless_cast(expr):
             return cast_element(arg, dtype)
         case Select(cond=cond, then=then, otherwise=otherwise):
