@@ -23,6 +23,8 @@ from roller_svc.ir.program import Forms, TensorProgram, TensorType
 
 Array = NDArray[Any]
 EINSUM = "einsum"
+# Matrices that it makes stay integers for products: `graph.passes.quantization` reads them before they are folded.
+DEQUANTIZE = "dequantize_linear"
 # Calls on constants with at most this many elements are evaluated while the graph is built: shapes, indices, masks.
 MAX_FOLDED_ELEMENTS = 1 << 14
 # Generated constants with more elements are refused: they are a model's mistake, or an attack.
@@ -195,8 +197,10 @@ class GraphBuilder:
         type_ = program.types[output.tensor]
         values = [self.value(operand) for operand in operands]
         known = [value for value in values if value is not None]
+        is_weight = operator == DEQUANTIZE and len(type_.shape) > 1
         if (
             len(known) == len(values)
+            and not is_weight
             and type_.elements <= MAX_FOLDED_ELEMENTS
             and all(value.size <= MAX_FOLDED_ELEMENTS for value in known)
         ):
