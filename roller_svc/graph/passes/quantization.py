@@ -8,6 +8,7 @@ once. The pass runs before constants are folded, since that makes weights float3
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,15 +20,19 @@ from roller_svc.graph.costs import CostTable
 from roller_svc.graph.weights import Array, Weights
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of, rewrite
 from roller_svc.ir.graph import FUSED, Constant, Graph, LoopNode, Node, OpNode
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram, TensorType
+from roller_svc.semantics.interpreter import reference
 
 QUANTIZE = "quantize_linear"
 _BYTES = (DType.INT8, DType.UINT8)
 _QUANTIZED = (*_BYTES, DType.INT16, DType.UINT16)
 # Scales of which no product of two and a sum is subnormal or infinite, and with which x * scale / scale rounds to x.
 MIN_SCALE, MAX_SCALE = 2.0**-40, 2.0**40
+# Steps of a result that a divided number may be: roundings of float32 then are less than a tenth of a step. Smaller
+# numbers times the least integer are no normal ones.
+GREATEST_STEPS, LEAST_STEPS = 2.0**18, 2.0**-60
 
 
 def sum_integers(graph: Graph, weights: Weights, costs: CostTable) -> Graph:
@@ -35,8 +40,12 @@ def sum_integers(graph: Graph, weights: Weights, costs: CostTable) -> Graph:
 
     Scales and zero points must be constants. A tensor that is quantized again as it was is not converted.
     """
-    rewriting = _Rewriting(weights, costs, dict(graph.constants))
-    nodes = tuple(each for node in graph.nodes for each in rewriting.rewrite(node))
+    uses = Counter(tensor for node in graph.nodes for tensor in node.inputs)
+    uses.update(tensor for _, tensor in graph.outputs)
+    rewriting = _Rewriting(weights, costs, dict(graph.constants), uses)
+    for node in graph.nodes:
+        rewriting.add(rewriting.rewrite(node))
+    nodes = tuple(node for node in rewriting.nodes if rewriting.replaced.isdisjoint(node.outputs))
     outputs = tuple((name, rewriting.same.get(tensor, tensor)) for name, tensor in graph.outputs)
     return replace(graph, constants=rewriting.constants, nodes=nodes, outputs=outputs)
 
@@ -91,13 +100,31 @@ class _Factor:
         return value if self.condition is None else Select(self.condition, value, Const(0, DType.INT32), DType.INT32)
 
 
+@dataclass(frozen=True, slots=True)
+class _ScaledSum:
+    """Names of the inputs of a node that multiplies a sum of integers, and then adds a number."""
+
+    scale: str
+    added: str | None  # None: nothing is added; "": more than an addition follows
+
+
 @dataclass(slots=True)
 class _Rewriting:
     weights: Weights
     costs: CostTable
     constants: dict[str, Constant]
+    uses: Mapping[str, int]  # readers of each tensor, outputs of the graph among them
+    nodes: list[Node] = field(default_factory=list)
+    replaced: set[str] = field(default_factory=set)  # results of nodes whose work others do
+    producers: dict[str, Node] = field(default_factory=dict)
+    sums: dict[str, _ScaledSum] = field(default_factory=dict)  # by the result
     quantized: dict[str, _Quantized] = field(default_factory=dict)  # by the float tensor
     same: dict[str, str] = field(default_factory=dict)  # tensor → the one that it equals
+
+    def add(self, nodes: Sequence[Node]) -> None:
+        """Add nodes to the graph."""
+        self.nodes += nodes
+        self.producers |= {tensor: node for node in nodes for tensor in node.outputs}
 
     def rewrite(self, node: Node) -> Sequence[Node]:
         """Return the nodes that a node becomes."""
@@ -111,10 +138,10 @@ class _Rewriting:
             return (node,)
         if node.operator == QUANTIZE:
             quantized, before = self._read(node), self.quantized.get(node.inputs[0])
-            if quantized is None or before is None or not quantized.is_like(before):
-                return (node,)
-            self.same[node.outputs[0]] = before.tensor
-            return ()
+            if quantized is not None and before is not None and quantized.is_like(before):
+                self.same[node.outputs[0]] = before.tensor
+                return ()
+            return (node,) if quantized is None or quantized.axis is not None else self._requantize(node, quantized)
         return self._move(node) or (self._sum(node) or node,)
 
     def _read(self, node: OpNode) -> _Quantized | None:
@@ -167,6 +194,85 @@ class _Rewriting:
         )
         self.quantized[node.outputs[0]] = replace(known[0], node=dequantized, tensor=integers, type=type_)
         return (replace(node, program=program, inputs=tuple(tensors), outputs=(integers,)), dequantized)
+
+    # scales after scales ----------------------------------------------------------------------------------------------
+    def _requantize(self, node: OpNode, quantized: _Quantized) -> Sequence[Node]:
+        """Return the node without its division, where the scales of what it quantizes are divided instead."""
+        replaced, new = set[str](), list[OpNode]()
+        divided = self._divide(node.inputs[0], float(quantized.scale), node, replaced, new)
+        if divided is None:
+            return (node,)
+        scale, _ = node.program.inputs[1]
+
+        def without_division(expr: Expr) -> Expr:
+            is_division = isinstance(expr, Op) and expr.kind is OpKind.DIV and expr.args[1:] == (Load(scale, (), DType.FLOAT32),)
+            return expr.args[0] if is_division and isinstance(expr, Op) else expr
+
+        (statement,) = node.program.statements
+        changed = replace(statement, body=rewrite(statement.body, without_division))
+        if any(load.tensor == scale for load in changed.reads):
+            return (node,)
+        self.replaced |= replaced
+        inputs = tuple(each for each in node.program.inputs if each[0] != scale)
+        program = replace(node.program, inputs=inputs, statements=(changed,))
+        return (*new, OpNode(node.name, FUSED, program, (divided, *node.inputs[2:]), node.outputs))
+
+    def _divide(self, tensor: str, by: float, at: OpNode, replaced: set[str], new: list[OpNode]) -> str | None:
+        """Return a tensor divided by a number, by `new` nodes in place of `replaced` ones; None if that takes a division."""
+        node, name = self.producers.get(tensor), f"{at.outputs[0]}.{len(self.constants)}.{len(new)}"
+        if tensor in self.constants:
+            return self._divide_constant(tensor, by, name)
+        if not isinstance(node, OpNode):
+            return None
+        if (quantized := self.quantized.get(tensor)) is not None:
+            scale = self._divide_constant(node.inputs[1], by, f"{name}.scale", GREATEST_STEPS / _extent(quantized.type.dtype))
+            if scale is None:
+                return None
+            new.append(replace(node, name=f"{at.name}/{DEQUANTIZE}.{len(new)}", inputs=(node.inputs[0], scale, *node.inputs[2:]),
+                               outputs=(name,)))  # fmt: skip
+            return name
+        if self.uses[tensor] != 1:
+            return None
+        inputs = dict(zip((each for each, _ in node.program.inputs), node.inputs, strict=True))
+        if (known := self.sums.get(tensor)) is not None:
+            if known.added == "":
+                return None
+            changed = {known.scale: self._divide_constant(inputs[known.scale], by, f"{name}.scale")}
+            if known.added is not None:
+                changed[known.added] = self._divide_constant(inputs[known.added], by, f"{name}.added")
+        elif node.operator in ("add", "relu") or (len(inputs) == 1 and _moved_inputs(node)):
+            changed = {each: self._divide(inputs[each], by, at, replaced, new) for each in inputs}
+        else:
+            return None
+        read = inputs | {each: divided for each, divided in changed.items() if divided is not None}
+        if None in changed.values():
+            return None
+        replaced.add(tensor)
+        name = f"{name}.{len(new)}"
+        new.append(replace(node, inputs=tuple(read.values()), outputs=(name,)))
+        return name
+
+    def _divide_constant(self, tensor: str, by: float, name: str, greatest: float = GREATEST_STEPS) -> str | None:
+        """Return a constant divided by a number; None if it is not one, or if its numbers are subnormal or too large."""
+        value = self._constant(tensor)
+        if value is None or value.dtype != np.float32:
+            return None
+        divided = value.astype(np.float64) / by
+        size = np.abs(divided)
+        if not np.all((size <= greatest) & ((size == 0) | (size >= LEAST_STEPS))):
+            return None
+        return self._add(name, divided.astype(np.float32), DType.FLOAT32)
+
+    def _constant(self, tensor: str) -> Array | None:
+        """Return the value of a constant, perhaps one that is dequantized."""
+        if tensor in self.constants:
+            return self.weights.array(self.constants[tensor])
+        node = self.producers.get(tensor)
+        if not isinstance(node, OpNode) or node.operator != DEQUANTIZE or any(each not in self.constants for each in node.inputs):
+            return None
+        arrays = zip((name for name, _ in node.program.inputs), node.inputs, strict=True)
+        (output,) = node.program.outputs
+        return reference(node.program, {name: self.weights.array(self.constants[each]) for name, each in arrays})[output.name]
 
     # products ---------------------------------------------------------------------------------------------------------
     def _sum(self, node: OpNode) -> OpNode | None:
@@ -278,7 +384,10 @@ class _Rewriting:
             node.program.outputs,
         )
         changed = OpNode(node.name, FUSED, program, tuple(tensor for *_, tensor in inputs), node.outputs)
-        return changed if self._is_faster(changed, node) else None
+        if not self._is_faster(changed, node):
+            return None
+        self.sums[node.outputs[0]] = _ScaledSum(scale.tensor, _added_input(statements[at + 1 :], statement, node))
+        return changed
 
     def _is_faster(self, changed: OpNode, node: OpNode) -> bool:
         """Return whether the model expects the sum of integers to be faster, also if it ranks no sum of floats."""
@@ -286,6 +395,18 @@ class _Rewriting:
         cost = self.costs.cost(changed, self.constants)
         before = self.costs.cost(node, self.constants | folded)
         return cost is not None and (before is None or cost.seconds < before.seconds)
+
+
+def _added_input(statements: Sequence[TensorExpr], total: TensorExpr, node: OpNode) -> str | None:
+    """Return the input that is added to a sum after it; "" if something else is done with it."""
+    if not statements:
+        return None
+    inputs = {name for name, _ in node.program.inputs}
+    match statements[0].body:
+        case Op(kind=OpKind.ADD, args=(Load(tensor=first), Load(tensor=second))) if len(statements) == 1:
+            return second if first == total.output and second in inputs else ""
+        case _:
+            return ""
 
 
 def _moved_inputs(node: OpNode) -> frozenset[str]:
@@ -323,6 +444,11 @@ def _unused(name: str, names: Collection[str]) -> str:
     while name in names:
         name += "_"
     return name
+
+
+def _extent(dtype: DType) -> int:
+    low, high = dtype.integer_range
+    return high - low
 
 
 def _widened(expr: Expr) -> Expr:
