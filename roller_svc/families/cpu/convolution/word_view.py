@@ -20,10 +20,10 @@ from roller_svc.ir.program import Axis
 def word_spaces(group: KernelGroup, unit: ComputeUnit, spaces: tuple[TileSpace, ...]) -> tuple[TileSpace, ...]:
     """Return the spaces of convolutions with words of channels in place of channels, where all words are complete.
 
-    A convolution of one word may have fewer channels. Signs of bytes are not flipped.
+    A convolution of one word may have fewer channels. Signs of bytes are not flipped. Patches and sums have one type.
     """
     operands = dot_operands(unit, group)
-    if operands is None or operands.flips_sign_of_a:
+    if operands is None or operands.flips_sign_of_a or unit.acc_dtype is not WORD:
         return ()
     words = (_word_space(space, operands.group) for space in spaces)
     return tuple(space for space in words if space is not None)

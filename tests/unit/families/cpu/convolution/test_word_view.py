@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from dot_units import DOT, SPEC, runs
+from dot_units import BF16_SPEC, DOT, SPEC, runs
 from sampling import every
 
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank_units
+from roller_svc.families.common.cpu.dot import dot_operands
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.families.cpu.convolution.word_view import word_spaces
 from roller_svc.frontend.parse import parse
@@ -95,6 +96,16 @@ def test_words_with_channels_last_are_loaded_in_vectors() -> None:
 )
 def test_incomplete_words_and_equal_signs_stay(text: str, shapes: dict[str, tuple[int, ...]], types: dict[str, str]) -> None:
     assert spaces_of(program_of(text, shapes, types)) == ()
+
+
+def test_words_of_other_types_than_sums_stay() -> None:
+    """Two bfloat16 share a word, but their sums are float32: the family has buffers of one type."""
+    text = CASES["planes"][0].replace("int32", "float32")
+    program = program_of(text, CASES["planes"][1], {"x": "bfloat16", "w": "bfloat16"})
+    (group,) = partition(program, BF16_SPEC)
+    unit = next(unit for unit in BF16_SPEC.units if unit.in_dtype is DType.BFLOAT16)
+    assert dot_operands(unit, group) is not None
+    assert word_spaces(group, unit, convolution_spaces(group, unit.shape[-1])) == ()
 
 
 def test_bound_counts_all_products_of_a_word() -> None:
