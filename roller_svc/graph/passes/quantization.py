@@ -237,20 +237,40 @@ class _Rewriting:
         if (known := self.sums.get(tensor)) is not None:
             if known.added == "":
                 return None
-            changed = {known.scale: self._divide_constant(inputs[known.scale], by, f"{name}.scale")}
+            changed: dict[str, str | None] = {known.scale: self._divide_constant(inputs[known.scale], by, f"{name}.scale")}
             if known.added is not None:
                 changed[known.added] = self._divide_constant(inputs[known.added], by, f"{name}.added")
+        elif node.operator == "mul":
+            changed = self._divide_factor(inputs, by, at, replaced, new)
+        elif (
+            node.operator == "add"
+            and sum(each not in self.quantized and each not in self.constants for each in inputs.values()) > 1
+        ):
+            return None  # two large numbers may cancel each other, and leave more than a step of their roundings
         elif node.operator in ("add", "relu") or (len(inputs) == 1 and _moved_inputs(node)):
             changed = {each: self._divide(inputs[each], by, at, replaced, new) for each in inputs}
         else:
             return None
         read = inputs | {each: divided for each, divided in changed.items() if divided is not None}
-        if None in changed.values():
+        if not changed or None in changed.values():
             return None
         replaced.add(tensor)
         name = f"{name}.{len(new)}"
         new.append(replace(node, inputs=tuple(read.values()), outputs=(name,)))
         return name
+
+    def _divide_factor(
+        self, inputs: Mapping[str, str], by: float, at: OpNode, replaced: set[str], new: list[OpNode]
+    ) -> dict[str, str | None]:
+        """Return the first factor of a product that can be divided, by the name of its input; nothing if none can be."""
+        for name, tensor in inputs.items():
+            own_replaced, own_new = set(replaced), list(new)
+            divided = self._divide(tensor, by, at, own_replaced, own_new)
+            if divided is not None:
+                replaced |= own_replaced
+                new[:] = own_new
+                return {name: divided}
+        return {}
 
     def _divide_constant(self, tensor: str, by: float, name: str, greatest: float = GREATEST_STEPS) -> str | None:
         """Return a constant divided by a number; None if it is not one, or if its numbers are subnormal or too large."""

@@ -215,6 +215,19 @@ def test_scales_are_divided_in_place_of_results() -> None:
     check_close(graph, after, weights)
 
 
+def test_one_factor_of_a_product_is_divided() -> None:
+    """The other one may be a function, of which nothing can be divided."""
+    builder, weights = builder_of()
+    a, b = (dequantize(builder, add_input(builder, name, 40, 30, dtype=U8), 0.03, 99) for name in "ab")
+    gate, first, second = builder.call("sigmoid", [a]), builder.call("exp", [a]), builder.call("exp", [b])
+    both = builder.call("add", [builder.call("mul", [first, b]), builder.call("mul", [second, a])])  # may cancel each other
+    results = [builder.call("mul", [gate, b]), builder.call("mul", [first, second]), both]
+    graph = builder.finish([(f"y{i}", quantize(builder, each, 0.03, 40)) for i, each in enumerate(results)])
+    after = rewritten(graph, weights)
+    assert (divisions(graph), divisions(after)) == (3, 2)
+    check_close(graph, after, weights)
+
+
 @pytest.mark.parametrize("why", ["another reader", "large bias", "large scale", "result"])
 def test_results_that_are_divided(why: str) -> None:
     """What others read keeps its numbers; large ones would round by more than a step."""
