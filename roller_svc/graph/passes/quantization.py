@@ -220,7 +220,7 @@ class _Rewriting:
     def _divide(self, tensor: str, by: float, at: OpNode, replaced: set[str], new: list[OpNode]) -> str | None:
         """Return a tensor divided by a number, by `new` nodes in place of `replaced` ones; None if that takes a division."""
         node, name = self.producers.get(tensor), f"{at.outputs[0]}.{len(self.constants)}.{len(new)}"
-        if tensor in self.constants:
+        if tensor not in self.quantized and self._constant(tensor) is not None:
             return self._divide_constant(tensor, by, name)
         if not isinstance(node, OpNode):
             return None
@@ -242,10 +242,7 @@ class _Rewriting:
                 changed[known.added] = self._divide_constant(inputs[known.added], by, f"{name}.added")
         elif node.operator == "mul":
             changed = self._divide_factor(inputs, by, at, replaced, new)
-        elif (
-            node.operator == "add"
-            and sum(each not in self.quantized and each not in self.constants for each in inputs.values()) > 1
-        ):
+        elif node.operator == "add" and not any(map(self._is_bounded, inputs.values())):
             return None  # two large numbers may cancel each other, and leave more than a step of their roundings
         elif node.operator in ("add", "relu") or (len(inputs) == 1 and _moved_inputs(node)):
             changed = {each: self._divide(inputs[each], by, at, replaced, new) for each in inputs}
@@ -282,6 +279,10 @@ class _Rewriting:
         if not np.all((size <= greatest) & ((size == 0) | (size >= LEAST_STEPS))):
             return None
         return self._add(name, divided.astype(np.float32), DType.FLOAT32)
+
+    def _is_bounded(self, tensor: str) -> bool:
+        """Return whether the numbers of a tensor are bounded where they can be divided."""
+        return tensor in self.quantized or self._constant(tensor) is not None
 
     def _constant(self, tensor: str) -> Array | None:
         """Return the value of a constant, perhaps one that is dequantized."""
