@@ -31,7 +31,7 @@ _QUANTIZED = (*_BYTES, DType.INT16, DType.UINT16)
 # Scales of which no product of two and a sum is subnormal or infinite, and with which x * scale / scale rounds to x.
 MIN_SCALE, MAX_SCALE = 2.0**-40, 2.0**40
 # Steps of a result that a divided number may be: roundings of float32 then are less than a tenth of a step. Smaller
-# numbers times the least integer are no normal ones.
+# numbers times an integer may be subnormal.
 GREATEST_STEPS, LEAST_STEPS = 2.0**18, 2.0**-60
 
 
