@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -19,7 +19,6 @@ from roller_svc.api import Kernel, Stage, TensorInfo
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
-from roller_svc.compiler.backends import reject_load
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import (
@@ -53,19 +52,20 @@ from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.kernels import Tuning
 from roller_svc.hardware.catalog import restrict_cores
-from roller_svc.ir.graph import Constant, Graph
+from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.kernel import Language
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
 from roller_svc.ir.options import NamedArguments, NamedOptions, RuntimeChoice
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
-from roller_svc.runtime.binding import Array, check_names
-from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
-from roller_svc.runtime.graphs.cuda import CudaModel
-from roller_svc.runtime.graphs.emulated import EmulatedModel
-from roller_svc.runtime.graphs.gpu import GpuModel, Runner
+from roller_svc.modes.events import Event
+from roller_svc.modes.loading import gpu_model, load_built
+from roller_svc.modes.stepping import PrepareSteps, Steps, prepare_steps
+from roller_svc.runtime.binding import ELEMENT_ALIGNMENT, Array, Binding, NumpyArrays, check_names
+from roller_svc.runtime.graphs.buffers import bind_call, call_buffers
+from roller_svc.runtime.graphs.cpu import CpuModel
+from roller_svc.runtime.graphs.gpu import GpuModel
 from roller_svc.runtime.graphs.padding import Padding, check_dtypes, write_results
 from roller_svc.runtime.saved import models as saved
 from roller_svc.runtime.saved.launchers import check_model_launchers
@@ -73,7 +73,6 @@ from roller_svc.runtime.saved.models import ModelBundle, VariantBundle, variant_
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.settings import settings
-from roller_svc.toolchain import compile_cxx
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +153,7 @@ class _Variant:
         load: Callable[[], CpuModel | GpuModel],
         binary: bytes,
         runtime: RuntimeChoice,
+        prepare_steps: PrepareSteps | None = None,
     ) -> None:
         self.dims = dims
         self.name = name
@@ -163,6 +163,8 @@ class _Variant:
         self.is_on_device = not binary and runtime is not RuntimeChoice.EMULATOR
         self._load: Callable[[], CpuModel | GpuModel] | None = load
         self._loaded: CpuModel | GpuModel | None = None
+        self._prepare_steps = prepare_steps  # None: of a saved model, which has no source
+        self._steps: dict[bool, Steps] = {}  # by whether nodes are fused
         self._lock = Lock()
 
     @property
@@ -172,6 +174,19 @@ class _Variant:
                 self._loaded = require(self._load, "way to load the model")()
                 self._load = None  # it holds arrays of weights
             return self._loaded
+
+    def steps(self, *, fused: bool) -> Steps:
+        """Return the nodes as calls, which are compiled at the first use. Raises ArgumentError for a saved model."""
+        with self._lock:
+            if fused not in self._steps:
+                if self._prepare_steps is None:
+                    raise ArgumentError(
+                        "a saved model has no nodes to step through",
+                        code="not-steppable",
+                        hint="compile its source by roller_svc.compile_model, and step through that",
+                    )
+                self._steps[fused] = self._prepare_steps(fused=fused)
+            return self._steps[fused]
 
     @property
     def weights_bytes(self) -> int:
@@ -293,6 +308,48 @@ class Model:
             ProfiledStep(step.node, digests[step.kernel] if isinstance(step, KernelStep) else "copy", start, end, veu)
             for step, start, end, veu in sorted(variant.loaded.profile(inputs, written), key=lambda moment: moment.start_s)
         )
+
+    def step(
+        self, arrays: Mapping[str, object], states: Mapping[str, object] | None = None, *, fused: bool = False
+    ) -> Generator[Event, None, dict[str, Any]]:
+        """Return a generator that runs one node after the other and yields an event after each.
+
+        The nodes are compiled at the first use, from the model's source. The generator's value is the outputs by name.
+        States are updated after the last node. With buckets, arrays have the shapes of the bucket.
+
+        Args:
+            arrays: the inputs by name.
+            states: the arrays that the call updates, by name.
+            fused: whether nodes are those that the model runs; `event.members()` has their operators. By default each
+                operator is a node.
+        """
+        _check_mapping("arrays", arrays)
+        given = share_arrays("input", arrays)
+        written = share_arrays("state", self._with_states(None, states), written=True)
+        if self.takes_device_arrays:
+            raise ArgumentError(
+                f"{self.target} is a GPU, whose models are stepped through in the emulator",
+                code="unsupported-target",
+                hint='runtime="emulator"',
+            )
+        variant, padded = self._padded(given, written)
+        if padded is not None:
+            given = self._pad(given, variant, padded[0])
+        types = (*variant.plan.inputs, *variant.plan.states)
+        buffers = [buffer for buffer in call_buffers(variant.plan) if buffer.name in dict(types)]
+        binding = bind_call(buffers, given, written, NumpyArrays(ELEMENT_ALIGNMENT))
+        memory = {buffer.name: binding.memory[buffer.symbol] for buffer in buffers}
+        return self._step(variant.steps(fused=fused), memory, binding, padded)
+
+    def _step(
+        self, steps: Steps, memory: dict[str, Array], binding: Binding[Array], padded: tuple[Padding, dict[str, int]] | None
+    ) -> Generator[Event, None, dict[str, Any]]:
+        names = set(self._state_names)
+        results = yield from steps.run({name: array.copy() if name in names else array for name, array in memory.items()})
+        for name in names:
+            memory[name][...] = results.pop(name)
+        binding.copy_back()
+        return results if padded is None else {n: padded[0].slice(n, array, padded[1]) for n, array in results.items()}
 
     @property
     def kernels(self) -> tuple[ModelKernel, ...]:
@@ -463,8 +520,11 @@ def compile_model(
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
 
-    def load(extents: Mapping[str, int]) -> Graph:
+    def load_with(weights: Weights, extents: Mapping[str, int]) -> Graph:
         return pair_states(load_graph(source, weights, types, extents, constants), states)
+
+    def load(extents: Mapping[str, int]) -> Graph:
+        return load_with(weights, extents)
 
     graphs = [load(extents) for extents in buckets]
     padding, not_padded = _padding(buckets, graphs, dims or {}, load, weights)
@@ -475,7 +535,26 @@ def compile_model(
     built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
-    return _model(built, weights, chosen, import_s, {"padding": padding, "not_padded": not_padded}, runs_in)
+    steps = [_step_source(load_with, extents, each.node_kernels, chosen, cache, runs_in) for extents, each in built]
+    return _model(built, weights, chosen, import_s, {"padding": padding, "not_padded": not_padded}, runs_in, steps)
+
+
+def _step_source(
+    load: Callable[[Weights, Mapping[str, int]], Graph],
+    extents: Mapping[str, int],
+    kernels: Mapping[tuple[str, str], KernelBundle],
+    options: ModelOptions,
+    cache: KernelCache,
+    runtime: RuntimeChoice,
+) -> PrepareSteps:
+    """Return what reads a model's source again, and compiles its nodes. It keeps no weights before."""
+
+    def prepare(*, fused: bool) -> Steps:
+        weights = Weights()
+        chosen = replace(options, fuse=fused and options.fuse)
+        return prepare_steps(load(weights, extents), weights, chosen, cache, runtime, kernels)
+
+    return prepare
 
 
 @shows_options(NamedOptions)
@@ -731,6 +810,7 @@ def _model(
     import_s: float,
     padding: Mapping[str, Any],
     runtime: RuntimeChoice,
+    steps: Sequence[PrepareSteps],
 ) -> Model:
     bundles: dict[str, KernelBundle] = {}
     for _, each in built:
@@ -745,7 +825,7 @@ def _model(
     digits = hashlib.sha256(content.encode()).hexdigest()
     name = options.name or default_name(digits)
     variants = tuple(
-        _built_variant(dims, variant_name(name, number), each, weights, positions, runtime)
+        _built_variant(dims, variant_name(name, number), each, weights, positions, runtime, steps[number])
         for number, (dims, each) in enumerate(built)
     )
     report = {**_report(built, options, import_s), **padding}
@@ -759,18 +839,15 @@ def _built_variant(
     weights: Weights,
     positions: Mapping[str, int],
     runtime: RuntimeChoice,
+    steps: PrepareSteps,
 ) -> _Variant:
     plan, binary = built.plan, built.link(name)
 
     def load() -> CpuModel | GpuModel:
-        arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-        block = weights_block(arrays, plan.weights_bytes)
-        if binary:
-            return CpuModel(plan, name, binary, block)
-        return _gpu_model(plan, built.kernels, block, runtime)
+        return load_built(built, name, binary, weights, runtime)
 
     kernels = tuple(positions[bundle.digest] for bundle in built.kernels)
-    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime)
+    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime, steps)
 
 
 def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeChoice) -> _Variant:
@@ -778,24 +855,9 @@ def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeCh
         if bundle.binary:
             return CpuModel(bundle.plan, bundle.name, bundle.binary, bundle.weights, bundle.packed)
         kernels = tuple(model.kernels[position] for position in bundle.kernels)
-        return _gpu_model(bundle.plan, kernels, bundle.weights, runtime)
+        return gpu_model(bundle.plan, kernels, bundle.weights, runtime)
 
     return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary, runtime)
-
-
-def _gpu_model(plan: ModelPlan, bundles: Sequence[KernelBundle], weights: Array, runtime: RuntimeChoice) -> GpuModel:
-    """Return a GPU's model, which is loaded at its first call. `bundles` are its kernels in the order of the plan."""
-    compiled = tuple(bundle.compiled for bundle in bundles)
-
-    def load() -> Runner:
-        if runtime is RuntimeChoice.EMULATOR:
-            return EmulatedModel(plan, compiled, weights, compile_cxx)
-        for each in compiled:
-            if each.source.language is Language.HIP:
-                return reject_load(each)
-        return CudaModel(plan, compiled, weights, as_graph=plan.lowering == CUDA_GRAPH.kind)
-
-    return GpuModel(plan, weights, load)
 
 
 def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, import_s: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import remote
+from roller_svc.cli import remote, stepping
 from roller_svc.client.schemas import GraphOptions
 from roller_svc.errors import ArgumentError, WrongAnswerError, require
 from roller_svc.frontend.lang.input_types import tensor_types
@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_arrays(run)
     run.add_argument("--emulate", action="store_true", help="run a GPU's model in the emulator on the CPU, and do not time it")
     run.add_argument("--check", action="store_true", help="compare the results with the reference interpreter's")
+    stepping.add_arguments(run)
     _add_model(kinds.add_parser("plan", help="show kernels, steps and memory of a model", allow_abbrev=False))
     _add_model(
         kinds.add_parser("estimate", help="estimate a call by the performance model, without a compiler", allow_abbrev=False)
@@ -160,6 +161,8 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.kind == "compile" and options.launcher and not options.save:
         raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
     is_checked = options.kind == "run" and options.check
+    if options.kind == "run":
+        stepping.check_options(options, is_saved=_is_saved(options))
     if options.kind == "tune" and (_is_saved(options) or common.server_url(options)):
         where = "a saved model" if _is_saved(options) else "a service"
         raise ArgumentError(
@@ -460,6 +463,9 @@ def _lowering(result: Mapping[str, Any]) -> str:
 
 def _run(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     arrays = _arrays(model, options)
+    if options.step:
+        sample = _sample(model, arrays)
+        return stepping.run_steps(model, sample.inputs, sample.states, options, TOLERANCE)
     on_device = device_present() and model.takes_device_arrays
     sample = _sample(model, arrays, on_device=on_device)
     results = {**model.run(sample.inputs, states=sample.states), **sample.states}

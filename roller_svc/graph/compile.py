@@ -81,6 +81,12 @@ class BuiltModel:
     lowerings: Mapping[str, Any] = field(default_factory=dict)  # of a GPU: what each kind of plans costs, or why not
     tuning: Tuning | None = None
 
+    @property
+    def node_kernels(self) -> dict[tuple[str, str], KernelBundle]:
+        """The kernels by a node's key and the text of its program, without those that update states in place."""
+        named = zip(self.classes, self.kernels, strict=False)
+        return {(each.nodes[0], each.expression): bundle for each, bundle in named if not each.donated}
+
     def link(self, name: str) -> bytes:
         """Return the shared object of a model of that name. Raises CompileError, ToolchainMissingError."""
         return self.make_binary(self.plan, name)
@@ -108,11 +114,7 @@ def build_model(
     check_device(hw)
     check_plan_kind(options.plan, hw)
     clock = StageTimer()
-    costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
-    known = len(costs.stored)
-    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse)
-    if len(costs.stored) > known:
-        cache.save_costs(hw, options.winograd, costs.stored)
+    graph, passes = transform_graph(graph, weights, options, cache)
     clock.record("passes")
     classes = find_classes(graph)
     built, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
@@ -187,6 +189,34 @@ def build_model(
         *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
     )
     return BuiltModel(chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning)
+
+
+def transform_graph(
+    graph: Graph, weights: Weights, options: ModelOptions, cache: KernelCache
+) -> tuple[Graph, tuple[PassReport, ...]]:
+    """Return the graph after the passes, and what each did. The cache keeps the estimates that fusion compares."""
+    hw = options.hardware
+    costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
+    known = len(costs.stored)
+    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse)
+    if len(costs.stored) > known:
+        cache.save_costs(hw, options.winograd, costs.stored)
+    return graph, passes
+
+
+def build_nodes(
+    graph: Graph, options: ModelOptions, cache: KernelCache, known: Mapping[tuple[str, str], KernelBundle]
+) -> dict[str, KernelBundle]:
+    """Return the kernels of a transformed graph's nodes, by `kernel_key`. Views and loops have none.
+
+    `known` has kernels by a node's key and the text of its program, which are not built. Raises as `build_model` does.
+    """
+    classes = find_classes(graph)
+    given = {i: known[key] for i, each in enumerate(classes) if (key := (each.nodes[0], each.expression)) in known}
+    missing = [i for i in range(len(classes)) if i not in given]
+    built, _ = _build_kernels([classes[i] for i in missing], [_request(classes[i], options) for i in missing], cache, no_progress)
+    bundles = given | {i: each.fastest for i, each in zip(missing, built, strict=True)}
+    return {node: bundles[i] for i, each in enumerate(classes) for node in each.nodes}
 
 
 def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
