@@ -31,18 +31,19 @@ if TYPE_CHECKING:
         targets,
     )
     from roller_svc.frontend import ops
+    from roller_svc.graph.python_ops import python_op
     from roller_svc.ir.hardware import HardwareSpec
     from roller_svc.model import Model, compile_model, load_model
     from roller_svc.modes.eager import eager
 
 __all__ = [
     "Estimate", "HardwareSpec", "Kernel", "Model", "RollerWarning", "__version__", "compile", "compile_model", "eager", "errors",
-    "estimate", "get_num_threads", "load", "load_model", "ops", "reference", "set_num_threads", "targets",
+    "estimate", "get_num_threads", "load", "load_model", "ops", "python_op", "reference", "set_num_threads", "targets",
 ]  # fmt: skip
 
 _SUBMODULES = frozenset({"onnx_backend", "torch", "torch_backend", "tuning"})
 _FROM_MODEL = frozenset({"Model", "compile_model", "load_model"})
-_FROM_API = frozenset(__all__) - {"RollerWarning", "__version__", "eager", "errors", "ops"} - _FROM_MODEL
+_FROM_API = frozenset(__all__) - {"RollerWarning", "__version__", "eager", "errors", "ops", "python_op"} - _FROM_MODEL
 
 
 def __getattr__(name: str) -> object:
@@ -50,6 +51,8 @@ def __getattr__(name: str) -> object:
         return import_module(f"roller_svc.{name}")
     if name == "ops":
         return import_module("roller_svc.frontend.ops")
+    if name == "python_op":
+        return import_module("roller_svc.graph.python_ops").python_op
     if name == "eager":
         return import_module("roller_svc.modes.eager").eager
     if name in _FROM_MODEL:

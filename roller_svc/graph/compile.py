@@ -24,7 +24,7 @@ from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
-from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
+from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.lang.input_types import short_repr
 from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, load_for_trial
 from roller_svc.graph.classes import NodeClass, find_classes
@@ -37,7 +37,7 @@ from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.kernels import Tuning, tune_kernels
-from roller_svc.ir.graph import Graph
+from roller_svc.ir.graph import Graph, HostNode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
@@ -196,6 +196,8 @@ def transform_graph(
 ) -> tuple[Graph, tuple[PassReport, ...]]:
     """Return the graph after the passes, and what each did. The cache keeps the estimates that fusion compares."""
     hw = options.hardware
+    if hosts := [node.name for node in graph.nodes if isinstance(node, HostNode)]:
+        raise InvariantError(f"node {hosts[0]} is a function of Python: a graph is cut before its passes")
     costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
     known = len(costs.stored)
     graph, passes = run_passes(graph, weights, costs, fuse=options.fuse)

@@ -1,4 +1,4 @@
-"""What a caller sees of a node that has run."""
+"""Nodes that have run, as a caller sees them."""
 
 from __future__ import annotations
 

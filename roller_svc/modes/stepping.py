@@ -50,7 +50,7 @@ class Steps:
         """Yield an event after each node, and return the outputs by name, which are arrays of their own."""
         values: dict[str, Array] = {**self.constants, **arrays}
         last_reads = {tensor: node.name for node in self.graph.nodes for tensor in node.inputs}
-        kept = {tensor for _, tensor in self.graph.outputs}
+        returned = {tensor for _, tensor in self.graph.outputs}
         for node, call in self.calls:
             inputs = {tensor: values[tensor] for tensor in node.inputs}
             start = perf_counter()
@@ -63,7 +63,7 @@ class Steps:
             yield event
             values |= event.outputs
             for tensor in inputs:
-                if last_reads[tensor] == node.name and tensor not in kept:
+                if last_reads[tensor] == node.name and tensor not in returned:
                     del values[tensor]
         given = [*arrays.values(), *self.constants.values()]
         results_by_name: dict[str, Array] = {}
@@ -82,10 +82,17 @@ class Steps:
         return tuple(Member(n.name, n.operator, {tensor: values[tensor] for tensor in n.outputs}) for n in nodes)
 
 
+class Stepper(Protocol):
+    """The nodes of a model, compiled."""
+
+    def run(self, arrays: Mapping[str, Array]) -> Generator[Event, None, dict[str, Any]]:
+        """Yield an event after each node, and return the outputs by name."""
+
+
 class PrepareSteps(Protocol):
     """Compiles the nodes of a model."""
 
-    def __call__(self, *, fused: bool) -> Steps: ...
+    def __call__(self, *, fused: bool) -> Stepper: ...
 
 
 def _find_members(single: Graph, node: Node) -> tuple[Node, ...]:
@@ -135,7 +142,7 @@ def prepare_steps(
         bundle = bundles.get(kernel_key("", node))
         if isinstance(node, LoopNode):
             calls.append((node, _call_loop(fused, node, weights, options, cache, runtime)))
-        elif bundle is None:
+        elif bundle is None or not isinstance(node, OpNode):
             calls.append((node, _call_moves(node)))
         else:
             kernel = kernels.setdefault(bundle.digest, Kernel(bundle, None, (), runtime))
@@ -157,7 +164,7 @@ def _call_kernel(node: OpNode, kernel: Kernel, bundle: KernelBundle, constants: 
     return call
 
 
-def _call_moves(node: OpNode) -> Call:
+def _call_moves(node: Node) -> Call:
     """Return the call of a node without a kernel: a view of its input, or a concatenation of rows."""
     (result,) = node.output_types
     offset = view_offset_elements(node)
