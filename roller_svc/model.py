@@ -352,8 +352,8 @@ class Model:
         variant, padded = self._padded(given, written)
         if padded is not None:
             given = self._pad(given, variant, padded[0])
-        types = (*variant.plan.inputs, *variant.plan.states)
-        buffers = [buffer for buffer in call_buffers(variant.plan) if buffer.name in dict(types)]
+        called, results = call_buffers(variant.plan), len(variant.plan.inputs) + len(variant.plan.outputs)
+        buffers = (*called[: len(variant.plan.inputs)], *called[results:])  # an output may have the name of an input
         binding = bind_call(buffers, given, written, NumpyArrays(ELEMENT_ALIGNMENT))
         memory = {buffer.name: binding.memory[buffer.symbol] for buffer in buffers}
         return self._step(variant.steps(fused=fused), memory, binding, padded)
@@ -613,7 +613,8 @@ def _mixed_model(
     order: str,
 ) -> Model:
     """Return a model over several devices. States are values, which are copied to the states after the last step."""
-    placed = require(place_nodes(remove_dead_nodes(replace(graph, states=())), labels, options.hardware), "second device")
+    placed = require(place_nodes(replace(graph, states=()), labels, options.hardware), "second device")
+    placed = replace(placed, graph=remove_dead_nodes(placed.graph))
     parts = build_parts(placed, graph.states, weights, options, cache, runtime, across, order)
     bundles = {bundle.digest: bundle for each in parts.built.values() for bundle in each.kernels}
     positions = {digest: position for position, digest in enumerate(bundles)}

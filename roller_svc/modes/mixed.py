@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from roller_svc.compiler.kernel_cache import KernelCache
-from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.errors import ArgumentError, InvariantError, require
 from roller_svc.graph.choose import AUTO, SERIAL
 from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model
 from roller_svc.graph.devices.cut import Part
@@ -25,7 +25,6 @@ from roller_svc.graph.python_ops import PREFIX, run_python_op
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph, HostNode
 from roller_svc.ir.hardware import TargetKind
-from roller_svc.ir.kernel import Buffer
 from roller_svc.ir.model_plan import FIRST_INPUT, ModelPlan
 from roller_svc.ir.options import RuntimeChoice
 from roller_svc.modes.events import Event, Member
@@ -153,13 +152,16 @@ class MixedModel:
 
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None, moments: list[MixedMoment]) -> dict[str, Array]:
         binding = bind_call(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
-        by_name: dict[str, Buffer] = {b.name: b for b in self._buffers}
-        memory = {(HOST, name): binding.memory[by_name[name].symbol] for name, _ in self._graph.inputs}
+        first, end = len(self.plan.inputs), len(self.plan.inputs) + len(self.plan.outputs)
+        states = {b.name: binding.memory[b.symbol] for b in self._buffers[end:]}
+        given = {b.name: binding.memory[b.symbol] for b in self._buffers[:first]}
+        given |= {name: array.copy() for name, array in states.items()}  # another output may be the value before the call
+        written = {b.name: binding.memory[b.symbol] for b in self._buffers[first:end]} | states
+        memory = {(HOST, name): array for name, array in given.items()}
         _Execution(self._mixed, self._calls, memory, moments).run(in_order=self._in_order)
-        for name, tensor in self._graph.outputs:
-            binding.memory[by_name[name].symbol][...] = (
-                self._constants[tensor] if tensor in self._constants else memory[HOST, tensor]
-            )
+        results = [(name, self._constants.get(tensor, memory.get((HOST, tensor)))) for name, tensor in self._graph.outputs]
+        for name, array in results:
+            written[name][...] = require(array, f"value of the output {name}")
         binding.copy_back()
         return binding.results()
 

@@ -414,6 +414,37 @@ def test_row_47_states_over_two_devices_have_the_last_value() -> None:
     assert refusal.value.code == "state-aliased"
 
 
+def test_states_that_exchange_their_values(register: Callable[..., None]) -> None:
+    register("same", lambda a: a, {"a": FLOATS}, {"b": FLOATS})
+    source = graph({"a": MATRIX, "b": MATRIX}, {}, [host("same", "a")], "same")
+    source["outputs"] |= {"old": "a", "p": "b", "q": "a"}
+    built = compiled(source, states={"a": "p", "b": "q"})
+    a, b = numbers(4, 8), numbers(4, 8)
+    before = a.copy(), b.copy()
+    results = built.run({}, states={"a": a, "b": b})
+    np.testing.assert_array_equal(a, before[1])
+    np.testing.assert_array_equal(b, before[0])
+    np.testing.assert_array_equal(results["same"], before[0])
+    np.testing.assert_array_equal(results["old"], before[0])
+    *_, last = built.step({}, {"a": a, "b": b})
+    assert last.node == "same"
+    np.testing.assert_array_equal(a, before[0])
+    np.testing.assert_array_equal(b, before[1])
+
+
+def test_nodes_that_nothing_needs_do_not_run(register: Callable[..., None]) -> None:
+    register("fails", lambda a: a / None, {"a": FLOATS}, {"b": FLOATS})
+    nodes = [node("dead", ADD, A="x", B="y") | {"device": H200}, host("fails", "dead"), node("z", SUB, A="x", B="y")]
+    built = compiled(graph({"x": MATRIX, "y": MATRIX}, {"k": constant(4, 8)}, nodes, "z", "x", "k"))
+    assert [each["nodes"] for each in built.plan["subgraphs"]] == [["z"]]
+    x, y = numbers(4, 8), numbers(4, 8)
+    results = built(x=x, y=y)
+    np.testing.assert_array_equal(results["z"], x - y)
+    np.testing.assert_array_equal(results["x"], x)
+    assert not np.may_share_memory(results["x"], x)
+    assert results["k"].shape == (4, 8)
+
+
 def test_row_48_open_shapes_are_refused_or_bucketed() -> None:
     with pytest.raises(ArgumentError) as refusal:
         compiled(mlp("batch"), runtime="auto")

@@ -164,13 +164,17 @@ def test_row_39_a_state_is_updated_after_the_last_node(fused: bool) -> None:
 
 
 def test_row_39_results_are_no_views_of_inputs() -> None:
-    model = compiled(graph({"x": tensor(2, 3)}, {}, [call("flat", "reshape", "x", shape=[6])], "flat"))
-    x = np.zeros((2, 3), np.float32)
+    source = graph({"x": tensor(2, 3)}, {}, [call("flat", "reshape", "x", shape=[6])], "flat")
+    source["outputs"]["x"] = "flat"  # an output with the name of an input
+    model = compiled(source)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
     steps = model.step({"x": x})
     next(steps)
     with pytest.raises(StopIteration) as end:
         next(steps)
-    assert not np.may_share_memory(end.value.value["flat"], x)
+    for result in end.value.value.values():
+        np.testing.assert_array_equal(result, np.arange(6))
+        assert not np.may_share_memory(result, x)
 
 
 def test_row_39_a_saved_model_has_no_steps(tmp_path: Any) -> None:
