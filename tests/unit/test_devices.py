@@ -41,6 +41,7 @@ from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.graph import Graph
 from roller_svc.model import Model, compile_model
+from roller_svc.modes.mixed import MixedModel
 from roller_svc.settings import read_settings, settings, use
 
 H200 = "nvidia-h200-sxm"
@@ -364,6 +365,19 @@ def test_row_45_faults_in_plans_are_refused() -> None:
                 refuse("early", dataclasses.replace(plan, before=late))
     assert len(refused) == 6
     assert sum(refused.values()) > 300
+
+
+def test_row_45_a_call_without_a_copy_fails() -> None:
+    built = compiled(diamond(b=H200), order="serial")
+    arrays = {"x": numbers(4, 8), "y": numbers(4, 8)}
+    built.run(arrays)
+    loaded = built._variants[0].loaded
+    assert isinstance(loaded, MixedModel)
+    plan = loaded._mixed
+    for copy in plan.copies:
+        loaded._mixed = dataclasses.replace(plan, steps=tuple(step for step in plan.steps if step is not copy))
+        with pytest.raises(InvariantError, match=f"{copy.tensor} is not in the memory of {copy.target}"):
+            built.run(arrays)
 
 
 def test_row_46_merged_is_never_estimated_slower() -> None:
