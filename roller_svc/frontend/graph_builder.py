@@ -74,6 +74,8 @@ class GraphBuilder:
         self.nodes: list[Node] = []
         self.types: dict[str, TensorType] = {}
         self.at = ""  # the node of the source that is being imported
+        self.device = ""  # its label
+        self.devices: dict[str, str] = {}  # labels of nodes
         self._count = 0
         self._constant_names: dict[Constant, str] = {}
         self._node_names: set[str] = set()
@@ -184,6 +186,7 @@ class GraphBuilder:
             tuple(self.nodes),
             tuple((name, operand.name) for name, operand in outputs),
             tuple(states),
+            self.devices,
         )
 
     def _add_program(
@@ -229,6 +232,8 @@ class GraphBuilder:
             count += 1
             name = f"{first}/{operator}" if count == 2 else f"{first}/{operator}.{count - 1}"
         self._node_names.add(name)
+        if self.device:
+            self.devices[name] = self.device
         return name
 
 

@@ -24,7 +24,7 @@ from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
-from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
+from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.lang.input_types import short_repr
 from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, load_for_trial
 from roller_svc.graph.classes import NodeClass, find_classes
@@ -37,7 +37,7 @@ from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.kernels import Tuning, tune_kernels
-from roller_svc.ir.graph import Graph
+from roller_svc.ir.graph import Graph, HostNode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
@@ -81,6 +81,12 @@ class BuiltModel:
     lowerings: Mapping[str, Any] = field(default_factory=dict)  # of a GPU: what each kind of plans costs, or why not
     tuning: Tuning | None = None
 
+    @property
+    def node_kernels(self) -> dict[tuple[str, str], KernelBundle]:
+        """The kernels by a node's key and the text of its program, without those that update states in place."""
+        named = zip(self.classes, self.kernels, strict=False)
+        return {(each.nodes[0], each.expression): bundle for each, bundle in named if not each.donated}
+
     def link(self, name: str) -> bytes:
         """Return the shared object of a model of that name. Raises CompileError, ToolchainMissingError."""
         return self.make_binary(self.plan, name)
@@ -108,11 +114,7 @@ def build_model(
     check_device(hw)
     check_plan_kind(options.plan, hw)
     clock = StageTimer()
-    costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
-    known = len(costs.stored)
-    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse)
-    if len(costs.stored) > known:
-        cache.save_costs(hw, options.winograd, costs.stored)
+    graph, passes = transform_graph(graph, weights, options, cache)
     clock.record("passes")
     classes = find_classes(graph)
     built, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
@@ -187,6 +189,36 @@ def build_model(
         *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
     )
     return BuiltModel(chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning)
+
+
+def transform_graph(
+    graph: Graph, weights: Weights, options: ModelOptions, cache: KernelCache
+) -> tuple[Graph, tuple[PassReport, ...]]:
+    """Return the graph after the passes, and what each did. The cache keeps the estimates that fusion compares."""
+    hw = options.hardware
+    if hosts := [node.name for node in graph.nodes if isinstance(node, HostNode)]:
+        raise InvariantError(f"node {hosts[0]} is a function of Python: a graph is cut before its passes")
+    costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
+    known = len(costs.stored)
+    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse)
+    if len(costs.stored) > known:
+        cache.save_costs(hw, options.winograd, costs.stored)
+    return graph, passes
+
+
+def build_nodes(
+    graph: Graph, options: ModelOptions, cache: KernelCache, known: Mapping[tuple[str, str], KernelBundle]
+) -> dict[str, KernelBundle]:
+    """Return the kernels of a transformed graph's nodes, by `kernel_key`. Views and loops have none.
+
+    `known` has kernels by a node's key and the text of its program, which are not built. Raises as `build_model` does.
+    """
+    classes = find_classes(graph)
+    given = {i: known[key] for i, each in enumerate(classes) if (key := (each.nodes[0], each.expression)) in known}
+    missing = [i for i in range(len(classes)) if i not in given]
+    built, _ = _build_kernels([classes[i] for i in missing], [_request(classes[i], options) for i in missing], cache, no_progress)
+    bundles = given | {i: each.fastest for i, each in zip(missing, built, strict=True)}
+    return {node: bundles[i] for i, each in enumerate(classes) for node in each.nodes}
 
 
 def check_plan_kind(kind: object, hw: HardwareSpec) -> None:

@@ -261,7 +261,7 @@ def test_each_bucket_has_its_lowering(extents: list[int], tmp_path: Path, monkey
     kinds = {65536: "launches", 1: "graph"}
     wanted = [kinds[each] for each in extents]
     as_graphs: list[bool] = []
-    monkeypatch.setattr("roller_svc.model.CudaModel", lambda *_, as_graph: as_graphs.append(as_graph))
+    monkeypatch.setattr("roller_svc.modes.loading.CudaModel", lambda *_, as_graph: as_graphs.append(as_graph))
     for each in (model, load_model(model.save(tmp_path))):
         assert [bucket["kind"] for bucket in each.plan["buckets"]] == wanted
         assert [bucket["launches"] for bucket in each.plan["buckets"]] == [6 if kind == "launches" else 1 for kind in wanted]
