@@ -164,6 +164,26 @@ def test_the_rule_that_keeps_attention_from_one_kernel_is_named(features: int, i
     assert found == (wanted if is_named else ())
 
 
+@pytest.mark.parametrize(("features", "is_named"), [(256, False), (320, True)])
+def test_attention_that_one_kernel_would_slow_down_is_named(features: int, is_named: bool) -> None:
+    heads: Any = ("float16", (16, 2048, features))
+    found = notes("Y = attention(Q, K, V)", dict.fromkeys("QKV", heads), "amd-mi300x")
+    assert [re.sub(r"[0-9.]+ times", "# times", note) for note in found] == is_named * [
+        "Y_dot: attention is not one kernel (mfma_f16: # times as long by the model)"
+    ]
+
+
+def test_probabilities_of_few_queries_name_the_cast_that_is_faster() -> None:
+    pages: Any = ("bfloat16", (1024, 16, 8, 128))
+    inputs = {"Q": ("bfloat16", (8, 32, 128)), "K": pages, "V": pages, "T": ("int32", (8, 128))}
+    in_float32 = PAGED.replace("E[b, h, n].cast(`bfloat16`)", "E[b, h, n]")
+    (note,) = notes(in_float32, inputs)
+    assert note.startswith("X: no matrix unit, E in float32, and tf32 is not allowed; E[b, h, n].cast(`bfloat16`): ")
+    slow, fast = (estimate_item(Item(t, inputs), [H200], 1)[0].plans[0].estimate.seconds for t in (in_float32, PAGED))
+    assert float(note.split("cast(`bfloat16`): ")[1].split()[0]) == pytest.approx(slow / fast, abs=0.06)
+    assert notes(PAGED, inputs) == ()
+
+
 def test_conditions_on_both_factors_are_named() -> None:
     text = "c[m, n]: float32 +=! where(k <= m + n, a[m, k] * b[k, n], 0.0)"
     (note,) = notes(text, both("float16", 2048))
