@@ -152,10 +152,10 @@ def _lost_time(
 
     `groups` is the partition of the group. None where the plan has the group, or differs elsewhere too.
     """
-    kept = [(each.statements, each.attention) for each in groups if each is not group]
+    others = [(each.statements, each.attention) for each in groups if each is not group]
     kernels = zip(ranked.groups, ranked.constructions, ranked.candidates, strict=True)
-    parts = [(found, best[0]) for each, found, best in kernels if (each.statements, each.attention) not in kept]
-    if len(parts) < 2 or len(kept) + len(parts) != len(ranked.groups) or not units_for(group, hw, constraints).units:
+    parts = [(found, best[0]) for each, found, best in kernels if (each.statements, each.attention) not in others]
+    if len(parts) < 2 or len(others) + len(parts) != len(ranked.groups) or not units_for(group, hw, constraints).units:
         return []
     (best, *_), construction = rank_units(group, hw, 1, constraints)
     seconds, parts_s = best.estimate.seconds, sum(each.estimate.seconds for _, each in parts)
