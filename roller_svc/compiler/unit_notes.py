@@ -157,7 +157,10 @@ def _lost_time(
     parts = [(found, best[0]) for each, found, best in kernels if (each.statements, each.attention) not in others]
     if len(parts) < 2 or len(others) + len(parts) != len(ranked.groups) or not units_for(group, hw, constraints).units:
         return []
-    (best, *_), construction = rank_units(group, hw, 1, constraints)
+    try:
+        (best, *_), construction = rank_units(group, hw, 1, constraints)
+    except NoCandidateError:  # the caller's tiles fit the plan's kernels alone
+        return []
     seconds, parts_s = best.estimate.seconds, sum(each.estimate.seconds for _, each in parts)
     bound_s, bound_of_parts_s = (
         sum(hw.limits.launch_overhead_s + max(bound.seconds for bound in each.roofline) for each in constructions)
@@ -430,7 +433,10 @@ def find_faster(
     for text, cache, constraints in alternatives:
         key = cache.program, constraints
         if key not in known:
-            candidates = rank_partitions(cache, hw, 1, constraints)[0].candidates
+            try:
+                candidates = rank_partitions(cache, hw, 1, constraints)[0].candidates
+            except NoCandidateError:  # the caller's tiles fit the plan alone
+                continue
             known[key] = sum(each[0].estimate.seconds for each in candidates)
         found.append((known[key], text))
     if not found:

@@ -9,12 +9,19 @@ from typing import Any
 import pytest
 
 import roller_svc
+from roller_svc import hardware
 from roller_svc.compiler.estimates.batch import EstimateCache, Item, estimate_item
-from roller_svc.compiler.notes import MAX_VARIATION, busy_notes
+from roller_svc.compiler.notes import MAX_VARIATION, add_notes, busy_notes
+from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.plans import estimate_program
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import RollerWarning, StrictError
+from roller_svc.frontend.parse import parse
+from roller_svc.ir.constraints import ScheduleConstraints
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Measurement
+from roller_svc.ir.program import TensorType
 
 H200 = "nvidia-h200-sxm"
 GEMM = "c[m, n] +=! a[m, k] * b[k, n]"
@@ -171,6 +178,15 @@ def test_attention_that_one_kernel_would_slow_down_is_named(features: int, is_na
     assert [re.sub(r"[0-9.]+ times", "# times", note) for note in found] == is_named * [
         "Y_dot: attention is not one kernel (mfma_f16: # times as long by the model)"
     ]
+
+
+def test_tiles_that_one_kernel_of_attention_cannot_have_are_no_error() -> None:
+    heads = TensorType(DType.FLOAT16, (16, 2048, 320))
+    program = parse("Y = attention(Q, K, V)", dict.fromkeys("QKV", heads))
+    cache, constraints = PartitionCache(program), ScheduleConstraints(tiles=(("raster", 8),))
+    found = add_notes(cache, estimate_program(cache, hardware.load("amd-mi300x"), 1, constraints), constraints)
+    assert len(found.ranked.groups) == 3
+    assert [note for note in found.notes if "not one kernel" in note] == []
 
 
 def test_probabilities_of_few_queries_name_the_cast_that_is_faster() -> None:
