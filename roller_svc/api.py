@@ -226,7 +226,8 @@ class Kernel:
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """Run the kernel and return the outputs by name; write them to arrays in `out` if given."""
         if unnamed:
-            raise ArgumentError("arrays must be keyword arguments: kernel(A=a, B=b)", code="unknown-argument")
+            words = ", ".join(f"{info.name}=..." for info in self.inputs)
+            raise ArgumentError(f"arrays must be keyword arguments: kernel({words})", code="unknown-argument")
         if out is not None:
             _check_mapping("out", out)
         return _run(self._runner or self.runner(), arrays, out)

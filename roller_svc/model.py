@@ -242,7 +242,8 @@ class Model:
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """Run the model and return the outputs by name; write them to arrays in `out` if given."""
         if unnamed:
-            raise ArgumentError("arrays must be keyword arguments: model(x=array)", code="unknown-argument")
+            words = ", ".join(f"{info.name}=..." for info in self.inputs)
+            raise ArgumentError(f"arrays must be keyword arguments: model({words})", code="unknown-argument")
         return self.run(arrays, out)
 
     def run(

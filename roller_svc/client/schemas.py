@@ -100,6 +100,16 @@ class RequestModel(BaseModel):
 
 
 class TensorTypeModel(RequestModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _check_form(cls, value: object) -> object:
+        if isinstance(value, str | list):
+            expected = '{"dtype": "float32", "shape": [64, 32]}'
+            raise PydanticCustomError(
+                "tensor_type", "expected {expected}, got {given}", {"expected": expected, "given": f"{value!r:.60}"}
+            )
+        return value
+
     dtype: Name
     shape: Annotated[list[int], FailFast, check_size(MAX_DIMENSIONS)]
 

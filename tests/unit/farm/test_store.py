@@ -197,6 +197,7 @@ def test_a_store_that_cannot_be_written_says_so(store: Store, tmp_path: Path) ->
     with pytest.raises(StoreError) as refused:
         Store(tmp_path / "file" / "store")
     assert refused.value.code == "store-error"
+    assert refused.value.message == f"cannot make a store in {tmp_path / 'file' / 'store'}: Not a directory"
     store.objects.check_writable()
     for path in (store.folder / "tmp").iterdir():
         path.unlink()
