@@ -33,15 +33,16 @@ if TYPE_CHECKING:
     from roller_svc.frontend import ops
     from roller_svc.ir.hardware import HardwareSpec
     from roller_svc.model import Model, compile_model, load_model
+    from roller_svc.schedules import Schedule
 
 __all__ = [
-    "Estimate", "HardwareSpec", "Kernel", "Model", "RollerWarning", "__version__", "compile", "compile_model", "errors", "estimate",
-    "get_num_threads", "load", "load_model", "ops", "reference", "set_num_threads", "targets",
+    "Estimate", "HardwareSpec", "Kernel", "Model", "RollerWarning", "Schedule", "__version__", "compile", "compile_model", "errors",
+    "estimate", "get_num_threads", "load", "load_model", "ops", "reference", "set_num_threads", "targets",
 ]  # fmt: skip
 
 _SUBMODULES = frozenset({"onnx_backend", "torch", "torch_backend", "tuning"})
 _FROM_MODEL = frozenset({"Model", "compile_model", "load_model"})
-_FROM_API = frozenset(__all__) - {"RollerWarning", "__version__", "errors", "ops"} - _FROM_MODEL
+_FROM_API = frozenset(__all__) - {"RollerWarning", "Schedule", "__version__", "errors", "ops"} - _FROM_MODEL
 
 
 def __getattr__(name: str) -> object:
@@ -49,6 +50,8 @@ def __getattr__(name: str) -> object:
         return import_module(f"roller_svc.{name}")
     if name == "ops":
         return import_module("roller_svc.frontend.ops")
+    if name == "Schedule":
+        return import_module("roller_svc.schedules").Schedule
     if name in _FROM_MODEL:
         return getattr(import_module("roller_svc.model"), name)
     if name not in _FROM_API:

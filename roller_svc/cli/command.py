@@ -24,6 +24,7 @@ COMMANDS = {
     "model": "compile, run, plan or profile a whole model: ONNX files, JSON graphs",
     "estimate": "estimate the time of a program on one or more devices, without compiling",
     "explain": "explain how a kernel was constructed: tiles, candidates, costs",
+    "schedule": "check, show or apply a schedule by hand",
     "ops": "list the named operators, or explain one: signature, meaning, example, its statements",
     "targets": "list devices and their compilers; check: compare a spec with the local device",
     "calibrate": "measure the local device and write its spec",
