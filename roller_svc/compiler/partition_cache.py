@@ -164,6 +164,8 @@ class PartitionCache:
         They have squares as products, no fused attention, or no signed bytes.
         """
         options = [traits(hw)]
+        if constraints.streams:
+            options.append(replace(options[0], separate_sums=True))
         if constraints.allow_expanded_squares and self.rounded_squares(hw):
             options.append(traits(hw, constraints))
         options += [

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from roller_svc.codegen.cuda.ring import PageUse
 from roller_svc.codegen.kernel import Tasks
 from roller_svc.compiler.artifact import load_plan
-from roller_svc.compiler.lower_and_emit import emit_plan_tasks, find_plan_refusal
+from roller_svc.compiler.lower_and_emit import emit_plan_tasks, find_page_uses, find_plan_refusal
 from roller_svc.compiler.pipeline import parse_request
 from roller_svc.errors import InvariantError, require
 from roller_svc.hardware.catalog import load
@@ -27,12 +28,14 @@ class StoredTasks:
 
     groups: tuple[KernelGroup, ...] = ()
     refused: Annotated[str | None, OMIT_DEFAULT] = None
+    streams: Annotated[tuple[PageUse | None, ...], OMIT_DEFAULT] = ()  # of each launch; empty: none can stream
 
 
 def store_tasks(bundle: KernelBundle, report: BuildReport, built: CandidateResult) -> KernelBundle:
     """Return the bundle of a build's candidate with what makes rTasks of it later."""
     refused = find_plan_refusal(built.plan, report.program, built.groups, report.hardware)
-    stored = StoredTasks(() if refused else built.groups, refused)
+    uses = () if refused else find_page_uses(built.plan, report.program, built.groups, report.hardware)
+    stored = StoredTasks(() if refused else built.groups, refused, uses)
     return replace(bundle, extra={**bundle.extra, KEY: canonical.to_json(stored)})
 
 
@@ -43,6 +46,14 @@ def find_bundle_refusal(bundle: KernelBundle) -> str | None:
         return UNKNOWN
     refused = stored.get("refused")  # the groups, which take longer to read, are not needed
     return None if refused is None else str(refused)
+
+
+def find_bundle_page_uses(bundle: KernelBundle) -> tuple[PageUse | None, ...]:
+    """Return how each launch of a kernel can use the pages of a ring; empty if no launch can."""
+    stored = bundle.extra.get(KEY)
+    if not isinstance(stored, dict) or not stored.get("streams"):
+        return ()
+    return canonical.from_json(StoredTasks, stored).streams
 
 
 def load_tasks(bundle: KernelBundle, request: BuildRequest, first_check: int) -> tuple[Tasks, ...]:

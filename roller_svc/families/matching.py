@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import (
@@ -34,6 +34,7 @@ from roller_svc.families.common.gpu.warpgroups.tile import STEP_BYTES, SWIZZLE_A
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.families.cpu.convolution.word_view import word_spaces
 from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
+from roller_svc.families.gpu.streamed_rows import STREAMED_ROWS
 from roller_svc.families.gpu.streamed_rows.product import find_streamed_product, streamed_view
 from roller_svc.families.gpu.streamed_rows.workload import streaming_unit
 from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled_contraction
@@ -46,6 +47,7 @@ from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.program import TensorType, operators
+from roller_svc.ir.rprogram import RProgram
 
 # Units of each class of operations; None: those that the model may choose from.
 _KINDS = {
@@ -108,6 +110,22 @@ def _streaming_unit(group: KernelGroup, hw: HardwareSpec) -> ComputeUnit | None:
     """Return the matrix unit that multiplies few rows with a matrix that streams; None where there is none."""
     product = find_streamed_product(group) if hw.family is TargetKind.CUDA else None
     return None if product is None else streaming_unit(product, hw)
+
+
+def can_stream(group: KernelGroup, hw: HardwareSpec) -> bool:
+    """Return whether a kernel of the group may stream a matrix."""
+    return any(view is not None and _streaming_unit(view, hw) is not None for view in (group, streamed_view(group)))
+
+
+def is_streamed(program: RProgram) -> bool:
+    """Return whether a kernel streams a matrix."""
+    return program.family == STREAMED_ROWS.name
+
+
+def streamed_views(views: Iterable[tuple[ComputeUnit, KernelGroup]], hw: HardwareSpec) -> list[tuple[ComputeUnit, KernelGroup]]:
+    """Return the units and tile spaces of products whose matrix streams; all if there are none."""
+    known = list(views)
+    return [(unit, view) for unit, view in known if _streaming_unit(view, hw) == unit] or known
 
 
 def _fma_unit(group: KernelGroup, plain: ComputeUnit) -> Units:

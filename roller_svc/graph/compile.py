@@ -22,7 +22,7 @@ from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.joinable import find_joinable
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
-from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_tasks
+from roller_svc.compiler.rtasks import find_bundle_page_uses, find_bundle_refusal, load_tasks, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.lang.input_types import short_repr
@@ -275,9 +275,7 @@ def _build_for_gpu(
     """
     hw = options.hardware
     kind = lowering_kind(options)
-    known = [
-        (plan, [JoinedKernel(each.compiled.resources, find_bundle_refusal(each)) for each in bundles]) for plan, bundles in planned
-    ]
+    known = [(plan, [_joined_kernel(each) for each in bundles]) for plan, bundles in planned]
     chosen = choose_lowering(kind, known, hw)
     bundles = planned[chosen.plan_number][1]
 
@@ -291,6 +289,10 @@ def _build_for_gpu(
     seconds = {kind: each.seconds for kind, each in chosen.results.items() if isinstance(each, LoweringEstimate)}
     choice = PlanChoice(chosen.kind, seconds=seconds)
     return BuiltModel(lowered, _link_nothing, graph, classes, bundles, passes, clock.stages, hits, choice, chosen.to_json())
+
+
+def _joined_kernel(bundle: KernelBundle) -> JoinedKernel:
+    return JoinedKernel(bundle.compiled.resources, find_bundle_refusal(bundle), find_bundle_page_uses(bundle))
 
 
 def _build_joint_kernel(kernel: ModelKernel, kind: str, hw: HardwareSpec, cache: KernelCache) -> KernelBundle:
@@ -381,8 +383,6 @@ def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | 
     fastest = cache.load(request)
     if fastest is None:
         return None
-    if fastest.compiled.source.language is not Language.C and find_bundle_refusal(fastest) is None:
-        return _ClassKernels(fastest, None)
     return _ClassKernels(fastest, cache.load_efficient(request))
 
 

@@ -47,9 +47,7 @@ class ChosenLowering:
     def to_json(self) -> dict[str, Any]:
         """Return each kind's seconds and launches, or the reason why it cannot run the model."""
         return {
-            kind: {"refused": each.reason, "code": each.code}
-            if isinstance(each, Refusal)
-            else {"seconds": each.seconds, "launches": each.launches, "measured": False}
+            kind: {"refused": each.reason, "code": each.code} if isinstance(each, Refusal) else each.to_json()
             for kind, each in self.results.items()
         }
 

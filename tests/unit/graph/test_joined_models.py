@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_models import MODELS, PARTIAL, RAMMER_MODELS, graph, node, tensor
+from gpu_models import MODELS, PARTIAL, RAMMER_MODELS, constant, graph, node, tensor
 
 from roller_svc import hardware
 from roller_svc.compiler import joinable
@@ -441,3 +441,46 @@ def test_tables_lie_behind_the_packed_weights() -> None:
     assert isinstance(step, KernelStep)
     weights = model._variants[0].loaded.weights
     assert weights.nbytes == plan.weights_bytes > plain.weights_bytes
+
+
+# weights that stream --------------------------------------------------------------------------------------------------
+
+STREAMING = "streaming"
+KNOWN[STREAMING] = graph(
+    {"x": tensor(1, 256, dtype="float16")},
+    {name: constant(*shape, dtype="float16") for name, shape in (("a", (1024, 256)), ("b", (1024, 256)), ("d", (256, 1024)))},
+    [
+        node("gate", "C[m, n] +=! A[m, k] * B[n, k]", A="x", B="a"),
+        node("up", "P[m, n] +=! A[m, k] * B[n, k]; C[m, n] = P[m, n] * relu(G[m, n]) * 0.05", A="x", B="b", G="gate"),
+        node("down", "P[m, n] +=! A[m, k] * B[n, k]; C[m, n] = P[m, n] * 0.05 + X[m, n]", A="up", B="d", X="x"),
+    ],
+    "down",
+    name=STREAMING,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", [A100, H200])
+def test_weights_of_a_model_stream_across_barriers(target: str) -> None:
+    """Two products of one kernel are two operators, each with a matrix that streams."""
+    arrays, wanted = expected(STREAMING)
+    model = compiled(STREAMING, target, plan=persistent.KIND)
+    ring = model.report["lowerings"][persistent.KIND]["ring"]
+    assert ring["streamed_bytes"] >= 3 * 1024 * 256 * 2
+    text = plan_of(model).kernels[-1].source.text
+    assert f"RING_PAGES = {ring['pages']}, RING_PAGE_BYTES = {ring['page_bytes']}" in text
+    assert text.count("ring_claim(ring_page_)") == 3
+    np.testing.assert_allclose(model.run(arrays)["down"], wanted["down"], rtol=5e-3, atol=5e-3)
+
+
+def test_a_ring_hides_what_arrives_during_waits() -> None:
+    stream, none = persistent.WaveStream(1000, 1.0), persistent.WaveStream(0, 0.0)
+    hidden = persistent.hidden_seconds
+    assert hidden([stream], [0.5], 10_000, 1000.0) == pytest.approx(0.5)  # the wait
+    assert hidden([stream], [5.0], 10_000, 1000.0) == pytest.approx(1.0)  # all bytes
+    assert hidden([stream], [5.0], 300, 1000.0) == pytest.approx(0.3)  # the ring
+    assert hidden([persistent.WaveStream(1000, 0.2)], [5.0], 10_000, 1000.0) == pytest.approx(0.2)  # what the wave gains
+    assert hidden([none, none, stream], [0.1, 0.2, 0.3], 10_000, 1000.0) == pytest.approx(0.6)  # waits of earlier waves
+    assert hidden([stream, stream], [0.4, 0.4], 10_000, 1000.0) == pytest.approx(0.8)
+    assert hidden([stream, none], [0.0, 5.0], 10_000, 1000.0) == 0.0  # nothing streams later
