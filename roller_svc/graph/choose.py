@@ -18,11 +18,11 @@ from roller_svc.graph.plan import Launch, PlannedStep, Schedule
 from roller_svc.graph.rammer.by_hand import schedule_by_hand
 from roller_svc.graph.rammer.check import check_step
 from roller_svc.graph.rammer.schedules import POLICIES, StepTimes, find_segments, make_schedule, model_times
-from roller_svc.graph.weights import Weights
+from roller_svc.graph.weights import Array, Weights
 from roller_svc.ir.graph import Constant
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.model_plan import LoopStep, ModelPlan, Step, VDeviceStep
-from roller_svc.runtime.graphs.cpu import CpuModel, Moment, weights_block
+from roller_svc.runtime.graphs.cpu import CpuCalls, CpuModel, Moment, weights_block
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.thread_pool import limit_threads
 
@@ -143,7 +143,7 @@ def _choose_measured(
     return ChosenPlan(plan, choice)
 
 
-def measure_steps(model: CpuModel, sample: Sample, threads: int) -> StepTimes:
+def measure_steps(model: CpuCalls, sample: Sample, threads: int) -> StepTimes:
     """Return the least times of each step of a serial plan, in the model: on one worker and on all."""
     return StepTimes(_least_times(model, sample, 1), _least_times(model, sample, threads), is_measured=True)
 
@@ -174,7 +174,7 @@ def _use_efficient(steps: Sequence[PlannedStep]) -> list[Launch]:
     return [Launch((number,), rkernels=(int(step.efficient is not None),)) for number, step in enumerate(steps)]
 
 
-def _least_times(model: CpuModel, sample: Sample, threads: int) -> tuple[float, ...]:
+def _least_times(model: CpuCalls, sample: Sample, threads: int) -> tuple[float, ...]:
     least = [float("inf")] * len(model.plan.steps)
     with limit_threads(threads):
         model.run(sample.inputs, sample.restore())
@@ -202,7 +202,7 @@ def _count(step: Step) -> int:
     return step.steps * sum(map(_count, step.body)) if isinstance(step, LoopStep) else 1
 
 
-def _least_serial_s(model: CpuModel, sample: Sample, times: StepTimes) -> float:
+def _least_serial_s(model: CpuCalls, sample: Sample, times: StepTimes) -> float:
     """Return the seconds of a serial call in which no other work delays a step.
 
     Where another process uses a core at times, each call has a delayed step, but few calls have the same one. Least
@@ -213,7 +213,7 @@ def _least_serial_s(model: CpuModel, sample: Sample, times: StepTimes) -> float:
     return sum(times.launch_s) + max(0.0, alone_s - sum(times.alone_s))
 
 
-def _measure_models(models: Mapping[str, CpuModel], sample: Sample, threads: int, undelayed_s: float) -> dict[str, float]:
+def _measure_models(models: Mapping[str, CpuCalls], sample: Sample, threads: int, undelayed_s: float) -> dict[str, float]:
     """Return the least time of a call of each model, in interleaved rounds.
 
     There are more rounds while no serial call is about as short as an undelayed one.
@@ -228,7 +228,7 @@ def _measure_models(models: Mapping[str, CpuModel], sample: Sample, threads: int
     return least
 
 
-def _least_call_s(model: CpuModel, sample: Sample) -> float:
+def _least_call_s(model: CpuCalls, sample: Sample) -> float:
     """Return the least time of a call in a round."""
     least = float("inf")
     model.run(sample.inputs, sample.restore())
@@ -258,8 +258,13 @@ def _checked(plan: ModelPlan) -> ModelPlan:
 
 def load_for_trial(plan: ModelPlan, link: Link, weights: Weights) -> CpuModel:
     """Link and load a plan, to measure it."""
+    return CpuModel(plan, MODEL, link(plan, MODEL), place_weights(plan, weights))
+
+
+def place_weights(plan: ModelPlan, weights: Weights) -> Array:
+    """Return the constants of a plan, each at its offset."""
     arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-    return CpuModel(plan, MODEL, link(plan, MODEL), weights_block(arrays, plan.weights_bytes))
+    return weights_block(arrays, plan.weights_bytes)
 
 
 def _fits(choice: PlanChoice, steps: Sequence[PlannedStep]) -> bool:

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit
+from roller_svc.analysis.model_tables import list_functions
+from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit, switchable_unit
 from roller_svc.codegen.kernel import Tasks
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import package_candidate, package_kernel
@@ -26,7 +27,7 @@ from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_ta
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.lang.input_types import short_repr
-from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, load_for_trial
+from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, place_weights
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, check_lowering, choose_lowering
@@ -43,7 +44,7 @@ from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.options import NamedOptions, SearchOptions, SelectionMode, options_of
 from roller_svc.ir.report import BuildRequest
-from roller_svc.runtime.graphs.cpu import CpuModel
+from roller_svc.runtime.graphs.switchable import SwitchableModel
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain import compile_object, compile_source, link_model, object_command, tool_version
 
@@ -122,7 +123,7 @@ def build_model(
     efficient = {i: _model_kernel(each.second, 0) for i, each in enumerate(built) if each.second is not None and is_cpu}
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
     if is_cpu:
-        _compile_objects(kernels, cache, progress)
+        _compile_objects([each.source for each in kernels], cache, progress)
         clock.record("objects")
 
     def plan_with(kernels: Sequence[ModelKernel], schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
@@ -151,14 +152,18 @@ def build_model(
     tuning = None
     if options.tune_trials:
 
-        def load(bundles: Sequence[KernelBundle]) -> CpuModel:
-            return load_for_trial(plan_with(_model_kernels(bundles, classes), None)[0], link, weights)
+        def serial_plan(bundles: Sequence[KernelBundle]) -> ModelPlan:
+            return plan_with(_model_kernels(bundles, classes), None)[0]
+
+        def open_switchable(plan: ModelPlan, sources: Sequence[KernelSource]) -> SwitchableModel:
+            binary = _link_switchable(plan, sources, cache, hw)
+            return SwitchableModel(MODEL, binary, plan, sources, place_weights(plan, weights))
 
         tuned, tuning = tune_kernels(
             [_request(each, options) for each in classes],
             [each.fastest for each in built],
-            plan_with(kernels, None)[0],
-            load,
+            serial_plan,
+            open_switchable,
             cache,
             options.tune_trials,
         )
@@ -387,9 +392,9 @@ def _seconds(bundle: KernelBundle) -> float:
     return float(seconds)
 
 
-def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progress: Progress) -> dict[str, bytes]:
+def _compile_objects(kernels: Sequence[KernelSource], cache: KernelCache, progress: Progress) -> dict[str, bytes]:
     """Return the kernels' objects by prefix. Those that the cache does not have are compiled on all cores."""
-    sources = {kernel.source.key: kernel.source for kernel in kernels}
+    sources = {source.key: source for source in kernels}
     done = 0
 
     def compile_missing(source: KernelSource) -> tuple[str, bytes]:
@@ -405,9 +410,20 @@ def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progres
 
 def _link(plan: ModelPlan, name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
     """Link the kernels' objects and the plan's unit to the shared object of a model of that name."""
-    objects = _compile_objects(plan.kernels, cache, no_progress)  # also of other rKernels than the fastest
+    sources = [kernel.source for kernel in plan.kernels]  # also of other rKernels than the fastest
+    return _link_unit(model_unit(plan), sources, name, cache, hw)
+
+
+def _link_switchable(plan: ModelPlan, sources: Sequence[KernelSource], cache: KernelCache, hw: HardwareSpec) -> bytes:
+    """Link kernels to a shared object whose functions are given the tables of a plan."""
+    unit = switchable_unit(plan, list_functions(sources), hw.num_cores)
+    return _link_unit(unit, sources, MODEL, cache, hw)
+
+
+def _link_unit(text: str, sources: Sequence[KernelSource], name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
+    objects = _compile_objects(sources, cache, no_progress)
     model = KernelSource(name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
-    objects[MODEL] = _object(model, model_unit(plan), cache, parallel=True)
+    objects[MODEL] = _object(model, text, cache, parallel=True)
     return link_model(model, exported_functions(name), objects)
 
 

@@ -25,11 +25,12 @@ from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.wiring.explore import Choices, Profiles, explore
 from roller_svc.graph.wiring.index import Origin, ProfileIndex
 from roller_svc.graph.wiring.tree import Node, Variable
-from roller_svc.ir.kernel import Language
+from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import KernelStep, ModelPlan
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.graphs.cpu import CpuModel
+from roller_svc.runtime.graphs.cpu import CpuCalls
+from roller_svc.runtime.graphs.switchable import BoundModel, SwitchableModel
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.runtime.thread_pool import limit_threads
@@ -43,7 +44,8 @@ ROUNDS, CALLS_OF_ROUND = 8, 5  # in turns, of the kernels chosen alone and of th
 TOLERANCE = 1e-2  # of results of other kernels, relative to the greatest
 MIN_GAIN = 1.01  # of kernels that replace those chosen alone
 
-LoadModel = Callable[[Sequence[KernelBundle]], CpuModel]  # with a kernel of each class, and a serial plan
+MakePlan = Callable[[Sequence[KernelBundle]], ModelPlan]  # a serial one, of a kernel of each class
+Open = Callable[[ModelPlan, Sequence[KernelSource]], SwitchableModel]  # links a plan's model with further kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,8 @@ class Tuning:
 def tune_kernels(
     requests: Sequence[BuildRequest],
     fastest: Sequence[KernelBundle],
-    plan: ModelPlan,
-    load: LoadModel,
+    make_plan: MakePlan,
+    open_switchable: Open,
     cache: KernelCache,
     budget_trials: int,
 ) -> tuple[list[KernelBundle], Tuning]:
@@ -78,13 +80,14 @@ def tune_kernels(
     Args:
         requests: of the classes.
         fastest: the fastest kernel of each class, alone.
-        plan: a serial plan of these.
-        load: links and loads a model.
+        make_plan: makes the serial plan of kernels.
+        open_switchable: links and loads a program with all kernels, of which plans are bound.
         cache: keeps the other kernels of the classes, and an index of seconds.
-        budget_trials: how many models are measured at most, before whole calls of two models are.
+        budget_trials: how many choices of all kernels are measured at most, before whole calls of two are.
     """
     if not requests:  # a model of copies
         return [], Tuning(Node("parallel", ()), {}, 0, 1.0, ())
+    plan = make_plan(fastest)
     choices = {
         f"kernel:{number}": (number, (fastest[number], *_find_alternatives(requests[number], fastest[number], cache)))
         for number in _explored_classes(plan)
@@ -96,8 +99,16 @@ def tune_kernels(
     )
     tree = Node("parallel", tuple(variables))
     sample = draw_sample(plan)
+    sources = [kernel.source for kernel in plan.kernels]
+    sources += [kernel.compiled.source for _, kernels in choices.values() for kernel in kernels]
+    switchable = open_switchable(plan, sources)
+
+    def load(bundles: Sequence[KernelBundle]) -> BoundModel:
+        return switchable.bind(make_plan(bundles))
+
+    by_fastest = load(fastest)
     try:
-        expected = _run_once(load(fastest), sample)
+        expected = _run_once(by_fastest, sample)
     except IndexRangeError:  # random indices do not fit: nothing can be measured
         return list(fastest), Tuning(tree, {}, 0, 1.0, ())
     history: list[Trial] = []
@@ -126,7 +137,7 @@ def tune_kernels(
         best = explore(tree, measure, budget_trials=budget_trials, index=index)
         tuned, trials, gain = assign(best), best.trials, 1.0
         if tuned != list(fastest):  # whole calls decide: kernels that are the fastest themselves may slow others down
-            gain, calls = _find_gain(digests(best), lambda: [load(fastest), load(tuned)], sample, index)
+            gain, calls = _find_gain(digests(best), lambda: [by_fastest, load(tuned)], sample, index)
             trials += calls
     if gain < MIN_GAIN:
         return list(fastest), Tuning(tree, digests(dict.fromkeys(choices, 0)), trials, 1.0, tuple(history))
@@ -166,7 +177,7 @@ def _find_origin(plan: ModelPlan, request: BuildRequest) -> Origin:
 
 
 def _find_gain(
-    chosen: Mapping[str, str], load_both: Callable[[], Sequence[CpuModel]], sample: Sample, index: Profiles
+    chosen: Mapping[str, str], load_both: Callable[[], Sequence[CpuCalls]], sample: Sample, index: Profiles
 ) -> tuple[float, int]:
     """Return the seconds of a call by the kernels chosen alone over those by others, and how many were measured."""
     text = json.dumps(chosen, sort_keys=True)
@@ -181,7 +192,7 @@ def _find_gain(
     return seconds[0] / seconds[1], len(seconds)
 
 
-def _run_once(model: CpuModel, sample: Sample) -> dict[str, Array]:
+def _run_once(model: CpuCalls, sample: Sample) -> dict[str, Array]:
     """Return the results of a call, which later calls do not change."""
     results = model.run(sample.inputs, sample.restore())
     return {**results, **{name: array.copy() for name, array in sample.states.items()}}
@@ -196,7 +207,7 @@ def _agree(results: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
     )
 
 
-def _measure_kernels(model: CpuModel, sample: Sample) -> list[float]:
+def _measure_kernels(model: CpuCalls, sample: Sample) -> list[float]:
     """Return the seconds of each kernel in a call: the least sum over its launches."""
     least = [math.inf] * len(model.plan.kernels)
     end = time.perf_counter() + CALLS_S
@@ -211,7 +222,7 @@ def _measure_kernels(model: CpuModel, sample: Sample) -> list[float]:
     return least
 
 
-def _measure_calls(models: Sequence[CpuModel], sample: Sample) -> list[float]:
+def _measure_calls(models: Sequence[CpuCalls], sample: Sample) -> list[float]:
     """Return the least seconds of a call of each model, in turns."""
     least = [math.inf] * len(models)
     for _ in range(ROUNDS):
