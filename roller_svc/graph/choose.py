@@ -93,6 +93,20 @@ def choose_plan(
     return chosen
 
 
+def make_modelled_plans(kind: str, make_plan: MakePlan, hw: HardwareSpec) -> dict[str, ModelPlan]:
+    """Return the plans among which measurement chooses for a kind, by theirs. Their schedules are by modelled times."""
+    serial, steps = make_plan(None)
+    if kind == SERIAL or hw.num_cores == 1:
+        return {SERIAL: serial}
+    times = model_times(steps, serial.kernels, hw)
+    plans = {SERIAL: serial} if kind == AUTO else {}
+    for each in POLICIES if kind == AUTO else (kind,):
+        plan = _planned(each, PlanChoice(each, times.alone_s, times.launch_s), make_plan, hw)
+        if kind == each or any(isinstance(step, VDeviceStep) for step in plan.steps):
+            plans[each] = plan
+    return plans
+
+
 def _choose_modelled(
     kind: str, serial: ModelPlan, steps: tuple[PlannedStep, ...], make_plan: MakePlan, hw: HardwareSpec
 ) -> ChosenPlan:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from roller_svc.analysis.model_tables import list_functions
@@ -25,9 +26,9 @@ from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
-from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
+from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode, require
 from roller_svc.frontend.lang.input_types import short_repr
-from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, place_weights
+from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, make_modelled_plans, place_weights
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, check_lowering, choose_lowering
@@ -37,7 +38,8 @@ from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
 from roller_svc.graph.weights import Weights
-from roller_svc.graph.wiring.kernels import Tuning, tune_kernels
+from roller_svc.graph.wiring.kernels import KernelChoices, TuneOptions, Tuning, open_index, tune_kernels
+from roller_svc.graph.wiring.online import OnlineSource
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Language
@@ -63,7 +65,7 @@ class ModelOptions(NamedOptions):
     fuse: bool = True
     share_memory: bool = True  # between tensors that are not needed at the same time
     plan: str | Mapping[str, Any] = AUTO  # of graph.choose.PLANS, or GPU_PLANS, or a plan by hand
-    tune_trials: int = 0  # at most, of the whole model on this machine, to choose its kernels; 0: they are chosen alone
+    tune: TuneOptions | None = None  # None: kernels are chosen alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class BuiltModel:
     choice: PlanChoice
     lowerings: Mapping[str, Any] = field(default_factory=dict)  # of a GPU: what each kind of plans costs, or why not
     tuning: Tuning | None = None
+    online: OnlineSource | None = None  # of a model that is tuned while it is called
 
     def link(self, name: str) -> bytes:
         """Return the shared object of a model of that name. Raises CompileError, ToolchainMissingError."""
@@ -116,7 +119,8 @@ def build_model(
         cache.save_costs(hw, options.winograd, costs.stored)
     clock.record("passes")
     classes = find_classes(graph)
-    built, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
+    requests = [_request(each, options) for each in classes]
+    built, hits = _build_kernels(classes, requests, cache, progress)
     clock.record("kernels")
     kernels = _model_kernels([each.fastest for each in built], classes)
     is_cpu = hw.family is TargetKind.CPU
@@ -126,7 +130,9 @@ def build_model(
         _compile_objects([each.source for each in kernels], cache, progress)
         clock.record("objects")
 
-    def plan_with(kernels: Sequence[ModelKernel], schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
+    def plan_with(
+        kernels: Sequence[ModelKernel], schedule: Schedule | None, efficient: Mapping[int, ModelKernel]
+    ) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
         return plan_model(
             graph,
             kernels,
@@ -143,37 +149,34 @@ def build_model(
         variants = [tuple(each.fastest for each in built)]
         if any(each.second is not None for each in built):
             variants.append(tuple(each.second or each.fastest for each in built))
-        planned = [(plan_with(_model_kernels(bundles, classes), None)[0], bundles) for bundles in variants]
+        planned = [(plan_with(_model_kernels(bundles, classes), None, {})[0], bundles) for bundles in variants]
         return _build_for_gpu(planned, options, graph, weights, classes, passes, clock, hits, cache)
 
     def link(plan: ModelPlan, name: str) -> bytes:
         return _link(plan, name, cache, hw)
 
+    def serial_plan(bundles: Sequence[KernelBundle]) -> ModelPlan:
+        return plan_with(_model_kernels(bundles, classes), None, {})[0]
+
+    def open_switchable(plan: ModelPlan, sources: Sequence[KernelSource]) -> SwitchableModel:
+        binary = _link_switchable(plan, sources, cache, hw)
+        return SwitchableModel(MODEL, binary, plan, sources, place_weights(plan, weights))
+
+    def find_choices(tune: TuneOptions) -> KernelChoices:
+        fastest = [each.fastest for each in built]
+        return KernelChoices(requests, fastest, serial_plan, open_switchable, cache, exact=tune.exact)
+
     tuning = None
-    if options.tune_trials:
-
-        def serial_plan(bundles: Sequence[KernelBundle]) -> ModelPlan:
-            return plan_with(_model_kernels(bundles, classes), None)[0]
-
-        def open_switchable(plan: ModelPlan, sources: Sequence[KernelSource]) -> SwitchableModel:
-            binary = _link_switchable(plan, sources, cache, hw)
-            return SwitchableModel(MODEL, binary, plan, sources, place_weights(plan, weights))
-
-        tuned, tuning = tune_kernels(
-            [_request(each, options) for each in classes],
-            [each.fastest for each in built],
-            serial_plan,
-            open_switchable,
-            cache,
-            options.tune_trials,
-        )
-        built = [_replace_fastest(each, bundle) for each, bundle in zip(built, tuned, strict=True)]
-        kernels = _model_kernels(tuned, classes)
-        efficient = {i: each for i, each in efficient.items() if built[i].second is not None}
+    if options.tune is not None and not options.tune.is_online:
+        tuned, tuning = tune_kernels(partial(find_choices, options.tune), cache, options.tune, requests)
+        if tuned is not None:
+            built = [_replace_fastest(each, bundle) for each, bundle in zip(built, tuned, strict=True)]
+            kernels = _model_kernels(tuned, classes)
+            efficient = {i: each for i, each in efficient.items() if built[i].second is not None}
         clock.record("tune")
 
     def make_plan(schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
-        return plan_with(kernels, schedule)
+        return plan_with(kernels, schedule, efficient)
 
     chosen = choose_plan(
         options.plan,
@@ -191,7 +194,27 @@ def build_model(
         *(each.fastest for each in built),
         *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
     )
-    return BuiltModel(chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning)
+    online = None
+    if options.tune is not None and options.tune.is_online and requests:
+
+        def make_plans(bundles: Sequence[KernelBundle]) -> dict[str, ModelPlan]:
+            tuned = _model_kernels(bundles, classes)
+            return make_modelled_plans(str(options.plan), lambda schedule: plan_with(tuned, schedule, {}), hw)
+
+        online = OnlineSource(
+            options.tune,
+            partial(find_choices, options.tune),
+            lambda plan, samples: open_index(plan, cache, requests[0], require(options.tune, "tune"), samples),
+            make_plans,
+        )
+    return BuiltModel(
+        chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning, online=online
+    )
+
+
+def rebuild_model(built: BuiltModel, kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan) -> BuiltModel:
+    """Return a model with another kernel of each class, and a plan of them of a kind, which trials have found."""
+    return replace(built, plan=plan, kernels=tuple(kernels), choice=PlanChoice(kind, is_measured=True))
 
 
 def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
@@ -214,7 +237,7 @@ def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
 def check_tuning(options: ModelOptions) -> None:
     """Raise ArgumentError for trials that cannot be made, or would not choose."""
     hw = options.hardware
-    if not options.tune_trials:
+    if options.tune is None:
         return
     if hw.family is not TargetKind.CPU or not backend_for(hw).is_present(hw):
         raise ArgumentError(
@@ -223,7 +246,9 @@ def check_tuning(options: ModelOptions) -> None:
             hint='tune="off", or target="local"',
         )
     if options.select is SelectionMode.MODEL:
-        raise ArgumentError('tune="now" measures kernels, and select="model" does not', code="invalid-option")
+        raise ArgumentError('tune measures kernels, and select="model" does not', code="invalid-option")
+    if options.tune.is_online and not isinstance(options.plan, str):
+        raise ArgumentError('tune="online" changes the plan, and a plan by hand is given', code="invalid-option")
 
 
 def lowering_kind(options: ModelOptions) -> str | None:

@@ -96,7 +96,7 @@ def test_each_timed_call_finds_the_states_as_they_were_drawn() -> None:
     choose._least_times(model, sample, 1)
     choose._least_call_s(model, sample)
     kernels._measure_kernels(model, sample)
-    kernels._measure_calls([model, model], sample)
+    kernels.measure_calls([model, model], sample)
     assert model.calls > 2 * kernels.ROUNDS * kernels.CALLS_OF_ROUND
     assert expected["at"].tolist() == [3]  # and later calls do not change it
 
