@@ -848,7 +848,7 @@ def _explore_bucket(
     def bind(kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan) -> None:
         used = owner()
         if used is not None:
-            wirer.use(adopt(used, number, rebuild_model(built, kernels, kind, plan)))
+            wirer.use(adopt(used, number, rebuild_model(built, kernels, kind, plan, tuning.found)))
 
     def switch(*, explores: bool) -> None:
         used = owner()
@@ -934,6 +934,7 @@ def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOp
         "threads": options.hardware.num_cores if options.hardware.family is TargetKind.CPU else None,
         "lowerings": dict(first.lowerings),
         "buckets": buckets if len(buckets) > 1 else [],
+        "tuning": None if first.tuning is None else first.tuning.to_json(),
         "select": options.select.value,
         "passes": [
             {"name": each.name, "nodes_before": each.nodes_before, "nodes_after": each.nodes_after} for each in first.passes

@@ -212,9 +212,9 @@ def build_model(
     )
 
 
-def rebuild_model(built: BuiltModel, kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan) -> BuiltModel:
+def rebuild_model(built: BuiltModel, kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan, tuning: Tuning) -> BuiltModel:
     """Return a model with another kernel of each class, and a plan of them of a kind, which trials have found."""
-    return replace(built, plan=plan, kernels=tuple(kernels), choice=PlanChoice(kind, is_measured=True))
+    return replace(built, plan=plan, kernels=tuple(kernels), choice=PlanChoice(kind, is_measured=True), tuning=tuning)
 
 
 def check_plan_kind(kind: object, hw: HardwareSpec) -> None:

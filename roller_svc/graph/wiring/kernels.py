@@ -25,7 +25,7 @@ from roller_svc.compiler.pipeline import compile_candidates, select_candidate
 from roller_svc.errors import IndexRangeError, RollerError, require
 from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.wiring.explore import Choices, Profiles, explore
-from roller_svc.graph.wiring.index import Origin, ProfileIndex
+from roller_svc.graph.wiring.index import FILE, Origin, ProfileIndex
 from roller_svc.graph.wiring.tree import Node, Variable, tree_to_json
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import KernelStep, ModelPlan
@@ -90,6 +90,10 @@ class Tuning:
     def tree(self) -> dict[str, Any]:
         """The tree of choices as JSON, with those that were removed."""
         return tree_to_json(self.root) | ({"removed": self.removed} if self.removed else {})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the assignment, and what it is based on, for the report of a model."""
+        return {"chosen": dict(self.chosen), "trials": self.trials, "gain": self.gain, "notes": list(self.notes)}
 
 
 class Timer(Protocol):
@@ -328,7 +332,7 @@ def open_index(plan: ModelPlan, cache: KernelCache, request: BuildRequest, optio
         generator=estimate_digest(hw, request.winograd),
         bucket=hashlib.sha256(content.encode()).hexdigest(),
     )
-    return ProfileIndex(cache.folder / "wiring.sqlite", origin, min_samples=min_samples)
+    return ProfileIndex(cache.folder / FILE, origin, min_samples=min_samples)
 
 
 def _time_finalists(

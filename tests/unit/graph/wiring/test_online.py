@@ -290,4 +290,5 @@ def test_a_model_binds_other_kernels_while_it_is_called_and_finds_them_again(cac
     assert again.tuning.wait(60)  # without a call
     assert (again.tuning.trials, again.tuning.chosen, again.digest) == (0, tuning.chosen, model.digest)
     loaded = roller_svc.load_model(model.save(cache / "saved"))
+    assert loaded.report["tuning"]["chosen"] == tuning.chosen
     np.testing.assert_array_equal(loaded(x=x)["y"], model(x=x)["y"])
