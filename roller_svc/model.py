@@ -54,12 +54,12 @@ from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.states import pair_states
-from roller_svc.graph.weights import Weights
+from roller_svc.graph.weights import Weights, place_weights
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
 from roller_svc.graph.wiring.online import OnlineSource, OnlineTuning, explore_online
 from roller_svc.graph.wiring.wirer import Wirer
 from roller_svc.hardware.catalog import restrict_cores
-from roller_svc.ir.graph import Constant, Graph
+from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
@@ -68,7 +68,7 @@ from roller_svc.ir.program import TensorType
 from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
 from roller_svc.runtime.binding import Array, check_names
-from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
+from roller_svc.runtime.graphs.cpu import CpuModel
 from roller_svc.runtime.graphs.cuda import CudaModel
 from roller_svc.runtime.graphs.emulated import EmulatedModel
 from roller_svc.runtime.graphs.gpu import GpuModel, Runner
@@ -883,8 +883,7 @@ def _built_variant(
     plan, binary = built.plan, built.link(name)
 
     def load() -> CpuModel | GpuModel:
-        arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-        block = weights_block(arrays, plan.weights_bytes)
+        block = place_weights(plan, weights)
         if binary:
             return CpuModel(plan, name, binary, block)
         return _gpu_model(plan, built.kernels, block, runtime)

@@ -28,7 +28,7 @@ from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_ta
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode, require
 from roller_svc.frontend.lang.input_types import short_repr
-from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, make_modelled_plans, place_weights
+from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, make_modelled_plans
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, check_lowering, choose_lowering
@@ -37,7 +37,7 @@ from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
-from roller_svc.graph.weights import Weights
+from roller_svc.graph.weights import Weights, place_weights
 from roller_svc.graph.wiring.kernels import KernelChoices, TuneOptions, Tuning, open_index, tune_kernels
 from roller_svc.graph.wiring.online import OnlineSource
 from roller_svc.ir.graph import Graph
@@ -181,8 +181,7 @@ def build_model(
     chosen = choose_plan(
         options.plan,
         make_plan,
-        link,
-        weights,
+        open_switchable,
         hw,
         cache,
         measure=options.select is SelectionMode.MEASURE,

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from gpu_models import constant, tensor
 from gpu_models import graph as json_graph
-from graphs import add_input, add_random, builder_of
+from graphs import add_input, add_random, builder_of, load_linked
 
 from roller_svc import hardware
 from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.errors import ArgumentError
-from roller_svc.graph.choose import load_for_trial
 from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model, check_tuning
 from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.interpret import interpret
@@ -37,7 +36,7 @@ def build(cache: KernelCache, trials: int = 16, **tune: Any) -> BuiltModel:
     graph = builder.finish([("y", builder.call("softmax", [product], axis=1))])
     options = ModelOptions(restrict_cores(hardware.load("local"), 1), top_k=3, tune=TuneOptions(budget_trials=trials, **tune))
     built = build_model(graph, weights, options, cache)
-    model = load_for_trial(built.plan, built.make_binary, weights)
+    model = load_linked(built, weights)
     x = np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
     expected = interpret(graph, weights, {"x": x})["y"]
     np.testing.assert_allclose(model.run({"x": x})["y"], expected, atol=1e-5)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gpu_models import MODELS, constant, node, tensor
 from gpu_models import graph as json_graph
+from graphs import load_linked
 
 from roller_svc import hardware
 from roller_svc.analysis.model_tables import list_functions
@@ -17,11 +18,10 @@ from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.errors import InvariantError
 from roller_svc.graph import compile as graph_compile
-from roller_svc.graph.choose import load_for_trial, place_weights
 from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model
 from roller_svc.graph.inputs import draw_sample
 from roller_svc.graph.load import load_graph
-from roller_svc.graph.weights import Weights
+from roller_svc.graph.weights import Weights, place_weights
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.model_plan import VDeviceStep
 from roller_svc.ir.options import SelectionMode
@@ -63,7 +63,7 @@ def test_bound_plans_compute_the_bits_of_linked_ones_and_switch(source: dict[str
     sample = draw_sample(built.plan)
     program = switchable(built, weights, cache, other)
     models = [program.bind(each.plan) for each in (built, other, built)]
-    linked = [load_for_trial(each.plan, each.make_binary, weights) for each in (built, other, built)]
+    linked = [load_linked(each, weights) for each in (built, other, built)]
     for _ in range(2):
         for bound, expected in zip(models, linked, strict=True):
             results = expected.run(sample.inputs)
@@ -89,7 +89,7 @@ def test_packed_weights_are_shared_by_plans_and_freed_with_the_last(cache: Kerne
     assert second.plan.prepack == ()
     assert list(program._packed) == packed
     sample = draw_sample(built.plan)
-    expected = load_for_trial(built.plan, built.make_binary, weights).run(sample.inputs)["c"]
+    expected = load_linked(built, weights).run(sample.inputs)["c"]
     np.testing.assert_array_equal(first.run(sample.inputs)["c"], expected)
     del first
     gc.collect()
