@@ -57,6 +57,7 @@ from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights, place_weights
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
 from roller_svc.graph.wiring.online import OnlineSource, OnlineTuning, explore_online
+from roller_svc.graph.wiring.tree import KINDS
 from roller_svc.graph.wiring.wirer import Wirer
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.graph import Graph
@@ -483,7 +484,8 @@ def compile_model(
             leave them; "online" makes callers' calls the trials; "off" takes kernels that were chosen alone.
             `Model.tuning` says what was chosen.
         tune_options: some of "budget_trials": 64 of a bucket at most, before models are compared; "budget_s", after which
-            no trial begins; "exact": True, for kernels with the same bits alone; "share": 0.5 of calls at most are trials.
+            no trial begins; "exact": True, for kernels with the same bits alone; "share": 0.5 of calls at most are trials;
+            "variables": ["kernel", "plan", "buffers"], the kinds of choices that are explored.
         runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
@@ -604,7 +606,8 @@ def _tune_options(tune: object, options: object) -> TuneOptions | None:
         is_valid, expected = _TUNE_VALUES[name]
         if not is_valid(value):
             raise ArgumentError(f"{name} must be {expected}, got {short_repr(value)}", code="invalid-option")
-    return None if tune == "off" else TuneOptions(is_online=tune == "online", **given)
+    named: dict[str, Any] = {name: tuple(value) if name == "variables" else value for name, value in given.items()}
+    return None if tune == "off" else TuneOptions(is_online=tune == "online", **named)
 
 
 def _is_number(value: object) -> bool:
@@ -616,6 +619,10 @@ _TUNE_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "budget_s": (_is_number, "a positive number of seconds"),
     "exact": (lambda value: isinstance(value, bool), "True or False"),
     "share": (lambda value: _is_number(value) and value <= 1, "a number above 0, and at most 1"),
+    "variables": (
+        lambda value: isinstance(value, list | tuple) and all(isinstance(each, str) and each in KINDS for each in value),
+        f"a list of some of {', '.join(KINDS)}",
+    ),
 }
 
 

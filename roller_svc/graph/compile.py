@@ -131,7 +131,11 @@ def build_model(
         clock.record("objects")
 
     def plan_with(
-        kernels: Sequence[ModelKernel], schedule: Schedule | None, efficient: Mapping[int, ModelKernel]
+        kernels: Sequence[ModelKernel],
+        schedule: Schedule | None,
+        efficient: Mapping[int, ModelKernel],
+        *,
+        share_memory: bool = options.share_memory,
     ) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
         return plan_model(
             graph,
@@ -139,7 +143,7 @@ def build_model(
             kernel_of,
             graph.name,
             hw.id,
-            share_memory=options.share_memory,
+            share_memory=share_memory,
             schedule=schedule,
             efficient=efficient,
             alignment_bytes=1 if is_cpu else hw.vector_bytes,
@@ -164,7 +168,9 @@ def build_model(
 
     def find_choices(tune: TuneOptions) -> KernelChoices:
         fastest = [each.fastest for each in built]
-        return KernelChoices(requests, fastest, serial_plan, open_switchable, cache, exact=tune.exact)
+        return KernelChoices(
+            requests, fastest, serial_plan, open_switchable, cache, exact=tune.exact, explores_kernels="kernel" in tune.variables
+        )
 
     tuning = None
     if options.tune is not None and not options.tune.is_online:
@@ -196,15 +202,18 @@ def build_model(
     online = None
     if options.tune is not None and options.tune.is_online and requests:
 
-        def make_plans(bundles: Sequence[KernelBundle]) -> dict[str, ModelPlan]:
-            tuned = _model_kernels(bundles, classes)
-            return make_modelled_plans(str(options.plan), lambda schedule: plan_with(tuned, schedule, {}), hw)
+        def make_plans(kernels: Sequence[KernelBundle], *, share_memory: bool) -> dict[str, ModelPlan]:
+            tuned = _model_kernels(kernels, classes)
+            make = partial(plan_with, tuned, efficient={}, share_memory=share_memory)
+            return make_modelled_plans(str(options.plan), make, hw)
 
         online = OnlineSource(
             options.tune,
             partial(find_choices, options.tune),
             lambda plan, samples: open_index(plan, cache, requests[0], require(options.tune, "tune"), samples),
             make_plans,
+            chosen.choice.kind,
+            shares_memory=options.share_memory,
         )
     return BuiltModel(
         chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning, online=online

@@ -63,6 +63,7 @@ class TuneOptions:
     budget_s: float = math.inf  # no trial begins after this
     exact: bool = False  # choose only among kernels whose results have the bits of the fastest kernels'
     share: float = 0.5  # of users' calls that may be trials
+    variables: tuple[str, ...] = ("kernel", "plan", "buffers")  # kinds of those that are explored
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class KernelChoices:
         cache: KernelCache,
         *,
         exact: bool = False,
+        explores_kernels: bool = True,
     ) -> None:
         """Build the kernels that the cache does not have.
 
@@ -125,6 +127,7 @@ class KernelChoices:
             open_switchable: links and loads a program with all kernels, of which plans are bound.
             cache: keeps the other kernels of the classes.
             exact: whether results of other kernels must have the same bits.
+            explores_kernels: whether there are choices of kernels.
 
         Raises:
             IndexRangeError: random inputs are indices out of range.
@@ -135,7 +138,7 @@ class KernelChoices:
         self.plan = make_plan(fastest)
         choices = {
             f"kernel:{number}": (number, (fastest[number], *_find_alternatives(requests[number], fastest[number], cache)))
-            for number in _explored_classes(self.plan)
+            for number in (_explored_classes(self.plan) if explores_kernels else ())
         }
         self.choices = {name: (number, kernels) for name, (number, kernels) in choices.items() if len(kernels) > 1}
         self.root = Node(
@@ -184,13 +187,14 @@ class KernelChoices:
         if choice == 0:
             return True
         if (name, choice) not in self._checked:
-            reason = self._find_fault(self.bind_kernels({name: choice}))
+            reason = self.find_fault(self.bind_kernels({name: choice}))
             self._checked[name, choice] = not reason
             if reason:
                 self.removed.setdefault(name, {})[self.choices[name][1][choice].digest] = reason
         return self._checked[name, choice]
 
-    def _find_fault(self, model: BoundModel) -> str:
+    def find_fault(self, model: BoundModel) -> str:
+        """Return why a model may not answer calls; \"\" if its results are right."""
         for sample, expected in zip(self._samples, self._expected, strict=True):
             try:
                 results = _run_once(model, sample)
@@ -225,12 +229,16 @@ def choose_kernels(
         budget_trials: how many choices of all kernels are measured at most.
         rounds: how often each is.
     """
+    bound: dict[tuple[int, ...], BoundModel] = {}  # whose packed weights later rounds use
 
     def measure(chosen: Choices) -> dict[str, float]:
         right = {name: choice if choices.is_right(name, choice) else 0 for name, choice in chosen.items()}
         if all(right[name] != choice for name, choice in chosen.items()):
             return {}
-        by_kernel = timer.time_kernels(choices.bind_kernels(right))
+        key = tuple(right.values())
+        if key not in bound:
+            bound[key] = choices.bind_kernels(right)
+        by_kernel = timer.time_kernels(bound[key])
         if by_kernel is None:
             return {}
         tuning.trials += 1
@@ -239,21 +247,36 @@ def choose_kernels(
         return seconds
 
     with closing(open_index(rounds)) as index:
-        best = explore(choices.root, measure, budget_trials=budget_trials, index=index, rounds=rounds)
+        best: Mapping[str, int] = explore(choices.root, measure, budget_trials=budget_trials, index=index, rounds=rounds)
+    bound.clear()
     finalists = find_finalists(best)
-    used = next(iter(finalists))
-    default = dict.fromkeys(choices.choices, 0)
-    if len(finalists) > 1:
-        with closing(open_index(1)) as index:
-            seconds, measured = _time_finalists(finalists, timer, index, choices.name(best))
-        tuning.trials += measured
-        if seconds is not None:
-            fastest = min(finalists, key=lambda name: seconds[name])
-            if seconds[used] >= MIN_GAIN * seconds[fastest]:
-                tuning.gain, tuning.chosen = seconds[used] / seconds[fastest], choices.name(best)
-                return best, fastest
-    tuning.chosen = choices.name(default)
-    return default, used
+    fastest = choose_model(finalists, choices.name(best), timer, open_index, tuning)
+    if fastest == next(iter(finalists)):
+        best = dict.fromkeys(choices.choices, 0)
+    tuning.chosen = choices.name(best)
+    return best, fastest
+
+
+def choose_model(
+    models: Mapping[str, CpuCalls], chosen: Mapping[str, str], timer: Timer, open_index: OpenIndex, tuning: Tuning
+) -> str:
+    """Return the name of the model whose calls are the fastest: the first one, if no other is faster by a margin.
+
+    `chosen` are the kernels of the others.
+    """
+    used = next(iter(models))
+    if len(models) == 1:
+        return used
+    with closing(open_index(1)) as index:
+        seconds, measured = _time_models(models, timer, index, chosen)
+    tuning.trials += measured
+    if seconds is None:
+        return used
+    fastest = min(models, key=lambda name: seconds[name])
+    if seconds[used] < MIN_GAIN * seconds[fastest]:
+        return used
+    tuning.gain *= seconds[used] / seconds[fastest]
+    return fastest
 
 
 def tune_kernels(
@@ -279,7 +302,8 @@ def tune_kernels(
         def find_finalists(best: Mapping[str, int]) -> dict[str, CpuCalls]:
             """Whole calls decide: kernels that are the fastest themselves may slow others down."""
             models: dict[str, CpuCalls] = {"alone": choices.by_fastest}
-            return models | {"tuned": choices.bind_kernels(best)} if any(best.values()) else models
+            tuned = choices.bind_kernels(best)
+            return models | {"tuned": tuned} if any(best.values()) and not choices.find_fault(tuned) else models
 
         timer = _SampleTimer(choices.sample, time.perf_counter() + options.budget_s)
         opened = partial(open_index, choices.plan, cache, requests[0], options)
@@ -335,22 +359,22 @@ def open_index(plan: ModelPlan, cache: KernelCache, request: BuildRequest, optio
     return ProfileIndex(cache.folder / FILE, origin, min_samples=min_samples)
 
 
-def _time_finalists(
-    finalists: Mapping[str, CpuCalls], timer: Timer, index: Profiles, chosen: Mapping[str, str]
+def _time_models(
+    models: Mapping[str, CpuCalls], timer: Timer, index: Profiles, chosen: Mapping[str, str]
 ) -> tuple[dict[str, float] | None, int]:
     """Return the seconds of a call of each model, and how many models were measured."""
-    text = json.dumps([list(finalists), chosen], sort_keys=True)  # what is measured together: least seconds fall
-    calls = Variable("calls", "plan", tuple(f"{name} of {text}" for name in finalists))
-    known = [index.look_up(calls, choice, {}) for choice in range(len(finalists))]
+    text = json.dumps([list(models), chosen], sort_keys=True)  # what is measured together: least seconds fall
+    calls = Variable("calls", "plan", tuple(f"{name} of {text}" for name in models))
+    known = [index.look_up(calls, choice, {}) for choice in range(len(models))]
     seconds = [value for value in known if value is not None]
     if len(seconds) == len(known):
-        return dict(zip(finalists, seconds, strict=True)), 0
-    measured = timer.time_calls(list(finalists.values()))
+        return dict(zip(models, seconds, strict=True)), 0
+    measured = timer.time_calls(list(models.values()))
     if measured is None:
         return None, 0
     for choice, value in enumerate(measured):
         index.record(calls, choice, {}, value)
-    return dict(zip(finalists, measured, strict=True)), len(measured)
+    return dict(zip(models, measured, strict=True)), len(measured)
 
 
 def _run_once(model: CpuCalls, sample: Sample) -> dict[str, Array]:

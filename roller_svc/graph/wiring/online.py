@@ -21,10 +21,11 @@ from roller_svc.graph.wiring.kernels import (
     TuneOptions,
     Tuning,
     choose_kernels,
+    choose_model,
     measure_calls,
     sum_kernels,
 )
-from roller_svc.graph.wiring.tree import Node
+from roller_svc.graph.wiring.tree import Node, Variable
 from roller_svc.graph.wiring.wirer import ExploringEndedError, Wirer
 from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.runtime.graphs.cpu import CpuCalls
@@ -36,6 +37,7 @@ ROUNDS = 5  # of each choice
 CALLS = 16  # of each finalist, in turns
 DISTURBED_RATIO = 1.1  # of the first finalist's seconds to its least: such a round is repeated
 MAX_REPEATED = 3 * CALLS
+LOWEST, APART = "lowest", "apart"  # places of tensors: shared by those that are not needed at once, or not
 NEVER = 1 << 62  # samples that no value of an index has
 
 Explore = Callable[["OnlineTuning"], Callable[[], None] | None]  # returns what binds a better choice; None: there is none
@@ -47,6 +49,12 @@ class Switch(Protocol):
     def __call__(self, *, explores: bool) -> None: ...
 
 
+class MakePlans(Protocol):
+    """A way to make the plans of kernels, by their kinds."""
+
+    def __call__(self, kernels: Sequence[KernelBundle], *, share_memory: bool) -> Mapping[str, ModelPlan]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class OnlineSource:
     """A way to make the choices of a model after its first call."""
@@ -54,7 +62,9 @@ class OnlineSource:
     options: TuneOptions
     find_choices: Callable[[], KernelChoices]
     open_index: Callable[[ModelPlan, int], ProfileIndex]  # with the least number of samples
-    make_plans: Callable[[Sequence[KernelBundle]], Mapping[str, ModelPlan]]  # of kernels, by kind
+    make_plans: MakePlans
+    kind: str  # of the model's plan
+    shares_memory: bool  # in the model's plan
 
 
 def explore_online(
@@ -67,23 +77,51 @@ def explore_online(
     choices, before = source.find_choices(), tuning.found
     tuning.found = Tuning(choices.root, removed=choices.removed, state=EXPLORING)
     tuning.timer.begin(source.options.budget_s, choices.sample)
+    variables = source.options.variables
     plans: dict[str, ModelPlan] = {}
+    models: dict[str, CpuCalls] = {USED: wirer.model}
+
+    def add_models(made: Mapping[str, ModelPlan]) -> None:
+        """Bind plans by their names, if their results are right."""
+        for name, plan in made.items():
+            model = choices.bind(plan)
+            fault = choices.find_fault(model)
+            if fault:
+                choices.removed.setdefault("plan", {})[name] = fault
+            else:
+                plans[name], models[name] = plan, model
 
     def find_finalists(best: Mapping[str, int]) -> dict[str, CpuCalls]:
-        if any(best.values()) or before.chosen:
-            plans.update(source.make_plans(choices.assign(best)))
-        models: dict[str, CpuCalls] = {USED: wirer.model}
-        return models | {kind: choices.bind(plan) for kind, plan in plans.items()}
+        if any(best.values()) or before.chosen or not choices.choices:
+            made = source.make_plans(choices.assign(best), share_memory=source.shares_memory)
+            add_models({kind: plan for kind, plan in made.items() if "plan" in variables or kind == source.kind})
+        return dict(models)
 
     def open_index(samples: int) -> ProfileIndex:
         """Open the index, which knows nothing to a model that explores again."""
         return source.open_index(choices.plan, NEVER if before.chosen else samples)
 
-    best, kind = choose_kernels(
-        choices, tuning.timer, open_index, tuning.found, find_finalists,
+    found = tuning.found
+    best, name = choose_kernels(
+        choices, tuning.timer, open_index, found, find_finalists,
         budget_trials=source.options.budget_trials, rounds=ROUNDS,
     )  # fmt: skip
-    return None if kind == USED else partial(bind, choices.assign(best), kind, plans[kind])
+    kind = source.kind if name == USED else name
+    trees: list[Node | Variable] = [choices.root]
+    if len(models) > 1:
+        trees.append(Variable("plan", "plan", tuple(models)))
+        found.chosen = {**found.chosen, "plan": name}
+    if "buffers" in variables and source.shares_memory and not found.notes and not (name == USED and before.chosen):
+        made = source.make_plans(choices.assign(best), share_memory=False)
+        if kind in made:
+            add_models({APART: made[kind]})
+        if APART in models:
+            fastest = {name: models[name], APART: models[APART]}
+            name = choose_model(fastest, choices.name(best), tuning.timer, open_index, found)
+            trees.append(Variable("buffers", "buffers", (LOWEST, APART)))
+            found.chosen = {**found.chosen, "buffers": APART if name == APART else LOWEST}
+    found.root = Node("prefix", tuple(trees)) if len(trees) > 1 else choices.root
+    return None if name == USED else partial(bind, choices.assign(best), kind, plans[name])
 
 
 class OnlineTuning:
