@@ -199,7 +199,8 @@ def test_trials_of_a_model_with_states_find_them_as_the_first(cache: KernelCache
     built = build_model(load_graph(source, weights), weights, options, cache)
     assert built.tuning is not None
     assert len(built.tuning.history) > 1
-    assert agreed == [True] * len(built.tuning.history)
+    assert all(agreed)
+    assert len(agreed) >= len(built.tuning.history) - 1  # each kernel but the fastest was compared
 
 
 def test_trials_need_this_machine() -> None:
