@@ -9,8 +9,11 @@ import logging
 import math
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Never, Unpack
@@ -43,6 +46,7 @@ from roller_svc.graph.compile import (
     check_plan_kind,
     check_tuning,
     no_progress,
+    rebuild_model,
 )
 from roller_svc.graph.devices.labels import check_labels, place_nodes
 from roller_svc.graph.devices.plan import ACROSS, COPIES_RATIO, MERGED, MixedPlan
@@ -54,7 +58,10 @@ from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, p
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
-from roller_svc.graph.wiring.kernels import Tuning
+from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
+from roller_svc.graph.wiring.online import OnlineSource, OnlineTuning, explore_online
+from roller_svc.graph.wiring.tree import KINDS
+from roller_svc.graph.wiring.wirer import Wirer
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -83,8 +90,7 @@ from roller_svc.settings import settings
 log = logging.getLogger(__name__)
 
 MAX_VARIANTS = 64
-TUNE_KINDS = ("off", "now")
-TUNE_TRIALS = 64
+TUNE_KINDS = ("off", "online", "now")
 SINK_KINDS = ("auto", "require")
 
 
@@ -148,7 +154,7 @@ class Profile(list[ProfiledStep]):
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-_Loaded = CpuModel | GpuModel | MixedModel
+_Loaded = CpuModel | GpuModel | MixedModel | Wirer
 
 
 class _Variant:
@@ -200,6 +206,33 @@ class _Variant:
                 self._steps[fused] = self._prepare_steps(fused=fused)
             return self._steps[fused]
 
+    def load_as(self, loaded: _Loaded) -> None:
+        """Let calls run another one that computes the same."""
+        with self._lock:
+            self._loaded, self._load = loaded, None
+
+    @property
+    def loaded_on_cpu(self) -> CpuModel:
+        """The model of a variant for CPUs whose calls measure nothing."""
+        loaded = self.loaded
+        if not isinstance(loaded, CpuModel):
+            raise InvariantError(f"{self.name} is not a model for CPUs")
+        return loaded
+
+    def add_wirer(self, share: float) -> Wirer:
+        """Let calls measure, and return what has them. The model is loaded at the first call."""
+        wirer = Wirer(lambda: copied.loaded_on_cpu, share)
+        copied = copy(self)
+        copied._lock = Lock()
+        self.load_as(wirer)
+        return wirer
+
+    def with_kernels(self, kernels: tuple[int, ...]) -> _Variant:
+        """Return this, of a model that has its kernels at other positions."""
+        variant = copy(self)
+        variant.kernels, variant._steps = kernels, {}
+        return variant
+
     @property
     def weights_bytes(self) -> int:
         """Return the bytes of the weights of a saved model. A GPU packs them when it loads the model, a CPU before."""
@@ -221,7 +254,7 @@ class Model:
         kernels: tuple[KernelBundle, ...],
         variants: tuple[_Variant, ...],
         report: Mapping[str, Any],
-        tuning: Tuning | None = None,
+        tuning: Tuning | OnlineTuning | None = None,
     ) -> None:
         self._kernel_bundles = kernels
         self._kernels: tuple[ModelKernel, ...] | None = None
@@ -470,6 +503,18 @@ class Model:
             **plan_to_json(plan),
         }
 
+    def _adopt(self, model: Model) -> None:
+        """Become a model that computes the same by other kernels, and keep the name."""
+        self._kernel_bundles, self._kernels = model._kernel_bundles, None
+        self.digest, self.report, self.estimate = model.digest, model.report, model.estimate
+        self._variants = model._variants
+        self._run_plain = None
+
+    def _wire(self, number: int, loaded: _Loaded) -> None:
+        """Let calls of a bucket run a model that computes the same."""
+        self._variants[number].load_as(loaded)
+        self._run_plain = None
+
     def __reduce__(self) -> Never:
         """Raise ArgumentError: weights need an alignment that pickles do not keep."""
         raise ArgumentError(
@@ -492,7 +537,7 @@ def compile_model(
     *,
     plan: str | Mapping[str, Any] = "auto",
     tune: str = "off",
-    tune_options: Mapping[str, int] | None = None,
+    tune_options: Mapping[str, object] | None = None,
     runtime: str = "auto",
     dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
@@ -519,8 +564,11 @@ def compile_model(
             them, "waves" one kernel of all operators for each level of the graph, "persistent" one that executes all of
             them, "auto" the kind that the performance model prefers.
         tune: "now" chooses kernels by trials of the whole model on this machine, where each finds the caches as the others
-            leave them; "off" takes kernels that were chosen alone. `Model.tuning` says what was chosen.
-        tune_options: {"budget_trials": 64}, the models of a bucket that are measured at most, before two are compared.
+            leave them; "online" makes callers' calls the trials; "off" takes kernels that were chosen alone.
+            `Model.tuning` says what was chosen.
+        tune_options: some of "budget_trials": 64 of a bucket at most, before models are compared; "budget_s", after which
+            no trial begins; "exact": True, for kernels with the same bits alone; "share": 0.5 of calls at most are trials;
+            "variables": ["kernel", "plan", "buffers"], the kinds of choices that are explored.
         runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
@@ -578,7 +626,7 @@ def compile_model(
     padding, not_padded = _padding(buckets, graphs, dims or {}, load, weights)
     clock.record("import")
     calibrate_at_first_use((target_id,), log.warning)  # after all that may be refused at once
-    chosen = replace(_options(target_id, threads, plan, checked), tune_trials=_tune_trials(tune, tune_options))
+    chosen = replace(_options(target_id, threads, plan, checked), tune=_tune_options(tune, tune_options))
     check_tuning(chosen)
     built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
@@ -738,19 +786,37 @@ def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
     return Model(bundle.digest, bundle.name, bundle.target, bundle.kernels, variants, bundle.report)
 
 
-def _tune_trials(tune: object, options: object) -> int:
+def _tune_options(tune: object, options: object) -> TuneOptions | None:
+    """Return how to tune; None for "off". Raises ArgumentError for options that do not exist, or have wrong values."""
     if not isinstance(tune, str) or tune not in TUNE_KINDS:
         listed = " or ".join(map(repr, TUNE_KINDS))
         raise ArgumentError(f"tune must be {listed}, got {short_repr(tune)}", code="invalid-option")
     given = {} if options is None else options
-    if not isinstance(given, Mapping) or not given.keys() <= {"budget_trials"}:
-        raise ArgumentError(f"tune_options must be {{'budget_trials': number}}, got {short_repr(given)}", code="invalid-option")
-    trials = whole_number(given.get("budget_trials", TUNE_TRIALS))
-    if trials is None or trials < 1:
-        raise ArgumentError(
-            f"budget_trials must be a positive whole number, got {short_repr(given['budget_trials'])}", code="invalid-option"
-        )
-    return trials if tune == "now" else 0
+    if not isinstance(given, Mapping) or not given.keys() <= _TUNE_VALUES.keys():
+        listed = ", ".join(_TUNE_VALUES)
+        raise ArgumentError(f"tune_options must have some of {listed}, got {short_repr(given)}", code="invalid-option")
+    for name, value in given.items():
+        is_valid, expected = _TUNE_VALUES[name]
+        if not is_valid(value):
+            raise ArgumentError(f"{name} must be {expected}, got {short_repr(value)}", code="invalid-option")
+    named: dict[str, Any] = {name: tuple(value) if name == "variables" else value for name, value in given.items()}
+    return None if tune == "off" else TuneOptions(is_online=tune == "online", **named)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+_TUNE_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "budget_trials": (lambda value: (whole_number(value) or 0) > 0, "a positive whole number"),
+    "budget_s": (_is_number, "a positive number of seconds"),
+    "exact": (lambda value: isinstance(value, bool), "True or False"),
+    "share": (lambda value: _is_number(value) and value <= 1, "a number above 0, and at most 1"),
+    "variables": (
+        lambda value: isinstance(value, list | tuple) and all(isinstance(each, str) and each in KINDS for each in value),
+        f"a list of some of {', '.join(KINDS)}",
+    ),
+}
 
 
 def _options(target: object, threads: object, plan: object, checked: Mapping[str, Any]) -> ModelOptions:
@@ -928,24 +994,85 @@ def _model(
     runtime: RuntimeChoice,
     steps: Sequence[PrepareSteps],
 ) -> Model:
-    bundles: dict[str, KernelBundle] = {}
-    for _, each in built:
-        bundles |= {bundle.digest: bundle for bundle in each.kernels}
-    positions = {digest: position for position, digest in enumerate(bundles)}
     if len({_shapes(each.plan) for _, each in built}) < len(built):
         raise ArgumentError("two buckets have the same shapes: a dimension in dims is not in the model", code="invalid-option")
+
+    def assemble(built: Sequence[tuple[dict[str, int], BuiltModel]], known: Mapping[int, _Variant], name: str | None) -> Model:
+        """Return the model of its buckets, some of which are those of an equal one of that name."""
+        bundles: dict[str, KernelBundle] = {}
+        for _, each in built:
+            bundles |= {bundle.digest: bundle for bundle in each.kernels}
+        positions = {digest: position for position, digest in enumerate(bundles)}
+        digits = _digest(built, options)
+        named = name or options.name or default_name(digits)
+        variants = tuple(
+            known[number].with_kernels(_positions(each, positions))
+            if number in known
+            else _built_variant(
+                dims, variant_name(named, number), each, weights, _positions(each, positions), runtime, steps[number]
+            )
+            for number, (dims, each) in enumerate(built)
+        )
+        report = {**_report(built, options, import_s), **padding}
+        tuning = built[0][1].tuning
+        return Model(f"sha256:{digits}", named, options.hardware.id, tuple(bundles.values()), variants, report, tuning)
+
+    model = assemble(built, {}, None)
+    parts, adopting = list(built), Lock()
+
+    def adopt(model: Model, number: int, rebuilt: BuiltModel) -> CpuModel:
+        """Let a model have another one of a bucket, which is loaded, and return it."""
+        with adopting:
+            parts[number] = parts[number][0], rebuilt
+            others = {i: variant for i, variant in enumerate(model._variants) if i != number}
+            changed = assemble(parts, others, model.name)
+            loaded = changed._variants[number].loaded_on_cpu
+            model._adopt(changed)
+            return loaded
+
+    for number, (_, each) in enumerate(built):
+        if each.online is not None:
+            tuning = _explore_bucket(model, number, each, each.online, adopt)
+            model.tuning = tuning if number == 0 else model.tuning
+    return model
+
+
+def _explore_bucket(
+    model: Model,
+    number: int,
+    built: BuiltModel,
+    source: OnlineSource,
+    adopt: Callable[[Model, int, BuiltModel], CpuModel],
+) -> OnlineTuning:
+    """Let the calls of a bucket choose its kernels and its plan. A model that nobody uses any more explores no more."""
+    owner = weakref.ref(model)
+    wirer = model._variants[number].add_wirer(source.options.share)
+
+    def bind(kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan) -> None:
+        used = owner()
+        if used is not None:
+            wirer.use(adopt(used, number, rebuild_model(built, kernels, kind, plan, tuning.found)))
+
+    def switch(*, explores: bool) -> None:
+        used = owner()
+        if used is not None:
+            used._wire(number, wirer if explores else wirer.model)
+
+    tuning = OnlineTuning(wirer, partial(explore_online, source, wirer, bind), switch)
+    weakref.finalize(model, tuning.stop)
+    return tuning
+
+
+def _digest(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions) -> str:
     parts: list[object] = [
         [list(dims.items()), plan_to_json(each.plan), [bundle.digest for bundle in each.kernels]] for dims, each in built
     ]
     content = json.dumps(parts if options.name is None else [options.name, *parts])
-    digits = hashlib.sha256(content.encode()).hexdigest()
-    name = options.name or default_name(digits)
-    variants = tuple(
-        _built_variant(dims, variant_name(name, number), each, weights, positions, runtime, steps[number])
-        for number, (dims, each) in enumerate(built)
-    )
-    report = {**_report(built, options, import_s), **padding}
-    return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), variants, report, built[0][1].tuning)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _positions(built: BuiltModel, positions: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(positions[bundle.digest] for bundle in built.kernels)
 
 
 def _built_variant(
@@ -953,7 +1080,7 @@ def _built_variant(
     name: str,
     built: BuiltModel,
     weights: Weights,
-    positions: Mapping[str, int],
+    kernels: tuple[int, ...],
     runtime: RuntimeChoice,
     steps: PrepareSteps,
 ) -> _Variant:
@@ -962,7 +1089,6 @@ def _built_variant(
     def load() -> CpuModel | GpuModel:
         return load_built(built, name, binary, weights, runtime)
 
-    kernels = tuple(positions[bundle.digest] for bundle in built.kernels)
     return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime, steps)
 
 
@@ -996,6 +1122,7 @@ def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOp
         "threads": options.hardware.num_cores if options.hardware.family is TargetKind.CPU else None,
         "lowerings": dict(first.lowerings),
         "buckets": buckets if len(buckets) > 1 else [],
+        "tuning": None if first.tuning is None else first.tuning.to_json(),
         "select": options.select.value,
         "passes": [
             {"name": each.name, "nodes_before": each.nodes_before, "nodes_after": each.nodes_after} for each in first.passes

@@ -37,6 +37,7 @@ COMMANDS = {
     "store": "collect, verify, pin, export and import the results in a store",
     "why-miss": "say which part of a request's key differs from the nearest stored result",
     "keys": "add, list, limit and revoke the API keys of the service",
+    "tuning": "list, export, import and clear the seconds of trials that choose a model's kernels",
     "warm": "build models for several targets ahead, on a service or into a store",
     "completion": "print what completes commands, options and devices in bash, zsh or fish",
     "audit": "list who made and used keys, and who asked for, cancelled and pinned what",

@@ -21,7 +21,7 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote, stepping
 from roller_svc.client.schemas import GraphOptions
-from roller_svc.errors import ArgumentError, WrongAnswerError, require
+from roller_svc.errors import ArgumentError, InvariantError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.choose import EAGER, PLANS
 from roller_svc.graph.compile import GPU_PLANS
@@ -32,9 +32,10 @@ from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
-from roller_svc.graph.wiring.tree import find_variables, tree_to_json
+from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
+from roller_svc.graph.wiring.tree import find_variables
 from roller_svc.ir.options import HOST_LAUNCHERS, NamedOptions
-from roller_svc.model import TUNE_TRIALS, Model, compile_model, estimate_model, load_model
+from roller_svc.model import Model, compile_model, estimate_model, load_model
 from roller_svc.modes.mixed import DATAFLOW, ORDERS
 from roller_svc.runtime.cuda.arrays import copy_into_device, copy_to_device, copy_to_host, synchronize
 from roller_svc.runtime.cuda.module import device_present
@@ -58,9 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_model(tuned)
     tuned.add_argument("--save", metavar="DIR", help="write the shared object, header and weights to DIR")
-    tuned.add_argument(
-        "--trials", type=int, default=TUNE_TRIALS, metavar="N", help="models that are measured at most (default: %(default)s)"
-    )
+    trials = TuneOptions().budget_trials
+    help_ = "trials at most, before whole calls are compared (default: %(default)s)"
+    tuned.add_argument("--trials", type=int, default=trials, metavar="N", help=help_)
+    tuned.add_argument("--budget", type=_seconds, metavar="30s", help="seconds after which no trial begins (default: no limit)")
+    tuned.add_argument("--exact", action="store_true", help="choose only kernels whose results have the same bits")
     run = kinds.add_parser("run", help="run a model, or the folder of a saved one, and time it", allow_abbrev=False)
     _add_model(run)
     _add_arrays(run)
@@ -233,7 +236,7 @@ def _model(options: argparse.Namespace) -> Model:
             _types(options) or None,
             plan=options.plan,
             tune="now" if options.kind == "tune" else "off",
-            tune_options={"budget_trials": options.trials} if options.kind == "tune" else None,
+            tune_options=_tune_options(options) if options.kind == "tune" else None,
             runtime=runtime,
             dims=_dims(options),
             constants=_constants(options) or None,
@@ -244,6 +247,16 @@ def _model(options: argparse.Namespace) -> Model:
             progress=progress,
             **common.option_values(options, NamedOptions),
         )
+
+
+def _tune_options(options: argparse.Namespace) -> dict[str, object]:
+    budget = {} if options.budget is None else {"budget_s": options.budget}
+    return {"budget_trials": options.trials, "exact": options.exact, **budget}
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a text such as 30s or 2.5."""
+    return float(text.removesuffix("s"))
 
 
 def _runtime(options: argparse.Namespace) -> str:
@@ -403,15 +416,18 @@ def _read_array(option: str, text: str) -> tuple[str, Any]:
 
 def _tuned(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     facts, text = _compiled(model, options)
-    tuning = require(model.tuning, "tuning of a tuned model")
+    tuning = model.tuning
+    if not isinstance(tuning, Tuning):
+        raise InvariantError("a model was tuned before it was returned, and does not say how")
     facts["tuning"] = {
-        "tree": tree_to_json(tuning.tree),
+        "tree": tuning.tree,
         "chosen": dict(tuning.chosen),
         "trials": tuning.trials,
         "gain": tuning.gain,
+        "notes": tuning.notes,
         "history": [{"choices": dict(each.choices), "seconds": dict(each.seconds)} for each in tuning.history],
     }
-    changed = sum(tuning.chosen.get(each.name) != each.choices[each.default] for each in find_variables(tuning.tree))
+    changed = sum(tuning.chosen.get(each.name) != each.choices[each.default] for each in find_variables(tuning.root))
     variables = len(tuning.chosen)
     line = f"tuned: {changed} of {variables} kernels replaced in {tuning.trials} trials, {tuning.gain:.2f} times as fast"
     return facts, f"{text}\n{line}"

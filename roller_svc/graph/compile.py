@@ -11,9 +11,11 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit
+from roller_svc.analysis.model_tables import list_functions
+from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit, switchable_unit
 from roller_svc.codegen.kernel import Tasks
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import package_candidate, package_kernel
@@ -24,9 +26,9 @@ from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.compiler.rtasks import find_bundle_page_uses, find_bundle_refusal, load_tasks, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
-from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode
+from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode, require
 from roller_svc.frontend.lang.input_types import short_repr
-from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, load_for_trial
+from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, make_modelled_plans
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, check_lowering, choose_lowering
@@ -35,15 +37,16 @@ from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
-from roller_svc.graph.weights import Weights
-from roller_svc.graph.wiring.kernels import Tuning, tune_kernels
+from roller_svc.graph.weights import Weights, place_weights
+from roller_svc.graph.wiring.kernels import KernelChoices, TuneOptions, Tuning, open_index, tune_kernels
+from roller_svc.graph.wiring.online import OnlineSource
 from roller_svc.ir.graph import Graph, HostNode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.options import NamedOptions, SearchOptions, SelectionMode, options_of
 from roller_svc.ir.report import BuildRequest
-from roller_svc.runtime.graphs.cpu import CpuModel
+from roller_svc.runtime.graphs.switchable import SwitchableModel
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain import compile_object, compile_source, link_model, object_command, tool_version
 
@@ -62,7 +65,7 @@ class ModelOptions(NamedOptions):
     fuse: bool = True
     share_memory: bool = True  # between tensors that are not needed at the same time
     plan: str | Mapping[str, Any] = AUTO  # of graph.choose.PLANS, or GPU_PLANS, or a plan by hand
-    tune_trials: int = 0  # at most, of the whole model on this machine, to choose its kernels; 0: they are chosen alone
+    tune: TuneOptions | None = None  # None: kernels are chosen alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class BuiltModel:
     choice: PlanChoice
     lowerings: Mapping[str, Any] = field(default_factory=dict)  # of a GPU: what each kind of plans costs, or why not
     tuning: Tuning | None = None
+    online: OnlineSource | None = None  # of a model that is tuned while it is called
 
     @property
     def node_kernels(self) -> dict[tuple[str, str], KernelBundle]:
@@ -117,24 +121,31 @@ def build_model(
     graph, passes = transform_graph(graph, weights, options, cache)
     clock.record("passes")
     classes = find_classes(graph)
-    built, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
+    requests = [_request(each, options) for each in classes]
+    built, hits = _build_kernels(classes, requests, cache, progress)
     clock.record("kernels")
     kernels = _model_kernels([each.fastest for each in built], classes)
     is_cpu = hw.family is TargetKind.CPU
     efficient = {i: _model_kernel(each.second, 0) for i, each in enumerate(built) if each.second is not None and is_cpu}
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
     if is_cpu:
-        _compile_objects(kernels, cache, progress)
+        _compile_objects([each.source for each in kernels], cache, progress)
         clock.record("objects")
 
-    def plan_with(kernels: Sequence[ModelKernel], schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
+    def plan_with(
+        kernels: Sequence[ModelKernel],
+        schedule: Schedule | None,
+        efficient: Mapping[int, ModelKernel],
+        *,
+        share_memory: bool = options.share_memory,
+    ) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
         return plan_model(
             graph,
             kernels,
             kernel_of,
             graph.name,
             hw.id,
-            share_memory=options.share_memory,
+            share_memory=share_memory,
             schedule=schedule,
             efficient=efficient,
             alignment_bytes=1 if is_cpu else hw.vector_bytes,
@@ -144,39 +155,41 @@ def build_model(
         variants = [tuple(each.fastest for each in built)]
         if any(each.second is not None for each in built):
             variants.append(tuple(each.second or each.fastest for each in built))
-        planned = [(plan_with(_model_kernels(bundles, classes), None)[0], bundles) for bundles in variants]
+        planned = [(plan_with(_model_kernels(bundles, classes), None, {})[0], bundles) for bundles in variants]
         return _build_for_gpu(planned, options, graph, weights, classes, passes, clock, hits, cache)
 
     def link(plan: ModelPlan, name: str) -> bytes:
         return _link(plan, name, cache, hw)
 
-    tuning = None
-    if options.tune_trials:
+    def serial_plan(bundles: Sequence[KernelBundle]) -> ModelPlan:
+        return plan_with(_model_kernels(bundles, classes), None, {})[0]
 
-        def load(bundles: Sequence[KernelBundle]) -> CpuModel:
-            return load_for_trial(plan_with(_model_kernels(bundles, classes), None)[0], link, weights)
+    def open_switchable(plan: ModelPlan, sources: Sequence[KernelSource]) -> SwitchableModel:
+        binary = _link_switchable(plan, sources, cache, hw)
+        return SwitchableModel(MODEL, binary, plan, sources, place_weights(plan, weights))
 
-        tuned, tuning = tune_kernels(
-            [_request(each, options) for each in classes],
-            [each.fastest for each in built],
-            plan_with(kernels, None)[0],
-            load,
-            cache,
-            options.tune_trials,
+    def find_choices(tune: TuneOptions) -> KernelChoices:
+        fastest = [each.fastest for each in built]
+        return KernelChoices(
+            requests, fastest, serial_plan, open_switchable, cache, exact=tune.exact, explores_kernels="kernel" in tune.variables
         )
-        built = [_replace_fastest(each, bundle) for each, bundle in zip(built, tuned, strict=True)]
-        kernels = _model_kernels(tuned, classes)
-        efficient = {i: each for i, each in efficient.items() if built[i].second is not None}
+
+    tuning = None
+    if options.tune is not None and not options.tune.is_online:
+        tuned, tuning = tune_kernels(partial(find_choices, options.tune), cache, options.tune, requests)
+        if tuned is not None:
+            built = [_replace_fastest(each, bundle) for each, bundle in zip(built, tuned, strict=True)]
+            kernels = _model_kernels(tuned, classes)
+            efficient = {i: each for i, each in efficient.items() if built[i].second is not None}
         clock.record("tune")
 
     def make_plan(schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
-        return plan_with(kernels, schedule)
+        return plan_with(kernels, schedule, efficient)
 
     chosen = choose_plan(
         options.plan,
         make_plan,
-        link,
-        weights,
+        open_switchable,
         hw,
         cache,
         measure=options.select is SelectionMode.MEASURE,
@@ -188,7 +201,30 @@ def build_model(
         *(each.fastest for each in built),
         *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
     )
-    return BuiltModel(chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning)
+    online = None
+    if options.tune is not None and options.tune.is_online and requests:
+
+        def make_plans(kernels: Sequence[KernelBundle], *, share_memory: bool) -> dict[str, ModelPlan]:
+            tuned = _model_kernels(kernels, classes)
+            make = partial(plan_with, tuned, efficient={}, share_memory=share_memory)
+            return make_modelled_plans(str(options.plan), make, hw)
+
+        online = OnlineSource(
+            options.tune,
+            partial(find_choices, options.tune),
+            lambda plan, samples: open_index(plan, cache, requests[0], require(options.tune, "tune"), samples),
+            make_plans,
+            chosen.choice.kind,
+            shares_memory=options.share_memory,
+        )
+    return BuiltModel(
+        chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning, online=online
+    )
+
+
+def rebuild_model(built: BuiltModel, kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan, tuning: Tuning) -> BuiltModel:
+    """Return a model with another kernel of each class, and a plan of them of a kind, which trials have found."""
+    return replace(built, plan=plan, kernels=tuple(kernels), choice=PlanChoice(kind, is_measured=True), tuning=tuning)
 
 
 def transform_graph(
@@ -241,7 +277,7 @@ def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
 def check_tuning(options: ModelOptions) -> None:
     """Raise ArgumentError for trials that cannot be made, or would not choose."""
     hw = options.hardware
-    if not options.tune_trials:
+    if options.tune is None:
         return
     if hw.family is not TargetKind.CPU or not backend_for(hw).is_present(hw):
         raise ArgumentError(
@@ -250,7 +286,9 @@ def check_tuning(options: ModelOptions) -> None:
             hint='tune="off", or target="local"',
         )
     if options.select is SelectionMode.MODEL:
-        raise ArgumentError('tune="now" measures kernels, and select="model" does not', code="invalid-option")
+        raise ArgumentError('tune measures kernels, and select="model" does not', code="invalid-option")
+    if options.tune.is_online and not isinstance(options.plan, str):
+        raise ArgumentError('tune="online" changes the plan, and a plan by hand is given', code="invalid-option")
 
 
 def lowering_kind(options: ModelOptions) -> str | None:
@@ -419,9 +457,9 @@ def _seconds(bundle: KernelBundle) -> float:
     return float(seconds)
 
 
-def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progress: Progress) -> dict[str, bytes]:
+def _compile_objects(kernels: Sequence[KernelSource], cache: KernelCache, progress: Progress) -> dict[str, bytes]:
     """Return the kernels' objects by prefix. Those that the cache does not have are compiled on all cores."""
-    sources = {kernel.source.key: kernel.source for kernel in kernels}
+    sources = {source.key: source for source in kernels}
     done = 0
 
     def compile_missing(source: KernelSource) -> tuple[str, bytes]:
@@ -437,9 +475,20 @@ def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progres
 
 def _link(plan: ModelPlan, name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
     """Link the kernels' objects and the plan's unit to the shared object of a model of that name."""
-    objects = _compile_objects(plan.kernels, cache, no_progress)  # also of other rKernels than the fastest
+    sources = [kernel.source for kernel in plan.kernels]  # also of other rKernels than the fastest
+    return _link_unit(model_unit(plan), sources, name, cache, hw)
+
+
+def _link_switchable(plan: ModelPlan, sources: Sequence[KernelSource], cache: KernelCache, hw: HardwareSpec) -> bytes:
+    """Link kernels to a shared object whose functions are given the tables of a plan."""
+    unit = switchable_unit(plan, list_functions(sources), hw.num_cores)
+    return _link_unit(unit, sources, MODEL, cache, hw)
+
+
+def _link_unit(text: str, sources: Sequence[KernelSource], name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
+    objects = _compile_objects(sources, cache, no_progress)
     model = KernelSource(name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
-    objects[MODEL] = _object(model, model_unit(plan), cache, parallel=True)
+    objects[MODEL] = _object(model, text, cache, parallel=True)
     return link_model(model, exported_functions(name), objects)
 
 

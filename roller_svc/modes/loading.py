@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from roller_svc.compiler.backends import reject_load
 from roller_svc.graph.compile import BuiltModel
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
-from roller_svc.graph.weights import Weights
-from roller_svc.ir.graph import Constant
+from roller_svc.graph.weights import Weights, place_weights
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.ir.options import RuntimeChoice
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
+from roller_svc.runtime.graphs.cpu import CpuModel
 from roller_svc.runtime.graphs.cuda import CudaModel
 from roller_svc.runtime.graphs.emulated import EmulatedModel
 from roller_svc.runtime.graphs.gpu import GpuModel, Runner
@@ -24,8 +23,7 @@ from roller_svc.toolchain import compile_cxx
 def load_built(built: BuiltModel, name: str, binary: bytes, weights: Weights, runtime: RuntimeChoice) -> CpuModel | GpuModel:
     """Return a built model with its weights. `binary` is the shared object of that name, empty for a GPU."""
     plan = built.plan
-    arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-    block = weights_block(arrays, plan.weights_bytes)
+    block = place_weights(plan, weights)
     return CpuModel(plan, name, binary, block) if binary else gpu_model(plan, built.kernels, block, runtime)
 
 

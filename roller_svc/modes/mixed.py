@@ -281,7 +281,7 @@ class MixedSteps:
             if each.is_host:
                 continue
             part = Part(each.device, each.nodes)
-            chosen = replace(_options(part, parts.placed, options), tune_trials=0)
+            chosen = replace(_options(part, parts.placed, options), tune=None)
             graph = subgraph_of(parts.placed.graph, part, "part")
             known = parts.built[each.nodes[0]].node_kernels
             runtime = RuntimeChoice.AUTO if chosen.hardware.family is TargetKind.CPU else parts.runtime

@@ -180,7 +180,7 @@ def _call_loop(
 ) -> Call:
     """Return the call of a loop, which is compiled as a model."""
     part = extract_nodes(graph, [node], NODE, node.outputs)
-    built = build_model(part, weights, replace(options, plan=SERIAL, tune_trials=0), cache)
+    built = build_model(part, weights, replace(options, plan=SERIAL, tune=None), cache)
     runner = load_built(built, NODE, built.link(NODE), weights, runtime)
     names = [name for name, _ in part.inputs]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from roller_svc.errors import InvariantError
 from roller_svc.frontend.graph_builder import DEQUANTIZE, program_of_call
 from roller_svc.frontend.ops import OPS
 from roller_svc.graph.costs import CostTable
@@ -21,7 +22,7 @@ from roller_svc.graph.weights import Array, Weights
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of, rewrite
-from roller_svc.ir.graph import FUSED, Constant, Graph, LoopNode, Node, OpNode
+from roller_svc.ir.graph import FUSED, Constant, Graph, HostNode, LoopNode, Node, OpNode
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram, TensorType
 from roller_svc.semantics.interpreter import reference
 
@@ -131,6 +132,8 @@ class _Rewriting:
         inputs = tuple(self.same.get(tensor, tensor) for tensor in node.inputs)
         if isinstance(node, LoopNode):
             return (replace(node, inputs=inputs, body=sum_integers(node.body, self.weights, self.costs)),)
+        if isinstance(node, HostNode):
+            raise InvariantError(f"node {node.name} is a function of Python: a graph is cut before its passes")
         node = replace(node, inputs=inputs)
         if node.operator == DEQUANTIZE:
             if (quantized := self._read(node)) is not None:

@@ -120,7 +120,7 @@ def test_text_names_what_it_shows(capsys: pytest.CaptureFixture[str], file: str,
 
 
 def test_a_tuned_model_says_what_was_chosen(capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path) -> None:
-    options = (file, "--dim", "batch=3", "--threads", "1", "--top-k", "2", "--trials", "2")
+    options = (file, "--dim", "batch=3", "--threads", "1", "--top-k", "2", "--trials", "2", "--budget", "600s")
     code, facts, _ = run(capsys, "tune", *options, "--json")
     assert code == 0
     assert facts["tuning"]["tree"]["format"] == "roller-wiring/1"
