@@ -14,7 +14,9 @@ from roller_svc.hardware.catalog import load
 from roller_svc.ir import canonical
 from roller_svc.ir.canonical import OMIT_DEFAULT
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import BuildRequest, CandidateResult
 from roller_svc.runtime.saved.serialization import KernelBundle
 
 KEY = "tasks"  # in the bundle's values beside its plan
@@ -29,9 +31,9 @@ class StoredTasks:
     refused: Annotated[str | None, OMIT_DEFAULT] = None
 
 
-def store_tasks(bundle: KernelBundle, report: BuildReport, built: CandidateResult) -> KernelBundle:
-    """Return the bundle of a build's candidate with what makes rTasks of it later."""
-    refused = find_plan_refusal(built.plan, report.program, built.groups, report.hardware)
+def store_tasks(bundle: KernelBundle, built: CandidateResult, program: TensorProgram, hw: HardwareSpec) -> KernelBundle:
+    """Return the bundle of a candidate with what makes rTasks of it later."""
+    refused = find_plan_refusal(built.plan, program, built.groups, hw)
     stored = StoredTasks(() if refused else built.groups, refused)
     return replace(bundle, extra={**bundle.extra, KEY: canonical.to_json(stored)})
 

@@ -21,7 +21,8 @@ from roller_svc.graph.lowerings.lowering import (
 )
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.model_plan import ModelPlan, count_unrolled, unroll_steps
+from roller_svc.ir.kernel import Resources
+from roller_svc.ir.model_plan import ModelKernel, ModelPlan, count_unrolled, unroll_steps
 
 LOWERINGS: tuple[Lowering, ...] = (launches.LAUNCHES, cuda_graph.CUDA_GRAPH, waves.WAVES, persistent.PERSISTENT)
 LOWERING_KINDS = tuple(lowering.kind for lowering in LOWERINGS)
@@ -44,6 +45,11 @@ class ChosenLowering:
         """The seconds of a call."""
         return _seconds(self.results[self.kind])
 
+    @property
+    def makes_kernel(self) -> bool:
+        """Whether the plan that runs a call has a kernel of its own, the last one."""
+        return _lowering_of(self.kind).build is not None
+
     def to_json(self) -> dict[str, Any]:
         """Return each kind's seconds and launches, or the reason why it cannot run the model."""
         return {
@@ -54,8 +60,8 @@ class ChosenLowering:
         }
 
     def build(self, hw: HardwareSpec, load_tasks: LoadTasks, weights: Weights) -> ModelPlan:
-        """Return the plan that runs a call. Its last kernel is new if it has more kernels than before."""
-        lowering, cost = next(each for each in LOWERINGS if each.kind == self.kind), self.results[self.kind]
+        """Return the plan that runs a call."""
+        lowering, cost = _lowering_of(self.kind), self.results[self.kind]
         plan = self.unrolled.plan
         if lowering.build is not None and isinstance(cost, LoweringEstimate):
             plan = lowering.build(self.unrolled, hw, load_tasks, weights, cost.seconds)
@@ -76,6 +82,37 @@ def check_lowering(kind: str, hw: HardwareSpec) -> None:
     refused = next((each.refuse(hw) for each in LOWERINGS if each.kind == kind), None)
     if refused is not None:
         raise ArgumentError(f"plan {kind!r}: {refused.reason}", code=refused.code)
+
+
+def may_use_slower(kind: str | None, plan: ModelPlan, kernels: Sequence[JoinedKernel], hw: HardwareSpec) -> bool:
+    """Return whether slower kernels that can join may change the choice, where the fastest ones cannot.
+
+    Args:
+        kind: the kind; None: the one that the performance model prefers. Each kernel that cannot join is then taken to
+            join as fast as it is, with the least resources. A slower one has more of both.
+        plan: the plan of the fastest kernels.
+        kernels: what is known of them.
+        hw: the device.
+
+    Raises ArgumentError as `choose_lowering` does.
+    """
+    if all(each.refused is None for each in kernels):
+        return False
+    if kind is None:
+        least = [
+            (each, known) if known.refused is None else _least(each, known)
+            for each, known in zip(plan.kernels, kernels, strict=True)
+        ]
+        bound = replace(plan, kernels=tuple(kernel for kernel, _ in least))
+        kind = choose_lowering(None, [(bound, [known for _, known in least])], hw).kind
+    return _lowering_of(kind).build is not None
+
+
+def _least(kernel: ModelKernel, known: JoinedKernel) -> tuple[ModelKernel, JoinedKernel]:
+    """Return a kernel as if it could join with the least resources."""
+    launches = tuple(replace(launch, block=(1, 1, 1)) for launch in kernel.source.launches)
+    resources = tuple(Resources(1, 0, 0) for _ in known.resources)
+    return replace(kernel, source=replace(kernel.source, launches=launches)), JoinedKernel(resources)
 
 
 def choose_lowering(
@@ -116,6 +153,10 @@ def choose_lowering(
         if isinstance(each, LoweringEstimate) and each.seconds < (MARGIN * best_s if best else best_s):
             best, best_s = name, each.seconds
     return ChosenLowering(best, results, unrolled[numbers[best]], numbers[best])
+
+
+def _lowering_of(kind: str) -> Lowering:
+    return next(each for each in LOWERINGS if each.kind == kind)
 
 
 def _seconds(result: LoweringEstimate | Refusal) -> float:
