@@ -21,6 +21,7 @@ from roller_svc.runtime.saved.serialization import KernelBundle
 
 KEY = "tasks"  # in the bundle's values beside its plan
 UNKNOWN = "its kernel was stored without its groups"
+SPILLS = "its kernel spills registers, and so would the kernel of all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ def find_bundle_refusal(bundle: KernelBundle) -> str | None:
     stored = bundle.extra.get(KEY)
     if not isinstance(stored, dict):
         return UNKNOWN
+    if any(used.spill_bytes for used in bundle.compiled.resources):
+        return SPILLS
     refused = stored.get("refused")  # the groups, which take longer to read, are not needed
     return None if refused is None else str(refused)
 

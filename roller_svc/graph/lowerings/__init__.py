@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from roller_svc.errors import ArgumentError
@@ -116,7 +117,10 @@ def _least(kernel: ModelKernel, known: JoinedKernel) -> tuple[ModelKernel, Joine
 
 
 def choose_lowering(
-    kind: str | None, plans: Sequence[tuple[ModelPlan, Sequence[JoinedKernel]]], hw: HardwareSpec
+    kind: str | None,
+    plans: Sequence[tuple[ModelPlan, Sequence[JoinedKernel]]],
+    hw: HardwareSpec,
+    refused: Mapping[str, Refusal] = MappingProxyType({}),
 ) -> ChosenLowering:
     """Return a kind of lowering for a model; None: the one that the performance model prefers.
 
@@ -125,6 +129,7 @@ def choose_lowering(
         plans: plans of the model, each with what is known of its kernels. The first has the fastest kernels, others ones
             that can join. A lowering that makes one kernel of many takes the plan that costs least.
         hw: the device.
+        refused: kinds that the caller refuses, with the reasons.
 
     Raises ArgumentError if no plan can have that kind (the refusal's code), or one has too many operations (refused-plan).
     """
@@ -138,15 +143,17 @@ def choose_lowering(
             )
     unrolled = [UnrolledPlan(plan, tuple(unroll_steps(plan.steps)), tuple(kernels)) for plan, kernels in plans]
     estimates = {
-        lowering.kind: [lowering.refuse(hw) or lowering.estimate(each, hw) for each in lowering.select(unrolled)]
+        lowering.kind: [
+            lowering.refuse(hw) or refused.get(lowering.kind) or lowering.estimate(each, hw) for each in lowering.select(unrolled)
+        ]
         for lowering in LOWERINGS
     }
     numbers = {name: min(range(len(each)), key=[*map(_seconds, each)].__getitem__) for name, each in estimates.items()}
     results = {name: each[numbers[name]] for name, each in estimates.items()}
     if kind is not None:
-        refused = results[kind]
-        if isinstance(refused, Refusal):
-            raise ArgumentError(f"plan {kind!r} cannot run this model: {refused.reason}", code=refused.code)
+        result = results[kind]
+        if isinstance(result, Refusal):
+            raise ArgumentError(f"plan {kind!r} cannot run this model: {result.reason}", code=result.code)
         return ChosenLowering(kind, results, unrolled[numbers[kind]], numbers[kind])
     best, best_s = "", float("inf")
     for name, each in results.items():

@@ -22,6 +22,7 @@ from roller_svc.compiler.lower_and_emit import find_plan_refusal
 from roller_svc.compiler.pipeline import parse_request, rank_request
 from roller_svc.compiler.plans import merge_ranked_plans
 from roller_svc.compiler.request import build_request
+from roller_svc.compiler.rtasks import SPILLS, find_bundle_refusal
 from roller_svc.errors import ArgumentError, InvariantError, LaunchError
 from roller_svc.graph import compile as graph_compile
 from roller_svc.graph import lowerings
@@ -321,6 +322,14 @@ def test_a_lowering_of_other_kernels_resources_or_devices_has_another_key() -> N
         lowering_digest(waves.KIND, dataclasses.replace(unrolled, plan=slower), "device"),
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_a_kernel_that_spills_registers_joins_no_other() -> None:
+    bundle = compiled("lstm", plan="launches")._kernel_bundles[0]
+    assert find_bundle_refusal(bundle) is None
+    used = tuple(dataclasses.replace(each, spill_bytes=8) for each in bundle.compiled.resources)
+    spilled = dataclasses.replace(bundle, compiled=dataclasses.replace(bundle.compiled, resources=used))
+    assert find_bundle_refusal(spilled) == SPILLS
 
 
 def test_a_slower_kernel_is_sought_only_for_a_lowering_that_may_use_it() -> None:
