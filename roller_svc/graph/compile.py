@@ -48,6 +48,7 @@ from roller_svc.runtime.graphs.cpu import CpuModel
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain import compile_object, compile_source, link_model, object_command, tool_version
 
+MAX_LEFT_OUT = 4  # kernels that are launches because the kernel of all would spill registers: each takes a compile
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
 GPU_PLANS = (AUTO, SERIAL, *LOWERING_KINDS)
@@ -279,17 +280,27 @@ def _build_for_gpu(
 ) -> BuiltModel:
     """Return a model whose binaries are those of its kernels, with the lowering of a kind, or the fastest.
 
-    `planned`: plans with their kernels, of which each lowering takes the better one.
+    `planned`: plans with their kernels, of which each lowering takes the better one. Where the kernel of all operators
+    spills registers, the operator that takes most of them becomes a launch, and so on.
     """
     hw = options.hardware
-    chosen = choose_lowering(lowering_kind(options), [(each.plan, each.kernels) for each in planned], hw)
-    bundles = planned[chosen.plan_number].bundles
+    plans = list(planned)
+    first: ChosenLowering | None = None
+    for tries in range(MAX_LEFT_OUT, -1, -1):
+        chosen = choose_lowering(lowering_kind(options), [(each.plan, each.kernels) for each in plans], hw)
+        first, number = first or chosen, chosen.plan_number
 
-    def load(kernel: int, first_check: int) -> tuple[Tasks, ...]:
-        return load_tasks(bundles[kernel], _request(classes[kernel], options), first_check)
+        def load(kernel: int, first_check: int, of: tuple[KernelBundle, ...] = plans[number].bundles) -> tuple[Tasks, ...]:
+            return load_tasks(of[kernel], _request(classes[kernel], options), first_check)
 
-    lowered, joint = _lower(chosen, options, load, weights, cache)
-    bundles = (*bundles, *joint)
+        lowered, joint = _lower(chosen, options, load, weights, cache)
+        is_spilled = any(used.spill_bytes for each in joint for used in each.compiled.resources)
+        relieved = chosen.without_hungriest(hw) if is_spilled and tries else None
+        if relieved is None:
+            break
+        plans[number] = replace(plans[number], kernels=relieved)
+    chosen = chosen.with_others_of(first)
+    bundles = (*plans[number].bundles, *joint)
     clock.record("plan")
     seconds = {kind: each.seconds for kind, each in chosen.results.items() if isinstance(each, LoweringEstimate)}
     choice = PlanChoice(chosen.kind, seconds=seconds)

@@ -12,6 +12,7 @@ from typing import Any
 
 from roller_svc.errors import ArgumentError
 from roller_svc.graph.lowerings import cuda_graph, launches, persistent, waves
+from roller_svc.graph.lowerings.joined import find_hungriest
 from roller_svc.graph.lowerings.lowering import (
     JoinedKernel,
     LoadTasks,
@@ -50,6 +51,27 @@ class ChosenLowering:
     def makes_kernel(self) -> bool:
         """Whether the plan that runs a call has a kernel of its own, the last one."""
         return _lowering_of(self.kind).build is not None
+
+    def without_hungriest(self, hw: HardwareSpec) -> tuple[JoinedKernel, ...] | None:
+        """Return what is known of the kernels, where the one that takes most registers joins no others.
+
+        None if this kind then cannot run the plan, or has no launches beside its kernel.
+        """
+        lowering, unrolled = _lowering_of(self.kind), self.unrolled
+        if not lowering.is_partial:
+            return None
+        hungriest = find_hungriest(unrolled.select(persistent.find_joined_steps(unrolled, hw)))
+        if hungriest is None:
+            return None
+        kernels = list(unrolled.kernels)
+        kernels[hungriest] = replace(kernels[hungriest], refused=persistent.TOO_HUNGRY)
+        relieved = replace(unrolled, kernels=tuple(kernels))
+        return None if isinstance(lowering.estimate(relieved, hw), Refusal) else relieved.kernels
+
+    def with_others_of(self, first: ChosenLowering) -> ChosenLowering:
+        """Return this choice with what `first` has found of the kinds that make one kernel of all, or none."""
+        partial = {kind: result for kind, result in self.results.items() if _lowering_of(kind).is_partial}
+        return replace(self, results={**first.results, **partial})
 
     def to_json(self) -> dict[str, Any]:
         """Return each kind's seconds and launches, or the reason why it cannot run the model."""

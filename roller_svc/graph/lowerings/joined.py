@@ -33,6 +33,7 @@ from roller_svc.ir.model_plan import (
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, exceeded_limits
 
 NOT_JOINABLE_CODE = "not-joinable"
+TOO_LARGE_CODE = "persistent-too-large"
 MAX_OPERATORS = 1 << 14  # of a call
 MAX_NODE_CHARACTERS = 1024  # of a step's name
 TABLE_READS = 2  # one after the other
@@ -68,7 +69,7 @@ def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
     if empty is not None:
         return Refusal(f"tensor {empty!r} has no elements", NOT_JOINABLE_CODE)
     exceeded = exceeded_limits(_joint_needs(unrolled), hw)
-    return Refusal(f"no core holds a block: {'; '.join(exceeded)}", "persistent-too-large") if exceeded else None
+    return Refusal(f"no core holds a block: {'; '.join(exceeded)}", TOO_LARGE_CODE) if exceeded else None
 
 
 def refuse_number(operations: int) -> Refusal | None:
@@ -85,6 +86,22 @@ def find_step_refusal(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> st
     if step.kernel >= len(unrolled.kernels):
         return "its kernel is not known"
     return unrolled.kernels[step.kernel].refused
+
+
+def find_hungriest(unrolled: UnrolledPlan) -> int | None:
+    """Return the kernel without which a block of all others has the fewest registers; None if there is no other one."""
+    needs: dict[int, list[BlockResources]] = {}
+    for step in unrolled.steps:
+        if isinstance(step, KernelStep):
+            needs.setdefault(step.kernel, []).append(_needs(unrolled, step))
+    if len(needs) < 2:
+        return None
+
+    def registers_without(kernel: int) -> int:
+        others = [each for other, listed in needs.items() if other != kernel for each in listed]
+        return max(each.threads for each in others) * max(each.registers_per_thread for each in others)
+
+    return min(needs, key=registers_without)
 
 
 def occupancy_factors(unrolled: UnrolledPlan, hw: HardwareSpec, most: int | None = None) -> list[float]:

@@ -448,11 +448,25 @@ def test_devices_and_plans_that_cannot_have_one_kernel_are_refused(monkeypatch: 
 
 
 def test_a_kernel_that_fits_no_core_is_refused_before_it_is_compiled() -> None:
-    little = dataclasses.replace(spec(A100).limits, max_threads_per_block=32)
+    little = dataclasses.replace(spec(A100).limits, max_threads_per_block=16)
     unrolled = unrolled_of(compiled("encoder", plan="launches"))
     refused = persistent.estimate(unrolled, dataclasses.replace(spec(A100), limits=little))
     assert isinstance(refused, Refusal)
     assert refused.code == "persistent-too-large"
+
+
+def test_a_kernel_with_too_many_registers_for_the_others_is_a_launch() -> None:
+    unrolled, hw = unrolled_of(compiled("encoder", plan="launches")), spec(A100)
+    hungry = unrolled.steps[0].kernel
+    used = [Resources(250 if number == hungry else 32, 0, 0) for number in range(len(unrolled.kernels))]
+    known = tuple(JoinedKernel((each,) * len(kernel.resources)) for each, kernel in zip(used, unrolled.kernels, strict=True))
+    unrolled = dataclasses.replace(unrolled, kernels=known)
+    few = dataclasses.replace(hw, limits=dataclasses.replace(hw.limits, registers_per_core=100 * 256))
+    assert joined.find_hungriest(unrolled) == hungry
+    steps = persistent.find_joined_steps(unrolled, few)
+    assert steps
+    assert all(unrolled.steps[step].kernel != hungry for step in steps)
+    assert any(unrolled.steps[step].kernel == hungry for step in persistent.find_joined_steps(unrolled, hw))
 
 
 def test_the_emulator_runs_few_blocks_together(monkeypatch: pytest.MonkeyPatch) -> None:
