@@ -251,12 +251,12 @@ def _replace_by_joinable(planned: _GpuPlan, requests: Sequence[BuildRequest], ca
     def replace_one(bundle: KernelBundle, known: JoinedKernel, request: BuildRequest) -> KernelBundle:
         if known.refused is None:
             return bundle
-        kept = cache.load_joinable(request)
-        if kept is None:
+        others = cache.load_joinable(request)
+        if others is None:
             other = find_joinable(request, require(load_plan(bundle), "plan of a kernel"))
-            kept = [] if other is None else [_package_joinable(bundle, other, request)]
-            cache.save_joinable(request, kept)
-        return kept[0] if kept else bundle
+            others = [] if other is None else [_package_joinable(bundle, other, request)]
+            cache.save_joinable(request, others)
+        return others[0] if others else bundle
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return tuple(pool.map(replace_one, planned.bundles, planned.kernels, requests))
@@ -299,7 +299,7 @@ def _build_for_gpu(
         if relieved is None:
             break
         plans[number] = replace(plans[number], kernels=relieved)
-    chosen = chosen.with_others_of(first)
+    chosen = chosen.with_others_of(first or chosen)
     bundles = (*plans[number].bundles, *joint)
     clock.record("plan")
     seconds = {kind: each.seconds for kind, each in chosen.results.items() if isinstance(each, LoweringEstimate)}

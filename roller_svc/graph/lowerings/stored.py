@@ -1,4 +1,4 @@
-"""What a lowering has made of a plan, as bytes: the plan that runs a call, the tables of its kernel, the kernel's name."""
+"""The result of a lowering as bytes: the plan that runs a call, the tables of its kernel, and the key of the kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLAN, _JOINT, _TABLE = "plan", "joint", "table"
 
 @dataclass(frozen=True, slots=True)
 class StoredLowering:
-    """A plan as JSON with the tables that it has beside the weights of the model, and the key of its own kernel."""
+    """A plan as JSON with the tables that are not weights of the model, and the key of its own kernel."""
 
     plan: Any
     tables: tuple[NDArray[Any], ...]
@@ -34,9 +34,10 @@ class StoredLowering:
     def to_bytes(self) -> bytes:
         """Return what `read_lowering` reads."""
         texts = {_PLAN: json.dumps(self.plan), _JOINT: self.joint}
-        arrays = {name: np.frombuffer(text.encode(), np.uint8) for name, text in texts.items()}
+        arrays: dict[str, Any] = {name: np.frombuffer(text.encode(), np.uint8) for name, text in texts.items()}
+        arrays |= {f"{_TABLE}{number}": table for number, table in enumerate(self.tables)}
         content = io.BytesIO()
-        np.savez(content, **arrays, **{f"{_TABLE}{number}": table for number, table in enumerate(self.tables)})
+        np.savez(content, **arrays)
         return content.getvalue()
 
     def restore(self, unrolled: UnrolledPlan, joint: KernelSource, seconds: float, weights: Weights) -> ModelPlan | None:
