@@ -29,7 +29,7 @@ COMMANDS = {
     "targets": "list devices and their compilers; check: compare a spec with the local device",
     "calibrate": "measure the local device and write its spec",
     "corpus": "compile, run and check every case of a file",
-    "bench": "benchmark this project: construct, lint, model, cpu, model-zoo",
+    "bench": "benchmark this project: construct, lint, model, cpu, model-zoo, gpu-models",
     "lint": "lint compiled CUDA kernels (spills, missing instructions)",
     "serve": "run the HTTP service",
     "worker": "build what services have queued in their database",

@@ -7,48 +7,65 @@ A kernel that streams its weights fetches them while others wait for a barrier.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from roller_svc.compiler.autotune import build_alone, spills
 from roller_svc.compiler.lower_and_emit import find_plan_refusal
 from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.pipeline import parse_request
 from roller_svc.compiler.plans import best_plans, merge_ranked_plans
 from roller_svc.compiler.rank import MAX_PROGRAMS, TIE_FRACTION
 from roller_svc.compiler.workspace import rank_within
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.matching import can_stream, is_streamed
+from roller_svc.hardware.catalog import load
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.estimate import LAUNCH, Candidate
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.report import BuildReport, CandidateResult, GroupedPlan, Plan
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import BuildRequest, CandidateResult, GroupedPlan, Plan
 from roller_svc.ir.rprogram import RProgram
 
 MAX_PLANS = 8  # that are lowered to see whether they can join
 
 
-def find_joinable(report: BuildReport) -> CandidateResult | None:
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A request whose program is parsed."""
+
+    request: BuildRequest
+    program: TensorProgram
+    hardware: HardwareSpec
+
+
+def find_joinable(request: BuildRequest, fastest: Plan, *, is_cut: bool) -> CandidateResult | None:
     """Return the best candidate for a kernel of many operators, built; None if the fastest is, or a cut costs less.
 
     It streams its weights, and is slower by less than a barrier costs. Else it can join others where the fastest cannot.
     Its workspace fits the limit of the request.
+
+    Args:
+        request: what the kernel computes.
+        fastest: the fastest plan.
+        is_cut: whether the fastest cannot join others.
     """
-    program, hw, fastest = report.program, report.hardware, report.winner
-    cut_s, constraints = cut_seconds(hw), replace(report.request.constraints, joinable=True)
+    search = _Search(request, parse_request(request)[0], request.hardware or load(request.target))
+    hw, constraints = search.hardware, replace(request.constraints, joinable=True)
+    cut_s = cut_seconds(hw)
     if not cut_s:
         return None
-    is_cut = find_plan_refusal(fastest.plan, program, fastest.groups, hw) is not None
-    most_s = _work_seconds(fastest.plan) + barrier_seconds(hw) + is_cut * cut_s
-    streaming = [each for each in _streaming_plans(report) if _work_seconds(each.plan) <= most_s]
-    if streaming and streaming[0].plan == fastest.plan:
+    most_s = _work_seconds(fastest) + barrier_seconds(hw) + is_cut * cut_s
+    streaming = [each for each in _streaming_plans(search) if _work_seconds(each.plan) <= most_s]
+    if streaming and streaming[0].plan == fastest:
         return None
-    built = _build_first(streaming, report)
+    built = _build_first(streaming, search)
     if built is not None:
         return built
     if not is_cut:
         return None
-    ranked = _rank(report, constraints, MAX_PLANS)
-    fast = (each for each in ranked if each.plan.estimate.seconds <= fastest.plan.estimate.seconds + cut_s)
-    return _build_first((each for each in fast if find_plan_refusal(each.plan, program, each.groups, hw) is None), report)
+    ranked = _rank(search, constraints, MAX_PLANS)
+    fast = (each for each in ranked if each.plan.estimate.seconds <= fastest.estimate.seconds + cut_s)
+    return _build_first((each for each in fast if find_plan_refusal(each.plan, search.program, each.groups, hw) is None), search)
 
 
 def _work_seconds(plan: Plan) -> float:
@@ -56,11 +73,11 @@ def _work_seconds(plan: Plan) -> float:
     return plan.estimate.seconds - sum(each.seconds for each in plan.estimate.stages if each.name == LAUNCH)
 
 
-def _rank(report: BuildReport, constraints: ScheduleConstraints, count: int) -> Iterator[GroupedPlan]:
+def _rank(search: _Search, constraints: ScheduleConstraints, count: int) -> Iterator[GroupedPlan]:
     """Yield plans of a request, the fastest first."""
-    cache = PartitionCache(report.program)
+    cache = PartitionCache(search.program)
     try:
-        partitions = rank_within(cache, report.hardware, count, constraints, report.request.max_workspace_bytes)
+        partitions = rank_within(cache, search.hardware, count, constraints, search.request.max_workspace_bytes)
     except NoCandidateError:
         return
     yield from merge_ranked_plans(partitions, count)
@@ -71,14 +88,14 @@ def _streams(program: RProgram, hw: HardwareSpec) -> bool:
     return is_streamed(program) and program.pipeline.persistent_blocks <= hw.num_cores
 
 
-def _streaming_plans(report: BuildReport) -> list[GroupedPlan]:
+def _streaming_plans(search: _Search) -> list[GroupedPlan]:
     """Return a plan of each fusion alternative of which a launch streams, the fastest first."""
-    hw, cache = report.hardware, PartitionCache(report.program)
-    constraints = replace(report.request.constraints, joinable=True, streams=True)
+    hw, cache = search.hardware, PartitionCache(search.program)
+    constraints = replace(search.request.constraints, joinable=True, streams=True)
     if not any(can_stream(group, hw) for groups in cache.partitions(hw, constraints) for group in groups):
         return []
     try:
-        partitions = rank_within(cache, hw, MAX_PROGRAMS, constraints, report.request.max_workspace_bytes)
+        partitions = rank_within(cache, hw, MAX_PROGRAMS, constraints, search.request.max_workspace_bytes)
     except NoCandidateError:
         return []
     plans: list[GroupedPlan] = []
@@ -102,10 +119,10 @@ def _with_fewest_threads(candidates: Sequence[Candidate], hw: HardwareSpec) -> C
     return min(tied, key=lambda each: (each.program.threads, each.estimate.seconds))
 
 
-def _build_first(plans: Iterable[GroupedPlan], report: BuildReport) -> CandidateResult | None:
+def _build_first(plans: Iterable[GroupedPlan], search: _Search) -> CandidateResult | None:
     """Return the first of these plans that compiles without spills, built."""
     for grouped in plans:
-        built = build_alone(grouped, report.program, report.hardware)
+        built = build_alone(grouped, search.program, search.hardware)
         if built.error is None and not spills(built):
             return built
     return None

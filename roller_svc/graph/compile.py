@@ -18,22 +18,24 @@ from roller_svc.analysis.model_tables import list_functions
 from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit, switchable_unit
 from roller_svc.codegen.kernel import Tasks
 from roller_svc.compiler.action import estimate_digest
-from roller_svc.compiler.artifact import package_candidate, package_kernel
+from roller_svc.compiler.artifact import load_plan, package_candidate, package_kernel, replace_candidate
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.joinable import find_joinable
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
-from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
-from roller_svc.compiler.rtasks import find_bundle_page_uses, find_bundle_refusal, load_tasks, store_tasks
+from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, parse_request, select_candidate
+from roller_svc.compiler.rtasks import find_bundle_page_uses, find_bundle_refusal, load_tasks, may_stream, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode, require
 from roller_svc.frontend.lang.input_types import short_repr
 from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, make_modelled_plans
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
-from roller_svc.graph.lowerings import LOWERING_KINDS, check_lowering, choose_lowering
+from roller_svc.graph.lowerings import LOWERING_KINDS, ChosenLowering, check_lowering, choose_lowering, may_use_slower
 from roller_svc.graph.lowerings.launches import LAUNCHES
-from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate
+from roller_svc.graph.lowerings.lowering import JoinedKernel, LoadTasks, LoweringEstimate
+from roller_svc.graph.lowerings.persistent import PERSISTENT
+from roller_svc.graph.lowerings.stored import lowering_digest, read_lowering, store_lowering
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
@@ -45,11 +47,12 @@ from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.options import NamedOptions, SearchOptions, SelectionMode, options_of
-from roller_svc.ir.report import BuildRequest
+from roller_svc.ir.report import BuildRequest, CandidateResult
 from roller_svc.runtime.graphs.switchable import SwitchableModel
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain import compile_object, compile_source, link_model, object_command, tool_version
 
+MAX_LEFT_OUT = 4  # kernels that are launches because the kernel of all would spill registers: each takes a compile
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
 GPU_PLANS = (AUTO, SERIAL, *LOWERING_KINDS)
@@ -126,7 +129,7 @@ def build_model(
     clock.record("kernels")
     kernels = _model_kernels([each.fastest for each in built], classes)
     is_cpu = hw.family is TargetKind.CPU
-    efficient = {i: _model_kernel(each.second, 0) for i, each in enumerate(built) if each.second is not None and is_cpu}
+    efficient = {i: _model_kernel(each.second, 0) for i, each in enumerate(built) if each.second is not None}
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
     if is_cpu:
         _compile_objects([each.source for each in kernels], cache, progress)
@@ -152,10 +155,13 @@ def build_model(
         )
 
     if not is_cpu:
-        variants = [tuple(each.fastest for each in built)]
-        if any(each.second is not None for each in built):
-            variants.append(tuple(each.second or each.fastest for each in built))
-        planned = [(plan_with(_model_kernels(bundles, classes), None, {})[0], bundles) for bundles in variants]
+        kind = lowering_kind(options)
+        planned = [_plan_for_gpu(plan_with(kernels, None, {})[0], [each.fastest for each in built])]
+        streams = kind in (None, PERSISTENT.kind) and any(may_stream(each.fastest, hw) for each in built)
+        if streams or may_use_slower(kind, planned[0].plan, planned[0].kernels, hw):
+            bundles = _replace_by_joinable(planned[0], requests, cache)
+            planned.append(_plan_for_gpu(plan_with(_model_kernels(bundles, classes), None, {})[0], bundles))
+            clock.record("kernels")
         return _build_for_gpu(planned, options, graph, weights, classes, passes, clock, hits, cache)
 
     def link(plan: ModelPlan, name: str) -> bytes:
@@ -296,8 +302,43 @@ def lowering_kind(options: ModelOptions) -> str | None:
     return {AUTO: None, SERIAL: LAUNCHES.kind}.get(str(options.plan), str(options.plan))
 
 
+@dataclass(frozen=True, slots=True)
+class _GpuPlan:
+    """A plan of a GPU, with a kernel for each class and what lowerings know of it."""
+
+    plan: ModelPlan
+    bundles: tuple[KernelBundle, ...]
+    kernels: tuple[JoinedKernel, ...]
+
+
+def _plan_for_gpu(plan: ModelPlan, bundles: Sequence[KernelBundle]) -> _GpuPlan:
+    known = (JoinedKernel(each.compiled.resources, find_bundle_refusal(each), find_bundle_page_uses(each)) for each in bundles)
+    return _GpuPlan(plan, tuple(bundles), tuple(known))
+
+
+def _replace_by_joinable(planned: _GpuPlan, requests: Sequence[BuildRequest], cache: KernelCache) -> tuple[KernelBundle, ...]:
+    """Return the kernels of a plan, each replaced by one that streams, or can join others, where that pays."""
+
+    def replace_one(bundle: KernelBundle, known: JoinedKernel, request: BuildRequest) -> KernelBundle:
+        others = cache.load_joinable(request)
+        if others is None:
+            fastest = require(load_plan(bundle), "plan of a kernel")
+            other = find_joinable(request, fastest, is_cut=known.refused is not None)
+            others = [] if other is None else [_package_joinable(bundle, other, request)]
+            cache.save_joinable(request, others)
+        return others[0] if others else bundle
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return tuple(pool.map(replace_one, planned.bundles, planned.kernels, requests))
+
+
+def _package_joinable(bundle: KernelBundle, other: CandidateResult, request: BuildRequest) -> KernelBundle:
+    hw = require(request.hardware, "device of a request")
+    return store_tasks(replace_candidate(bundle, other), other, parse_request(request)[0], hw)
+
+
 def _build_for_gpu(
-    planned: Sequence[tuple[ModelPlan, tuple[KernelBundle, ...]]],
+    planned: Sequence[_GpuPlan],
     options: ModelOptions,
     graph: Graph,
     weights: Weights,
@@ -309,34 +350,63 @@ def _build_for_gpu(
 ) -> BuiltModel:
     """Return a model whose binaries are those of its kernels, with the lowering of a kind, or the fastest.
 
-    `planned`: plans with their kernels, of which each lowering takes the better one.
+    `planned`: plans with their kernels, of which each lowering takes the better one. Where the kernel of all operators
+    spills registers, the operator that takes most of them becomes a launch, and so on.
     """
     hw = options.hardware
-    kind = lowering_kind(options)
-    known = [(plan, [_joined_kernel(each) for each in bundles]) for plan, bundles in planned]
-    chosen = choose_lowering(kind, known, hw)
-    bundles = planned[chosen.plan_number][1]
+    plans = list(planned)
+    first: ChosenLowering | None = None
+    for tries in range(MAX_LEFT_OUT, -1, -1):
+        chosen = choose_lowering(lowering_kind(options), [(each.plan, each.kernels) for each in plans], hw)
+        first, number = first or chosen, chosen.plan_number
 
-    def load(kernel: int, first_check: int) -> tuple[Tasks, ...]:
-        return load_tasks(bundles[kernel], _request(classes[kernel], options), first_check)
+        def load(kernel: int, first_check: int, of: tuple[KernelBundle, ...] = plans[number].bundles) -> tuple[Tasks, ...]:
+            return load_tasks(of[kernel], _request(classes[kernel], options), first_check)
 
-    lowered = chosen.build(hw, load, weights)
-    joint = (_build_joint_kernel(each, chosen.kind, hw, cache) for each in lowered.kernels[len(bundles) :])
-    bundles = (*bundles, *joint)
+        lowered, joint = _lower(chosen, options, load, weights, cache)
+        is_spilled = any(used.spill_bytes for each in joint for used in each.compiled.resources)
+        relieved = chosen.without_hungriest(hw) if is_spilled and tries else None
+        if relieved is None:
+            break
+        plans[number] = replace(plans[number], kernels=relieved)
+    chosen = chosen.with_others_of(first or chosen)
+    bundles = (*plans[number].bundles, *joint)
     clock.record("plan")
     seconds = {kind: each.seconds for kind, each in chosen.results.items() if isinstance(each, LoweringEstimate)}
     choice = PlanChoice(chosen.kind, seconds=seconds)
     return BuiltModel(lowered, _link_nothing, graph, classes, bundles, passes, clock.stages, hits, choice, chosen.to_json())
 
 
-def _joined_kernel(bundle: KernelBundle) -> JoinedKernel:
-    return JoinedKernel(bundle.compiled.resources, find_bundle_refusal(bundle), find_bundle_page_uses(bundle))
+def _lower(
+    chosen: ChosenLowering, options: ModelOptions, load: LoadTasks, weights: Weights, cache: KernelCache
+) -> tuple[ModelPlan, tuple[KernelBundle, ...]]:
+    """Return the plan that runs a call and the kernel that the lowering has made, unless the cache has them."""
+    hw, unrolled = options.hardware, chosen.unrolled
+    if not chosen.makes_kernel:
+        return chosen.build(hw, load, weights), ()
+    key = lowering_digest(chosen.kind, unrolled, estimate_digest(hw, options.winograd))
+    content = cache.load_lowering(key)
+    stored = None if content is None else read_lowering(content)
+    bundle = None if stored is None else cache.load_joint(stored.joint)
+    if stored is not None and bundle is not None:
+        restored = stored.restore(unrolled, bundle.compiled.source, chosen.seconds, weights)
+        if restored is not None:
+            return restored, (bundle,)
+    lowered = chosen.build(hw, load, weights)
+    joint = lowered.kernels[-1]
+    joint_key = _joint_key(joint.source)
+    bundle = _build_joint_kernel(joint, joint_key, chosen.kind, hw, cache)
+    cache.save_lowering(key, store_lowering(lowered, unrolled, joint_key, weights).to_bytes())
+    return lowered, (bundle,)
 
 
-def _build_joint_kernel(kernel: ModelKernel, kind: str, hw: HardwareSpec, cache: KernelCache) -> KernelBundle:
+def _joint_key(source: KernelSource) -> str:
+    content = f"{source.key}\n{tool_version(source.language, source.arch)}"
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _build_joint_kernel(kernel: ModelKernel, key: str, kind: str, hw: HardwareSpec, cache: KernelCache) -> KernelBundle:
     """Return the kernel that a lowering has made of others, compiled unless the cache has it."""
-    content = f"{kernel.source.key}\n{tool_version(kernel.source.language, kernel.source.arch)}"
-    key = hashlib.sha256(content.encode()).hexdigest()
     bundle = cache.load_joint(key)
     if bundle is None:
         compiled = compile_source(kernel.source)
@@ -379,7 +449,7 @@ class _ClassKernels:
     """The kernels of a class: the fastest on all workers, and a second one if there is a use for it."""
 
     fastest: KernelBundle
-    second: KernelBundle | None  # of a CPU the most efficient one; of a GPU one that can join others in a kernel
+    second: KernelBundle | None  # of a CPU the most efficient one
 
 
 def _build_kernels(
@@ -421,23 +491,21 @@ def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | 
     fastest = cache.load(request)
     if fastest is None:
         return None
-    return _ClassKernels(fastest, cache.load_efficient(request))
+    return _ClassKernels(fastest, cache.load_efficient(request) if fastest.compiled.source.language is Language.C else None)
 
 
 def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: KernelCache) -> _ClassKernels:
     report = select_candidate(compiled)
-    is_cuda = report.hardware.family is TargetKind.CUDA
-    other = find_joinable(report) if is_cuda else find_efficient(compiled, report)
     fastest, second = package_kernel(report), None
-    if is_cuda:
-        fastest = store_tasks(fastest, report, report.winner)
-    if other is not None:
-        second = package_candidate(other, report)
-        second = store_tasks(second, report, other) if is_cuda else second
-        cache.save_efficient(request, second)
-    kernels = _ClassKernels(fastest, second)
-    cache.save(request, kernels.fastest)
-    return kernels
+    if report.hardware.family is TargetKind.CUDA:
+        fastest = store_tasks(fastest, report.winner, report.program, report.hardware)
+    elif report.hardware.family is TargetKind.CPU:
+        other = find_efficient(compiled, report)
+        if other is not None:
+            second = package_candidate(other, report)
+            cache.save_efficient(request, second)
+    cache.save(request, fastest)
+    return _ClassKernels(fastest, second)
 
 
 def _replace_fastest(kernels: _ClassKernels, fastest: KernelBundle) -> _ClassKernels:

@@ -34,6 +34,7 @@ from roller_svc.ir.model_plan import (
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, exceeded_limits
 
 NOT_JOINABLE_CODE = "not-joinable"
+TOO_LARGE_CODE = "persistent-too-large"
 MAX_OPERATORS = 1 << 14  # of a call
 MAX_NODE_CHARACTERS = 1024  # of a step's name
 TABLE_READS = 2  # one after the other
@@ -69,7 +70,7 @@ def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
     if empty is not None:
         return Refusal(f"tensor {empty!r} has no elements", NOT_JOINABLE_CODE)
     exceeded = exceeded_limits(_joint_needs(unrolled), hw)
-    return Refusal(f"no core holds a block: {'; '.join(exceeded)}", "persistent-too-large") if exceeded else None
+    return Refusal(f"no core holds a block: {'; '.join(exceeded)}", TOO_LARGE_CODE) if exceeded else None
 
 
 def refuse_number(operations: int) -> Refusal | None:
@@ -118,6 +119,22 @@ def _with_ring(others: BlockResources, ring: Ring, static_bytes: int) -> BlockRe
     """Return the needs of a block with a ring, and with the warp that fills it."""
     threads = ceil_div(others.threads, WARP) * WARP + WARP
     return BlockResources(threads, others.registers_per_thread, ring.end_bytes + static_bytes)
+
+
+def find_hungriest(unrolled: UnrolledPlan) -> int | None:
+    """Return the kernel without which a block of all others has the fewest registers; None if there is no other one."""
+    needs: dict[int, list[BlockResources]] = {}
+    for step in unrolled.steps:
+        if isinstance(step, KernelStep):
+            needs.setdefault(step.kernel, []).append(_needs(unrolled, step))
+    if len(needs) < 2:
+        return None
+
+    def registers_without(kernel: int) -> int:
+        others = [each for other, listed in needs.items() if other != kernel for each in listed]
+        return max(each.threads for each in others) * max(each.registers_per_thread for each in others)
+
+    return min(needs, key=registers_without)
 
 
 def occupancy_factors(unrolled: UnrolledPlan, hw: HardwareSpec, most: int | None = None, ring: Ring | None = None) -> list[float]:

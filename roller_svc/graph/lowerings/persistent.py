@@ -15,6 +15,8 @@ from roller_svc.codegen.cuda.task_kernel import TaskKernel
 from roller_svc.errors import InvariantError, require
 from roller_svc.graph.lowerings.joined import (
     NOT_JOINABLE_CODE,
+    TOO_LARGE_CODE,
+    find_hungriest,
     find_refusal,
     find_step_refusal,
     join_steps,
@@ -49,6 +51,7 @@ from roller_svc.ir.vdevice import VDevicePlan, executes
 
 KIND = "persistent"
 BLOCKS_PER_CORE = 1
+TOO_HUNGRY = "its block has too many registers with those of others"
 OPERATIONS = 2  # of a launch: the fill of its events with zeros comes before it
 
 
@@ -89,13 +92,35 @@ def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Ref
     return LoweringEstimate(sum(each.seconds for each in segments), operations, ring)
 
 
+def find_joined_steps(unrolled: UnrolledPlan, hw: HardwareSpec) -> list[int]:
+    """Return the steps that launches of the kernel execute; none if it cannot run the plan."""
+    segments = _cut(unrolled, hw)
+    return [] if isinstance(segments, Refusal) else [step for each in segments if each.is_joined for step in each.steps]
+
+
 def _cut(unrolled: UnrolledPlan, hw: HardwareSpec) -> tuple[_Segment, ...] | Refusal:
     """Return the segments of a call, of which at least one is joined, or why none can be.
 
+    Where no core holds a block with the registers of all, the kernels that need most of them are launches, too.
     A segment whose launches cost less than joining it stays launches. If that holds for all, all are joined: the seconds
     of this lowering then tell that another one is better.
     """
     refusals = [find_step_refusal(unrolled, step) for step in unrolled.steps]
+    segments = _cut_at(unrolled, refusals, hw)
+    too_large = segments
+    while isinstance(segments, Refusal) and segments.code == TOO_LARGE_CODE:
+        hungriest = find_hungriest(unrolled.select([number for number, refused in enumerate(refusals) if refused is None]))
+        if hungriest is None:
+            return too_large
+        for number, step in enumerate(unrolled.steps):
+            if isinstance(step, KernelStep) and step.kernel == hungriest:
+                refusals[number] = TOO_HUNGRY
+        segments = _cut_at(unrolled, refusals, hw)
+    return too_large if isinstance(segments, Refusal) else segments
+
+
+def _cut_at(unrolled: UnrolledPlan, refusals: Sequence[str | None], hw: HardwareSpec) -> tuple[_Segment, ...] | Refusal:
+    """Return the segments of a call around the steps that are refused."""
     joins = [refused is None for refused in refusals]
     too_many = refuse_number(sum(joins)) if any(joins) else None  # before the work that grows with them
     if too_many is not None:

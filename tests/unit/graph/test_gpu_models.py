@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError, InputError, InvariantError, LaunchError, UnsupportedModelError
+from roller_svc.graph.estimate import UNCOMPILED
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, choose_lowering, cuda_graph
@@ -349,6 +350,9 @@ def test_an_estimate_has_the_refusals_of_a_build(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ArgumentError, match="'waves' is not estimated without a compiler") as raised:
         estimate_model(copy.deepcopy(MODELS["branches"]), H200, plan="waves")
     assert raised.value.code == "refused-plan"
+    for name in ("branches", "pieces"):  # copies of the second can join, and no kernel is known
+        refused = estimate_model(copy.deepcopy(MODELS[name]), H200)["lowerings"]
+        assert [refused[kind]["refused"] for kind in ("waves", "persistent")] == [UNCOMPILED] * 2
     monkeypatch.setattr(cuda_graph, "MAX_NODES", 3)
     with pytest.raises(ArgumentError, match="nodes, at most 3"):
         estimate_model(copy.deepcopy(MODELS["slices"]), H200, plan="graph")
