@@ -197,7 +197,7 @@ def _launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterab
 
 
 def _best(group: KernelGroup, hw: HardwareSpec) -> RProgram:
-    candidates, _ = rank(group, hw, hw.unit_for(group.space.compute_dtype), 1)
+    candidates, _ = rank(group, hw, hw.unit_for(group.product_sum_dtype), 1)
     return candidates[0].program
 
 

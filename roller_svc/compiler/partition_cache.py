@@ -225,7 +225,7 @@ def _may_have_dual_gemm(groups: Partition) -> bool:
 
 def _scales_sums(hw: HardwareSpec) -> bool:
     """Return whether kernels of a device may scale sums in registers."""
-    return any(unit.kind in SCALING_KINDS for unit in hw.units)
+    return hw.family is TargetKind.CPU or any(unit.kind in SCALING_KINDS for unit in hw.units)
 
 
 def traits(hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS) -> FusionOptions:

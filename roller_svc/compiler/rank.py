@@ -135,7 +135,7 @@ def _best_of_absent_views(heads: list[Timed], best: list[Timed], tie_breaks: Tie
 
 def _with_another_unit(failure: NoCandidateError, group: KernelGroup, hw: HardwareSpec, units: Units) -> NoCandidateError:
     """Return the failure with a hint: what the device's FMA or vector unit could compute."""
-    plain = hw.unit_for(group.space.compute_dtype)
+    plain = hw.unit_for(group.product_sum_dtype)
     if plain in units.units or group.attention is not None:
         return failure
     try:

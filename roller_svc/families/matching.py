@@ -84,7 +84,7 @@ def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstra
     Raises:
         NoCandidateError: No unit of the requested class can compute the group.
     """
-    plain = hw.unit_for(group.space.compute_dtype)
+    plain = hw.unit_for(group.product_sum_dtype)
     if group.attention is not None:
         return _attention_units(group, group.attention, hw, constraints)
     if group.kind is not GroupKind.CONTRACTION or hw.family is TargetKind.CPU:

@@ -55,8 +55,10 @@ def dot_operands(unit: ComputeUnit, group: KernelGroup) -> DotOperands | None:
     """Return the packed operand types, or None if the unit does not support the group."""
     if unit.kind is not UnitKind.DOT or group.kind is not GroupKind.CONTRACTION or group.operands is None:
         return None
-    if group.space.compute_dtype is not unit.acc_dtype or group.is_dual_gemm:
+    if group.product_sum_dtype is not unit.acc_dtype or group.is_dual_gemm:
         return None
+    if (runs := group.space.scale_runs) is not None and runs.k % unit.k_group:
+        return None  # a word has one scale
     types = dict(group.inputs)
     a, b = (_operand_dtype(unit, operand, types) for operand in (group.operands.a, group.operands.b))
     return None if a is None or b is None else DotOperands(unit.k_group, a, b)
