@@ -74,6 +74,7 @@ class PartitionCache:
             *self._with_col2im(options, default),
             *self._with_grouped_rows(options, hw),
             *self._with_packed_constants(options, default),
+            *self._with_thin_nests(options, default),
             *self._with_scaled_sums(options, default, hw),
             *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)),
             *default,
@@ -109,6 +110,13 @@ class PartitionCache:
         constants = frozenset(self.program.constants)
         found = [self._partition(replace(option, packed_constants=constants)) for option in options if option.is_cpu]
         return [groups for groups in found if groups not in default] if constants else []
+
+    def _with_thin_nests(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
+        """Return the partitions of a CPU whose contractions of few rows are nests, and that differ from the default ones."""
+        if not any(group.kind is GroupKind.CONTRACTION for groups in default for group in groups):
+            return []
+        found = [self._partition(replace(option, has_thin_nests=True)) for option in options if option.is_cpu]
+        return [groups for groups in found if groups not in default]
 
     def unloadable_operands(
         self, groups: Partition, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS

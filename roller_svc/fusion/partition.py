@@ -95,6 +95,7 @@ class FusionOptions:
     group_rows: bool = False  # products of rows with matrices that data selects become grouped GEMMs
     scale_partial_sums: bool = False  # kernels of contractions scale sums of blocks of k in registers
     packed_constants: frozenset[str] = frozenset()  # whose products with few rows are contractions, too
+    has_thin_nests: bool = False  # contractions of few rows or columns are nests on a CPU, too
     has_signed_bytes_only: bool = False  # matrix units take int8, but not uint8
     allow_expanded_squares: bool = False  # of differences, whose sums then have an error relative to their terms
     separate_sums: bool = False  # a nest has one reduction, so that its matrix may stream
@@ -298,9 +299,11 @@ def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None
     contraction = contraction or as_contraction(statement)
     if contraction is None and hw.packed_constants:
         return _packed_product(statement, hw.packed_constants)
-    if contraction is None or hw.is_cpu:
+    if contraction is None or (hw.is_cpu and not hw.has_thin_nests):
         return contraction
     is_skinny = min(math.prod(a.extent for a in axes) for axes in (contraction.m, contraction.n)) < MIN_TILED_ROWS
+    if hw.is_cpu:
+        return None if is_skinny else contraction
     reduced = {a.name for a in contraction.k}
     is_windowed = any(is_window(index, reduced) for load in statement.reads for index in load.index)
     return None if is_skinny and not is_windowed else contraction

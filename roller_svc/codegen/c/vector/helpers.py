@@ -41,25 +41,44 @@ def horizontal_name(combine: Combine, dtype: DType, lanes: int) -> str:
 
 
 def horizontal_needs(combine: Combine, dtype: DType, lanes: int) -> tuple[str, ...]:
-    """Return the helper that combines two vectors, if that is not an operator."""
-    return () if combine in _INFIX else (f"{combine.name.lower()}_{vector_type(dtype, lanes)}",)
+    """Return the helpers that combine two vectors of each width, if that is not an operator."""
+    if combine in _INFIX:
+        return ()
+    return tuple(f"{combine.name.lower()}_{vector_type(dtype, width)}" for width in dict.fromkeys(_joined_lanes(dtype, lanes)))
+
+
+def _joined_lanes(dtype: DType, lanes: int) -> list[int]:
+    """Return the lanes of the vectors that each step of a horizontal reduction combines."""
+    least, steps = min(lanes, SCALAR_BYTES // dtype.bytes), []
+    while lanes > least:
+        lanes //= 2
+        steps.append(lanes)
+    return steps + [least] * (least.bit_length() - 1)
 
 
 def horizontal_text(name: str, dialect: Dialect) -> str:
-    """Return the source of a horizontal reduction: halves are combined by shuffles."""
+    """Return the source of a horizontal reduction.
+
+    Halves of wide vectors are narrower vectors, which take fewer cycles. Halves of the narrowest are shuffled.
+    """
     _, which, type_ = name.split("_")
     combine, (short, count) = Combine[which.upper()], type_[1:].split("x")
     dtype, lanes = next(d for d, s in SHORT.items() if s == short), int(count)
-    mask = vector_type({8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}[dtype.bits], lanes)
     lines = [f"static inline {dialect.value_type(dtype)} {name}({type_} a) {{"]
-    half = lanes // 2
-    while half:
-        order = ", ".join(str((i + half) % lanes) for i in range(lanes))
-        other = f"SHUFFLED(a, {mask}, {order})"
-        joined = f"a {_INFIX[combine]} {other}" if combine in _INFIX else f"{which}_{type_}(a, {other})"
-        lines.append(f"  a = {joined};")
-        half //= 2
-    return "\n".join([*lines, "  return a[0];", "}"])
+    value, held, half = "a", lanes, lanes
+    for width in _joined_lanes(dtype, lanes):
+        type_ = vector_type(dtype, width)
+        if width < held:
+            low, high = (f"(({type_} *)&{value})[{i}]" for i in range(2))
+            value, held, half, target = f"a{width}", width, width, f"{type_} a{width}"
+        else:
+            half //= 2
+            mask = vector_type(INTEGERS[dtype.bits], width)
+            order = ", ".join(str((i + half) % width) for i in range(width))
+            low, high, target = value, f"SHUFFLED({value}, {mask}, {order})", value
+        joined = f"{low} {_INFIX[combine]} {high}" if combine in _INFIX else f"{which}_{type_}({low}, {high})"
+        lines.append(f"  {target} = {joined};")
+    return "\n".join([*lines, f"  return {value}[0];", "}"])
 
 
 # Intel SDM, MOVNTPS: the address must be aligned to the vector; only SFENCE orders the store.

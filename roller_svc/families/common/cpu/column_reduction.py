@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from roller_svc.families.common.cpu.shared_rows import fits_registers
 from roller_svc.ir.group import AxisRole, TileAccess, TileSpace
 
 # Inner iterations from which accumulators are kept in a cache; with fewer they are kept in registers.
@@ -22,6 +23,23 @@ def columns_per_block(tile: int, lanes: int, value_bytes: int, cache_bytes: int)
     """Return the columns of a tile whose values fit in `cache_bytes`: a multiple of `lanes` that divides the tile."""
     most, vectors = cache_bytes // value_bytes, tile // lanes
     return lanes * max(n for n in range(1, vectors + 1) if n == 1 or (vectors % n == 0 and n * lanes <= most))
+
+
+def keeps_columns_in_registers(extent: int, count: int, points: int, lanes: int, registers: int) -> bool:
+    """Return whether sums of `count` columns at `points` outer points are in registers, and rows in memory order.
+
+    With all columns of an axis, rows that follow each other in memory are one stream, which hardware prefetchers follow.
+    """
+    whole = count % lanes == 0 and (count == extent or points > 1)
+    return whole and fits_registers(points * count // lanes, registers)
+
+
+def max_sets(count: int, points: int, lanes: int, registers: int) -> int:
+    """Return the number of rows, a power of two, that have accumulators of their own."""
+    sets = 1
+    while 2 * sets <= MAX_ROWS_PER_ITERATION and fits_registers(2 * sets * points * count // lanes, registers):
+        sets *= 2
+    return sets
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from roller_svc.analysis.lookup_tables import LookupTables, is_float_product
-from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
+from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions, strip_casts
 from roller_svc.families.common.cpu.column_reduction import (
     is_column_reduction,
     vector_members,
@@ -73,6 +73,7 @@ class StatementWork:
     invariants: tuple[tuple[int, OpCounts], ...] = ()  # (times, operations) of values that all lanes of a row share
     guard_operations: float = 0.0  # of a vector's guards on indices, the mean of all vectors
     gathers: tuple[tuple[str, int], ...] = ()  # (tensor, its loads at a point whose places along a vector are data)
+    adds_product: bool = False  # a sum of products of floats: one instruction multiplies and adds
 
 
 def count_statement_work(group: KernelGroup, lanes: int) -> tuple[StatementWork, ...]:
@@ -99,7 +100,8 @@ def count_statement_work(group: KernelGroup, lanes: int) -> tuple[StatementWork,
             (_iterations(statement, axes_of(e)), _count_op(e, set(), set())) for e in _invariant_ops(body, along | inner, shared)
         )
         guards = count_guard_operations(statement, along, lanes)
-        found.append(StatementWork(statement.points, counts, joins, tensors, invariants, guards, _count_gathers(body, along)))
+        gathers, adds_product = _count_gathers(body, along), joins is Combine.SUM and is_float_product(strip_casts(body))
+        found.append(StatementWork(statement.points, counts, joins, tensors, invariants, guards, gathers, adds_product))
     return tuple(found)
 
 

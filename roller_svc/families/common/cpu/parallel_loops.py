@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from roller_svc.ir.expr import Expr
@@ -28,17 +28,18 @@ class SimdRows:
 def outer_loops(
     group: KernelGroup,
     program: RProgram,
-    simd_rows: SimdRows | None,
-    nodes_at: Callable[[Point, int], tuple[Node, ...]],
+    simd_rows: Sequence[SimdRows],
+    nodes_at: Callable[[Point, tuple[int, ...]], tuple[Node, ...]],
 ) -> tuple[Node, ...]:
-    """Return the task loops and point loops around `nodes_at(point, width)`.
+    """Return the task loops and point loops around `nodes_at(point, widths)`.
 
-    The width is smaller in the tail of the axis.
+    A width is smaller in the tail of its axis.
     """
     at: Point = {a.name: ref(a.name) for a in group.outer}
-    nodes = nodes_at(at, 1) if simd_rows is None else _simd_group(at, simd_rows, nodes_at)
+    nodes = _simd_groups(at, tuple(simd_rows), (), nodes_at)
     for axis in reversed(group.outer):
-        nodes = loop_over_points(axis, program.block[axis.name], simd_rows, nodes)
+        rows = next((rows for rows in simd_rows if rows.axis == axis), None)
+        nodes = loop_over_points(axis, program.block[axis.name], rows, nodes)
     return task_loops(group.outer, program, nodes)
 
 
@@ -48,11 +49,21 @@ def task_loops(axes: Iterable[Axis], program: RProgram, nodes: tuple[Node, ...])
     return nest_loops(LoopKind.PARALLEL, tasks, nodes)
 
 
-def _simd_group(at: Point, simd_rows: SimdRows, nodes_at: Callable[[Point, int], tuple[Node, ...]]) -> tuple[Node, ...]:
-    """Return the nodes of a full group of `width` points, and of the tail group where it differs."""
-    axis, start = simd_rows.axis, ref(f"{simd_rows.axis.name}.first")
-    at[axis.name] = add(start, simd_rows.lane)
-    return whole_or_tail(start, simd_rows.width, axis.extent, lambda count: nodes_at(at, count))
+def _simd_groups(
+    at: Point,
+    simd_rows: tuple[SimdRows, ...],
+    widths: tuple[int, ...],
+    nodes_at: Callable[[Point, tuple[int, ...]], tuple[Node, ...]],
+) -> tuple[Node, ...]:
+    """Return the nodes of full groups of points along each axis, and of the tail groups where they differ."""
+    if not simd_rows:
+        return nodes_at(at, widths)
+    rows, *others = simd_rows
+    start = ref(f"{rows.axis.name}.first")
+    at = {**at, rows.axis.name: add(start, rows.lane)}
+    return whole_or_tail(
+        start, rows.width, rows.axis.extent, lambda count: _simd_groups(at, tuple(others), (*widths, count), nodes_at)
+    )
 
 
 def whole_or_tail(first: Expr, size: int, extent: int, nodes_of: Callable[[int], tuple[Node, ...]]) -> tuple[Node, ...]:

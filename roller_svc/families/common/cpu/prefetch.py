@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roller_svc.families.common.cpu.memory import MIN_PREFETCH_SEGMENT_BYTES
+from roller_svc.families.common.cpu.shared_rows import in_flight
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, substitute
 from roller_svc.ir.group import KernelGroup
@@ -58,10 +59,11 @@ def prefetch_is_profitable(group: KernelGroup, program: RProgram, hw: HardwareSp
 def find_streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str, tuple[Stream, ...]]:
     """Return the tensors that each statement, by its output, is the first to stream through.
 
-    Groups that fit a private cache have none. An output whose tasks write short contiguous runs is left out, since most
-    prefetched lines would belong to another task.
+    Points in flight that share rows count as one. Groups that fit a private cache have none. An output whose tasks write
+    short contiguous runs is left out, since most prefetched lines would belong to another task.
     """
     types = {**dict(group.inputs), **dict(group.stored)}
+    shared = in_flight(group.space, program.thread)
     streamed: set[str] = set()
     streams: dict[str, tuple[Stream, ...]] = {}
     for statement in group.statements:
@@ -75,7 +77,8 @@ def find_streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dic
                 continue
             if for_write and _contiguous_results(statement, program) * types[tensor].dtype.bytes < MIN_PREFETCH_SEGMENT_BYTES:
                 continue
-            if _is_sequential(statement.spatial if for_write else statement.axes, types[tensor], index):
+            axes = statement.spatial if for_write else tuple(a for a in statement.axes if a.name != shared)
+            if _is_sequential(axes, types[tensor], index):
                 streamed.add(tensor)
                 own.append(Stream(tensor, index, types[tensor].dtype, for_write))
         streams[statement.output] = tuple(own)

@@ -6,6 +6,7 @@ therefore streams through segments of rows, and a cache holds the accumulators a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -15,6 +16,8 @@ from roller_svc.families.common.cpu.column_reduction import (
     MAX_ROWS_PER_ITERATION,
     accumulator_bytes,
     columns_per_block,
+    keeps_columns_in_registers,
+    max_sets,
     rows_per_iteration,
     vector_members,
 )
@@ -31,6 +34,7 @@ from roller_svc.schedule.nest_statements import (
     acc_name,
     inner_axes,
     is_reduction,
+    register,
     row_dtype,
     row_storages,
     row_tensors,
@@ -39,18 +43,26 @@ from roller_svc.schedule.nest_statements import (
 
 LANE = ".lane"
 COLUMN = ".column"
+POINT, SET = ".point", ".set"
 
 
-def column_loops(group: KernelGroup, program: RProgram, axis: Axis) -> tuple[Node, ...]:
+def column_loops(group: KernelGroup, program: RProgram, axis: Axis, registers: int) -> tuple[Node, ...]:
     """Return the body of the whole tree; columns are the points of `axis`."""
     lanes, tile = program.thread[axis.name], program.block[axis.name]
     width = columns_per_block(tile, lanes, _bytes_per_column(group), accumulator_bytes(group.space))
     native = min(lanes, program.unit.shape[-1])
+    shared = next((a for a in group.outer if a != axis and program.thread[a.name] > 1), None)
 
-    def columns(at: Point, count: int) -> tuple[Node, ...]:
+    def columns(at: Point, widths: tuple[int, ...]) -> tuple[Node, ...]:
+        count, points = widths[0], math.prod(widths[1:])
+        if keeps_columns_in_registers(axis.extent, count, points, native, registers):
+            return _RegisterColumns(group, at, count, points, max_sets(count, points, native, registers)).nodes()
         return _Columns(group, at, count, lanes, native).nodes()
 
-    return outer_loops(group, program, SimdRows(axis, width, ref(COLUMN)), columns)
+    rows = [SimdRows(axis, width, ref(COLUMN))]
+    if shared is not None:
+        rows.append(SimdRows(shared, program.thread[shared.name], ref(POINT)))
+    return outer_loops(group, program, rows, columns)
 
 
 def _bytes_per_column(group: KernelGroup) -> int:
@@ -134,6 +146,76 @@ class _Columns:
             column = add(num(full * self.lanes + vectors), ref(LANE))
             loops.append(_vector_loop(nodes, column, remaining, LoopKind.VECTOR))
         return loops
+
+
+@dataclass(frozen=True, slots=True)
+class _RegisterColumns:
+    """The statements of a group for all columns of rows, whose sums are in registers; rows are read in memory order.
+
+    `points` outer points share each row. A row in `sets` adds to the same accumulators, which shortens dependence
+    chains and rounding errors.
+    """
+
+    group: KernelGroup
+    at: Point
+    count: int
+    points: int
+    sets: int
+
+    def nodes(self) -> tuple[Node, ...]:
+        rows = row_tensors(self.group)
+        reads = RowReads(rows, self._index, self.at)
+        storages: list[Storage] = []
+        nodes: list[Node] = []
+        for statement in self.group.statements:
+            if is_reduction(statement):
+                shape = (self.sets, self.points, self.count)
+                storages.append(register(acc_name(statement.output), statement.accumulator, *shape))
+                nodes += self._reduction(statement, reads)
+                value: Expr = Load(acc_name(statement.output), (num(0), *self._index), statement.accumulator)
+                nodes += self._for_points(tuple(reads.store(self.group, statement, value)))
+            else:
+                inner = inner_axes(statement, self.group.outer)
+                body = reads.with_axes({a.name: ref(a.name) for a in inner}).apply(statement.body)
+                nodes += serial_loops(inner, self._for_points(tuple(reads.store(self.group, statement, body))))
+            storages += row_storages((statement,), rows, self.points, self.count)
+        return wrap_in_storages(storages, tuple(nodes))
+
+    @property
+    def _index(self) -> tuple[Expr, ...]:
+        return (ref(POINT), ref(COLUMN))
+
+    def _for_points(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        vectors = _vector_loop(nodes, ref(LANE), self.count, LoopKind.VECTOR)
+        return (Loop(POINT, self.points, LoopKind.UNROLL, (vectors,)),)
+
+    def _for_sets(self, nodes: tuple[Node, ...], sets: int) -> tuple[Node, ...]:
+        return (Loop(SET, sets, LoopKind.UNROLL, self._for_points(nodes)),)
+
+    def _reduction(self, statement: TensorExpr, reads: RowReads) -> list[Node]:
+        combine, dtype, acc = statement.combine or Combine.SUM, statement.accumulator, acc_name(statement.output)
+        *outer, last = inner_axes(statement, self.group.outer)
+        at = {a.name: ref(a.name) for a in outer}
+        full, remaining = divmod(last.extent, self.sets)
+        piece = ref(f"{last.name}.piece")
+
+        def accumulate(first: Expr, sets: int) -> tuple[Node, ...]:
+            value = reads.with_axes({**at, last.name: add(first, ref(SET))}).apply(statement.body)
+            return self._for_sets((Compute(acc, (ref(SET), *self._index), value, combine),), sets)
+
+        start = self._for_sets((Compute(acc, (ref(SET), *self._index), identity(combine, dtype)),), self.sets)
+        nodes: list[Node] = []
+        if full:
+            nodes.append(Loop(piece.name, full, LoopKind.SERIAL, accumulate(mul(piece, num(self.sets)), self.sets)))
+        if remaining:
+            nodes += accumulate(num(full * self.sets), remaining)
+        joins: list[Node] = []
+        half = self.sets
+        while half > 1:
+            half //= 2
+            other = Load(acc, (add(ref(SET), num(half)), *self._index), dtype)
+            joins += self._for_sets((Compute(acc, (ref(SET), *self._index), other, combine),), half)
+        return [*start, *serial_loops(tuple(outer), nodes), *joins]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from roller_svc.families.common.cpu.column_reduction import (
@@ -10,6 +11,7 @@ from roller_svc.families.common.cpu.column_reduction import (
     accumulator_bytes,
     columns_per_block,
     is_column_reduction,
+    keeps_columns_in_registers,
     reduction_step,
 )
 from roller_svc.families.common.cpu.memory import (
@@ -28,6 +30,7 @@ from roller_svc.families.common.cpu.memory import (
     transfer_s,
 )
 from roller_svc.families.common.cpu.op_counts import OpCounts, StatementWork, alu_cycles, work_cycles
+from roller_svc.families.common.cpu.shared_rows import shared_axis
 from roller_svc.families.common.cpu.task_costs import count_waves, make_costs
 from roller_svc.families.cpu.loops.workload import LoopFacts
 from roller_svc.ir.group import AxisRole
@@ -87,10 +90,11 @@ def _steps(p: Workload[LoopFacts], launch: Launch, statements: tuple[StatementWo
         first = frozenset(t.access.tensor for t in mine) - known
         memory, apart = (sum(s for tensor, s in some if tensor in first) for some in (moving, moving_apart))
         known |= first
-        sequential = _reads_rows_sequentially(p, one, first)
+        sequential = _reads_rows_sequentially(p, launch, one, first)
         loads = _load_cycles(p, launch, one, sequential=sequential) - _stall_cycles(p, launch, one, sequential=sequential)
         busy = _statement_cycles(p, launch, one, sequential=sequential) + _first_lines_cycles(p, launch, one, first)
-        steps.append(_StatementCost((busy, max(0.0, loads), again * each), memory, apart))
+        rereads = again * each + _swept_again_cycles(p, launch, mine)
+        steps.append(_StatementCost((busy, max(0.0, loads), rereads), memory, apart))
     return steps
 
 
@@ -130,6 +134,34 @@ def _resident_tile(p: Workload[LoopFacts], launch: Launch) -> Tile:
     return tuple(tile)
 
 
+def _points_in_flight(p: Workload[LoopFacts], launch: Launch) -> int:
+    """Return the outer points that a thread computes together because they read the same rows."""
+    shared = shared_axis(p.space)
+    return 1 if shared is None else launch.thread[shared]
+
+
+def _swept_again_cycles(p: Workload[LoopFacts], launch: Launch, reads: Iterable[AccessFootprint]) -> float:
+    """Return cycles in which rows that outer points share are read again, from the cache that holds them meanwhile."""
+    shared = shared_axis(p.space)
+    if shared is None:
+        return 0.0
+    sweeps = -(-p.extents[shared] // launch.thread[shared]) - 1
+    rows = sum(t.bytes(p.extents) for t in reads if shared not in t.axes and t.varies_with_reduction and not t.access.is_output)
+    swept = tuple(
+        [e if i > shared or a.role is AxisRole.INNER else 1 for i, (e, a) in enumerate(zip(p.extents, p.space.axes, strict=True))]
+    )
+    return sweeps * rows * private_seconds_per_byte(p.machine, p.footprint.bytes(swept)) * p.machine.clock_hz
+
+
+def _sums_in_registers(p: Workload[LoopFacts], launch: Launch) -> bool:
+    """Return whether a column reduction keeps the sums of its columns in registers, and reads rows in memory order."""
+    if p.vector_axis is None or not is_column_reduction(p.space):
+        return False
+    extent, lanes, mach = p.extents[p.vector_axis], min(launch.thread[p.vector_axis], p.machine.unit.shape[-1]), p.machine
+    registers, points = mach.hw.limits.max_registers_per_thread, _points_in_flight(p, launch)
+    return keeps_columns_in_registers(extent, _columns_per_block(p, launch), points, lanes, registers)
+
+
 def _columns_per_block(p: Workload[LoopFacts], launch: Launch) -> int:
     """Return the columns whose accumulators, and derived values, stay in a cache."""
     reductions = sum(one.combine is not None for one in p.facts.statements)
@@ -157,7 +189,9 @@ def _statement_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWor
     is_row = each.points > rows
     cycles = each.points * _overhang(p, launch) / width * max(busy, waiting)
     cycles += sum(times * work_cycles(p.machine, counts) for times, counts in each.invariants)
-    if is_column_reduction(p.space):
+    if _sums_in_registers(p, launch):
+        cycles += costs.loop_cycles * each.points / (_columns_per_block(p, launch) * _points_in_flight(p, launch))
+    elif is_column_reduction(p.space):
         cycles += costs.startup_cycles * each.points / _reduction_step(p, each).terms / _columns_per_block(p, launch)
     if launch.reduce_threads > 1 and is_row:
         cycles += rows * costs.tail_cycles * (each.points // rows % width)
@@ -189,9 +223,11 @@ def _vector_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, 
     """Return one statement's cycles per vector: (operations and loop, latency of the reduction chain)."""
     costs, counts = p.machine.costs.loops, each.counts
     width = _width(p, launch)
-    rows_at_once = 1 if launch.reduce_threads > 1 and sequential else math.prod(launch.thread)
+    rows_at_once = _points_in_flight(p, launch) if launch.reduce_threads > 1 and sequential else math.prod(launch.thread)
     side_by_side = max(1, launch.reduce_threads * rows_at_once // width)
-    join = OpCounts(alu=each.combine is Combine.SUM or each.combine is Combine.PROD, minmax=each.combine in _MINMAX_COMBINES)
+    is_fused = each.adds_product and _sums_in_registers(p, launch)
+    adds = (each.combine is Combine.SUM and not is_fused) or each.combine is Combine.PROD
+    join = OpCounts(alu=adds, minmax=each.combine in _MINMAX_COMBINES)
     busy = work_cycles(p.machine, counts + join) + costs.operation_cycles * each.guard_operations
     if launch.pipeline.nontemporal and any(_nontemporal_fraction(p, t) < 1 for t in p.footprint.writes):
         busy += TEST_OPERATIONS * costs.operation_cycles
@@ -211,7 +247,7 @@ def _first_lines_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementW
     An iteration uses all its rows at once, and the reorder buffer does not reach the next. Rows in memory are on new
     pages; on earlier ones prefetchers are ahead.
     """
-    if each.combine is None or not first or not is_column_reduction(p.space):
+    if each.combine is None or not first or not is_column_reduction(p.space) or _sums_in_registers(p, launch):
         return 0.0
     costs, at_once, columns = p.machine.costs.memory, reduction_step(p.space), _columns_per_block(p, launch)
     in_memory = dram_fraction(p.machine, p.compulsory_bytes)
@@ -220,13 +256,14 @@ def _first_lines_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementW
     return each.points / (columns * at_once.terms) * waits * costs.tlb_miss_latency_factor * p.machine.dram_latency_cycles
 
 
-def _reads_rows_sequentially(p: Workload[LoopFacts], each: StatementWork, first: frozenset[str]) -> bool:
+def _reads_rows_sequentially(p: Workload[LoopFacts], launch: Launch, each: StatementWork, first: frozenset[str]) -> bool:
     """Return whether resident rows are read one after another.
 
     A reduction that accesses them first, each element once, from beyond a core's private caches
     (`cpu/loops/schedule.py`).
     """
-    wide = {i for i, extent in enumerate(p.extents) if extent > 1}
+    shared = shared_axis(p.space) if _points_in_flight(p, launch) > 1 else None
+    wide = {i for i, extent in enumerate(p.extents) if extent > 1 and i != shared}
     mine = [t.bytes(p.extents) for t in p.footprint.reads if t.access.tensor in first and wide <= set(t.axes)]
     return each.combine is not None and any(p.machine.hw.exceeds_caches(b, p.compulsory_bytes) for b in mine)
 
@@ -260,8 +297,11 @@ def _load_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *,
     if each.combine is not None and is_column_reduction(p.space):
         vectors *= reduction_step(p.space).rows / reduction_step(p.space).terms
     found = [t for t in p.footprint.accesses if not each.tensors or t.access.tensor in each.tensors]
-    side_by_side = launch.reduce_threads > 1 and not sequential
-    common = [math.prod(n for i, n in enumerate(launch.thread) if side_by_side and i not in t.axes) for t in found]
+    side_by_side, shared = launch.reduce_threads > 1 and not sequential, shared_axis(p.space)
+    common = [math.prod(n for i, n in enumerate(launch.thread) if (side_by_side or i == shared) and i not in t.axes) for t in found]
+    if p.vector_axis is not None and _sums_in_registers(p, launch):  # the vectors of a row share one load of a factor
+        row = max(1, _columns_per_block(p, launch) // _width(p, launch))
+        common = [n if p.vector_axis in t.axes else n * row for t, n in zip(found, common, strict=True)]
     gathers = dict(each.gathers)
     parts = zip(found, common, strict=True)
     return sum(_access_cycles(p, t, launch, vectors / n, gathers.get(t.access.tensor, 1)) for t, n in parts)
@@ -327,7 +367,8 @@ def _reread_cycles_per_byte(p: Workload[LoopFacts], launch: Launch) -> float:
 def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, under_reads: bool) -> list[tuple[str, float]]:
     """Return each tensor's memory seconds; non-temporal outputs without what `under_reads` reads hide."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.footprint.extents, strict=True)])
-    often, put = reread_ratio(p.footprint.reads, launch.grid, clipped, p.extents), 1.0
+    # parts of a split reduction read different rows
+    often, put = reread_ratio(p.footprint.reads, launch.grid // launch.split_k, clipped, p.extents), 1.0
     if launch.reduce_threads > 1:
         often *= 1.0 + _row_restart_penalty(p, launch) + _out_of_order_miss_penalty(p, launch)
         put += _bus_turnaround_penalty(p, launch)

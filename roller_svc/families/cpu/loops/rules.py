@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from roller_svc.construct.align import round_up
 from roller_svc.construct.rules import ThreadTile
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
+from roller_svc.families.common.cpu.column_reduction import is_column_reduction
 from roller_svc.families.common.cpu.rules import equal_parts
+from roller_svc.families.common.cpu.shared_rows import SHARED_STEPS, fits_registers, shared_axis
 from roller_svc.families.common.cpu.tasks import TaskRules, task_range
 from roller_svc.ir.program import AxisKind
 from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
@@ -47,10 +50,27 @@ class CpuLoopRules(TaskRules):
         if lanes == 1 and not self.serial and p.vector_axis is not None and p.vector_axis in p.spatial:
             whole = round_up(p.extents[p.vector_axis], width)
             steps[p.vector_axis] = tuple([width * v for v in VECTOR_STEPS if width * v <= whole])
+            if is_column_reduction(p.space) and p.extents[p.vector_axis] % width == 0:
+                steps |= self._shared_steps()
         rows = next((i for i in reversed(p.spatial) if p.extents[i] >= ROWS_PER_ITERATION), None)
         if lanes > 1 and rows is not None and p.space.reduces_rows:
-            steps[rows] = (1, ROWS_PER_ITERATION)
-        return self._thread_level(steps, self._measured)
+            steps = {**self._shared_steps(), rows: (1, ROWS_PER_ITERATION)}
+        return self._thread_level(steps, lambda tile: self._measured(tile, self._register_rule(tile, lanes)))
+
+    def _shared_steps(self) -> dict[int, Tile]:
+        """Return the points in flight along an axis whose points read the same rows."""
+        shared = shared_axis(self.workload.space)
+        return {} if shared is None else {shared: tuple(s for s in SHARED_STEPS if s <= self.workload.extents[shared])}
+
+    def _register_rule(self, tile: Tile, lanes: int) -> str:
+        """Return the level whose registers the accumulators of points that share rows exceed; '' if none."""
+        p, shared = self.workload, shared_axis(self.workload.space)
+        if shared is None or tile[shared] == 1:
+            return ""
+        columns = lanes if lanes > 1 or p.vector_axis is None else p.extents[p.vector_axis]
+        rows = math.prod(tile) if lanes > 1 else tile[shared]
+        fits = fits_registers(rows * columns // p.machine.unit.shape[-1], p.machine.hw.limits.max_registers_per_thread)
+        return "" if fits else "vector registers"
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         return grown.saturated

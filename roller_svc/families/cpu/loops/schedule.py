@@ -12,6 +12,7 @@ from roller_svc.analysis.online_reduction import OnlineReduction
 from roller_svc.families.common.cpu.column_reduction import is_column_reduction
 from roller_svc.families.common.cpu.parallel_loops import SimdRows, outer_loops, serial_loops
 from roller_svc.families.common.cpu.prefetch import Stream, find_streams, prefetch_is_profitable
+from roller_svc.families.common.cpu.shared_rows import in_flight
 from roller_svc.families.common.scatter import lower_scatter
 from roller_svc.families.cpu.loops.argreduce import ArgReduce, arg_reductions
 from roller_svc.families.cpu.loops.cached_intermediates import CachedIntermediate, find_cached_intermediates
@@ -60,6 +61,7 @@ PointNodes = Callable[[dict[str, Expr]], tuple[Node, ...]]
 
 LANE = ".lane"
 ROW = ".row"
+POINT = ".point"
 
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[LoopFacts]) -> tuple[ScheduleTree, ...]:
@@ -73,10 +75,10 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[LoopFacts]) 
 
 def lower_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks over block tiles of the outer axes, rows inside, lanes innermost."""
-    simd_axis = _simd_axis(group, program)
+    simd_axis, shared = _simd_axis(group, program), _shared_axis(group, program)
     is_vector = simd_axis is not None and program.reduce_threads == 1
     if is_vector and simd_axis is not None and is_column_reduction(group.space):
-        return (ScheduleTree(group.name, column_loops(group, program, simd_axis)),)
+        return (ScheduleTree(group.name, column_loops(group, program, simd_axis, hw.limits.max_registers_per_thread)),)
     native = min(program.reduce_threads, program.unit.shape[-1])
     along_memory = not is_vector or simd_axis == _last_nontrivial_axis(group)
     streams = find_streams(group, program, hw) if along_memory else {}
@@ -85,30 +87,48 @@ def lower_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple
     reductions = arg_reductions(group)
     recurring = frozenset[str]() if is_vector or cached else recurring_reductions(group) - reductions.keys()
 
-    def rows(at: dict[str, Expr], width: int) -> tuple[Node, ...]:
-        if not is_vector and width == 1:  # a single row has no loop over rows
-            at = {name: substitute(place, {ROW: num(0)}) for name, place in at.items()}
+    def rows(at: dict[str, Expr], widths: tuple[int, ...]) -> tuple[Node, ...]:
+        width, points = 1 if simd_axis is None else widths[0], 1 if shared is None else widths[-1]
+        single = {name: num(0) for name, count in ((ROW, 1 if is_vector else width), (POINT, points)) if count == 1}
+        at = {name: substitute(place, single) for name, place in at.items()}  # a single row has no loop over rows
         prefetch_bytes = hw.dram.transaction_bytes if prefetch_is_profitable(group, program, hw) else None
         return _Rows(
-            group, at, is_vector, width, program.reduce_threads, native, streams, cached, reductions, prefetch_bytes, recurring
+            group,
+            at,
+            is_vector,
+            width,
+            points,
+            program.reduce_threads,
+            native,
+            streams,
+            cached,
+            reductions,
+            prefetch_bytes,
+            recurring,
         ).nodes()
 
-    simd_rows = None
+    simd_rows = []
     if simd_axis is not None:
-        simd_rows = SimdRows(simd_axis, program.thread[simd_axis.name], ref(LANE if is_vector else ROW))
+        simd_rows.append(SimdRows(simd_axis, program.thread[simd_axis.name], ref(LANE if is_vector else ROW)))
+    if shared is not None:
+        simd_rows.append(SimdRows(shared, program.thread[shared.name], ref(POINT)))
     tree = ScheduleTree(group.name, outer_loops(group, program, simd_rows, rows))
     return (prefetch_gathers(tree, group, program, hw),)
 
 
 def _simd_axis(group: KernelGroup, program: RProgram) -> Axis | None:
-    """Return the outer axis with several points computed together, if there is one.
+    """Return the outer axis with several points computed together, if there is one, other than of shared rows.
 
     These points are the lanes of a vector, or rows in flight if lanes share a reduction.
     """
-    for axis in group.outer:
-        if program.thread[axis.name] > 1:
-            return axis
-    return None
+    shared = _shared_axis(group, program)
+    return next((axis for axis in group.outer if program.thread[axis.name] > 1 and axis != shared), None)
+
+
+def _shared_axis(group: KernelGroup, program: RProgram) -> Axis | None:
+    """Return the outer axis with several points in flight that read the same rows, if there is one."""
+    name = in_flight(group.space, program.thread)
+    return next((axis for axis in group.outer if axis.name == name), None)
 
 
 def _last_nontrivial_axis(group: KernelGroup) -> Axis | None:
@@ -126,6 +146,7 @@ class _Rows:
     at: dict[str, Expr]
     is_vector: bool
     width: int
+    points: int  # other outer points that read the same rows
     lanes: int
     native: int  # vector width of the CPU
     streams: dict[str, tuple[Stream, ...]]  # tensors that each statement streams through, by its output
@@ -155,13 +176,18 @@ class _Rows:
         """Return the index of one outer point in a row tensor."""
         if self.is_vector:
             return (ref(LANE),)
-        if self.width > 1:
-            return (ref(ROW),)
-        return (num(0),) if self.recurring else ()  # routines take no scalars
+        index = tuple(ref(name) for name, count in self._in_flight if count > 1)
+        return index or ((num(0),) if self.recurring else ())  # routines take no scalars
+
+    @property
+    def _in_flight(self) -> tuple[tuple[str, int], ...]:
+        return ((ROW, self.width), (POINT, self.points))
 
     @property
     def _shape(self) -> tuple[int, ...]:
-        return (self.width,) if self._row_index else ()
+        if self.is_vector:
+            return (self.width,)
+        return tuple(count for _, count in self._in_flight if count > 1) or ((1,) if self.recurring else ())
 
     def _acc_name(self, statement: TensorExpr) -> str:
         return ".acc" if statement.output in self.recurring else acc_name(statement.output)
@@ -205,7 +231,15 @@ class _Rows:
         """Execute the nodes for every outer point in flight."""
         if self.is_vector:
             return (unswitch_guards(Loop(LANE, self.width, LoopKind.VECTOR, nodes)),)
+        return self._for_width(*self._for_points(*nodes))
+
+    def _for_width(self, *nodes: Node) -> tuple[Node, ...]:
+        """Execute the nodes for every row in flight."""
         return (Loop(ROW, self.width, LoopKind.UNROLL, nodes),) if self.width > 1 else nodes
+
+    def _for_points(self, *nodes: Node) -> tuple[Node, ...]:
+        """Execute the nodes for every point in flight that reads the same row."""
+        return (Loop(POINT, self.points, LoopKind.UNROLL, nodes),) if self.points > 1 else nodes
 
     def _statement(self, statement: TensorExpr, reads: RowReads, *, in_row: bool) -> list[Node]:
         nodes: list[Node] = []
@@ -344,7 +378,7 @@ class _Rows:
         at: dict[str, Expr] = {a.name: ref(a.name) for a in rest}
         streams = self._streams_of(statement)
         rows_in_order = self._reads_rows_in_order(statement)
-        for_rows = self._for_rows if is_reduction(statement) and not rows_in_order else _once
+        for_rows = self._for_points if rows_in_order else self._for_rows if is_reduction(statement) else _once
         nodes: list[Node] = []
         if full := last.extent // lanes:
             chunk = ref(f"{last.name}.piece")
@@ -358,7 +392,7 @@ class _Rows:
             prefetches = self._prefetch(streams, vectors, {**self.at, **position})
             nodes += for_rows(Loop(LANE, vectors, LoopKind.VECTOR, visit(position)), *prefetches)
         loops = serial_loops(rest, nodes)
-        return list(self._for_rows(*loops)) if rows_in_order and loops else list(loops)
+        return list(self._for_width(*loops)) if rows_in_order and loops else list(loops)
 
     def _reads_rows_in_order(self, statement: TensorExpr) -> bool:
         """Return whether rows in flight are read one after the other."""
