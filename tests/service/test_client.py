@@ -65,6 +65,7 @@ def test_compile_and_run_on_a_service(capsys: pytest.CaptureFixture[str], server
     assert "PASS" in out
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_worker_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     app = create_app(Settings(store=tmp_path, api_keys="key", workers=0, no_worker_timeout_s=1.0))
     with served(app) as client:

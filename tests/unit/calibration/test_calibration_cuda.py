@@ -102,6 +102,7 @@ def test_a_chase_meets_every_line_before_the_first_again() -> None:
     assert met == set(range(0, 3200, 32))
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_without_spills_to_its_instructions() -> None:
     expected = {
         "multiply_fma_f32": "FFMA", "multiply_fma_f16": "HFMA2", "matrix_mma_bf16": "HMMA", "matrix_mma_s8": "IMMA",

@@ -141,6 +141,7 @@ def test_an_open_dimension_is_named(capsys: pytest.CaptureFixture[str], file: st
     assert "hint: give them, as --dim batch=1\n" in err
 
 
+@pytest.mark.slow
 def test_a_constant_chooses_the_branch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     onnx.save(branching(), file := tmp_path / "branch.onnx")
     code, _, err = run(capsys, "compile", str(file), *QUICK)

@@ -281,6 +281,7 @@ def publish_many(root: str) -> None:
         assert store.action_result(ACTION) is not None
 
 
+@pytest.mark.slow
 def test_writers_in_several_processes_do_not_disturb_each_other(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=publish_many, args=(str(tmp_path / "store"),)) for _ in range(3)]

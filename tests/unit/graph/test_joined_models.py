@@ -99,6 +99,7 @@ def unrolled_of(model: Model) -> UnrolledPlan:
     return UnrolledPlan(plan_of(model), tuple(unroll_steps(plan_of(model).steps)), known)
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize(("name", "target"), [*((name, A100) for name in ALL), *((name, H200) for name in RAMMER_MODELS)])
 def test_one_kernel_has_the_bits_of_separate_launches(name: str, target: str) -> None:

@@ -61,6 +61,7 @@ def test_every_text_compiles_to_the_instructions_that_it_is_for(bench: Any) -> N
     assert "REDG" not in sass_text(compile_source(small(bench)["atomic_cas_8"].source).binary)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [H200.id, A100.id])
 def test_every_probe_of_a_device_compiles_for_it(bench: Any, target: str) -> None:
     names = bench.probing.probe_names(target)

@@ -206,6 +206,7 @@ def test_a_quotient_that_is_a_truth_value_is_widened_as_a_number(dtype: str, tar
     check(["y[n] = b[n] + (x[n] // x[n])", "y[n] = b[n] + trunc_div(x[n], x[n])"], arrays, target, is_vector=False)
 
 
+@pytest.mark.slow
 @TARGETS
 def test_every_length_has_its_tail(target: str) -> None:
     for dtype in ("float32", "float64", "int8", "float16"):
