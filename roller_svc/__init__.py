@@ -31,17 +31,23 @@ if TYPE_CHECKING:
         targets,
     )
     from roller_svc.frontend import ops
+    from roller_svc.graph.python_ops import python_op
     from roller_svc.ir.hardware import HardwareSpec
     from roller_svc.model import Model, compile_model, load_model
+    from roller_svc.modes.eager import eager
+    from roller_svc.schedules import Schedule
 
 __all__ = [
-    "Estimate", "HardwareSpec", "Kernel", "Model", "RollerWarning", "__version__", "compile", "compile_model", "errors", "estimate",
-    "get_num_threads", "load", "load_model", "ops", "reference", "set_num_threads", "targets",
+    "Estimate", "HardwareSpec", "Kernel", "Model", "RollerWarning", "Schedule", "__version__", "compile", "compile_model", "eager",
+    "errors", "estimate", "get_num_threads", "load", "load_model", "ops", "python_op", "reference", "set_num_threads", "targets",
 ]  # fmt: skip
 
 _SUBMODULES = frozenset({"onnx_backend", "torch", "torch_backend", "tuning"})
 _FROM_MODEL = frozenset({"Model", "compile_model", "load_model"})
-_FROM_API = frozenset(__all__) - {"RollerWarning", "__version__", "errors", "ops"} - _FROM_MODEL
+_MODULES = {  # of names that are in neither roller_svc.model nor roller_svc.api
+    "Schedule": "roller_svc.schedules", "eager": "roller_svc.modes.eager", "python_op": "roller_svc.graph.python_ops",
+}  # fmt: skip
+_FROM_API = frozenset(__all__) - {"RollerWarning", "__version__", "errors", "ops", *_MODULES} - _FROM_MODEL
 
 
 def __getattr__(name: str) -> object:
@@ -49,6 +55,8 @@ def __getattr__(name: str) -> object:
         return import_module(f"roller_svc.{name}")
     if name == "ops":
         return import_module("roller_svc.frontend.ops")
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     if name in _FROM_MODEL:
         return getattr(import_module("roller_svc.model"), name)
     if name not in _FROM_API:

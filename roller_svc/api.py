@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from roller_svc.compiler.estimates.batch import Item, estimate_item
     from roller_svc.compiler.kernel_cache import KernelCache
     from roller_svc.compiler.pipeline import build_kernel
+    from roller_svc.compiler.scheduled import build_scheduled
     from roller_svc.runtime.cuda.module import CudaModule
     from roller_svc.runtime.saved import serialization as saved
     from roller_svc.semantics.interpreter import reference as interpret
@@ -64,6 +65,7 @@ else:
     estimate_item = OnUse("roller_svc.compiler.estimates.batch:estimate_item")
     KernelCache = OnUse("roller_svc.compiler.kernel_cache:KernelCache")
     build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
+    build_scheduled = OnUse("roller_svc.compiler.scheduled:build_scheduled")
     CudaModule = OnUse("roller_svc.runtime.cuda.module:CudaModule")
     saved = OnUse("roller_svc.runtime.saved.serialization")
     interpret = OnUse("roller_svc.semantics.interpreter:reference")
@@ -224,7 +226,8 @@ class Kernel:
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """Run the kernel and return the outputs by name; write them to arrays in `out` if given."""
         if unnamed:
-            raise ArgumentError("arrays must be keyword arguments: kernel(A=a, B=b)", code="unknown-argument")
+            words = ", ".join(f"{info.name}=..." for info in self.inputs)
+            raise ArgumentError(f"arrays must be keyword arguments: kernel({words})", code="unknown-argument")
         if out is not None:
             _check_mapping("out", out)
         return _run(self._runner or self.runner(), arrays, out)
@@ -377,10 +380,17 @@ def compile(
         parse(request.expression, dict(request.inputs), request.outputs)  # refuses a program before the compiler is loaded
     if request.hardware is None:
         calibrate_at_first_use((request.target,), log.warning)
-    kernel = _find_or_build(request) if cache else Kernel.from_report(build_kernel(request))
+    kernel = _find_or_build(request) if cache else build(request)
     remarks = kernel.report.get("remarks", ())
     _warn([note for note in kernel.report.get("notes", ()) if note not in remarks])
     return kernel
+
+
+def build(request: BuildRequest) -> Kernel:
+    """Build a kernel: by its schedule if the request has one, else by construction."""
+    if request.schedule is not None:
+        return Kernel(build_scheduled(request), None, (), request.runtime)
+    return Kernel.from_report(build_kernel(request))
 
 
 def _join_inputs(inputs: Inputs | None, arrays: Mapping[str, object]) -> object:
@@ -404,7 +414,7 @@ def _find_or_build(request: BuildRequest) -> Kernel:
     if bundle is not None:
         kernel = Kernel(bundle, load_plan(bundle), (), request.runtime)
     else:
-        kernel = Kernel.from_report(build_kernel(request))
+        kernel = build(request)
         if folder is not None:
             folder.save_single(request, kernel.parts)
     with _cached_lock:

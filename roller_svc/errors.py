@@ -176,7 +176,10 @@ class StrictError(InputError):
 
 
 class ScheduleError(InputError):
+    """An illegal schedule. `step` is the step of a schedule by hand that breaks the rule, from 0."""
+
     default_code = "schedule-illegal"
+    step: int | None = None
 
 
 class ConflictError(InputError):

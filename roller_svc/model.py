@@ -8,18 +8,21 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Never, Unpack
 
-from roller_svc import hardware as devices
+from roller_svc import hardware
 from roller_svc.api import Kernel, Stage, TensorInfo
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
-from roller_svc.compiler.backends import reject_load
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import (
@@ -30,10 +33,10 @@ from roller_svc.compiler.request import (
     shows_options,
     validate_target,
 )
-from roller_svc.errors import ArgumentError, InputError, InvariantError, require
+from roller_svc.errors import ArgumentError, InputError, InvariantError, RollerWarning, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.frontend.torch.arguments import Arrays, run_with_tensors, share_arrays
-from roller_svc.graph.choose import EAGER, SERIAL
+from roller_svc.graph.choose import AUTO, EAGER, SERIAL
 from roller_svc.graph.compile import (
     BuiltModel,
     ModelOptions,
@@ -43,29 +46,39 @@ from roller_svc.graph.compile import (
     check_plan_kind,
     check_tuning,
     no_progress,
+    rebuild_model,
 )
+from roller_svc.graph.devices.labels import check_labels, place_nodes
+from roller_svc.graph.devices.plan import ACROSS, COPIES_RATIO, MERGED, MixedPlan
 from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph, prepare_source
 from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
+from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
-from roller_svc.graph.wiring.kernels import Tuning
+from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
+from roller_svc.graph.wiring.online import OnlineSource, OnlineTuning, explore_online
+from roller_svc.graph.wiring.tree import KINDS
+from roller_svc.graph.wiring.wirer import Wirer
 from roller_svc.hardware.catalog import restrict_cores
-from roller_svc.ir.graph import Constant, Graph
+from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.kernel import Language
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
 from roller_svc.ir.options import NamedArguments, NamedOptions, RuntimeChoice
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
-from roller_svc.runtime.binding import Array, check_names
-from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
-from roller_svc.runtime.graphs.cuda import CudaModel
-from roller_svc.runtime.graphs.emulated import EmulatedModel
-from roller_svc.runtime.graphs.gpu import GpuModel, Runner
+from roller_svc.modes.events import Event
+from roller_svc.modes.loading import gpu_model, load_built
+from roller_svc.modes.mixed import DATAFLOW, ORDERS, MixedModel, MixedSteps, build_parts
+from roller_svc.modes.registration import register_python_ops
+from roller_svc.modes.stepping import PrepareSteps, Stepper, prepare_steps
+from roller_svc.runtime.binding import ELEMENT_ALIGNMENT, Array, Binding, NumpyArrays, check_names
+from roller_svc.runtime.graphs.buffers import bind_call, call_buffers
+from roller_svc.runtime.graphs.cpu import CpuModel
+from roller_svc.runtime.graphs.gpu import GpuModel
 from roller_svc.runtime.graphs.padding import Padding, check_dtypes, write_results
 from roller_svc.runtime.saved import models as saved
 from roller_svc.runtime.saved.launchers import check_model_launchers
@@ -73,13 +86,12 @@ from roller_svc.runtime.saved.models import ModelBundle, VariantBundle, variant_
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.settings import settings
-from roller_svc.toolchain import compile_cxx
 
 log = logging.getLogger(__name__)
 
 MAX_VARIANTS = 64
-TUNE_KINDS = ("off", "now")
-TUNE_TRIALS = 64
+TUNE_KINDS = ("off", "online", "now")
+SINK_KINDS = ("auto", "require")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +114,10 @@ class ProfiledStep(NamedTuple):
     """One step of a profiled call."""
 
     operator: str  # the node's name in the model
-    kernel: str  # the kernel's digest; "copy" for a copy
+    kernel: str  # the kernel's digest; "copy" for a copy; over several devices the device, or the link of a copy
     start_s: float
     end_s: float
-    veu: int  # 0: the step uses all threads
+    veu: int  # 0: the step uses all threads; over several devices the number of the device or link
 
 
 class Profile(list[ProfiledStep]):
@@ -142,6 +154,9 @@ class Profile(list[ProfiledStep]):
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
+_Loaded = CpuModel | GpuModel | MixedModel | Wirer
+
+
 class _Variant:
     """The model for one set of shapes. It is loaded at the first use."""
 
@@ -151,27 +166,72 @@ class _Variant:
         name: str,
         plan: ModelPlan,
         kernels: tuple[int, ...],
-        load: Callable[[], CpuModel | GpuModel],
+        load: Callable[[], _Loaded],
         binary: bytes,
         runtime: RuntimeChoice,
+        prepare_steps: PrepareSteps | None = None,
+        mixed: MixedPlan | None = None,
     ) -> None:
         self.dims = dims
         self.name = name
         self.plan = plan
         self.kernels = kernels
         self.binary = binary
-        self.is_on_device = not binary and runtime is not RuntimeChoice.EMULATOR
-        self._load: Callable[[], CpuModel | GpuModel] | None = load
-        self._loaded: CpuModel | GpuModel | None = None
+        self.mixed = mixed  # of a model over several devices
+        self.is_on_device = not binary and mixed is None and runtime is not RuntimeChoice.EMULATOR
+        self._load: Callable[[], _Loaded] | None = load
+        self._loaded: _Loaded | None = None
+        self._prepare_steps = prepare_steps  # None: of a saved model, which has no source
+        self._steps: dict[bool, Stepper] = {}  # by whether nodes are fused
         self._lock = Lock()
 
     @property
-    def loaded(self) -> CpuModel | GpuModel:
+    def loaded(self) -> _Loaded:
         with self._lock:
             if self._loaded is None:
                 self._loaded = require(self._load, "way to load the model")()
                 self._load = None  # it holds arrays of weights
             return self._loaded
+
+    def steps(self, *, fused: bool) -> Stepper:
+        """Return the nodes as calls, which are compiled at the first use. Raises ArgumentError for a saved model."""
+        with self._lock:
+            if fused not in self._steps:
+                if self._prepare_steps is None:
+                    raise ArgumentError(
+                        "a saved model has no nodes to step through",
+                        code="not-steppable",
+                        hint="compile its source by roller_svc.compile_model, and step through that",
+                    )
+                self._steps[fused] = self._prepare_steps(fused=fused)
+            return self._steps[fused]
+
+    def load_as(self, loaded: _Loaded) -> None:
+        """Let calls run another one that computes the same."""
+        with self._lock:
+            self._loaded, self._load = loaded, None
+
+    @property
+    def loaded_on_cpu(self) -> CpuModel:
+        """The model of a variant for CPUs whose calls measure nothing."""
+        loaded = self.loaded
+        if not isinstance(loaded, CpuModel):
+            raise InvariantError(f"{self.name} is not a model for CPUs")
+        return loaded
+
+    def add_wirer(self, share: float) -> Wirer:
+        """Let calls measure, and return what has them. The model is loaded at the first call."""
+        wirer = Wirer(lambda: copied.loaded_on_cpu, share)
+        copied = copy(self)
+        copied._lock = Lock()
+        self.load_as(wirer)
+        return wirer
+
+    def with_kernels(self, kernels: tuple[int, ...]) -> _Variant:
+        """Return this, of a model that has its kernels at other positions."""
+        variant = copy(self)
+        variant.kernels, variant._steps = kernels, {}
+        return variant
 
     @property
     def weights_bytes(self) -> int:
@@ -194,7 +254,7 @@ class Model:
         kernels: tuple[KernelBundle, ...],
         variants: tuple[_Variant, ...],
         report: Mapping[str, Any],
-        tuning: Tuning | None = None,
+        tuning: Tuning | OnlineTuning | None = None,
     ) -> None:
         self._kernel_bundles = kernels
         self._kernels: tuple[ModelKernel, ...] | None = None
@@ -215,7 +275,8 @@ class Model:
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """Run the model and return the outputs by name; write them to arrays in `out` if given."""
         if unnamed:
-            raise ArgumentError("arrays must be keyword arguments: model(x=array)", code="unknown-argument")
+            words = ", ".join(f"{info.name}=..." for info in self.inputs)
+            raise ArgumentError(f"arrays must be keyword arguments: model({words})", code="unknown-argument")
         return self.run(arrays, out)
 
     def run(
@@ -288,11 +349,58 @@ class Model:
         variant, padded = self._padded(inputs, written)
         if padded is not None:
             inputs = self._pad(inputs, variant, padded[0])
+        loaded = variant.loaded
+        if isinstance(loaded, MixedModel):
+            moments = loaded.profile(inputs, written)
+            places = sorted({each.place for each in moments})
+            return Profile(ProfiledStep(m.name, m.place, m.start_s, m.end_s, places.index(m.place)) for m in moments)
         digests = [self._kernel_bundles[position].digest for position in variant.kernels]
         return Profile(
             ProfiledStep(step.node, digests[step.kernel] if isinstance(step, KernelStep) else "copy", start, end, veu)
-            for step, start, end, veu in sorted(variant.loaded.profile(inputs, written), key=lambda moment: moment.start_s)
+            for step, start, end, veu in sorted(loaded.profile(inputs, written), key=lambda moment: moment.start_s)
         )
+
+    def step(
+        self, arrays: Mapping[str, object], states: Mapping[str, object] | None = None, *, fused: bool = False
+    ) -> Generator[Event, None, dict[str, Any]]:
+        """Return a generator that runs one node after the other and yields an event after each.
+
+        The nodes are compiled at the first use, from the model's source. The generator's value is the outputs by name.
+        States are updated after the last node. With buckets, arrays have the shapes of the bucket.
+
+        Args:
+            arrays: the inputs by name.
+            states: the arrays that the call updates, by name.
+            fused: whether nodes are those that the model runs; `event.members()` has their operators. By default each
+                operator is a node.
+        """
+        _check_mapping("arrays", arrays)
+        given = share_arrays("input", arrays)
+        written = share_arrays("state", self._with_states(None, states), written=True)
+        if self.takes_device_arrays:
+            raise ArgumentError(
+                f"{self.target} is a GPU, whose models are stepped through in the emulator",
+                code="unsupported-target",
+                hint='runtime="emulator"',
+            )
+        variant, padded = self._padded(given, written)
+        if padded is not None:
+            given = self._pad(given, variant, padded[0])
+        called, results = call_buffers(variant.plan), len(variant.plan.inputs) + len(variant.plan.outputs)
+        buffers = (*called[: len(variant.plan.inputs)], *called[results:])  # an output may have the name of an input
+        binding = bind_call(buffers, given, written, NumpyArrays(ELEMENT_ALIGNMENT))
+        memory = {buffer.name: binding.memory[buffer.symbol] for buffer in buffers}
+        return self._step(variant.steps(fused=fused), memory, binding, padded)
+
+    def _step(
+        self, steps: Stepper, memory: dict[str, Array], binding: Binding[Array], padded: tuple[Padding, dict[str, int]] | None
+    ) -> Generator[Event, None, dict[str, Any]]:
+        names = set(self._state_names)
+        results = yield from steps.run({name: array.copy() if name in names else array for name, array in memory.items()})
+        for name in names:
+            memory[name][...] = results.pop(name)
+        binding.copy_back()
+        return results if padded is None else {n: padded[0].slice(n, array, padded[1]) for n, array in results.items()}
 
     @property
     def kernels(self) -> tuple[ModelKernel, ...]:
@@ -326,9 +434,13 @@ class Model:
             launcher: also write launch.py, for callers that have some of ctypes and torch. A model for an NVIDIA device has
                 "cpp" alone: model.h, model_host.c and plan.bin, a program for the CUDA driver.
         """
+        if self._variants[0].mixed is not None:
+            raise ArgumentError(
+                "a model over several devices cannot be saved", code="not-saveable", hint="save the models of its subgraphs"
+            )
         launchers = [launcher] if isinstance(launcher, str) else list(launcher)
         if launchers and not self._variants[0].binary:
-            check_model_launchers(launchers, self.target, devices.load(self.target).family)
+            check_model_launchers(launchers, self.target, hardware.load(self.target).family)
         variants = tuple(
             VariantBundle(
                 each.dims, each.name, each.plan, each.kernels, each.binary,
@@ -372,6 +484,8 @@ class Model:
 
     def _plan(self, variant: _Variant, kind: object) -> dict[str, Any]:
         plan = variant.plan
+        if variant.mixed is not None:
+            return {"kind": kind, "threads": self.report.get("threads"), **plan_to_json(plan), **variant.mixed.to_json()}
         launches, waits = _count_launches(plan.steps)
         if not variant.binary:
             launches = 1 if plan.lowering == CUDA_GRAPH.kind else _count_operations(plan)
@@ -388,6 +502,18 @@ class Model:
             "arena": {"bytes": plan.arena_bytes, "tensor_bytes": plan.tensor_bytes},
             **plan_to_json(plan),
         }
+
+    def _adopt(self, model: Model) -> None:
+        """Become a model that computes the same by other kernels, and keep the name."""
+        self._kernel_bundles, self._kernels = model._kernel_bundles, None
+        self.digest, self.report, self.estimate = model.digest, model.report, model.estimate
+        self._variants = model._variants
+        self._run_plain = None
+
+    def _wire(self, number: int, loaded: _Loaded) -> None:
+        """Let calls of a bucket run a model that computes the same."""
+        self._variants[number].load_as(loaded)
+        self._run_plain = None
 
     def __reduce__(self) -> Never:
         """Raise ArgumentError: weights need an alignment that pickles do not keep."""
@@ -411,11 +537,15 @@ def compile_model(
     *,
     plan: str | Mapping[str, Any] = "auto",
     tune: str = "off",
-    tune_options: Mapping[str, int] | None = None,
+    tune_options: Mapping[str, object] | None = None,
     runtime: str = "auto",
     dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
     states: Mapping[str, str] | None = None,
+    devices: Mapping[str, str] | None = None,
+    across: str = MERGED,
+    order: str = DATAFLOW,
+    sink: str = SINK_KINDS[0],
     progress: Progress = no_progress,
     **options: Unpack[NamedArguments],
 ) -> Model:
@@ -434,8 +564,11 @@ def compile_model(
             them, "waves" one kernel of all operators for each level of the graph, "persistent" one that executes all of
             them, "auto" the kind that the performance model prefers.
         tune: "now" chooses kernels by trials of the whole model on this machine, where each finds the caches as the others
-            leave them; "off" takes kernels that were chosen alone. `Model.tuning` says what was chosen.
-        tune_options: {"budget_trials": 64}, the models of a bucket that are measured at most, before two are compared.
+            leave them; "online" makes callers' calls the trials; "off" takes kernels that were chosen alone.
+            `Model.tuning` says what was chosen.
+        tune_options: some of "budget_trials": 64 of a bucket at most, before models are compared; "budget_s", after which
+            no trial begins; "exact": True, for kernels with the same bits alone; "share": 0.5 of calls at most are trials;
+            "variables": ["kernel", "plan", "buffers"], the kinds of choices that are explored.
         runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
@@ -443,6 +576,12 @@ def compile_model(
         constants: values of inputs of an ONNX model, as {"sr": 16000}. The compiled model does not have these inputs.
         states: inputs that calls update in place, each with the output that is its new value; a `*` in both stands for any
             text, as {"past_*": "present_*"}. They are states of the model, by the names of the inputs.
+        devices: the devices of nodes, by a node's name or a pattern with `*`: an id, "cpu", "gpu", or "python:NAME" for a
+            function that `roller_svc.python_op` registered. Other nodes have the label of the source, or the target.
+        across: with several devices "merged" orders subgraphs and copies by data and effects alone, "split" runs one after
+            the other.
+        order: "dataflow" runs what can run at the same time, "serial" in the order of the plan.
+        sink: "require" refuses a model whose call is more than one submission (`report["sinks"]`).
         progress: called with a stage, the number of its parts that are done, and the number of all.
         options: the fields of NamedOptions, for each kernel and the name of the model.
 
@@ -453,29 +592,131 @@ def compile_model(
     checked = read_options(NamedOptions, options)
     runs_in = _runtime(runtime)
     target_id = validate_target(target)
-    if runs_in is RuntimeChoice.EMULATOR:
-        check_emulable(devices.load(target_id))
+    _check_modes(across, order, sink)
+    labels = check_labels(devices)
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     _check_states(states)
+    register_python_ops()
     cache, weights = KernelCache(settings().cache_folder), Weights()
     clock = StageTimer()
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
 
-    def load(extents: Mapping[str, int]) -> Graph:
+    def load_with(weights: Weights, extents: Mapping[str, int]) -> Graph:
         return pair_states(load_graph(source, weights, types, extents, constants), states)
 
+    def load(extents: Mapping[str, int]) -> Graph:
+        return load_with(weights, extents)
+
     graphs = [load(extents) for extents in buckets]
+    spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
+    if any(place_nodes(graph, labels, spec) is not None for graph in graphs):
+        if len(graphs) > 1 or tune != TUNE_KINDS[0] or not isinstance(plan, str):
+            raise ArgumentError("a model over several devices has one bucket, and no tuning or plan by hand", code="invalid-option")
+        calibrate_at_first_use((target_id,), log.warning)
+        chosen = _options(target_id, threads, plan, checked)
+        model = _mixed_model(graphs[0], labels, weights, chosen, cache, runs_in, across, order)
+        _check_sink(model, sink)
+        return model
+    if runs_in is RuntimeChoice.EMULATOR:
+        check_emulable(spec)
+    if order == SERIAL and plan == AUTO:
+        plan = SERIAL
     padding, not_padded = _padding(buckets, graphs, dims or {}, load, weights)
     clock.record("import")
     calibrate_at_first_use((target_id,), log.warning)  # after all that may be refused at once
-    chosen = replace(_options(target_id, threads, plan, checked), tune_trials=_tune_trials(tune, tune_options))
+    chosen = replace(_options(target_id, threads, plan, checked), tune=_tune_options(tune, tune_options))
     check_tuning(chosen)
     built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
-    return _model(built, weights, chosen, import_s, {"padding": padding, "not_padded": not_padded}, runs_in)
+    steps = [_step_source(load_with, extents, each.node_kernels, chosen, cache, runs_in) for extents, each in built]
+    model = _model(built, weights, chosen, import_s, {"padding": padding, "not_padded": not_padded}, runs_in, steps)
+    _check_sink(model, sink)
+    return model
+
+
+def _check_modes(across: object, order: object, sink: object) -> None:
+    for name, value, known in (("across", across, ACROSS), ("order", order, ORDERS), ("sink", sink, SINK_KINDS)):
+        if value not in known:
+            listed = " or ".join(map(repr, known))
+            raise ArgumentError(f"{name} must be {listed}, got {short_repr(value)}", code="invalid-option")
+
+
+def _check_sink(model: Model, sink: str) -> None:
+    sinks = model.report["sinks"]
+    if sink == "require" and (sinks["submissions"] > 1 or sinks["outside"]):
+        outside = "; ".join(f"{each['node']}: {each['reason']}" for each in sinks["outside"]) or "its device takes several"
+        raise ArgumentError(f"a call is {sinks['submissions']} submissions: {outside}", code="not-sunk")
+
+
+def _mixed_model(
+    graph: Graph,
+    labels: Mapping[str, str],
+    weights: Weights,
+    options: ModelOptions,
+    cache: KernelCache,
+    runtime: RuntimeChoice,
+    across: str,
+    order: str,
+) -> Model:
+    """Return a model over several devices. States are values, which are copied to the states after the last step."""
+    placed = require(place_nodes(replace(graph, states=()), labels, options.hardware), "second device")
+    placed = replace(placed, graph=remove_dead_nodes(placed.graph))
+    parts = build_parts(placed, graph.states, weights, options, cache, runtime, across, order)
+    bundles = {bundle.digest: bundle for each in parts.built.values() for bundle in each.kernels}
+    positions = {digest: position for position, digest in enumerate(bundles)}
+    kernels = tuple(positions[bundle.digest] for each in parts.built.values() for bundle in each.kernels)
+    content = json.dumps([options.name, parts.plan.to_json(), plan_to_json(parts.caller), list(bundles), order])
+    digits = hashlib.sha256(content.encode()).hexdigest()
+    name = options.name or default_name(digits)
+    copies_s = sum(copy.seconds for copy in parts.plan.copies)
+    if copies_s > COPIES_RATIO * sum(step.seconds for step in parts.plan.steps):
+        reasons = "; ".join(copy.reason for copy in parts.plan.copies)
+        warnings.warn(
+            f"copies between devices take {copies_s:.3g} s of {parts.plan.seconds:.3g} s by the model: {reasons}",
+            RollerWarning,
+            stacklevel=3,
+        )
+
+    def prepare(*, fused: bool) -> Stepper:
+        return MixedSteps(parts, replace(options, fuse=fused and options.fuse), cache)
+
+    variant = _Variant(
+        (), name, parts.caller, kernels, lambda: MixedModel(parts), b"", runtime, prepare, parts.plan
+    )  # fmt: skip
+    report = {
+        "plan": across, "plan_seconds": {across: parts.plan.seconds}, "plan_is_measured": False,
+        "threads": options.hardware.num_cores if options.hardware.family is TargetKind.CPU else None,
+        "order": order, "sinks": _sinks_of(parts.plan),
+        "passes": [], "seconds": {}, "classes": [], "buckets": [], "lowerings": {}, "cache": {},
+    }  # fmt: skip
+    return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), (variant,), report)
+
+
+def _sinks_of(plan: MixedPlan) -> dict[str, Any]:
+    """Return the submissions of a call, and the nodes outside of them."""
+    outside = [{"node": each.nodes[0], "reason": f"it is {each.device}"} for each in plan.subgraphs if each.is_host]
+    return {"submissions": len(plan.subgraphs) - len(outside), "outside": outside}
+
+
+def _step_source(
+    load: Callable[[Weights, Mapping[str, int]], Graph],
+    extents: Mapping[str, int],
+    kernels: Mapping[tuple[str, str], KernelBundle],
+    options: ModelOptions,
+    cache: KernelCache,
+    runtime: RuntimeChoice,
+) -> PrepareSteps:
+    """Return what reads a model's source again, and compiles its nodes. It keeps no weights before."""
+
+    def prepare(*, fused: bool) -> Stepper:
+        weights = Weights()
+        chosen = replace(options, fuse=fused and options.fuse)
+        return prepare_steps(load(weights, extents), weights, chosen, cache, runtime, kernels)
+
+    return prepare
 
 
 @shows_options(NamedOptions)
@@ -507,6 +748,8 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
     graph = pair_states(load_graph(source, weights, types, buckets[0], constants), states)
+    if place_nodes(graph, {}, chosen.hardware) is not None:
+        raise ArgumentError("the model's nodes have several devices, and estimates are of one", code="invalid-option")
     estimate = estimate_graph(graph, weights, chosen)
     return {
         "target": chosen.hardware.id,
@@ -543,19 +786,37 @@ def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
     return Model(bundle.digest, bundle.name, bundle.target, bundle.kernels, variants, bundle.report)
 
 
-def _tune_trials(tune: object, options: object) -> int:
+def _tune_options(tune: object, options: object) -> TuneOptions | None:
+    """Return how to tune; None for "off". Raises ArgumentError for options that do not exist, or have wrong values."""
     if not isinstance(tune, str) or tune not in TUNE_KINDS:
         listed = " or ".join(map(repr, TUNE_KINDS))
         raise ArgumentError(f"tune must be {listed}, got {short_repr(tune)}", code="invalid-option")
     given = {} if options is None else options
-    if not isinstance(given, Mapping) or not given.keys() <= {"budget_trials"}:
-        raise ArgumentError(f"tune_options must be {{'budget_trials': number}}, got {short_repr(given)}", code="invalid-option")
-    trials = whole_number(given.get("budget_trials", TUNE_TRIALS))
-    if trials is None or trials < 1:
-        raise ArgumentError(
-            f"budget_trials must be a positive whole number, got {short_repr(given['budget_trials'])}", code="invalid-option"
-        )
-    return trials if tune == "now" else 0
+    if not isinstance(given, Mapping) or not given.keys() <= _TUNE_VALUES.keys():
+        listed = ", ".join(_TUNE_VALUES)
+        raise ArgumentError(f"tune_options must have some of {listed}, got {short_repr(given)}", code="invalid-option")
+    for name, value in given.items():
+        is_valid, expected = _TUNE_VALUES[name]
+        if not is_valid(value):
+            raise ArgumentError(f"{name} must be {expected}, got {short_repr(value)}", code="invalid-option")
+    named: dict[str, Any] = {name: tuple(value) if name == "variables" else value for name, value in given.items()}
+    return None if tune == "off" else TuneOptions(is_online=tune == "online", **named)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+_TUNE_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "budget_trials": (lambda value: (whole_number(value) or 0) > 0, "a positive whole number"),
+    "budget_s": (_is_number, "a positive number of seconds"),
+    "exact": (lambda value: isinstance(value, bool), "True or False"),
+    "share": (lambda value: _is_number(value) and value <= 1, "a number above 0, and at most 1"),
+    "variables": (
+        lambda value: isinstance(value, list | tuple) and all(isinstance(each, str) and each in KINDS for each in value),
+        f"a list of some of {', '.join(KINDS)}",
+    ),
+}
 
 
 def _options(target: object, threads: object, plan: object, checked: Mapping[str, Any]) -> ModelOptions:
@@ -589,7 +850,7 @@ def _runtime(runtime: object) -> RuntimeChoice:
 
 def device_spec(target: object, threads: object) -> HardwareSpec:
     """Return the spec of the target, for that number of threads. Raises InputError for invalid ones."""
-    spec = devices.load(validate_target(target))
+    spec = hardware.load(validate_target(target))
     if threads is None:
         return spec
     if spec.family is not TargetKind.CPU:
@@ -731,25 +992,87 @@ def _model(
     import_s: float,
     padding: Mapping[str, Any],
     runtime: RuntimeChoice,
+    steps: Sequence[PrepareSteps],
 ) -> Model:
-    bundles: dict[str, KernelBundle] = {}
-    for _, each in built:
-        bundles |= {bundle.digest: bundle for bundle in each.kernels}
-    positions = {digest: position for position, digest in enumerate(bundles)}
     if len({_shapes(each.plan) for _, each in built}) < len(built):
         raise ArgumentError("two buckets have the same shapes: a dimension in dims is not in the model", code="invalid-option")
+
+    def assemble(built: Sequence[tuple[dict[str, int], BuiltModel]], known: Mapping[int, _Variant], name: str | None) -> Model:
+        """Return the model of its buckets, some of which are those of an equal one of that name."""
+        bundles: dict[str, KernelBundle] = {}
+        for _, each in built:
+            bundles |= {bundle.digest: bundle for bundle in each.kernels}
+        positions = {digest: position for position, digest in enumerate(bundles)}
+        digits = _digest(built, options)
+        named = name or options.name or default_name(digits)
+        variants = tuple(
+            known[number].with_kernels(_positions(each, positions))
+            if number in known
+            else _built_variant(
+                dims, variant_name(named, number), each, weights, _positions(each, positions), runtime, steps[number]
+            )
+            for number, (dims, each) in enumerate(built)
+        )
+        report = {**_report(built, options, import_s), **padding}
+        tuning = built[0][1].tuning
+        return Model(f"sha256:{digits}", named, options.hardware.id, tuple(bundles.values()), variants, report, tuning)
+
+    model = assemble(built, {}, None)
+    parts, adopting = list(built), Lock()
+
+    def adopt(model: Model, number: int, rebuilt: BuiltModel) -> CpuModel:
+        """Let a model have another one of a bucket, which is loaded, and return it."""
+        with adopting:
+            parts[number] = parts[number][0], rebuilt
+            others = {i: variant for i, variant in enumerate(model._variants) if i != number}
+            changed = assemble(parts, others, model.name)
+            loaded = changed._variants[number].loaded_on_cpu
+            model._adopt(changed)
+            return loaded
+
+    for number, (_, each) in enumerate(built):
+        if each.online is not None:
+            tuning = _explore_bucket(model, number, each, each.online, adopt)
+            model.tuning = tuning if number == 0 else model.tuning
+    return model
+
+
+def _explore_bucket(
+    model: Model,
+    number: int,
+    built: BuiltModel,
+    source: OnlineSource,
+    adopt: Callable[[Model, int, BuiltModel], CpuModel],
+) -> OnlineTuning:
+    """Let the calls of a bucket choose its kernels and its plan. A model that nobody uses any more explores no more."""
+    owner = weakref.ref(model)
+    wirer = model._variants[number].add_wirer(source.options.share)
+
+    def bind(kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan) -> None:
+        used = owner()
+        if used is not None:
+            wirer.use(adopt(used, number, rebuild_model(built, kernels, kind, plan, tuning.found)))
+
+    def switch(*, explores: bool) -> None:
+        used = owner()
+        if used is not None:
+            used._wire(number, wirer if explores else wirer.model)
+
+    tuning = OnlineTuning(wirer, partial(explore_online, source, wirer, bind), switch)
+    weakref.finalize(model, tuning.stop)
+    return tuning
+
+
+def _digest(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions) -> str:
     parts: list[object] = [
         [list(dims.items()), plan_to_json(each.plan), [bundle.digest for bundle in each.kernels]] for dims, each in built
     ]
     content = json.dumps(parts if options.name is None else [options.name, *parts])
-    digits = hashlib.sha256(content.encode()).hexdigest()
-    name = options.name or default_name(digits)
-    variants = tuple(
-        _built_variant(dims, variant_name(name, number), each, weights, positions, runtime)
-        for number, (dims, each) in enumerate(built)
-    )
-    report = {**_report(built, options, import_s), **padding}
-    return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), variants, report, built[0][1].tuning)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _positions(built: BuiltModel, positions: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(positions[bundle.digest] for bundle in built.kernels)
 
 
 def _built_variant(
@@ -757,20 +1080,16 @@ def _built_variant(
     name: str,
     built: BuiltModel,
     weights: Weights,
-    positions: Mapping[str, int],
+    kernels: tuple[int, ...],
     runtime: RuntimeChoice,
+    steps: PrepareSteps,
 ) -> _Variant:
     plan, binary = built.plan, built.link(name)
 
     def load() -> CpuModel | GpuModel:
-        arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-        block = weights_block(arrays, plan.weights_bytes)
-        if binary:
-            return CpuModel(plan, name, binary, block)
-        return _gpu_model(plan, built.kernels, block, runtime)
+        return load_built(built, name, binary, weights, runtime)
 
-    kernels = tuple(positions[bundle.digest] for bundle in built.kernels)
-    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime)
+    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime, steps)
 
 
 def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeChoice) -> _Variant:
@@ -778,24 +1097,9 @@ def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeCh
         if bundle.binary:
             return CpuModel(bundle.plan, bundle.name, bundle.binary, bundle.weights, bundle.packed)
         kernels = tuple(model.kernels[position] for position in bundle.kernels)
-        return _gpu_model(bundle.plan, kernels, bundle.weights, runtime)
+        return gpu_model(bundle.plan, kernels, bundle.weights, runtime)
 
     return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary, runtime)
-
-
-def _gpu_model(plan: ModelPlan, bundles: Sequence[KernelBundle], weights: Array, runtime: RuntimeChoice) -> GpuModel:
-    """Return a GPU's model, which is loaded at its first call. `bundles` are its kernels in the order of the plan."""
-    compiled = tuple(bundle.compiled for bundle in bundles)
-
-    def load() -> Runner:
-        if runtime is RuntimeChoice.EMULATOR:
-            return EmulatedModel(plan, compiled, weights, compile_cxx)
-        for each in compiled:
-            if each.source.language is Language.HIP:
-                return reject_load(each)
-        return CudaModel(plan, compiled, weights, as_graph=plan.lowering == CUDA_GRAPH.kind)
-
-    return GpuModel(plan, weights, load)
 
 
 def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, import_s: float) -> dict[str, Any]:
@@ -808,13 +1112,17 @@ def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOp
     buckets = [
         {"dims": dims, "plan": kind, "lowerings": dict(each.lowerings)} for kind, (dims, each) in zip(kinds, built, strict=True)
     ]
+    plan = first.plan
+    is_one = options.hardware.family is TargetKind.CPU or plan.lowering == CUDA_GRAPH.kind
     return {
+        "sinks": {"submissions": 1 if is_one else _count_operations(plan), "outside": []},
         "plan": kinds[0],
         "plan_seconds": dict(first.choice.seconds),
         "plan_is_measured": first.choice.is_measured,
         "threads": options.hardware.num_cores if options.hardware.family is TargetKind.CPU else None,
         "lowerings": dict(first.lowerings),
         "buckets": buckets if len(buckets) > 1 else [],
+        "tuning": None if first.tuning is None else first.tuning.to_json(),
         "select": options.select.value,
         "passes": [
             {"name": each.name, "nodes_before": each.nodes_before, "nodes_after": each.nodes_after} for each in first.passes
@@ -836,6 +1144,8 @@ def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOp
 
 def _estimate(variant: _Variant, bundles: Sequence[KernelBundle], report: Mapping[str, Any]) -> ModelEstimate:
     """Return the seconds of a call by its lowering, or the sum over its kernels: one with several launches counts once."""
+    if variant.mixed is not None:
+        return ModelEstimate(variant.mixed.seconds, ())
     kernels = variant.plan.kernels
     first = [next((i for i, launch in enumerate(kernel.source.launches) if not launch.is_prepack), None) for kernel in kernels]
     runs: dict[int, int] = {}

@@ -228,6 +228,9 @@ class Settings(BaseSettings):
     otlp_endpoint: str = Field(
         "", description="collector of OpenTelemetry traces, by OTLP over HTTP: http://HOST:4318; default: no traces"
     )
+    python_ops: str = Field(
+        "", description="MODULE:FUNCTION, which is called once in a process to register functions of Python for nodes of models"
+    )
     server: str = Field("", description="service that the command line uses; the same as --server")
     api_key: SecretStr = Field(SecretStr(""), description="API key of the command line for that service")
 

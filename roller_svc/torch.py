@@ -15,7 +15,7 @@ from roller_svc import api
 from roller_svc.compiler.request import read_options, reject_unknown, validate_target
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.source import Source
-from roller_svc.frontend.ops.calls import check_tensor_names
+from roller_svc.frontend.ops.calls import check_untyped
 from roller_svc.frontend.parse import parse
 from roller_svc.frontend.torch.tensors import TORCH_DTYPES, dtype_of
 from roller_svc.ir.options import KernelOptions, options_of
@@ -59,7 +59,7 @@ def op(
         ArgumentError: a name is not one of an operator or an input, the program reads a tensor that is none of the
             inputs, an option is unknown or has a wrong value, an input would be donated, or there is another operator
             of that name.
-        ExprSyntaxError: a bracket of the program is not closed.
+        ExprSyntaxError: the program is not in the language.
     """
     if not isinstance(operator, str) or not _NAME.fullmatch(operator):
         raise ArgumentError(f"an operator is called 'library::name', got {operator!r}", code="invalid-option")
@@ -72,7 +72,7 @@ def op(
         raise ArgumentError("an operator of torch writes none of its inputs; leave out donate", code="invalid-option")
     if not isinstance(expression, str):
         raise ArgumentError("the expression must be a string", code="invalid-argument")
-    check_tensor_names(Source(expression), names)
+    check_untyped(Source(expression), names)
     written = None if outputs is None else tuple(outputs)
     kernels = _Kernels(expression, names, written, validate_target(target), _read_options(options, names))
     with _registered_lock:

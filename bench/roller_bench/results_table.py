@@ -129,6 +129,16 @@ def _zoo(document: Json) -> str:
     )
 
 
+def _gpu_models(document: Json) -> str:
+    rows = [plan for model in document["models"] for plan in model["plans"].values()]
+    made = [row for row in rows if "cold" in row]
+    warm = sorted(row["warm"]["cpu_seconds"] for row in made)
+    return (
+        f"{len(document['models'])} compiles of whole models without a device: {len(made)} of {len(rows)} plans; "
+        f"warm CPU time median {statistics.median(warm):.2f} s, most {warm[-1]:.2f} s"
+    )
+
+
 def _winograd(document: Json) -> str:
     rows = document["layers"]
     worst = max(each["max_error"] for row in rows for each in row["algorithms"].values())
@@ -144,7 +154,7 @@ def _percent(fraction: float) -> str:
 
 
 _HEADLINES: dict[str, Callable[[Json], str]] = {
-    "compile": _compile, "cpu": _cpu, "estimates": _estimates, "lint": _lint, "model": _model,
+    "compile": _compile, "cpu": _cpu, "estimates": _estimates, "gpu-models": _gpu_models, "lint": _lint, "model": _model,
     "nvmatmulheuristics": _heuristics, "published": _published, "winograd": _winograd, "zoo": _zoo,
 }  # fmt: skip
 

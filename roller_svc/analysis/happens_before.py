@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller_svc.errors import InvariantError
-from roller_svc.ir.vdevice import Barrier, Execute, VDevicePlan, WaitEvent, executes
+from roller_svc.ir.vdevice import Barrier, Execute, Stream, VDevicePlan, WaitEvent, executes
 
 Clock = tuple[int, ...]  # for each vEU, how many of its instructions have finished
 Clocks = NDArray[np.int32]  # [order, vEU]
@@ -26,6 +26,7 @@ def check_plan(plan: VDevicePlan) -> list[Clocks]:
     Raises InvariantError that names the rTask or the vEU otherwise.
     """
     _check_executed_once(plan)
+    _check_streams(plan)
     return start_clocks(plan)
 
 
@@ -47,6 +48,24 @@ def _check_executed_once(plan: VDevicePlan) -> None:
                 raise InvariantError(
                     f"rTask {min(end, start)} of rOperator {operator} is executed {times}, expected once"
                 )  # fmt: skip
+
+
+def _check_streams(plan: VDevicePlan) -> None:
+    """Check that each vEU streams the rTasks that it executes later, all of an rOperator, in the same order."""
+    streamed = plan.streamed
+    for veu, program in enumerate(plan.programs):
+        coming: list[Stream] = []
+        for order, instruction in enumerate(program):
+            if isinstance(instruction, Stream):
+                coming.append(instruction)
+            elif isinstance(instruction, Execute) and instruction.operator in streamed:
+                expected = Stream(instruction.operator, instruction.first, instruction.count)
+                if not coming or coming.pop(0) != expected:
+                    raise InvariantError(
+                        f"vEU {veu} executes rTasks by instruction {order} that it does not stream before, in order"
+                    )
+        if coming:
+            raise InvariantError(f"vEU {veu} streams rTasks of rOperator {coming[0].operator} that it does not execute")
 
 
 def start_clocks(plan: VDevicePlan) -> list[Clocks]:
@@ -93,7 +112,7 @@ class _Execution:
         first = self.done[veu]
         for order in range(first, len(program)):
             instruction = program[order]
-            if not isinstance(instruction, Execute) and self._must_wait(veu, instruction):
+            if not isinstance(instruction, Execute | Stream) and self._must_wait(veu, instruction):
                 break
             clocks[order] = now
             if isinstance(instruction, WaitEvent):

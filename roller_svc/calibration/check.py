@@ -74,9 +74,10 @@ def read_field(hw: HardwareSpec, path: str) -> float | None:
     if not rest:
         return float(getattr(hw, part))
     if part == "limits":
-        return float(getattr(hw.limits, rest[0]))
-    named = {level.name: level for level in hw.levels} if part == "levels" else {unit.name: unit for unit in hw.units}
-    value = getattr(named[rest[0]], rest[1])
+        value = getattr(hw.limits, rest[0])
+    else:
+        named = {level.name: level for level in hw.levels} if part == "levels" else {unit.name: unit for unit in hw.units}
+        value = getattr(named[rest[0]], rest[1])
     return None if value is None else float(value)
 
 

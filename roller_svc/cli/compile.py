@@ -14,13 +14,12 @@ from roller_svc.on_use import OnUse
 
 if TYPE_CHECKING:
     from roller_svc.api import Kernel
+    from roller_svc.api import build as build_kernel
     from roller_svc.cli.builds import print_builds
-    from roller_svc.compiler.pipeline import build_kernel
     from roller_svc.compiler.serialize import kernel_json
 else:
-    Kernel = OnUse("roller_svc.api:Kernel")
     print_builds = OnUse("roller_svc.cli.builds:print_builds")
-    build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
+    build_kernel = OnUse("roller_svc.api:build")
     kernel_json = OnUse("roller_svc.compiler.serialize:kernel_json")
 
 
@@ -78,7 +77,7 @@ def build(options: argparse.Namespace) -> Kernel:
     if server := common.server_url(options):
         kernel: Kernel = import_module("roller_svc.cli.remote").kernel(options, server)
         return kernel
-    return Kernel.from_report(build_kernel(common.parse_request(options)))
+    return build_kernel(common.parse_request(options))
 
 
 def kernel_facts(kernel: Kernel) -> dict[str, Any]:

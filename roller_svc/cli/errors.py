@@ -36,7 +36,7 @@ def render_error(error: RollerError, expression: str) -> str:
             hint = f"\nhint: {error.hint}" if error.hint else ""
             return f"error: {location}{error.code}: {error.message}{hint}"
         case InputError():
-            return f"error: {error.render(expression)}"
+            return f"error: {error.render(error.text or expression)}"
         case CompileError() if error.log:
             lines = error.log.strip().splitlines()[:LOG_LINES]
             return "\n".join([f"error: {error.code}: {error.message}", *(f"  {line}" for line in lines)])

@@ -67,6 +67,8 @@ def _add(keys: ApiKeys, options: argparse.Namespace) -> int:
     show.print_result(options, {"key": text, **_facts(key)}, text)
     if not options.json:
         print(f"key {key.id} of {key.name}: keep it, as it is not shown again", file=sys.stderr)
+        if len(keys.all()) == 1:
+            print("it is the first one: from now on the service refuses requests without a key", file=sys.stderr)
     return 0
 
 

@@ -19,21 +19,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import remote
+from roller_svc.cli import remote, stepping
 from roller_svc.client.schemas import GraphOptions
-from roller_svc.errors import ArgumentError, WrongAnswerError, require
+from roller_svc.errors import ArgumentError, InvariantError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.choose import EAGER, PLANS
 from roller_svc.graph.compile import GPU_PLANS
 from roller_svc.graph.compile import Progress as Report
+from roller_svc.graph.devices.plan import ACROSS, MERGED
 from roller_svc.graph.inputs import Sample, random_arrays
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
-from roller_svc.graph.wiring.tree import find_variables, tree_to_json
+from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
+from roller_svc.graph.wiring.tree import find_variables
 from roller_svc.ir.options import HOST_LAUNCHERS, NamedOptions
-from roller_svc.model import TUNE_TRIALS, Model, compile_model, estimate_model, load_model
+from roller_svc.model import Model, compile_model, estimate_model, load_model
+from roller_svc.modes.mixed import DATAFLOW, ORDERS
 from roller_svc.runtime.cuda.arrays import copy_into_device, copy_to_device, copy_to_host, synchronize
 from roller_svc.runtime.cuda.module import device_present
 
@@ -56,14 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_model(tuned)
     tuned.add_argument("--save", metavar="DIR", help="write the shared object, header and weights to DIR")
-    tuned.add_argument(
-        "--trials", type=int, default=TUNE_TRIALS, metavar="N", help="models that are measured at most (default: %(default)s)"
-    )
+    trials = TuneOptions().budget_trials
+    help_ = "trials at most, before whole calls are compared (default: %(default)s)"
+    tuned.add_argument("--trials", type=int, default=trials, metavar="N", help=help_)
+    tuned.add_argument("--budget", type=_seconds, metavar="30s", help="seconds after which no trial begins (default: no limit)")
+    tuned.add_argument("--exact", action="store_true", help="choose only kernels whose results have the same bits")
     run = kinds.add_parser("run", help="run a model, or the folder of a saved one, and time it", allow_abbrev=False)
     _add_model(run)
     _add_arrays(run)
     run.add_argument("--emulate", action="store_true", help="run a GPU's model in the emulator on the CPU, and do not time it")
     run.add_argument("--check", action="store_true", help="compare the results with the reference interpreter's")
+    stepping.add_arguments(run)
     _add_model(kinds.add_parser("plan", help="show kernels, steps and memory of a model", allow_abbrev=False))
     _add_model(
         kinds.add_parser("estimate", help="estimate a call by the performance model, without a compiler", allow_abbrev=False)
@@ -79,8 +85,23 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     common.add_target(parser, "local")
     common.add_calibration(parser)
     add_graph_options(parser)
+    _add_devices(parser)
     common.add_server(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
+
+
+def _add_devices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NODE=ID",
+        help="device of a node, or of those that a pattern with * names: an id, cpu, gpu, or python:NAME (default: the target)",
+    )
+    across = parser.add_argument("--across", default=MERGED, metavar="HOW", help="with several devices: merged or split")
+    common.offer_values(across, ACROSS)
+    order = parser.add_argument("--order", default=DATAFLOW, metavar="HOW", help="dataflow, or serial: a fixed order")
+    common.offer_values(order, ORDERS)
 
 
 def add_graph_options(parser: argparse.ArgumentParser, **defaults: str) -> None:
@@ -160,6 +181,8 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.kind == "compile" and options.launcher and not options.save:
         raise ArgumentError("--launcher needs --save", code="invalid-option", hint="name the folder: --save DIR")
     is_checked = options.kind == "run" and options.check
+    if options.kind == "run":
+        stepping.check_options(options, is_saved=_is_saved(options))
     if options.kind == "tune" and (_is_saved(options) or common.server_url(options)):
         where = "a saved model" if _is_saved(options) else "a service"
         raise ArgumentError(
@@ -167,8 +190,11 @@ def _check_options(options: argparse.Namespace) -> None:
             code="cannot-measure",
             hint="give it the source of the model, without --server",
         )
+    if options.device and (options.kind == "estimate" or common.server_url(options)):
+        raise ArgumentError("--device is for models that are compiled and run here", code="invalid-option")
     if _is_saved(options):
         flags = {
+            "--device": options.device,
             "--dim": options.dim, "--shape": options.input_types, "--constant": options.constant, "--state": options.state,
             "--check": is_checked,
         }  # fmt: skip
@@ -210,14 +236,27 @@ def _model(options: argparse.Namespace) -> Model:
             _types(options) or None,
             plan=options.plan,
             tune="now" if options.kind == "tune" else "off",
-            tune_options={"budget_trials": options.trials} if options.kind == "tune" else None,
+            tune_options=_tune_options(options) if options.kind == "tune" else None,
             runtime=runtime,
             dims=_dims(options),
             constants=_constants(options) or None,
             states=_states(options),
+            devices=_devices(options),
+            across=options.across,
+            order=options.order,
             progress=progress,
             **common.option_values(options, NamedOptions),
         )
+
+
+def _tune_options(options: argparse.Namespace) -> dict[str, object]:
+    budget = {} if options.budget is None else {"budget_s": options.budget}
+    return {"budget_trials": options.trials, "exact": options.exact, **budget}
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a text such as 30s or 2.5."""
+    return float(text.removesuffix("s"))
 
 
 def _runtime(options: argparse.Namespace) -> str:
@@ -342,6 +381,17 @@ def _states(options: argparse.Namespace) -> dict[str, str]:
     return states
 
 
+def _devices(options: argparse.Namespace) -> dict[str, str]:
+    """Parse --device: conv1=cpu → {"conv1": "cpu"}."""
+    devices: dict[str, str] = {}
+    for text in options.device:
+        name, separator, device = text.rpartition("=")
+        if not (name and separator and device):
+            raise ArgumentError(f"--device {text[:80]}: expected NODE=ID", code="invalid-option")
+        devices[name] = device
+    return devices
+
+
 def _arrays(model: Model, options: argparse.Namespace) -> dict[str, Any]:
     """Return the given arrays of inputs and states, and random ones for the others: small numbers where they are integers."""
     tensors = (*model.inputs, *model.states)
@@ -366,15 +416,18 @@ def _read_array(option: str, text: str) -> tuple[str, Any]:
 
 def _tuned(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     facts, text = _compiled(model, options)
-    tuning = require(model.tuning, "tuning of a tuned model")
+    tuning = model.tuning
+    if not isinstance(tuning, Tuning):
+        raise InvariantError("a model was tuned before it was returned, and does not say how")
     facts["tuning"] = {
-        "tree": tree_to_json(tuning.tree),
+        "tree": tuning.tree,
         "chosen": dict(tuning.chosen),
         "trials": tuning.trials,
         "gain": tuning.gain,
+        "notes": tuning.notes,
         "history": [{"choices": dict(each.choices), "seconds": dict(each.seconds)} for each in tuning.history],
     }
-    changed = sum(tuning.chosen.get(each.name) != each.choices[each.default] for each in find_variables(tuning.tree))
+    changed = sum(tuning.chosen.get(each.name) != each.choices[each.default] for each in find_variables(tuning.root))
     variables = len(tuning.chosen)
     line = f"tuned: {changed} of {variables} kernels replaced in {tuning.trials} trials, {tuning.gain:.2f} times as fast"
     return facts, f"{text}\n{line}"
@@ -460,6 +513,9 @@ def _lowering(result: Mapping[str, Any]) -> str:
 
 def _run(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     arrays = _arrays(model, options)
+    if options.step:
+        sample = _sample(model, arrays)
+        return stepping.run_steps(model, sample.inputs, sample.states, options, TOLERANCE)
     on_device = device_present() and model.takes_device_arrays
     sample = _sample(model, arrays, on_device=on_device)
     results = {**model.run(sample.inputs, states=sample.states), **sample.states}
@@ -543,9 +599,30 @@ def _plan_text(model: Model) -> str:
         for kernel, stage in zip(model.kernels, model.estimate.stages, strict=False)
     ]
     parts = [_summary(model), show.format_table(("uses", "estimate", "kernel", "program"), rows)]
+    if subgraphs := model.plan.get("subgraphs"):
+        parts.append(_subgraph_text(subgraphs, model.plan["copies"]))
     if programs := _program_rows(model.plan["steps"]):
         parts.append(f"prog[vEU][order]\n{show.format_table(('vEU', 'order', 'executes', 'rTasks'), programs)}")
     return "\n\n".join(parts)
+
+
+def _subgraph_text(subgraphs: Sequence[Mapping[str, Any]], copies: Sequence[Mapping[str, Any]]) -> str:
+    """Return the subgraphs of a model over several devices, and the copies between them with their reasons."""
+    rows = [(each["device"], show.format_seconds(each["seconds"]), ", ".join(each["nodes"])[:90]) for each in subgraphs]
+    listed = [
+        (
+            each["tensor"],
+            each["from"],
+            each["to"],
+            show.format_bytes(each["bytes"]),
+            show.format_seconds(each["seconds"]),
+            each["reason"],
+        )
+        for each in copies
+    ]
+    tables = [show.format_table(("device", "estimate", "nodes"), rows)]
+    tables += [show.format_table(("copy", "from", "to", "size", "estimate", "reason"), listed)] if listed else []
+    return "\n\n".join(tables)
 
 
 def _program_rows(steps: Sequence[Mapping[str, Any]]) -> list[tuple[object, ...]]:

@@ -17,7 +17,7 @@ from roller_svc.cli.context import CommandContext
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
-from roller_svc.ir.options import CommonOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
+from roller_svc.ir.options import CommonOptions, InputNames, KernelOptions, Option, ScheduleText, Tiles, encode, options_of
 from roller_svc.on_use import OnUse
 
 if TYPE_CHECKING:
@@ -141,6 +141,8 @@ def _option_value(option: Option, value: Any) -> Any:
             code="invalid-option",
             hint=f"repeat the flag: {' '.join(f'{flag} {name}' for name in parse_names(lists[0]))}",
         )
+    if option.type == ScheduleText and value is not None:
+        return read_text_file(value)
     return value
 
 
@@ -189,7 +191,9 @@ def check_program(options: argparse.Namespace) -> None:
 
 
 def read_text_file(name: str) -> str:
-    """Read a UTF-8 file. Raises ArgumentError."""
+    """Read a UTF-8 file, or standard input for -. Raises ArgumentError."""
+    if name == "-":
+        return _decode(sys.stdin.buffer.read(MAX_FILE_BYTES), "stdin")
     try:
         with Path(name).open("rb") as file:
             return _decode(file.read(MAX_FILE_BYTES), name)

@@ -133,9 +133,10 @@ def format_summary(facts: dict[str, Any]) -> str:
         check_line,
     ]
     if facts["median_s"] is not None:
+        estimate = facts["estimate"]  # a schedule by hand has none
         lines.append(
             f"time: min {show.format_seconds(facts['min_s'])}, median {show.format_seconds(facts['median_s'])}; "
-            f"{facts['gflops']:.3g} GFLOP/s; estimated {show.format_seconds(facts['estimate']['seconds'])}"
+            f"{facts['gflops']:.3g} GFLOP/s" + (f"; estimated {show.format_seconds(estimate['seconds'])}" if estimate else "")
         )
     if facts["numpy_s"] is not None:
         ratio = facts["numpy_s"] / facts["median_s"]

@@ -30,6 +30,7 @@ _CLASSES = {
     503: BuildServiceError,
     504: BuildServiceError,
 }
+_KEY_HINT = "Client(url, api_key=KEY); for the command line set ROLLER_API_KEY"
 
 
 def error_of_response(response: httpx.Response) -> RollerError:
@@ -53,10 +54,11 @@ def error_from_problem(problem: Mapping[str, Any], kind: type[RollerError] = Rol
         nodes = [UnsupportedNode(each["operator"], each["name"], each["reason"]) for each in problem.get("nodes") or []]
         return UnsupportedModelError(tuple(nodes))
     spans: list[dict[str, Any]] = problem.get("errors") or [{}]
+    hint = _KEY_HINT if code == "unauthorized" else spans[0].get("hint")
     location = {key: spans[0].get(key) for key in ("line", "column", "end_column")}
     # NoCandidateError has no location: InputError can hold every field of the problem
     input_error_class = InputError if error_class is errors.NoCandidateError else error_class
-    return input_error_class(message, code=code, hint=spans[0].get("hint"), **location)
+    return input_error_class(message, code=code, hint=hint, **location)
 
 
 def _error_class(status: int) -> type[RollerError]:

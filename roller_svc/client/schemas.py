@@ -33,6 +33,8 @@ MAX_PRIORITY = 100
 MAX_TIMEOUT_S = 7 * 86_400.0
 MAX_FIELDS = 64  # of an object, including unknown ones
 MAX_SPEC_VALUES = 4096  # the largest shipped spec has about 450
+MAX_SCHEDULE_CHARACTERS = 64 << 10
+MAX_SCHEDULE_VALUES = 16_384
 MAX_CONSTANT_VALUES = 16_384  # larger arrays belong in the model's file
 
 
@@ -75,6 +77,10 @@ Names = Annotated[list[Name], FailFast, check_size(MAX_INPUTS)]
 
 Extent = Annotated[int, Field(ge=0)]
 Extents = Annotated[list[Extent], Field(min_length=1, fail_fast=True), check_size(MAX_DIMENSIONS)]
+Schedule = (
+    Annotated[str, Field(max_length=MAX_SCHEDULE_CHARACTERS)]
+    | Annotated[dict[str, Any], check_values(MAX_SCHEDULE_VALUES, "the schedule")]
+)
 Spec = Annotated[dict[str, Any], check_values(MAX_SPEC_VALUES, "the spec")]
 Number = bool | int | Annotated[float, Field(allow_inf_nan=False)]
 Numbers = TypeAliasType("Numbers", "Number | Annotated[list[Numbers], FailFast]")  # a number, or an array as nested lists
@@ -94,6 +100,16 @@ class RequestModel(BaseModel):
 
 
 class TensorTypeModel(RequestModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _check_form(cls, value: object) -> object:
+        if isinstance(value, str | list):
+            expected = '{"dtype": "float32", "shape": [64, 32]}'
+            raise PydanticCustomError(
+                "tensor_type", "expected {expected}, got {given}", {"expected": expected, "given": f"{value!r:.60}"}
+            )
+        return value
+
     dtype: Name
     shape: Annotated[list[int], FailFast, check_size(MAX_DIMENSIONS)]
 
@@ -110,6 +126,7 @@ _TYPES: dict[Any, Any] = {
     str | None: Name | None,
     Sequence[str]: Names,
     Mapping[str, int] | None: Annotated[dict[Name, int], check_size(MAX_TILES)],
+    str | Mapping[str, Any] | None: Schedule | None,
 }
 _DEFAULTS: dict[Any, Any] = {InputNames: [], Tiles: {}}
 
@@ -136,6 +153,30 @@ _NamedOptions: Any = _options_model(NamedOptions, checked=True)
 
 class CompileOptions(_KernelOptions):
     """The options of roller_svc.compile."""
+
+
+class CheckScheduleRequest(ProgramModel):
+    """A request to check a schedule by hand, as text or as JSON (roller-schedule/1)."""
+
+    schedule: Schedule
+
+
+class ScheduleProblem(BaseModel):
+    """A step that breaks a rule. `step` counts from 0, `line` and `column` from 1; null for JSON."""
+
+    step: int | None
+    rule: str
+    message: str
+    hint: str | None
+    line: int | None
+    column: int | None
+
+
+class CheckedSchedule(BaseModel):
+    """The first step that breaks a rule, if one does; else the schedule tree, as text."""
+
+    problems: list[ScheduleProblem]
+    tree: str | None
 
 
 class BuildTerms(RequestModel):
@@ -345,7 +386,7 @@ class KernelResponse(BaseModel):
     language: str
     launches: list[Launch]
     resources: list[LaunchResources]
-    estimate: PlanEstimate
+    estimate: PlanEstimate | None = Field(description="null of a schedule by hand")
     measurement: dict[str, Any] | None
     notes: list[str] = []
     links: dict[str, str]

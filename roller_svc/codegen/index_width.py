@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from roller_svc.analysis.index_ranges import COMPARED, INDEXED, Range, may_exceed_int32, range_of
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, Expr, Op, iter_subexpressions, loads_of
-from roller_svc.ir.schedule import AnyThread, Branch, Compute, CpAsync, Let, Loop, Node, child_lists, expressions
+from roller_svc.ir.schedule import AnyThread, Branch, BulkCopy, Compute, CpAsync, Let, Loop, Node, child_lists, expressions
 
 MAX_INT32 = DType.INT32.integer_range[1]
 
@@ -56,6 +56,9 @@ def _exact_indices(node: Node) -> Iterator[Expr]:
         case CpAsync(index=index, source=source, guard=guard):
             yield from index
             values = (source,) if guard is None else (source, guard)
+        case BulkCopy(index=index, source=source, elements=elements):
+            yield from (*index, elements)
+            values = (source,)
         case Branch(cond=cond) | AnyThread(cond=cond):
             values = (cond,)
         case _:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from roller_svc.compiler.serialize import estimate_json, kernel_digest, report_json
-from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.errors import ArgumentError, InvariantError, require
 from roller_svc.ir import canonical
 from roller_svc.ir.estimate import Estimate
 from roller_svc.ir.printer import text
@@ -31,6 +33,18 @@ def package_candidate(candidate: CandidateResult, report: BuildReport) -> Kernel
         digest=kernel_digest(candidate.compiled),
         estimate=estimate_json(candidate.plan.estimate),
         extra={"plan": canonical.to_json(candidate.plan), "report": report_json(report)},
+    )
+
+
+def replace_candidate(bundle: KernelBundle, candidate: CandidateResult) -> KernelBundle:
+    """Return the bundle of a build with another candidate, which compiled."""
+    compiled = require(candidate.compiled, "binary of a candidate")
+    return replace(
+        bundle,
+        compiled=compiled,
+        digest=kernel_digest(compiled),
+        estimate=estimate_json(candidate.plan.estimate),
+        extra={**bundle.extra, "plan": canonical.to_json(candidate.plan)},
     )
 
 

@@ -69,20 +69,17 @@ class KernelCache:
 
     def load_alternatives(self, request: BuildRequest) -> list[KernelBundle] | None:
         """Return the fastest kernels of an equal request, for trials in a model; None if they were not kept."""
-        folder = self._alternatives(request)
-        try:
-            number = int((folder / "number").read_bytes())
-        except (OSError, ValueError):
-            return None
-        kernels = [_load_kernel(folder / str(each)) for each in range(number)]
-        return None if None in kernels else [kernel for kernel in kernels if kernel is not None]
+        return _load_kernels(self._alternatives(request))
 
     def save_alternatives(self, request: BuildRequest, bundles: Sequence[KernelBundle]) -> None:
-        """Keep kernels; their number is written last, so that another process finds all of them or none."""
-        folder = self._alternatives(request)
-        for number, bundle in enumerate(bundles):
-            _save_kernel(bundle, folder / str(number))
-        _replace(folder / "number", str(len(bundles)).encode())
+        _save_kernels(bundles, self._alternatives(request))
+
+    def load_joinable(self, request: BuildRequest) -> list[KernelBundle] | None:
+        """Return the kernel that can join others where the fastest one cannot; none if no one pays, None if unknown."""
+        return _load_kernels(self._joinable(request))
+
+    def save_joinable(self, request: BuildRequest, bundles: Sequence[KernelBundle]) -> None:
+        _save_kernels(bundles, self._joinable(request))
 
     def load_joint(self, key: str) -> KernelBundle | None:
         """Return the kernel of many operators of that key; None if there is none."""
@@ -93,14 +90,17 @@ class KernelCache:
 
     def load_object(self, key: str) -> bytes | None:
         """Return an object of that key; None if there is none."""
-        try:
-            digest, content = self._object(key).read_bytes().split(b"\n", 1)
-        except (OSError, ValueError):
-            return None
-        return content if digest == _digest(content) else None
+        return _load_bytes(self._object(key))
 
     def save_object(self, key: str, content: bytes) -> None:
-        _replace(self._object(key), _digest(content) + b"\n" + content)
+        _save_bytes(content, self._object(key))
+
+    def load_lowering(self, key: str) -> bytes | None:
+        """Return what a lowering has made, of that key; None if there is nothing."""
+        return _load_bytes(self._lowering(key))
+
+    def save_lowering(self, key: str, content: bytes) -> None:
+        _save_bytes(content, self._lowering(key))
 
     def load_costs(self, hw: HardwareSpec, winograd: WinogradMode) -> dict[str, list[float] | None]:
         """Return the costs of programs on a device, by digest, that compiles have left."""
@@ -141,8 +141,14 @@ class KernelCache:
     def _alternatives(self, request: BuildRequest) -> Path:
         return self.folder / "alternatives" / action_digest(request).removeprefix("sha256:")
 
+    def _joinable(self, request: BuildRequest) -> Path:
+        return self.folder / "joinable" / action_digest(request).removeprefix("sha256:")
+
     def _joint(self, key: str) -> Path:
         return self.folder / "joint" / key
+
+    def _lowering(self, key: str) -> Path:
+        return self.folder / "lowerings" / f"{key}.npz"
 
     def _costs(self, hw: HardwareSpec, winograd: WinogradMode) -> Path:
         return self.folder / "costs" / f"{estimate_digest(hw, winograd)}.json"
@@ -164,6 +170,36 @@ def _save_kernel(bundle: KernelBundle, folder: Path) -> None:
     except ArgumentError as refused:
         if refused.code != "unwritable-folder":
             raise
+
+
+def _load_kernels(folder: Path) -> list[KernelBundle] | None:
+    """Return the kernels that `_save_kernels` has kept; None if there are none of them, or one cannot be read."""
+    try:
+        number = int((folder / "number").read_bytes())
+    except (OSError, ValueError):
+        return None
+    kernels = [_load_kernel(folder / str(each)) for each in range(number)]
+    return None if None in kernels else [kernel for kernel in kernels if kernel is not None]
+
+
+def _save_kernels(bundles: Sequence[KernelBundle], folder: Path) -> None:
+    """Keep kernels; their number is written last, so that another process finds all of them or none."""
+    for number, bundle in enumerate(bundles):
+        _save_kernel(bundle, folder / str(number))
+    _replace(folder / "number", str(len(bundles)).encode())
+
+
+def _load_bytes(path: Path) -> bytes | None:
+    """Return what `_save_bytes` has written; None if there is nothing or it is damaged."""
+    try:
+        digest, content = path.read_bytes().split(b"\n", 1)
+    except (OSError, ValueError):
+        return None
+    return content if digest == _digest(content) else None
+
+
+def _save_bytes(content: bytes, path: Path) -> None:
+    _replace(path, _digest(content) + b"\n" + content)
 
 
 def _replace(path: Path, content: bytes) -> None:

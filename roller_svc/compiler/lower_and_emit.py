@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import chain
 
 from roller_svc.codegen.cuda.function import find_join_refusal
+from roller_svc.codegen.cuda.persistent import page_use
+from roller_svc.codegen.cuda.ring import PageUse
 from roller_svc.codegen.kernel import (
     GroupLaunches,
     Program,
@@ -48,6 +50,9 @@ def verify_tree(tree: ScheduleTree, buffers: Collection[str], warp: int) -> Sche
     """Return the tree if it is legal; an illegal tree from a family is a bug."""
     try:
         check(tree.body, buffers, warp)
+        if tree.stream is not None:
+            check(tree.stream.body, buffers, warp)
+            check(tree.stream.fill, buffers, warp)
     except ScheduleError as error:
         raise InvariantError(f"the tree of {tree.name} is not legal: {error.message}") from error
     return tree
@@ -93,6 +98,22 @@ def find_plan_refusal(plan: Plan, program: TensorProgram, groups: Groups, hw: Ha
     (lowered,), _ = _lower_plans((plan,), program, groups, hw)
     refusals = (find_join_refusal(tree, hw.arch) for part in lowered.groups for tree in part.trees)
     return next((reason for reason in refusals if reason is not None), None)
+
+
+def find_page_uses(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec) -> tuple[PageUse | None, ...]:
+    """Return how each launch of a plan can use the pages of a ring; empty if no launch can."""
+    uses: list[PageUse | None] = []
+    for group, choice in zip(groups, plan.choices, strict=True):
+        (lowered,), buffers = _lower_plans((Plan((choice,)),), program, (group,), hw)
+        if all(tree.stream is None for part in lowered.groups for tree in part.trees):
+            uses += [None for part in lowered.groups for _ in part.trees]
+            continue
+        others = (each.seconds for each in choice.estimate.stages if not each.name.startswith(hw.levels[0].name))
+        busy_s = max(others, default=0.0)
+        for tasks in emit_task_functions(lowered, buffers, hw):
+            use = page_use(tasks.function)
+            uses.append(None if use is None else replace(use, busy_s=busy_s))
+    return tuple(uses) if any(uses) else ()
 
 
 def _lower_plans(
@@ -176,7 +197,7 @@ def _launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterab
 
 
 def _best(group: KernelGroup, hw: HardwareSpec) -> RProgram:
-    candidates, _ = rank(group, hw, hw.unit_for(group.space.compute_dtype), 1)
+    candidates, _ = rank(group, hw, hw.unit_for(group.product_sum_dtype), 1)
     return candidates[0].program
 
 

@@ -172,6 +172,8 @@ class PartitionCache:
         They have squares as products, no fused attention, or no signed bytes.
         """
         options = [traits(hw)]
+        if constraints.streams:
+            options.append(replace(options[0], separate_sums=True))
         if constraints.allow_expanded_squares and self.rounded_squares(hw):
             options.append(traits(hw, constraints))
         options += [
@@ -231,7 +233,7 @@ def _may_have_dual_gemm(groups: Partition) -> bool:
 
 def _scales_sums(hw: HardwareSpec) -> bool:
     """Return whether kernels of a device may scale sums in registers."""
-    return any(unit.kind in SCALING_KINDS for unit in hw.units)
+    return hw.family is TargetKind.CPU or any(unit.kind in SCALING_KINDS for unit in hw.units)
 
 
 def traits(hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS) -> FusionOptions:

@@ -26,7 +26,7 @@ from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, RankedPartitions, merge_ranked_plans, select_for_measurement
 from roller_svc.compiler.program_floor import program_floor, reason_above_floor
 from roller_svc.compiler.workspace import rank_within
-from roller_svc.errors import ToolchainMissingError
+from roller_svc.errors import ArgumentError, ToolchainMissingError
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.estimate import ProgramFloor
 from roller_svc.ir.hardware import HardwareSpec
@@ -87,6 +87,8 @@ def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
 
 def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> CompiledCandidates:
     """Compile the candidates of a request, on all cores. Raises as `build_kernel` does."""
+    if request.schedule is not None:
+        raise ArgumentError("a schedule by hand has no candidates: compile and run take it", code="invalid-option")
     clock = StageTimer()
     forms = parse_request(request)
     program = trace("parse", forms[0])

@@ -11,7 +11,7 @@ from roller_svc.compiler.constraints import ConstrainedPrograms, apply_constrain
 from roller_svc.construct.construct import default_limit
 from roller_svc.errors import NoCandidateError
 from roller_svc.families import prepare
-from roller_svc.families.matching import Units, unit_views, units_for
+from roller_svc.families.matching import Units, streamed_views, unit_views, units_for
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.estimate import Candidate, Construction, RooflineBound
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
@@ -67,7 +67,8 @@ def rank_units(
     wanted: list[ConstrainedPrograms] = []
     failures: list[NoCandidateError] = []
     roofs: list[tuple[RooflineBound, ...]] = []
-    for unit, view in unit_views(group, hw, units, constraints.winograd):
+    views = unit_views(group, hw, units, constraints.winograd)
+    for unit, view in streamed_views(views, hw) if constraints.streams else views:
         is_nest = bool(view.space.role(AxisRole.INNER)) and not group.space.role(AxisRole.INNER)
         if constraints.tiles and (view.space.transposed or is_nest):
             continue  # a caller's tiles are along the group's m and n
@@ -134,7 +135,7 @@ def _best_of_absent_views(heads: list[Timed], best: list[Timed], tie_breaks: Tie
 
 def _with_another_unit(failure: NoCandidateError, group: KernelGroup, hw: HardwareSpec, units: Units) -> NoCandidateError:
     """Return the failure with a hint: what the device's FMA or vector unit could compute."""
-    plain = hw.unit_for(group.space.compute_dtype)
+    plain = hw.unit_for(group.product_sum_dtype)
     if plain in units.units or group.attention is not None:
         return failure
     try:

@@ -19,6 +19,7 @@ from roller_svc.ir.options import (
     KernelOptions,
     Option,
     RuntimeChoice,
+    ScheduleText,
     SearchOptions,
     SelectionMode,
     Tiles,
@@ -31,8 +32,12 @@ from roller_svc.on_use import OnUse
 
 if TYPE_CHECKING:
     from roller_svc import hardware
+    from roller_svc.compiler.scheduled import check_schedule
+    from roller_svc.schedule.by_hand import schedule_text
 else:
     hardware = OnUse("roller_svc.hardware")
+    check_schedule = OnUse("roller_svc.compiler.scheduled:check_schedule")
+    schedule_text = OnUse("roller_svc.schedule.by_hand:schedule_text")
 
 LOCAL = "local"  # needs no catalog of devices
 E = TypeVar("E", bound=Enum)
@@ -58,6 +63,8 @@ def build_request(
         validate_hardware(hardware),
         **read_options(KernelOptions, options, types),
     )
+    if request.schedule is not None:
+        check_schedule(request, options["schedule"])
     if request.runtime is RuntimeChoice.EMULATOR:
         check_emulable(resolve_spec(request))
         return replace(request, select=SelectionMode.MODEL)  # emulator times say nothing about a GPU
@@ -173,6 +180,8 @@ def _read(option: Option, value: object, inputs: Iterable[tuple[str, object]]) -
         return _read_number(option, value)
     if option.type == InputNames:
         return _read_input_names(option.name, value, inputs)
+    if option.type == ScheduleText:
+        return schedule_text(value)
     return validate_tiles(value) if option.type == Tiles else validate_name(value)
 
 

@@ -15,6 +15,7 @@ from roller_svc.errors import (
     InputError,
     NoCandidateError,
     RollerError,
+    ScheduleError,
     UnsupportedModelError,
     UnsupportedNode,
 )
@@ -113,6 +114,8 @@ def error_json(error: RollerError) -> Json:
     match error:
         case InputError():
             facts |= {"line": error.line, "column": error.column, "end_column": error.end_column, "hint": error.hint}
+            if isinstance(error, ScheduleError):
+                facts["step"] = error.step
             if isinstance(error, NoCandidateError):
                 facts["rejections"] = dict(error.rejections)
             if isinstance(error, UnsupportedModelError):

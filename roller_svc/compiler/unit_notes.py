@@ -1,6 +1,7 @@
 """Plan → why a kernel that could use a matrix unit does not, in one clause for each kernel.
 
-A kernel gets a note where a matrix unit would make the whole plan faster by MIN_GAIN, by the rooflines.
+A kernel gets a note where a matrix unit would make the whole plan faster by MIN_GAIN, by the rooflines. Where float32
+is multiplied by 16 bits, estimates decide: rounding may leave fewer kernels, of which rooflines know nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from roller_svc.analysis.operand import STAGED_KINDS, dtypes_unsupported_reason,
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, rank_partitions
-from roller_svc.compiler.rank import construct
+from roller_svc.compiler.rank import construct, rank_units
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.matching import units_for
 from roller_svc.fusion.contraction import MAX_FACTORS, MIN_K, Contraction, as_contraction
@@ -80,13 +81,15 @@ def explain_units(
     kernels = zip(ranked.groups, ranked.constructions, plan.choices, strict=True)
     products = [product for kernel in kernels if (product := _heaviest_product(*kernel, cache.program)) is not None]
     slow = [product for product in products if not product.choice.program.unit.is_matrix]
+    is_above_floor = plan.estimate.seconds >= MIN_GAIN * floor_s
     if not _may_gain(slow, plan, units, hw):
-        slow = []
+        slow = [product for product in slow if is_above_floor and _has_wide_and_half(product.written)]
     known: dict[tuple[TensorProgram, ScheduleConstraints], float] = {}
-    attention = _refused_attention(cache, hw, constraints) if plan.estimate.seconds >= MIN_GAIN * floor_s else {}
+    attention = _refused_attention(cache, hw, constraints, ranked) if is_above_floor else {}
     for product in products:
-        if (refusal := attention.get(product.statement.output)) and not product.choice.program.unit.is_matrix:
-            notes[product.group.name] = f"{_source_name(product.statement, cache.program)}: {refusal}"
+        if refusal := attention.get(product.statement.output):
+            what = "" if product.choice.program.unit.is_matrix else "no matrix unit, "
+            notes[product.group.name] = f"{_source_name(product.statement, cache.program)}: {what}{refusal}"
             attention = {name: other for name, other in attention.items() if other != refusal}
             continue
         what, cause = "no matrix unit", ""
@@ -109,15 +112,18 @@ def explain_units(
     return notes
 
 
-def _refused_attention(cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints) -> dict[str, str]:
+def _refused_attention(
+    cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints, ranked: RankedPartition
+) -> dict[str, str]:
     """Return why attention is not one kernel, by each tensor that the kernel would compute; none where it may be one."""
     refused: dict[str, str] = {}
-    for group in (group for groups in cache.partitions(hw) for group in groups):
-        causes = [] if group.attention is None else _broken_rules(group, hw, constraints)
-        if group.attention is not None and causes:
-            cause = f"no matrix unit, attention is not one kernel ({'; '.join(causes)})"
-            names = (group.statements[0].output, *(s.output for s in group.attention.softmax_statements))
-            refused |= dict.fromkeys(names, cause)
+    for groups in cache.partitions(hw):
+        for group in (group for group in groups if group.attention is not None):
+            causes = _broken_rules(group, hw, constraints) or _lost_time(group, groups, hw, constraints, ranked)
+            if causes and group.attention is not None:
+                cause = f"attention is not one kernel ({'; '.join(causes)})"
+                names = (group.statements[0].output, *(s.output for s in group.attention.softmax_statements))
+                refused |= dict.fromkeys(names, cause)
     return refused
 
 
@@ -133,6 +139,36 @@ def _broken_rules(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleCon
         else:
             return []
     return causes
+
+
+def _lost_time(
+    group: KernelGroup,
+    groups: tuple[KernelGroup, ...],
+    hw: HardwareSpec,
+    constraints: ScheduleConstraints,
+    ranked: RankedPartition,
+) -> list[str]:
+    """Return how much longer a group takes than the kernels of the plan in its place, though its bound is lower by MIN_GAIN.
+
+    `groups` is the partition of the group. None where the plan has the group, or differs elsewhere too.
+    """
+    others = [(each.statements, each.attention) for each in groups if each is not group]
+    kernels = zip(ranked.groups, ranked.constructions, ranked.candidates, strict=True)
+    parts = [(found, best[0]) for each, found, best in kernels if (each.statements, each.attention) not in others]
+    if len(parts) < 2 or len(others) + len(parts) != len(ranked.groups) or not units_for(group, hw, constraints).units:
+        return []
+    try:
+        (best, *_), construction = rank_units(group, hw, 1, constraints)
+    except NoCandidateError:  # the caller's tiles fit the plan's kernels alone
+        return []
+    seconds, parts_s = best.estimate.seconds, sum(each.estimate.seconds for _, each in parts)
+    bound_s, bound_of_parts_s = (
+        sum(hw.limits.launch_overhead_s + max(bound.seconds for bound in each.roofline) for each in constructions)
+        for constructions in ((construction,), [found for found, _ in parts])
+    )
+    if bound_of_parts_s < MIN_GAIN * bound_s or seconds < TIE_RATIO * parts_s:
+        return []
+    return [f"{best.program.unit.name}: {seconds / parts_s:.1f} times as long by the model"]
 
 
 def _source_name(statement: TensorExpr, program: TensorProgram) -> str:
@@ -168,6 +204,16 @@ def _operands(form: SumOfProducts | None) -> tuple[Expr, ...]:
 def _wide_factors(statement: TensorExpr) -> list[Expr]:
     """Return the factors of a sum of products whose values are float32."""
     return [f for f in _operands(sum_of_products(statement)) if (value_dtype(f) or f.dtype) is DType.FLOAT32]
+
+
+def _half_factor(statement: TensorExpr) -> DType | None:
+    """Return the 16-bit type of a factor of a sum of products; None if there is none."""
+    return next((dtype for f in _operands(sum_of_products(statement)) if (dtype := value_dtype(f)) in HALVES), None)
+
+
+def _has_wide_and_half(statement: TensorExpr) -> bool:
+    """Return whether a sum multiplies float32 by 16 bits: a rounding may make attention of it, with fewer kernels."""
+    return bool(_wide_factors(statement)) and _half_factor(statement) is not None
 
 
 def _may_gain(products: list[_Product], plan: Plan, units: list[ComputeUnit], hw: HardwareSpec) -> bool:
@@ -213,8 +259,9 @@ def _cause(product: _Product, units: list[ComputeUnit], hw: HardwareSpec, *, all
     accumulator = product.statement.accumulator
     first, second = product.dtypes({})
     able = [u for u in units if not dtypes_unsupported_reason(u, accumulator, (first, second), allow_tf32=allow_tf32)]
-    if not able:  # no option brings a product without tiles to a matrix unit
-        return "" if _is_thin(product.statement) else _type_cause(product, (first, second), units, hw)
+    if not able:  # no other option brings a product without tiles to a matrix unit
+        is_lost = _is_thin(product.statement) and not _has_wide_and_half(product.written)
+        return "" if is_lost else _type_cause(product, (first, second), units, hw)
     if product.guard is not None:
         return f"the condition {expression_text(product.guard, {})} depends on both factors"
     if product.group.kind is GroupKind.CONTRACTION:
@@ -288,7 +335,7 @@ def _round_operand(statement: TensorExpr, cache: PartitionCache, constraints: Sc
     """Yield the program that rounds to 16 bits what it multiplies by a factor of 16 bits: one factor, or several."""
     form, program = sum_of_products(statement), cache.program
     others = [factor for factor in _operands(form) if value_dtype(factor) not in HALVES]
-    half = next((dtype for factor in _operands(form) if (dtype := value_dtype(factor)) in HALVES), None)
+    half = _half_factor(statement)
     if form is None or half is None or (len(others) > 1 and form.selects):
         return
     rounded = Cast(Cast(product_of(others), half), DType.FLOAT32, implicit=True)
@@ -386,7 +433,10 @@ def find_faster(
     for text, cache, constraints in alternatives:
         key = cache.program, constraints
         if key not in known:
-            candidates = rank_partitions(cache, hw, 1, constraints)[0].candidates
+            try:
+                candidates = rank_partitions(cache, hw, 1, constraints)[0].candidates
+            except NoCandidateError:  # the caller's tiles fit the plan alone
+                continue
             known[key] = sum(each[0].estimate.seconds for each in candidates)
         found.append((known[key], text))
     if not found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import (
@@ -32,7 +32,9 @@ from roller_svc.families.common.gpu.matrix.tile import (
 )
 from roller_svc.families.common.gpu.warpgroups.tile import STEP_BYTES, SWIZZLE_ATOMS, TRANSPOSABLE_BYTES, plan_wgmma_loads
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
+from roller_svc.families.cpu.convolution.word_view import word_spaces
 from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
+from roller_svc.families.gpu.streamed_rows import STREAMED_ROWS
 from roller_svc.families.gpu.streamed_rows.product import find_streamed_product, streamed_view
 from roller_svc.families.gpu.streamed_rows.workload import streaming_unit
 from roller_svc.fusion.contraction import Contraction, as_contraction, as_scaled_contraction
@@ -45,6 +47,7 @@ from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.program import TensorType, operators
+from roller_svc.ir.rprogram import RProgram
 
 # Units of each class of operations; None: those that the model may choose from.
 _KINDS = {
@@ -81,7 +84,7 @@ def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstra
     Raises:
         NoCandidateError: No unit of the requested class can compute the group.
     """
-    plain = hw.unit_for(group.space.compute_dtype)
+    plain = hw.unit_for(group.product_sum_dtype)
     if group.attention is not None:
         return _attention_units(group, group.attention, hw, constraints)
     if group.kind is not GroupKind.CONTRACTION or hw.family is TargetKind.CPU:
@@ -107,6 +110,22 @@ def _streaming_unit(group: KernelGroup, hw: HardwareSpec) -> ComputeUnit | None:
     """Return the matrix unit that multiplies few rows with a matrix that streams; None where there is none."""
     product = find_streamed_product(group) if hw.family is TargetKind.CUDA else None
     return None if product is None else streaming_unit(product, hw)
+
+
+def can_stream(group: KernelGroup, hw: HardwareSpec) -> bool:
+    """Return whether a kernel of the group may stream a matrix."""
+    return any(view is not None and _streaming_unit(view, hw) is not None for view in (group, streamed_view(group)))
+
+
+def is_streamed(program: RProgram) -> bool:
+    """Return whether a kernel streams a matrix."""
+    return program.family == STREAMED_ROWS.name
+
+
+def streamed_views(views: Iterable[tuple[ComputeUnit, KernelGroup]], hw: HardwareSpec) -> list[tuple[ComputeUnit, KernelGroup]]:
+    """Return the units and tile spaces of products whose matrix streams; all if there are none."""
+    known = list(views)
+    return [(unit, view) for unit, view in known if _streaming_unit(view, hw) == unit] or known
 
 
 def _fma_unit(group: KernelGroup, plain: ComputeUnit) -> Units:
@@ -374,19 +393,25 @@ def copied_bytes(group: KernelGroup, copy: OperandCopy) -> int:
 def unit_views(
     group: KernelGroup, hw: HardwareSpec, units: Units, winograd: WinogradMode = WinogradMode.AUTO
 ) -> Iterator[tuple[ComputeUnit, KernelGroup]]:
-    """Yield each unit with the views that it computes: dot products are packed contractions only."""
+    """Yield each unit with the views that it computes: dot products are packed contractions, or convolutions of words."""
     for unit in units.units:
         if unit.kind is UnitKind.WGMMA:
             yield unit, group
             if (transposed := transposed_view(group)) is not None:
                 yield unit, transposed
         else:
-            for view in (group,) if unit.kind is UnitKind.DOT else group_views(group, hw, winograd):
+            for view in _dot_views(group, unit) if unit.kind is UnitKind.DOT else group_views(group, hw, winograd):
                 yield unit, view
         if hw.family is not TargetKind.CPU and unit.is_matrix and group.space.k_bounds is not None:
             yield unit, unbounded_view(group)
         if unit.kind is UnitKind.MMA and (streamed := _streamed_view(group, unit, hw)) is not None:
             yield unit, streamed
+
+
+def _dot_views(group: KernelGroup, unit: ComputeUnit) -> tuple[KernelGroup, ...]:
+    """Return the group, and its views as a convolution of words that the unit multiplies."""
+    spaces = word_spaces(group, unit, convolution_spaces(group, unit.shape[-1]))
+    return (group, *(replace(group, space=space) for space in spaces))
 
 
 def _streamed_view(group: KernelGroup, unit: ComputeUnit, hw: HardwareSpec) -> KernelGroup | None:

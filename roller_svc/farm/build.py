@@ -14,11 +14,12 @@ from typing import Any
 from roller_svc.compiler.action import generator_digest
 from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.scheduled import build_scheduled
 from roller_svc.compiler.serialize import kernel_json
 from roller_svc.errors import BuildServiceError
 from roller_svc.farm.store import Artifact, BuildStage, Json
 from roller_svc.ir.canonical import to_json
-from roller_svc.ir.kernel import Language
+from roller_svc.ir.kernel import Language, Measurement
 from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.report import BuildReport, BuildRequest
 from roller_svc.runtime.saved import serialization as saved
@@ -42,9 +43,12 @@ _KINDS = {
 
 def build_artifact(request: BuildRequest) -> Artifact:
     """Build a kernel and pack it. Raises the build's error."""
+    if request.schedule is not None:
+        return pack(build_scheduled(request))
     start_s = time.time()
     report = build_kernel(request)
-    return replace(pack(report), stages=_stages(report, start_s))
+    artifact = pack(package_kernel(report), report.winner.measurement, (*report.notes, *report.remarks))
+    return replace(artifact, stages=_stages(report, start_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +102,8 @@ def decode_files(files: Mapping[str, str]) -> dict[str, bytes]:
     return {kind: base64.b64decode(text, validate=True) for kind, text in files.items()}
 
 
-def pack(report: BuildReport) -> Artifact:
-    """Pack the winning kernel of a build as facts and files."""
-    kernel, measurement = package_kernel(report), report.winner.measurement
+def pack(kernel: saved.KernelBundle, measurement: Measurement | None = None, notes: Sequence[str] = ()) -> Artifact:
+    """Pack a kernel as facts and files."""
     with tempfile.TemporaryDirectory(prefix="roller-") as temporary:
         folder = saved.save(kernel, Path(temporary) / "kernel")
         names = sorted(path.name for path in folder.iterdir())
@@ -112,7 +115,7 @@ def pack(report: BuildReport) -> Artifact:
             "expression": kernel.expression,
             "estimate": kernel.estimate,
             "measurement": None if measurement is None else to_json(measurement),
-            "notes": [*report.notes, *report.remarks],
+            "notes": list(notes),
             "files": {_KINDS[name]: name for name in names},
         },
     )

@@ -164,9 +164,12 @@ class FolderObjects(Objects):
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        with _as_store_error("make"):
+        try:
             for folder in ("tmp", "set-aside"):
                 (root / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as failure:  # names the path, as only who opens the store reads it
+            raise StoreError(f"cannot make a store in {root}: {failure.strerror}") from failure
+        with _as_store_error("make"):
             super().__init__(LocalStore(root.absolute()))
 
     def read(self, name: str) -> bytes | None:

@@ -23,6 +23,8 @@ from roller_svc.ir.program import Forms, TensorProgram, TensorType
 
 Array = NDArray[Any]
 EINSUM = "einsum"
+# Matrices that it makes stay integers for products: `graph.passes.quantization` reads them before they are folded.
+DEQUANTIZE = "dequantize_linear"
 # Calls on constants with at most this many elements are evaluated while the graph is built: shapes, indices, masks.
 MAX_FOLDED_ELEMENTS = 1 << 14
 # Generated constants with more elements are refused: they are a model's mistake, or an attack.
@@ -72,6 +74,8 @@ class GraphBuilder:
         self.nodes: list[Node] = []
         self.types: dict[str, TensorType] = {}
         self.at = ""  # the node of the source that is being imported
+        self.device = ""  # its label
+        self.devices: dict[str, str] = {}  # labels of nodes
         self._count = 0
         self._constant_names: dict[Constant, str] = {}
         self._node_names: set[str] = set()
@@ -182,6 +186,7 @@ class GraphBuilder:
             tuple(self.nodes),
             tuple((name, operand.name) for name, operand in outputs),
             tuple(states),
+            self.devices,
         )
 
     def _add_program(
@@ -195,8 +200,10 @@ class GraphBuilder:
         type_ = program.types[output.tensor]
         values = [self.value(operand) for operand in operands]
         known = [value for value in values if value is not None]
+        is_weight = operator == DEQUANTIZE and len(type_.shape) > 1
         if (
             len(known) == len(values)
+            and not is_weight
             and type_.elements <= MAX_FOLDED_ELEMENTS
             and all(value.size <= MAX_FOLDED_ELEMENTS for value in known)
         ):
@@ -225,6 +232,8 @@ class GraphBuilder:
             count += 1
             name = f"{first}/{operator}" if count == 2 else f"{first}/{operator}.{count - 1}"
         self._node_names.add(name)
+        if self.device:
+            self.devices[name] = self.device
         return name
 
 

@@ -98,6 +98,7 @@ class FusionOptions:
     has_thin_nests: bool = False  # contractions of few rows or columns are nests on a CPU, too
     has_signed_bytes_only: bool = False  # matrix units take int8, but not uint8
     allow_expanded_squares: bool = False  # of differences, whose sums then have an error relative to their terms
+    separate_sums: bool = False  # a nest has one reduction, so that its matrix may stream
 
     @property
     def without_fusion(self) -> FusionOptions:
@@ -372,6 +373,8 @@ def _fits_nest(draft: _FusionGroup, statement: TensorExpr, inner: Sequence[Axis]
     if _contraction(statement, hw) is not None:
         return False
     if statement.kind is StatementKind.REDUCE:
+        if hw.separate_sums and any(each.kind is StatementKind.REDUCE for each in draft.statements):
+            return False
         # a row of results for each point needs a nest of its own
         return all(a.kind is AxisKind.REDUCE for a in inner)
     # a nest of its own computes one value for each row in vectors

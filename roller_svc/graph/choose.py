@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError
@@ -18,11 +17,13 @@ from roller_svc.graph.plan import Launch, PlannedStep, Schedule
 from roller_svc.graph.rammer.by_hand import schedule_by_hand
 from roller_svc.graph.rammer.check import check_step
 from roller_svc.graph.rammer.schedules import POLICIES, StepTimes, find_segments, make_schedule, model_times
-from roller_svc.graph.weights import Weights
-from roller_svc.ir.graph import Constant
+from roller_svc.graph.wiring.explore import Choices, explore
+from roller_svc.graph.wiring.tree import Variable
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.model_plan import LoopStep, ModelPlan, Step, VDeviceStep
-from roller_svc.runtime.graphs.cpu import CpuModel, Moment, weights_block
+from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
+from roller_svc.runtime.graphs.switchable import SwitchableModel
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.thread_pool import limit_threads
 
@@ -38,6 +39,7 @@ MAX_ROUNDS, DISTURBED_RATIO = 18, 1.1
 
 MakePlan = Callable[[Schedule | None], tuple[ModelPlan, tuple[PlannedStep, ...]]]
 Link = Callable[[ModelPlan, str], bytes]  # the model's name is the second
+Open = Callable[[ModelPlan, Sequence[KernelSource]], SwitchableModel]  # links a plan's program, with further kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,7 @@ class ChosenPlan:
 def choose_plan(
     kind: str | Mapping[str, Any],
     make_plan: MakePlan,
-    link: Link,
-    weights: Weights,
+    open_switchable: Open,
     hw: HardwareSpec,
     cache: KernelCache,
     *,
@@ -64,8 +65,7 @@ def choose_plan(
     Args:
         kind: one of PLANS, or a plan by hand.
         make_plan: makes the plan of a schedule, and lists the steps that a schedule gets.
-        link: links the shared object of a plan, to measure it.
-        weights: the model's constants.
+        open_switchable: links and loads a program with kernels, of which plans are bound to measure them.
         hw: the device, with the number of threads as its cores.
         cache: keeps times and choices.
         measure: whether times may be measured; otherwise, and if this machine is not the device, they are modelled.
@@ -86,11 +86,25 @@ def choose_plan(
         plan = serial if choice.kind == SERIAL else _planned(choice.kind, choice, make_plan, hw)
         return ChosenPlan(plan, choice)
     if measure and backend_for(hw).is_present(hw):
-        chosen = _choose_measured(kind, serial, steps, make_plan, link, weights, hw)
+        chosen = _choose_measured(kind, serial, steps, make_plan, open_switchable, hw)
     else:
         chosen = _choose_modelled(kind, serial, steps, make_plan, hw)
     cache.save_choice(key, chosen.choice)
     return chosen
+
+
+def make_modelled_plans(kind: str, make_plan: MakePlan, hw: HardwareSpec) -> dict[str, ModelPlan]:
+    """Return the plans among which measurement chooses for a kind, by theirs. Their schedules are by modelled times."""
+    serial, steps = make_plan(None)
+    if kind == SERIAL or hw.num_cores == 1:
+        return {SERIAL: serial}
+    times = model_times(steps, serial.kernels, hw)
+    plans = {SERIAL: serial} if kind == AUTO else {}
+    for each in POLICIES if kind == AUTO else (kind,):
+        plan = _planned(each, PlanChoice(each, times.alone_s, times.launch_s), make_plan, hw)
+        if kind == each or any(isinstance(step, VDeviceStep) for step in plan.steps):
+            plans[each] = plan
+    return plans
 
 
 def _choose_modelled(
@@ -114,23 +128,24 @@ def _choose_measured(
     serial: ModelPlan,
     steps: tuple[PlannedStep, ...],
     make_plan: MakePlan,
-    link: Link,
-    weights: Weights,
+    open_switchable: Open,
     hw: HardwareSpec,
 ) -> ChosenPlan:
-    loaded = load_for_trial(serial, link, weights)
+    efficient = [step.efficient.source for step in steps if step.efficient is not None]
+    program = open_switchable(serial, [*(kernel.source for kernel in serial.kernels), *efficient])
+    loaded = program.bind(serial)
     sample = draw_sample(serial)
     try:
         times = measure_steps(loaded, sample, hw.num_cores)
     except IndexRangeError:  # random indices do not fit: without times, steps in order are right
         return ChosenPlan(serial, PlanChoice(SERIAL))
-    times = replace(times, efficient_s=_measure_efficient(steps, times, sample, make_plan, link, weights))
-    models = {SERIAL: (serial, loaded)}
+    times = replace(times, efficient_s=_measure_efficient(steps, times, sample, make_plan, program))
+    models: dict[str, tuple[ModelPlan, CpuCalls]] = {SERIAL: (serial, loaded)}
     for each in POLICIES if kind == AUTO else (kind,):
         choice = PlanChoice(each, times.alone_s, times.launch_s, efficient_s=times.efficient_s)
         plan = _planned(each, choice, make_plan, hw)
         if kind == each or any(isinstance(step, VDeviceStep) for step in plan.steps):
-            models[each] = plan, load_for_trial(plan, link, weights)
+            models[each] = plan, program.bind(plan)
     undelayed_s = _least_serial_s(loaded, sample, times)
     loaded_models = {each: model for each, (_, model) in models.items()}
     seconds = _measure_models(loaded_models, sample, hw.num_cores, undelayed_s)
@@ -143,7 +158,7 @@ def _choose_measured(
     return ChosenPlan(plan, choice)
 
 
-def measure_steps(model: CpuModel, sample: Sample, threads: int) -> StepTimes:
+def measure_steps(model: CpuCalls, sample: Sample, threads: int) -> StepTimes:
     """Return the least times of each step of a serial plan, in the model: on one worker and on all."""
     return StepTimes(_least_times(model, sample, 1), _least_times(model, sample, threads), is_measured=True)
 
@@ -153,8 +168,7 @@ def _measure_efficient(
     times: StepTimes,
     sample: Sample,
     make_plan: MakePlan,
-    link: Link,
-    weights: Weights,
+    program: SwitchableModel,
 ) -> tuple[float | None, ...]:
     """Return the least time of each step on one worker by its most efficient rKernel, in a serial plan of these.
 
@@ -163,7 +177,7 @@ def _measure_efficient(
     if all(step.efficient is None for step in steps):
         return ()
     plan, _ = make_plan(_use_efficient)
-    measured = _least_times(load_for_trial(plan, link, weights), sample, 1)
+    measured = _least_times(program.bind(plan), sample, 1)
     return tuple(
         seconds if step.efficient is not None and seconds < MEASURED_MARGIN * alone_s else None
         for step, seconds, alone_s in zip(steps, measured, times.alone_s, strict=True)
@@ -174,7 +188,7 @@ def _use_efficient(steps: Sequence[PlannedStep]) -> list[Launch]:
     return [Launch((number,), rkernels=(int(step.efficient is not None),)) for number, step in enumerate(steps)]
 
 
-def _least_times(model: CpuModel, sample: Sample, threads: int) -> tuple[float, ...]:
+def _least_times(model: CpuCalls, sample: Sample, threads: int) -> tuple[float, ...]:
     least = [float("inf")] * len(model.plan.steps)
     with limit_threads(threads):
         model.run(sample.inputs, sample.restore())
@@ -202,7 +216,7 @@ def _count(step: Step) -> int:
     return step.steps * sum(map(_count, step.body)) if isinstance(step, LoopStep) else 1
 
 
-def _least_serial_s(model: CpuModel, sample: Sample, times: StepTimes) -> float:
+def _least_serial_s(model: CpuCalls, sample: Sample, times: StepTimes) -> float:
     """Return the seconds of a serial call in which no other work delays a step.
 
     Where another process uses a core at times, each call has a delayed step, but few calls have the same one. Least
@@ -213,22 +227,28 @@ def _least_serial_s(model: CpuModel, sample: Sample, times: StepTimes) -> float:
     return sum(times.launch_s) + max(0.0, alone_s - sum(times.alone_s))
 
 
-def _measure_models(models: Mapping[str, CpuModel], sample: Sample, threads: int, undelayed_s: float) -> dict[str, float]:
-    """Return the least time of a call of each model, in interleaved rounds.
+def _measure_models(models: Mapping[str, CpuCalls], sample: Sample, threads: int, undelayed_s: float) -> dict[str, float]:
+    """Return the least time of a call of each model, by trials in interleaved rounds.
 
     There are more rounds while no serial call is about as short as an undelayed one.
     """
+    plan = Variable("plan", "plan", tuple(models), list(models).index(SERIAL))
     least = dict.fromkeys(models, float("inf"))
+
+    def measure(choices: Choices) -> dict[str, float]:
+        name = plan.choices[choices[plan.name]]
+        least[name] = min(least[name], _least_call_s(models[name], sample))
+        return {plan.name: least[name]}
+
     with limit_threads(threads):
-        for number in range(MAX_ROUNDS):
-            if number >= ROUNDS and least[SERIAL] < DISTURBED_RATIO * undelayed_s:
+        for _ in range(MAX_ROUNDS // ROUNDS):
+            explore(plan, measure, budget_trials=ROUNDS * len(models), rounds=ROUNDS)
+            if least[SERIAL] < DISTURBED_RATIO * undelayed_s:
                 break
-            for name, model in models.items():
-                least[name] = min(least[name], _least_call_s(model, sample))
     return least
 
 
-def _least_call_s(model: CpuModel, sample: Sample) -> float:
+def _least_call_s(model: CpuCalls, sample: Sample) -> float:
     """Return the least time of a call in a round."""
     least = float("inf")
     model.run(sample.inputs, sample.restore())
@@ -254,12 +274,6 @@ def _checked(plan: ModelPlan) -> ModelPlan:
         if isinstance(step, VDeviceStep):
             check_step(step, plan.kernels)
     return plan
-
-
-def load_for_trial(plan: ModelPlan, link: Link, weights: Weights) -> CpuModel:
-    """Link and load a plan, to measure it."""
-    arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-    return CpuModel(plan, MODEL, link(plan, MODEL), weights_block(arrays, plan.weights_bytes))
 
 
 def _fits(choice: PlanChoice, steps: Sequence[PlannedStep]) -> bool:

@@ -55,6 +55,6 @@ def _kernels(graph: Graph, path: str) -> Iterator[tuple[str, OpNode, tuple[str, 
     for node in graph.nodes:
         if isinstance(node, LoopNode):
             yield from _kernels(node.body, kernel_key(path, node))
-        elif view_offset_elements(node) is None and not is_contiguous_concat(node):
+        elif isinstance(node, OpNode) and view_offset_elements(node) is None and not is_contiguous_concat(node):
             named = zip(node.program.inputs, node.inputs, strict=True)
             yield kernel_key(path, node), node, tuple(name for (name, _), t in named if t in graph.constants)

@@ -11,42 +11,48 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit
+from roller_svc.analysis.model_tables import list_functions
+from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit, switchable_unit
 from roller_svc.codegen.kernel import Tasks
 from roller_svc.compiler.action import estimate_digest
-from roller_svc.compiler.artifact import package_candidate, package_kernel
+from roller_svc.compiler.artifact import load_plan, package_candidate, package_kernel, replace_candidate
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.joinable import find_joinable
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
-from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
-from roller_svc.compiler.rtasks import find_bundle_refusal, load_tasks, store_tasks
+from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, parse_request, select_candidate
+from roller_svc.compiler.rtasks import find_bundle_page_uses, find_bundle_refusal, load_tasks, may_stream, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
-from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
+from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode, require
 from roller_svc.frontend.lang.input_types import short_repr
-from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, load_for_trial
+from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, make_modelled_plans
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
-from roller_svc.graph.lowerings import LOWERING_KINDS, check_lowering, choose_lowering
+from roller_svc.graph.lowerings import LOWERING_KINDS, ChosenLowering, check_lowering, choose_lowering, may_use_slower
 from roller_svc.graph.lowerings.launches import LAUNCHES
-from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate
+from roller_svc.graph.lowerings.lowering import JoinedKernel, LoadTasks, LoweringEstimate
+from roller_svc.graph.lowerings.persistent import PERSISTENT
+from roller_svc.graph.lowerings.stored import lowering_digest, read_lowering, store_lowering
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
-from roller_svc.graph.weights import Weights
-from roller_svc.graph.wiring.kernels import Tuning, tune_kernels
-from roller_svc.ir.graph import Graph
+from roller_svc.graph.weights import Weights, place_weights
+from roller_svc.graph.wiring.kernels import KernelChoices, TuneOptions, Tuning, open_index, tune_kernels
+from roller_svc.graph.wiring.online import OnlineSource
+from roller_svc.ir.graph import Graph, HostNode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.options import NamedOptions, SearchOptions, SelectionMode, options_of
-from roller_svc.ir.report import BuildRequest
-from roller_svc.runtime.graphs.cpu import CpuModel
+from roller_svc.ir.report import BuildRequest, CandidateResult
+from roller_svc.runtime.graphs.switchable import SwitchableModel
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain import compile_object, compile_source, link_model, object_command, tool_version
 
+MAX_LEFT_OUT = 4  # kernels that are launches because the kernel of all would spill registers: each takes a compile
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
 GPU_PLANS = (AUTO, SERIAL, *LOWERING_KINDS)
@@ -62,7 +68,7 @@ class ModelOptions(NamedOptions):
     fuse: bool = True
     share_memory: bool = True  # between tensors that are not needed at the same time
     plan: str | Mapping[str, Any] = AUTO  # of graph.choose.PLANS, or GPU_PLANS, or a plan by hand
-    tune_trials: int = 0  # at most, of the whole model on this machine, to choose its kernels; 0: they are chosen alone
+    tune: TuneOptions | None = None  # None: kernels are chosen alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,13 @@ class BuiltModel:
     choice: PlanChoice
     lowerings: Mapping[str, Any] = field(default_factory=dict)  # of a GPU: what each kind of plans costs, or why not
     tuning: Tuning | None = None
+    online: OnlineSource | None = None  # of a model that is tuned while it is called
+
+    @property
+    def node_kernels(self) -> dict[tuple[str, str], KernelBundle]:
+        """The kernels by a node's key and the text of its program, without those that update states in place."""
+        named = zip(self.classes, self.kernels, strict=False)
+        return {(each.nodes[0], each.expression): bundle for each, bundle in named if not each.donated}
 
     def link(self, name: str) -> bytes:
         """Return the shared object of a model of that name. Raises CompileError, ToolchainMissingError."""
@@ -108,73 +121,81 @@ def build_model(
     check_device(hw)
     check_plan_kind(options.plan, hw)
     clock = StageTimer()
-    costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
-    known = len(costs.stored)
-    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse)
-    if len(costs.stored) > known:
-        cache.save_costs(hw, options.winograd, costs.stored)
+    graph, passes = transform_graph(graph, weights, options, cache)
     clock.record("passes")
     classes = find_classes(graph)
-    built, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
+    requests = [_request(each, options) for each in classes]
+    built, hits = _build_kernels(classes, requests, cache, progress)
     clock.record("kernels")
     kernels = _model_kernels([each.fastest for each in built], classes)
     is_cpu = hw.family is TargetKind.CPU
-    efficient = {i: _model_kernel(each.second, 0) for i, each in enumerate(built) if each.second is not None and is_cpu}
+    efficient = {i: _model_kernel(each.second, 0) for i, each in enumerate(built) if each.second is not None}
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
     if is_cpu:
-        _compile_objects(kernels, cache, progress)
+        _compile_objects([each.source for each in kernels], cache, progress)
         clock.record("objects")
 
-    def plan_with(kernels: Sequence[ModelKernel], schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
+    def plan_with(
+        kernels: Sequence[ModelKernel],
+        schedule: Schedule | None,
+        efficient: Mapping[int, ModelKernel],
+        *,
+        share_memory: bool = options.share_memory,
+    ) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
         return plan_model(
             graph,
             kernels,
             kernel_of,
             graph.name,
             hw.id,
-            share_memory=options.share_memory,
+            share_memory=share_memory,
             schedule=schedule,
             efficient=efficient,
             alignment_bytes=1 if is_cpu else hw.vector_bytes,
         )
 
     if not is_cpu:
-        variants = [tuple(each.fastest for each in built)]
-        if any(each.second is not None for each in built):
-            variants.append(tuple(each.second or each.fastest for each in built))
-        planned = [(plan_with(_model_kernels(bundles, classes), None)[0], bundles) for bundles in variants]
+        kind = lowering_kind(options)
+        planned = [_plan_for_gpu(plan_with(kernels, None, {})[0], [each.fastest for each in built])]
+        streams = kind in (None, PERSISTENT.kind) and any(may_stream(each.fastest, hw) for each in built)
+        if streams or may_use_slower(kind, planned[0].plan, planned[0].kernels, hw):
+            bundles = _replace_by_joinable(planned[0], requests, cache)
+            planned.append(_plan_for_gpu(plan_with(_model_kernels(bundles, classes), None, {})[0], bundles))
+            clock.record("kernels")
         return _build_for_gpu(planned, options, graph, weights, classes, passes, clock, hits, cache)
 
     def link(plan: ModelPlan, name: str) -> bytes:
         return _link(plan, name, cache, hw)
 
-    tuning = None
-    if options.tune_trials:
+    def serial_plan(bundles: Sequence[KernelBundle]) -> ModelPlan:
+        return plan_with(_model_kernels(bundles, classes), None, {})[0]
 
-        def load(bundles: Sequence[KernelBundle]) -> CpuModel:
-            return load_for_trial(plan_with(_model_kernels(bundles, classes), None)[0], link, weights)
+    def open_switchable(plan: ModelPlan, sources: Sequence[KernelSource]) -> SwitchableModel:
+        binary = _link_switchable(plan, sources, cache, hw)
+        return SwitchableModel(MODEL, binary, plan, sources, place_weights(plan, weights))
 
-        tuned, tuning = tune_kernels(
-            [_request(each, options) for each in classes],
-            [each.fastest for each in built],
-            plan_with(kernels, None)[0],
-            load,
-            cache,
-            options.tune_trials,
+    def find_choices(tune: TuneOptions) -> KernelChoices:
+        fastest = [each.fastest for each in built]
+        return KernelChoices(
+            requests, fastest, serial_plan, open_switchable, cache, exact=tune.exact, explores_kernels="kernel" in tune.variables
         )
-        built = [_replace_fastest(each, bundle) for each, bundle in zip(built, tuned, strict=True)]
-        kernels = _model_kernels(tuned, classes)
-        efficient = {i: each for i, each in efficient.items() if built[i].second is not None}
+
+    tuning = None
+    if options.tune is not None and not options.tune.is_online:
+        tuned, tuning = tune_kernels(partial(find_choices, options.tune), cache, options.tune, requests)
+        if tuned is not None:
+            built = [_replace_fastest(each, bundle) for each, bundle in zip(built, tuned, strict=True)]
+            kernels = _model_kernels(tuned, classes)
+            efficient = {i: each for i, each in efficient.items() if built[i].second is not None}
         clock.record("tune")
 
     def make_plan(schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
-        return plan_with(kernels, schedule)
+        return plan_with(kernels, schedule, efficient)
 
     chosen = choose_plan(
         options.plan,
         make_plan,
-        link,
-        weights,
+        open_switchable,
         hw,
         cache,
         measure=options.select is SelectionMode.MEASURE,
@@ -186,7 +207,60 @@ def build_model(
         *(each.fastest for each in built),
         *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
     )
-    return BuiltModel(chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning)
+    online = None
+    if options.tune is not None and options.tune.is_online and requests:
+
+        def make_plans(kernels: Sequence[KernelBundle], *, share_memory: bool) -> dict[str, ModelPlan]:
+            tuned = _model_kernels(kernels, classes)
+            make = partial(plan_with, tuned, efficient={}, share_memory=share_memory)
+            return make_modelled_plans(str(options.plan), make, hw)
+
+        online = OnlineSource(
+            options.tune,
+            partial(find_choices, options.tune),
+            lambda plan, samples: open_index(plan, cache, requests[0], require(options.tune, "tune"), samples),
+            make_plans,
+            chosen.choice.kind,
+            shares_memory=options.share_memory,
+        )
+    return BuiltModel(
+        chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning, online=online
+    )
+
+
+def rebuild_model(built: BuiltModel, kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan, tuning: Tuning) -> BuiltModel:
+    """Return a model with another kernel of each class, and a plan of them of a kind, which trials have found."""
+    return replace(built, plan=plan, kernels=tuple(kernels), choice=PlanChoice(kind, is_measured=True), tuning=tuning)
+
+
+def transform_graph(
+    graph: Graph, weights: Weights, options: ModelOptions, cache: KernelCache
+) -> tuple[Graph, tuple[PassReport, ...]]:
+    """Return the graph after the passes, and what each did. The cache keeps the estimates that fusion compares."""
+    hw = options.hardware
+    if hosts := [node.name for node in graph.nodes if isinstance(node, HostNode)]:
+        raise InvariantError(f"node {hosts[0]} is a function of Python: a graph is cut before its passes")
+    costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
+    known = len(costs.stored)
+    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse)
+    if len(costs.stored) > known:
+        cache.save_costs(hw, options.winograd, costs.stored)
+    return graph, passes
+
+
+def build_nodes(
+    graph: Graph, options: ModelOptions, cache: KernelCache, known: Mapping[tuple[str, str], KernelBundle]
+) -> dict[str, KernelBundle]:
+    """Return the kernels of a transformed graph's nodes, by `kernel_key`. Views and loops have none.
+
+    `known` has kernels by a node's key and the text of its program, which are not built. Raises as `build_model` does.
+    """
+    classes = find_classes(graph)
+    given = {i: known[key] for i, each in enumerate(classes) if (key := (each.nodes[0], each.expression)) in known}
+    missing = [i for i in range(len(classes)) if i not in given]
+    built, _ = _build_kernels([classes[i] for i in missing], [_request(classes[i], options) for i in missing], cache, no_progress)
+    bundles = given | {i: each.fastest for i, each in zip(missing, built, strict=True)}
+    return {node: bundles[i] for i, each in enumerate(classes) for node in each.nodes}
 
 
 def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
@@ -209,7 +283,7 @@ def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
 def check_tuning(options: ModelOptions) -> None:
     """Raise ArgumentError for trials that cannot be made, or would not choose."""
     hw = options.hardware
-    if not options.tune_trials:
+    if options.tune is None:
         return
     if hw.family is not TargetKind.CPU or not backend_for(hw).is_present(hw):
         raise ArgumentError(
@@ -218,7 +292,9 @@ def check_tuning(options: ModelOptions) -> None:
             hint='tune="off", or target="local"',
         )
     if options.select is SelectionMode.MODEL:
-        raise ArgumentError('tune="now" measures kernels, and select="model" does not', code="invalid-option")
+        raise ArgumentError('tune measures kernels, and select="model" does not', code="invalid-option")
+    if options.tune.is_online and not isinstance(options.plan, str):
+        raise ArgumentError('tune="online" changes the plan, and a plan by hand is given', code="invalid-option")
 
 
 def lowering_kind(options: ModelOptions) -> str | None:
@@ -226,8 +302,43 @@ def lowering_kind(options: ModelOptions) -> str | None:
     return {AUTO: None, SERIAL: LAUNCHES.kind}.get(str(options.plan), str(options.plan))
 
 
+@dataclass(frozen=True, slots=True)
+class _GpuPlan:
+    """A plan of a GPU, with a kernel for each class and what lowerings know of it."""
+
+    plan: ModelPlan
+    bundles: tuple[KernelBundle, ...]
+    kernels: tuple[JoinedKernel, ...]
+
+
+def _plan_for_gpu(plan: ModelPlan, bundles: Sequence[KernelBundle]) -> _GpuPlan:
+    known = (JoinedKernel(each.compiled.resources, find_bundle_refusal(each), find_bundle_page_uses(each)) for each in bundles)
+    return _GpuPlan(plan, tuple(bundles), tuple(known))
+
+
+def _replace_by_joinable(planned: _GpuPlan, requests: Sequence[BuildRequest], cache: KernelCache) -> tuple[KernelBundle, ...]:
+    """Return the kernels of a plan, each replaced by one that streams, or can join others, where that pays."""
+
+    def replace_one(bundle: KernelBundle, known: JoinedKernel, request: BuildRequest) -> KernelBundle:
+        others = cache.load_joinable(request)
+        if others is None:
+            fastest = require(load_plan(bundle), "plan of a kernel")
+            other = find_joinable(request, fastest, is_cut=known.refused is not None)
+            others = [] if other is None else [_package_joinable(bundle, other, request)]
+            cache.save_joinable(request, others)
+        return others[0] if others else bundle
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return tuple(pool.map(replace_one, planned.bundles, planned.kernels, requests))
+
+
+def _package_joinable(bundle: KernelBundle, other: CandidateResult, request: BuildRequest) -> KernelBundle:
+    hw = require(request.hardware, "device of a request")
+    return store_tasks(replace_candidate(bundle, other), other, parse_request(request)[0], hw)
+
+
 def _build_for_gpu(
-    planned: Sequence[tuple[ModelPlan, tuple[KernelBundle, ...]]],
+    planned: Sequence[_GpuPlan],
     options: ModelOptions,
     graph: Graph,
     weights: Weights,
@@ -239,32 +350,63 @@ def _build_for_gpu(
 ) -> BuiltModel:
     """Return a model whose binaries are those of its kernels, with the lowering of a kind, or the fastest.
 
-    `planned`: plans with their kernels, of which each lowering takes the better one.
+    `planned`: plans with their kernels, of which each lowering takes the better one. Where the kernel of all operators
+    spills registers, the operator that takes most of them becomes a launch, and so on.
     """
     hw = options.hardware
-    kind = lowering_kind(options)
-    known = [
-        (plan, [JoinedKernel(each.compiled.resources, find_bundle_refusal(each)) for each in bundles]) for plan, bundles in planned
-    ]
-    chosen = choose_lowering(kind, known, hw)
-    bundles = planned[chosen.plan_number][1]
+    plans = list(planned)
+    first: ChosenLowering | None = None
+    for tries in range(MAX_LEFT_OUT, -1, -1):
+        chosen = choose_lowering(lowering_kind(options), [(each.plan, each.kernels) for each in plans], hw)
+        first, number = first or chosen, chosen.plan_number
 
-    def load(kernel: int, first_check: int) -> tuple[Tasks, ...]:
-        return load_tasks(bundles[kernel], _request(classes[kernel], options), first_check)
+        def load(kernel: int, first_check: int, of: tuple[KernelBundle, ...] = plans[number].bundles) -> tuple[Tasks, ...]:
+            return load_tasks(of[kernel], _request(classes[kernel], options), first_check)
 
-    lowered = chosen.build(hw, load, weights)
-    joint = (_build_joint_kernel(each, chosen.kind, hw, cache) for each in lowered.kernels[len(bundles) :])
-    bundles = (*bundles, *joint)
+        lowered, joint = _lower(chosen, options, load, weights, cache)
+        is_spilled = any(used.spill_bytes for each in joint for used in each.compiled.resources)
+        relieved = chosen.without_hungriest(hw) if is_spilled and tries else None
+        if relieved is None:
+            break
+        plans[number] = replace(plans[number], kernels=relieved)
+    chosen = chosen.with_others_of(first or chosen)
+    bundles = (*plans[number].bundles, *joint)
     clock.record("plan")
     seconds = {kind: each.seconds for kind, each in chosen.results.items() if isinstance(each, LoweringEstimate)}
     choice = PlanChoice(chosen.kind, seconds=seconds)
     return BuiltModel(lowered, _link_nothing, graph, classes, bundles, passes, clock.stages, hits, choice, chosen.to_json())
 
 
-def _build_joint_kernel(kernel: ModelKernel, kind: str, hw: HardwareSpec, cache: KernelCache) -> KernelBundle:
+def _lower(
+    chosen: ChosenLowering, options: ModelOptions, load: LoadTasks, weights: Weights, cache: KernelCache
+) -> tuple[ModelPlan, tuple[KernelBundle, ...]]:
+    """Return the plan that runs a call and the kernel that the lowering has made, unless the cache has them."""
+    hw, unrolled = options.hardware, chosen.unrolled
+    if not chosen.makes_kernel:
+        return chosen.build(hw, load, weights), ()
+    key = lowering_digest(chosen.kind, unrolled, estimate_digest(hw, options.winograd))
+    content = cache.load_lowering(key)
+    stored = None if content is None else read_lowering(content)
+    bundle = None if stored is None else cache.load_joint(stored.joint)
+    if stored is not None and bundle is not None:
+        restored = stored.restore(unrolled, bundle.compiled.source, chosen.seconds, weights)
+        if restored is not None:
+            return restored, (bundle,)
+    lowered = chosen.build(hw, load, weights)
+    joint = lowered.kernels[-1]
+    joint_key = _joint_key(joint.source)
+    bundle = _build_joint_kernel(joint, joint_key, chosen.kind, hw, cache)
+    cache.save_lowering(key, store_lowering(lowered, unrolled, joint_key, weights).to_bytes())
+    return lowered, (bundle,)
+
+
+def _joint_key(source: KernelSource) -> str:
+    content = f"{source.key}\n{tool_version(source.language, source.arch)}"
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _build_joint_kernel(kernel: ModelKernel, key: str, kind: str, hw: HardwareSpec, cache: KernelCache) -> KernelBundle:
     """Return the kernel that a lowering has made of others, compiled unless the cache has it."""
-    content = f"{kernel.source.key}\n{tool_version(kernel.source.language, kernel.source.arch)}"
-    key = hashlib.sha256(content.encode()).hexdigest()
     bundle = cache.load_joint(key)
     if bundle is None:
         compiled = compile_source(kernel.source)
@@ -307,7 +449,7 @@ class _ClassKernels:
     """The kernels of a class: the fastest on all workers, and a second one if there is a use for it."""
 
     fastest: KernelBundle
-    second: KernelBundle | None  # of a CPU the most efficient one; of a GPU one that can join others in a kernel
+    second: KernelBundle | None  # of a CPU the most efficient one
 
 
 def _build_kernels(
@@ -349,25 +491,21 @@ def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | 
     fastest = cache.load(request)
     if fastest is None:
         return None
-    if fastest.compiled.source.language is not Language.C and find_bundle_refusal(fastest) is None:
-        return _ClassKernels(fastest, None)
-    return _ClassKernels(fastest, cache.load_efficient(request))
+    return _ClassKernels(fastest, cache.load_efficient(request) if fastest.compiled.source.language is Language.C else None)
 
 
 def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: KernelCache) -> _ClassKernels:
     report = select_candidate(compiled)
-    is_cuda = report.hardware.family is TargetKind.CUDA
-    other = find_joinable(report) if is_cuda else find_efficient(compiled, report)
     fastest, second = package_kernel(report), None
-    if is_cuda:
-        fastest = store_tasks(fastest, report, report.winner)
-    if other is not None:
-        second = package_candidate(other, report)
-        second = store_tasks(second, report, other) if is_cuda else second
-        cache.save_efficient(request, second)
-    kernels = _ClassKernels(fastest, second)
-    cache.save(request, kernels.fastest)
-    return kernels
+    if report.hardware.family is TargetKind.CUDA:
+        fastest = store_tasks(fastest, report.winner, report.program, report.hardware)
+    elif report.hardware.family is TargetKind.CPU:
+        other = find_efficient(compiled, report)
+        if other is not None:
+            second = package_candidate(other, report)
+            cache.save_efficient(request, second)
+    cache.save(request, fastest)
+    return _ClassKernels(fastest, second)
 
 
 def _replace_fastest(kernels: _ClassKernels, fastest: KernelBundle) -> _ClassKernels:
@@ -387,9 +525,9 @@ def _seconds(bundle: KernelBundle) -> float:
     return float(seconds)
 
 
-def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progress: Progress) -> dict[str, bytes]:
+def _compile_objects(kernels: Sequence[KernelSource], cache: KernelCache, progress: Progress) -> dict[str, bytes]:
     """Return the kernels' objects by prefix. Those that the cache does not have are compiled on all cores."""
-    sources = {kernel.source.key: kernel.source for kernel in kernels}
+    sources = {source.key: source for source in kernels}
     done = 0
 
     def compile_missing(source: KernelSource) -> tuple[str, bytes]:
@@ -405,9 +543,20 @@ def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progres
 
 def _link(plan: ModelPlan, name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
     """Link the kernels' objects and the plan's unit to the shared object of a model of that name."""
-    objects = _compile_objects(plan.kernels, cache, no_progress)  # also of other rKernels than the fastest
+    sources = [kernel.source for kernel in plan.kernels]  # also of other rKernels than the fastest
+    return _link_unit(model_unit(plan), sources, name, cache, hw)
+
+
+def _link_switchable(plan: ModelPlan, sources: Sequence[KernelSource], cache: KernelCache, hw: HardwareSpec) -> bytes:
+    """Link kernels to a shared object whose functions are given the tables of a plan."""
+    unit = switchable_unit(plan, list_functions(sources), hw.num_cores)
+    return _link_unit(unit, sources, MODEL, cache, hw)
+
+
+def _link_unit(text: str, sources: Sequence[KernelSource], name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
+    objects = _compile_objects(sources, cache, no_progress)
     model = KernelSource(name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
-    objects[MODEL] = _object(model, model_unit(plan), cache, parallel=True)
+    objects[MODEL] = _object(model, text, cache, parallel=True)
     return link_model(model, exported_functions(name), objects)
 
 

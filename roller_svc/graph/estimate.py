@@ -12,8 +12,8 @@ from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, 
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.compile import MAX_EXPRESSION_SHOWN, ModelOptions, check_device, check_plan_kind, lowering_kind
 from roller_svc.graph.costs import CostTable
-from roller_svc.graph.lowerings import ChosenLowering, choose_lowering, needs_compiled
-from roller_svc.graph.lowerings.lowering import JoinedKernel
+from roller_svc.graph.lowerings import LOWERING_KINDS, ChosenLowering, choose_lowering, needs_compiled
+from roller_svc.graph.lowerings.lowering import JoinedKernel, Refusal
 from roller_svc.graph.passes import run_passes
 from roller_svc.graph.plan import kernel_key, plan_model
 from roller_svc.graph.weights import Weights
@@ -22,7 +22,7 @@ from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.model_plan import ModelKernel
 from roller_svc.ir.program import TensorProgram
 
-UNCOMPILED = "its registers are known once it is compiled"
+UNCOMPILED = "it depends on the registers of the kernels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,16 @@ def _choose_lowering(
         share_memory=options.share_memory,
         alignment_bytes=options.hardware.vector_bytes,
     )
-    if needs_compiled(kind, [each.refused is None for each in kernels]):
+    joins = [each.refused is None for each in kernels]
+    uncompiled = {each: Refusal(UNCOMPILED) for each in LOWERING_KINDS if needs_compiled(each, joins)}
+    if kind in uncompiled:
         raise ArgumentError(
-            f"plan {kind!r} is not estimated without a compiler: it depends on the registers of the kernels",
+            f"plan {kind!r} is not estimated without a compiler: {UNCOMPILED}",
             code="refused-plan",
             hint='roller_svc.compile_model needs no device, and its report["lowerings"] has the seconds',
         )
-    known = [JoinedKernel((), each.refused or UNCOMPILED) for each in kernels]
-    return choose_lowering(kind, [(plan, known)], options.hardware)
+    known = [JoinedKernel((), each.refused) for each in kernels]
+    return choose_lowering(kind, [(plan, known)], options.hardware, uncompiled)
 
 
 def _runs(graph: Graph, path: str, times: int) -> Iterator[tuple[str, int]]:

@@ -45,7 +45,9 @@ class Sample:
         return self.states
 
 
-def draw_sample(plan: ModelPlan) -> Sample:
+def draw_sample(plan: ModelPlan, seed: int = 0) -> Sample:
     """Return random arrays for a plan."""
-    inputs, states = (random_arrays((name, t.dtype.value, t.shape) for name, t in each) for each in (plan.inputs, plan.states))
+    inputs, states = (
+        random_arrays(((name, t.dtype.value, t.shape) for name, t in each), seed) for each in (plan.inputs, plan.states)
+    )
     return Sample(inputs, {name: array.copy() for name, array in states.items()}, states)

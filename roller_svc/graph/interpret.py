@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from roller_svc.errors import ArgumentError
+from roller_svc.graph.python_ops import run_python_op
 from roller_svc.graph.weights import Array, Weights
-from roller_svc.ir.graph import Graph, LoopNode, Node, OpNode
+from roller_svc.ir.graph import Graph, HostNode, LoopNode, Node, OpNode
 from roller_svc.semantics.interpreter import reference
 
 
@@ -41,6 +42,8 @@ def _checked(name: str, arrays: Mapping[str, Array]) -> Array:
 def _run(node: Node, weights: Weights, inputs: list[Array]) -> list[Array]:
     if isinstance(node, LoopNode):
         return _run_loop(node, weights, inputs)
+    if isinstance(node, HostNode):
+        return run_python_op(node, inputs)
     return _run_program(node, inputs)
 
 

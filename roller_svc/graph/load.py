@@ -60,6 +60,12 @@ def load_graph(
     if isinstance(source, bytes | bytearray | memoryview):
         return _import_onnx(bytes(source), None, weights, given)
     if isinstance(source, Mapping):
+        if any(_is_kind(value, "torch", "Tensor") for value in source.values()):
+            raise ArgumentError(
+                "this is a state_dict, the weights of a torch module without the module",
+                code="invalid-model",
+                hint="load it: module.load_state_dict(state_dict); then pass (module, example inputs)",
+            )
         given.check_none("a JSON graph")
         return graph_from_json(source, weights)
     if _is_kind(source, "onnx", "ModelProto"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from roller_svc.graph.memory import align
@@ -15,8 +15,8 @@ from roller_svc.ir.model_plan import (
     LoopStep,
     ModelPlan,
     Step,
-    VDeviceStep,
     iter_steps,
+    map_addresses,
 )
 
 
@@ -40,8 +40,8 @@ def order_parameters(plan: ModelPlan) -> ModelPlan:
 
     return replace(
         plan,
-        prepack=tuple(_move(step, moved) for step in plan.prepack),
-        steps=tuple(_move(step, moved) for step in plan.steps),
+        prepack=tuple(map_addresses(step, moved) for step in plan.prepack),
+        steps=tuple(map_addresses(step, moved) for step in plan.steps),
         weights=tuple(replace(plan.weights[i], offset_bytes=offsets[i]) for i in order),
         read_weights_bytes=read,
     )
@@ -56,17 +56,3 @@ def _addresses(steps: tuple[Step, ...]) -> Iterator[Address]:
                 yield step.source
             case LoopStep():
                 yield from (update.start for update in step.updates)
-
-
-def _move(step: Step, moved: Callable[[Address], Address]) -> Step:
-    match step:
-        case KernelStep():
-            return replace(step, arguments=tuple(None if at is None else moved(at) for at in step.arguments))
-        case CopyStep():
-            return replace(step, source=moved(step.source))
-        case LoopStep():
-            updates = tuple(replace(update, start=moved(update.start)) for update in step.updates)
-            return replace(step, updates=updates, body=tuple(_move(each, moved) for each in step.body))
-        case VDeviceStep():
-            inner = (_move(each, moved) for each in step.steps)
-            return replace(step, steps=tuple(each for each in inner if isinstance(each, KernelStep | CopyStep)))

@@ -340,8 +340,10 @@ class _Level:
                 pending += self._concat(node, direct)
             elif isinstance(node, LoopNode):
                 pending += self._loop(node, direct)
-            else:
+            elif isinstance(node, OpNode):
                 pending += self._kernel(node, direct)
+            else:
+                raise InvariantError(f"node {node.name} is {node.operator}, which no plan of a device has")
         for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
             size_bytes = self.types[tensor].bytes
             if name not in self.graph.states and direct.get(tensor) != address and size_bytes:

@@ -36,9 +36,10 @@ from roller_svc.errors import (
 from roller_svc.frontend.graph_builder import EINSUM, program_of_call
 from roller_svc.frontend.lang.input_types import short_repr, tensor_type, whole_number
 from roller_svc.frontend.parse import parse_forms
+from roller_svc.graph.python_ops import PREFIX, make_host_node
 from roller_svc.graph.safetensors import decode_tensors
 from roller_svc.graph.weights import Weights
-from roller_svc.ir.graph import FUSED, Constant, Graph, LoopNode, Node, OpNode, verify
+from roller_svc.ir.graph import FUSED, Constant, Effects, Graph, HostNode, LoopNode, Node, OpNode, verify
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.runtime.binding import numpy_dtype
 
@@ -47,6 +48,7 @@ MAX_NODES = 1 << 18
 MAX_DEPTH = 16  # loops within each other
 MAX_VALUES = 1 << 20  # of a constant in the JSON
 MAX_NAME = 1024
+LABEL_OF_TARGET = "target"  # of a node without a label
 _NOT_FINITE = ("inf", "-inf", "nan")
 
 
@@ -81,6 +83,7 @@ class _Reader:
     def __init__(self, weights: Weights, unsupported: list[UnsupportedNode]) -> None:
         self.weights = weights
         self.unsupported = unsupported
+        self.devices: dict[str, str] = {}  # of the outer graph's nodes
 
     def graph(self, document: object, depth: int) -> Graph:
         fields = _mapping(document, "the graph")
@@ -112,7 +115,8 @@ class _Reader:
             raise _malformed(f"an output and a state are called {clash[0]!r}")
         results = (*((name, values.get(tensor, tensor)) for name, tensor in outputs), *values.items())
         name = _name(fields.get("name", "model"))
-        return Graph(name, tuple(inputs.items()), constants, tuple(nodes), results, tuple(states))
+        devices = {} if depth else self.devices
+        return Graph(name, tuple(inputs.items()), constants, tuple(nodes), results, tuple(states), devices)
 
     def constant(self, name: object, value: object) -> Constant:
         where = f"constant {_name(name)!r}"
@@ -159,9 +163,16 @@ class _Reader:
     def node(self, name: str, fields: Mapping[str, Any], types: Mapping[str, TensorType | None], depth: int) -> Node | None:
         kinds = sorted({"operator", "expression", "loop"} & fields.keys())
         where = f"node {name!r}"
+        device = _name(fields.get("device", LABEL_OF_TARGET))
+        if "device" in fields and depth:
+            raise _malformed(f"{where} is in a loop, whose nodes have the loop's device")
+        if device.startswith(PREFIX) and not kinds:
+            return _host_node(name, where, device.removeprefix(PREFIX), fields, types)
         if len(kinds) != 1:
             raise _malformed(f"{where} must have one of operator, expression and loop, has {kinds or 'none'}")
-        optional = {"name", "updates", *({"parameters"} if kinds == ["operator"] else ())}
+        if "device" in fields:
+            self.devices[name] = device
+        optional = {"name", "updates", "device", *({"parameters"} if kinds == ["operator"] else ())}
         _check_fields(fields, where, {*kinds, "inputs", "outputs"}, optional)
         if kinds == ["expression"]:
             inputs, outputs = _mapping(fields["inputs"], where), _mapping(fields["outputs"], where)
@@ -225,6 +236,24 @@ class _Reader:
         if tuple(types) != node.input_types:
             raise _malformed(f"{where} is given {_shown(types)}, its body takes {_shown(node.input_types)}")
         return node
+
+
+def _host_node(
+    name: str, where: str, function: str, fields: Mapping[str, Any], types: Mapping[str, TensorType | None]
+) -> HostNode | None:
+    """Return a node that calls a function of Python, which is registered here."""
+    _check_fields(fields, where, {"device", "inputs", "outputs"}, {"name", "effects"})
+    tensors, results = ([_name(each) for each in _list(fields[key], where)] for key in ("inputs", "outputs"))
+    if unknown := [tensor for tensor in tensors if tensor not in types]:
+        raise _malformed(f"{where} reads {unknown[0]!r}, which nothing before it writes")
+    known = [type_ for tensor in tensors if (type_ := types[tensor]) is not None]
+    if len(known) < len(tensors):
+        return None
+    effects = _mapping(fields.get("effects", {}), f"effects of {name!r}")
+    _check_fields(effects, f"effects of {name!r}", set(), {"read", "write"})
+    reads, writes = (frozenset(map(_name, _list(effects.get(key, ()), where))) for key in ("read", "write"))
+    node = make_host_node(name, function, tensors, results, known)
+    return replace(node, effects=Effects(node.effects.reads | reads, node.effects.writes | writes))
 
 
 def _types(value: object, what: str) -> dict[str, TensorType]:

@@ -1,4 +1,4 @@
-"""Arrays of constants by digest. Equal arrays are kept once."""
+"""Arrays of constants by digest, and in the memory of a plan. Equal arrays are kept once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from roller_svc.errors import require
 from roller_svc.frontend.lang.input_types import tensor_type
 from roller_svc.ir.graph import Constant
+from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.ir.program import TensorType
 from roller_svc.runtime.binding import numpy_dtype
+from roller_svc.runtime.graphs.cpu import weights_block
 
 Array = NDArray[Any]
 
@@ -50,3 +52,9 @@ def _digest(dense: Array, type_: TensorType) -> str:
     hashed = hashlib.sha256(f"{type_.dtype.value}{type_.shape}".encode())
     hashed.update(dense.reshape(-1).view(np.uint8).data)
     return hashed.hexdigest()
+
+
+def place_weights(plan: ModelPlan, weights: Weights) -> Array:
+    """Return the constants of a plan, each at its offset."""
+    arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
+    return weights_block(arrays, plan.weights_bytes)

@@ -50,6 +50,7 @@ class ScheduleConstraints:
     winograd: WinogradMode = WinogradMode.AUTO
     allow_expanded_squares: bool = False  # (a - b)² as a² + b² - 2ab: its error is relative to a² + b²
     joinable: bool = False  # leave out warpgroups, whose kernels cannot be rTasks of a kernel with others
+    streams: bool = False  # stream the matrix of each product of few rows that can
 
     def is_satisfied_by(self, program: RProgram) -> bool:
         """Return whether the rProgram has all values of `tiles`."""

@@ -42,6 +42,7 @@ class Sensitivity:
 
 
 COMPUTE = "compute"  # level of the bound that is not a memory level
+LAUNCH = "launch"  # stage of the overheads of launches
 FLOOR = " floor"  # suffix of a level's name: stage of an estimate at that level's roofline bound
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.program import Forms, TensorProgram, TensorType
@@ -85,7 +85,35 @@ class LoopNode:
         return TensorType(piece.dtype, (self.steps, *piece.shape))
 
 
-Node = OpNode | LoopNode
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Resources outside of a graph that a node reads and writes, by name."""
+
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+
+
+ANYTHING = "*"  # a resource that is all of them
+
+
+@dataclass(frozen=True, slots=True)
+class HostNode:
+    """A function of Python that is registered where the model runs. No pass sees one: graphs are cut before."""
+
+    name: str
+    function: str  # its registered name
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    input_types: tuple[TensorType, ...]
+    output_types: tuple[TensorType, ...]
+    effects: Effects = Effects()
+
+    @property
+    def operator(self) -> str:
+        return f"python:{self.function}"
+
+
+Node = OpNode | LoopNode | HostNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +130,7 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[tuple[str, str], ...]  # (name for the caller, tensor)
     states: tuple[str, ...] = ()  # inputs, each of which is also an output, in memory of the caller
+    devices: Mapping[str, str] = field(default_factory=dict)  # labels of nodes by name, before the graph is cut
 
     @property
     def types(self) -> dict[str, TensorType]:

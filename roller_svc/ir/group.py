@@ -258,6 +258,7 @@ class TileSpace:
     transposed: bool = False  # of a contraction: M and N, and with them its operands, change places
     k_bounds: KBounds | None = None  # of a contraction whose product has a guard along k
     computed: float = 1.0  # expected part of the tiles, of a grouped GEMM: data decide which batches have rows
+    word_elements: int = 1  # of a contraction whose points along k are words: the elements of one, multiplied at once
     winograd_tile: int = 0  # outputs of a tile along each window dimension (Winograd); 0: direct convolution
 
     @property

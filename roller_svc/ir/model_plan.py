@@ -5,7 +5,7 @@ The marks are the form that saved models have, and the limits of what is read (i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -159,6 +159,25 @@ def iter_steps(steps: tuple[Step, ...]) -> Iterator[Step]:
             yield from iter_steps(step.body)
         elif isinstance(step, VDeviceStep):
             yield from step.steps
+
+
+def map_addresses(step: Step, moved: Callable[[Address], Address]) -> Step:
+    """Return a step whose addresses are results of a function."""
+    match step:
+        case KernelStep():
+            return replace(
+                step,
+                arguments=tuple(None if at is None else moved(at) for at in step.arguments),
+                zeroed=tuple((moved(at), size) for at, size in step.zeroed),
+            )
+        case CopyStep():
+            return replace(step, target=moved(step.target), source=moved(step.source))
+        case LoopStep():
+            updates = tuple(replace(update, start=moved(update.start)) for update in step.updates)
+            return replace(step, updates=updates, body=tuple(map_addresses(each, moved) for each in step.body))
+        case VDeviceStep():
+            inner = (map_addresses(each, moved) for each in step.steps)
+            return replace(step, steps=tuple(each for each in inner if isinstance(each, KernelStep | CopyStep)))
 
 
 def unroll_steps(steps: tuple[Step, ...], slots: Mapping[int, Address] | None = None) -> Iterator[KernelStep | CopyStep]:

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache
-from typing import Any, TypedDict, get_args, get_type_hints
+from typing import Any, NewType, TypedDict, get_args, get_type_hints
 
 from roller_svc.ir.constraints import TILE_FIELDS, OpClass, ScheduleConstraints, WinogradMode
 
 InputNames = tuple[str, ...]
 Tiles = tuple[tuple[str, int], ...]  # (public option, value); see TILE_FIELDS
+ScheduleText = NewType("ScheduleText", str)  # canonical text of a schedule by hand: schedule/step_text.py
 LAUNCHERS = ("ctypes", "cupy", "torch", "cpp")  # of saved kernels and models, by what the caller has
 HOST_LAUNCHERS = tuple(name for name in LAUNCHERS if name != "cupy")  # of code for CPUs
 
@@ -134,6 +135,14 @@ class KernelOptions(NamedOptions):
             "metavar": "split_k=4,stages=3",
         },
     )
+    schedule: ScheduleText | None = field(
+        default=None,
+        metadata={
+            "help": "schedule by hand, instead of construction: docs/schedule.md",
+            "metavar": "FILE",
+            "only_if_set": True,
+        },
+    )
     constants: InputNames = field(
         default=(),
         metadata={
@@ -197,7 +206,7 @@ class Option:
     @property
     def argument_type(self) -> Any:
         """Return the type in which callers give it."""
-        kinds = {InputNames: Sequence[str], Tiles: Mapping[str, int] | None}
+        kinds = {InputNames: Sequence[str], Tiles: Mapping[str, int] | None, ScheduleText: str | Mapping[str, Any]}
         kind: Any = str if self._is_enum else kinds.get(self.type, self.type)
         return kind | None if self.is_optional else kind
 

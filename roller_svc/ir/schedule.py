@@ -234,6 +234,33 @@ class CpAsync:
 
 
 @dataclass(frozen=True, slots=True)
+class BulkCopy:
+    """Copy `elements` contiguous elements from memory to a page that this thread's RingPage fills (cp.async.bulk).
+
+    `index` and `source` are those of the first element. The bytes are a multiple of 16, aligned to 16 on both sides.
+    """
+
+    tensor: str
+    index: tuple[Expr, ...]
+    source: Load
+    elements: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class RingPage:
+    """Bind a storage to a page of a persistent kernel's ring while the body runs.
+
+    Pages are read in the order in which they are filled. A reader waits until its page is filled, and each of its warps
+    gives it back after the body. The warp that fills a page waits until all have; the body's copies then fill it.
+    """
+
+    page: Storage  # without a body of its own
+    number: Expr  # of the page, counted from the first of the rTask
+    body: tuple[Node, ...]
+    fills: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CpAsyncCommitGroup:
     """Commit the copies that this thread has issued since the last commit as one group, perhaps an empty one."""
 
@@ -349,6 +376,8 @@ Node = (
     | Prefetch
     | Transpose
     | CpAsync
+    | BulkCopy
+    | RingPage
     | CpAsyncCommitGroup
     | CpAsyncWaitGroup
     | LoadMatrix
@@ -360,6 +389,21 @@ Node = (
     | RemoteShared
     | HopperNode
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PageStream:
+    """A launch as rTasks that read an operand from pages, which one warp of the block fills ahead of them."""
+
+    operand: str  # the tensor, which has to be constant
+    body: tuple[Node, ...]  # of the rTasks
+    fill: tuple[Node, ...]  # of the warp
+    tiles: int  # which the rTasks take in turn
+    pages: int  # of a tile
+    page_bytes: int
+    bytes: int  # of the operand, fetched by all rTasks
+    pages_in_flight: int  # of a block that fetches its own pages
+    registers: int  # of a thread that fetches none, by the performance model
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +421,7 @@ class ScheduleTree:
     resident: int = 1  # blocks a core must hold: bounds the registers of a thread
     tensor_maps: tuple[TensorMap, ...] = ()  # of TMA copies; their buffers are names of tensors
     cluster: int = 1  # consecutive blocks of a cluster
+    stream: PageStream | None = None  # the same work in a persistent kernel with a ring
 
 
 def child_lists(node: Node) -> tuple[tuple[Node, ...], ...]:
@@ -384,7 +429,7 @@ def child_lists(node: Node) -> tuple[tuple[Node, ...], ...]:
     match node:
         case Loop(body=body) | Let(body=body) | Storage(body=body) | Routine(body=body) | AnyThread(body=body):
             return (body,)
-        case RemoteShared(body=body):
+        case RemoteShared(body=body) | RingPage(body=body):
             return (body,)
         case Branch(then=then, otherwise=otherwise):
             return (then, otherwise)
@@ -405,8 +450,10 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return (*index, first)
         case Branch(cond=cond) | AnyThread(cond=cond):
             return (cond,)
-        case Let(value=value) | RemoteShared(rank=value):
+        case Let(value=value) | RemoteShared(rank=value) | RingPage(number=value):
             return (value,)
+        case BulkCopy(index=index, source=source, elements=elements):
+            return (*index, source, elements)
         case Loop(stop=limit) if limit is not None:
             return (limit,)
         case Storage(subview_of=window) if window is not None:

@@ -6,6 +6,7 @@ from roller_svc.ir.schedule import (
     AnyThread,
     Barrier,
     Branch,
+    BulkCopy,
     Compute,
     CpAsync,
     CpAsyncCommitGroup,
@@ -20,6 +21,7 @@ from roller_svc.ir.schedule import (
     PackFragment,
     Prefetch,
     RemoteShared,
+    RingPage,
     RoundFragment,
     Routine,
     Storage,
@@ -74,6 +76,10 @@ def _matrix_line(node: Node) -> str:
     match node:
         case CpAsync(tensor=tensor, elements=elements):
             return f"copy {elements} to {tensor}[...]"
+        case BulkCopy(tensor=tensor):
+            return f"copy a row to {tensor}[...]"
+        case RingPage(page=page, fills=fills):
+            return f"{page.tensor} = a page of the ring{' to fill' if fills else ''}"
         case CpAsyncCommitGroup():
             return "commit copies"
         case CpAsyncWaitGroup(pending=pending):

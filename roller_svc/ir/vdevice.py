@@ -36,7 +36,16 @@ class WaitEvent:
     event: Annotated[int, Key("wait_event")]
 
 
-Instruction = Annotated[Execute | Barrier | WaitEvent, UNTAGGED]
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Constant operands of these rTasks may be fetched from here on, in the order in which the vEU executes them."""
+
+    operator: Annotated[int, Key("stream")]
+    first: Annotated[int, Key("stream")]
+    count: Annotated[int, Key("stream")]
+
+
+Instruction = Annotated[Execute | Barrier | WaitEvent | Stream, UNTAGGED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class VDevicePlan:
     """prog[vEU][order] for rOperators that have `num_tasks` independent, homogeneous rTasks each.
 
     Plans for CPUs order rTasks by barriers, plans for GPUs by events: one wait for all arrivals takes the place of one
-    for each vEU.
+    for each vEU. Plans for GPUs may stream all rTasks of an rOperator.
     """
 
     num_tasks: tuple[Annotated[int, Limit(1, 1 << 20)], ...]
@@ -57,9 +66,16 @@ class VDevicePlan:
 
     @property
     def has_events(self) -> bool:
-        """Return whether an instruction arrives at an event or waits for one."""
+        """Return whether an instruction arrives at an event, waits for one, or streams: only plans for GPUs have these."""
         instructions = (instruction for program in self.programs for instruction in program)
-        return bool(self.events) or any(isinstance(each, WaitEvent) or arrives_at(each) is not None for each in instructions)
+        return bool(self.events) or any(
+            isinstance(each, WaitEvent | Stream) or arrives_at(each) is not None for each in instructions
+        )
+
+    @property
+    def streamed(self) -> frozenset[int]:
+        """Return the rOperators that stream."""
+        return frozenset(each.operator for program in self.programs for each in program if isinstance(each, Stream))
 
 
 def arrives_at(instruction: Instruction) -> int | None:

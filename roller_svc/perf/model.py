@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from roller_svc.ir.estimate import Estimate, StageCost
+from roller_svc.ir.estimate import LAUNCH, Estimate, StageCost
 from roller_svc.ir.kernel import Resources
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.common import Costs, Launch, launch_overhead_s, second_launch_s
@@ -43,7 +43,7 @@ class Timed(NamedTuple):
             stages.append(StageCost(costs.core_stage, costs.core_s))
         if self.lower_bound is not None:
             stages.append(self.lower_bound)
-        stages.append(StageCost("launch", self.launch_s))
+        stages.append(StageCost(LAUNCH, self.launch_s))
         if self.combine_s:
             stages.append(StageCost("combine", self.combine_s))
         if self.copy_s:

@@ -151,7 +151,8 @@ def prepare_workload(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, foot
     position = {a.role: i for i, a in enumerate(space.axes)}
     outer = math.prod(a.extent for a in space.spatial)
     inner = math.prod(a.extent for a in space.reduced)
-    flops = round(2 * outer * inner * space.num_accumulators * visible_fraction(space)) if is_contraction else space.flops
+    products = outer * inner * space.word_elements * space.num_accumulators
+    flops = round(2 * products * visible_fraction(space)) if is_contraction else space.flops
     machine = prepare_machine(hw, unit)
     if machine.is_gpu and not is_contraction:
         flops -= space.operand_flops  # integers and conversions, on other units than the products

@@ -16,7 +16,7 @@ from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, iter_subexpressions
 from roller_svc.ir.index import add, ceil_div, div, mod, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 from roller_svc.ir.schedule import LoopKind
-from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Schedule, Site, Split, Stage, StagePart
+from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Rename, Schedule, Site, Split, Stage, StagePart
 
 # Copies of a statement by unrolled and vector loops: compilers take seconds for some hundreds.
 MAX_COPIES = 512
@@ -252,6 +252,8 @@ def extents_of(stage: Stage, axes: Mapping[str, int]) -> dict[str, int]:
                         f"fused loop {fused} is too long: expected at most {MAX_EXTENT} iterations, got {whole[fused]}",
                         code="schedule-extent",
                     )
+            case Rename():
+                whole[cut.name] = whole[cut.loop]
     return whole
 
 
@@ -275,6 +277,8 @@ def _values(stage: Stage, whole: Mapping[str, int], loops: Mapping[str, Expr]) -
             case Fuse(fused=fused):
                 values[cut.outer] = div(values[fused], whole[cut.inner])
                 values[cut.inner] = mod(values[fused], whole[cut.inner])
+            case Rename():
+                values[cut.loop] = values[cut.name]
     return values, ragged
 
 

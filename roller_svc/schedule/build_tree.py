@@ -21,6 +21,16 @@ def build_tree(schedule: Schedule) -> tuple[Node, ...]:
     return _TreeBuilder(infer_bounds(schedule), storage_types(schedule)).at_site(Fixed.ROOT, ())
 
 
+def build_launches(schedule: Schedule, name: str) -> tuple[tuple[ScheduleTree, ...], tuple[tuple[str, TensorType], ...]]:
+    """Return a launch for each function that is computed at root, in order, and the buffers that they exchange."""
+    builder = _TreeBuilder(infer_bounds(schedule), storage_types(schedule))
+    functions = builder.nests.functions
+    launches = [builder.stages(function) for function in functions if function.computed is Fixed.ROOT]
+    exchanged = [f.name for f in functions if f.stored is Fixed.ROOT and f.name not in builder.outputs]
+    trees = tuple(ScheduleTree(f"{name}{number}", nodes) for number, nodes in enumerate(launches))
+    return trees, tuple((tile_name(tensor), builder.types[tensor]) for tensor in exchanged)
+
+
 def build_schedule_tree(schedule: Schedule, name: str) -> ScheduleTree:
     """Return the schedule tree of one launch."""
     return ScheduleTree(name, build_tree(schedule))
@@ -44,14 +54,15 @@ class _TreeBuilder:
         """Return the nodes of a site, after the functions computed there and inside the storage nodes of the site."""
         for function in reversed(self.nests.functions):
             if function.computed == site:
-                nodes = (*self._stages(function), *nodes)
+                nodes = (*self.stages(function), *nodes)
             if function.stored == site and function.name not in self.outputs:
                 shape = tuple(part.extent for part in self.nests.buffers[function.name])
                 dtype = self.types[function.name].dtype
                 nodes = (Storage(tile_name(function.name), dtype, shape, Scope.STACK, nodes),)
         return nodes
 
-    def _stages(self, function: Function) -> tuple[Node, ...]:
+    def stages(self, function: Function) -> tuple[Node, ...]:
+        """Return the nests of a function's stages."""
         return tuple(node for stage in function.stages for node in self._stage(function, self.nests.nests[stage.name]))
 
     def _stage(self, function: Function, nest: Nest) -> tuple[Node, ...]:

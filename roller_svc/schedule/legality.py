@@ -21,6 +21,7 @@ from roller_svc.ir.schedule import (
     AnyThread,
     Barrier,
     Branch,
+    BulkCopy,
     Compute,
     CpAsync,
     CpAsyncWaitGroup,
@@ -35,6 +36,7 @@ from roller_svc.ir.schedule import (
     PackFragment,
     Prefetch,
     RemoteShared,
+    RingPage,
     RoundFragment,
     Routine,
     Scope,
@@ -187,6 +189,9 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None, warp:
     for node in iter_nodes(nodes):
         if isinstance(node, Storage):
             storages.add(node.tensor)
+        elif isinstance(node, RingPage):
+            storages.add(node.page.tensor)
+            computed.add(node.page.tensor)
         elif isinstance(node, Compute | CpAsync | LoadMatrix | Transpose | TmaLoad | WarpgroupMma | StoreMatrix):
             computed.add(node.tensor)
     scopes = ScopeTracker(frozenset(storages), frozenset(computed), buffers)
@@ -226,7 +231,7 @@ class _Verifier:
                     self._storage(node)
                 case Compute():
                     self._compute(node)
-                case Branch() | Routine() | AnyThread() | RemoteShared():
+                case Branch() | Routine() | AnyThread() | RemoteShared() | RingPage():
                     self._inside(node)
                 case Barrier():
                     self._barrier()
@@ -243,7 +248,7 @@ class _Verifier:
 
     def _of_matrix_units(self, node: Node) -> None:
         match node:
-            case CpAsync():
+            case CpAsync() | BulkCopy():
                 self._copy(node)
             case CpAsyncWaitGroup():
                 self.scopes.async_verifier.cp_async_waited()
@@ -294,7 +299,7 @@ class _Verifier:
         if any(node.tensor == storage.tensor for node in writers):
             self.scopes.record_access(window.tensor, window.index, is_write=True)
 
-    def _inside(self, node: Branch | Routine | AnyThread | RemoteShared) -> None:
+    def _inside(self, node: Branch | Routine | AnyThread | RemoteShared | RingPage) -> None:
         match node:
             case Branch():
                 self._branch(node)
@@ -302,6 +307,8 @@ class _Verifier:
                 self._routine(node)
             case AnyThread():
                 self._any_thread(node)
+            case RingPage():
+                self._ring_page(node)
             case RemoteShared():
                 self._remote_shared(node)
 
@@ -400,13 +407,31 @@ class _Verifier:
         self.nodes(node.body)
         del scopes.storages_in_scope[node.remote]
 
+    def _ring_page(self, node: RingPage) -> None:
+        """Check that the warps of a page meet there, and that a page that is read is not written, nor the reverse."""
+        self.scopes.check_expr(node.number)
+        self._check_convergent("warp")
+        if node.page.body or node.page.scope is not Scope.SHARED:
+            raise ScheduleError(f"{node.page.tensor} is a page, which is shared memory without a body", code="schedule-scope")
+        writes = [n for n in iter_nodes(node.body) if isinstance(n, CpAsync | BulkCopy | Compute) and n.tensor == node.page.tensor]
+        exprs = (part for n in iter_nodes(node.body) for e in expressions(n) for part in iter_subexpressions(e))
+        reads = any(isinstance(part, Load) and part.tensor == node.page.tensor for part in exprs)
+        if (writes and not node.fills) or (reads and node.fills) or any(isinstance(n, Compute) for n in writes):
+            what = "read while copies fill it" if node.fills else "written by its readers"
+            raise ScheduleError(f"{node.page.tensor} is {what}", code="schedule-dependence")
+        with self.scopes.enter_storage(node.page):
+            if not node.fills:
+                self.scopes.written.add(node.page.tensor)
+            self.nodes(node.body)
+
     # tensor cores ---------------------------------------------------------------------------------------------------
-    def _copy(self, node: CpAsync) -> None:
-        """Check a cp.async from memory to shared memory and record it as in flight."""
+    def _copy(self, node: CpAsync | BulkCopy) -> None:
+        """Check a copy from memory to shared memory and record it as in flight."""
         self.scopes.check_in_scope(node.tensor)
         if self.scopes.storage_site(node.tensor)[1] is not Scope.SHARED or node.source.tensor in self.scopes.storages_in_scope:
             raise ScheduleError(f"cp.async to {node.tensor} must copy from memory to shared memory", code="schedule-scope")
-        for expr in (*node.index, *node.source.index, *((node.guard,) if node.guard is not None else ())):
+        more = node.elements if isinstance(node, BulkCopy) else node.guard
+        for expr in (*node.index, *node.source.index, *((more,) if more is not None else ())):
             self.scopes.check_expr(expr)
         self.scopes.check_load(node.source)
         self.scopes.written.add(node.tensor)

@@ -60,7 +60,15 @@ class Fuse:
     fused: str
 
 
-Cut = Split | Fuse
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """name = loop."""
+
+    loop: str
+    name: str
+
+
+Cut = Split | Fuse | Rename
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,20 @@ class Stage:
         loops = ", ".join(x.name for x in self.loops) or "none"
         raise ScheduleError(f"{self.name} has no loop {loop}", code="schedule-name", hint=f"its loops: {loops}")
 
+    @property
+    def loop_names(self) -> frozenset[str]:
+        """Return the names of the loops that the stage has, and of those that were cut."""
+        names = {axis.name for axis in self.axes}
+        for cut in self.cuts:
+            match cut:
+                case Split():
+                    names |= {cut.outer, cut.inner}
+                case Fuse():
+                    names.add(cut.fused)
+                case Rename():
+                    names.add(cut.name)
+        return frozenset(names)
+
     def axes_of(self, loop: str) -> frozenset[str]:
         """Return the axes that a loop came from."""
         origin = {a.name: frozenset({a.name}) for a in self.axes}
@@ -95,6 +117,8 @@ class Stage:
                     origin[cut.outer] = origin[cut.inner] = origin[cut.loop]
                 case Fuse():
                     origin[cut.fused] = origin[cut.outer] | origin[cut.inner]
+                case Rename():
+                    origin[cut.name] = origin[cut.loop]
         return origin[loop]
 
 

@@ -1,4 +1,4 @@
-"""Schedule → Schedule: split, reorder, fuse, tile, vectorise, unroll, parallel, compute_at, store_at, inline.
+"""Schedule → Schedule: split, reorder, fuse, tile, rename, vectorise, unroll, parallel, compute_at, store_at, inline.
 
 Each is a pure function that returns a legal schedule or raises ScheduleError. None changes what is computed.
 """
@@ -14,16 +14,31 @@ from roller_svc.ir.schedule import LoopKind
 from roller_svc.schedule.bounds import extents_of, infer_bounds
 from roller_svc.schedule.build_tree import build_tree
 from roller_svc.schedule.legality import check
-from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Schedule, Site, Split, Stage, StageLoop, StagePart
+from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Rename, Schedule, Site, Split, Stage, StageLoop, StagePart
 
 
-def split(schedule: Schedule, stage: str, loop: str, factor: int) -> Schedule:
-    """Split `loop` into `loop.outer` around `loop.inner` of `factor` iterations; the last round may be shorter."""
+def split(
+    schedule: Schedule, stage: str, loop: str, factor: int, names: tuple[str, str] | None = None, *, exact: bool = False
+) -> Schedule:
+    """Split `loop` into an outer loop around an inner one of `factor` iterations; the last round may be shorter.
+
+    Args:
+        schedule: the schedule.
+        stage: the stage of the loop.
+        loop: the loop.
+        factor: iterations of the inner loop, from 1 to the loop's extent.
+        names: of the two loops; default: `loop.outer` and `loop.inner`.
+        exact: refuse a factor that does not divide the extent.
+    """
     here = _unmarked(schedule, stage, loop)
     extent = _extent(schedule, here, loop)
     if not 1 <= factor <= extent:
         raise ScheduleError(f"invalid split factor of {loop}: expected 1 to {extent}, got {factor}", code="schedule-extent")
-    cut = Split(loop, f"{loop}.outer", f"{loop}.inner", factor)
+    if exact and extent % factor:
+        raise ScheduleError(f"{factor} does not divide the {extent} iterations of {loop}", code="schedule-extent")
+    outer, inner = names or (f"{loop}.outer", f"{loop}.inner")
+    _check_new_names(here, outer, inner)
+    cut = Split(loop, outer, inner, factor)
     at = here.position(loop)
     loops = (*here.loops[:at], StageLoop(cut.outer), StageLoop(cut.inner), *here.loops[at + 1 :])
     new = schedule.with_stage(replace(here, loops=loops, cuts=(*here.cuts, cut)))
@@ -58,6 +73,7 @@ def fuse(schedule: Schedule, stage: str, outer: str, inner: str) -> Schedule:
     if between := _sites(schedule, At(stage, outer)):
         raise ScheduleError(f"{between[0].name} is computed or stored between {outer} and {inner}", code="schedule-fuse")
     cut = Fuse(outer, inner, f"{outer}.{inner}.fused")
+    _check_new_names(here, cut.fused)
     loops = (*here.loops[:at], StageLoop(cut.fused), *here.loops[at + 2 :])
     new = schedule.with_stage(replace(here, loops=loops, cuts=(*here.cuts, cut)))
     return _legal(_moved(new, At(stage, inner), At(stage, cut.fused)))
@@ -68,6 +84,16 @@ def tile(schedule: Schedule, stage: str, outer: tuple[str, int], inner: tuple[st
     (y, y_factor), (x, x_factor) = outer, inner
     new = split(split(schedule, stage, y, y_factor), stage, x, x_factor)
     return reorder(new, stage, f"{y}.outer", f"{x}.outer", f"{y}.inner", f"{x}.inner")
+
+
+def rename(schedule: Schedule, stage: str, loop: str, name: str) -> Schedule:
+    """Rename a loop."""
+    here = schedule.stage(stage)
+    at = here.position(loop)
+    _check_new_names(here, name)
+    loops = (*here.loops[:at], replace(here.loops[at], name=name), *here.loops[at + 1 :])
+    new = schedule.with_stage(replace(here, loops=loops, cuts=(*here.cuts, Rename(loop, name))))
+    return _legal(_moved(new, At(stage, loop), At(stage, name)))
 
 
 def vectorise(schedule: Schedule, stage: str, loop: str) -> Schedule:
@@ -85,9 +111,17 @@ def parallel(schedule: Schedule, stage: str, loop: str) -> Schedule:
     return _marked(schedule, stage, loop, LoopKind.PARALLEL)
 
 
-def compute_at(schedule: Schedule, producer: str, consumer: str, loop: str) -> Schedule:
-    """Compute and store `producer` in each iteration of a consumer's loop, for the region that it needs."""
-    return _placed(schedule, producer, At(consumer, loop), At(consumer, loop))
+def serial(schedule: Schedule, stage: str, loop: str) -> Schedule:
+    """Run the iterations of a loop one after the other: what a loop does before it is marked."""
+    here = schedule.stage(stage)
+    at = here.position(loop)
+    loops = (*here.loops[:at], StageLoop(loop), *here.loops[at + 1 :])
+    return _legal(schedule.with_stage(replace(here, loops=loops)))
+
+
+def compute_at(schedule: Schedule, producer: str, stage: str, loop: str) -> Schedule:
+    """Compute and store `producer` in each iteration of a loop of a stage that reads it, for the region that it needs."""
+    return _placed(schedule, producer, At(stage, loop), At(stage, loop))
 
 
 def compute_root(schedule: Schedule, producer: str) -> Schedule:
@@ -95,9 +129,9 @@ def compute_root(schedule: Schedule, producer: str) -> Schedule:
     return _placed(schedule, producer, Fixed.ROOT, Fixed.ROOT)
 
 
-def store_at(schedule: Schedule, producer: str, consumer: str, loop: str) -> Schedule:
+def store_at(schedule: Schedule, producer: str, stage: str, loop: str) -> Schedule:
     """Store `producer` in a loop outside of the one it is computed in."""
-    return _placed(schedule, producer, schedule.function(producer).computed, At(consumer, loop))
+    return _placed(schedule, producer, schedule.function(producer).computed, At(stage, loop))
 
 
 def store_root(schedule: Schedule, producer: str) -> Schedule:
@@ -146,6 +180,16 @@ def _unmarked(schedule: Schedule, stage: str, loop: str) -> Stage:
             hint="split, fuse and reorder first, mark last",
         )
     return here
+
+
+def _check_new_names(stage: Stage, *names: str) -> None:
+    """Raise ScheduleError if a loop of the stage has, or had, one of the names."""
+    for i, name in enumerate(names):
+        if name in stage.loop_names or name in names[:i]:
+            raise ScheduleError(
+                f"{stage.name} has, or had, a loop {name}: expected a new name",
+                code="schedule-name",
+            )
 
 
 def _marked(schedule: Schedule, stage: str, loop: str, kind: LoopKind) -> Schedule:

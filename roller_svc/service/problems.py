@@ -101,6 +101,9 @@ def problem_from_facts(facts: Mapping[str, object], status: int, where: str = ""
         item["hint"] = show_as_fields(str(facts["hint"]))
     if "line" in item and facts.get("class") != SpecError.__name__:
         item["pointer"] = f"{where}/expression"
+    if "step" in facts:  # of a schedule, which has its own lines
+        step = "" if facts["step"] is None else f"/steps/{facts['step']}"
+        item["pointer"] = f"{where}/options/schedule{step}"
     extra = {key: facts[key] for key in ("rejections", "log", "nodes") if facts.get(key)}
     return problem(status, code, message, [item | {"message": message}] if item else []) | extra
 

@@ -22,11 +22,11 @@ from roller_svc.frontend.torch.convert import operator_name
 from roller_svc.frontend.torch.partition import import_partition, result_nodes
 from roller_svc.frontend.torch.tensors import memory_order
 from roller_svc.graph.compile import ModelOptions, build_model
-from roller_svc.graph.weights import Weights
+from roller_svc.graph.weights import Weights, place_weights
 from roller_svc.hardware.catalog import restrict_cores
-from roller_svc.ir.graph import Constant, Graph
+from roller_svc.ir.graph import Graph
 from roller_svc.ir.options import SearchOptions
-from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
+from roller_svc.runtime.graphs.cpu import CpuModel
 from roller_svc.semantics.interpreter import reference
 from roller_svc.settings import settings
 from roller_svc.torch_backend.reports import PartState, warn
@@ -208,5 +208,4 @@ def build(graph: Graph, weights: Weights, options: SearchOptions) -> CpuModel:
     chosen = ModelOptions(restrict_cores(spec, min(torch.get_num_threads(), spec.num_cores)), **searched)
     built = build_model(graph, weights, chosen, KernelCache(settings().cache_folder))
     plan = built.plan
-    arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-    return CpuModel(plan, MODEL, built.link(MODEL), weights_block(arrays, plan.weights_bytes))
+    return CpuModel(plan, MODEL, built.link(MODEL), place_weights(plan, weights))

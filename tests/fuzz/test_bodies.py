@@ -35,6 +35,7 @@ def check(summary: Summary, *, built_least: int) -> None:
     assert sum(count for status, count in summary.statuses.items() if status.startswith("4")) > summary.requests / 5
 
 
+@pytest.mark.slow
 def test_no_request_breaks_the_service_or_gets_into_code(service: ServiceProcess) -> None:
     check(run(service, QUICK_SEED, count=QUICK_COUNT), built_least=5)
 

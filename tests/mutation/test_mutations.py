@@ -19,6 +19,7 @@ def _sampled(mutation: Any) -> Any:
     return pytest.param(mutation, id=mutation.id, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize("mutation", [_sampled(mutation) for mutation in suite.MUTATIONS])
 def test_a_mutant_is_killed(mutation: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ EPILOGUES = ("", "; Y[m, n] = C[m, n].call(`relu`)", "; Y[m, n] = C[m, n] * C[m,
 AVX2 = hardware.load("cpu-x86-avx2")
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     extents=st.tuples(st.integers(1, 70), st.integers(1, 70), st.integers(1, 600)),

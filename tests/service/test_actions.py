@@ -41,6 +41,7 @@ def compiled(client: httpx.Client, **options: Any) -> str:
     return str(operation["metadata"]["action"])
 
 
+@pytest.mark.slow
 def test_an_action_is_explained_by_its_digest(client: httpx.Client) -> None:
     stored = compiled(client)
     document = client.get(f"/v1/actions/{stored}").json()

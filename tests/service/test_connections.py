@@ -137,6 +137,7 @@ def post_of(body: dict[str, Any], headers: bytes = b"", path: bytes = b"/v1/kern
     return head + content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "first", "drip", "status"),
     [

@@ -167,6 +167,7 @@ def links(client: Client) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_service_makes_each_text_once_and_mends_it(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = links(client)
     runs = count_runs(monkeypatch)
@@ -190,6 +191,7 @@ def test_a_service_makes_each_text_once_and_mends_it(client: Client, tmp_path: P
         runs.clear()
 
 
+@pytest.mark.slow
 def test_texts_outlive_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(store=tmp_path / "store")
     with served(create_app(settings, build_artifact)) as first:

@@ -133,6 +133,7 @@ def test_text_as_yaml(client: Client, text: str) -> None:
 header_values = st.text(st.characters(min_codepoint=0x20, max_codepoint=0xFF, exclude_characters="\x7f"), max_size=300)
 
 
+@pytest.mark.slow
 @quick
 @given(value=header_values)
 def test_headers(client: Client, value: str) -> None:

@@ -151,6 +151,7 @@ def test_terms_out_of_range_are_rejected(alice: Client, field: dict[str, Any]) -
     assert (response.status_code, response.json()["code"]) == (422, "invalid-body")
 
 
+@pytest.mark.slow
 def test_an_operation_ends_at_its_deadline(alice: Client, builder: Builder) -> None:
     blocked(alice, builder)
     late = compiled(alice, 1, timeout_s=0.1)

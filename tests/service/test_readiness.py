@@ -69,6 +69,7 @@ def test_a_service_without_its_store_is_not_ready(tmp_path: Path) -> None:
         assert client.get("/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_database_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
     with served(create_app(Settings(store=tmp_path), unused)) as client:
         with contextlib.closing(sqlite3.connect(tmp_path / "operations.db", isolation_level=None)) as other:
@@ -101,6 +102,7 @@ def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
         assert (response.status_code, response.json()["parts"]) == (503, {"database": "ok", "store": "failed"})
 
 
+@pytest.mark.slow
 def test_a_service_without_its_broker_is_ready_and_says_so(tmp_path: Path) -> None:
     pytest.importorskip("celery")
     settings = Settings(store=tmp_path, broker="amqp://u:p@127.0.0.1:1//", workers=0)

@@ -176,6 +176,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
         wait_for(lambda: listeners(port) == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(("--store", "memory:"), "cannot share a store in memory"), (("--host", "0.0.0.0"), "without an API key")],

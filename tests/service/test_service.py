@@ -175,6 +175,9 @@ def test_refusals(client: Client, changes: dict[str, Any], status: int, code: st
 def test_a_wrong_field_is_pointed_to(client: Client) -> None:
     body = problem(compiled(client, inputs={"A": {"dtype": "float32", "shape": [1, "x"]}}), 422, "invalid-body")
     assert body["errors"][0]["pointer"] == "/inputs/A/shape/1"
+    body = problem(compiled(client, inputs={"A": "float32[1,2]"}), 422, "invalid-body")
+    message = 'expected {"dtype": "float32", "shape": [64, 32]}, got \'float32[1,2]\''
+    assert body["errors"] == [{"pointer": "/inputs/A", "message": message}]
 
 
 def test_a_spec_may_stand_in_place_of_a_target(client: Client) -> None:

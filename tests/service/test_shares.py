@@ -243,6 +243,7 @@ def test_estimates_of_models_by_one_client_end_no_other_estimates(
         assert sorted(each.result().status_code for each in sent) == [200] + [429] * 23
 
 
+@pytest.mark.slow
 def test_an_estimate_of_a_model_uses_its_place_until_it_ends(
     tmp_path: Path, builder: Builder, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

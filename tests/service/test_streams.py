@@ -43,6 +43,7 @@ def store_model(store: Store, content: bytes) -> str:
     return digest
 
 
+@pytest.mark.slow
 def test_slow_readers_of_a_large_file_take_little_memory(tmp_path: Path) -> None:
     size = 32 * MIB
     digest = store_model(Store(tmp_path), os.urandom(size))
@@ -117,6 +118,7 @@ def test_a_hit_reads_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert digest not in opened
 
 
+@pytest.mark.slow
 def test_who_leaves_ends_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = store_model(Store(tmp_path), os.urandom(64 * MIB))
     reads = 0

@@ -133,6 +133,7 @@ def test_a_client_that_samples_nothing_is_heeded(tmp_path: Path, spans: Spans) -
     assert spans.names() == []
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_without_the_setting(tmp_path: Path) -> None:
     """FastAPI itself imports the API of OpenTelemetry, which records nothing."""
     program = (

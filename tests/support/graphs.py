@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from roller_svc.codegen.c.model import MODEL
 from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
+from roller_svc.graph.compile import BuiltModel
 from roller_svc.graph.interpret import interpret
-from roller_svc.graph.weights import Weights
+from roller_svc.graph.weights import Weights, place_weights
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.graph import Graph, OpNode
 from roller_svc.ir.program import TensorType
+from roller_svc.runtime.graphs.cpu import CpuModel
 from roller_svc.semantics.interpreter import reference
 
 
@@ -55,3 +58,8 @@ def check_equal(before: Graph, after: Graph, weights: Weights, arrays: Mapping[s
     for name, value in want.items():
         assert got[name].dtype == value.dtype
         np.testing.assert_allclose(got[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+def load_linked(built: BuiltModel, weights: Weights) -> CpuModel:
+    """Return a model that was built for a CPU."""
+    return CpuModel(built.plan, MODEL, built.link(MODEL), place_weights(built.plan, weights))

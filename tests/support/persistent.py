@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ from roller_svc.codegen.cuda.persistent import build_persistent
 from roller_svc.codegen.cuda.task_kernel import TaskKernel, TaskOperator
 from roller_svc.compiler.lower_and_emit import emit_plan_tasks
 from roller_svc.compiler.plans import best_plans, rank_best_partition
+from roller_svc.compiler.rank import MAX_PROGRAMS
 from roller_svc.errors import InvariantError
 from roller_svc.frontend.parse import parse
-from roller_svc.graph.rammer.ranges import schedule_by_ranges
+from roller_svc.graph.rammer.ranges import add_streams, schedule_by_ranges
+from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.hardware import HardwareSpec
@@ -56,6 +59,10 @@ class Built:
         tasks = [each.function.tasks for each in self.operators]
         return schedule_by_ranges(tasks, self.predecessors, num_veus or self.hw.num_cores)
 
+    def streamed_plan(self, num_veus: int | None = None) -> VDevicePlan:
+        """Return the plan whose rTasks stream, where they can."""
+        return add_streams(self.plan(num_veus), [i for i, each in enumerate(self.operators) if each.function.stream is not None])
+
     def kernel(self, plan: VDevicePlan | None = None) -> TaskKernel:
         return build_persistent(self.name, self.operators, self.predecessors, plan or self.plan(), self.slots, self.hw)
 
@@ -71,8 +78,13 @@ def build_graph(
     outputs: Sequence[str],
     hw: HardwareSpec,
     top_k: int = TOP_K,
+    *,
+    streams: bool = False,
 ) -> Built:
-    """Return the operators of a graph. Tensors between nodes and workspaces have memory of their own in an arena."""
+    """Return the operators of a graph. Tensors between nodes and workspaces have memory of their own in an arena.
+
+    `streams`: products of few rows stream their matrix in small pages, by at most one rTask a core.
+    """
     types = dict(inputs)
     slots = [Buffer("arena", "arena", Role.WORKSPACE, DType.UINT8, (0,))]
     at: dict[str, Address] = {}
@@ -85,7 +97,7 @@ def build_graph(
     end = 0
     for number, node in enumerate(nodes):
         program = parse(node.expression, {key: types[name] for key, name in node.inputs.items()}, list(node.outputs))
-        tasks, buffers = tasks_of(program, hw, sum(len(each.function.checks) for each in operators), top_k)
+        tasks, buffers = tasks_of(program, hw, sum(len(each.function.checks) for each in operators), top_k, streams=streams)
         names = {}
         for buffer in buffers:
             key = {Role.INPUT: node.inputs, Role.OUTPUT: node.outputs}.get(buffer.role, {}).get(buffer.name)
@@ -111,9 +123,14 @@ def build_graph(
     return Built(tuple(operators), tuple(predecessors), tuple(slots), hw)
 
 
-def tasks_of(program: Any, hw: HardwareSpec, first_check: int = 0, top_k: int = TOP_K) -> Any:
+def tasks_of(program: Any, hw: HardwareSpec, first_check: int = 0, top_k: int = TOP_K, *, streams: bool = False) -> Any:
     """Return the launches of the best plan whose launches can all be rTasks."""
-    groups, ranked, _ = rank_best_partition(program, hw, top_k)
+    constraints = ScheduleConstraints(joinable=True, streams=True) if streams else NO_CONSTRAINTS
+    groups, ranked, _ = rank_best_partition(program, hw, MAX_PROGRAMS if streams else top_k, constraints)
+    if streams:
+        fitting = ([each for each in own if each.program.pipeline.persistent_blocks <= hw.num_cores] for own in ranked)
+        smallest = (sorted(own, key=lambda each: math.prod(extent for _, extent in each.program.block.extents)) for own in fitting)
+        ranked = tuple(tuple(own[:1]) or all_ for own, all_ in zip(smallest, ranked, strict=True))
     for plan in best_plans(ranked, top_k):
         try:
             return emit_plan_tasks(plan, program, groups, hw, first_check)

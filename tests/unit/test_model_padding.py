@@ -29,6 +29,7 @@ def check(model, rows):
         torch.testing.assert_close(model(input=x)["output0"], MODULE(x))
 
 
+@pytest.mark.slow
 def test_the_range_of_an_exported_program_becomes_buckets(tmp_path):
     program = torch.export.export(MODULE, (torch.randn(3, 4),), dynamic_shapes=({0: Dim("batch", max=5)},))
     model = roller_svc.compile_model(program, **FAST)

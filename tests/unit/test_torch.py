@@ -118,9 +118,7 @@ def test_wrong_options_register_nothing(options):
 
 
 @pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize(
-    ("name", "text"), [("sign", "y[i] = x[i] * * s[]"), ("axis", "y[i] = x[j] * s[]"), ("operator", "y = double(x, s)")]
-)
+@pytest.mark.parametrize(("name", "text"), [("axis", "y[i] = x[j] * s[]"), ("operands", "y = matmul(x, s)")])
 def test_a_definition_that_no_call_compiled_is_replaced(name, text, traced):
     name = f"roller_test::{name}_{traced}"
     broken = roller_svc.torch.op(name, text, ["x", "s"], **FAST)
@@ -157,11 +155,33 @@ def test_a_wrong_name_of_an_input_registers_nothing(text, inputs, message, hint)
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("C[i = x[i]]", "1:5 syntax-error: `=` inside brackets"),
+        ("y[i] = x[i] * * x[i]", "1:15 syntax-error: `\\*`: expected a value"),
+        ("t = relu(x); y[i] = t[i] ^ 2", "1:26 xor-operator"),
+        ("t = relu(x)\ny[i] == t[i]", "2:6 syntax-error: `==`"),
+        ("y = relo(x)", "1:5 unknown-op"),
+        ("y[i] = x[i", "1:9 unbalanced-bracket"),
+        ("", "1:1 empty-program"),
+    ],
+)
+def test_a_text_that_is_not_in_the_language_registers_nothing(text, message):
+    with pytest.raises(InputError) as caught:
+        roller_svc.torch.op("roller_test::mistyped", text, ["x"])
+    error = caught.value
+    assert re.match(message, f"{error.line}:{error.column} {error.code}: {error.message}")
+    assert not hasattr(torch.ops.roller_test, "mistyped")
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("compared", "t[i] = x[i] < 2; y[i] = t[i] + x[i].when([i < 2], 0.0)"),
         ("lines", "t = relu(x)\ny[i] = t[i] * x[i]"),
-        ("alone", "softmax()"),
+        ("alone", "softmax(x)"),
+        ("equation", 'einsum("i,i->i", x, x)'),
+        ("calls", "a = relu(x); b[i] = a[i] + 1; c = exp(b)\nd = relu(c)\ny[i] = d[i]"),
         ("reduced", "m[] >=! x[i]; y[i] = x[i] - m[]"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 from roller_bench import lint
 from roller_bench.cases import BenchCase, performance_cases
 from roller_bench.cli import cpu as cpu_bench
+from roller_bench.cli import gpu_models as gpu_models_bench
 from roller_bench.cli import model as model_bench
 from roller_bench.cli import zoo as zoo_bench
 from roller_bench.construct import bench_construct
@@ -62,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     zoo_bench.add_arguments(
         kinds.add_parser("model-zoo", help="compare whole models with other engines on this CPU", allow_abbrev=False)
     )
+    gpu_models_bench.add_arguments(
+        kinds.add_parser("gpu-models", help="compile whole models for GPUs, without a device", allow_abbrev=False)
+    )
 
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +82,8 @@ def execute(options: argparse.Namespace) -> int:
             return model_bench.execute(options)
         case "model-zoo":
             return zoo_bench.execute(options)
+        case "gpu-models":
+            return gpu_models_bench.execute(options)
         case "lint":
             results = _lint(options)
             shown = show.format_table(LINT_COLUMNS, _lint_rows(results))

@@ -44,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py",
         help="torch modules for inductor: build(name) returns module, inputs, names of inputs and of outputs",
     )
+    parser.add_argument(
+        "--quantize",
+        action="store_true",
+        help="time the models that onnxruntime's tool quantizes: uint8 activations, int8 weights with a scale of each channel",
+    )
     common.add_calibration(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON document to stdout")
 
@@ -52,7 +57,15 @@ def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "threads", "rounds")
     common.calibrate_local(options, hardware.LOCAL)
     baselines = [name for name in options.baselines.split(",") if name]
-    rows = bench_models(options.files, options.threads, baselines, options.select, options.rounds, options.modules)
+    rows = bench_models(
+        options.files,
+        options.threads,
+        baselines,
+        options.select,
+        options.rounds,
+        options.modules,
+        is_quantized=options.quantize,
+    )
     listed = list(progress.show_progress(rows, len(options.files), "models"))
     if options.json:
         show.print_json(
@@ -63,6 +76,7 @@ def execute(options: argparse.Namespace) -> int:
                     "peers": baselines,
                     "select": options.select,
                     "rounds": options.rounds,
+                    "quantized": options.quantize,
                 },
                 "models": listed,
             }

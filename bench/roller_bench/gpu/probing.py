@@ -42,7 +42,10 @@ from roller_svc.toolchain import compile_source
 Json = dict[str, Any]
 SECONDS = 1.5  # for measuring one group of compiled kernels
 # Calibration kernels to which the model is most sensitive, each at one sufficient occupancy.
-CONSTANTS = ("launch", "clock", "copy_dram_4", "copy_dram_8", "read_l2_4", "read_l2_8", "latency_l2", "latency_dram")
+CONSTANTS = (
+    "launch", "graph_node", "pdl_node", "cooperative_launch", "signal", "wait",
+    "clock", "copy_dram_4", "copy_dram_8", "read_l2_4", "read_l2_8", "latency_l2", "latency_dram",
+)  # fmt: skip
 SMALL_ROWS = (17, 64, 500, 1023)  # rows of 128 bytes: tensors below 128 KiB
 SMALL_RUNS = 50
 MANTISSA_CUT = 13  # bits that float32 has more than tf32
@@ -122,7 +125,7 @@ def source_rows(sources: Iterable[KernelSource]) -> list[Json]:
 def _measure_kernels(kernels_to_run: tuple[Kernel, ...], device: ProbeDevice) -> list[Json]:
     if not device.run:
         return source_rows(kernel.source for kernel in kernels_to_run)
-    return [_measured_row(one, device.hw) for one in measure_kernels(kernels_to_run, device.hw.num_cores, 0, SECONDS)]
+    return [_measured_row(one, device.hw) for one in measure_kernels(kernels_to_run, device.hw, 0, SECONDS)]
 
 
 def _measured_row(one: Measured, hw: HardwareSpec) -> Json:

@@ -28,12 +28,15 @@ def bench_models(
     select: str,
     rounds: int = 1,
     modules: str | None = None,
+    *,
+    is_quantized: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each model: times of all engines, the best baseline over ours, and the largest difference.
 
     Each round runs every engine in a process of its own; least times of all rounds count. `modules` is a Python file
     for Inductor. Its `build(name)` returns the torch module of the model `name.onnx`, its inputs, their names and
-    those of the outputs. Raises ArgumentError for a baseline that does not exist, and for Inductor without modules.
+    those of the outputs. `is_quantized`: every engine runs the model that onnxruntime's tool quantizes. Raises
+    ArgumentError for a baseline that does not exist, for Inductor without modules, and where that tool fails.
     """
     if unknown := [name for name in baselines if name not in BASELINES]:
         raise ArgumentError(f"--peers {unknown[0]}: expected some of {', '.join(BASELINES)}", code="invalid-option")
@@ -48,14 +51,26 @@ def bench_models(
         timed: dict[str, list[dict[str, Any]]] = {name: [] for name in baselines}
         with tempfile.TemporaryDirectory(prefix="roller-zoo-") as folder:
             arrays = str(Path(folder) / "arrays.npz")
+            timed_file = _quantize(file, folder) if is_quantized else file
             for _ in range(rounds):
-                own.append(_run([OWN_ENGINE, file, str(threads), arrays, select], threads))
+                own.append(_run([OWN_ENGINE, timed_file, str(threads), arrays, select], threads))
                 if "error" in own[-1]:
                     break
                 for name, rows in timed.items():
                     extra = modules if name == INDUCTOR and modules is not None else ""
-                    rows.append(_run([name, file, str(threads), arrays, extra], threads))
+                    rows.append(_run([name, timed_file, str(threads), arrays, extra], threads))
         yield _row(file, threads, _best(own), {name: _best(rows) for name, rows in timed.items() if rows})
+
+
+def _quantize(file: str, folder: str) -> str:
+    """Return the file of a quantized model in a folder. Raises ArgumentError if the tool fails."""
+    target = str(Path(folder) / Path(file).name)
+    command = [sys.executable, "-m", "roller_bench.zoo.quantize", file, target]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ArgumentError(f"--quantize: {file} was not quantized: {last[:300]}", code="invalid-option")
+    return target
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from roller_svc.codegen.cuda.instructions import instruction, mma_wrapper
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.event_state import EPOCH, EVENT_WORDS
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
 from roller_svc.ir.schedule_hopper import WARP_THREADS
@@ -22,6 +24,7 @@ CHAINS = 8  # independent multiply-adds of a thread, or MMAs of a warp
 VECTOR_BYTES, IN_FLIGHT = 16, 4
 LINE_BYTES = 128  # stride of a pointer chase: at least the fetch granularity
 WORD_BYTES = 4
+FIRST_PROGRAMMATIC = 90  # the first architecture with programmatic edges: sm_90
 SHARED_VECTORS = 1024  # 16 KiB of shared memory
 BYTES, OPERATIONS = "bytes/s", "1/s"
 SECONDS = "s"
@@ -50,6 +53,14 @@ class Sizes:
     steps: int = 4096  # of a pointer chase
 
 
+class Timing(Enum):
+    """How the launches of a sample follow each other."""
+
+    CAPTURED = "nodes of a CUDA graph"
+    PROGRAMMATIC = "nodes of a CUDA graph with programmatic edges"
+    QUEUED = "launches in a stream"
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One micro-benchmark."""
@@ -60,6 +71,8 @@ class Kernel:
     how: str
     source: KernelSource
     field: str = ""  # spec field that the best benchmark with this field determines; '': none
+    timing: Timing = Timing.CAPTURED
+    part: Kernel | None = None  # a benchmark in seconds whose value is subtracted
 
 
 def sizes_of(hw: HardwareSpec) -> Sizes:
@@ -69,7 +82,7 @@ def sizes_of(hw: HardwareSpec) -> Sizes:
 
 def kernels(hw: HardwareSpec, sizes: Sizes) -> Iterator[Kernel]:
     """Yield all micro-benchmarks of a device."""
-    yield _empty(hw)
+    yield from _launches(hw, sizes)
     yield _clock(hw, sizes)
     for unit in hw.units:
         if unit.kind is UnitKind.FMA:
@@ -89,6 +102,9 @@ def kernels(hw: HardwareSpec, sizes: Sizes) -> Iterator[Kernel]:
     yield _barrier(hw, sizes)
     yield _atomic(hw, sizes, spread=False)
     yield _atomic(hw, sizes, spread=True)
+    signal = _events(hw, sizes, waits=False)
+    yield signal
+    yield replace(_events(hw, sizes, waits=True), part=signal)
 
 
 # one kernel ---------------------------------------------------------------------------------------------------------
@@ -136,9 +152,60 @@ def _vectors(name: str, role: Role, count: int) -> Buffer:
     return Buffer(name, name, role, DType.UINT32, (count, VECTOR_BYTES // WORD_BYTES))
 
 
-def _empty(hw: HardwareSpec) -> Kernel:
+def _launches(hw: HardwareSpec, sizes: Sizes) -> Iterator[Kernel]:
+    """Yield empty kernels between two others: in a stream, in a graph, cooperative."""
     source = _source(hw, "empty", (), "  (void)thread;\n", _Grid(1, WARP_THREADS))
-    return Kernel("launch", SECONDS, 1, "an empty kernel between two others", source, "limits.launch_overhead_s")
+    how = "an empty kernel between two others, "
+    yield Kernel("launch", SECONDS, 1, f"{how}in a stream", source, "limits.launch_overhead_s", Timing.QUEUED)
+    yield Kernel("graph_node", SECONDS, 1, f"{how}in a graph", source, "limits.graph_node_s")
+    if hw.arch.number >= FIRST_PROGRAMMATIC:
+        body = (
+            '  (void)thread;\n  asm volatile("griddepcontrol.launch_dependents;");\n'
+            '  asm volatile("griddepcontrol.wait;" ::: "memory");\n'
+        )
+        dependent = _source(hw, "programmatic", (), body, _Grid(1, WARP_THREADS))
+        how_dependent = f"{how}in a graph with programmatic edges"
+        yield Kernel("pdl_node", SECONDS, 1, how_dependent, dependent, "limits.pdl_node_s", Timing.PROGRAMMATIC)
+    together = _cooperative(_source(hw, "together", (), "  (void)thread;\n", _Grid(sizes.cores)))
+    how_together = f"{how}cooperative with a block a core"
+    yield Kernel("cooperative_launch", SECONDS, 1, how_together, together, "limits.cooperative_launch_s", Timing.QUEUED)
+
+
+def _cooperative(source: KernelSource) -> KernelSource:
+    return replace(source, launches=tuple(replace(launch, cooperative=True) for launch in source.launches))
+
+
+def delay(hw: HardwareSpec) -> KernelSource:
+    """Return a kernel of one thread that runs for as many nanoseconds as `time` has."""
+    body = "  const unsigned long long began = timer_ns();\n  while (timer_ns() - began < time[thread]) {}\n"
+    time = Buffer("time", "time", Role.INPUT, DType.UINT64, (1,))
+    return _with_functions(_wrapper("timer_ns"), _source(hw, "delay", (time,), body, _Grid(1, 1)))
+
+
+def _events(hw: HardwareSpec, sizes: Sizes, *, waits: bool) -> Kernel:
+    """Return arrivals of a block a core at one event, by the wrappers of persistent kernels; with waits for all of them.
+
+    The counts go on from one run to the next, as those of persistent kernels do.
+    """
+    grid, rounds = _Grid(sizes.cores), sizes.rounds
+    wait = (
+        f"    if (threadIdx.x == 0) is_over = !event_wait(sync, 0, (epoch * {rounds} + i + 1) * gridDim.x, i);\n"
+        "    if (__syncthreads_or(is_over)) return;\n"
+    )
+    body = (
+        f"  const unsigned int epoch = sync[{EPOCH}];\n  int is_over = 0;\n  (void)thread; (void)is_over;\n"
+        f"#pragma unroll 1\n  for (unsigned int i = 0; i < {rounds}; ++i) {{\n"
+        "    __syncthreads();\n"
+        "    if (threadIdx.x == 0) event_arrive(sync, 0, 1);\n"
+        f"{wait if waits else ''}  }}\n"
+        f"  if (threadIdx.x == 0 && event_finish(sync, 1) + 1 == (epoch + 1) * gridDim.x) sync[{EPOCH}] = epoch + 1;\n"
+    )
+    name = "wait" if waits else "signal"
+    sync = Buffer("sync", "sync", Role.OUTPUT, DType.UINT32, (3 * EVENT_WORDS,))
+    wrappers = ("event_arrive", "event_finish", *(("event_wait",) if waits else ()))
+    source = _with_functions("".join(map(_wrapper, wrappers)), _cooperative(_source(hw, f"{name}s", (sync,), body, grid)))
+    how = "until every block has seen that all have arrived at an event" if waits else "an arrival at an event"
+    return Kernel(name, SECONDS, rounds, f"{how}, a block a core", source, f"limits.{name}_s", Timing.QUEUED)
 
 
 def _clock(hw: HardwareSpec, sizes: Sizes) -> Kernel:

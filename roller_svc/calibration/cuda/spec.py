@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from roller_svc import hardware, toolchain
 from roller_svc.calibration.cpu.spec import enforce_monotonic
-from roller_svc.calibration.cuda.kernels import SECONDS, Kernel, kernels, sizes_of
+from roller_svc.calibration.cuda.kernels import SECONDS, Kernel, Timing, delay, kernels, sizes_of
+from roller_svc.calibration.cuda.launches import Launch, queued_seconds
 from roller_svc.calibration.samples import Probe, run_probes
 from roller_svc.errors import LaunchError
+from roller_svc.ir.event_state import find_reached_deadline
 from roller_svc.ir.hardware import HardwareSpec, Measured, Source, TargetKind
-from roller_svc.ir.kernel import Buffer, Language, Role
+from roller_svc.ir.kernel import Buffer, KernelSource, Language, Role
 from roller_svc.runtime.binding import Array, numpy_dtype
 from roller_svc.runtime.cuda.arrays import import_cupy
-from roller_svc.runtime.cuda.module import CudaCall, CudaModule, runs_on
+from roller_svc.runtime.cuda.module import CudaModule, Replay, launch_errors, load_functions, runs_on
 from roller_svc.toolchain import compile_source
 from roller_svc.version import __version__
 
 # Runs of a kernel in one sample: kernels that do almost nothing are too short to be timed alone.
 RUNS, SHORT_RUNS = 2, 200
 SEED = 20
+MIN_S = 1e-9  # of a difference of two times
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,42 +97,74 @@ def calibrate_cuda(index: int, seconds: float) -> HardwareSpec:
 
 def measure_device(spec: HardwareSpec, device: Device, seconds: float) -> tuple[Measured, ...]:
     """Run all micro-benchmarks. The best of those for the same field determines it."""
-    return measure_kernels(tuple(kernels(spec, sizes_of(spec))), spec.num_cores, device.index, seconds)
+    return measure_kernels(tuple(kernels(spec, sizes_of(spec))), spec, device.index, seconds)
 
 
-def measure_kernels(benchmarks: Sequence[Kernel], cores: int, index: int, seconds: float) -> tuple[Measured, ...]:
+def measure_kernels(benchmarks: Sequence[Kernel], hw: HardwareSpec, index: int, seconds: float) -> tuple[Measured, ...]:
     """Run these micro-benchmarks on the device of that index."""
     cupy = import_cupy()
     with cupy.cuda.Device(index):
-        bench = _Bench(cupy, cores)
+        bench = _Bench(cupy, hw, index)
         return assign_fields(benchmarks, run_probes([bench.probe(kernel) for kernel in benchmarks], seconds))
 
 
 class _Bench:
     """Kernels bound to one device. Arrays are shared by size."""
 
-    def __init__(self, cupy: Any, cores: int) -> None:
+    def __init__(self, cupy: Any, hw: HardwareSpec, index: int) -> None:
         self._cupy = cupy
-        self._cores = cores
+        self._hw = hw
+        self._index = index
         self._arrays: dict[Buffer, Any] = {}
 
     def probe(self, kernel: Kernel) -> Probe:
-        call, results = self._bind(kernel)
-        runs = SHORT_RUNS if kernel.unit == SECONDS and kernel.amount == 1 else RUNS
+        seconds_of, results = self._bind(kernel)
+        part = None if kernel.part is None else self.probe(kernel.part).sample
 
         def sample() -> float:
-            seconds = call.stopwatch(call, runs) / runs
+            seconds = seconds_of()
             if kernel.field == "clock_hz":
                 return float(results["results"].get()[0]) / seconds
-            return seconds / kernel.amount if kernel.unit == SECONDS else kernel.amount / seconds
+            if kernel.unit != SECONDS:
+                return kernel.amount / seconds
+            each = seconds / kernel.amount
+            return each if part is None else max(MIN_S, each - part())
 
-        return Probe(kernel.name, kernel.unit, self._cores, kernel.how, sample)
+        return Probe(kernel.name, kernel.unit, self._hw.num_cores, kernel.how, sample)
 
-    def _bind(self, kernel: Kernel) -> tuple[CudaCall, dict[str, Any]]:
+    def _bind(self, kernel: Kernel) -> tuple[Callable[[], float], dict[str, Any]]:
+        """Return what times a run of a kernel, and the kernel's outputs."""
         source = kernel.source
         inputs = {b.name: self._array(b) for b in source.buffers_of(Role.INPUT)}
         results = {b.name: self._array(b) for b in source.buffers_of(Role.OUTPUT)}
-        return CudaModule(compile_source(source)).bind(inputs, results), results
+        runs = SHORT_RUNS if kernel.unit == SECONDS and kernel.amount == 1 else RUNS
+        if kernel.timing is Timing.CAPTURED:
+            call = CudaModule(compile_source(source)).bind(inputs, results)
+            return lambda: call.stopwatch(call, runs) / runs, results
+        is_programmatic = kernel.timing is Timing.PROGRAMMATIC
+        launch = self._load(source, {**inputs, **results}, is_programmatic=is_programmatic)
+        if is_programmatic:
+            replay = Replay(self._cupy, (launch,), runs)
+            return lambda: replay.seconds() / runs, results
+
+        def queued() -> float:
+            seconds = queued_seconds(self._cupy, launch, runs, *self._delay) / runs
+            if "sync" in results and find_reached_deadline(results["sync"].get()) is not None:
+                raise LaunchError(f"{kernel.name}: a block waited for others that the device does not run beside it")
+            return seconds
+
+        return queued, results
+
+    @cached_property
+    def _delay(self) -> tuple[Launch, Any]:
+        """A launch that takes as long as an array says, and the array."""
+        source, time = delay(self._hw), self._cupy.asarray(np.zeros(1, np.uint64))
+        return self._load(source, {"time": time}), time
+
+    def _load(self, source: KernelSource, arrays: dict[str, Any], *, is_programmatic: bool = False) -> Launch:
+        with launch_errors(self._cupy):
+            (function,) = load_functions(compile_source(source), self._cupy, self._index)
+        return Launch(source, function, arrays, is_programmatic=is_programmatic)
 
     def _array(self, buffer: Buffer) -> Any:
         if buffer not in self._arrays:

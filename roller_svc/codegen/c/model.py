@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from roller_svc.analysis.model_tables import Functions, Row, list_tables
 from roller_svc.codegen.symbols import pointer_type
-from roller_svc.errors import InvariantError
 from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Phase
-from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
+from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.quoting import quote_comment, require_identifier
-from roller_svc.ir.vdevice import Barrier, Execute
 
 MODEL = "model"  # begins the functions of a model, before it gets its name
 PREFIX_DIGITS = 16  # of the hash in names of a kernel's functions
@@ -19,7 +18,12 @@ PREFIX_DIGITS = 16  # of the hash in names of a kernel's functions
 
 def kernel_prefix(source: KernelSource) -> str:
     """Return the prefix of the functions of a kernel: equal kernels have one."""
-    return f"k{source.key[:PREFIX_DIGITS]}"
+    return key_prefix(source.key)
+
+
+def key_prefix(key: str) -> str:
+    """Return the prefix of the functions of the kernel whose source has that key."""
+    return f"k{key[:PREFIX_DIGITS]}"
 
 
 def kernel_unit(source: KernelSource) -> str:
@@ -49,139 +53,53 @@ def _phase_adapter(name: str, launch: LaunchSpec, phase: Phase, buffers: Mapping
 
 def model_unit(plan: ModelPlan) -> str:
     """Return the text that runs the plan's steps."""
-    table = _Table(plan)
-    prepack = table.add(plan.prepack)
-    steps = table.add(plan.steps)
-    calls, tasks = sorted(table.calls), sorted(table.tasks)
-    call_number, task_number = ({call: i for i, call in enumerate(listed)} for listed in (calls, tasks))
-    call_names = [f"{kernel_prefix(plan.kernels[k].source)}_call{n}" for k, n in calls]
-    task_names = [f"{kernel_prefix(plan.kernels[k].source)}_tasks{n}_{m}" for k, n, m in tasks]
-    rows = [row if call is None else (row[0], call_number[call], *row[2:]) for call, row in table.rows]
-    instructions = [row if task is None else (row[0], task_number[task], *row[2:]) for task, row in table.instructions]
+    tables = list_tables(plan)
+    arrays = (
+        _array("struct address", "addresses", tables.addresses),
+        _array("long", "sizes", tables.sizes),
+        _array("struct update", "updates", tables.updates),
+        _array("struct step", "steps", tables.steps),
+        _array("struct instruction", "instructions", tables.instructions),
+        _array("struct wait", "waits", tables.waits),
+        _array("struct program", "programs", tables.programs),
+        "static const struct tables tables = {addresses, sizes, updates, steps, instructions, waits, programs, "
+        f"{tables.prepack_end}, {tables.run_end}}};",
+    )
+    veus = tables.max_veus if tables.programs else 0
+    return _unit(plan, tables.functions, veus, arrays, parameter="", value="&tables")
+
+
+def switchable_unit(plan: ModelPlan, functions: Functions, max_veus: int) -> str:
+    """Return the text whose functions take the tables of a plan, in the struct `tables` behind the status record.
+
+    Plans have the inputs, outputs and slots of `plan`, call `functions`, and have at most `max_veus` vEUs.
+    """
+    return _unit(plan, functions, max_veus, (), parameter=", const struct tables *bound", value="bound")
+
+
+def _unit(plan: ModelPlan, functions: Functions, max_veus: int, arrays: Sequence[str], *, parameter: str, value: str) -> str:
+    calls = [f"{key_prefix(key)}_call{launch}" for key, launch in functions.calls]
+    tasks = [f"{key_prefix(key)}_tasks{launch}_{phase}" for key, launch, phase in functions.tasks]
     parts = [
         _DECLARATIONS,
-        *(f"void {name}(char *const *p);" for name in call_names),
-        *(f"void {name}(char *const *p, long first, long count);" for name in task_names),
+        *(f"void {name}(char *const *p);" for name in calls),
+        *(f"void {name}(char *const *p, long first, long count);" for name in tasks),
         f"enum {{ SLOTS = {plan.num_slots}, INPUTS = {len(plan.inputs)}, OUTPUTS = {len(plan.outputs) + len(plan.states)}, "
-        f"ARGUMENTS = {table.max_arguments}, VEUS = {table.max_veus} }};",
-        f"static void (*const calls[])(char *const *) = {{{', '.join(call_names) or '0'}}};",
-        f"static void (*const tasks[])(char *const *, long, long) = {{{', '.join(task_names) or '0'}}};",
-        _array("struct address", "addresses", (f"{{{a.slot}, {a.offset_bytes}}}" for a in table.addresses)),
-        _array("long", "sizes", map(str, table.sizes)),
-        _array("struct update", "updates", table.updates),
-        _array("struct step", "steps", map(_row, rows)),
-        _array("struct instruction", "instructions", map(_row, instructions)),
-        _array("struct wait", "waits", map(_row, table.waits)),
-        _array("struct program", "programs", map(_row, table.programs)),
-        _RUN.replace("VIRTUAL_DEVICE", _VIRTUAL_DEVICE if table.programs else "")
-        .replace("DEVICE_CALL", _DEVICE_CALL if table.programs else "")
-        .replace("PREPACK_FIRST", str(prepack[0])).replace("PREPACK_END", str(prepack[1]))
-        .replace("RUN_FIRST", str(steps[0])).replace("RUN_END", str(steps[1])),
+        f"ARGUMENTS = {functions.max_arguments}, VEUS = {max(1, max_veus)} }};",
+        f"static void (*const calls[])(char *const *) = {{{', '.join(calls) or '0'}}};",
+        f"static void (*const tasks[])(char *const *, long, long) = {{{', '.join(tasks) or '0'}}};",
+        *arrays,
+        _RUN.replace("VIRTUAL_DEVICE", _VIRTUAL_DEVICE if max_veus else "")
+        .replace("DEVICE_CALL", _DEVICE_CALL if max_veus else "")
+        .replace("BOUND_PARAMETER", parameter).replace("BOUND", value),
     ]  # fmt: skip
     return "\n".join(parts)
 
 
-class _Table:
-    """Steps as rows of numbers: kind, call or bytes or loop count, first address, addresses, ..."""
-
-    def __init__(self, plan: ModelPlan) -> None:
-        self.plan = plan
-        self.rows: list[tuple[tuple[int, int] | None, tuple[int, ...]]] = []
-        self.addresses: list[Address] = []
-        self.sizes: list[int] = []
-        self.updates: list[str] = []
-        self.calls: set[tuple[int, int]] = set()  # (kernel, launch)
-        self.tasks: set[tuple[int, int, int]] = set()  # (kernel, launch, phase)
-        self.instructions: list[tuple[tuple[int, int, int] | None, tuple[int, ...]]] = []
-        self.waits: list[tuple[int, int]] = []
-        self.programs: list[tuple[int, int]] = []  # of vEUs: first instruction, instructions
-        self.max_arguments = 1
-        self.max_veus = 1
-
-    def add(self, steps: Sequence[Step]) -> tuple[int, int]:
-        """Append steps; return the first row and the row behind the last."""
-        first = len(self.rows)
-        for step in steps:
-            match step:
-                case KernelStep():
-                    self._kernel(step)
-                case CopyStep():
-                    at = self._listed([step.target, step.source])
-                    self.rows.append((None, (1, step.bytes, at, 0, 0, 0)))
-                case LoopStep():
-                    self._loop(step)
-                case VDeviceStep():
-                    self._vdevice(step)
-        return first, len(self.rows)
-
-    def _kernel(self, step: KernelStep) -> None:
-        launch = self.plan.kernels[step.kernel].source.launches[step.launch]
-        if len(launch.args) != len(step.arguments):
-            raise InvariantError(f"{step.node}: {launch.name} takes {len(launch.args)} arguments")
-        call = (step.kernel, step.launch)
-        self.calls.add(call)
-        self.max_arguments = max(self.max_arguments, len(step.arguments))
-        at = self._listed([Address(-1) if a is None else a for a in step.arguments])
-        zeroed = self._listed([address for address, _ in step.zeroed])
-        sizes = len(self.sizes)
-        self.sizes += [size for _, size in step.zeroed]
-        self.rows.append((call, (0, 0, at, len(step.arguments), zeroed, len(step.zeroed), sizes)))
-
-    def _loop(self, step: LoopStep) -> None:
-        first = len(self.updates)
-        for u in step.updates:
-            numbers = (u.slot, u.start.slot, u.start.offset_bytes, u.stride_bytes, u.alternate_bytes)
-            self.updates.append("{" + ", ".join(map(str, numbers)) + "}")
-        row = len(self.rows)
-        self.rows.append((None, ()))
-        _, end = self.add(step.body)
-        self.rows[row] = (None, (2, step.steps, first, len(step.updates), end, 0))
-
-    def _vdevice(self, step: VDeviceStep) -> None:
-        row = len(self.rows)
-        self.rows.append((None, ()))
-        first, end = self.add(step.steps)
-        if step.plan.has_events:
-            raise InvariantError(f"{step.node}: a plan for CPUs orders rTasks by barriers, got events")
-        first_program, first_time = len(self.programs), 0
-        for program in step.plan.programs:
-            self.programs.append((len(self.instructions), len(program)))
-            for instruction in program:
-                if isinstance(instruction, Execute):
-                    self._execute(step, first, instruction, first_time)
-                    first_time += 1
-                elif isinstance(instruction, Barrier):
-                    at = len(self.waits)
-                    self.waits += instruction.waits
-                    self.instructions.append((None, (-1, 0, at, len(instruction.waits), 0)))
-        self.max_veus = max(self.max_veus, step.plan.num_veus)
-        self.rows[row] = (None, (3, step.plan.num_veus, first_program, first_time, end, 0))
-
-    def _execute(self, step: VDeviceStep, first_row: int, instruction: Execute, time: int) -> None:
-        operator = step.operators[instruction.operator]
-        numbers = (first_row + operator.step, -1, instruction.first, instruction.count, time)
-        inner = step.steps[operator.step]
-        if operator.phase is None or not isinstance(inner, KernelStep):
-            self.instructions.append((None, numbers))
-            return
-        task = (inner.kernel, inner.launch, operator.phase)
-        self.tasks.add(task)
-        self.instructions.append((task, numbers))
-
-    def _listed(self, addresses: Iterable[Address]) -> int:
-        first = len(self.addresses)
-        self.addresses += addresses
-        return first
-
-
-def _row(numbers: Iterable[int]) -> str:
-    return "{" + ", ".join(map(str, numbers)) + "}"
-
-
-def _array(type_: str, name: str, items: Iterable[str]) -> str:
-    listed = list(items)
-    rows = ",\n".join(listed or ["{0}" if "struct" in type_ else "0"])
-    return f"static const {type_} {name}[] = {{\n{rows}\n}};"
+def _array(type_: str, name: str, rows: Sequence[Row | int]) -> str:
+    listed = [str(row) if isinstance(row, int) else "{" + ", ".join(map(str, row)) + "}" for row in rows]
+    lines = ",\n".join(listed or ["{0}" if "struct" in type_ else "0"])
+    return f"static const {type_} {name}[] = {{\n{lines}\n}};"
 
 
 def exported_functions(name: str) -> dict[str, str]:
@@ -220,6 +138,11 @@ struct step { int kind; long count; int first, length, zeroed, zeroes, sizes; };
 struct instruction { int row, tasks; long first, count; int time; };
 struct wait { int veu, order; };
 struct program { int first, length; };
+struct tables {  /* of a plan: what steps, instructions and programs refer to by numbers */
+  const struct address *addresses; const long *sizes; const struct update *updates; const struct step *steps;
+  const struct instruction *instructions; const struct wait *waits; const struct program *programs;
+  int prepack_end, run_end;                                                  /* steps before prepack_end run once */
+};
 struct moment { long s, ns; };                                               /* as struct timespec on 64-bit Linux */
 int clock_gettime(int, struct moment *);
 #ifdef ROLLER_POOL
@@ -238,42 +161,42 @@ static double now(void) {
   return t.s + 1e-9 * t.ns;
 }
 
-static void resolve_arguments(const struct step *s, char *const *slots, long long *status, char **p) {
+static void resolve_arguments(const struct tables *t, const struct step *s, char *const *slots, long long *status, char **p) {
   for (int i = 0; i < s->length; i++) {
-    const struct address a = addresses[s->first + i];
+    const struct address a = t->addresses[s->first + i];
     p[i] = a.slot < 0 ? (char *)status : resolve(slots, a);
   }
 }
 
-static void run_call(const struct step *s, char *const *slots, long long *status) {
+static void run_call(const struct tables *t, const struct step *s, char *const *slots, long long *status) {
   char *p[ARGUMENTS];
-  for (int i = 0; i < s->zeroes; i++) memset(resolve(slots, addresses[s->zeroed + i]), 0, sizes[s->sizes + i]);
-  resolve_arguments(s, slots, status, p);
+  for (int i = 0; i < s->zeroes; i++) memset(resolve(slots, t->addresses[s->zeroed + i]), 0, t->sizes[s->sizes + i]);
+  resolve_arguments(t, s, slots, status, p);
   calls[s->count](p);
 }
 
-static void run_copy(const struct step *s, char *const *slots) {
-  memcpy(resolve(slots, addresses[s->first]), resolve(slots, addresses[s->first + 1]), s->count);
+static void run_copy(const struct tables *t, const struct step *s, char *const *slots) {
+  memcpy(resolve(slots, t->addresses[s->first]), resolve(slots, t->addresses[s->first + 1]), s->count);
 }
 VIRTUAL_DEVICE
 /* Run rows [first, end); return the row of a kernel that met an index out of range, or -1.
    Of each call and copy, write its start and end behind *times, unless times is null. */
-static long run(char **slots, long long *status, double **times, int first, int end) {
+static long run(const struct tables *t, char **slots, long long *status, double **times, int first, int end) {
   for (int row = first; row < end; row++) {
-    const struct step s = steps[row];
+    const struct step s = t->steps[row];
     if (times && s.kind < 2) *(*times)++ = now();
     if (s.kind == 0) {
-      run_call(&s, slots, status);
+      run_call(t, &s, slots, status);
       if (status[0]) return row;
     } else if (s.kind == 1) {
-      run_copy(&s, slots);
+      run_copy(t, &s, slots);
     } else if (s.kind == 2) {
-      for (long t = 0; t < s.count; t++) {
+      for (long n = 0; n < s.count; n++) {
         for (int i = s.first; i < s.first + s.length; i++) {
-          const struct update u = updates[i];
-          slots[u.slot] = slots[u.from] + u.offset + t * u.stride + (t & 1) * u.alternate;
+          const struct update u = t->updates[i];
+          slots[u.slot] = slots[u.from] + u.offset + n * u.stride + (n & 1) * u.alternate;
         }
-        const long failed = run(slots, status, times, row + 1, s.zeroed);
+        const long failed = run(t, slots, status, times, row + 1, s.zeroed);
         if (failed >= 0) return failed;
       }
       row = s.zeroed - 1;
@@ -283,30 +206,30 @@ static long run(char **slots, long long *status, double **times, int first, int 
   return -1;
 }
 
-EXPORT long model_prepack(const void *weights, void *packed, void *workspace, long long *status) {
+EXPORT long model_prepack(const void *weights, void *packed, void *workspace, long long *status BOUND_PARAMETER) {
   char *slots[SLOTS] = {(char *)weights, packed, workspace};
-  return run(slots, status, 0, PREPACK_FIRST, PREPACK_END);
+  return run(BOUND, slots, status, 0, 0, (BOUND)->prepack_end);
 }
 
-static long run_steps(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
-                      const void *packed, long long *status, double **times) {
+static long run_steps(const struct tables *t, const void *const *inputs, void *const *outputs, void *workspace,
+                      const void *weights, const void *packed, long long *status, double **times) {
   char *slots[SLOTS] = {(char *)weights, (char *)packed, workspace};
   for (int i = 0; i < INPUTS; i++) slots[3 + i] = (char *)inputs[i];
   for (int i = 0; i < OUTPUTS; i++) slots[3 + INPUTS + i] = outputs[i];
   EXPECT(1);
-  const long failed = run(slots, status, times, RUN_FIRST, RUN_END);
+  const long failed = run(t, slots, status, times, t->prepack_end, t->run_end);
   EXPECT(0);
   return failed;
 }
 
 EXPORT long model_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
-               const void *packed, long long *status) {
-  return run_steps(inputs, outputs, workspace, weights, packed, status, 0);
+               const void *packed, long long *status BOUND_PARAMETER) {
+  return run_steps(BOUND, inputs, outputs, workspace, weights, packed, status, 0);
 }
 
 EXPORT long model_profile(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
-                   const void *packed, long long *status, double *times) {
-  return run_steps(inputs, outputs, workspace, weights, packed, status, &times);
+                   const void *packed, long long *status BOUND_PARAMETER, double *times) {
+  return run_steps(BOUND, inputs, outputs, workspace, weights, packed, status, &times);
 }
 """
 
@@ -323,6 +246,7 @@ static int calls_alone, last_alone;  /* calls that are to run on one thread; how
 
 struct veu { _Alignas(128) int done, claimed; long failed; long long status[4]; };
 struct device {
+  const struct tables *tables;
   char *const *slots;
   const struct step *step;
   double *times;
@@ -366,15 +290,16 @@ static void wait_for(struct device *device, struct wait wait, int *grace) {
 }
 
 static void execute(struct device *device, struct veu *veu, const struct instruction *i) {
-  const struct step *s = &steps[i->row];
+  const struct tables *t = device->tables;
+  const struct step *s = &t->steps[i->row];
   if (device->times) device->times[2 * i->time] = now();
   if (s->kind == 1) {
-    run_copy(s, device->slots);
+    run_copy(t, s, device->slots);
   } else if (i->tasks < 0) {
-    run_call(s, device->slots, veu->status);
+    run_call(t, s, device->slots, veu->status);
   } else {
     char *p[ARGUMENTS];
-    resolve_arguments(s, device->slots, veu->status, p);
+    resolve_arguments(t, s, device->slots, veu->status, p);
     tasks[i->tasks](p, i->first, i->count);
   }
   if (veu->status[0] && veu->failed < 0) veu->failed = i->row;
@@ -382,22 +307,23 @@ static void execute(struct device *device, struct veu *veu, const struct instruc
 }
 
 static void advance(struct device *device, int number, int end, int *grace) {
+  const struct tables *t = device->tables;
   struct veu *veu = &device->veus[number];
-  const struct instruction *program = instructions + programs[device->step->first + number].first;
+  const struct instruction *program = t->instructions + t->programs[device->step->first + number].first;
   for (int order = veu->done; order < end; order++) {
     const struct instruction *i = &program[order];
     if (i->row < 0)
-      for (long w = 0; w < i->count; w++) wait_for(device, waits[i->first + w], grace);
+      for (long w = 0; w < i->count; w++) wait_for(device, t->waits[i->first + w], grace);
     else
       execute(device, veu, i);
     __atomic_store_n(&veu->done, order + 1, __ATOMIC_RELEASE);
   }
 }
 
-static long run_device(const struct step *s, char *const *slots, long long *status, double **times) {
+static long run_device(const struct tables *t, const struct step *s, char *const *slots, long long *status, double **times) {
   const int veus = s->count, alone = __atomic_load_n(&calls_alone, __ATOMIC_RELAXED);
   if (alone > 0) __atomic_store_n(&calls_alone, alone - 1, __ATOMIC_RELAXED);
-  struct device device = {slots, s, times ? *times : 0, alone > 0 ? 1 : veus, 0, 0, {{0}}};
+  struct device device = {t, slots, s, times ? *times : 0, alone > 0 ? 1 : veus, 0, 0, {{0}}};
   for (int v = 0; v < veus; v++) device.veus[v].failed = -1;
   struct device *d = &device;
   #pragma omp parallel num_threads(d->threads)
@@ -405,7 +331,7 @@ static long run_device(const struct step *s, char *const *slots, long long *stat
     int number = __atomic_fetch_add(&d->arrived, 1, __ATOMIC_RELAXED) % veus, grace = GRACE, spins = 0;
     for (int complete = 0; complete < veus; number = (number + 1) % veus) {
       struct veu *veu = &d->veus[number];
-      const int end = programs[s->first + number].length;
+      const int end = t->programs[s->first + number].length;
       if (__atomic_load_n(&veu->done, __ATOMIC_ACQUIRE) == end) {
         complete++;
         continue;
@@ -435,7 +361,7 @@ static long run_device(const struct step *s, char *const *slots, long long *stat
 """
 
 _DEVICE_CALL = """ else {
-      const long failed = run_device(&s, slots, status, times);
+      const long failed = run_device(t, &s, slots, status, times);
       if (failed >= 0) return failed;
       row = s.zeroed - 1;
     }"""

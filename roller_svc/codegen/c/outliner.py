@@ -25,12 +25,14 @@ from roller_svc.ir.expr import (
     Select,
     children,
     iter_subexpressions,
+    loads_of,
     with_children,
 )
 from roller_svc.ir.index import add, min_, mul, num, ref, sub
 from roller_svc.ir.schedule import (
     Branch,
     Compute,
+    HorizontalReduce,
     Let,
     Loop,
     Node,
@@ -149,6 +151,10 @@ class _Outliner:
             case Prefetch():
                 tensor, index = self._element(node.tensor, node.index, is_hint=True)
                 return (replace(node, tensor=tensor, index=index),)
+            case HorizontalReduce():
+                tensor, index = self._element(node.tensor, node.index)
+                self.written |= {tensor} & self.pointers.keys()
+                return (replace(node, tensor=tensor, index=index, first=self._load(node.first)),)
             case Transpose():
                 tensor, index = self._element(node.tensor, node.index)
                 self.written |= {tensor} & self.pointers.keys()
@@ -203,7 +209,7 @@ class _Outliner:
                 return here if isinstance(here, Const) else self._number(here, range_of(here, self.scalar.ranges))
             case Load():
                 return self._load(expr)
-            case Select() if any(isinstance(x, Load) for x in iter_subexpressions(expr)):
+            case Select(then=then, otherwise=otherwise) if loads_of(then) or loads_of(otherwise):
                 raise _NotOutlinableError
             case _:
                 return with_children(expr, tuple(self._expr(x) for x in children(expr)))

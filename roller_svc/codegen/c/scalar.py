@@ -9,12 +9,11 @@ from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.c.vector.elementary import has_function
 from roller_svc.codegen.c.vector.helpers import UNSIGNED, c_helper, library_of
 from roller_svc.codegen.c.vector.types import register_name
+from roller_svc.codegen.c.vector.words import are_contiguous
 from roller_svc.codegen.helpers import Helper
 from roller_svc.codegen.scalar import Scalar
-from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
-from roller_svc.ir.index import add, mul, num
+from roller_svc.ir.expr import Const, Load, Op, OpKind
 from roller_svc.ir.kernel import RuntimeCheck
 
 
@@ -52,32 +51,13 @@ class CScalar(Scalar):
 
     def _word(self, op: Op) -> str:
         bits, first = op.args[0].dtype.bits, op.args[0]
-        if isinstance(first, Load) and len(op.args) * bits == op.dtype.bits and self._are_contiguous(op.args):
+        is_whole = isinstance(first, Load) and len(op.args) * bits == op.dtype.bits
+        if isinstance(first, Load) and is_whole and are_contiguous(op.args, self.buffers, self.registers):
             buffer = self.buffers[first.tensor]
             return f"{self.helper('word_at')}({buffer.identifier} + {self.address(buffer, first.index)})"
         narrow = dialects.C.storage_type(UNSIGNED[bits])
         parts = [f"(unsigned int)({narrow})({self.to_element(arg, arg.dtype)})" for arg in op.args]
         return f"(int)({' | '.join(f'{part} << {i * bits}' if i else part for i, part in enumerate(parts))})"
-
-    def _are_contiguous(self, elements: tuple[Expr, ...]) -> bool:
-        """Return whether the elements are contiguous in memory."""
-        offsets = [self._element_offset(x) for x in elements]
-        first = offsets[0]
-        return first is not None and all(
-            other is not None and (other[0], other[1].coeffs, other[1].offset) == (first[0], first[1].coeffs, first[1].offset + i)
-            for i, other in enumerate(offsets)
-        )
-
-    def _element_offset(self, expr: Expr) -> tuple[str, Affine] | None:
-        """Return (tensor, offset) of an element that is loaded without conversion, else None."""
-        if not isinstance(expr, Load) or any(expr.bounds_checked) or expr.tensor in self.registers:
-            return None
-        buffer = self.buffers[expr.tensor]
-        flat: Expr = num(0)
-        for index, stride in zip(expr.index, buffer.strides, strict=True):
-            flat = add(flat, mul(index, num(stride)))
-        at = affine(flat)
-        return (expr.tensor, at) if at is not None and buffer.dtype is expr.dtype else None
 
     def add_check(self, tensor: str, d: int, size: int, text: str) -> int:
         """Add a check once: consecutive vectors check the same index."""

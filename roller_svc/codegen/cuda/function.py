@@ -13,7 +13,7 @@ from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.cuda.atomics import ODD_SUFFIX, PREFIX, atomic, atomic_name
 from roller_svc.codegen.cuda.instructions import AMPERE, HIP_PREFIX, instruction
-from roller_svc.codegen.cuda.matrix import MatrixNode, call_wrapper, hopper_statement, matrix_lines
+from roller_svc.codegen.cuda.matrix import MatrixNode, call_wrapper, hopper_statement, matrix_lines, pointer
 from roller_svc.codegen.cuda.vector import WIDEST_BYTES, LetFacts, emit_wide_loop
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.index_width import MAX_INT32, needs_wide_index
@@ -30,13 +30,16 @@ from roller_svc.ir.schedule import (
     AnyThread,
     Barrier,
     Branch,
+    BulkCopy,
     Compute,
     CpAsync,
     Let,
     Loop,
     LoopKind,
     Node,
+    PageStream,
     RemoteShared,
+    RingPage,
     ScheduleTree,
     Scope,
     Storage,
@@ -51,13 +54,14 @@ from roller_svc.ir.tensor_map import TensorMap
 
 # Statements of one loop nest after full unrolling.
 UNROLLED_STATEMENTS = 512
-_NOT_UNROLLED_AROUND = (Barrier, MbarrierWait, WarpBarrier, CpAsync)  # serial loops around these stay rolled
+_NOT_UNROLLED_AROUND = (Barrier, MbarrierWait, WarpBarrier, CpAsync, RingPage)  # serial loops around these stay rolled
 _COLLECTIVE = (Barrier, AnyThread, WarpReduce, WarpScan, *get_args(MatrixNode))  # threads wait for others
 REGISTER_BYTES = 4
 WARP, WAVE = 32, 64
 # Named barrier of all roles, and of the threads of an rTask; 0 is that of __syncthreads (PTX ISA, "bar").
 ROLES_BARRIER = 1
 TASK = "task"  # the number of an rTask
+FIRST_PAGE = "first_page"  # of an rTask, counted from the first of its block
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,23 @@ class Function:
     shared_bytes: int  # dynamic
     checks: tuple[RuntimeCheck, ...] = ()
     tensor_maps: tuple[TensorMap, ...] = ()  # parameters after the buffers
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedTask:
+    """The bodies of rTasks whose operand comes in pages, and of the warp that fetches these."""
+
+    parameter: int  # the operand, which has to be constant
+    body: str
+    fill: str  # of the warp that fetches the pages
+    helpers: tuple[str, ...]
+    tiles: int  # which the rTasks take in turn
+    pages: int  # of a tile
+    page_bytes: int
+    bytes: int  # of the operand, fetched by all rTasks
+    pages_in_flight: int  # of a block that fetches its own pages
+    registers: int  # of a thread that fetches none, by the performance model
+    shared_bytes: int  # without the pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +105,45 @@ class TaskFunction:
     alignment: int  # of the shared memory
     checks: tuple[RuntimeCheck, ...] = ()
     first_check: int = 0  # the number of the first one in the kernel's checks
+    stream: StreamedTask | None = None  # how it streams an operand, if it can
+    is_streamed: bool = False
+
+    @property
+    def warps(self) -> int:
+        return ceil_div(self.threads, WARP)
+
+    def streamed(self) -> TaskFunction:
+        """Return the function that streams its operand."""
+        if self.stream is None:
+            raise InvariantError("the rTasks have no operand that streams")
+        own = self.stream
+        return replace(self, body=own.body, helpers=own.helpers, shared_bytes=own.shared_bytes, is_streamed=True)
 
     def definition(self, name: str, alignment: int) -> str:
-        """Return the function under a name. All functions of a kernel have the same shared memory.
+        """Return the function under a name, and the one that fills its pages. All have the same shared memory.
 
         It is not inlined, so that the registers of a kernel are the most of one function, not of all.
         """
         shared = f"  {shared_memory(alignment)}\n" if self.shared_bytes else ""
-        parameters = ", ".join((f"const int {TASK}", *self.parameters))
-        return f"__device__ __noinline__ void {name}({parameters}) {{\n{shared}{self.body}}}\n"
+        first = (f"const int {TASK}", *((f"const unsigned int {FIRST_PAGE}",) if self.is_streamed else ()))
+        parameters = ", ".join((*first, *self.parameters))
+        text = f"__device__ __noinline__ void {name}({parameters}) {{\n{shared}{self.body}}}\n"
+        if self.stream is not None and self.is_streamed:
+            text += f"__device__ __noinline__ void {name}_fill({parameters}) {{\n{self.stream.fill}}}\n"
+        return text
+
+    def count_pages(self, first: int, count: int) -> int:
+        """Return the pages that these rTasks stream."""
+        if self.stream is None or not self.is_streamed:
+            return 0
+        tiles = (ceil_div(self.stream.tiles - task, self.tasks) for task in range(first, first + count))
+        return sum(tiles) * self.stream.pages
+
+    def pages_text(self) -> str:
+        """Return the expression of the pages of an rTask."""
+        if self.stream is None or not self.is_streamed:
+            return "0"
+        return f"({self.stream.tiles + self.tasks - 1} - {TASK}) / {self.tasks} * {self.stream.pages}"
 
 
 def shared_memory(alignment: int) -> str:
@@ -127,6 +178,8 @@ class CodeGenCuda(CodeGenVisitor):
     definitions: dict[str, Expr] = field(default_factory=dict)  # of Lets in scope that bind a variable once
     is_unlikely: bool = False  # within the body of an unlikely branch
     task_threads: int = 0  # an rTask: its threads, which may be fewer than the block's. 0: a kernel of its own
+    page_number: str = ""  # of the page of the ring in scope
+    fills_pages: bool = False  # the threads are the warp of a persistent block that fills pages
 
     def visit(self, node: Node) -> None:
         if isinstance(node, MatrixNode):
@@ -134,6 +187,10 @@ class CodeGenCuda(CodeGenVisitor):
                 self.emit_line(line)
         elif isinstance(node, HopperNode):
             self.emit_line(hopper_statement(node, self.scalar))
+        elif isinstance(node, RingPage):
+            self.visit_ring_page(node)
+        elif isinstance(node, BulkCopy):
+            self.visit_bulk_copy(node)
         elif isinstance(node, AnyThread):
             self.visit_any_thread(node)
         elif isinstance(node, RemoteShared):
@@ -230,6 +287,26 @@ class CodeGenCuda(CodeGenVisitor):
             mapped = f"{call_wrapper('map_shared_rank', self.scalar)}({own.identifier}, {self.scalar.index(node.rank)})"
             self.emit_line(f"const {type_} *const {identifier} = {mapped};")
             self.visit_all(node.body)
+
+    def visit_ring_page(self, node: RingPage) -> None:
+        """Print the body between the calls that take and give back a page, or claim and commit it."""
+        page, number, identifier = node.page, self.names.of(".ring_page"), self.names.of(node.page.tensor)
+        self.scalar.buffers[page.tensor] = BufferRef(identifier, page.dtype, page.shape, page.pad, page.swizzled)
+        const = "" if node.fills else "const "
+        type_ = f"{const}{self.dialect.storage_type(page.dtype)} *"
+        with self.block(""):
+            self.emit_line(f"const unsigned int {number} = {FIRST_PAGE} + {self.scalar.index(node.number)};")
+            self.emit_line(f"{type_}const {identifier} = ({type_})ring_{'claim' if node.fills else 'take'}({number});")
+            self.page_number = number
+            self.visit_all(node.body)
+            done = "ring_commit" if node.fills else f"ring_release<{ceil_div(self.task_threads, WARP)}>"
+            self.emit_line(f"{done}({number});")
+
+    def visit_bulk_copy(self, node: BulkCopy) -> None:
+        target, source = (pointer(self.scalar, tensor, index) for tensor, index in
+                          ((node.tensor, node.index), (node.source.tensor, node.source.index)))  # fmt: skip
+        size = f"{self.scalar.index(node.elements)} * {node.source.dtype.bytes}"
+        self.emit_line(f"{call_wrapper('copy_bulk', self.scalar)}({target}, {source}, {size}, ring_filled({self.page_number}));")
 
     def visit_warp_reduce(self, node: WarpReduce) -> None:
         buffer = self.scalar.buffers[node.tensor]
@@ -353,6 +430,35 @@ def emit_task_function(
         max((buffer.alignment for buffer in buffers), default=1),
         tuple(visitor.scalar.checks[first_check:]),
         first_check,
+        _streamed_task(tree, tree.stream, views, args, arch, first_check, threads) if tree.stream is not None else None,
+    )
+
+
+def _streamed_task(
+    tree: ScheduleTree,
+    stream: PageStream,
+    views: dict[str, BufferRef],
+    args: tuple[Buffer, ...],
+    arch: Arch,
+    first_check: int,
+    threads: int,
+) -> StreamedTask:
+    """Emit the bodies of a launch's rTasks that read pages, and of the warp that fills them."""
+    reader, _ = _visit_tree(replace(tree, body=stream.body), views, args, arch, first_check, task_threads=threads)
+    filler, _ = _visit_tree(replace(tree, body=stream.fill), views, args, arch, first_check, task_threads=WARP, fills_pages=True)
+    buffers = list(reader.shared_buffers.values())
+    return StreamedTask(
+        [each.symbol for each in args].index(views[stream.operand].identifier),
+        "".join(f"{line}\n" for line in (*(f"  {pointer}" for pointer in _shared_pointers(buffers)), *reader.lines)),
+        "".join(f"{line}\n" for line in filler.lines),
+        (*reader.scalar.helpers, *reader.atomics, *filler.scalar.helpers),
+        stream.tiles,
+        stream.pages,
+        stream.page_bytes,
+        stream.bytes,
+        stream.pages_in_flight,
+        stream.registers,
+        max((buffer.end for buffer in buffers), default=0),
     )
 
 
@@ -381,6 +487,8 @@ def _visit_tree(
     arch: Arch,
     first_check: int,
     task_threads: int = 0,
+    *,
+    fills_pages: bool = False,
 ) -> tuple[CodeGenCuda, tuple[TensorMap, ...]]:
     """Emit the body of a launch, or of its rTasks if these have threads of their own."""
     shapes = {tensor: buffer.shape for tensor, buffer in views.items()}
@@ -392,7 +500,7 @@ def _visit_tree(
     index = dialect.wide_index if wide else dialect.index
     scalar = Scalar(dialect, names, index, guard_reads=True, buffers=dict(views))
     scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
-    visitor = CodeGenCuda(dialect, names, scalar, arch=arch, task_threads=task_threads)
+    visitor = CodeGenCuda(dialect, names, scalar, arch=arch, task_threads=task_threads, fills_pages=fills_pages)
     _declare_ids(visitor, tree, TASK if task_threads else "blockIdx.x")
     _prefetch_maps(visitor, maps)
     visitor.visit_all(tree.body)
@@ -416,6 +524,8 @@ def _declare_ids(visitor: CodeGenCuda, tree: ScheduleTree, block: str) -> None:
     for kind, source in ((LoopKind.BLOCK, block), (LoopKind.THREAD, "threadIdx.x")):
         loops = [n for n in iter_nodes(tree.body) if isinstance(n, Loop) and n.kind is kind]
         number = f"(int){source}"
+        if kind is LoopKind.THREAD and visitor.fills_pages:
+            number = f"{number} % {WARP}"  # the warp that fills pages is not the first of its block
         if kind is LoopKind.BLOCK and tree.raster > 1 and len(loops) > 1:
             number = _declare_rastered_ids(visitor, (loops[-2], loops[-1]), tree.raster, block)
             loops = loops[:-2]

@@ -1,8 +1,9 @@
-"""Wrappers of the instructions that sm_90a adds: mbarriers, TMA copies, wgmma.
+"""Wrappers of mbarriers, and of what sm_90 and sm_90a add: TMA and bulk copies, wgmma.
 
-Syntax and operands are those of the PTX ISA: "mbarrier", "cp.async.bulk.tensor", "wgmma", "Asynchronous Warpgroup Level
-Matrix Shared Memory Layout", "setmaxnreg", "stmatrix", "barrier.cluster", "mapa". A `map` is a parameter of the kernel,
-`const __grid_constant__ TensorMap`. Pointers to shared memory are generic. docs/emulator.md describes each wrapper.
+Syntax and operands are those of the PTX ISA: "mbarrier", "cp.async.bulk", "cp.async.bulk.tensor", "wgmma", "Asynchronous
+Warpgroup Level Matrix Shared Memory Layout", "setmaxnreg", "stmatrix", "barrier.cluster", "mapa". A `map` is a parameter of
+the kernel, `const __grid_constant__ TensorMap`. Pointers to shared memory are generic. docs/emulator.md describes each
+wrapper.
 """
 
 from __future__ import annotations
@@ -53,6 +54,23 @@ _BARRIERS = {
                "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n"
                "@!done bra WAIT_%=;\\n}}"
                :: {_BARRIER}, "r"(parity) : "memory");
+}}""",
+    # before sm_90, which has a wait that suspends the thread
+    "barrier_test_wait": f"""{_F} void barrier_test_wait({_U64} *barrier, unsigned int parity) {{
+  asm volatile("{{\\n.reg .pred done;\\n"
+               "WAIT_%=:\\n"
+               "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\\n"
+               "@!done bra WAIT_%=;\\n}}"
+               :: {_BARRIER}, "r"(parity) : "memory");
+}}""",
+    # arrives once this thread's cp.async until here have completed; the barrier expects the arrival
+    "arrive_after_copies": _plain(f"void arrive_after_copies({_U64} *barrier)",
+                                  "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];", f"{_BARRIER} "),
+    # the barrier's phase then lasts until the bytes are there, too
+    "copy_bulk": f"""{_F} void copy_bulk(void *shared, const void *memory, unsigned int bytes, {_U64} *barrier) {{
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" :: {_BARRIER}, "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(shared_address(shared)), "l"(memory), "r"(bytes), {_BARRIER} : "memory");
 }}""",
 }  # fmt: skip
 _PLAIN = {

@@ -2,19 +2,21 @@
 
 The text has a case for each distinct function, so it depends on neither the number of vEUs nor the depth of a model.
 A vEU's rows are its instructions. An argument is a slot and an offset, as in ir/model_plan.py. A kernel may be launched
-several times, each time with the tables of other rOperators.
+several times, each time with the tables of other rOperators. Where a plan streams operands, one more warp of each block
+executes the Streams, whose rows are behind all others, and fills the pages of a ring (ring.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from roller_svc.analysis.happens_before import HappensBefore, check_plan
 from roller_svc.codegen.cuda.event_instructions import EVENT_WRAPPERS
-from roller_svc.codegen.cuda.function import TaskFunction, dialect_of
+from roller_svc.codegen.cuda.function import FIRST_PAGE, WARP, TaskFunction, dialect_of, shared_memory
+from roller_svc.codegen.cuda.ring import PageUse, Ring, check_ring, plan_ring, ring_text, ring_wrappers
 from roller_svc.codegen.cuda.task_kernel import (
     ARGUMENT_WORDS,
     MAX_COUNT,
@@ -25,9 +27,11 @@ from roller_svc.codegen.cuda.task_kernel import (
     block_threads,
     check_operators,
     distinct_functions,
+    fill_cases,
     function_cases,
     function_texts,
     runtime_checks,
+    shared_alignment,
     shared_bytes,
     slot_declaration,
     slot_parameters,
@@ -37,13 +41,16 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.hardware import Arch, HardwareSpec
+from roller_svc.ir.index import ceil_div
 from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
 from roller_svc.ir.quoting import require_identifier
-from roller_svc.ir.vdevice import Execute, VDevicePlan, WaitEvent
+from roller_svc.ir.vdevice import Execute, Stream, VDevicePlan, WaitEvent
 
-EXECUTE, WAIT = 1, 2  # opcodes
+EXECUTE, WAIT, STREAM = 1, 2, 3  # opcodes
 ARRIVES = 1  # flag of a row: its rTasks arrive at its event
 ROW_WORDS = 4
+POINTER_BYTES = 8
+BLOCK_BARRIER = 2  # the named barrier of the threads that execute rTasks, where others fill a ring
 SYNC = "sync"  # the name of the memory of events
 
 
@@ -81,16 +88,22 @@ def build_persistent(
 def build_launches(name: str, runs: Sequence[PersistentRun], slots: Sequence[Buffer], hw: HardwareSpec) -> TaskKernel:
     """Return the kernel with a launch for each run. Raises InvariantError as `build_persistent` does."""
     require_identifier(name)
+    runs = [_with_streams(run) for run in runs]
     operators = tuple(operator for run in runs for operator in run.operators)
     check_operators(operators, slots)
     functions = distinct_functions(operators)
+    ring = _plan_ring(functions, slots, hw)
+    threads = block_threads(functions) if ring is None else _reader_threads(functions) + WARP
+    if threads > hw.limits.max_threads_per_block:
+        raise InvariantError(f"a block has {threads} threads, at most {hw.limits.max_threads_per_block}")
     tables: dict[str, Table] = {}
     buffers: list[Buffer] = []
     states: list[Buffer] = []
     launches: list[LaunchSpec] = []
     for number, run in enumerate(runs):
-        _check(run.operators, run.predecessors, run.plan)
-        own = {_numbered(table, number): rows for table, rows in _tables(run.operators, functions, run.plan).items()}
+        _check(run.operators, run.predecessors, run.plan, slots)
+        tabled = _tables(run.operators, functions, run.plan, has_ring=ring is not None)
+        own = {_numbered(table, number): rows for table, rows in tabled.items()}
         tables |= own
         inputs = table_buffers(own)
         state, before, after = (_numbered(each, number) for each in (SYNC, "sync", "sync_state"))
@@ -104,12 +117,12 @@ def build_launches(name: str, runs: Sequence[PersistentRun], slots: Sequence[Buf
                 name,
                 tuple(buffer.symbol for buffer in (*inputs, sync, *slots)),
                 (run.plan.num_veus, 1, 1),
-                (block_threads(functions), 1, 1),
-                shared_bytes(functions),
+                (threads, 1, 1),
+                shared_bytes(functions) if ring is None else ring.end_bytes,
                 cooperative=True,
             )
         )
-    text = _text(name, list(functions), slots, hw.arch)
+    text = _text(name, list(functions), slots, hw.arch, ring, threads)
     language, checks = dialect_of(hw.arch).language, runtime_checks(functions)
     source = KernelSource(name, language, hw.arch, text, (*buffers, *slots), tuple(launches), checks)
     return TaskKernel(source, tables, tuple(states))
@@ -120,15 +133,51 @@ def _numbered(name: str, number: int) -> str:
     return f"{name}{number}" if number else name
 
 
+def _with_streams(run: PersistentRun) -> PersistentRun:
+    """Return the run whose rOperators that its plan streams have the functions for it."""
+    streamed = run.plan.streamed
+    return replace(
+        run,
+        operators=tuple(
+            replace(each, function=each.function.streamed()) if number in streamed else each
+            for number, each in enumerate(run.operators)
+        ),
+    )
+
+
+def _plan_ring(functions: Mapping[TaskFunction, int], slots: Sequence[Buffer], hw: HardwareSpec) -> Ring | None:
+    """Return the ring of a kernel; None if nothing streams. Raises InvariantError if there is no room for one."""
+    uses = [use for each in functions if each.is_streamed and (use := page_use(each)) is not None]
+    if not uses:
+        return None
+    return check_ring(plan_ring(uses, shared_bytes(functions), POINTER_BYTES * len(slots), hw), uses)
+
+
+def page_use(function: TaskFunction) -> PageUse | None:
+    """Return how the rTasks of a function use pages; None if they cannot stream."""
+    stream = function.stream
+    if stream is None:
+        return None
+    sizes = stream.shared_bytes, stream.bytes, stream.pages_in_flight, stream.registers
+    return PageUse(stream.parameter, stream.page_bytes, function.warps, *sizes, function.tasks)
+
+
+def _reader_threads(functions: Iterable[TaskFunction]) -> int:
+    """Return the threads of a block that execute rTasks: whole warps."""
+    return ceil_div(block_threads(functions), WARP) * WARP
+
+
 def _check(
-    operators: Sequence[TaskOperator],
-    predecessors: Sequence[Sequence[int]],
-    plan: VDevicePlan,
+    operators: Sequence[TaskOperator], predecessors: Sequence[Sequence[int]], plan: VDevicePlan, slots: Sequence[Buffer]
 ) -> None:
     clocks = check_plan(plan)
     if tuple(each.function.tasks for each in operators) != plan.num_tasks:
         raise InvariantError("the plan's rTasks are not those of its rOperators")
-    if any(not isinstance(each, Execute | WaitEvent) for program in plan.programs for each in program):
+    for number in plan.streamed:
+        stream, arguments = operators[number].function.stream, operators[number].arguments
+        if stream is None or slots[arguments[stream.parameter].slot].role is not Role.INPUT:
+            raise InvariantError(f"rOperator {number} streams an operand that is not constant")
+    if any(not isinstance(each, Execute | WaitEvent | Stream) for program in plan.programs for each in program):
         raise InvariantError("a plan for GPUs orders rTasks by events, got barriers")
     order = HappensBefore(plan, clocks)
     for operator, before in enumerate(predecessors):
@@ -139,12 +188,17 @@ def _check(
         raise InvariantError(f"a kernel has less than {MAX_COUNT} events, got {len(plan.events)}")
 
 
-def _tables(operators: Sequence[TaskOperator], functions: Mapping[TaskFunction, int], plan: VDevicePlan) -> dict[str, Table]:
+def _tables(
+    operators: Sequence[TaskOperator], functions: Mapping[TaskFunction, int], plan: VDevicePlan, *, has_ring: bool
+) -> dict[str, Table]:
     """Return rows, the first row of each vEU with the end of the last and the number of events, and arguments.
+
+    With a ring also the first of each vEU's Streams with the end of the last, and then the pages of each vEU.
 
     A row is {u8 opcode, u8 flags, u16 function, u32 arguments, u32 first, u16 count, u16 event}. A wait has the event's
     arrivals as `first`.
     """
+    pages: list[int] = []
     arguments, first_argument = argument_table(operators)
     rows: list[tuple[int, int, int, int]] = []
     starts = [0]
@@ -163,35 +217,83 @@ def _tables(operators: Sequence[TaskOperator], functions: Mapping[TaskFunction, 
                     rows.append((code, first_argument[instruction.operator], first, count | event))
         starts.append(len(rows))
     starts.append(len(plan.events))
+    streams = [len(rows)]
+    for program in plan.programs:
+        own = [each for each in program if isinstance(each, Stream)]
+        for each in own:
+            code = STREAM | functions[operators[each.operator].function] << 16
+            rows.append((code, first_argument[each.operator], each.first, each.count))
+        streams.append(len(rows))
+        pages.append(sum(operators[each.operator].function.count_pages(each.first, each.count) for each in own))
     row_table = np.array(rows, np.uint32).reshape(-1, ROW_WORDS)
-    return {"rows": row_table, "starts": np.array(starts, np.uint32), "arguments": arguments}
+    tables = {"rows": row_table, "starts": np.array(starts, np.uint32), "arguments": arguments}
+    return tables | ({"streams": np.array([*streams, *pages], np.uint32)} if has_ring else {})
 
 
-def _text(name: str, functions: Sequence[TaskFunction], slots: Sequence[Buffer], arch: Arch) -> str:
-    tables = "const unsigned int *rows, const unsigned int *starts, const unsigned int *arguments, unsigned int *sync"
-    return f"""{function_texts(functions, EVENT_WRAPPERS, arch)}
-extern "C" __global__ void __launch_bounds__({block_threads(functions)}, 1)
+def _fill_loop(functions: Sequence[TaskFunction], readers: int) -> str:
+    """Return the loop of the warp that fills the ring."""
+    return f"""
+  unsigned int {FIRST_PAGE} = 0;
+  if (threadIdx.x >= {readers}) {{
+    const unsigned int last_stream = streams[blockIdx.x + 1];
+    for (unsigned int at = streams[blockIdx.x]; at < last_stream; at++) {{
+      const unsigned int *const row = rows + {ROW_WORDS} * at;
+      const unsigned int code = row[0], first = row[2], count = row[3];
+      const unsigned int *const argument = arguments + {ARGUMENT_WORDS} * row[1];
+      for (unsigned int i = 0; i < count; i++) {{
+        const int task = (int)(first + i);
+        switch (code >> 16) {{
+{fill_cases(functions)}
+        }}
+      }}
+    }}
+    return;
+  }}"""
+
+
+def _text(
+    name: str, functions: Sequence[TaskFunction], slots: Sequence[Buffer], arch: Arch, ring: Ring | None, threads: int
+) -> str:
+    tables = "const unsigned int *rows, const unsigned int *starts, const unsigned int *arguments, "
+    wrappers, functions_of_ring, begin, fill = tuple(EVENT_WRAPPERS), "", "", ""
+    meet, any_of, leave = "__syncthreads()", "__syncthreads_or(is_over)", "return;"
+    if ring is not None:
+        readers = threads - WARP
+        tables += "const unsigned int *streams, "
+        wrappers += ring_wrappers(arch)
+        functions_of_ring = ring_text(ring, shared_memory(shared_alignment(functions)), arch)
+        begin, fill = "\n  if (threadIdx.x == 0) ring_begin();", _fill_loop(functions, readers)
+        meet, any_of = f"named_barrier({BLOCK_BARRIER}, {readers})", f"named_any({BLOCK_BARRIER}, {readers}, is_over)"
+        # no copy may be under way when the block ends
+        leave = f"""{{
+        const unsigned int pages = streams[gridDim.x + 1 + blockIdx.x];
+        for (; threadIdx.x == 0 && {FIRST_PAGE} < pages; {FIRST_PAGE}++) ring_skip({FIRST_PAGE});
+        return;
+      }}"""
+    tables += "unsigned int *sync"
+    return f"""{function_texts(functions, wrappers, arch, functions_of_ring)}
+extern "C" __global__ void __launch_bounds__({threads}, 1)
 {name}({tables}, {slot_parameters(slots)}) {{
 {slot_declaration(functions, slots)}
   const unsigned int next_epoch = sync[0] + 1;
-  const unsigned int end = starts[blockIdx.x + 1];
-  __syncthreads();
+  const unsigned int end = starts[blockIdx.x + 1];{begin}
+  __syncthreads();{fill}
   for (unsigned int at = starts[blockIdx.x]; at < end; at++) {{
     const unsigned int *const row = rows + {ROW_WORDS} * at;
     const unsigned int code = row[0], first = row[2], count = row[3] & 0xffff, event = row[3] >> 16;
     if ((code & 0xff) == {WAIT}) {{
       int is_over = 0;
       if (threadIdx.x == 0) is_over = !event_wait(sync, event, next_epoch * first, at);
-      if (__syncthreads_or(is_over)) return;
+      if ({any_of}) {leave}
       continue;
     }}
     const unsigned int *const argument = arguments + {ARGUMENT_WORDS} * row[1];
     for (unsigned int i = 0; i < count; i++) {{
       const int task = (int)(first + i);
       switch (code >> 16) {{
-{function_cases(functions)}
+{function_cases(functions, has_ring=ring is not None)}
       }}
-      __syncthreads();
+      {meet};
     }}
     if (threadIdx.x == 0 && (code >> 8 & {ARRIVES})) event_arrive(sync, event, count);
   }}

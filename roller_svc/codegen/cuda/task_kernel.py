@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from roller_svc.codegen.cuda.function import TaskFunction, preamble, shared_memory
+from roller_svc.codegen.cuda.function import FIRST_PAGE, TASK, TaskFunction, preamble, shared_memory
+from roller_svc.codegen.cuda.ring import PAGE_ALIGNMENT_BYTES
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
@@ -80,12 +81,12 @@ def table_buffers(tables: Mapping[str, Table]) -> tuple[Buffer, ...]:
     return tuple(Buffer(name, name, Role.INPUT, DType.UINT32, table.shape) for name, table in tables.items())
 
 
-def function_texts(functions: Sequence[TaskFunction], wrappers: Iterable[str], arch: Arch) -> str:
-    """Return the functions, and the helpers of these and of the kernel around them."""
-    alignment = _alignment(functions)
+def function_texts(functions: Sequence[TaskFunction], wrappers: Iterable[str], arch: Arch, ring: str = "") -> str:
+    """Return the functions, and the helpers of these and of the kernel around them. `ring`: functions of its ring."""
+    alignment = shared_alignment(functions)
     helpers = preamble((*wrappers, *(name for function in functions for name in function.helpers)), arch)
     definitions = "\n".join(each.definition(f"rtask_{i}", alignment) for i, each in enumerate(functions))
-    return f"{helpers}{_ADDRESS}\n{definitions}"
+    return f"{helpers}{_ADDRESS}\n{ring}{definitions}"
 
 
 def slot_parameters(slots: Sequence[Buffer]) -> str:
@@ -95,7 +96,7 @@ def slot_parameters(slots: Sequence[Buffer]) -> str:
 
 def slot_declaration(functions: Sequence[TaskFunction], slots: Sequence[Buffer]) -> str:
     """Return the statements that declare the shared memory and write the slots to it. A barrier follows."""
-    shared = f"  {shared_memory(_alignment(functions))}\n" if any(each.shared_bytes for each in functions) else ""
+    shared = f"  {shared_memory(shared_alignment(functions))}\n" if any(each.shared_bytes for each in functions) else ""
     assigned = "\n".join(f"    slots[{i}] = (unsigned char *){slot.symbol};" for i, slot in enumerate(slots))
     return f"""{shared}  __shared__ unsigned char *slots[{len(slots)}];
   if (threadIdx.x == 0) {{
@@ -103,10 +104,16 @@ def slot_declaration(functions: Sequence[TaskFunction], slots: Sequence[Buffer])
   }}"""
 
 
-def function_cases(functions: Sequence[TaskFunction]) -> str:
+def function_cases(functions: Sequence[TaskFunction], *, has_ring: bool = False) -> str:
     """Return the cases of a switch that call each function by its threads, the first of the block."""
     threads = block_threads(functions)
-    return "\n".join(_case(i, function, threads) for i, function in enumerate(functions))
+    return "\n".join(_case(i, function, threads, has_ring=has_ring) for i, function in enumerate(functions))
+
+
+def fill_cases(functions: Sequence[TaskFunction]) -> str:
+    """Return the cases of a switch that fill the pages of each function that streams."""
+    calls = ((i, each) for i, each in enumerate(functions) if each.is_streamed)
+    return "\n".join(f"        case {i}: {_call(f'rtask_{i}_fill', each)} {_advance(each)} break;" for i, each in calls)
 
 
 def block_threads(functions: Iterable[TaskFunction]) -> int:
@@ -127,19 +134,30 @@ def runtime_checks(functions: Iterable[TaskFunction]) -> tuple[RuntimeCheck, ...
     return tuple(checks)
 
 
-def _alignment(functions: Iterable[TaskFunction]) -> int:
-    return max(function.alignment for function in functions)
+def shared_alignment(functions: Iterable[TaskFunction]) -> int:
+    """Return the alignment of the shared memory that all functions have."""
+    return max(max(each.alignment, PAGE_ALIGNMENT_BYTES * each.is_streamed) for each in functions)
 
 
 def _const(slot: Buffer) -> str:
     return "const " if slot.role is Role.INPUT else ""
 
 
-def _case(number: int, function: TaskFunction, threads: int) -> str:
-    """Return the call of a function by its threads, the first of the block."""
-    pointers = [
+def _case(number: int, function: TaskFunction, threads: int, *, has_ring: bool) -> str:
+    """Return the call of a function by its threads, the first of the block. All threads count its pages."""
+    condition = "" if function.threads == threads and not has_ring else f"if (threadIdx.x < {function.threads}) "
+    counted = f" {_advance(function)}" if function.is_streamed else ""
+    return f"        case {number}: {condition}{_call(f'rtask_{number}', function)}{counted} break;"
+
+
+def _call(name: str, function: TaskFunction) -> str:
+    pointers = (
         f"({parameter[: parameter.index('*') + 1]})address(slots, argument + {ARGUMENT_WORDS * i})"
         for i, parameter in enumerate(function.parameters)
-    ]
-    condition = "" if function.threads == threads else f"if (threadIdx.x < {function.threads}) "
-    return f"        case {number}: {condition}rtask_{number}({', '.join(('task', *pointers))}); break;"
+    )
+    first = (TASK, *((FIRST_PAGE,) if function.is_streamed else ()))
+    return f"{name}({', '.join((*first, *pointers))});"
+
+
+def _advance(function: TaskFunction) -> str:
+    return f"{FIRST_PAGE} += {function.pages_text()};"

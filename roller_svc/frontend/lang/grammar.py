@@ -148,6 +148,9 @@ def _known_mistake(token: Token, before: list[Tok], expected: set[str], source: 
             name = before[0].text
             hint = f"write `{name}[...] {token} ...`, `{name}[]` for a scalar"
             return source.syntax_error("syntax-error", f"`{name}` on the left has no index", span, hint)
+        if _brackets_open(before):
+            hint = "close the bracket before it; `==` compares"
+            return source.syntax_error("syntax-error", f"`{token}` inside brackets", span, hint)
         hint = "end a statement with `;` or a line break"
         return source.syntax_error("syntax-error", f"a second `{token}` in one statement", span, hint)
     if token.type == "NAME" and "ADD" in expected and not iskeyword(before[-1].text):

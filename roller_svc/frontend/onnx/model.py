@@ -31,6 +31,7 @@ from roller_svc.ir.program import TensorType
 
 DOMAINS = ("", "ai.onnx")
 FUNCTION_HINT = "add a function with its name to the model, in operators of ai.onnx"
+DEVICE_KEY = "roller.device"  # in the metadata of a node: its label
 MAX_DEPTH = 32  # functions and subgraphs within each other
 
 
@@ -128,6 +129,8 @@ class Importer:
             return failed
         before = self.builder.at
         self.builder.at = before or _label(node)
+        if not before:
+            self.builder.device = next((each.value for each in node.metadata_props if each.key == DEVICE_KEY), "")
         try:
             return self._convert(node, tensors, scope)
         except SubgraphError:
@@ -137,6 +140,8 @@ class Importer:
             return failed
         finally:
             self.builder.at = before
+            if not before:
+                self.builder.device = ""
 
     def result(self, name: str, scope: Scope) -> Any:
         """Return an output of the graph as an operand."""

@@ -9,7 +9,7 @@ import numpy as np
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.graph_builder import Array, GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
-from roller_svc.ir.graph import LoopNode, OpNode
+from roller_svc.ir.graph import OpNode
 
 MAX_COUNTED_STEPS = 1 << 14
 
@@ -81,7 +81,7 @@ def _nodes_before(body: GraphBuilder, results: list[Operand]) -> list[OpNode]:
     for node in reversed(body.nodes):
         if needed.isdisjoint(node.outputs):
             continue
-        if isinstance(node, LoopNode):
+        if not isinstance(node, OpNode):
             raise ArgumentError(
                 "a loop inside of the loop decides its condition", code="unsupported-attribute", hint="give the loop a trip count"
             )

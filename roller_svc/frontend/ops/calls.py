@@ -14,10 +14,11 @@ from itertools import pairwise
 from roller_svc.errors import ArgumentError, InputError
 from roller_svc.frontend.lang import parse
 from roller_svc.frontend.lang.equation import einsum_statement, output_name
+from roller_svc.frontend.lang.grammar import parse_statement
 from roller_svc.frontend.lang.limits import MAX_EXPANDED_STATEMENTS, MAX_STATEMENTS
 from roller_svc.frontend.lang.names import did_you_mean, known_names
 from roller_svc.frontend.lang.source import Source, Span, Spanned
-from roller_svc.frontend.lang.tokens import ENDS_OPERAND, Tok, check_text, match_brackets, scan
+from roller_svc.frontend.lang.tokens import ENDS_OPERAND, Tok, check_text, match_brackets, scan, statements
 from roller_svc.frontend.ops import operator_named
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.program import TensorProgram, TensorType
@@ -64,14 +65,25 @@ def find_calls(tokens: Sequence[Tok], source: Source) -> list[OperatorCall]:
     return calls
 
 
-def check_tensor_names(source: Source, inputs: Sequence[str]) -> None:
-    """Check that a text indexes, or passes to operators, no tensor but these inputs and those that it writes.
+def check_untyped(source: Source, inputs: Sequence[str]) -> None:
+    """Check what needs no types: the syntax, operators' names, and that a text reads no tensor but inputs and results.
 
-    Needs no types. Raises an InputError that points into the text.
+    Raises an InputError that points into the text.
     """
     check_text(source)
     tokens = scan(source)
     closing = match_brackets(tokens, source)
+    calls = find_calls(tokens, source)
+    for call in calls:
+        if call.name != _EINSUM:
+            with _located(source, call.name_span):
+                operator_named(call.name)
+    rest = source.text
+    for call in calls:  # blanks, so that positions stay
+        rest = f"{rest[: call.span.start]}{';':{call.span.end - call.span.start}}{rest[call.span.end :]}"
+    if rest.strip("; \n") or not calls:
+        for statement in statements(Source(rest), MAX_STATEMENTS):
+            parse_statement(statement, source)
     read: list[Spanned] = []
     written = set(inputs)
     for i, (token, after) in enumerate(pairwise(tokens)):
@@ -80,7 +92,7 @@ def check_tensor_names(source: Source, inputs: Sequence[str]) -> None:
             is_target = end < len(tokens) - 1 and tokens[end + 1].kind in {"COLON", "EQUAL", "ASSIGN", "REDUCE", "CMP"}
             written |= {token.text} if is_target else set()
             read.append(token)
-    for call in find_calls(tokens, source):
+    for call in calls:
         written |= {call.output} if call.output is not None else set()
         read += [argument.span for argument in call.arguments if argument.keyword is None and argument.is_name]
     for span in sorted(read, key=lambda each: each.start):

@@ -21,6 +21,7 @@ from roller_svc.ir.program import TensorType
 ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_scalar.default"})
 
 
+DEVICE_KEY = "roller_device"  # in the custom metadata of a node, which torch.fx.traceback.annotate writes: its label
 _TRAINING = "it is for training: call .eval() on the module first"
 _FROM_DATA = "a result's shape or a Python number depends on data; shapes are static"
 # Operator that is not supported → why, and what to do.
@@ -83,6 +84,7 @@ class GraphConverter:
         if converter is None or depends_on_failed:
             return FAILED
         self.builder.at = node.name
+        self.builder.device = str(node.meta.get("custom", {}).get(DEVICE_KEY, ""))
         try:
             call = call_of(node, self._value, self.builder)
             if len(call.results) == 1 and isinstance(call.results[0], Empty):
@@ -92,7 +94,7 @@ class GraphConverter:
         except InputError as error:
             return self._note(node, error.reason)
         finally:
-            self.builder.at = ""
+            self.builder.at = self.builder.device = ""
         return _check(node, results, call.results)
 
     def _item(self, node: fx.Node) -> object:

@@ -40,6 +40,13 @@ def export_module(
 ) -> ExportedProgram:
     """Return the program of a module for inputs like these. Shapes are theirs but for dynamic ones."""
     check_module(module)
+    for value in (*inputs, *(named or {}).values()):
+        if isinstance(value, np.ndarray):
+            raise ArgumentError(
+                "example inputs of a torch module must be tensors of torch, got an array of numpy",
+                code="not-exportable",
+                hint="torch.from_numpy(x)",
+            )
     with torch.no_grad(), translated_failures():
         return torch.export.export(module, tuple(inputs), dict(named or {}), dynamic_shapes=dynamic_shapes)
 

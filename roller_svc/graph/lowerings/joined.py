@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.codegen.cuda.copy_task import copy_function
 from roller_svc.codegen.cuda.function import TaskFunction
+from roller_svc.codegen.cuda.ring import WARP, PageUse, Ring, plan_ring
 from roller_svc.codegen.cuda.task_kernel import MAX_SLOTS, Table, TaskKernel, TaskOperator
 from roller_svc.errors import require
 from roller_svc.graph.lowerings.lowering import LoadTasks, Refusal, UnrolledPlan
@@ -33,6 +34,7 @@ from roller_svc.ir.model_plan import (
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, exceeded_limits
 
 NOT_JOINABLE_CODE = "not-joinable"
+TOO_LARGE_CODE = "persistent-too-large"
 MAX_OPERATORS = 1 << 14  # of a call
 MAX_NODE_CHARACTERS = 1024  # of a step's name
 TABLE_READS = 2  # one after the other
@@ -68,7 +70,7 @@ def find_refusal(unrolled: UnrolledPlan, hw: HardwareSpec) -> Refusal | None:
     if empty is not None:
         return Refusal(f"tensor {empty!r} has no elements", NOT_JOINABLE_CODE)
     exceeded = exceeded_limits(_joint_needs(unrolled), hw)
-    return Refusal(f"no core holds a block: {'; '.join(exceeded)}", "persistent-too-large") if exceeded else None
+    return Refusal(f"no core holds a block: {'; '.join(exceeded)}", TOO_LARGE_CODE) if exceeded else None
 
 
 def refuse_number(operations: int) -> Refusal | None:
@@ -87,13 +89,68 @@ def find_step_refusal(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> st
     return unrolled.kernels[step.kernel].refused
 
 
-def occupancy_factors(unrolled: UnrolledPlan, hw: HardwareSpec, most: int | None = None) -> list[float]:
+def page_use_of(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> PageUse | None:
+    """Return how a step streams weights through the pages of a ring; None if it does not."""
+    if isinstance(step, CopyStep) or not (uses := unrolled.kernels[step.kernel].page_uses):
+        return None
+    launches = unrolled.plan.kernels[step.kernel].source.launches
+    use = uses[sum(not launch.is_prepack for launch in launches[: step.launch])]
+    if use is None:
+        return None
+    place = step.arguments[use.parameter]
+    return use if place is not None and place.slot in (WEIGHTS, PACKED) else None
+
+
+def ring_of(unrolled: UnrolledPlan, hw: HardwareSpec) -> Ring | None:
+    """Return the ring through which the weights of steps stream in a kernel of all; None if nothing streams.
+
+    There is none if the block, with one more warp, does not fit a core.
+    """
+    uses = [use for step in unrolled.steps if (use := page_use_of(unrolled, step)) is not None]
+    if not uses:
+        return None
+    others = _joint_needs(unrolled, is_streamed=True)
+    static = _POINTER_BYTES * (FIRST_INPUT + len(unrolled.plan.tensors))
+    ring = plan_ring(uses, others.shared_bytes - static, static, hw)
+    return None if ring is None or exceeded_limits(_with_ring(others, ring, static), hw) else ring
+
+
+def _with_ring(others: BlockResources, ring: Ring, static_bytes: int) -> BlockResources:
+    """Return the needs of a block with a ring, and with the warp that fills it."""
+    threads = ceil_div(others.threads, WARP) * WARP + WARP
+    return BlockResources(threads, others.registers_per_thread, ring.end_bytes + static_bytes)
+
+
+def find_hungriest(unrolled: UnrolledPlan) -> int | None:
+    """Return the kernel without which a block of all others has the fewest registers; None if there is no other one."""
+    needs: dict[int, list[BlockResources]] = {}
+    for step in unrolled.steps:
+        if isinstance(step, KernelStep):
+            needs.setdefault(step.kernel, []).append(_needs(unrolled, step))
+    if len(needs) < 2:
+        return None
+
+    def registers_without(kernel: int) -> int:
+        others = [each for other, listed in needs.items() if other != kernel for each in listed]
+        return max(each.threads for each in others) * max(each.registers_per_thread for each in others)
+
+    return min(needs, key=registers_without)
+
+
+def occupancy_factors(unrolled: UnrolledPlan, hw: HardwareSpec, most: int | None = None, ring: Ring | None = None) -> list[float]:
     """Return how many times as long each step takes in a kernel of all.
 
     A block of that kernel has the threads, registers and shared memory of the hungriest step, so a core holds fewer. A
-    step that alone had more blocks on a core takes longer in proportion. `most`: blocks of a core, if they are limited.
+    step that alone had more blocks on a core takes longer in proportion. One that streams takes longer where the ring has
+    fewer pages than it would fetch at a time alone.
+
+    Args:
+        unrolled: the steps.
+        hw: the device.
+        most: blocks of a core, if they are limited. One, if there is a ring.
+        ring: the ring of the kernel.
     """
-    joint = blocks_per_core(_joint_needs(unrolled), hw)
+    joint = 1 if ring is not None else blocks_per_core(_joint_needs(unrolled), hw)
     resident = joint if most is None else min(most, joint)
     factors = []
     for step in unrolled.steps:
@@ -102,7 +159,9 @@ def occupancy_factors(unrolled: UnrolledPlan, hw: HardwareSpec, most: int | None
             continue
         tasks = math.prod(unrolled.plan.kernels[step.kernel].source.launches[step.launch].grid)
         alone = blocks_per_core(_needs(unrolled, step), hw)
-        factors.append(max(1.0, min(alone, ceil_div(tasks, hw.num_cores)) / resident))
+        use = page_use_of(unrolled, step) if ring is not None else None
+        fetched = 1.0 if use is None or ring is None else use.pages_in_flight / ring.pages
+        factors.append(max(1.0, fetched, min(alone, ceil_div(tasks, hw.num_cores)) / resident))
     return factors
 
 
@@ -111,18 +170,23 @@ def table_seconds(waves: int, hw: HardwareSpec) -> float:
     return waves * TABLE_READS * hw.levels[0].latency_s
 
 
-def _joint_needs(unrolled: UnrolledPlan) -> BlockResources:
-    needs = [_needs(unrolled, step) for step in unrolled.steps if isinstance(step, KernelStep)]
+def _joint_needs(unrolled: UnrolledPlan, *, is_streamed: bool = False) -> BlockResources:
+    """Return the most of any step. `is_streamed`: steps that stream have no pages, and no addresses of their copies."""
+    needs = [_needs(unrolled, step, is_streamed=is_streamed) for step in unrolled.steps if isinstance(step, KernelStep)]
     slots = FIRST_INPUT + len(unrolled.plan.tensors)
     shared = max((each.shared_bytes for each in needs), default=0) + _POINTER_BYTES * slots
     threads = max((each.threads for each in needs), default=1)
     return BlockResources(threads, max((each.registers_per_thread for each in needs), default=1), shared)
 
 
-def _needs(unrolled: UnrolledPlan, step: KernelStep) -> BlockResources:
+def _needs(unrolled: UnrolledPlan, step: KernelStep, *, is_streamed: bool = False) -> BlockResources:
     launch = unrolled.plan.kernels[step.kernel].source.launches[step.launch]
     used: Resources = unrolled.kernels[step.kernel].resources[step.launch]
-    return BlockResources(math.prod(launch.block), max(1, used.registers_per_thread), used.shared_bytes)
+    use = page_use_of(unrolled, step) if is_streamed else None
+    threads = math.prod(launch.block)
+    if use is not None:
+        return BlockResources(threads, use.registers, use.shared_bytes)
+    return BlockResources(threads, max(1, used.registers_per_thread), used.shared_bytes)
 
 
 @dataclass(frozen=True, slots=True)

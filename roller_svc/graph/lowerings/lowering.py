@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from roller_svc.analysis.step_order import find_predecessors
+from roller_svc.codegen.cuda.ring import PageUse
 from roller_svc.codegen.kernel import Tasks
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.hardware import HardwareSpec
@@ -20,6 +22,7 @@ class JoinedKernel:
 
     resources: tuple[Resources, ...]  # of each launch
     refused: str | None = None
+    page_uses: tuple[PageUse | None, ...] = ()  # of each launch that does not prepack; empty: none can stream
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,26 @@ class UnrolledPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RingEstimate:
+    """A ring of a persistent kernel, and what it gains in a call."""
+
+    pages: int  # of a core
+    page_bytes: int
+    streamed_bytes: int  # weights of a call that come through the rings of all cores
+    hidden_s: float  # of waits, during which weights arrive
+
+
+@dataclass(frozen=True, slots=True)
 class LoweringEstimate:
     """The cost of a call by a lowering, by the performance model."""
 
     seconds: float
     launches: int  # by the host
+    ring: RingEstimate | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        ring = {} if self.ring is None else {"ring": asdict(self.ring)}
+        return {"seconds": self.seconds, "launches": self.launches, "measured": False, **ring}
 
 
 @dataclass(frozen=True, slots=True)

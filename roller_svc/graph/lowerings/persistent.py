@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from roller_svc.codegen.cuda.persistent import PersistentRun, build_launches
+from roller_svc.codegen.cuda.ring import PageUse, Ring
 from roller_svc.codegen.cuda.task_kernel import TaskKernel
 from roller_svc.errors import InvariantError, require
 from roller_svc.graph.lowerings.joined import (
     NOT_JOINABLE_CODE,
+    TOO_LARGE_CODE,
+    find_hungriest,
     find_refusal,
     find_step_refusal,
     join_steps,
     occupancy_factors,
+    page_use_of,
     refuse_device,
     refuse_number,
+    ring_of,
     run_kernel,
     table_seconds,
 )
@@ -27,6 +33,7 @@ from roller_svc.graph.lowerings.lowering import (
     Lowering,
     LoweringEstimate,
     Refusal,
+    RingEstimate,
     UnrolledPlan,
     count_operations,
     kernel_seconds,
@@ -35,7 +42,7 @@ from roller_svc.graph.lowerings.lowering import (
 )
 from roller_svc.graph.lowerings.segments import cut_into_segments
 from roller_svc.graph.memory import align
-from roller_svc.graph.rammer.ranges import schedule_by_ranges
+from roller_svc.graph.rammer.ranges import add_streams, schedule_by_ranges
 from roller_svc.graph.rammer.wavefront import find_waves
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.hardware import HardwareSpec
@@ -44,6 +51,7 @@ from roller_svc.ir.vdevice import VDevicePlan, executes
 
 KIND = "persistent"
 BLOCKS_PER_CORE = 1
+TOO_HUNGRY = "its block has too many registers with those of others"
 OPERATIONS = 2  # of a launch: the fill of its events with zeros comes before it
 
 
@@ -55,6 +63,8 @@ class _Segment:
     steps: tuple[int, ...]
     is_joined: bool
     seconds: float
+    streamed: frozenset[int] = frozenset()  # those whose weights stream, by their number in the part
+    ring: RingEstimate | None = None
 
 
 def refuse(hw: HardwareSpec) -> Refusal | None:
@@ -74,16 +84,43 @@ def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Ref
     if isinstance(segments, Refusal):
         return segments
     operations = sum(OPERATIONS if each.is_joined else count_operations(each.part) for each in segments)
-    return LoweringEstimate(sum(each.seconds for each in segments), operations)
+    rings = [each.ring for each in segments if each.ring is not None]
+    ring = None
+    if rings:
+        streamed, hidden_s = sum(each.streamed_bytes for each in rings), sum(each.hidden_s for each in rings)
+        ring = replace(rings[0], streamed_bytes=streamed, hidden_s=hidden_s)
+    return LoweringEstimate(sum(each.seconds for each in segments), operations, ring)
+
+
+def find_joined_steps(unrolled: UnrolledPlan, hw: HardwareSpec) -> list[int]:
+    """Return the steps that launches of the kernel execute; none if it cannot run the plan."""
+    segments = _cut(unrolled, hw)
+    return [] if isinstance(segments, Refusal) else [step for each in segments if each.is_joined for step in each.steps]
 
 
 def _cut(unrolled: UnrolledPlan, hw: HardwareSpec) -> tuple[_Segment, ...] | Refusal:
     """Return the segments of a call, of which at least one is joined, or why none can be.
 
+    Where no core holds a block with the registers of all, the kernels that need most of them are launches, too.
     A segment whose launches cost less than joining it stays launches. If that holds for all, all are joined: the seconds
     of this lowering then tell that another one is better.
     """
     refusals = [find_step_refusal(unrolled, step) for step in unrolled.steps]
+    segments = _cut_at(unrolled, refusals, hw)
+    too_large = segments
+    while isinstance(segments, Refusal) and segments.code == TOO_LARGE_CODE:
+        hungriest = find_hungriest(unrolled.select([number for number, refused in enumerate(refusals) if refused is None]))
+        if hungriest is None:
+            return too_large
+        for number, step in enumerate(unrolled.steps):
+            if isinstance(step, KernelStep) and step.kernel == hungriest:
+                refusals[number] = TOO_HUNGRY
+        segments = _cut_at(unrolled, refusals, hw)
+    return too_large if isinstance(segments, Refusal) else segments
+
+
+def _cut_at(unrolled: UnrolledPlan, refusals: Sequence[str | None], hw: HardwareSpec) -> tuple[_Segment, ...] | Refusal:
+    """Return the segments of a call around the steps that are refused."""
     joins = [refused is None for refused in refusals]
     too_many = refuse_number(sum(joins)) if any(joins) else None  # before the work that grows with them
     if too_many is not None:
@@ -94,30 +131,79 @@ def _cut(unrolled: UnrolledPlan, hw: HardwareSpec) -> tuple[_Segment, ...] | Ref
         alone = [f", and {step.node!r} cannot: {why}" for step, why in zip(unrolled.steps, refusals, strict=True) if why]
         reason = "no two operations of a call can join in one kernel before or behind the same launches"
         return Refusal(reason + "".join(alone[:1]), NOT_JOINABLE_CODE)
-    refused = find_refusal(unrolled.select(joined), hw)
+    selected = unrolled.select(joined)
+    refused = find_refusal(selected, hw)
     if refused is not None:
         return refused
-    factors = dict(zip(joined, occupancy_factors(unrolled.select(joined), hw, BLOCKS_PER_CORE), strict=True))
+    ring = ring_of(selected, hw)
+    factors = dict(zip(joined, occupancy_factors(selected, hw, BLOCKS_PER_CORE, ring), strict=True))
     segments: list[_Segment] = []
     for each in cut:
         part = unrolled.select(each.steps)
-        seconds = _joined_seconds(part, [factors[step] for step in each.steps], hw) if each.is_joined else launch_seconds(part, hw)
-        segments.append(_Segment(part, each.steps, each.is_joined, seconds))
-    better = [replace(each, is_joined=False, seconds=min(each.seconds, launch_seconds(each.part, hw))) for each in segments]
+        if each.is_joined:
+            segments.append(_join(part, each.steps, [factors[step] for step in each.steps], ring, hw))
+        else:
+            segments.append(_Segment(part, each.steps, each.is_joined, launch_seconds(part, hw)))
+    better = [
+        replace(each, is_joined=False, ring=None, seconds=min(each.seconds, launch_seconds(each.part, hw))) for each in segments
+    ]
     chosen = [one if one.seconds <= other.seconds else other for one, other in zip(segments, better, strict=True)]
     return tuple(chosen if any(each.is_joined for each in chosen) else segments)
 
 
-def _joined_seconds(part: UnrolledPlan, factors: Sequence[float], hw: HardwareSpec) -> float:
-    """Return the seconds of a launch with one block a core: of its work, of a signal and a wait between waves."""
+def _join(part: UnrolledPlan, steps: tuple[int, ...], factors: Sequence[float], ring: Ring | None, hw: HardwareSpec) -> _Segment:
+    """Return a segment that is one launch with one block a core: its work, a signal and a wait between waves."""
     limits = hw.limits
     cooperative_s, signal_s, wait_s = (
         require(each, "time in the limits of a device") for each in (limits.cooperative_launch_s, limits.signal_s, limits.wait_s)
     )
-    waves = len(find_waves(part.predecessors))
+    waves = find_waves(part.predecessors)
     seconds = kernel_seconds(part, hw, factors)
-    seconds += table_seconds(waves, hw) + (waves - 1) * (signal_s + wait_s)
-    return seconds + cooperative_s + limits.launch_overhead_s  # the fill of the events with zeros
+    seconds += table_seconds(len(waves), hw) + (len(waves) - 1) * (signal_s + wait_s)
+    seconds += cooperative_s + limits.launch_overhead_s  # the fill of the events with zeros
+    if ring is None:
+        return _Segment(part, steps, is_joined=True, seconds=seconds)
+    uses = {number: use for number, step in enumerate(part.steps) if (use := page_use_of(part, step)) is not None}
+    streams = [_wave_stream(part, [(number, uses[number]) for number in wave if number in uses], hw) for wave in waves]
+    waits = [table_seconds(1, hw) + (signal_s + wait_s) * (number > 0) for number in range(len(waves))]
+    hidden_s = hidden_seconds(streams, waits, ring.bytes * hw.num_cores, hw.levels[0].bandwidth_bytes_per_s)
+    gained = RingEstimate(ring.pages, ring.page_bytes, sum(use.bytes for use in uses.values()), hidden_s) if uses else None
+    return _Segment(part, steps, is_joined=True, seconds=seconds - hidden_s, streamed=frozenset(uses), ring=gained)
+
+
+class WaveStream(NamedTuple):
+    """The bytes that a wave streams, and the seconds that it takes less if they are there when it begins."""
+
+    bytes: int
+    saved_s: float
+
+
+def _wave_stream(part: UnrolledPlan, uses: Sequence[tuple[int, PageUse]], hw: HardwareSpec) -> WaveStream:
+    saved = (max(0.0, step_seconds(part, part.steps[number], hw) - use.busy_s) for number, use in uses)
+    return WaveStream(sum(use.bytes for _, use in uses), sum(saved))
+
+
+def hidden_seconds(streams: Sequence[WaveStream], waits: Sequence[float], ring_bytes: float, bytes_per_s: float) -> float:
+    """Return the seconds of waits during which weights arrive that waves need later.
+
+    A ring fills while the device waits. It is not counted that it fills during waves too: those that do not stream, or
+    that compute for longer than they fetch.
+
+    Args:
+        streams: what each wave streams.
+        waits: the seconds before each wave.
+        ring_bytes: what the rings of all cores hold.
+        bytes_per_s: the rate of memory.
+    """
+    fetched = hidden_s = 0.0
+    coming = sum(each.bytes for each in streams)
+    for own, wait_s in zip(streams, waits, strict=True):
+        fetched = min(fetched + wait_s * bytes_per_s, ring_bytes, coming)
+        saved_s = min(fetched, own.bytes) / bytes_per_s
+        hidden_s += min(saved_s, own.saved_s)
+        fetched = max(0.0, fetched - own.bytes)
+        coming -= own.bytes
+    return hidden_s
 
 
 def build(unrolled: UnrolledPlan, hw: HardwareSpec, load_tasks: LoadTasks, weights: Weights, _: float) -> ModelPlan:
@@ -136,6 +222,7 @@ def build(unrolled: UnrolledPlan, hw: HardwareSpec, load_tasks: LoadTasks, weigh
     for each in joined:
         own = operators.operators[first : first + len(each.steps)]
         device = _schedule(each.part, [operator.function.tasks for operator in own], hw)
+        device = add_streams(device, each.streamed)
         runs.append(PersistentRun(own, each.part.predecessors, device))
         first += len(own)
     kernel = _with_zeroed_states(build_launches("roller_persistent", runs, operators.slots, hw))

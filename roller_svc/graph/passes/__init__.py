@@ -15,6 +15,7 @@ from roller_svc.graph.passes.forms import choose_forms
 from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.passes.layouts import choose_layouts
+from roller_svc.graph.passes.quantization import sum_integers
 from roller_svc.graph.passes.updates import update_states
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph, iter_nodes, verify
@@ -32,6 +33,7 @@ class PassReport:
 def run_passes(graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool = True) -> tuple[Graph, tuple[PassReport, ...]]:
     """Return the graph after all passes, and what each did. The graph is verified after each."""
     passes: list[tuple[str, Callable[[Graph], Graph]]] = [
+        ("sum_integers", lambda g: sum_integers(g, weights, costs)),
         ("fold_constants", lambda g: fold_constants(g, weights)),
         ("fold_batch_norms", lambda g: fold_batch_norms(g, weights)),
         ("merge_duplicates", merge_duplicates),

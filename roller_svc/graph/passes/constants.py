@@ -16,7 +16,7 @@ def fold_constants(graph: Graph, weights: Weights) -> Graph:
     for node in graph.nodes:
         if isinstance(node, LoopNode):
             nodes.append(replace(node, body=fold_constants(node.body, weights)))
-        elif node.inputs and all(tensor in constants for tensor in node.inputs):
+        elif isinstance(node, OpNode) and node.inputs and all(tensor in constants for tensor in node.inputs):
             constants |= _values(node, constants, weights)
         else:
             nodes.append(node)

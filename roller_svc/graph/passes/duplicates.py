@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller_svc.ir.graph import Graph, LoopNode, Node
+from roller_svc.ir.graph import Graph, HostNode, LoopNode, Node
 
 
 def merge_duplicates(graph: Graph) -> Graph:
@@ -19,6 +19,9 @@ def merge_duplicates(graph: Graph) -> Graph:
         renamed = replace(node, inputs=tuple(same.get(tensor, tensor) for tensor in node.inputs))
         if isinstance(renamed, LoopNode):
             nodes.append(replace(renamed, body=merge_duplicates(renamed.body)))
+            continue
+        if isinstance(renamed, HostNode):  # it may have effects
+            nodes.append(renamed)
             continue
         known = computed.setdefault((renamed.program, renamed.inputs), renamed.outputs)
         if known is renamed.outputs:

@@ -20,6 +20,8 @@ def choose_forms(graph: Graph, costs: CostTable) -> Graph:
     def choose(node: Node) -> Node:
         if isinstance(node, LoopNode):
             return replace(node, body=choose_forms(node.body, costs))
+        if not isinstance(node, OpNode):
+            return node
         nodes = [replace(node, program=program, forms=()) for program in _forms(node)]
         timed = [(cost.seconds, other) for other in nodes if (cost := costs.cost(other, graph.constants)) is not None]
         return min(timed, key=lambda pair: pair[0])[1] if timed else node

@@ -53,7 +53,7 @@ class _Fusion:
         for node in self.graph.nodes:
             if isinstance(node, LoopNode):
                 others.append(replace(node, body=_Fusion(node.body, self.costs).run()))
-            elif node.name in self.views or is_contiguous_concat(node):
+            elif not isinstance(node, OpNode) or node.name in self.views or is_contiguous_concat(node):
                 others.append(node)
             else:
                 self._begin(node)

@@ -14,7 +14,7 @@ from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.expr import AxisRef, Expr, Load, rewrite
-from roller_svc.ir.graph import FUSED, Graph, LoopNode, Node, OpNode
+from roller_svc.ir.graph import FUSED, Graph, Node, OpNode
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, TensorType
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def _find_images(graph: Graph) -> frozenset[str]:
     """Return the tensors whose layout is free: no view, loop, scatter, copy-free concatenation or caller has them."""
     types, fixed = graph.types, {tensor for _, tensor in graph.outputs}
     for node in graph.nodes:
-        if isinstance(node, LoopNode) or not _takes_any_layout(node):
+        if not isinstance(node, OpNode) or not _takes_any_layout(node):
             fixed.update((*node.inputs, *node.outputs))
     written = (tensor for node in graph.nodes for tensor in node.outputs)
     return frozenset(tensor for tensor in written if tensor not in fixed and _is_image(types[tensor]))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
 from roller_svc.errors import ArgumentError
 from roller_svc.graph.rammer.wavefront import find_waves
-from roller_svc.ir.vdevice import Execute, Instruction, VDevicePlan, WaitEvent
+from roller_svc.ir.vdevice import Execute, Instruction, Stream, VDevicePlan, WaitEvent
 
 
 def schedule_by_ranges(
@@ -35,6 +36,17 @@ def schedule_by_ranges(
     if any(each >= operator for operator, before in enumerate(predecessors) for each in before):
         raise ArgumentError("rOperators must come after those that they depend on", code="invalid-plan")
     return _Plan(num_tasks, predecessors, num_veus).build(task_s or [1.0] * len(num_tasks))
+
+
+def add_streams(plan: VDevicePlan, operators: Collection[int]) -> VDevicePlan:
+    """Return the plan whose vEUs stream the rTasks of these rOperators from their start on."""
+
+    def streams(program: tuple[Instruction, ...]) -> Iterator[Stream]:
+        for each in program:
+            if isinstance(each, Execute) and each.operator in operators:
+                yield Stream(each.operator, each.first, each.count)
+
+    return replace(plan, programs=tuple((*streams(program), *program) for program in plan.programs))
 
 
 class _Plan:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
 import warnings
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from roller_svc.errors import RollerWarning
+from roller_svc.errors import ArgumentError, RollerWarning
 from roller_svc.graph.wiring.tree import Variable
 
+FILE = "wiring.sqlite"  # in the folder of the cache
+FORMAT = "roller-profiles/1"
+MAX_PROFILES = 1_000_000  # of a document that is imported
 BUSY_TIMEOUT_S = 5.0  # how long a writer waits for another one
 _KEY = ("device", "driver", "generator", "class", "choice", "context", "bucket")
 _COLUMNS = (*_KEY, "least_s", "samples", "updated")
@@ -29,6 +34,11 @@ _RECORD = f"""
     INSERT INTO profile VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?)
     ON CONFLICT ({", ".join(_KEY)}) DO UPDATE
     SET least_s = min(least_s, excluded.least_s), samples = samples + 1, updated = excluded.updated
+"""
+_MERGE = f"""
+    INSERT INTO profile VALUES ({", ".join("?" * len(_COLUMNS))})
+    ON CONFLICT ({", ".join(_KEY)}) DO UPDATE
+    SET least_s = min(least_s, excluded.least_s), samples = max(samples, excluded.samples), updated = max(updated, excluded.updated)
 """
 
 
@@ -100,32 +110,18 @@ class ProfileIndex:
     def _open(self) -> sqlite3.Connection | None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            return self._connect()
+            return _connect(self._path)
         except sqlite3.OperationalError as error:
             self._give_up(str(error))
         except sqlite3.DatabaseError as error:
             self._set_aside(str(error))
             try:
-                return self._connect()
+                return _connect(self._path)
             except sqlite3.Error as second:
                 self._give_up(str(second))
         except OSError as error:
             self._give_up(str(error))
         return None
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute(_SCHEMA)
-            columns = tuple(row[1] for row in connection.execute("PRAGMA table_info(profile)"))
-            if columns != _COLUMNS:
-                raise sqlite3.DatabaseError(f"expected columns {', '.join(_COLUMNS)}, got {', '.join(columns)}")
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
 
     def _set_aside(self, reason: str) -> None:
         aside = self._path.with_name(f"{self._path.name}.broken")
@@ -140,3 +136,79 @@ class ProfileIndex:
     def _give_up(self, reason: str) -> None:
         self.close()
         warnings.warn(f"seconds of trials are not kept in {self._path}: {reason}", RollerWarning, stacklevel=2)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(_SCHEMA)
+        columns = tuple(row[1] for row in connection.execute("PRAGMA table_info(profile)"))
+        if columns != _COLUMNS:
+            raise sqlite3.DatabaseError(f"expected columns {', '.join(_COLUMNS)}, got {', '.join(columns)}")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open an index for one transaction. Raises ArgumentError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(_connect(path)) as connection, connection:
+            yield connection
+    except (OSError, sqlite3.Error) as error:
+        raise ArgumentError(
+            f"{path}: expected an index of trials that can be read and written, got: {error}", code="unreadable-file"
+        ) from error
+
+
+def export_profiles(path: Path) -> dict[str, Any]:
+    """Return the seconds of an index as a document; without a file there are none. Raises ArgumentError."""
+    rows: list[tuple[Any, ...]] = []
+    if path.exists():
+        with _opened(path) as connection:
+            rows = connection.execute(f"SELECT * FROM profile ORDER BY {', '.join(_KEY)}").fetchall()
+    return {"format": FORMAT, "profiles": [dict(zip(_COLUMNS, row, strict=True)) for row in rows]}
+
+
+def import_profiles(path: Path, document: object) -> int:
+    """Add the seconds of a document to an index, and return their number. Of equal keys the least seconds are kept.
+
+    Raises ArgumentError: the document is not one of `export_profiles`, or the file cannot be written.
+    """
+    listed = document.get("profiles") if isinstance(document, Mapping) and document.get("format") == FORMAT else None
+    if not isinstance(listed, list) or len(listed) > MAX_PROFILES:
+        raise ArgumentError(
+            f"expected a document of the format {FORMAT} with at most {MAX_PROFILES} profiles", code="invalid-option"
+        )
+    for number, row in enumerate(listed):
+        if not _is_profile(row):
+            raise ArgumentError(
+                f"profiles[{number}]: expected {', '.join(_KEY)} as texts, and positive numbers {', '.join(_COLUMNS[len(_KEY) :])}",
+                code="invalid-option",
+            )
+    with _opened(path) as connection:
+        connection.executemany(_MERGE, [tuple(row[name] for name in _COLUMNS) for row in listed])
+    return len(listed)
+
+
+def clear_profiles(path: Path, device: str | None = None) -> int:
+    """Remove the seconds of an index, or those of a device, and return their number. Raises ArgumentError."""
+    if not path.exists():
+        return 0
+    with _opened(path) as connection:
+        if device is None:
+            return connection.execute("DELETE FROM profile").rowcount
+        return connection.execute("DELETE FROM profile WHERE device = ?", (device,)).rowcount
+
+
+def _is_profile(row: object) -> bool:
+    if not isinstance(row, Mapping) or row.keys() != set(_COLUMNS):
+        return False
+    least_s, samples, updated = (row[name] for name in _COLUMNS[len(_KEY) :])
+    numbers = all(type(each) in (int, float) and math.isfinite(each) and each > 0 for each in (least_s, updated))
+    return all(isinstance(row[name], str) for name in _KEY) and numbers and type(samples) is int and 0 < samples < 1 << 62

@@ -11,7 +11,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,16 +22,17 @@ from roller_svc.compiler.artifact import package_candidate
 from roller_svc.compiler.autotune import link_alone
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import compile_candidates, select_candidate
-from roller_svc.errors import IndexRangeError, require
+from roller_svc.errors import IndexRangeError, RollerError, require
 from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.wiring.explore import Choices, Profiles, explore
-from roller_svc.graph.wiring.index import Origin, ProfileIndex
-from roller_svc.graph.wiring.tree import Node, Variable
-from roller_svc.ir.kernel import Language
+from roller_svc.graph.wiring.index import FILE, Origin, ProfileIndex
+from roller_svc.graph.wiring.tree import Node, Variable, tree_to_json
+from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import KernelStep, ModelPlan
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.graphs.cpu import CpuModel
+from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
+from roller_svc.runtime.graphs.switchable import BoundModel, SwitchableModel
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.runtime.thread_pool import limit_threads
@@ -42,8 +45,25 @@ CALLS, CALLS_S = 20, 0.3  # of a trial
 ROUNDS, CALLS_OF_ROUND = 8, 5  # in turns, of the kernels chosen alone and of those chosen in the model
 TOLERANCE = 1e-2  # of results of other kernels, relative to the greatest
 MIN_GAIN = 1.01  # of kernels that replace those chosen alone
+EXACT_SAMPLES = 3  # random inputs for which results must have equal bits
+COMMITTED = "committed"
+OUT_OF_RANGE = "random inputs are indices out of range: choices cannot be checked"
 
-LoadModel = Callable[[Sequence[KernelBundle]], CpuModel]  # with a kernel of each class, and a serial plan
+MakePlan = Callable[[Sequence[KernelBundle]], ModelPlan]  # a serial one, of a kernel of each class
+OpenIndex = Callable[[int], ProfileIndex]  # which knows seconds of that number of samples
+Open = Callable[[ModelPlan, Sequence[KernelSource]], SwitchableModel]  # links a plan's model with further kernels
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """How kernels are chosen by trials of the whole model on this machine."""
+
+    is_online: bool = False  # trials are calls of users; otherwise they precede all calls
+    budget_trials: int = 64  # at most, before whole calls are compared
+    budget_s: float = math.inf  # no trial begins after this
+    exact: bool = False  # choose only among kernels whose results have the bits of the fastest kernels'
+    share: float = 0.5  # of users' calls that may be trials
+    variables: tuple[str, ...] = ("kernel", "plan", "buffers")  # kinds of those that are explored
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,83 +74,255 @@ class Trial:
     seconds: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tuning:
     """The kernels that trials have chosen, and how."""
 
-    tree: Node
-    chosen: Mapping[str, str]  # digest of the kernel of each variable
-    trials: int  # that were measured now: an index had the others
-    gain: float  # seconds of a call by the kernels chosen alone, over those by these
-    history: tuple[Trial, ...]
+    root: Node
+    chosen: Mapping[str, str] = field(default_factory=dict)  # digest of the kernel of each variable
+    trials: int = 0  # that were measured now: an index had the others
+    gain: float = 1.0  # seconds of a call by the kernels chosen alone, over those by these
+    history: list[Trial] = field(default_factory=list)
+    removed: dict[str, dict[str, str]] = field(default_factory=dict)  # by variable: why each of these kernels was removed
+    notes: list[str] = field(default_factory=list)
+    state: str = COMMITTED
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """The tree of choices as JSON, with those that were removed."""
+        return tree_to_json(self.root) | ({"removed": self.removed} if self.removed else {})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the assignment, and what it is based on, for the report of a model."""
+        return {"chosen": dict(self.chosen), "trials": self.trials, "gain": self.gain, "notes": list(self.notes)}
 
 
-def tune_kernels(
-    requests: Sequence[BuildRequest],
-    fastest: Sequence[KernelBundle],
-    plan: ModelPlan,
-    load: LoadModel,
-    cache: KernelCache,
-    budget_trials: int,
-) -> tuple[list[KernelBundle], Tuning]:
-    """Return a kernel for each class: the fastest in the model, if together they make its calls faster.
+class Timer(Protocol):
+    """A way to measure models. It returns None where a model has failed, or the machine was too busy."""
 
-    Args:
-        requests: of the classes.
-        fastest: the fastest kernel of each class, alone.
-        plan: a serial plan of these.
-        load: links and loads a model.
-        cache: keeps the other kernels of the classes, and an index of seconds.
-        budget_trials: how many models are measured at most, before whole calls of two models are.
-    """
-    if not requests:  # a model of copies
-        return [], Tuning(Node("parallel", ()), {}, 0, 1.0, ())
-    choices = {
-        f"kernel:{number}": (number, (fastest[number], *_find_alternatives(requests[number], fastest[number], cache)))
-        for number in _explored_classes(plan)
-    }
-    choices = {name: (number, kernels) for name, (number, kernels) in choices.items() if len(kernels) > 1}
-    variables = (
-        Variable(name, "kernel", tuple(each.digest for each in kernels), key=action_digest(requests[number]), regions=(number,))
-        for name, (number, kernels) in choices.items()
-    )
-    tree = Node("parallel", tuple(variables))
-    sample = draw_sample(plan)
-    try:
-        expected = _run_once(load(fastest), sample)
-    except IndexRangeError:  # random indices do not fit: nothing can be measured
-        return list(fastest), Tuning(tree, {}, 0, 1.0, ())
-    history: list[Trial] = []
+    def time_kernels(self, model: CpuCalls) -> list[float] | None: ...
+    def time_calls(self, models: Sequence[CpuCalls]) -> list[float] | None: ...
 
-    def assign(chosen: Mapping[str, int]) -> list[KernelBundle]:
-        assigned = list(fastest)
+
+class KernelChoices:
+    """The kernels of each class that takes a part of a call, as plans of one switchable program."""
+
+    def __init__(
+        self,
+        requests: Sequence[BuildRequest],
+        fastest: Sequence[KernelBundle],
+        make_plan: MakePlan,
+        open_switchable: Open,
+        cache: KernelCache,
+        *,
+        exact: bool = False,
+        explores_kernels: bool = True,
+    ) -> None:
+        """Build the kernels that the cache does not have.
+
+        Args:
+            requests: of the classes.
+            fastest: the fastest kernel of each class, alone.
+            make_plan: makes the serial plan of kernels.
+            open_switchable: links and loads a program with all kernels, of which plans are bound.
+            cache: keeps the other kernels of the classes.
+            exact: whether results of other kernels must have the same bits.
+            explores_kernels: whether there are choices of kernels.
+
+        Raises:
+            IndexRangeError: random inputs are indices out of range.
+        """
+        self._fastest = list(fastest)
+        self._make_plan = make_plan
+        self._exact = exact
+        self.plan = make_plan(fastest)
+        choices = {
+            f"kernel:{number}": (number, (fastest[number], *_find_alternatives(requests[number], fastest[number], cache)))
+            for number in (_explored_classes(self.plan) if explores_kernels else ())
+        }
+        self.choices = {name: (number, kernels) for name, (number, kernels) in choices.items() if len(kernels) > 1}
+        self.root = Node(
+            "parallel",
+            tuple(
+                Variable(name, "kernel", tuple(each.digest for each in kernels), 0, action_digest(requests[number]), (number,))
+                for name, (number, kernels) in self.choices.items()
+            ),
+        )
+        sources = [kernel.source for kernel in self.plan.kernels]
+        sources += [kernel.compiled.source for _, kernels in self.choices.values() for kernel in kernels]
+        self._switchable = open_switchable(self.plan, sources)
+        self.by_fastest = self.bind(self.plan)
+        self._samples = [draw_sample(self.plan, seed) for seed in range(EXACT_SAMPLES if exact else 1)]
+        self._expected = [_run_once(self.by_fastest, sample) for sample in self._samples]
+        self._checked: dict[tuple[str, int], bool] = {}
+        self.removed: dict[str, dict[str, str]] = {}
+
+    @property
+    def sample(self) -> Sample:
+        """Arrays for calls."""
+        return self._samples[0]
+
+    def assign(self, chosen: Mapping[str, int]) -> list[KernelBundle]:
+        """Return the kernels of all classes."""
+        assigned = list(self._fastest)
         for name, choice in chosen.items():
-            number, kernels = choices[name]
+            number, kernels = self.choices[name]
             assigned[number] = kernels[choice]
         return assigned
 
-    def digests(chosen: Mapping[str, int]) -> dict[str, str]:
-        return {name: choices[name][1][choice].digest for name, choice in chosen.items()}
+    def name(self, chosen: Mapping[str, int]) -> dict[str, str]:
+        """Return the digest of the kernel of each variable."""
+        return {name: self.choices[name][1][choice].digest for name, choice in chosen.items()}
+
+    def bind(self, plan: ModelPlan) -> BoundModel:
+        """Return a plan of some of the kernels as a model."""
+        return self._switchable.bind(plan)
+
+    def bind_kernels(self, chosen: Mapping[str, int]) -> BoundModel:
+        """Return the serial plan of kernels as a model."""
+        return self.bind(self._make_plan(self.assign(chosen)))
+
+    def is_right(self, name: str, choice: int) -> bool:
+        """Return whether the results of a choice with the fastest other kernels are right; it is checked once."""
+        if choice == 0:
+            return True
+        if (name, choice) not in self._checked:
+            reason = self.find_fault(self.bind_kernels({name: choice}))
+            self._checked[name, choice] = not reason
+            if reason:
+                self.removed.setdefault(name, {})[self.choices[name][1][choice].digest] = reason
+        return self._checked[name, choice]
+
+    def find_fault(self, model: BoundModel) -> str:
+        """Return why a model may not answer calls; \"\" if its results are right."""
+        for sample, expected in zip(self._samples, self._expected, strict=True):
+            try:
+                results = _run_once(model, sample)
+            except RollerError as error:
+                return error.message
+            if self._exact and any(results[name].tobytes() != array.tobytes() for name, array in expected.items()):
+                return "results have other bits"
+            if not _agree(results, expected):
+                return "results are wrong"
+        return ""
+
+
+def choose_kernels(
+    choices: KernelChoices,
+    timer: Timer,
+    open_index: OpenIndex,
+    tuning: Tuning,
+    find_finalists: Callable[[Mapping[str, int]], Mapping[str, CpuCalls]],
+    *,
+    budget_trials: int,
+    rounds: int = 1,
+) -> tuple[Mapping[str, int], str]:
+    """Return the choice of each variable, and which finalist has it. `tuning` gets what the search finds.
+
+    Args:
+        choices: the kernels.
+        timer: measures models.
+        open_index: opens the index of seconds, which knows those of a least number of samples.
+        tuning: of these choices.
+        find_finalists: returns models by name, whose calls are compared: first the one that is used now, then those of
+            other kernels. Without others nothing is compared.
+        budget_trials: how many choices of all kernels are measured at most.
+        rounds: how often each is.
+    """
+    bound: dict[tuple[int, ...], BoundModel] = {}  # whose packed weights later rounds use
 
     def measure(chosen: Choices) -> dict[str, float]:
-        model = load(assign(chosen))
-        if not _agree(_run_once(model, sample), expected):
+        right = {name: choice if choices.is_right(name, choice) else 0 for name, choice in chosen.items()}
+        if all(right[name] != choice for name, choice in chosen.items()):
             return {}
-        by_kernel = _measure_kernels(model, sample)
-        seconds = {name: by_kernel[choices[name][0]] for name in chosen}
-        history.append(Trial(digests(chosen), seconds))
+        key = tuple(right.values())
+        if key not in bound:
+            bound[key] = choices.bind_kernels(right)
+        by_kernel = timer.time_kernels(bound[key])
+        if by_kernel is None:
+            return {}
+        tuning.trials += 1
+        seconds = {name: by_kernel[choices.choices[name][0]] for name, choice in chosen.items() if right[name] == choice}
+        tuning.history.append(Trial(choices.name(right), seconds))
         return seconds
 
-    index = ProfileIndex(cache.folder / "wiring.sqlite", _find_origin(plan, requests[0]))
-    with closing(index), limit_threads(require(requests[0].hardware, "spec of a class").num_cores):
-        best = explore(tree, measure, budget_trials=budget_trials, index=index)
-        tuned, trials, gain = assign(best), best.trials, 1.0
-        if tuned != list(fastest):  # whole calls decide: kernels that are the fastest themselves may slow others down
-            gain, calls = _find_gain(digests(best), lambda: [load(fastest), load(tuned)], sample, index)
-            trials += calls
-    if gain < MIN_GAIN:
-        return list(fastest), Tuning(tree, digests(dict.fromkeys(choices, 0)), trials, 1.0, tuple(history))
-    return tuned, Tuning(tree, digests(best), trials, gain, tuple(history))
+    with closing(open_index(rounds)) as index:
+        best: Mapping[str, int] = explore(choices.root, measure, budget_trials=budget_trials, index=index, rounds=rounds)
+    bound.clear()
+    finalists = find_finalists(best)
+    fastest = choose_model(finalists, choices.name(best), timer, open_index, tuning)
+    if fastest == next(iter(finalists)):
+        best = dict.fromkeys(choices.choices, 0)
+    tuning.chosen = choices.name(best)
+    return best, fastest
+
+
+def choose_model(
+    models: Mapping[str, CpuCalls], chosen: Mapping[str, str], timer: Timer, open_index: OpenIndex, tuning: Tuning
+) -> str:
+    """Return the name of the model whose calls are the fastest: the first one, if no other is faster by a margin.
+
+    `chosen` are the kernels of the others.
+    """
+    used = next(iter(models))
+    if len(models) == 1:
+        return used
+    with closing(open_index(1)) as index:
+        seconds, measured = _time_models(models, timer, index, chosen)
+    tuning.trials += measured
+    if seconds is None:
+        return used
+    fastest = min(models, key=lambda name: seconds[name])
+    if seconds[used] < MIN_GAIN * seconds[fastest]:
+        return used
+    tuning.gain *= seconds[used] / seconds[fastest]
+    return fastest
+
+
+def tune_kernels(
+    find_choices: Callable[[], KernelChoices], cache: KernelCache, options: TuneOptions, requests: Sequence[BuildRequest]
+) -> tuple[list[KernelBundle] | None, Tuning]:
+    """Return a kernel for each class: the fastest in the model, if together they make its calls faster; or None.
+
+    Args:
+        find_choices: makes the kernels of the classes.
+        cache: has the index of seconds.
+        options: bounds the trials.
+        requests: of the classes.
+    """
+    if not requests:  # a model of copies
+        return None, Tuning(Node("parallel", ()))
+    with limit_threads(require(requests[0].hardware, "spec of a class").num_cores):
+        try:
+            choices = find_choices()
+        except IndexRangeError:
+            return None, Tuning(Node("parallel", ()), notes=[OUT_OF_RANGE])
+        tuning = Tuning(choices.root, removed=choices.removed)
+
+        def find_finalists(best: Mapping[str, int]) -> dict[str, CpuCalls]:
+            """Whole calls decide: kernels that are the fastest themselves may slow others down."""
+            models: dict[str, CpuCalls] = {"alone": choices.by_fastest}
+            tuned = choices.bind_kernels(best)
+            return models | {"tuned": tuned} if any(best.values()) and not choices.find_fault(tuned) else models
+
+        timer = _SampleTimer(choices.sample, time.perf_counter() + options.budget_s)
+        opened = partial(open_index, choices.plan, cache, requests[0], options)
+        best, _ = choose_kernels(choices, timer, opened, tuning, find_finalists, budget_trials=options.budget_trials)
+    return choices.assign(best), tuning
+
+
+@dataclass(frozen=True, slots=True)
+class _SampleTimer:
+    """Calls with random arrays."""
+
+    sample: Sample
+    end_s: float
+
+    def time_kernels(self, model: CpuCalls) -> list[float] | None:
+        return None if time.perf_counter() > self.end_s else _measure_kernels(model, self.sample)
+
+    def time_calls(self, models: Sequence[CpuCalls]) -> list[float] | None:
+        return measure_calls(models, self.sample)
 
 
 def _explored_classes(plan: ModelPlan) -> list[int]:
@@ -153,35 +345,39 @@ def _find_alternatives(request: BuildRequest, fastest: KernelBundle, cache: Kern
     return [each for each in known if each.digest != fastest.digest][: MAX_CHOICES - 1]
 
 
-def _find_origin(plan: ModelPlan, request: BuildRequest) -> Origin:
-    """Return what the seconds of a model's trials depend on: the device, the compiler, the generator and the model."""
+def open_index(plan: ModelPlan, cache: KernelCache, request: BuildRequest, options: TuneOptions, min_samples: int) -> ProfileIndex:
+    """Return the index of seconds of a model's trials: by the device, the compiler, the generator and the model."""
     hw = require(request.hardware, "spec of a class")
-    content = json.dumps([[kernel.source.key for kernel in plan.kernels], plan_to_json(plan)], sort_keys=True)
-    return Origin(
+    keys = [kernel.source.key for kernel in plan.kernels]
+    content = json.dumps([keys, plan_to_json(plan), options.is_online, options.exact], sort_keys=True)
+    origin = Origin(
         device=f"{hw.id}, {hw.num_cores} threads",
         driver=tool_version(Language.C, hw.arch),
         generator=estimate_digest(hw, request.winograd),
         bucket=hashlib.sha256(content.encode()).hexdigest(),
     )
+    return ProfileIndex(cache.folder / FILE, origin, min_samples=min_samples)
 
 
-def _find_gain(
-    chosen: Mapping[str, str], load_both: Callable[[], Sequence[CpuModel]], sample: Sample, index: Profiles
-) -> tuple[float, int]:
-    """Return the seconds of a call by the kernels chosen alone over those by others, and how many were measured."""
-    text = json.dumps(chosen, sort_keys=True)
-    calls = Variable("calls", "kernel", (f"alone, measured with {text}", text))  # equally often, as least seconds fall
-    known = [index.look_up(calls, choice, {}) for choice in (0, 1)]
+def _time_models(
+    models: Mapping[str, CpuCalls], timer: Timer, index: Profiles, chosen: Mapping[str, str]
+) -> tuple[dict[str, float] | None, int]:
+    """Return the seconds of a call of each model, and how many models were measured."""
+    text = json.dumps([list(models), chosen], sort_keys=True)  # what is measured together: least seconds fall
+    calls = Variable("calls", "plan", tuple(f"{name} of {text}" for name in models))
+    known = [index.look_up(calls, choice, {}) for choice in range(len(models))]
     seconds = [value for value in known if value is not None]
     if len(seconds) == len(known):
-        return seconds[0] / seconds[1], 0
-    seconds = _measure_calls(load_both(), sample)
-    for choice, value in enumerate(seconds):
+        return dict(zip(models, seconds, strict=True)), 0
+    measured = timer.time_calls(list(models.values()))
+    if measured is None:
+        return None, 0
+    for choice, value in enumerate(measured):
         index.record(calls, choice, {}, value)
-    return seconds[0] / seconds[1], len(seconds)
+    return dict(zip(models, measured, strict=True)), len(measured)
 
 
-def _run_once(model: CpuModel, sample: Sample) -> dict[str, Array]:
+def _run_once(model: CpuCalls, sample: Sample) -> dict[str, Array]:
     """Return the results of a call, which later calls do not change."""
     results = model.run(sample.inputs, sample.restore())
     return {**results, **{name: array.copy() for name, array in sample.states.items()}}
@@ -196,22 +392,28 @@ def _agree(results: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
     )
 
 
-def _measure_kernels(model: CpuModel, sample: Sample) -> list[float]:
+def _measure_kernels(model: CpuCalls, sample: Sample) -> list[float]:
     """Return the seconds of each kernel in a call: the least sum over its launches."""
     least = [math.inf] * len(model.plan.kernels)
     end = time.perf_counter() + CALLS_S
     for number in range(CALLS):
         if number > 1 and time.perf_counter() > end:
             break
-        seconds = [0.0] * len(least)
-        for moment in model.profile(sample.inputs, sample.restore()):
-            if isinstance(moment.step, KernelStep):
-                seconds[moment.step.kernel] += moment.end_s - moment.start_s
+        seconds = sum_kernels(model, model.profile(sample.inputs, sample.restore()))
         least = [min(a, b) for a, b in zip(least, seconds, strict=True)]
     return least
 
 
-def _measure_calls(models: Sequence[CpuModel], sample: Sample) -> list[float]:
+def sum_kernels(model: CpuCalls, moments: Sequence[Moment]) -> list[float]:
+    """Return the seconds of each kernel in a call."""
+    seconds = [0.0] * len(model.plan.kernels)
+    for moment in moments:
+        if isinstance(moment.step, KernelStep):
+            seconds[moment.step.kernel] += moment.end_s - moment.start_s
+    return seconds
+
+
+def measure_calls(models: Sequence[CpuCalls], sample: Sample) -> list[float]:
     """Return the least seconds of a call of each model, in turns."""
     least = [math.inf] * len(models)
     for _ in range(ROUNDS):

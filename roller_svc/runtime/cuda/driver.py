@@ -18,6 +18,7 @@ from roller_svc.runtime.saved.metadata import L2_PROMOTION_BYTES, MAP_ALIGNMENT_
 _NO_INTERLEAVE = _FILLED_WITH_ZEROS = 0
 _COOPERATIVE_TOO_LARGE = 720  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
 _MULTIPROCESSOR_COUNT, _COOPERATIVE_LAUNCH = 16, 95  # CU_DEVICE_ATTRIBUTE_...
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
 _WORD_BYTES, _SPAN_WORD, _SPAN_BIT = 8, 1, 21  # see LAST_DRIVER_TO_FIX
 
 
@@ -33,6 +34,21 @@ def driver() -> Driver:
     if status:
         raise LaunchError(f"cannot read the CUDA driver's version: error {status}", code="no-device")
     return Driver(library, fix_small_maps=version.value <= LAST_DRIVER_TO_FIX)
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("more", ctypes.c_ubyte * 60))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_LaunchAttribute)), ("count", ctypes.c_uint),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +92,13 @@ class Driver:
         status = self.library.cuLaunchCooperativeKernel(*given)
         code = "persistent-too-large" if status == _COOPERATIVE_TOO_LARGE else None
         self.check(status, f"launch of {launch.name} with {math.prod(launch.grid)} blocks at once failed", code)
+
+    def launch_programmatic(self, function: int, launch: LaunchSpec, parameters: Parameters, stream: int) -> None:
+        """Call cuLaunchKernelEx with programmatic stream serialization: the launch may start before the one before it ends."""
+        attribute = _LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
+        config = _LaunchConfig(launch.grid, launch.block, launch.shared_bytes, stream, ctypes.pointer(attribute), 1)
+        given = (ctypes.byref(config), ctypes.c_void_p(function), parameters.addresses, None)
+        self.check(self.library.cuLaunchKernelEx(*given), f"launch of {launch.name} failed")
 
     def count_resident(self, function: int, launch: LaunchSpec) -> int:
         """Return the blocks of a cooperative launch that the current context's device holds at once."""

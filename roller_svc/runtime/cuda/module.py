@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -126,10 +126,16 @@ class CudaModule:
             return self._functions[device]
 
 
+class Launchable(Protocol):
+    """Launches that a stream may record."""
+
+    def launch(self, stream: Any) -> None: ...
+
+
 class Replay:
     """Calls captured in a CUDA graph, to time the device and not the launch overhead of Python."""
 
-    def __init__(self, cupy: Any, calls: Sequence[CudaCall], times: int) -> None:
+    def __init__(self, cupy: Any, calls: Sequence[Launchable], times: int) -> None:
         """Capture `times` calls, round-robin over `calls`. Their device must be current."""
         self.times = times
         self._cupy = cupy

@@ -4,6 +4,7 @@
 // The source of a store must not change until its thread has waited for the read. Stores write when their thread waits
 // for that, or at its end.
 #pragma once
+#include "copies.h"
 #include "events.h"
 
 namespace {
@@ -166,9 +167,76 @@ void complete_copy(const Flight &flight) {
   arrive_bytes(*flight.barrier, static_cast<long>(all), box.line);
 }
 
+// copies that a barrier tracks: one of contiguous bytes, or all of a thread's cp.async ------------------------------
+
+struct Tracked {
+  Copy *copies;
+  unsigned count;
+  bool arrives;  // once they are complete; else their bytes do
+  int line;
+  Number thread;
+  uint3 position;  // of the thread
+  unsigned rank;   // of its block
+  Phased *barrier;
+};
+Tracked *tracked;
+unsigned tracked_count, tracked_capacity;
+
+void track(const Copy *copies, unsigned count, Phased &barrier, bool arrives, int line) {
+  if (tracked_count == tracked_capacity) {
+    tracked_capacity = tracked_capacity ? 2 * tracked_capacity : 256;
+    tracked = static_cast<Tracked *>(realloc(tracked, tracked_capacity * sizeof(Tracked)));
+    if (!tracked) failed("realloc");
+  }
+  auto *own = static_cast<Copy *>(malloc((count + 1) * sizeof(Copy)));
+  if (!own) failed("malloc");
+  if (count) memcpy(own, copies, count * sizeof(Copy));
+  tracked[tracked_count++] = {own, count, arrives, line, current->number, current->position, running, &barrier};
+}
+
+void complete_bytes(const Copy &copy, Number thread) {
+  if (race_detection) {
+    uint32_t where = IS_LINE | static_cast<uint32_t>(copy.line);
+    if (copy.inside) record_access(thread, copy.from, copy.bytes, READ, where);
+    record_completion(ASYNC, copy.to, copy.bytes, where);
+  }
+  if (copy.inside)
+    memcpy(copy.to, copy.from, copy.bytes);
+  else
+    memset(copy.to, 0, copy.bytes);
+}
+
+void complete_tracked(unsigned i) {
+  const Tracked done = tracked[i];
+  tracked_count--;
+  memmove(tracked + i, tracked + i + 1, (tracked_count - i) * sizeof(Tracked));
+  threadIdx = done.position;
+  blockIdx = blocks[done.rank].position;
+  long bytes = 0;
+  for (unsigned number = 0; number < done.count; number++) {
+    complete_bytes(done.copies[number], done.thread);
+    bytes += done.copies[number].bytes;
+  }
+  free(done.copies);
+  Phased &barrier = *done.barrier;
+  check_word(barrier, done.line);
+  if (!done.arrives) return arrive_bytes(barrier, bytes, done.line);
+  if (!barrier.pending)
+    report(FAULT, "line %d: more than %u threads arrive at the barrier initialised at line %d", done.line,
+           barrier.count, barrier.line);
+  barrier.pending--;
+  release_async_to(barrier.known);
+  complete_phase(barrier, done.line);
+}
+
+void drop_tracked() {
+  while (tracked_count) free(tracked[--tracked_count].copies);
+}
+
 bool complete_async() {
-  if (!flight_count) return false;
-  unsigned i = random_below(flight_count);
+  if (!flight_count && !tracked_count) return false;
+  unsigned i = random_below(flight_count + tracked_count);
+  if (i >= flight_count) return complete_tracked(i - flight_count), true;
   Flight flight = flights[i];
   flight_count--;
   memmove(flights + i, flights + i + 1, (flight_count - i) * sizeof(Flight));
@@ -261,6 +329,9 @@ void end_flights(const Block &block) {
   for (unsigned i = 0; i < flight_count; i++)
     if (flights[i].rank == block.rank)
       report(FAULT, "line %d: this copy is under way when the block ends that it goes to", flights[i].box.line);
+  for (unsigned i = 0; i < tracked_count; i++)
+    if (tracked[i].rank == block.rank)
+      report(FAULT, "line %d: this copy is under way when the block ends that it goes to", tracked[i].line);
 }
 
 }  // namespace
@@ -315,6 +386,34 @@ void emulator::await_stores(unsigned int pending, bool read) {
   }
   stores.count -= done;
   memmove(stores.pending, stores.pending + done, stores.count * sizeof(Store));
+}
+
+void emulator::arrive_after_copies(void *at, int line) {
+  Copies &copies = current->copies;
+  track(copies.pending, copies.count, own_barrier(at, line), true, line);
+  copies.count = 0;
+}
+
+void emulator::copy_bulk(void *shared, unsigned long available, const void *memory, unsigned int bytes, void *at,
+                         int line) {
+  auto *to = static_cast<unsigned char *>(shared);
+  auto *from = static_cast<const unsigned char *>(memory);
+  if (!bytes || bytes % 16) report(FAULT, "line %d: copies %u bytes, which is no multiple of 16", line, bytes);
+  if (!in_shared(to, bytes)) report(FAULT, "line %d: copies to an address outside the block's shared memory", line);
+  if (available < bytes) report(FAULT, "line %d: copies %u bytes beyond the end of a shared array", line, bytes);
+  if (shared_offset(to, running) % 16 || reinterpret_cast<uintptr_t>(from) % 16)
+    report(FAULT, "line %d: copies from or to an address that is not a multiple of 16", line);
+  check_source(from, bytes, line);
+  Phased &barrier = own_barrier(at, line);
+  if (!barrier.fenced)
+    report(FAULT, "line %d: copies before fence_barrier_init makes the barrier of line %d known to them", line,
+           barrier.line);
+  barrier.bytes += bytes;
+  if (barrier.bytes > MAX_ARRIVALS) report(FAULT, "line %d: a barrier cannot expect %ld bytes", line, barrier.bytes);
+  if (race_detection) record_access(current->number, to, bytes, COPY, IS_LINE | static_cast<uint32_t>(line));
+  memset(to, POISON, bytes);
+  const Copy copy = {to, from, bytes, true, 0, line};
+  track(&copy, 1, barrier, false, line);
 }
 
 void fence_async() {

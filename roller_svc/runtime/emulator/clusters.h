@@ -33,6 +33,7 @@ void begin_clustered(uint64_t first) {
   begin_barriers();
   begin_events();
   flight_count = 0;
+  drop_tracked();
   for (unsigned rank = 0; rank < block_count; rank++) {
     uint64_t i = first + rank;
     blocks[rank].position = {unsigned(i % gridDim.x), unsigned(i / gridDim.x % gridDim.y),

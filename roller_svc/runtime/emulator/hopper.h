@@ -22,6 +22,8 @@ void barrier_arrive_remote(void *at, unsigned int rank, int line);
 void barrier_wait(void *at, unsigned int parity, int line);
 void named_barrier(unsigned int id, unsigned int threads, int line);
 int named_any(unsigned int id, unsigned int threads, int cond, int line);
+void arrive_after_copies(void *barrier, int line);
+void copy_bulk(void *shared, unsigned long available, const void *memory, unsigned int bytes, void *barrier, int line);
 
 void load(void *shared, unsigned long available, void *barrier, const BulkLoad &load, int line);
 void store(const TensorMap *map, const void *shared, unsigned long available, int rank, const int *at, int line);
@@ -70,6 +72,16 @@ inline void barrier_expect(unsigned long long *barrier, unsigned int bytes, EMUL
 }
 inline void barrier_wait(unsigned long long *barrier, unsigned int parity, EMULATOR_LINE) {
   emulator::barrier_wait(barrier, parity, line);
+}
+inline void barrier_test_wait(unsigned long long *barrier, unsigned int parity, EMULATOR_LINE) {
+  emulator::barrier_wait(barrier, parity, line);
+}
+inline void arrive_after_copies(unsigned long long *barrier, EMULATOR_LINE) {
+  emulator::arrive_after_copies(barrier, line);
+}
+__forceinline__ void copy_bulk(void *shared, const void *memory, unsigned int bytes, unsigned long long *barrier,
+                               EMULATOR_LINE) {
+  emulator::copy_bulk(shared, EMULATOR_AVAILABLE(shared), memory, bytes, barrier, line);
 }
 inline void named_barrier(unsigned int id, unsigned int threads, EMULATOR_LINE) {
   emulator::named_barrier(id, threads, line);

@@ -36,6 +36,7 @@ HOST_INTRINSICS = frozenset({
     *(f"mma_m16n8k32_{types}" for types in _FLOAT8),
     *(f"mfma_16x16x{types}" for types in ("16_f16", "16_bf16", "4_f32", "16_s8", "32_s8", "4_f64")),
     "barrier_init", "barrier_arrive", "barrier_arrive_remote", "barrier_expect", "barrier_wait", "fence_barrier_init",
+    "barrier_test_wait", "arrive_after_copies", "copy_bulk",
     "fence_async", "bulk_commit", "bulk_wait", "bulk_wait_read", "prefetch_map", "elect_one",
     "named_barrier", "named_any",
     *(f"tma_load_{rank}d{suffix}" for rank in range(1, 6) for suffix in ("", "_multicast")),

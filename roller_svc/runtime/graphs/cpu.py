@@ -50,36 +50,33 @@ class _ThreadMemory(NamedTuple):
     arguments: tuple[ctypes.c_void_p, ...]  # of the model's function: addresses of these, and of weights and packed weights
 
 
-class CpuModel:
-    """A loaded model. Calls from several threads may overlap: each thread has a workspace of its own."""
+class CpuCalls:
+    """The calls of a plan by a loaded program. They may overlap: each thread has a workspace of its own."""
 
-    def __init__(self, plan: ModelPlan, name: str, binary: bytes, weights: Array, packed: Array | None = None) -> None:
-        """Load the shared object.
+    _bases: tuple[int, int]  # addresses of weights and packed weights
+
+    def __init__(self, plan: ModelPlan, library: ctypes.CDLL, name: str, *bound: int) -> None:
+        """Find the functions.
 
         Args:
-            plan: the plan that it was made of.
-            name: what the names of its functions begin with.
-            binary: the shared object.
-            weights: the weights; those that steps read suffice with packed weights.
-            packed: the packed weights, which are computed if they are not given.
+            plan: the plan.
+            library: the program, whose functions have names that begin with `name`.
+            name: see `library`.
+            bound: address of the tables of the plan, for a program of which plans are bound.
         """
-        for kernel in plan.kernels:
-            check_features(kernel.source)
         self.plan = plan
         self._name = name
-        self._library = load_library(binary, name)
-        weakref.finalize(self, unload_library, self._library._handle).atexit = False
-        self._run = self._function("run", 6)
+        self._library = library
+        self._bound = bound
+        self._run = self._function("run", 6 + len(bound))
         self._memory = local()
         self._buffers = call_buffers(plan)
         self._plain = PlainArrays(self._buffers)
         self._states = {name for name, _ in plan.states}
-        if packed is None:
-            packed = self._prepack(_aligned(weights, plan.weights_bytes))
-        self.packed: Array = _aligned(packed, plan.packed_bytes)
-        read = weights.reshape(-1).view(np.uint8)[: plan.read_weights_bytes]
-        # without the others, which can then be freed
-        self.weights: Array = _copy(read) if read.size < weights.nbytes else _aligned(read, plan.read_weights_bytes)
+
+    def _workspace(self) -> Array:
+        """Return memory for the calls of this thread."""
+        return resident_empty(self.plan.arena_bytes)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Return the outputs by name; write them to arrays in `out` if given. States are in `out`, and are results too.
@@ -120,13 +117,20 @@ class CpuModel:
 
         Raises as `run` does.
         """
+        return self.run_timed(arrays, out)[1]
+
+    def run_timed(
+        self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None
+    ) -> tuple[dict[str, Array], list[Moment]]:
+        """Return the results as `run` does, and the moments as `profile` does."""
         steps = list(_executed(self.plan.steps))
         times = np.zeros(max(1, 2 * len(steps)))
         binding = bind_call(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
-        self._call(self._function("profile", 7), *self._addresses(binding), _address(times))
+        self._call(self._function("profile", 7 + len(self._bound)), *self._addresses(binding), _address(times))
         binding.copy_back()
         starts, ends = (times[: 2 * len(steps)] - times[: 2 * len(steps)].min(initial=np.inf)).reshape(-1, 2).T.tolist()
-        return [Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)]
+        moments = [Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)]
+        return binding.results(), moments
 
     def _addresses(self, binding: Binding[Array]) -> tuple[list[int], list[int]]:
         """Return the addresses of a binding's inputs, and of its outputs and states."""
@@ -145,14 +149,13 @@ class CpuModel:
             memory.status[:] = 0
             raise error
 
-    def _prepack(self, weights: Array) -> Array:
-        packed = resident_empty(self.plan.packed_bytes)
-        prepack = self._function("prepack", 4)
-        workspace, status = resident_empty(self.plan.arena_bytes), np.zeros(4, np.int64)
-        failed = prepack(_address(weights), _address(packed), _address(workspace), _address(status))
+    def _prepack(self, weights: int, packed: int) -> None:
+        """Pack weights at an address, to another one. Raises IndexRangeError."""
+        prepack = self._function("prepack", 4 + len(self._bound))
+        workspace, status = self._workspace(), np.zeros(4, np.int64)
+        failed = prepack(weights, packed, _address(workspace), _address(status), *self._bound)
         if failed >= 0:
             raise self._range_error(int(failed), status)
-        return packed[: self.plan.packed_bytes]
 
     def _function(self, name: str, arguments: int) -> ctypes._NamedFuncPointer:
         try:
@@ -167,12 +170,11 @@ class CpuModel:
 
     def _thread_memory(self) -> _ThreadMemory:
         """Return what a thread's calls reuse, without an error."""
-        workspace, status = resident_empty(self.plan.arena_bytes), np.zeros(4, np.int64)
+        workspace, status = self._workspace(), np.zeros(4, np.int64)
         written = (*self.plan.outputs, *self.plan.states)
         inputs, outputs = ((ctypes.c_void_p * max(1, len(tensors)))() for tensors in (self.plan.inputs, written))
         addresses = (
-            ctypes.addressof(inputs), ctypes.addressof(outputs),
-            _address(workspace), _address(self.weights), _address(self.packed), _address(status),
+            ctypes.addressof(inputs), ctypes.addressof(outputs), _address(workspace), *self._bases, _address(status), *self._bound,
         )  # fmt: skip
         return _ThreadMemory(workspace, inputs, outputs, status, tuple(map(ctypes.c_void_p, addresses)))
 
@@ -182,6 +184,34 @@ class CpuModel:
             raise InvariantError(f"step {row} of {self.plan.name} reported an index, and launches no kernel")
         error = range_error(self.plan.kernels[step.kernel].source, int(status[1]), int(status[2]))
         return IndexRangeError(f"node {step.node!r}: {error.message}", hint=error.hint)
+
+
+class CpuModel(CpuCalls):
+    """A loaded model."""
+
+    def __init__(self, plan: ModelPlan, name: str, binary: bytes, weights: Array, packed: Array | None = None) -> None:
+        """Load the shared object.
+
+        Args:
+            plan: the plan that it was made of.
+            name: what the names of its functions begin with.
+            binary: the shared object.
+            weights: the weights; those that steps read suffice with packed weights.
+            packed: the packed weights, which are computed if they are not given.
+        """
+        for kernel in plan.kernels:
+            check_features(kernel.source)
+        library = load_library(binary, name)
+        weakref.finalize(self, unload_library, library._handle).atexit = False
+        super().__init__(plan, library, name)
+        if packed is None:
+            packed, aligned = resident_empty(plan.packed_bytes)[: plan.packed_bytes], _aligned(weights, plan.weights_bytes)
+            self._prepack(_address(aligned), _address(packed))
+        self.packed: Array = _aligned(packed, plan.packed_bytes)
+        read = weights.reshape(-1).view(np.uint8)[: plan.read_weights_bytes]
+        # without the others, which can then be freed
+        self.weights: Array = _copy(read) if read.size < weights.nbytes else _aligned(read, plan.read_weights_bytes)
+        self._bases = _address(self.weights), _address(self.packed)
 
 
 def _executed(steps: tuple[Step, ...]) -> Iterator[tuple[KernelStep | CopyStep, int]]:

@@ -65,6 +65,7 @@ def check(case: tuple[str, int], target: str) -> None:
     assert verdict.ok, f"{expression}: {verdict}\n{kernel.source}"
 
 
+@pytest.mark.slow
 @given(maps(), st.sampled_from(["local", "cpu-x86-avx2"]))
 @settings(max_examples=15, deadline=None, derandomize=True)
 def test_random_maps_agree_with_the_reference(case: tuple[str, int], target: str) -> None:

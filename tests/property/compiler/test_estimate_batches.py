@@ -25,6 +25,7 @@ def unplaced(answer: Json) -> Json:
     return {name: value for name, value in answer.items() if name != "item"}
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     st.lists(st.sampled_from(CASES), min_size=1, max_size=3, unique_by=lambda case: case.id),

@@ -231,6 +231,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(found, hw, groups, Plan(tuple(choices)), allow_tf32, draw(st.integers(0, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 @given(cases())
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -131,6 +131,7 @@ def check_chosen(case: Case, target: str) -> None:
 cases = st.one_of(rows_and_columns(), products())
 
 
+@pytest.mark.slow
 @given(cases, st.data())
 @settings(max_examples=8, deadline=None, derandomize=True)
 def test_any_tiles_give_the_reference_s_values(case: Case, data: st.DataObject) -> None:

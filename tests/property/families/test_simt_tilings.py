@@ -142,6 +142,7 @@ def test_products(case: tuple[str, Signature], tiling: Tiling, target: str) -> N
     check(case, tiling, target)
 
 
+@pytest.mark.slow
 @given(convolutions(), tilings, st.sampled_from(TARGETS))
 @settings(max_examples=8, deadline=None, derandomize=True)
 def test_convolutions(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:

@@ -152,6 +152,7 @@ ACTORS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(150),
     deadline=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sampling import examples
@@ -56,6 +57,7 @@ def is_refused(program: str, size: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(index, conditions, extent, extent, extent, st.sampled_from(["all", "any", "else"]))
 def test_refused_exactly_when_a_point_is_outside(text: str, guards: list[str], ea: int, eb: int, size: int, branch: str) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
@@ -109,6 +110,7 @@ def check_padded_calls(graphs: dict[int, Graph], shape: Sequence[int], batch: in
         np.testing.assert_array_equal(padding.slice("y", found, {"n": n}), expected)
 
 
+@pytest.mark.slow
 def test_admitted_graphs_give_equal_results_padded():
     rng = random.Random(0)
     admitted = inside = 0

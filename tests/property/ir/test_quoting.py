@@ -434,6 +434,7 @@ def namings(words: list[str]) -> Iterator[dict[str, str]]:
         yield dict(zip(HARMLESS, [*part[4:], *part[:4]], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "expression"),
     every(
@@ -531,6 +532,7 @@ def nvrtc_macros(candidates: list[str]) -> set[str]:
     return set(re.findall(r"\bfound_(\w+)", ptx(source)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NVRTC_HAS, reason="NVRTC is not installed")
 def test_no_name_is_a_macro_of_nvrtc() -> None:
     """Every word in the library's files that NVRTC says is defined."""
@@ -550,6 +552,7 @@ def test_no_name_is_a_macro_of_nvrtc() -> None:
 WORDS_OF_A_TEXT = 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm"])
 def test_reserved_names_compile(target: str) -> None:
     """Many to a text: each name is an input of one text, and an output and its axis of another."""

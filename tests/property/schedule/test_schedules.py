@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,58 +13,71 @@ from sampling import examples
 from schedule_support import PROGRAMS, compiled, inputs_of, interpreted, judged
 
 from roller_svc.errors import ScheduleError
-from roller_svc.schedule import transforms
+from roller_svc.schedule.by_hand import read_steps, schedule_by_hand
 from roller_svc.schedule.default import default_schedule
-from roller_svc.schedule.schedule import At, Schedule
+from roller_svc.schedule.schedule import UPDATE, At, Schedule
+from roller_svc.schedule.step_json import format_document
+from roller_svc.schedule.step_text import format_steps
+from roller_svc.schedule.steps import Step, apply_step
+from roller_svc.schedule.suggest_step import suggest_step
 
+RULES = {
+    f"schedule-{rule}" for rule in ("name", "scope", "vector-inner", "extent", "dependence", "fuse", "marked", "inline", "order")
+}
 FACTORS = (1, 2, 3, 4, 5, 8, 0, -2, 100)
-Step = tuple[int, int, int, int]
-steps: st.SearchStrategy[list[Step]] = st.lists(
-    st.tuples(st.integers(0, 15), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12
+Numbers = tuple[int, ...]
+steps: st.SearchStrategy[list[Numbers]] = st.lists(
+    st.tuples(st.integers(0, 17), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12
 )
 names = st.sampled_from(sorted(PROGRAMS))
 
 
-def transformed(schedule: Schedule, step: Step) -> Schedule:
-    """One transform, chosen by numbers: often one that fits, sometimes one that cannot."""
-    what, a, b, c = step
+def step_of(schedule: Schedule, numbers: Numbers) -> Step:
+    """Return a step, chosen by numbers: often one that is legal, sometimes one that cannot be."""
+    what, a, b, c = numbers
     stages = [s for f in schedule.functions for s in f.stages]
     stage = stages[a % len(stages)]
     loops = [loop.name for loop in stage.loops] or ["none"]
-    loop, other = loops[b % len(loops)], loops[c % len(loops)]
+    loop, other = loops[b % len(loops)], loops[(b + 1 + c % max(1, len(loops) - 1)) % len(loops)]
     producer = schedule.functions[c % len(schedule.functions)].name
     factor = FACTORS[c % len(FACTORS)]
     match what:
         case 0 | 1:
-            return transforms.split(schedule, stage.name, loop, factor)
+            more = ((), (("names", (f"o{b}", f"i{b}")),), (("tail", "exact"),))[b % 3]
+            return Step("split", stage.name, (("loop", loop), ("factor", factor), *more))
         case 2:
-            return transforms.reorder(schedule, stage.name, loop, other)
+            return Step("reorder", stage.name, (("loops", (loop, other)),))
         case 3:
-            return transforms.reorder(schedule, stage.name, *loops[b % len(loops) :], *loops[: b % len(loops)])
+            return Step("reorder", stage.name, (("loops", (*loops[b % len(loops) :], *loops[: b % len(loops)])),))
         case 4:
-            return transforms.fuse(schedule, stage.name, loop, loops[(b + 1) % len(loops)])
+            return Step("fuse", stage.name, (("outer", loop), ("inner", loops[(b + 1) % len(loops)])))
         case 5:
-            return transforms.tile(schedule, stage.name, (loop, factor), (other, 2))
+            return Step("tile", stage.name, (("outer", (loop, factor)), ("inner", (other, 2))))
         case 6:
-            return transforms.vectorise(schedule, stage.name, loops[-1] if c % 3 else loop)
+            return Step("vectorise", stage.name, (("loop", loops[-1] if c % 3 else loop),))
         case 7:
-            return transforms.unroll(schedule, stage.name, loop)
+            return Step("unroll", stage.name, (("loop", loop),))
         case 8:
-            return transforms.parallel(schedule, stage.name, loop)
+            return Step("parallel", stage.name, (("loop", loop),))
         case 9:
-            return transforms.compute_at(schedule, producer, stage.name, loop)
+            return Step("compute_at", producer, (("stage", stage.name), ("loop", loop)))
         case 10 | 11:
-            return transforms.compute_at(schedule, producer, *reader(schedule, producer, a, b))
+            site, its_loop = reader(schedule, producer, a, b)
+            return Step("compute_at", producer, (("stage", site), ("loop", its_loop)))
         case 12:
-            return transforms.compute_root(schedule, producer)
+            return Step("compute_root", producer)
         case 13:
-            site = schedule.function(producer).computed
-            outer = schedule.stage(site.stage).loops[0].name if isinstance(site, At) else loop
-            return transforms.store_at(schedule, producer, site.stage if isinstance(site, At) else stage.name, outer)
+            at = schedule.function(producer).computed
+            outer = schedule.stage(at.stage).loops[0].name if isinstance(at, At) else loop
+            return Step("store_at", producer, (("stage", at.stage if isinstance(at, At) else stage.name), ("loop", outer)))
         case 14:
-            return transforms.store_root(schedule, producer)
+            return Step("store_root", producer)
+        case 15:
+            return Step("inline", producer)
+        case 16:
+            return Step("rename", stage.name, (("loop", loop), ("name", f"r{c}")))
         case _:
-            return transforms.inline(schedule, producer)
+            return Step("serial", stage.name, (("loop", loop),))
 
 
 def reader(schedule: Schedule, producer: str, a: int, b: int) -> tuple[str, str]:
@@ -71,29 +88,88 @@ def reader(schedule: Schedule, producer: str, a: int, b: int) -> tuple[str, str]
     return stage.name, loops[b % len(loops)]
 
 
-def scheduled(name: str, chosen: list[Step]) -> Schedule:
-    """The default schedule after all steps that are legal."""
+@dataclass(frozen=True)
+class Refusal:
+    """A step that is illegal after others."""
+
+    steps: tuple[Step, ...]
+    before: Schedule
+    step: Step
+    error: ScheduleError
+
+
+def follow(name: str, chosen: list[Numbers]) -> tuple[list[Step], Schedule, list[Refusal]]:
+    """Return the legal ones of the chosen steps, their schedule, and the others."""
     schedule = default_schedule(PROGRAMS[name])
-    refusals = []
-    for step in chosen:
+    steps: list[Step] = []
+    refusals: list[Refusal] = []
+    for numbers in chosen:
+        step = step_of(schedule, numbers)
         try:
-            schedule = transformed(schedule, step)
-        except ScheduleError as refused:
-            refusals.append(refused)
-    assert all(r.code.startswith("schedule-") and r.code != ScheduleError.default_code for r in refusals)
-    return schedule
+            schedule = apply_step(schedule, step)
+        except ScheduleError as error:
+            refusals.append(Refusal((*steps,), schedule, step, error))
+        else:
+            steps.append(step)
+    return steps, schedule, refusals
+
+
+def scheduled(name: str, chosen: list[Numbers]) -> Schedule:
+    """The default schedule after all steps that are legal."""
+    return follow(name, chosen)[1]
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples(50))
+@given(name=names, chosen=steps)
+def test_text_and_json_have_the_same_steps(name: str, chosen: list[Numbers]) -> None:
+    legal, schedule, refusals = follow(name, chosen)
+    program = PROGRAMS[name]
+    for written in (format_steps(legal), format_document(legal, program), json.dumps(format_document(legal))):
+        assert read_steps(written, program).steps == tuple(legal)
+        assert schedule_by_hand(program, written) == schedule
+    assert all(r.error.code in RULES for r in refusals)
+
+
+def means_nothing(refusal: Refusal) -> bool:
+    """Whether a step moves an output, computes a function in itself, or needs a second loop where there is one."""
+    step, values = refusal.step, dict(refusal.step.values)
+    if step.operation.subject == "producer":
+        return step.subject in refusal.before.outputs or str(values.get("stage")).removesuffix(UPDATE) == step.subject
+    return step.op in ("reorder", "fuse", "tile") and len(refusal.before.stage(step.subject).loops) < 2
+
+
+def test_most_hints_are_legal_steps() -> None:
+    """A refusal names the step and its rule; in four of five the hint is a step that is legal in its place.
+
+    Steps for which no other one would do are left out.
+    """
+    numbers = Random(1)
+    hints: list[Step | None] = []
+    while len(hints) < 200:
+        name = numbers.choice(("matmul", "blur", "softmax", "windowed"))
+        chosen = [tuple(numbers.randrange(18 if i == 0 else 31) for i in range(4)) for _ in range(6)]
+        for refusal in follow(name, chosen)[2]:
+            if means_nothing(refusal):
+                continue
+            with pytest.raises(ScheduleError) as refused:
+                schedule_by_hand(PROGRAMS[name], [*refusal.steps, refusal.step])
+            assert (refused.value.step, refused.value.code) == (len(refusal.steps), refusal.error.code)
+            hints.append(hint := suggest_step(refusal.before, refusal.step, refusal.error.code))
+            if hint is not None:
+                apply_step(refusal.before, hint)
+    assert sum(hint is not None for hint in hints) >= 0.8 * len(hints)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(150))
 @given(name=names, chosen=steps)
-def test_every_legal_schedule_gives_the_reference(name: str, chosen: list[Step]) -> None:
+def test_every_legal_schedule_gives_the_reference(name: str, chosen: list[Numbers]) -> None:
     schedule = scheduled(name, chosen)
     inputs = inputs_of(schedule.program)
     verdict = judged(schedule.program, inputs, interpreted(schedule, inputs))
     assert verdict.ok, verdict.detail
 
 
-def compiled_schedules_agree(name: str, recipes: list[list[Step]]) -> None:
+def compiled_schedules_agree(name: str, recipes: list[list[Numbers]]) -> None:
     schedules = [scheduled(name, chosen) for chosen in recipes]
     inputs = inputs_of(PROGRAMS[name])
     for module in compiled(schedules):
@@ -103,12 +179,12 @@ def compiled_schedules_agree(name: str, recipes: list[list[Step]]) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=6)
 @given(name=names, recipes=st.lists(steps, min_size=4, max_size=4))
-def test_compiled_schedules_give_the_reference(name: str, recipes: list[list[Step]]) -> None:
+def test_compiled_schedules_give_the_reference(name: str, recipes: list[list[Numbers]]) -> None:
     compiled_schedules_agree(name, recipes)
 
 
 @pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=examples(50))
 @given(name=names, recipes=st.lists(steps, min_size=4, max_size=4))
-def test_many_compiled_schedules_give_the_reference(name: str, recipes: list[list[Step]]) -> None:
+def test_many_compiled_schedules_give_the_reference(name: str, recipes: list[list[Numbers]]) -> None:
     compiled_schedules_agree(name, recipes)

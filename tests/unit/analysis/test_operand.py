@@ -120,6 +120,7 @@ def accesses(draw: st.DrawFn) -> tuple[Load, Expr | None, TileAxis, tuple[Axis, 
     return load, draw(guards(names)), axis, tuple(others), TensorType(DType.FLOAT16, tuple(shape))
 
 
+@pytest.mark.slow
 @given(accesses())
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_a_run_is_side_by_side_aligned_and_under_one_guard(

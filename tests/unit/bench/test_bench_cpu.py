@@ -208,6 +208,7 @@ def test_the_turnstile_locks_and_lets_go(tmp_path: Path) -> None:
     free.close()
 
 
+@pytest.mark.slow
 def test_every_limit_of_this_cpu_is_measured() -> None:
     hw = hardware.load("local")
     found = LimitProbes(hw, 1).limits()
@@ -231,6 +232,7 @@ def _case_file(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_document_has_what_the_interface_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["--only", "gemm", "--only", "oth", "--select", "model", "--peers", "numpy"]
     assert main(["bench", "cpu", "--cases", str(_case_file(tmp_path)), *chosen, "--json"]) == 0
@@ -252,6 +254,7 @@ def test_the_document_has_what_the_interface_says(tmp_path: Path, capsys: pytest
     assert "good gemm" in printed.err
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_starts_again_on_its_cores() -> None:
     workers = cpu.Workers(1, cpu.Settings(baselines=()))
     workers.start()

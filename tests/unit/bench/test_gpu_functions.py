@@ -27,6 +27,7 @@ def rows() -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in lint_cases(LintTask(performance_cases(CASES), "nvidia-h200-sxm"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MOST_PER_ELEMENT)
 def test_instructions_per_element_stay(rows: dict[str, dict[str, Any]], case: str) -> None:
     """Straight-line kernels: a thread's instructions over the elements that it stores."""

@@ -45,6 +45,7 @@ def _case(name: str) -> tuple[str, Types]:
     return text, {n: TensorType(DType.INT32 if n == "i0" else DType.FLOAT32, s) for n, s in shapes.items()}
 
 
+@pytest.mark.slow
 @needs_tvm
 @pytest.mark.parametrize("name", CASES)
 def test_what_numpy_and_torch_have_tvm_has(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,3 +53,22 @@ def test_a_model_that_fails_is_not_timed_elsewhere(monkeypatch: pytest.MonkeyPat
     assert called == ["ours", "openvino", "ours"]
     assert row["ours_ms"] == {"error": "no"}
     assert row["ratio"] is None
+
+
+def test_all_engines_run_the_quantized_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[str] = []
+
+    def answer(arguments: Sequence[str], _: int) -> dict[str, Any]:
+        files.append(arguments[1])
+        return times(2, 3)
+
+    monkeypatch.setattr(run, "_run", answer)
+    monkeypatch.setattr(run, "_quantize", lambda file, folder: f"quantized {file}")
+    (row,) = run.bench_models(["a.onnx"], 1, ["openvino"], "model", is_quantized=True)
+    assert files == ["quantized a.onnx"] * 2
+    assert row["file"] == "a.onnx"
+
+
+def test_a_model_that_is_not_quantized_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"--quantize: .*none.onnx was not quantized"):
+        next(run.bench_models([str(tmp_path / "none.onnx")], 1, [], "model", is_quantized=True))

@@ -239,6 +239,7 @@ def test_working_sets_fit_where_they_belong(cores: int) -> None:
     assert all(size >= 4096 for _, size in pieces(hw, cores))
 
 
+@pytest.mark.slow
 def test_every_micro_benchmark_gives_a_number() -> None:
     cpu = CpuKernels(LOCAL, LOCAL.num_cores, compile_kernels(LOCAL))
     found = probes(cpu)

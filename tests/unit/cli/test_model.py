@@ -120,7 +120,7 @@ def test_text_names_what_it_shows(capsys: pytest.CaptureFixture[str], file: str,
 
 
 def test_a_tuned_model_says_what_was_chosen(capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path) -> None:
-    options = (file, "--dim", "batch=3", "--threads", "1", "--top-k", "2", "--trials", "2")
+    options = (file, "--dim", "batch=3", "--threads", "1", "--top-k", "2", "--trials", "2", "--budget", "600s")
     code, facts, _ = run(capsys, "tune", *options, "--json")
     assert code == 0
     assert facts["tuning"]["tree"]["format"] == "roller-wiring/1"
@@ -141,6 +141,7 @@ def test_an_open_dimension_is_named(capsys: pytest.CaptureFixture[str], file: st
     assert "hint: give them, as --dim batch=1\n" in err
 
 
+@pytest.mark.slow
 def test_a_constant_chooses_the_branch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     onnx.save(branching(), file := tmp_path / "branch.onnx")
     code, _, err = run(capsys, "compile", str(file), *QUICK)

@@ -97,6 +97,7 @@ def test_literals(target: str) -> None:
     assert (kernel.run({"x": np.zeros(64, np.float16)})["y"] == np.float16(1 + 2.0**-10)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm", "amd-mi250x"])
 def test_kernels(target: str) -> None:
     results = [f"{how}_{source}_{narrow}" for how, (source, narrow) in RESULTS]

@@ -25,6 +25,7 @@ NAMES = tuple(CASES)
 CASE = "cpu_bench/roller-393"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_kernels_are_those_committed(chunk: int) -> None:
     names = NAMES[chunk::CHUNKS]

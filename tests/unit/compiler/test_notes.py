@@ -9,12 +9,19 @@ from typing import Any
 import pytest
 
 import roller_svc
+from roller_svc import hardware
 from roller_svc.compiler.estimates.batch import EstimateCache, Item, estimate_item
-from roller_svc.compiler.notes import MAX_VARIATION, busy_notes
+from roller_svc.compiler.notes import MAX_VARIATION, add_notes, busy_notes
+from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.plans import estimate_program
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import RollerWarning, StrictError
+from roller_svc.frontend.parse import parse
+from roller_svc.ir.constraints import ScheduleConstraints
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Measurement
+from roller_svc.ir.program import TensorType
 
 H200 = "nvidia-h200-sxm"
 GEMM = "c[m, n] +=! a[m, k] * b[k, n]"
@@ -162,6 +169,35 @@ def test_the_rule_that_keeps_attention_from_one_kernel_is_named(features: int, i
     found = notes(PAGED, inputs, "nvidia-a100-sxm-80gb")
     wanted = ("S: no matrix unit, attention is not one kernel (mma_bf16: registers per thread)",)
     assert found == (wanted if is_named else ())
+
+
+@pytest.mark.parametrize(("features", "is_named"), [(256, False), (320, True)])
+def test_attention_that_one_kernel_would_slow_down_is_named(features: int, is_named: bool) -> None:
+    heads: Any = ("float16", (16, 2048, features))
+    found = notes("Y = attention(Q, K, V)", dict.fromkeys("QKV", heads), "amd-mi300x")
+    assert [re.sub(r"[0-9.]+ times", "# times", note) for note in found] == is_named * [
+        "Y_dot: attention is not one kernel (mfma_f16: # times as long by the model)"
+    ]
+
+
+def test_tiles_that_one_kernel_of_attention_cannot_have_are_no_error() -> None:
+    heads = TensorType(DType.FLOAT16, (16, 2048, 320))
+    program = parse("Y = attention(Q, K, V)", dict.fromkeys("QKV", heads))
+    cache, constraints = PartitionCache(program), ScheduleConstraints(tiles=(("raster", 8),))
+    found = add_notes(cache, estimate_program(cache, hardware.load("amd-mi300x"), 1, constraints), constraints)
+    assert len(found.ranked.groups) == 3
+    assert [note for note in found.notes if "not one kernel" in note] == []
+
+
+def test_probabilities_of_few_queries_name_the_cast_that_is_faster() -> None:
+    pages: Any = ("bfloat16", (1024, 16, 8, 128))
+    inputs = {"Q": ("bfloat16", (8, 32, 128)), "K": pages, "V": pages, "T": ("int32", (8, 128))}
+    in_float32 = PAGED.replace("E[b, h, n].cast(`bfloat16`)", "E[b, h, n]")
+    (note,) = notes(in_float32, inputs)
+    assert note.startswith("X: no matrix unit, E in float32, and tf32 is not allowed; E[b, h, n].cast(`bfloat16`): ")
+    slow, fast = (estimate_item(Item(t, inputs), [H200], 1)[0].plans[0].estimate.seconds for t in (in_float32, PAGED))
+    assert float(note.split("cast(`bfloat16`): ")[1].split()[0]) == pytest.approx(slow / fast, abs=0.06)
+    assert notes(PAGED, inputs) == ()
 
 
 def test_conditions_on_both_factors_are_named() -> None:

@@ -58,6 +58,7 @@ def test_measured_candidates_are_best_first_and_stages_are_reported() -> None:
     assert [stage for stage, _ in report.stage_seconds] == stages
 
 
+@pytest.mark.slow
 def test_candidates_of_one_text_are_right_each_and_the_winner_stands_alone() -> None:
     """Several plans go through one run of the compiler; what is delivered holds one plan's kernel only."""
     split = replace(MATMUL, expression="C[m, n] +=! A[m, k] * B[k, n]; Y[m] +=! C[m, n]", outputs=("C", "Y"))

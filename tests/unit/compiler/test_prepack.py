@@ -93,6 +93,7 @@ def test_measuring_times_what_is_left_to_do() -> None:
     np.testing.assert_allclose(call.results()["C"], want["A"] @ want["B"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_results_may_go_where_a_constant_lies() -> None:
     expression, inputs, constants, _ = CASES[-1]
     kernel = roller_svc.compile(expression, inputs, select="model", constants=constants)

@@ -107,6 +107,7 @@ def arrays_of(name: str, program: Any) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize(("name", "target"), CASES)
 def test_plans_agree_with_the_interpreter(name: str, target: str) -> None:

@@ -67,6 +67,7 @@ def setup(database: Database, tmp_path: Path) -> Setup:
     return Setup(database, tmp_path / "store")
 
 
+@pytest.mark.slow
 def test_many_record_the_same_parts_at_once(setup: Setup) -> None:
     wanted = [request(f"y[i] = x[i] * {number}.0") for number in range(8)]
     keys = [(action_key(each), part_contents(each)) for each in wanted for _ in range(3)]

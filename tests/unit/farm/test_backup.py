@@ -199,6 +199,7 @@ def test_only_the_owner_reads_a_backup(store: Store, sqlite: Database, tmp_path:
     assert stat.S_IMODE((tmp_path / "theirs").stat().st_mode) == 0o755
 
 
+@pytest.mark.slow
 @EVERY_STEP
 def test_a_backup_that_is_killed_leaves_the_former_one_or_none(
     store: Store, sqlite: Database, open_database: Open, tmp_path: Path, stride: int
@@ -405,6 +406,7 @@ def test_databases_of_other_versions_are_not_backed_up(
     assert not (tmp_path / "backup").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_database_is_not_backed_up(store: Store, sqlite: Database, tmp_path: Path) -> None:
     for number in range(20):
         add_rows(sqlite, number)

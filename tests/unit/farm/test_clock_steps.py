@@ -236,6 +236,7 @@ def standby(database: Database, database_url: str) -> Iterator[Database]:
     other.close()
 
 
+@pytest.mark.slow
 @STEPS
 def test_two_clocks_under_load_lose_nothing(database: Database, standby: Database, wall: WallClock, step_s: float) -> None:
     """Two processes whose clocks differ, one of which steps: everything ends once, though a worker dies."""

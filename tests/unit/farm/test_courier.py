@@ -93,6 +93,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_delays_nothing(caplog: pytest.LogCaptureFixture) -> None:
     courier = CeleryCourier(f"amqp://farm:{SECRET}@127.0.0.1:{free_port()}//", "e" * 64)
     began = time.monotonic()
@@ -217,6 +218,7 @@ def test_tls_checks_the_certificate() -> None:
     assert celery_courier._tls_options("amqp://farm:x@mq.example/vhost") is False
 
 
+@pytest.mark.slow
 def test_celery_is_loaded_only_where_there_is_a_broker() -> None:
     script = (
         "import sys; import roller_svc.service.app, roller_svc.service.worker, roller_svc.cli.worker; "

@@ -154,6 +154,7 @@ def test_clients_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # stoppable --------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.usefixtures("stubbed")
 def test_a_program_that_overruns_is_refused_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "STALLED_CPU_FRACTION", 0.0)  # a worker that sleeps counts as one that works
@@ -168,6 +169,7 @@ def test_a_program_that_overruns_is_refused_and_remembered(monkeypatch: pytest.M
         assert codes(estimates.estimates(items[1:2], ["amd-mi50"], 3)) == ["check-timeout"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stubbed")
 def test_a_machine_that_stalls_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "STALLED_CPU_FRACTION", 2.0)  # no worker was let run
@@ -188,6 +190,7 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "died").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stubbed")
 def test_a_program_that_kills_its_process_each_time_is_given_up() -> None:
     with estimating() as shared:

@@ -283,6 +283,7 @@ def test_a_build_past_its_deadline_is_interrupted(setup: Setup) -> None:
     assert str((setup.operation(operation.id).error or {})["code"]) == "deadline-exceeded"
 
 
+@pytest.mark.slow
 def test_heartbeats_keep_a_long_build(setup: Setup) -> None:
     operation = setup.submit("a")
     setup.builds.gate.clear()

@@ -197,6 +197,7 @@ def test_a_store_that_cannot_be_written_says_so(store: Store, tmp_path: Path) ->
     with pytest.raises(StoreError) as refused:
         Store(tmp_path / "file" / "store")
     assert refused.value.code == "store-error"
+    assert refused.value.message == f"cannot make a store in {tmp_path / 'file' / 'store'}: Not a directory"
     store.objects.check_writable()
     for path in (store.folder / "tmp").iterdir():
         path.unlink()
@@ -280,6 +281,7 @@ def publish_many(root: str) -> None:
         assert store.action_result(ACTION) is not None
 
 
+@pytest.mark.slow
 def test_writers_in_several_processes_do_not_disturb_each_other(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=publish_many, args=(str(tmp_path / "store"),)) for _ in range(3)]

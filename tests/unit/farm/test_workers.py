@@ -124,6 +124,7 @@ def test_a_death_is_an_error_and_not_the_end(lane: WorkerProcess[str, str], task
     assert lane.call("on") == "ON"
 
 
+@pytest.mark.slow
 def test_a_worker_that_overruns_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "STALLED_CPU_FRACTION", 0.0)  # a busy machine lets it run little
     lane = WorkerProcess(work, timeout_s=3.0)
@@ -132,6 +133,7 @@ def test_a_worker_that_overruns_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
     lane.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_not_let_run_is_the_machines_fault() -> None:
     lane = WorkerProcess(work, timeout_s=3.0)
     lane.call("on")
@@ -235,6 +237,7 @@ def refused(lane: WorkerProcess[str, str], task: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(landlock_abi() < 6, reason="this kernel has no Landlock of ABI 6")
 def test_a_confined_worker_sees_its_own(tmp_path: Path) -> None:
     secret, scratch = tmp_path / "secret", tmp_path / "scratch"
@@ -270,6 +273,7 @@ def test_a_confined_worker_has_no_descriptors_of_the_fork_server(tmp_path: Path)
     lane.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(landlock_abi() < 6, reason="this kernel has no Landlock of ABI 6")
 def test_a_worker_that_keeps_its_supervisor_busy_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "GRACE_S", 1.0)
@@ -316,6 +320,7 @@ def test_a_tainted_worker_takes_no_other_task() -> None:
     lane.close()
 
 
+@pytest.mark.slow
 def test_no_task_is_lost_with_the_fork_server() -> None:
     lane, other = (WorkerProcess(work, timeout_s=60.0, forked=True) for _ in range(2))
     server = parent_of(lane.call("pid"))
@@ -334,6 +339,7 @@ def parent_of(pid: str) -> int:
     return int(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.slow
 def test_sending_to_a_stopped_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "GRACE_S", 0.0)
     lane = WorkerProcess(work, timeout_s=2.0)

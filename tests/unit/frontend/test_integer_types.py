@@ -55,6 +55,7 @@ def test_operators_on_pairs_of_types(a: str, b: str) -> None:
     check(a, b, interpret)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("a", "b"), TELLING)
 def test_compiled_operators(a: str, b: str) -> None:
     check(a, b, lambda expression, arrays: build(expression, arrays, "local"))

@@ -76,6 +76,7 @@ def kinds_of_rows(dtype: str, extent: int) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "k", "largest"),
     [("float32", 20, True), ("float32", 690, False), ("float16", 20, False), ("int8", 40, True), ("uint32", 20, False)],
@@ -146,6 +147,7 @@ def test_results_of_forms_have_one_type() -> None:
         align_form(wide, narrow, "y")
 
 
+@pytest.mark.slow
 def test_the_other_form_is_constrained_and_noted_as_the_first() -> None:
     """A note finds the sum of squares by its id, and shows no id."""
     types = {"x": TensorType(DType.FLOAT32, (64, 128)), **dict.fromkeys("pq", TensorType(DType.FLOAT16, (2048, 256)))}
@@ -202,6 +204,7 @@ def test_rounds_are_refused_as_attention_before_maps_are_inlined(monkeypatch: py
     assert partition(program, load("nvidia-h200-sxm"))
 
 
+@pytest.mark.slow
 def test_an_axis_along_columns_is_selected() -> None:
     x = np.random.default_rng(3).integers(-9, 9, (800, 5)).astype(np.float32)
     kernel = roller_svc.compile(
@@ -223,6 +226,7 @@ def test_what_is_neither_selected_nor_ranked_is_refused(dtype: str, extent: int,
         expanded(f"I = top_k_indices(x, k={k})", dtype, (2, extent))
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 def test_a_block_finds_the_first_elements_of_its_rows() -> None:
     cases_gpu.case(expanded("I = top_k_indices(x, k=2)", "float32", (5, 67)), {"x": ("float32", (5, 67))}).check_some(1)
@@ -243,6 +247,7 @@ def test_every_device_finds_them_in_one_launch(target: str, *, largest: bool) ->
         np.testing.assert_array_equal(kernel.run({"x": x})["I"], ordered(x, k, largest=largest))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize(
     ("dtype", "shape", "k", "axis"),

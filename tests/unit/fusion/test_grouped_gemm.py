@@ -171,6 +171,7 @@ def test_others_stay(text: str) -> None:
     assert rewritten(compute) == compute.statements
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize("target", every(2, ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "amd-mi250x"]))
 @pytest.mark.parametrize("name", [slow(name) if number else name for number, name in enumerate(CASES)])

@@ -96,7 +96,7 @@ def test_each_timed_call_finds_the_states_as_they_were_drawn() -> None:
     choose._least_times(model, sample, 1)
     choose._least_call_s(model, sample)
     kernels._measure_kernels(model, sample)
-    kernels._measure_calls([model, model], sample)
+    kernels.measure_calls([model, model], sample)
     assert model.calls > 2 * kernels.ROUNDS * kernels.CALLS_OF_ROUND
     assert expected["at"].tolist() == [3]  # and later calls do not change it
 
@@ -107,16 +107,17 @@ def test_another_plan_has_to_be_faster_than_a_quiet_serial_one(
 ) -> None:
     """With a disturbed worker a serial call takes 12 ms, more than a plan that uses only one worker."""
     seconds = {"serial": 12 * MS, "rammer": rammer_s, "parallel": 11.2 * MS}
-    plans = {name: SimpleNamespace(steps=(object.__new__(VDeviceStep),), inputs=(), states=(), name=name) for name in seconds}
+    plans = {
+        name: SimpleNamespace(steps=(object.__new__(VDeviceStep),), inputs=(), states=(), kernels=(), name=name) for name in seconds
+    }
     loaded = {
         name: TimedModel(clock, lambda call, each=each: ALONE_S if call < 5 and each == 12 * MS else each)
         for name, each in seconds.items()
     }
-    monkeypatch.setattr(choose, "load_for_trial", lambda plan, *_: loaded[plan.name])
     monkeypatch.setattr(choose, "measure_steps", lambda *_: TIMES)
     monkeypatch.setattr(choose, "_planned", lambda name, *_: plans[name])
-    options: Any = (choose.AUTO, plans["serial"], (), None, None, None,
-                    SimpleNamespace(num_cores=2))  # fmt: skip
+    program = SimpleNamespace(bind=lambda plan: loaded[plan.name])
+    options: Any = (choose.AUTO, plans["serial"], (), None, lambda *_: program, SimpleNamespace(num_cores=2))
     chosen = choose._choose_measured(*options)
     assert (chosen.choice.kind, chosen.plan) == (kind, plans[kind])
     assert chosen.choice.seconds["serial"] == pytest.approx(QUIET_S)
@@ -134,13 +135,12 @@ def test_an_efficient_rkernel_has_to_be_faster_on_one_worker(
         schedules.append(schedule(steps))
         return None, ()
 
-    monkeypatch.setattr(choose, "load_for_trial", lambda *_: None)
     monkeypatch.setattr(choose, "_least_times", lambda *_: (measured_s, 0.1 * MS))
-    weights: Any = None
-    times = choose._measure_efficient(steps, TIMES, {}, make_plan, lambda *_: b"", weights)
+    program: Any = SimpleNamespace(bind=lambda _: None)
+    times = choose._measure_efficient(steps, TIMES, {}, make_plan, program)
     assert times == (kept, None)
     assert schedules == [[Launch((0,), rkernels=(1,)), Launch((1,), rkernels=(0,))]]
-    assert choose._measure_efficient(steps[1:], TIMES, {}, make_plan, lambda *_: b"", weights) == ()
+    assert choose._measure_efficient(steps[1:], TIMES, {}, make_plan, program) == ()
     assert len(schedules) == 1
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import add_input, add_random, builder_of, random_arrays
+from graphs import add_input, add_random, builder_of, load_linked, random_arrays
 
 from roller_svc import hardware
-from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
@@ -18,10 +17,9 @@ from roller_svc.graph.compile import ModelOptions, build_model
 from roller_svc.graph.concats import Piece, is_contiguous_concat, place_pieces
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.weights import Weights
-from roller_svc.ir.graph import Constant, Graph
+from roller_svc.ir.graph import Graph
 from roller_svc.ir.model_plan import CopyStep, iter_steps
 from roller_svc.ir.options import SelectionMode
-from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 
 
 def product(builder: GraphBuilder, x: Operand, seed: int, columns: int) -> Operand:
@@ -32,8 +30,7 @@ def copies_and_outputs(graph: Graph, weights: Weights, folder: Path) -> int:
     """The copies of the compiled model, whose outputs are compared with the interpreter's."""
     options = ModelOptions(hardware.load("local"), select=SelectionMode.MODEL, top_k=1)
     built = build_model(graph, weights, options, KernelCache(folder))
-    parts = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in built.plan.weights]
-    model = CpuModel(built.plan, MODEL, built.link(MODEL), weights_block(parts, built.plan.weights_bytes))
+    model = load_linked(built, weights)
     arrays = random_arrays(graph)
     got: Any = model.run(arrays)
     want = interpret(graph, weights, arrays)

@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError, InputError, InvariantError, LaunchError, UnsupportedModelError
+from roller_svc.graph.estimate import UNCOMPILED
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, choose_lowering, cuda_graph
@@ -261,7 +262,7 @@ def test_each_bucket_has_its_lowering(extents: list[int], tmp_path: Path, monkey
     kinds = {65536: "launches", 1: "graph"}
     wanted = [kinds[each] for each in extents]
     as_graphs: list[bool] = []
-    monkeypatch.setattr("roller_svc.model.CudaModel", lambda *_, as_graph: as_graphs.append(as_graph))
+    monkeypatch.setattr("roller_svc.modes.loading.CudaModel", lambda *_, as_graph: as_graphs.append(as_graph))
     for each in (model, load_model(model.save(tmp_path))):
         assert [bucket["kind"] for bucket in each.plan["buckets"]] == wanted
         assert [bucket["launches"] for bucket in each.plan["buckets"]] == [6 if kind == "launches" else 1 for kind in wanted]
@@ -349,6 +350,9 @@ def test_an_estimate_has_the_refusals_of_a_build(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ArgumentError, match="'waves' is not estimated without a compiler") as raised:
         estimate_model(copy.deepcopy(MODELS["branches"]), H200, plan="waves")
     assert raised.value.code == "refused-plan"
+    for name in ("branches", "pieces"):  # copies of the second can join, and no kernel is known
+        refused = estimate_model(copy.deepcopy(MODELS[name]), H200)["lowerings"]
+        assert [refused[kind]["refused"] for kind in ("waves", "persistent")] == [UNCOMPILED] * 2
     monkeypatch.setattr(cuda_graph, "MAX_NODES", 3)
     with pytest.raises(ArgumentError, match="nodes, at most 3"):
         estimate_model(copy.deepcopy(MODELS["slices"]), H200, plan="graph")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -12,29 +13,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_models import MODELS, PARTIAL, RAMMER_MODELS, graph, node, tensor
+from gpu_models import MODELS, PARTIAL, RAMMER_MODELS, constant, graph, node, tensor
 
 from roller_svc import hardware
 from roller_svc.compiler import joinable
 from roller_svc.compiler.joinable import cut_seconds, find_joinable
+from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.lower_and_emit import find_plan_refusal
 from roller_svc.compiler.pipeline import parse_request, rank_request
 from roller_svc.compiler.plans import merge_ranked_plans
 from roller_svc.compiler.request import build_request
+from roller_svc.compiler.rtasks import SPILLS, find_bundle_refusal
 from roller_svc.errors import ArgumentError, InvariantError, LaunchError
 from roller_svc.graph import compile as graph_compile
+from roller_svc.graph import lowerings
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
-from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, joined, persistent, waves
+from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, joined, may_use_slower, persistent, waves
 from roller_svc.graph.lowerings.joined import NOT_JOINABLE_CODE, find_refusal, occupancy_factors
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate, Refusal, UnrolledPlan
+from roller_svc.graph.lowerings.stored import lowering_digest
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, Resources
 from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.report import BuildReport, CandidateResult
+from roller_svc.ir.report import CandidateResult
 from roller_svc.ir.vdevice import VDevicePlan, WaitEvent
 from roller_svc.model import Model, compile_model, load_model
 from roller_svc.runtime.cuda.module import CudaModule
@@ -94,6 +99,7 @@ def unrolled_of(model: Model) -> UnrolledPlan:
     return UnrolledPlan(plan_of(model), tuple(unroll_steps(plan_of(model).steps)), known)
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize(("name", "target"), [*((name, A100) for name in ALL), *((name, H200) for name in RAMMER_MODELS)])
 def test_one_kernel_has_the_bits_of_separate_launches(name: str, target: str) -> None:
@@ -113,7 +119,7 @@ def test_one_kernel_has_the_bits_of_separate_launches(name: str, target: str) ->
 @pytest.fixture
 def no_joinable(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[None]:
     """No kernel is sought for a node whose fastest one cannot join. Kernels of such a build are kept apart."""
-    monkeypatch.setattr(graph_compile, "find_joinable", lambda _: None)
+    monkeypatch.setattr(graph_compile, "find_joinable", lambda *_, **__: None)
     use(read_settings(cache=folder / "without"))
     yield
     use(read_settings(cache=folder))
@@ -184,9 +190,9 @@ def test_a_kernel_that_joins_is_sought_where_the_fastest_cannot_and_a_cut_costs_
     program, ranked = forms[0], rank_request(request, forms, hw)
     (best,) = merge_ranked_plans(ranked, 1)
     winner = CandidateResult(best.plan, best.groups, None, None, None, None)
-    report = BuildReport(request, program, hw, best.groups, (), (winner,), (), (), (), None)
     monkeypatch.setattr(joinable, "build_alone", lambda grouped, *_: dataclasses.replace(winner, plan=grouped.plan))
-    found = find_joinable(report)
+    can_join = find_plan_refusal(best.plan, program, best.groups, hw) is None
+    found = None if can_join else find_joinable(request, best.plan, is_cut=True)
     assert (found is not None) == is_sought
     if found is not None:
         assert find_plan_refusal(found.plan, program, found.groups, hw) is None
@@ -274,6 +280,70 @@ def test_a_kernel_of_many_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(graph_compile, "compile_source", refuse)
     assert compiled("branches", plan=persistent.KIND).digest == first.digest
+
+
+def test_what_a_lowering_made_is_read_from_the_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    use(read_settings(cache=folder / "lowered"))
+    first = compiled("branches", plan=persistent.KIND)
+    build = lowerings.ChosenLowering.build
+    built: list[str] = []
+
+    def noted(self: lowerings.ChosenLowering, *arguments: Any) -> ModelPlan:
+        built.append(self.kind)
+        return build(self, *arguments)
+
+    monkeypatch.setattr(lowerings.ChosenLowering, "build", noted)
+    again = compiled("branches", plan=persistent.KIND)
+    assert (again.digest, plan_of(again), built) == (first.digest, plan_of(first), [])
+    for each in plan_of(first).weights:
+        at = slice(each.offset_bytes, each.offset_bytes + each.type.bytes)
+        np.testing.assert_array_equal(*(model._variants[0].loaded.weights[at] for model in (first, again)))
+    (kept,) = (folder / "lowered" / "lowerings").iterdir()
+    content = kept.read_bytes()
+    digest = hashlib.sha256(b"no arrays").hexdigest().encode()
+    for damaged in (content[:-1], b"", digest + b"\nno arrays"):
+        kept.write_bytes(damaged)
+        assert compiled("branches", plan=persistent.KIND).digest == first.digest
+        assert kept.read_bytes() == content
+    assert built == [persistent.KIND] * 3
+    assert compiled("branches", plan=waves.KIND).digest != first.digest  # of another key
+    use(read_settings(cache=folder))
+
+
+def test_a_lowering_of_other_kernels_resources_or_devices_has_another_key() -> None:
+    unrolled = unrolled_of(compiled("branches", plan="launches"))
+    (first, *others), (kernel, *more) = unrolled.kernels, unrolled.plan.kernels
+    hungry = tuple(dataclasses.replace(each, registers_per_thread=each.registers_per_thread + 1) for each in first.resources)
+    slower = dataclasses.replace(unrolled.plan, kernels=(dataclasses.replace(kernel, estimate_s=2 * kernel.estimate_s), *more))
+    keys = [
+        lowering_digest(waves.KIND, unrolled, "device"),
+        lowering_digest(persistent.KIND, unrolled, "device"),
+        lowering_digest(waves.KIND, unrolled, "another"),
+        lowering_digest(waves.KIND, dataclasses.replace(unrolled, kernels=(JoinedKernel(hungry), *others)), "device"),
+        lowering_digest(waves.KIND, dataclasses.replace(unrolled, kernels=(JoinedKernel(first.resources, "x"), *others)), "device"),
+        lowering_digest(waves.KIND, dataclasses.replace(unrolled, plan=slower), "device"),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_kernel_that_spills_registers_joins_no_other() -> None:
+    bundle = compiled("lstm", plan="launches")._kernel_bundles[0]
+    assert find_bundle_refusal(bundle) is None
+    used = tuple(dataclasses.replace(each, spill_bytes=8) for each in bundle.compiled.resources)
+    spilled = dataclasses.replace(bundle, compiled=dataclasses.replace(bundle.compiled, resources=used))
+    assert find_bundle_refusal(spilled) == SPILLS
+
+
+def test_a_slower_kernel_is_sought_only_for_a_lowering_that_may_use_it() -> None:
+    unrolled, hw = unrolled_of(compiled("lstm", plan="launches")), spec(A100)
+    plan, cannot = unrolled.plan, tuple(JoinedKernel(each.resources, "clusters") for each in unrolled.kernels)
+    kinds = (*LOWERING_KINDS, None)
+    assert [may_use_slower(kind, plan, unrolled.kernels, hw) for kind in kinds] == [False] * 5  # all join as they are
+    free = dataclasses.replace(hw.limits, cooperative_launch_s=0.0, signal_s=0.0, wait_s=0.0)
+    slow = dataclasses.replace(hw.limits, cooperative_launch_s=1.0, launch_overhead_s=0.1, graph_node_s=1e-9)
+    for limits, wins in ((free, True), (slow, False)):
+        device = dataclasses.replace(hw, limits=limits)
+        assert [may_use_slower(kind, plan, cannot, device) for kind in kinds] == [False, False, True, True, wins]
 
 
 def test_the_report_has_every_lowering_and_auto_takes_the_simplest_within_a_margin() -> None:
@@ -380,11 +450,25 @@ def test_devices_and_plans_that_cannot_have_one_kernel_are_refused(monkeypatch: 
 
 
 def test_a_kernel_that_fits_no_core_is_refused_before_it_is_compiled() -> None:
-    little = dataclasses.replace(spec(A100).limits, max_threads_per_block=32)
+    little = dataclasses.replace(spec(A100).limits, max_threads_per_block=16)
     unrolled = unrolled_of(compiled("encoder", plan="launches"))
     refused = persistent.estimate(unrolled, dataclasses.replace(spec(A100), limits=little))
     assert isinstance(refused, Refusal)
     assert refused.code == "persistent-too-large"
+
+
+def test_a_kernel_with_too_many_registers_for_the_others_is_a_launch() -> None:
+    unrolled, hw = unrolled_of(compiled("encoder", plan="launches")), spec(A100)
+    hungry = unrolled.steps[0].kernel
+    used = [Resources(250 if number == hungry else 32, 0, 0) for number in range(len(unrolled.kernels))]
+    known = tuple(JoinedKernel((each,) * len(kernel.resources)) for each, kernel in zip(used, unrolled.kernels, strict=True))
+    unrolled = dataclasses.replace(unrolled, kernels=known)
+    few = dataclasses.replace(hw, limits=dataclasses.replace(hw.limits, registers_per_core=100 * 256))
+    assert joined.find_hungriest(unrolled) == hungry
+    steps = persistent.find_joined_steps(unrolled, few)
+    assert steps
+    assert all(unrolled.steps[step].kernel != hungry for step in steps)
+    assert any(unrolled.steps[step].kernel == hungry for step in persistent.find_joined_steps(unrolled, hw))
 
 
 def test_the_emulator_runs_few_blocks_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,6 +480,10 @@ def test_the_emulator_runs_few_blocks_together(monkeypatch: pytest.MonkeyPatch) 
 
 
 # faults ---------------------------------------------------------------------------------------------------------------
+
+
+def nothing(*_: object) -> None:
+    """Return nothing: a cache that has no lowering."""
 
 
 def test_a_plan_without_a_wait_is_found_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,6 +501,7 @@ def test_a_plan_without_a_wait_is_found_before_anything_is_compiled(monkeypatch:
     def refuse(_: object) -> CompiledKernel:
         raise AssertionError("a wrong plan is compiled")
 
+    monkeypatch.setattr(KernelCache, "load_lowering", nothing)
     monkeypatch.setattr(persistent, "schedule_by_ranges", without_wait)
     monkeypatch.setattr(graph_compile, "compile_source", refuse)
     for number in range(3):
@@ -425,6 +514,7 @@ def test_waves_that_overlap_dependent_nodes_are_found(monkeypatch: pytest.Monkey
     def merged(predecessors: Sequence[Sequence[int]]) -> list[list[int]]:
         return [list(range(len(predecessors)))]
 
+    monkeypatch.setattr(KernelCache, "load_lowering", nothing)
     monkeypatch.setattr(waves, "find_waves", merged)
     with pytest.raises(InvariantError, match="which is not in an earlier wave"):
         compiled("branches", plan=waves.KIND)
@@ -441,3 +531,46 @@ def test_tables_lie_behind_the_packed_weights() -> None:
     assert isinstance(step, KernelStep)
     weights = model._variants[0].loaded.weights
     assert weights.nbytes == plan.weights_bytes > plain.weights_bytes
+
+
+# weights that stream --------------------------------------------------------------------------------------------------
+
+STREAMING = "streaming"
+KNOWN[STREAMING] = graph(
+    {"x": tensor(1, 256, dtype="float16")},
+    {name: constant(*shape, dtype="float16") for name, shape in (("a", (1024, 256)), ("b", (1024, 256)), ("d", (256, 1024)))},
+    [
+        node("gate", "C[m, n] +=! A[m, k] * B[n, k]", A="x", B="a"),
+        node("up", "P[m, n] +=! A[m, k] * B[n, k]; C[m, n] = P[m, n] * relu(G[m, n]) * 0.05", A="x", B="b", G="gate"),
+        node("down", "P[m, n] +=! A[m, k] * B[n, k]; C[m, n] = P[m, n] * 0.05 + X[m, n]", A="up", B="d", X="x"),
+    ],
+    "down",
+    name=STREAMING,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", [A100, H200])
+def test_weights_of_a_model_stream_across_barriers(target: str) -> None:
+    """Two products of one kernel are two operators, each with a matrix that streams."""
+    arrays, wanted = expected(STREAMING)
+    model = compiled(STREAMING, target, plan=persistent.KIND)
+    ring = model.report["lowerings"][persistent.KIND]["ring"]
+    assert ring["streamed_bytes"] >= 3 * 1024 * 256 * 2
+    text = plan_of(model).kernels[-1].source.text
+    assert f"RING_PAGES = {ring['pages']}, RING_PAGE_BYTES = {ring['page_bytes']}" in text
+    assert text.count("ring_claim(ring_page_)") == 3
+    np.testing.assert_allclose(model.run(arrays)["down"], wanted["down"], rtol=5e-3, atol=5e-3)
+
+
+def test_a_ring_hides_what_arrives_during_waits() -> None:
+    stream, none = persistent.WaveStream(1000, 1.0), persistent.WaveStream(0, 0.0)
+    hidden = persistent.hidden_seconds
+    assert hidden([stream], [0.5], 10_000, 1000.0) == pytest.approx(0.5)  # the wait
+    assert hidden([stream], [5.0], 10_000, 1000.0) == pytest.approx(1.0)  # all bytes
+    assert hidden([stream], [5.0], 300, 1000.0) == pytest.approx(0.3)  # the ring
+    assert hidden([persistent.WaveStream(1000, 0.2)], [5.0], 10_000, 1000.0) == pytest.approx(0.2)  # what the wave gains
+    assert hidden([none, none, stream], [0.1, 0.2, 0.3], 10_000, 1000.0) == pytest.approx(0.6)  # waits of earlier waves
+    assert hidden([stream, stream], [0.4, 0.4], 10_000, 1000.0) == pytest.approx(0.8)
+    assert hidden([stream, none], [0.0, 5.0], 10_000, 1000.0) == 0.0  # nothing streams later

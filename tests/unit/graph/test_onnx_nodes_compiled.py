@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import load_linked
 from onnx_node_models import import_node, model_of
 
 from roller_svc import hardware
-from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.graph.compile import ModelOptions, build_model
 from roller_svc.graph.interpret import interpret
-from roller_svc.ir.graph import Constant
 from roller_svc.ir.options import SelectionMode
-from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 
 RNG = np.random.default_rng(2)
 
@@ -65,8 +63,7 @@ def test_the_compiled_node_is_the_interpreted_one(
     )
     options = ModelOptions(hardware.load("local"), select=SelectionMode.MODEL, top_k=1)
     built = build_model(graph, weights, options, KernelCache(tmp_path))
-    parts = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in built.plan.weights]
-    model = CpuModel(built.plan, MODEL, built.link(MODEL), weights_block(parts, built.plan.weights_bytes))
+    model = load_linked(built, weights)
     arrays = {name: tensors[int(name[1:])] for name, _ in graph.inputs}
     got: Any = model.run(arrays)
     for name, want in interpret(graph, weights, arrays).items():

@@ -19,6 +19,7 @@ from roller_svc.compiler.backends import load_emulated
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
 from roller_svc.runtime.binding import numpy_dtype
+from roller_svc.runtime.graphs.emulated import MAX_TOGETHER
 
 SPEC = "nvidia-h200-sxm"
 EMULATED_BYTES = 2 << 20  # kernels with larger buffers are not run
@@ -176,8 +177,11 @@ class Module:
 
     def compute(self) -> None:
         outer = [b for b in self.source.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
+        if all(b.role is Role.INPUT for b in outer):
+            return
         is_known = all(b.symbol in self.memory and self.memory[b.symbol] < NOWHERE for b in outer)
-        if not is_known or sum(b.bytes for b in self.source.buffers) > EMULATED_BYTES:
+        together = max((launch.grid[0] for launch in self.source.launches if launch.cooperative), default=0)
+        if not is_known or together > MAX_TOGETHER or sum(b.bytes for b in self.source.buffers) > EMULATED_BYTES:
             self.device.uncomputed = bool(outer)
             return
         inputs = {b.name: _values_at(self.memory[b.symbol], b) for b in outer if b.role is Role.INPUT}

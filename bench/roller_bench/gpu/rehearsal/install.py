@@ -14,6 +14,8 @@ from roller_bench.gpu.rehearsal.libraries import install_libraries
 from roller_bench.gpu.rehearsal.memory import make_cupy
 from roller_bench.gpu.rehearsal.nvidia import DriverLibrary, NvmlLibrary
 from roller_svc.calibration import samples
+from roller_svc.calibration.cuda import launches
+from roller_svc.calibration.cuda import spec as cuda_spec
 from roller_svc.calibration.cuda.kernels import Sizes
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.runtime.cuda import driver as cuda_driver
@@ -37,12 +39,13 @@ def install_device(plan: Plan) -> Device:
         return load(compiled, cupy, index)
 
     replaced: list[tuple[Any, str, Any]] = [
-        (cuda, "load_functions", load_emulated_module), (cuda, "device_present", lambda: True),
+        (cuda, "load_functions", load_emulated_module), (cuda_spec, "load_functions", load_emulated_module),
+        (cuda, "device_present", lambda: True),
         (clocks, "nvml_library", NvmlLibrary), (samples, "runqueue_wait_s", lambda: 0.0),
         (probing, "SECONDS", _SECONDS), (probing, "sizes_of", lambda hw: replace(_SIZES, cores=hw.num_cores)),
     ]  # fmt: skip
     driver = cuda_driver.Driver(DriverLibrary(device.functions), fix_small_maps=True)
-    replaced += [(module, "driver", lambda: driver) for module in (cuda, cuda_driver)]
+    replaced += [(module, "driver", lambda: driver) for module in (cuda, cuda_driver, launches)]
     for module, name, value in replaced:
         setattr(module, name, value)
     return device

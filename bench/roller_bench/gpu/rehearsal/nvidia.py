@@ -45,6 +45,14 @@ class DriverLibrary:
         kernel.run(words[:count], stream.value or 0)
         return 0
 
+    def cuLaunchCooperativeKernel(self, function: Any, *rest: Any) -> int:
+        return self.cuLaunchKernel(function, *rest, None)
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:
+        given = config._obj
+        stream = ctypes.c_void_p(given.stream)
+        return self.cuLaunchKernel(function, *given.grid, *given.block, given.shared_bytes, stream, parameters, extra)
+
 
 class NvmlLibrary:
     """libnvidia-ml, with the values of a busy device."""

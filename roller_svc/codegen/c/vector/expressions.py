@@ -24,12 +24,14 @@ from roller_svc.codegen.c.vector.helpers import (
     WORD_BYTES,
     has_nontemporal_store,
 )
+from roller_svc.codegen.c.vector.types import vector_type
 from roller_svc.codegen.c.vector.window_loads import (
     count_elements,
     find_lane_ranges,
     find_quotient,
     find_total_growth,
 )
+from roller_svc.codegen.c.vector.words import are_contiguous
 from roller_svc.codegen.dialect import HELPER_FUNCTIONS, LIBRARY, SHORT, exceeds_type
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
@@ -52,6 +54,7 @@ from roller_svc.ir.index import add, div, mul, num
 from roller_svc.ir.program import COMBINE_OPS
 from roller_svc.ir.schedule import Compute
 
+SHORT_INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 # A conditional load repeats its conditions; with more of them the source would grow too fast.
 MAX_GUARDS = 4
 # Lanes that are loaded or stored one by one are unrolled; with more of them they stay a loop.
@@ -172,10 +175,18 @@ class Vector(VectorAccess):
 
     def _cast(self, cast: Cast, arg: Expr) -> VectorValue:
         dtype = cast.dtype
+        if dtype is DType.INT32 and isinstance(arg, Cast) and arg.dtype in SHORT_INTEGERS and arg.arg.dtype.compute.is_float:
+            return self._whole_number(arg)
         if not dtype.is_narrow_float or cast.implicit or self.scalar.is_rounded_to(dtype, arg):
             return self.convert(self.value(arg), dtype.compute)
         narrow = self.call(f"from_f32_{self.type_of(dtype)}", self._as_float32(arg, dtype).text)
         return VectorValue(self.call(f"from_{SHORT[dtype]}_{self.type_of(DType.FLOAT32)}", narrow), DType.FLOAT32, is_vector=True)
+
+    def _whole_number(self, cast: Cast) -> VectorValue:
+        """Convert a float to a short integer whose value is needed in 32 bits: without the elements between."""
+        piece = self.value(cast.arg)
+        clamped = self.call(f"clamped_{SHORT[cast.dtype]}_{self.type_of(piece.dtype)}", self.splat(piece))
+        return VectorValue(f"__builtin_convertvector({clamped}, {self.type_of(DType.INT32)})", DType.INT32, is_vector=True)
 
     def _as_float32(self, value: Expr, dtype: DType) -> VectorValue:
         """Convert a value to the float32 that is rounded to a narrow type."""
@@ -356,9 +367,23 @@ class Vector(VectorAccess):
     def _word(self, op: Op) -> VectorValue:
         """Print a word; missing elements are zeros."""
         bits = UNSIGNED[op.args[0].dtype.bits]
+        if (loaded := self._adjacent_words(op, bits)) is not None:
+            return VectorValue(loaded, op.dtype, is_vector=True)
         elements = [f"({self.type_of(bits)}){self.to_elements(arg, arg.dtype)}" for arg in op.args]
         elements += [f"({self.type_of(bits)}){{0}}"] * (op.dtype.bits // bits.bits - len(elements))
         return VectorValue(self.call(f"word{len(elements)}_{self.type_of(op.dtype)}", *elements), op.dtype, is_vector=True)
+
+    def _adjacent_words(self, op: Op, bits: DType) -> str | None:
+        """Print words whose elements lie in memory as they do in the vector, as one load; None for others."""
+        first, count = op.args[0], op.dtype.bits // bits.bits
+        if not isinstance(first, Load) or len(op.args) < count or self.guard:
+            return None
+        if not are_contiguous(op.args, self.scalar.buffers, self.registers):
+            return None
+        if self.stride(first.tensor, first.index) != count:
+            return None
+        address = f"{self.scalar.buffers[first.tensor].identifier} + {self.offset(first, self.index_at(first.index, 0))}"
+        return f"({self.type_of(op.dtype)})*(const {vector_type(bits, count * self.lanes)} *)({address})"
 
     def _folded(self, expr: Expr) -> Expr:
         """Fold an expression: unrolled variables are constants."""

@@ -15,6 +15,7 @@ from roller_svc.codegen.c.vector.types import (
     dot_text,
     gather,
     instruction,
+    resizing,
     vector_header,
     vector_type,
     with_fallback,
@@ -145,6 +146,8 @@ _FLOAT_BODIES = {
     "fmax": ("({V} a, {V} b)", "  return select_{V}((b != b) | (a > b), a, b);\n"),
     "fmin": ("({V} a, {V} b)", "  return select_{V}((b != b) | (a < b), a, b);\n"),
     "relu": ("({V} a)", "  return select_{V}(a <= 0, ({V}){{0}}, a);\n"),
+    "greater": ("({V} a, {V} b)", "  // b if either is a NaN\n  return select_{V}(a > b, a, b);\n"),
+    "lesser": ("({V} a, {V} b)", "  // b if either is a NaN\n  return select_{V}(a < b, a, b);\n"),
     "at_least": ("({V} x, {E} least)", "  return select_{V}(x < least, least - ({V}){{0}}, x);\n"),  # NaN stays
     "at_most": ("({V} x, {E} most)", "  return select_{V}(x > most, most - ({V}){{0}}, x);\n"),
     "segment": ("(const {E} *table, {I} at)",  # of 32 entries, by the low bits
@@ -200,6 +203,8 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return Helper(function_text(base, dtype, lanes), tuple(f"{n}_{vector}" for n in calls(base, dtype)))
     if base.startswith("from_"):
         return _conversion(_BY_SHORT[base.removeprefix("from_")], dtype, lanes)
+    if base.startswith("clamped_"):
+        return _clamped(_BY_SHORT[base.removeprefix("clamped_")], dtype, lanes)
     if base.startswith("odd_"):
         return _rounded_to_odd(_BY_SHORT[base.removeprefix("odd_")], lanes)
     if base in BUILTIN:
@@ -411,7 +416,13 @@ def _conversion(source: DType, target: DType, lanes: int) -> Helper:
         )
     if source.is_float:
         return _truncated(source, target, lanes, head)
-    return Helper(f"{head} {{ return {_resized('a', source, target, lanes)}; }}")
+    return Helper(f"{head} {{\n{_resized_body('a', source, target, lanes)}}}")
+
+
+def _resized_body(text: str, source: DType, target: DType, lanes: int) -> str:
+    """Return the body of an integer conversion: one instruction where AVX-512 has one."""
+    steps = f"  return {_resized(text, source, target, lanes)};"
+    return with_fallback(resizing(text, source, target, lanes), steps)
 
 
 def _resized(text: str, source: DType, target: DType, lanes: int) -> str:
@@ -426,25 +437,39 @@ def _resized(text: str, source: DType, target: DType, lanes: int) -> str:
 
 def _truncated(source: DType, target: DType, lanes: int, head: str) -> Helper:
     """Return the saturating conversion of float to integer; NaN gives 0."""
-    v, between = vector_type(source, lanes), target if target.bits >= 32 else DType.INT32
-    t, mask = vector_type(between, lanes), INTEGERS[source.bits]
+    if target.bits < DType.INT32.bits:
+        wide, clamped = vector_type(DType.INT32, lanes), f"clamped_{SHORT[target]}_{vector_type(source, lanes)}"
+        body = _resized_body(f"__builtin_convertvector({clamped}(a), {wide})", DType.INT32, target, lanes)
+        return Helper(f"{head} {{  // truncates and saturates; NaN gives 0\n{body}}}", (clamped,))
+    v, t, mask = vector_type(source, lanes), vector_type(target, lanes), INTEGERS[source.bits]
     least, greatest = target.integer_range
     suffix = "" if source is DType.FLOAT64 else "f"
-    ends = {DType.INT64: "LL", DType.UINT64: "ULL", DType.UINT32: "u"}.get(between, "")
+    ends = {DType.INT64: "LL", DType.UINT64: "ULL", DType.UINT32: "u"}.get(target, "")
     above, below = f"{float(greatest + 1)!r}{suffix}", f"{float(least)!r}{suffix}"
 
     def where(cond: str) -> str:
-        return _resized(f"({vector_type(mask, lanes)})({cond})", mask, between, lanes)
+        return _resized(f"({vector_type(mask, lanes)})({cond})", mask, target, lanes)
 
     low = f"  r |= {where(f'a <= {below}')} & (-{greatest}{ends} - 1);\n" if least else ""
-    result = "r" if between is target else _resized("r", between, target, lanes)
     text = (
         f"{head} {{  // truncates and saturates; NaN gives 0\n"
         f"  {v} inside = select_{v}((a > {below} - 1) & (a < {above}), a, ({v}){{0}});\n"
         f"  {t} r = __builtin_convertvector(inside, {t});\n"
-        f"  r |= {where(f'a >= {above}')} & {greatest}{ends};\n{low}  return {result};\n}}"
+        f"  r |= {where(f'a >= {above}')} & {greatest}{ends};\n{low}  return r;\n}}"
     )
     return Helper(text, (f"select_{v}",))
+
+
+def _clamped(target: DType, source: DType, lanes: int) -> Helper:
+    """Return the helper that gives floats the ends of a short integer type beyond them, and 0 for a NaN."""
+    v, suffix = vector_type(source, lanes), "" if source is DType.FLOAT64 else "f"
+    least, greatest = (f"{float(end)!r}{suffix} - ({v}){{0}}" for end in target.integer_range)
+    known = f"select_{v}(a == a, a, ({v}){{0}})" if target.is_signed else "a"  # the least unsigned number is 0
+    text = (
+        f"static inline {v} clamped_{SHORT[target]}_{v}({v} a) {{\n"
+        f"  return lesser_{v}(greater_{v}({known}, {least}), {greatest});\n}}"
+    )
+    return Helper(text, (f"select_{v}", f"greater_{v}", f"lesser_{v}"))
 
 
 def _widened(source: DType, lanes: int, head: str) -> Helper:

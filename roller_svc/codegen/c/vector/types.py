@@ -62,6 +62,10 @@ def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
             end, name = ("least", "max") if base == "at_least" else ("most", "min")
             bound = f"{end} - ({vector_type(dtype, lanes)}){{0}}"
             return "__AVX__", f"__builtin_ia32_{name}{_SUFFIX[dtype]}256({bound}, x)"
+        case 64, "greater" | "lesser":
+            return "__AVX512F__", _masked("max" if base == "greater" else "min", dtype, "a", "b")
+        case 32, "greater" | "lesser":
+            return "__AVX__", f"__builtin_ia32_{'max' if base == 'greater' else 'min'}{_SUFFIX[dtype]}256(a, b)"
         case 64, "segment" if dtype is DType.FLOAT32:
             vector = vector_type(dtype, lanes)
             return "__AVX512F__", f"__builtin_shuffle(*(const {vector} *)table, *(const {vector} *)(table + 16), at)"
@@ -118,6 +122,22 @@ def zero_extension(source: DType, lanes: int, use: Callable[[str], str]) -> tupl
     letter, element = ("b", "char") if source is DType.UINT8 else ("w", "short")  # char: not an element type of these vectors
     operand = f"({element} __attribute__((vector_size({source.bytes * lanes})))){{x}}"
     return "__AVX512F__", use(f"(vu32x16)__builtin_ia32_pmovzx{letter}d512_mask({operand}, (vi32x16){{{{0}}}}, -1)")
+
+
+def resizing(text: str, source: DType, target: DType, lanes: int) -> tuple[str, str] | None:
+    """Return (macro of the instruction set, conversion between bytes and 32 bits), or None.
+
+    GCC 12 narrows by general permutations, and widens bytes of memory one by one.
+    """
+    if lanes != 16 or {source.bits, target.bits} != {8, 32}:
+        return None
+    bytes_, words = "(char __attribute__((vector_size(16))))", vector_type(DType.INT32, lanes)
+    if target.bits == 8:
+        call = f"__builtin_ia32_pmovdb512_mask(({words}){text}, {bytes_}{{0}}, -1)"
+    else:
+        name = "pmovsxbd512" if source.is_signed else "pmovzxbd512"
+        call = f"__builtin_ia32_{name}_mask({bytes_}{text}, ({words}){{0}}, -1)"
+    return "__AVX512F__", f"({vector_type(target, lanes)}){call}"
 
 
 def dot_text(dtype: DType, lanes: int) -> str:

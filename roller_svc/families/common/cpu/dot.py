@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from roller_svc.analysis.constant_folding import holds
 from roller_svc.analysis.operand import can_represent_all, value_dtype
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, Select
@@ -54,8 +55,10 @@ def dot_operands(unit: ComputeUnit, group: KernelGroup) -> DotOperands | None:
     """Return the packed operand types, or None if the unit does not support the group."""
     if unit.kind is not UnitKind.DOT or group.kind is not GroupKind.CONTRACTION or group.operands is None:
         return None
-    if group.space.compute_dtype is not unit.acc_dtype or group.is_dual_gemm:
+    if group.product_sum_dtype is not unit.acc_dtype or group.is_dual_gemm:
         return None
+    if (runs := group.space.scale_runs) is not None and runs.k % unit.k_group:
+        return None  # a word has one scale
     types = dict(group.inputs)
     a, b = (_operand_dtype(unit, operand, types) for operand in (group.operands.a, group.operands.b))
     return None if a is None or b is None else DotOperands(unit.k_group, a, b)
@@ -77,7 +80,7 @@ def _is_exact(expr: Expr, dtype: DType, types: Mapping[str, TensorType]) -> bool
     """
     match expr:
         case Const(value=value):
-            return value == 0
+            return value == 0 or (not dtype.is_float and holds(int(value), dtype))
         case Load():
             return can_represent_all(dtype, expr.dtype) and types[expr.tensor].dtype is expr.dtype
         case Cast(arg=arg) if _is_lossless_cast(expr):
@@ -97,6 +100,8 @@ def cast_element(expr: Expr, dtype: DType) -> Expr:
     match expr:
         case Const(value=0):
             return identity(Combine.SUM, dtype)
+        case Const(value=value) if not dtype.is_float:
+            return Const(value, dtype)
         case Cast(arg=arg) if _is_lossless_cast(expr):
             return cast_element(arg, dtype)
         case Select(cond=cond, then=then, otherwise=otherwise):

@@ -63,6 +63,7 @@ class MicroKernel:
     packs_b: Callable[[Expr], Load] | None = None  # where to store the row of B that a step has loaded
     dot: DotOperands | None = None  # elements are words, multiplied by dot-product instructions
     initial: Callable[[Expr], Expr] | None = None  # initial accumulator of a column, 0 by default
+    scaled: Callable[[Expr, Expr, Expr], Expr] | None = None  # a sum at (row, column) times its scale, which is stored
 
     def nodes(self, tile: CTile, fresh: Expr | None = None) -> tuple[Node, ...]:
         """Initialise the accumulators, loop over k and store the tile.
@@ -83,12 +84,16 @@ class MicroKernel:
 
     def _store(self, tile: CTile, fresh: Expr | None) -> Node:
         acc_index = (ref(ROW), self._column())
-        c_index, total = tile.index(*acc_index), Load(ACC, acc_index, self.dtype)
+        c_index, total = tile.index(*acc_index), self._total(*acc_index)
         store = self._over_tile(Compute(tile.tensor, c_index, total))
         if fresh is None:
             return store
         accumulate = self._over_tile(Compute(tile.tensor, c_index, total, Combine.SUM))
         return Branch(fresh, (store,), (accumulate,))
+
+    def _total(self, row: Expr, column: Expr) -> Expr:
+        total = Load(ACC, (row, column), self.dtype)
+        return total if self.scaled is None else self.scaled(total, row, column)
 
     def _step(self) -> tuple[Node, ...]:
         """Load one row of B into registers, then multiply-add each element of A with each vector."""

@@ -34,11 +34,17 @@ class Blocking:
     kc: int
     depth: int
     steps: int  # blocks along k
+    run: int  # words of a block of k whose products are added before they are scaled; all of them without scales
     block_rows: int  # rows of A that L2 holds at once, in whole panels: those of a packed block
     packs_a: bool
     packs_b_on_first_use: bool  # the first panel of A packs each panel of B that it meets
     rows_outer: bool  # one panel of A meets all panels of B before the next panel of A
     streams_b: bool  # prepacked panels of B are read once, by the only panel of A
+
+    @property
+    def runs(self) -> int:
+        """Return the sums of a block of k."""
+        return -(-self.kc // self.run)
 
 
 def plan_blocking(p: Workload[ContractionFacts], block: Tile, thread: Tile, split_k: int = 1) -> Blocking:
@@ -50,14 +56,16 @@ def plan_blocking(p: Workload[ContractionFacts], block: Tile, thread: Tile, spli
     depth = p.packed_words(-(-p.extent(p.k) // split_k))
     kc = min(p.packed_words(extent_on(block, p.k)), depth)
     steps = -(-depth // kc)
+    # positions along k are not divided
+    reads_in_place = p.facts.dot is None and (p.k is None or len(p.space.axes[p.k].members) == 1)
     packs_a = not (
-        p.facts.dot is None
+        reads_in_place
         and a.plain
         and not a.constant
         and a.layout is OperandLayout.K_MAJOR
         and _skips_packing_of_a(columns, (mr, nr, kc), a.panel_stride * size, size, hw)
     )
-    is_plain = p.facts.dot is None and b.plain and b.layout is OperandLayout.PANEL_MAJOR and not b.constant
+    is_plain = reads_in_place and b.plain and b.layout is OperandLayout.PANEL_MAJOR and not b.constant
     is_plain = is_plain and p.space.k_bounds is None  # a guard leaves the first panel of A a part of k
     packs_b_on_first_use = (
         is_plain and steps == 1 and _packs_b_on_first_use(rows // mr, rows * kc * size, nr * size, b.tensor_bytes, hw)
@@ -71,12 +79,21 @@ def plan_blocking(p: Workload[ContractionFacts], block: Tile, thread: Tile, spli
         kc,
         depth,
         steps,
+        _run_words(p, kc, steps),
         block_rows,
         packs_a,
         packs_b_on_first_use,
         rows_outer,
         streams_b=b.constant and rows == mr,
     )
+
+
+def _run_words(p: Workload[ContractionFacts], kc: int, steps: int) -> int:
+    """Return the words of a block of k that have one scale, from its first one on; the block's without scales."""
+    if p.space.scale_runs is None:
+        return kc
+    run = p.space.scale_runs.k // p.machine.unit.k_group
+    return min(kc, run) if steps == 1 else math.gcd(kc, run)
 
 
 def rows_per_block(rows: int, mr: int, kc: int, elem_bytes: int, l2_bytes: int) -> int:

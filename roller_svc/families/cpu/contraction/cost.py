@@ -140,7 +140,8 @@ def _l2_bytes(p: Workload[ContractionFacts]) -> int:
 def tiles_cycles(p: Workload[ContractionFacts], extents: tuple[int, int], plan: Blocking, part: float = 1.0) -> float:
     """Return micro-kernel cycles for rows x columns of C over a part of k, with smaller register tiles at the edges."""
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
-    cycles, step = 0.0, -(-plan.depth // plan.steps)
+    sums = plan.steps * plan.runs  # that a register tile begins
+    cycles, step = 0.0, -(-plan.depth // sums)
     for height, down in _cut(extents[0], plan.mr):
         for width, across in _cut(extents[1], plan.nr):
             vectors = -(-width // lanes)
@@ -152,8 +153,17 @@ def tiles_cycles(p: Workload[ContractionFacts], extents: tuple[int, int], plan: 
             each = max(each + exposed * from_l2, from_l2 / costs.l2_bandwidth_under_compute)
             call = _call_cycles(p.machine, (height * vectors + height + vectors) / each, step * each)
             call += max(0.0, p.machine.store_cycles * height * vectors - costs.hidden_store_cycles)
-            cycles += down * across * (plan.steps * call + part * plan.depth * each)
+            call += _scaling_cycles(p, height, vectors)
+            cycles += down * across * (sums * call + part * plan.depth * each)
     return cycles
+
+
+def _scaling_cycles(p: Workload[ContractionFacts], height: int, vectors: int) -> float:
+    """Return cycles to scale the sums of a register tile, and to add them to its totals, which are in L1."""
+    if p.space.scale_runs is None:
+        return 0.0
+    operations = 2 if p.space.scale_runs.sum_dtype.is_float else 3  # a product, a multiply-add, a conversion
+    return height * vectors * (operations / _fma_ports(p.machine) + 1 / p.machine.load_ports)
 
 
 def _call_cycles(mach: Machine, rate: float, last: float) -> float:
@@ -234,6 +244,7 @@ def _packing(p: Workload[ContractionFacts], launch: Launch, s: _Sizes) -> float:
         b = 0.0  # `_kernel` has the time in which it arrives
     else:
         b = packing_cycles(p, p.b, p.facts.b.layout, launch.block, (p.n, s.plan.nr)) + _panel_spill_cycles(p, s)
+    b += costs.gather_cycles * s.plan.runs * sum(_scaled_extents(p, s))
     if s.plan.packs_b_on_first_use:
         b = max(b - tiles_cycles(p, (min(s.plan.mr, s.rows), s.columns), s.plan), costs.exposed_packing_fraction * b)
     if not s.plan.packs_a:
@@ -241,6 +252,14 @@ def _packing(p: Workload[ContractionFacts], launch: Launch, s: _Sizes) -> float:
         begun = _segment_start_cycles(p, p.a, launch.block, launch.block) / s.plan.mr  # in parallel
         return b + costs.llc_exposed_fraction * _arrival_cycles(p, p.a, launch.block, launch.block) * slower + begun
     return b + packing_cycles(p, p.a, p.facts.a.layout, launch.block, (p.m, s.plan.mr))
+
+
+def _scaled_extents(p: Workload[ContractionFacts], s: _Sizes) -> list[int]:
+    """Return the rows or columns of a task for each tensor of scales that is packed in every call."""
+    if p.space.scale_runs is None:
+        return []
+    packed = (tensor for tensor in p.epilogue.tensors if tensor.varies_with_reduction and not tensor.access.constant)
+    return [s.columns if p.n in tensor.axes else s.rows for tensor in packed]
 
 
 def _panel_spill_cycles(p: Workload[ContractionFacts], s: _Sizes) -> float:
@@ -273,7 +292,8 @@ def _store(p: Workload[ContractionFacts], s: _Sizes) -> float:
     if count_members(p, p.n) > 1:
         across = _row_crossing_fraction(p, p.n, s.plan.nr)
         each = across * costs.scatter_cycles * s.columns + (1 - across) * each
-    tensors = len(p.epilogue.tensors)
+    # scales of runs of k are packed
+    tensors = sum(p.space.scale_runs is None or not tensor.varies_with_reduction for tensor in p.epilogue.tensors)
     if tensors > 1 or count_members(p, p.n) > 1 or count_members(p, p.m) > 1:
         return s.rows * each * max(1, tensors)
     edge = s.columns % s.plan.nr

@@ -200,7 +200,7 @@ class Packing:
         return Transpose(self.packed, corner.index, panels.size, source, stride, count)
 
     def _element(self, panels: Panels, row: Expr, lane: Expr) -> Compute:
-        at = {panels.axis.members[0].name: add(panels.position, lane), self.k.members[0].name: add(ref(K_FIRST), row)}
+        at = {panels.axis.members[0].name: add(panels.position, lane), **member_values(self.k, add(ref(K_FIRST), row))}
         return Compute(self.packed, (panels.panel, row, lane), substitute(self.source, at))
 
     # fused axes -----------------------------------------------------------------------------------------------------

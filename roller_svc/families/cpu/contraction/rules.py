@@ -129,7 +129,15 @@ class CpuContractionRules(TileRules):
     def _k_steps(self, base: ThreadTile) -> Tile:
         """Return k blocks in whole packed words, but for the last."""
         extent, group = self.workload.extent(self.workload.k), self.workload.machine.unit.k_group
-        return tuple(min(extent, words * group) for words in self._word_steps(base))
+        return tuple(min(extent, self._in_whole_runs(words) * group) for words in self._word_steps(base))
+
+    def _in_whole_runs(self, words: int) -> int:
+        """Return the words of a block of k that begins and ends where scales change, or that has one scale."""
+        p = self.workload
+        if p.space.scale_runs is None or words >= p.packed_words(p.extent(p.k)):
+            return words
+        run = p.space.scale_runs.k // p.machine.unit.k_group
+        return words // run * run or max(part for part in range(1, words + 1) if run % part == 0)
 
     def _word_steps(self, base: ThreadTile) -> Tile:
         p = self.workload

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.tile_bounds import IndexSpan
 from roller_svc.errors import InvariantError, require
-from roller_svc.families.common.cpu.dot import WORD, DotOperands
+from roller_svc.families.common.cpu.dot import WORD, DotOperands, cast_element
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES, prefetch_is_profitable
 from roller_svc.families.common.view import GemmView, bind_members
+from roller_svc.families.cpu.contraction.block_scales import RUN, BlockScales
 from roller_svc.families.cpu.contraction.blocking import Blocking, plan_blocking
 from roller_svc.families.cpu.contraction.guarded_k import GuardedK, round_down
 from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, Packing, Panels, for_panel
@@ -30,7 +31,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, div, eq, max_, min_, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, conjunction, div, eq, max_, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine, TensorExpr
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -154,7 +155,7 @@ PREFETCH_ROWS = 8  # prefetch distance in rows of B; 4 to 16 perform alike
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[ContractionFacts]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks, each a blocked contraction."""
-    view = GemmView.of(replace(group, space=program.space), program.space)
+    view = replace(GemmView.of(replace(group, space=program.space), program.space), dtype=group.product_sum_dtype)
     tile = workload.footprint.tile
     plan = plan_blocking(workload, tile(program.block), tile(program.thread))
     return (ScheduleTree(group.name, _Blocked(view, program, workload, plan).tasks()),)
@@ -216,11 +217,23 @@ class _Blocked:
         return self.view.dtype if self.dot is None else WORD
 
     @property
+    def total_dtype(self) -> DType:
+        """Return the type of the tile of C: that of the accumulators, or of sums of scaled ones."""
+        return self.program.space.compute_dtype
+
+    @property
+    def scales(self) -> BlockScales | None:
+        """Return the scales of sums over runs of k, if there are any."""
+        if not self.view.operands.scales:
+            return None
+        return BlockScales(self.view, self.lanes, self.plan.run, self.plan.runs, 1 if self.dot is None else self.dot.group)
+
+    @property
     def accumulates_in_output(self) -> bool:
         """Return whether the accumulators are the output, with contiguous rows, and need no buffer."""
         group, view = self.view.group, self.view
         first = group.statements[0]
-        if len(group.statements) > 1 or first.type.dtype is not view.dtype or first.output in group.register_tensors:
+        if len(group.statements) > 1 or first.type.dtype is not self.total_dtype or first.output in group.register_tensors:
             return False
         n = view.n.members[-1].name
         return len(view.m.members) == len(view.n.members) == 1 and first.index[-1] == AxisRef(n)
@@ -275,7 +288,10 @@ class _Blocked:
 
         Where sign bits of A are flipped, all of the block counts, as in the compensation.
         """
-        kc = self.plan.kc
+        kc, run = self.plan.kc, self.plan.run
+        if self.plan.runs > 1:
+            begin = mul(ref(RUN), num(run))
+            return KLoop(K_ROW, run, None if self._has_whole_runs else min_(num(run), sub(ref(K_COUNT), begin)), begin)
         if self.program.space.k_bounds is None or self._flips_sign_of_a:
             return KLoop(K_ROW, kc, ref(K_COUNT))
         view, guarded = self.view, self._guarded
@@ -294,14 +310,17 @@ class _Blocked:
         panels_of_b, dtype, packed = 1 if columns.shared_buffer else columns.count, self.view.dtype, self.packed_dtype
         buffers: list[tuple[str, DType, tuple[int, ...]]] = [(PACKED_B, packed, (panels_of_b, self.plan.kc, columns.size))]
         if self._flips_sign_of_a:
-            buffers.insert(0, (COMPENSATION, dtype, (columns.count, columns.size)))
+            runs = (self.plan.runs,) if self.plan.runs > 1 else ()
+            buffers.insert(0, (COMPENSATION, dtype, (columns.count, *runs, columns.size)))
         if self.plan.packs_a:
             buffers.append((PACKED_A, packed, (rows.count, self.plan.kc + self._panel_padding, rows.size)))
+        if self.scales is not None:
+            buffers += self.scales.buffers(rows, columns)
         if not self.accumulates_in_output:
             panels = (self.blocks * rows.count, columns.count) if self.plan.steps > 1 else (1, 1)
-            buffers.append((TILE_C, dtype, (*panels, rows.size, columns.size)))
+            buffers.append((TILE_C, self.total_dtype, (*panels, rows.size, columns.size)))
         elif columns.tail % self.lanes:
-            buffers.append((EDGE_C, dtype, (rows.size, columns.fill)))
+            buffers.append((EDGE_C, self.total_dtype, (rows.size, columns.fill)))
         for name, of_type, shape in buffers:
             nodes = (Storage(name, of_type, shape, Scope.STACK, nodes),)
         return nodes
@@ -317,6 +336,8 @@ class _Blocked:
 
     def _pack_b(self) -> tuple[Node, ...]:
         packed = () if self.plan.packs_b_on_first_use else self._packing_of_b.nodes(self.columns)
+        if self.scales is not None:
+            packed = (*packed, *self.scales.pack_columns(self.columns))
         return (*packed, *self._compute_compensation()) if self._flips_sign_of_a else packed
 
     @property
@@ -333,19 +354,23 @@ class _Blocked:
         It is the product of B with a row of A whose words are the sign mask.
         """
         columns = self.columns
-        tile = CTile(COMPENSATION, lambda _, column: (columns.panel, column))
+        tile = CTile(COMPENSATION, lambda _, column: self._compensation(column))
 
         def summed(width: int) -> tuple[Node, ...]:
-            kernel = replace(self._micro_kernel(1, width), a=self._flip, initial=None, prefetches=())
-            return kernel.nodes(tile)
+            kernel = replace(self._micro_kernel(1, width), a=self._flip, initial=None, prefetches=(), scaled=None)
+            return self._over_runs(kernel.nodes(tile))
 
         return (columns.loop(columns.dispatch_edge(summed)),)
 
     def _flip(self, _: Expr) -> Expr:
         return Const(0 if self.dot is None else self.dot.sign_mask, WORD)
 
+    def _compensation(self, column: Expr) -> tuple[Expr, ...]:
+        run = (ref(RUN),) if self.plan.runs > 1 else ()
+        return (self.columns.panel, *run, column)
+
     def _initial_compensation(self, column: Expr) -> Expr:
-        flipped = Load(COMPENSATION, (self.columns.panel, column), self.view.dtype)
+        flipped = Load(COMPENSATION, self._compensation(column), self.view.dtype)
         return Op(OpKind.NEG, (flipped,), self.view.dtype)
 
     def _over_blocks(self) -> tuple[Node, ...]:
@@ -353,6 +378,8 @@ class _Blocked:
         nodes, rows = self._multiply(), self.rows
         if self.plan.packs_a:
             nodes = (*self._packing(PACKED_A, self.view.operands.a, self.operands[0]).nodes(rows), *nodes)
+        if self.scales is not None:
+            nodes = (*self.scales.pack_rows(rows), *nodes)
         of_task = self.blocks * rows.count
         task, block = mul(ref("m.task"), num(of_task)), mul(ref(BLOCK), num(rows.count))
         nodes = rows.bind_first(add(task, block), sub(ref("m.all"), block), nodes)
@@ -363,6 +390,8 @@ class _Blocked:
 
     def _packing(self, buffer: str, source: Expr, operand: CpuOperand) -> Packing:
         k, kc, lanes = self.view.k, self.plan.kc, self.lanes
+        if self.scales is not None:
+            source = cast_element(source, self.view.dtype)  # scales move no conversion out of an operand
         if self.dot is None:
             return Packing(buffer, source, operand, k, kc, lanes, self.view.dtype)
         of_type, flip = (self.dot.a, self.dot.sign_mask) if buffer == PACKED_A else (self.dot.b, 0)
@@ -424,7 +453,7 @@ class _Blocked:
 
     def _store_edge(self, height: int, width: int, fresh: Expr) -> tuple[Node, ...]:
         statement, row = self.view.group.statements[0], ref("m.row")
-        total = Load(EDGE_C, (row, ref(LANE)), self.view.dtype)
+        total = Load(EDGE_C, (row, ref(LANE)), self.total_dtype)
 
         def stored(combine: Combine | None) -> tuple[Node, ...]:
             store = Compute(statement.output, self._output(row, ref(LANE)), total, combine)
@@ -439,12 +468,29 @@ class _Blocked:
         prefetches = output_prefetch.in_step(self.plan.kc)
         if not self.plan.packs_a:
             prefetches = (*prefetches, *OperandPrefetch(self.view, self.operands[0], height, self.hw).nodes())
-        nodes = replace(kernel, prefetches=(*kernel.prefetches, *prefetches)).nodes(tile, fresh)
+        nodes = self._over_runs(replace(kernel, prefetches=(*kernel.prefetches, *prefetches)).nodes(tile, self._first_run(fresh)))
         if self.plan.packs_b_on_first_use and width == self.columns.size and self._first_panel_may_have(height):
             packing_prefetches = (*self._prefetch_rows_of_b(), *prefetches)
             packs = replace(kernel, b=self._element_of_b, packs_b=self._packed_element_of_b, prefetches=packing_prefetches)
             nodes = (Branch(self._is_first_panel, packs.nodes(tile, fresh), nodes),)
         return bind_members(self.view.n, ref("n.place"), (*output_prefetch.before_loop(), *nodes))
+
+    @property
+    def _has_whole_runs(self) -> bool:
+        return self.plan.kc % self.plan.run == 0 == self.plan.depth % self.plan.run
+
+    def _over_runs(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Loop over the runs of a block of k that have one scale each."""
+        run, runs = self.plan.run, self.plan.runs
+        if runs == 1:
+            return nodes
+        return (Loop(RUN, runs, LoopKind.SERIAL, nodes, div(add(ref(K_COUNT), num(run - 1)), run)),)
+
+    def _first_run(self, fresh: Expr | None) -> Expr | None:
+        """Return whether a sum is the first of its tile of C, given whether its block of k is; None: always."""
+        if self.plan.runs == 1:
+            return fresh
+        return conjunction([eq(ref(RUN), num(0)), *([] if fresh is None else [fresh])])
 
     def _element_of_b(self, column: Expr) -> Load:
         view = self.view
@@ -483,6 +529,7 @@ class _Blocked:
             prefetches=(*self._prefetch_columns(), *self._prefetch_rows()),
             dot=self.dot,
             initial=self._initial_compensation if self._flips_sign_of_a else None,
+            scaled=None if self.scales is None else self.scales.scaled,
         )
 
     def _element_of_a(self, row: Expr) -> Expr:
@@ -533,7 +580,7 @@ class _Blocked:
         row = ref("m.row")
 
         def columns(at: dict[str, Expr], count: int) -> tuple[Node, ...]:
-            total = Load(TILE_C, (*self._tile_panel(), row, ref(LANE)), self.view.dtype)
+            total = Load(TILE_C, (*self._tile_panel(), row, ref(LANE)), self.total_dtype)
             stores = Loop(LANE, count, LoopKind.VECTOR, self.view.epilogue(total, at))
             nodes = bind_members(self.view.m, add(ref("m.place"), row), (stores,))
             return (Loop(row.name, height, LoopKind.SERIAL, nodes),)

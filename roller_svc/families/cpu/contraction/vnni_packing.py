@@ -107,7 +107,7 @@ class VnniPacking(Packing):
         """Transpose one block of words, of `lanes` rows or fewer, in registers."""
         word = mul(ref(K_CHUNK), num(self.lanes))
         position = mul(add(ref(K_FIRST), word), num(self.group))
-        at = {panels.axis.members[0].name: add(panels.position, num(first)), self.k.members[0].name: position}
+        at = {panels.axis.members[0].name: add(panels.position, num(first)), **member_values(self.k, position)}
         source = cast_element(substitute(self.source, at), self.element)
         if not isinstance(source, Load):
             raise InvariantError(f"operand transposed by words must be a plain load, got {source}")

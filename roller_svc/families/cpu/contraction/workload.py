@@ -33,7 +33,7 @@ class CpuOperand:
     """Layout of one operand."""
 
     layout: OperandLayout
-    plain: bool  # a load of the packed type without guard, which a micro-kernel can read unpacked
+    plain: bool  # a load of the packed type without guard, with one stride along k
     panel_stride: int  # elements between neighbours of a panel, if plain
     k_stride: int  # elements between neighbours along k, if plain
     constant: bool = False  # packed once for all calls
@@ -50,7 +50,7 @@ def cpu_operands(group: KernelGroup, packed: tuple[DType, DType] | None = None) 
         unknown = CpuOperand(OperandLayout.STRIDED, plain=False, panel_stride=0, k_stride=0)
         return unknown, unknown
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    types, dtype = dict(group.inputs), group.space.compute_dtype
+    types, dtype = dict(group.inputs), group.product_sum_dtype
     both = zip(operands(group), (m, n), packed or (dtype, dtype), strict=True)
     layouts = [_cpu_operand(operand, (axis, k), types, dtype) for operand, axis, dtype in both]
     constant = [all(x.constant for x in group.space.accesses if x.operand == name) for name in ("a", "b")]
@@ -66,14 +66,25 @@ def _cpu_operand(operand: Operand, axes: tuple[TileAxis, TileAxis], types: Mappi
         strides = tuple(address.coeff(member.name) for member in axis.members) if address is not None else ()
         return CpuOperand(OperandLayout.STRIDED, plain=False, panel_stride=0, k_stride=0, member_strides=strides)
     moved = 0 if address is None else address.coeff(axis.members[0].name)
-    is_affine = address is not None and operand.guard is None and len(k.members) == 1
+    along_k = None if address is None else _stride_along(k, address)
+    is_affine = operand.guard is None and along_k is not None
     plain = is_affine and operand.memory_dtype is dtype
     is_widened = is_affine and dtype is DType.FLOAT32 and operand.memory_dtype in WIDENED
     size = types[source.tensor].dtype.bytes * math.prod(types[source.tensor].shape) if plain else 0
-    deeper = address.coeff(k.members[0].name) if (plain or is_widened) and address is not None else 0
+    deeper = along_k if (plain or is_widened) and along_k is not None else 0
     if operand.k_major:
         return CpuOperand(OperandLayout.K_MAJOR if deeper == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size)
     return CpuOperand(OperandLayout.PANEL_MAJOR if moved == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size)
+
+
+def _stride_along(axis: TileAxis, address: Affine) -> int | None:
+    """Return the elements between neighbours along a fused axis; None where rows of a member do not follow each other."""
+    stride = step = address.coeff(axis.members[-1].name)
+    for member in reversed(axis.members):
+        if address.coeff(member.name) != step:
+            return None
+        step *= member.extent
+    return stride
 
 
 def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:

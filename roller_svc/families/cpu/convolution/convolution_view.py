@@ -43,6 +43,8 @@ def convolution_spaces(group: KernelGroup, lanes: int) -> tuple[TileSpace, ...]:
     if group.kind is not GroupKind.CONTRACTION or group.operands is None or group.row_reduction is not None:
         return ()
     space = group.space
+    if space.scale_runs is not None:
+        return ()
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     sides = ((group.operands.b, n, m), (group.operands.a, m, n))
     images = [image for side in sides if (image := _image(*side, k)) is not None]

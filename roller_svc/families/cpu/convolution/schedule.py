@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from roller_svc.families.common.cpu.dot import DotOperands, dot_operands
 from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches, image_tasks
 from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim
 from roller_svc.families.common.cpu.input_patch import WINDOW, InputPatch, loop_over_channels, pixel_at, remaining_pixels
@@ -18,6 +19,7 @@ from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, ROW, VECTOR, CTile, KLoop, MicroKernel
 from roller_svc.families.common.cpu.parallel_loops import serial_loops, whole_or_tail
 from roller_svc.families.common.view import GemmView, bind_members, member_values
+from roller_svc.families.cpu.convolution.word_view import word_of
 from roller_svc.families.cpu.convolution.workload import plan_task
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
@@ -176,12 +178,20 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[ImageSpace])
     image, hw, view = workload.facts, workload.machine.hw, GemmView.of(group, group.space)
     pixels_are_m = image.window_dims[0].pixel in view.m.members
     image_operand, weights = (view.operands.a, view.operands.b) if pixels_are_m else (view.operands.b, view.operands.a)
+    dot = dot_operands(program.unit, group)
+    if dot is not None:
+        dot = dot if pixels_are_m else replace(dot, a=dot.b, b=dot.a)  # of pixels and of weights
+        (counted,) = () if image.channels is None else image.channels.members
+        channel = next(axis for axis in view.k.members if axis.name == counted.name)
+        image_operand, weights = (
+            word_of(source, channel, dtype, dot.group) for source, dtype in ((image_operand, dot.a), (weights, dot.b))
+        )
     named = workload.footprint.tile
     plan, lanes = plan_task(workload, named(program.block), named(program.thread)), program.unit.shape[-1]
     patch = InputPatch(image, image_operand, view.dtype, plan.pixels, plan.tile, plan.channels, lanes)
     type_ = dict(group.inputs).get(weights.tensor) if isinstance(weights, Load) else None
     packed = PackedWeights(image, weights, type_, view.dtype, plan.panels, plan.wide, plan.channels, lanes)
-    tasks = _Tasks(view, program, image, patch, packed, filters_last=pixels_are_m, hw=hw)
+    tasks = _Tasks(view, program, image, patch, packed, filters_last=pixels_are_m, hw=hw, dot=dot)
     return (ScheduleTree(group.name, tasks.nodes()),)
 
 
@@ -194,6 +204,7 @@ class _Tasks:
     weights: PackedWeights
     filters_last: bool  # whether filters are contiguous in the output
     hw: HardwareSpec
+    dot: DotOperands | None  # elements are words of pixels and of weights, multiplied by dot-product instructions
 
     # sizes ----------------------------------------------------------------------------------------------------------
     @property
@@ -349,6 +360,7 @@ class _Tasks:
             b=self._weight if along else self._pixel,
             registers=self.hw.limits.max_registers_per_thread,
             prefetches=self._prefetch_next_panel(),
+            dot=self.dot if self.dot is None or along else replace(self.dot, a=self.dot.b, b=self.dot.a),
         )
         tile = CTile(ACC, self._accumulator_index)
         return kernel.nodes(tile, eq(ref(".step"), num(0)) if self.steps > 1 else None)

@@ -11,11 +11,22 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, Op, Select, children, iter_subexpressions, loads_of, with_children
+from roller_svc.ir.expr import (
+    AxisRef,
+    Expr,
+    Load,
+    Op,
+    Select,
+    children,
+    iter_subexpressions,
+    loads_of,
+    rewrite,
+    with_children,
+)
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import ref
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorType
-from roller_svc.schedule.nest_statements import inner_axes, row_tensors
+from roller_svc.schedule.nest_statements import inner_axes, is_reduction, row_dtype, row_tensors
 
 
 def share_row_values(group: KernelGroup) -> KernelGroup:
@@ -58,3 +69,18 @@ def _reads_rows_alone(value: Expr, rows: Collection[str]) -> bool:
     if isinstance(value, Load):
         return value.tensor in rows
     return not isinstance(value, AxisRef) and all(_reads_rows_alone(part, rows) for part in children(value))
+
+
+def recurring_reductions(group: KernelGroup) -> frozenset[str]:
+    """Return the outputs of reductions of a row that differ from others only in the results of the row that they read."""
+    rows, outputs = row_tensors(group), dict[str, list[str]]()
+
+    def without_name(node: Expr) -> Expr:
+        return replace(node, tensor="") if isinstance(node, Load) and node.tensor in rows else node
+
+    for statement in group.statements:
+        if is_reduction(statement) and statement.output in rows:
+            axes = inner_axes(statement, group.outer)
+            form = (rewrite(statement.body, without_name), axes, statement.combine, statement.accumulator, row_dtype(statement))
+            outputs.setdefault(repr(form), []).append(statement.output)
+    return frozenset(output for same in outputs.values() if len(same) > 1 for output in same)

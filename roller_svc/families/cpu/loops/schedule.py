@@ -19,7 +19,7 @@ from roller_svc.families.cpu.loops.cached_intermediates import CachedIntermediat
 from roller_svc.families.cpu.loops.column_reduction import column_loops
 from roller_svc.families.cpu.loops.gather_prefetch import prefetch_gathers
 from roller_svc.families.cpu.loops.reciprocal_division import find_row_division
-from roller_svc.families.cpu.loops.row_values import share_row_values
+from roller_svc.families.cpu.loops.row_values import recurring_reductions, share_row_values
 from roller_svc.families.cpu.loops.workload import LoopFacts
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, loads_of, rewrite, substitute
@@ -37,6 +37,7 @@ from roller_svc.ir.schedule import (
     LoopKind,
     Node,
     Prefetch,
+    Routine,
     ScheduleTree,
     Storage,
     iter_nodes,
@@ -84,6 +85,7 @@ def lower_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple
     group = share_row_values(group)
     cached = find_cached_intermediates(group) if along_memory else {}
     reductions = arg_reductions(group)
+    recurring = frozenset[str]() if is_vector or cached else recurring_reductions(group) - reductions.keys()
 
     def rows(at: dict[str, Expr], widths: tuple[int, ...]) -> tuple[Node, ...]:
         width, points = 1 if simd_axis is None else widths[0], 1 if shared is None else widths[-1]
@@ -91,7 +93,18 @@ def lower_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple
         at = {name: substitute(place, single) for name, place in at.items()}  # a single row has no loop over rows
         prefetch_bytes = hw.dram.transaction_bytes if prefetch_is_profitable(group, program, hw) else None
         return _Rows(
-            group, at, is_vector, width, points, program.reduce_threads, native, streams, cached, reductions, prefetch_bytes
+            group,
+            at,
+            is_vector,
+            width,
+            points,
+            program.reduce_threads,
+            native,
+            streams,
+            cached,
+            reductions,
+            prefetch_bytes,
+            recurring,
         ).nodes()
 
     simd_rows = []
@@ -140,6 +153,7 @@ class _Rows:
     cached: dict[str, CachedIntermediate]  # cached intermediate of each reduction, by its output
     arg_reductions: dict[str, OnlineReduction]  # arg-reductions, by the outputs of both reductions
     prefetch_bytes: int | None  # bytes of one prefetched line; None: no prefetches
+    recurring: frozenset[str]  # outputs of reductions that one routine computes, with registers of its own
 
     def nodes(self) -> tuple[Node, ...]:
         rows = row_tensors(self.group)
@@ -147,8 +161,14 @@ class _Rows:
         storages: list[Storage] = []
         nodes: list[Node] = []
         for statement in self.group.statements:
-            storages += self._storages(statement, in_row=statement.output in rows)
-            nodes += self._statement(statement, reads, in_row=statement.output in rows)
+            in_row = statement.output in rows
+            own = self._statement(statement, reads, in_row=in_row)
+            if statement.output in self.recurring:
+                own = [Routine("reduce", wrap_in_storages(self._accumulators(statement), tuple(own)))]
+            else:
+                storages += self._accumulators(statement)
+            storages += self._row_storages(statement) if in_row else []
+            nodes += own
         return wrap_in_storages(storages, tuple(nodes))
 
     @property
@@ -156,7 +176,8 @@ class _Rows:
         """Return the index of one outer point in a row tensor."""
         if self.is_vector:
             return (ref(LANE),)
-        return tuple(ref(name) for name, count in self._in_flight if count > 1)
+        index = tuple(ref(name) for name, count in self._in_flight if count > 1)
+        return index or ((num(0),) if self.recurring else ())  # routines take no scalars
 
     @property
     def _in_flight(self) -> tuple[tuple[str, int], ...]:
@@ -164,21 +185,27 @@ class _Rows:
 
     @property
     def _shape(self) -> tuple[int, ...]:
-        return (self.width,) if self.is_vector else tuple(count for _, count in self._in_flight if count > 1)
+        if self.is_vector:
+            return (self.width,)
+        return tuple(count for _, count in self._in_flight if count > 1) or ((1,) if self.recurring else ())
 
-    def _storages(self, statement: TensorExpr, *, in_row: bool) -> list[Storage]:
+    def _acc_name(self, statement: TensorExpr) -> str:
+        return ".acc" if statement.output in self.recurring else acc_name(statement.output)
+
+    def _accumulators(self, statement: TensorExpr) -> list[Storage]:
         storages = []
         if is_reduction(statement):
             lanes = self._lanes_of(statement)
             shape = self._shape if lanes == 1 else (*self._shape, lanes)
             dtype = self._accumulator(statement)
-            acc = register(acc_name(statement.output), dtype, *shape)
+            acc = register(self._acc_name(statement), dtype, *shape)
             storages.append(replace(acc, ordered=self.width > 1 and self._reads_rows_in_order(statement)))
             if lanes > 1:
-                storages.append(register(f"{acc_name(statement.output)}.total", dtype, *self._shape))
-        if in_row:
-            storages.append(register(local_name(statement.output), row_dtype(statement), *self._shape))
+                storages.append(register(f"{self._acc_name(statement)}.total", dtype, *self._shape))
         return storages
+
+    def _row_storages(self, statement: TensorExpr) -> list[Storage]:
+        return [register(local_name(statement.output), row_dtype(statement), *self._shape)]
 
     def _arg_reduction(self, statement: TensorExpr) -> ArgReduce | None:
         """Return the arg-reduction that computes the statement, if lanes share it."""
@@ -223,7 +250,7 @@ class _Rows:
                 nodes += self._reduction(statement, inner, reads)
             elif statement is arg_reduction.reduction.first:
                 nodes += self._arg_reduce(arg_reduction, inner, reads)
-            name = acc_name(statement.output) + (".total" if self._lanes_of(statement) > 1 else "")
+            name = self._acc_name(statement) + (".total" if self._lanes_of(statement) > 1 else "")
             value: Expr = Load(name, self._row_index, self._accumulator(statement))
         elif inner:
             return self._map(statement, inner, reads)
@@ -276,7 +303,7 @@ class _Rows:
 
     def _reduction(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
         combine = statement.combine or Combine.SUM
-        acc, lanes = acc_name(statement.output), self._lanes_of(statement)
+        acc, lanes = self._acc_name(statement), self._lanes_of(statement)
         start = identity(combine, statement.accumulator)
         if lanes == 1:
             axis_reads = reads.with_axes({a.name: ref(a.name) for a in inner})

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from roller_svc.analysis.index_map import IndexMap
+from roller_svc.families.gpu.streamed_rows.cost import ring_resources
 from roller_svc.families.gpu.streamed_rows.page_copies import PageCopies
 from roller_svc.families.gpu.streamed_rows.product import LANES_OF_ROW, StreamedProduct
 from roller_svc.families.gpu.streamed_rows.workload import (
     FRAGMENT_ROWS,
+    MIN_BULK_ARCH,
     PARTIAL,
     RING,
     RingTile,
@@ -28,7 +30,7 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, ceil_div, div, lt, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Mma, Node, ScheduleTree
+from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Mma, Node, PageStream, RingPage, ScheduleTree
 from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     RowReads,
@@ -53,7 +55,20 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[StreamedRows
     block = footprint.tile(program.block)
     tile = ring_tile(workload.facts, block, program.reduce_threads, way.stages, way.persistent_blocks)
     resident = ceil_div(tile.blocks, workload.machine.cores)
-    return (ScheduleTree(group.name, _Stream(group, tile, workload.facts.warp).blocks(), resident=resident),)
+    own, paged = (_Stream(group, tile, workload.facts.warp, is_paged=is_paged) for is_paged in (False, True))
+    has_bulk_copies = workload.machine.hw.arch >= MIN_BULK_ARCH
+    stream = PageStream(
+        tile.product.streamed.tensor,
+        paged.blocks(),
+        paged.fill(has_bulk_copies=has_bulk_copies),
+        tile.tiles,
+        tile.pages,
+        tile.page.bytes,
+        tile.tiles * tile.pages * tile.page_bytes,
+        tile.stages - 1,
+        ring_resources(workload, tile).registers_per_thread,
+    )
+    return (ScheduleTree(group.name, own.blocks(), resident=resident, stream=stream),)
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,7 @@ class _Stream:
     group: KernelGroup
     tile: RingTile
     warp: int
+    is_paged: bool  # whether the block's pages are those of a persistent kernel's ring
 
     @property
     def product(self) -> StreamedProduct:
@@ -68,20 +84,45 @@ class _Stream:
 
     @cached_property
     def copies(self) -> PageCopies:
-        return PageCopies(self.tile, dict(self.group.inputs))
+        return PageCopies(self.tile, dict(self.group.inputs), ref(THREAD), self.tile.threads)
 
     # loops ----------------------------------------------------------------------------------------------------------
     def blocks(self) -> tuple[Node, ...]:
         """Return the loops over blocks and threads around the rounds of a block."""
         tile, warps = self.tile, self.tile.warps_n * self.tile.warps_k
-        stop = None
-        if tile.tiles % tile.blocks:
-            stop = div(add(sub(num(tile.tiles - 1), ref(BLOCK)), num(tile.blocks)), tile.blocks)
-        rounds = Loop(ROUND, tile.rounds, LoopKind.SERIAL, self._round(), stop)
-        nodes = wrap_in_storages((tile.ring, tile.partial), (*self._prologue(), rounds))
+        if self.is_paged:
+            nodes = wrap_in_storages((tile.partial,), self._rounds(self._round()))
+        else:
+            nodes = wrap_in_storages((tile.ring, tile.partial), (*self._prologue(), *self._rounds(self._round())))
         nodes = (Let(THREAD, add(mul(ref(WARP), num(self.warp)), ref(LANE)), nodes),)
         nodes = (Loop(WARP, warps, LoopKind.THREAD, (Loop(LANE, self.warp, LoopKind.THREAD, nodes),)),)
         return (Loop(BLOCK, tile.blocks, LoopKind.BLOCK, nodes),)
+
+    def fill(self, *, has_bulk_copies: bool) -> tuple[Node, ...]:
+        """Return the loops of the warp that fills the pages of an rTask."""
+        copies = PageCopies(self.tile, dict(self.group.inputs), ref(LANE), self.warp)
+        rows = copies.request_rows(ref(TILE), ref(PAGE)) if has_bulk_copies else copies.request(ref(TILE), ref(PAGE), ())
+        page = RingPage(self.tile.page, self._page_number, rows, fills=True)
+        pages = Loop(PAGE, self.tile.pages, LoopKind.SERIAL, (page,))
+        tiles = Let(TILE, self._tile_of_round, (pages,))
+        lanes = Loop(LANE, self.warp, LoopKind.THREAD, self._rounds((tiles,)))
+        return (Loop(BLOCK, self.tile.blocks, LoopKind.BLOCK, (lanes,)),)
+
+    def _rounds(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return the loop over the tiles of a block."""
+        tile, stop = self.tile, None
+        if tile.tiles % tile.blocks:
+            stop = div(add(sub(num(tile.tiles - 1), ref(BLOCK)), num(tile.blocks)), tile.blocks)
+        return (Loop(ROUND, tile.rounds, LoopKind.SERIAL, nodes, stop),)
+
+    @property
+    def _page_number(self) -> Expr:
+        """Return the page's number, counted from the block's first."""
+        return add(mul(ref(ROUND), num(self.tile.pages)), ref(PAGE))
+
+    @property
+    def _tile_of_round(self) -> Expr:
+        return add(ref(BLOCK), mul(ref(ROUND), num(self.tile.blocks)))
 
     def _prologue(self) -> tuple[Node, ...]:
         """Request the first pages of the block."""
@@ -91,24 +132,30 @@ class _Stream:
         """Request the page of that number, counted from the block's first, if there is one."""
         tile = self.tile
         place = add(ref(BLOCK), mul(div(number, tile.pages), num(tile.blocks)))
-        nodes = self.copies.request(ref(".coming"), mod(number, tile.pages), mod(number, tile.stages))
+        nodes = self.copies.request(ref(".coming"), mod(number, tile.pages), (mod(number, tile.stages),))
         is_there = Branch(lt(ref(".coming"), num(tile.tiles)), nodes)
         return (Let(".coming", place, (is_there,)), self.copies.commit)
 
     def _round(self) -> tuple[Node, ...]:
         """Compute a tile of results: all pages of its rows, then the sums over warps and the statements."""
-        tile = self.tile
-        number = add(mul(ref(ROUND), num(tile.pages)), ref(PAGE))
-        page = (
-            self.copies.wait(number),
-            Barrier(),
-            *self._request(add(number, num(tile.stages - 1))),
-            Let(SLOT, mod(number, tile.stages), self._page()),
-        )
+        tile, number = self.tile, self._page_number
+        page: tuple[Node, ...]
+        before: tuple[Node, ...] = ()
+        if self.is_paged:
+            page = (RingPage(tile.page, number, self._page(), fills=False),)
+            before = (Barrier(),) if tile.rounds > 1 else ()  # sums of the tile before have been read
+        else:
+            page = (
+                self.copies.wait(number),
+                Barrier(),
+                *self._request(add(number, num(tile.stages - 1))),
+                Let(SLOT, mod(number, tile.stages), self._page()),
+            )
         zero = self._for_sums(lambda at: Compute(SUMS, at, Const(0.0, DType.FLOAT32)))
-        nodes = (zero, Loop(PAGE, tile.pages, LoopKind.SERIAL, page), *self._store_sums(), Barrier(), *self._results())
+        pages = Loop(PAGE, tile.pages, LoopKind.SERIAL, page)
+        nodes = (zero, pages, *before, *self._store_sums(), Barrier(), *self._results())
         nodes = wrap_in_storages((register(SUMS, DType.FLOAT32, 4),), nodes)
-        return (Let(TILE, add(ref(BLOCK), mul(ref(ROUND), num(tile.blocks))), nodes),)
+        return (Let(TILE, self._tile_of_round, nodes),)
 
     # products -------------------------------------------------------------------------------------------------------
     def _page(self) -> tuple[Node, ...]:
@@ -134,7 +181,8 @@ class _Stream:
         for half in range(2):
             row = add(self._first_row, num(8 * half))
             place = self._index_map({self.product.k.name: add(self._chunk_of(ref(".in_page")), ref(ELEMENT))})
-            ring = Load(RING, (ref(SLOT), row, place.apply(self.product.streamed.index[-1])), self.product.streamed.dtype)
+            slot = () if self.is_paged else (ref(SLOT),)
+            ring = Load(RING, (*slot, row, place.apply(self.product.streamed.index[-1])), self.product.streamed.dtype)
             at = self._index_map({self.product.n.name: self._row_in_matrix(row)} | self._at_k(ref(ELEMENT)))
             value = _replace_load(self.product.weight, self.product.streamed, ring, at)
             load = Compute(WEIGHTS, (num(half), ref(ELEMENT)), value)

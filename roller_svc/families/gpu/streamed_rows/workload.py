@@ -8,7 +8,7 @@ from roller_svc.families.common.gpu.matrix.tile import MIN_ASYNC_ARCH
 from roller_svc.families.gpu.streamed_rows.product import COPY_BYTES, StreamedProduct, find_streamed_product
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind, UnitKind
+from roller_svc.ir.hardware import Arch, ComputeUnit, HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.index import ceil_div
 from roller_svc.ir.schedule import Scope, Storage, shared_bytes
 from roller_svc.perf.footprint import Tile
@@ -17,6 +17,7 @@ from roller_svc.perf.workload import Workload
 FRAGMENT_ROWS = 16  # of the matrix, in one mma.sync
 FRAGMENT_COLUMNS = 8
 RING, PARTIAL = ".ring", ".partial"
+MIN_BULK_ARCH = Arch("sm_", 90)  # cp.async.bulk
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,12 @@ class RingTile:
         pad = 4 * self.product.chunk_bytes // self.product.streamed.dtype.bytes
         shape = (self.stages, self.rows, self.row_elements)
         return Storage(RING, self.product.streamed.dtype, shape, Scope.SHARED, (), pad)
+
+    @property
+    def page(self) -> Storage:
+        """A page in the ring of a persistent kernel."""
+        ring = self.ring
+        return Storage(RING, ring.dtype, ring.shape[1:], Scope.SHARED, (), ring.pad)
 
     @property
     def partial(self) -> Storage:

@@ -61,6 +61,7 @@ def test_every_text_compiles_to_the_instructions_that_it_is_for(bench: Any) -> N
     assert "REDG" not in sass_text(compile_source(small(bench)["atomic_cas_8"].source).binary)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [H200.id, A100.id])
 def test_every_probe_of_a_device_compiles_for_it(bench: Any, target: str) -> None:
     names = bench.probing.probe_names(target)
@@ -149,6 +150,7 @@ def test_the_constants_are_those_of_calibration_and_stand_for_fields_of_every_sp
     kernels, sizes = bench.probing.kernels, bench.probing.sizes_of
     for hw in (H200, A100):
         chosen = [kernel for kernel in kernels(hw, sizes(hw)) if kernel.name in bench.probing.CONSTANTS]
-        assert len(chosen) == len(bench.probing.CONSTANTS)
+        missing = set(bench.probing.CONSTANTS) - {kernel.name for kernel in chosen}
+        assert missing == (set() if hw is H200 else {"pdl_node"})  # an A100 has no programmatic edges
         fields = {kernel.field for kernel in chosen if kernel.field}
         assert all(bench.probing.spec_value(hw, field) > 0 for field in fields)

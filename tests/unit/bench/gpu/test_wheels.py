@@ -46,6 +46,7 @@ def test_the_table_of_needs_is_what_metadata_says(wheels: Any) -> None:
     assert set(wheels.REQUIREMENTS) <= seen
 
 
+@pytest.mark.slow
 def test_the_bench_imports_no_other_package(wheels: Any) -> None:
     """What a process has loaded once all of the bench is imported, but for what torch and Triton are needed for."""
     code = (

@@ -128,6 +128,12 @@ def test_guarded_load_is_not_outlined() -> None:
         assert functions(printed(Routine("copy", (quarter(0, value),))), "copy") == 0
 
 
+def test_a_condition_that_loads_is_outlined() -> None:
+    positive = Op(OpKind.GT, (Load("a", (ref("i"),), F32), Const(0.0, F32)), DType.INT8)
+    counted = Select(positive, Const(1.0, F32), Const(0.0, F32), F32)
+    assert functions(printed(Routine("copy", (quarter(0, counted),))), "copy") == 1
+
+
 def test_aliased_written_pointer_is_not_restrict() -> None:
     def shifted(by: str) -> tuple[Expr, ...]:
         return (add(mul(num(16), ref(by)), ref("i")),)

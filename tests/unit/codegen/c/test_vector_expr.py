@@ -123,6 +123,18 @@ def test_every_type_becomes_every_other(target_type: str, target: str) -> None:
     check(bodies, arrays, target, is_vector=False)
 
 
+@TARGETS
+def test_bytes_whose_value_is_needed_at_once_saturate(target: str) -> None:
+    """No elements are stored between: ends, halves beyond them, infinities and NaN as if they were."""
+    ends = [-129.0, -128.5, -128.0, -127.5, -1.0, -0.5, -0.0, 0.5, 126.5, 127.0, 127.5, 128.0, 254.5, 255.0, 255.5, 256.0,
+            -32769.0, -32768.5, 32767.5, 32768.0, 65535.5, 65536.0, 2147483648.0, -2147483904.0, 1e30, -1e30,
+            np.inf, -np.inf, np.nan]  # fmt: skip
+    x = np.array([*ends, *np.linspace(-300, 300, 115)], np.float32)
+    types = ("int8", "uint8", "int16", "uint16")
+    bodies = [f"y[n] = x[n].cast(`{dtype}`){wide}" for dtype in types for wide in ("", ".cast(`int32`) - 7")]
+    check([*bodies, *(body.replace("x[n]", "d[n]") for body in bodies)], {"x": x, "d": x.astype(np.float64)}, target)
+
+
 UNARY = (
     "-x[n]", "abs(x[n])", "sqrt(x[n])", "rsqrt(x[n])", "1.0 / x[n]", "x[n].call(`sign`)", "relu(x[n])", "floor(x[n])",
     "ceil(x[n])", "x[n].call(`round`)", "x[n].call(`trunc`)", "isnan(x[n])", "isinf(x[n])", "x[n] * x[n] + 1.0",
@@ -194,6 +206,7 @@ def test_a_quotient_that_is_a_truth_value_is_widened_as_a_number(dtype: str, tar
     check(["y[n] = b[n] + (x[n] // x[n])", "y[n] = b[n] + trunc_div(x[n], x[n])"], arrays, target, is_vector=False)
 
 
+@pytest.mark.slow
 @TARGETS
 def test_every_length_has_its_tail(target: str) -> None:
     for dtype in ("float32", "float64", "int8", "float16"):

@@ -28,8 +28,13 @@ PAIRS = [name for name in WRAPPERS if name.endswith("x2")]
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_operands_stand_in_the_order_of_their_numbers(name: str) -> None:
     """The template names them in ascending order, and words of arrays follow each other in the lists behind it."""
-    numbers = list(dict.fromkeys(int(n) for n in re.findall(r"%(\d+)", WRAPPERS[name])))
-    constraints = re.findall(r'"[+=]?[a-z]"\((\w+)(?:\[(\d+)\])?', WRAPPERS[name])
+    for statement in WRAPPERS[name].split("asm volatile(")[1:] or [WRAPPERS[name]]:
+        check_operands(name, statement)
+
+
+def check_operands(name: str, statement: str) -> None:
+    numbers = list(dict.fromkeys(int(n) for n in re.findall(r"%(\d+)", statement)))
+    constraints = re.findall(r'"[+=]?[a-z]"\((\w+)(?:\[(\d+)\])?', statement)
     ascending = list(range(len(constraints)))
     assert numbers == ORDERS.get(name, ascending)
     for array in {array for array, word in constraints if word}:

@@ -425,6 +425,7 @@ def test_every_fault_at_the_end_of_a_run_is_caught(fault: str) -> None:
         epochs(with_text(kernel, *ENDS[fault]))
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 def test_every_damaged_table_is_caught() -> None:
     built = layers(LAYERS)

@@ -283,6 +283,7 @@ LATENT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize(("features", "columns"), every(2, [(192, 128), (448, 384), (576, 512)]))
 def test_values_are_read_from_the_stages_of_keys(features: int, columns: int) -> None:
@@ -297,6 +298,7 @@ def test_warpgroups_share_the_columns_of_wide_results() -> None:
 
 
 # float8 ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("dtype", "features", "allow_tf32", "unit"),

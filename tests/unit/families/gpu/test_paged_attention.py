@@ -176,6 +176,7 @@ def test_wide_heads_in_float8_have_half_of_the_columns_in_a_block(head_dim: int,
     assert dict(best.block.extents)["d_"] == columns
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize("target", [HOPPER, AMPERE, MI250X], ids=lambda spec: spec.id)
 def test_a_cache_in_float8_agrees_with_the_interpreter(target: HardwareSpec) -> None:

@@ -19,6 +19,7 @@ from roller_svc.errors import ArgumentError, UnsupportedModelError
 from roller_svc.frontend.torch.export import export_module, import_program
 from roller_svc.frontend.torch.tensors import array_of, tensor_of
 from roller_svc.graph.interpret import interpret
+from roller_svc.graph.load import load_graph
 from roller_svc.graph.passes.updates import update_states
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import LoopNode, verify
@@ -265,6 +266,20 @@ def test_what_torch_cannot_export_is_refused_in_words(module, inputs, words):
     assert caught.value.code == "not-exportable"
     assert words in caught.value.message
     assert "call module(*inputs)" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "hint"),
+    [
+        ((nn.Linear(4, 4), (np.ones((3, 4), np.float32),)), "must be tensors of torch, got an array of numpy", "torch.from_numpy"),
+        (nn.Linear(4, 4).state_dict(), "this is a state_dict", "load_state_dict"),
+    ],
+)
+def test_what_is_nearly_a_torch_program_is_refused_in_words(source, words, hint):
+    with pytest.raises(ArgumentError) as caught:
+        load_graph(source, Weights())
+    assert words in caught.value.message
+    assert hint in caught.value.hint
 
 
 def test_quantized_modules_are_named():

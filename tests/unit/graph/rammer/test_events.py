@@ -184,6 +184,7 @@ def waits_of(plan: VDevicePlan) -> Iterator[tuple[int, int]]:
         yield from ((veu, order) for order, each in enumerate(program) if isinstance(each, WaitEvent))
 
 
+@pytest.mark.slow
 def test_random_graphs_are_accepted_and_every_removed_wait_is_found():
     rng = random.Random(4)
     removed = 0

@@ -114,6 +114,7 @@ def with_random_tasks(plan: dict[str, Any], seed: int) -> dict[str, Any]:
     return {"steps": steps}
 
 
+@pytest.mark.slow
 def test_row_16_rtasks_in_a_random_order_compute_the_same(serial: Model) -> None:
     want = run(serial)
     for name, value in expected().items():
@@ -197,6 +198,7 @@ def test_row_17_an_illegal_plan_is_refused(kind: str, edit: Any) -> None:
     assert refused.value.code == "invalid-plan"
 
 
+@pytest.mark.slow
 def test_row_18_a_hundred_runs_with_random_delays_agree_bit_for_bit(serial: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delays before rTasks, in a shared object that is built with them."""
     plain = c_model.model_unit
@@ -217,6 +219,7 @@ def test_row_18_a_hundred_runs_with_random_delays_agree_bit_for_bit(serial: Mode
             assert_same(model, want)
 
 
+@pytest.mark.slow
 def test_row_19_times_are_labelled(serial: Model) -> None:
     modelled, measured = compiled("auto"), compiled("auto", select="measure", top_k=2)
     assert modelled.report["plan_is_measured"] is False
@@ -227,6 +230,7 @@ def test_row_19_times_are_labelled(serial: Model) -> None:
         assert_close(run(model))
 
 
+@pytest.mark.slow
 def test_row_23_static_and_dynamic_execution_agree(serial: Model) -> None:
     """A serial plan deals out tasks at run time, RAMMER's at compile time."""
     model = compiled("rammer", select="measure", top_k=2)

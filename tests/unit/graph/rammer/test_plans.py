@@ -131,6 +131,7 @@ def check_segments(operators: list[Operator], segments: tuple[Segment, ...]) -> 
     assert len(launch) == len(operators)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [schedule_by_waves, schedule_side_by_side])
 def test_row_18_random_graphs_pass_the_checker_and_a_deleted_wait_does_not(policy):
     rng = random.Random(1)

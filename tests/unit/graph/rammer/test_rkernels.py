@@ -179,6 +179,7 @@ def test_the_cache_keeps_both_kernels(parallel: Model, cache: Path) -> None:
     assert again.digest == parallel.digest
 
 
+@pytest.mark.slow
 def test_measured_plans_time_both_rkernels(monkeypatch: pytest.MonkeyPatch, serial: Model) -> None:
     """Replace the times of candidates and of steps, which depend on what else the machine does."""
     measure_all, measure, least_times, calls = (

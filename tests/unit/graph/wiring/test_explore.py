@@ -1,5 +1,6 @@
 """The search of choices by trials, against oracles of latencies."""
 
+import functools
 import itertools
 import json
 import math
@@ -12,9 +13,14 @@ import textwrap
 from dataclasses import replace
 
 import pytest
+from gpu_models import MATMUL, constant, node, tensor
+from gpu_models import graph as json_graph
 
 from roller_svc import tuning
 from roller_svc.errors import ArgumentError, RollerWarning
+from roller_svc.graph.classes import find_classes
+from roller_svc.graph.load import load_graph
+from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.explore import find_dependences
 from roller_svc.graph.wiring.tree import Node, Variable, count_trials, find_variables
 from roller_svc.tuning import Origin, ProfileIndex, explore
@@ -128,6 +134,37 @@ def test_row_10_an_outer_choice_explores_the_inner_ones_anew():
     found = explore(tree, lambda choices: {name: seconds[name](choices) for name in choices}, budget_trials=10)
     assert dict(found) == {"buffers": 1, "k0": 2, "k1": 1}
     assert found.trials == 6
+
+
+def test_row_9_regions_that_interfere_are_explored_together_only_with_barriers():
+    """Without a barrier, a kernel of the second region pays for the cache that the first one leaves."""
+    tree = Node("parallel", (variable("first", 2, regions=(0,)), variable("second", 3, regions=(1,))))
+
+    def measure(choices, *, barrier):
+        second = [3.0, 2.0, 2.5][choices["second"]]
+        return {"first": [2.0, 1.0][choices["first"]], "second": second if barrier else second + 2.0 * choices["first"]}
+
+    chosen = {
+        barrier: dict(explore(tree, functools.partial(measure, barrier=barrier), budget_trials=99)) for barrier in (True, False)
+    }
+    assert chosen[True] == {"first": 1, "second": 1}
+    assert chosen[False]["second"] != 1  # it was tried together with the first one's second choice alone
+
+
+def test_row_11_equal_nodes_are_one_variable():
+    """Eighty cells with weights of their own are three classes."""
+    cells = []
+    for i in range(80):
+        state = f"h{i - 1}" if i else "x"
+        cells += [
+            node(f"p{i}", MATMUL, A=state, B=f"w{i % 2}"),
+            node(f"s{i}", "C[i, j] = 1 / (1 + exp(0 - A[i, j]))", A=f"p{i}"),
+            node(f"h{i}", "C[i, j] = A[i, j] * B[i, j]", A=f"p{i}", B=f"s{i}"),
+        ]
+    source = json_graph({"x": tensor(2, 8)}, {"w0": constant(8, 8), "w1": constant(8, 8)}, cells, "h79")
+    classes = find_classes(load_graph(source, Weights()))
+    assert len(classes) <= 3
+    assert sum(len(each.nodes) for each in classes) == 240
 
 
 def test_row_13_a_fusion_that_is_slower_is_not_chosen():

@@ -10,32 +10,33 @@ import numpy as np
 import pytest
 from gpu_models import constant, tensor
 from gpu_models import graph as json_graph
-from graphs import add_input, add_random, builder_of
+from graphs import add_input, add_random, builder_of, load_linked
 
 from roller_svc import hardware
 from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.errors import ArgumentError
-from roller_svc.graph.choose import load_for_trial
 from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model, check_tuning
+from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring import kernels
+from roller_svc.graph.wiring.kernels import TuneOptions
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.options import SelectionMode
-from roller_svc.runtime.graphs.cpu import CpuModel
+from roller_svc.runtime.graphs.cpu import CpuCalls
 
 BY_ALTERNATIVES = 2.0  # how much faster than by the fastest kernels calls are said to be
 
 
-def build(cache: KernelCache, trials: int = 16) -> BuiltModel:
+def build(cache: KernelCache, trials: int = 16, **tune: Any) -> BuiltModel:
     builder, weights = builder_of()
     product = builder.call("matmul", [add_input(builder, "x", 8, 64), add_random(builder, 0, 64, 48)])
     graph = builder.finish([("y", builder.call("softmax", [product], axis=1))])
-    options = ModelOptions(restrict_cores(hardware.load("local"), 1), top_k=3, tune_trials=trials)
+    options = ModelOptions(restrict_cores(hardware.load("local"), 1), top_k=3, tune=TuneOptions(budget_trials=trials, **tune))
     built = build_model(graph, weights, options, cache)
-    model = load_for_trial(built.plan, built.make_binary, weights)
+    model = load_linked(built, weights)
     x = np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
     expected = interpret(graph, weights, {"x": x})["y"]
     np.testing.assert_allclose(model.run({"x": x})["y"], expected, atol=1e-5)
@@ -63,13 +64,13 @@ class Measures:
         self.fastest: list[str] | None = None
         self.gain = BY_ALTERNATIVES
 
-    def kernels(self, model: CpuModel, _: Mapping[str, Any]) -> list[float]:
+    def kernels(self, model: CpuCalls, _: Mapping[str, Any]) -> list[float]:
         self.trials += 1
         keys = [kernel.source.key for kernel in model.plan.kernels]
         self.fastest = self.fastest or keys
         return [1.0 if key in self.fastest else 0.5 for key in keys]
 
-    def whole(self, models: Sequence[CpuModel], _: Mapping[str, Any]) -> list[float]:
+    def whole(self, models: Sequence[CpuCalls], _: Mapping[str, Any]) -> list[float]:
         self.calls += 1
         return [1.0, 1.0 / self.gain]
 
@@ -79,7 +80,7 @@ def measures(monkeypatch: pytest.MonkeyPatch) -> Measures:
     measures = Measures()
     monkeypatch.setattr(kernels, "MAX_RATIO", float("inf"))  # every candidate, whatever this machine is doing
     monkeypatch.setattr(kernels, "_measure_kernels", measures.kernels)
-    monkeypatch.setattr(kernels, "_measure_calls", measures.whole)
+    monkeypatch.setattr(kernels, "measure_calls", measures.whole)
     return measures
 
 
@@ -90,7 +91,7 @@ def test_kernels_that_are_faster_in_the_model_are_bound_and_found_again(measures
     assert first.tuning.gain == BY_ALTERNATIVES
     assert chosen
     assert chosen <= {bundle.digest for bundle in first.kernels}
-    for variable in first.tuning.tree.children:
+    for variable in first.tuning.root.children:
         assert first.tuning.chosen[variable.name] != variable.choices[variable.default]
     assert first.tuning.trials == measures.trials + 2
     measured = measures.trials, measures.calls
@@ -106,7 +107,7 @@ def test_kernels_that_slow_a_call_down_are_not_bound(measures: Measures, cache: 
     built = build(cache)
     assert built.tuning is not None
     assert built.tuning.gain == 1.0
-    for variable in built.tuning.tree.children:
+    for variable in built.tuning.root.children:
         assert built.tuning.chosen[variable.name] == variable.choices[variable.default]
 
 
@@ -114,14 +115,48 @@ def test_kernels_with_wrong_results_are_not_bound(measures: Measures, cache: Ker
     monkeypatch.setattr(kernels, "_agree", lambda results, expected: results is expected)
     built = build(cache)
     assert built.tuning is not None
-    assert built.tuning.history == ()
+    assert len(built.tuning.history) == measures.trials == 1  # of the fastest kernels
     assert measures.calls == 0
+    for variable in built.tuning.root.children:
+        assert built.tuning.tree["removed"][variable.name] == dict.fromkeys(variable.choices[1:], "results are wrong")
 
 
 def test_a_budget_of_one_trial_keeps_the_fastest_kernels(measures: Measures, cache: KernelCache) -> None:
     built = build(cache, trials=1)
     assert built.tuning is not None
     assert (built.tuning.trials, built.tuning.gain) == (1, 1.0)
+
+
+@pytest.mark.parametrize("ulps", [0, 1])
+def test_exact_removes_kernels_with_other_bits(
+    measures: Measures, cache: KernelCache, monkeypatch: pytest.MonkeyPatch, ulps: int
+) -> None:
+    """Results of other kernels than the fastest are those of the fastest, or the next number for one of three inputs."""
+    plain, fastest = kernels._run_once, []
+
+    def run_once(model: CpuCalls, sample: Sample) -> dict[str, Any]:
+        keys = [kernel.source.key for kernel in model.plan.kernels]
+        fastest.append(plain(model, sample)) if not measures.fastest or keys == measures.fastest else None
+        measures.fastest = measures.fastest or keys
+        expected = fastest[next(seed for seed in range(3) if draws[seed] is sample)]
+        is_other = ulps and keys != measures.fastest and sample is draws[2]
+        return {name: np.nextafter(array, np.inf, dtype=array.dtype) if is_other else array for name, array in expected.items()}
+
+    draws: list[Sample] = []
+    monkeypatch.setattr(kernels, "draw_sample", lambda plan, seed: draws.append(draw_sample(plan, seed)) or draws[-1])
+    monkeypatch.setattr(kernels, "_run_once", run_once)
+    built = build(cache, exact=True)
+    assert built.tuning is not None
+    assert len(draws) == kernels.EXACT_SAMPLES
+    for variable in built.tuning.root.children:
+        removed = built.tuning.removed.get(variable.name, {})
+        assert removed == (dict.fromkeys(variable.choices[1:], "results have other bits") if ulps else {})
+
+
+def test_no_trial_begins_after_the_budget(measures: Measures, cache: KernelCache) -> None:
+    built = build(cache, budget_s=1e-9)
+    assert built.tuning is not None
+    assert (built.tuning.trials, measures.trials, built.tuning.gain) == (0, 0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +195,12 @@ def test_trials_of_a_model_with_states_find_them_as_the_first(cache: KernelCache
     agree = kernels._agree
     monkeypatch.setattr(kernels, "_agree", lambda *results: agreed.append(agree(*results)) or agreed[-1])
     monkeypatch.setattr(kernels, "MAX_RATIO", float("inf"))
-    options = ModelOptions(restrict_cores(hardware.load("local"), 1), top_k=3, tune_trials=16)
+    options = ModelOptions(restrict_cores(hardware.load("local"), 1), top_k=3, tune=TuneOptions(budget_trials=16))
     built = build_model(load_graph(source, weights), weights, options, cache)
     assert built.tuning is not None
     assert len(built.tuning.history) > 1
-    assert agreed == [True] * len(built.tuning.history)
+    assert all(agreed)
+    assert len(agreed) >= len(built.tuning.history) - 1  # each kernel but the fastest was compared
 
 
 def test_trials_need_this_machine() -> None:
@@ -173,7 +209,7 @@ def test_trials_need_this_machine() -> None:
         ("local", SelectionMode.MODEL, "invalid-option"),
     ):
         with pytest.raises(ArgumentError) as caught:
-            check_tuning(ModelOptions(hardware.load(spec), select=select, tune_trials=1))
+            check_tuning(ModelOptions(hardware.load(spec), select=select, tune=TuneOptions()))
         assert caught.value.code == code
 
 
@@ -181,6 +217,6 @@ def test_a_model_without_kernels_is_not_measured(cache: KernelCache) -> None:
     builder, weights = builder_of()
     x = add_input(builder, "x", 4, 6)
     graph = builder.finish([("y", builder.call("reshape", [x], shape=[6, 4]))])
-    built = build_model(graph, weights, ModelOptions(hardware.load("local"), tune_trials=4), cache)
+    built = build_model(graph, weights, ModelOptions(hardware.load("local"), tune=TuneOptions()), cache)
     assert built.tuning is not None
     assert built.tuning.trials == 0

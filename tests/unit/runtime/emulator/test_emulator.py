@@ -309,6 +309,7 @@ def test_a_report_names_the_seed() -> None:
         module(wrong, seed=5).run(INPUT)
 
 
+@pytest.mark.slow
 def test_a_kernel_is_built_once() -> None:
     built = []
 

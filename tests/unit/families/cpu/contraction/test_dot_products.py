@@ -10,6 +10,7 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
+from dot_specs import DOTS, machine, runs, spec_with
 from sampling import every
 
 from roller_svc import hardware
@@ -20,13 +21,13 @@ from roller_svc.families import model_of
 from roller_svc.families.common.cpu.dot import DotOperands, cast_element, dot_operands
 from roller_svc.families.matching import units_for
 from roller_svc.frontend.lang import parse
-from roller_svc.hardware.detect import Machine, adapt_to_machine, probe
+from roller_svc.hardware.detect import adapt_to_machine
 from roller_svc.ir.constraints import NO_CONSTRAINTS
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.expr import Cast, Load
 from roller_svc.ir.group import AxisRole, KernelGroup
-from roller_svc.ir.hardware import HardwareSpec, UnitKind
+from roller_svc.ir.hardware import UnitKind
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
@@ -36,24 +37,8 @@ from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.interpreter import evaluate
 from roller_svc.toolchain import compile_source
 
-FLAGS = frozenset({"avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq",
-                   "avx512vl"})  # fmt: skip
-DOTS = frozenset({"avx512_vnni", "avx512_bf16"})
 Tiles = tuple[int, int, int, int, int]  # mr, nr, mc, nc, kc
 Arrays = dict[str, np.ndarray]
-# Only such a CPU can run these kernels; which are made, and their texts, is tested on any.
-runs = pytest.mark.skipif(not probe().flags >= FLAGS | DOTS, reason="the CPU at hand has no such instructions")
-
-
-def machine(flags: frozenset[str]) -> Machine:
-    caches = ((1, 32 << 10), (2, 1 << 20), (3, 32 << 20))
-    return Machine("x86_64", "amd", "AMD EPYC", 25, flags, 2, 3.6e9, caches, 16 << 30)
-
-
-def spec_with(flags: frozenset[str]) -> HardwareSpec:
-    return adapt_to_machine(hardware.load("cpu-x86-avx512"), machine(FLAGS | flags))
-
-
 SPEC = spec_with(DOTS)
 UNITS = {unit.name: unit for unit in SPEC.units}
 

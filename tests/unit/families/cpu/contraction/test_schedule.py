@@ -402,6 +402,7 @@ def test_long_sums_use_blocked_summation(a: str, b: str, m: int, n: int) -> None
     assert np.abs(kernel(**arrays)["C"] / (wide[0] @ wide[1]) - 1).max() < 4e-6
 
 
+@pytest.mark.slow
 def test_scattered_elements_are_gathered_by_one_offset_table() -> None:
     """A strided 1 x 1 convolution over several images: panels of pixels that are no neighbours."""
     text = "y[N, F, HO, WO] +=! x[N, C, HO * 2, WO * 2] * w[F, C] where HO in 7, WO in 7"

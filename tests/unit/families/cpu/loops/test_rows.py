@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from cases_cpu import cpu_case, hinting
@@ -16,7 +18,7 @@ from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Op, OpKind, iter_subexpressions
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Prefetch, iter_nodes
+from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Prefetch, Routine, iter_nodes
 
 HW = hinting(load("cpu-x86-avx512"))
 TARGETS = ("local", "cpu-x86-avx2")
@@ -122,6 +124,28 @@ def test_other_values_stay_where_they_are(text: str) -> None:
 @pytest.mark.parametrize("shape", [(6, 70), (40, 3)])
 def test_shared_values_are_those_of_the_interpreter(text: str, dtype: str, shape: tuple[int, int]) -> None:
     cpu_case(text, {"x": (dtype, shape)}, load("local")).check_some(2)
+
+
+ROUNDS = (
+    "c[i] +=! where(x[i, j] >= 0.5, 1, 0); d[i] +=! where(x[i, j] >= c[i] * 0.01, 1, 0);"
+    " e[i] +=! where(x[i, j] >= d[i] * 0.02, 1, 0); f[i] +=! where(x[i, j] < e[i] * 0.02, 1, 0); y[i] = d[i] - 2 * e[i] + 4 * f[i]"
+)
+
+
+@pytest.mark.parametrize("shape", [(64, 200), (1, 70)])
+def test_rounds_that_differ_in_values_of_the_row_are_one_function(shape: tuple[int, int]) -> None:
+    inputs = {"x": ("float32", shape)}
+    kernel = roller_svc.compile(ROUNDS, inputs, outputs=["y"], select="model", top_k=1)
+    calls = re.findall(r"^ +(reduce\d+)_i32\(", kernel.source, re.MULTILINE)
+    assert len(calls) == 2
+    assert len(set(calls)) == 1
+    x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    np.testing.assert_array_equal(kernel.run({"x": x})["y"], roller_svc.reference(ROUNDS, inputs, {"x": x}, outputs=["y"])["y"])
+
+
+@pytest.mark.parametrize("text", [SOFTMAX, "y[i] +=! x[i, j]; z[i] +=! x[i, j] * x[i, j]"])
+def test_reductions_of_other_values_are_in_place(text: str) -> None:
+    assert not any(isinstance(node, Routine) for node in nodes(text))
 
 
 def test_row_division_becomes_one_reciprocal() -> None:

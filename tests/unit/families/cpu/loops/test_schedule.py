@@ -178,6 +178,7 @@ def test_packed_words_are_reduced_several_rows_at_a_time(words: int, at_once: in
 QUANTISED = "y[j] +=! x[i] * {}(bitwise_and(q[i // 8, j] >> i % 8 * 4, 15).cast(`float32`) - 8.0)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "in_table"), [("", False), ("s[i // 32, j] * ", True)])
 def test_lookup_table_absorbs_factors_shared_by_columns(scale: str, in_table: bool) -> None:
     rng = np.random.default_rng(3)

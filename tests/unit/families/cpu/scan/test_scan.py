@@ -77,6 +77,7 @@ def test_an_extremum_is_a_chain_and_a_sum_is_not() -> None:
     assert "inside[7]" in steps.source(steps.ranked[0]).text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "dtype"),
     [("y[j] +=! x[o].when([o > j], 0.0) where j in 262144; z[j] = y[j] * x[j]", "float32"),

@@ -162,6 +162,7 @@ def test_rows_of_tiles_are_cut_where_one_is_too_large(m: int, monkeypatch: pytes
         assert verdict.ok, (candidate.program.tile_text, verdict.detail)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hw", [AVX2, AVX512], ids=lambda hw: hw.id)
 def test_blocks_of_planes_are_of_one_image(hw: HardwareSpec) -> None:
     """Each number of planes of a block is tried, with rows that are whole and cut; all of them are right."""
@@ -179,6 +180,7 @@ def test_blocks_of_planes_are_of_one_image(hw: HardwareSpec) -> None:
         assert run(program, partition, candidate, hw).ok, candidate.program.tile_text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["odd", "epilogue", "channels last"])
 def test_results_of_wide_vectors_match_the_reference(case: str) -> None:
     program = program_of(*CASES[case])

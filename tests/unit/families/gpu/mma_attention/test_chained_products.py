@@ -254,6 +254,7 @@ def test_kernels_have_no_data_races() -> None:
     judge(gradients("1 2 32 40 64", mask="n <= m", group=2), races=True)
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize("case", [gradients("1 1 37 53 64", mask="n <= m"), gradients("1 2 32 32 64", group=2), LINEAR])
 def test_mfma_kernels_agree_with_the_interpreter(case: Case) -> None:

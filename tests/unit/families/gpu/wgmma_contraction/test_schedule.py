@@ -573,6 +573,7 @@ def test_tma_is_issued_without_loops_over_lanes(kind: str) -> None:
     assert code.count("UTMACCTL.PF") == len(kernel.source.launches[0].tensor_maps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, slow(1)])
 def test_compiled_without_spills_or_serialised_products(step: int) -> None:
     kernels = {kind: compile_source(source(kind)[1]) for kind in list(KINDS)[::step]}

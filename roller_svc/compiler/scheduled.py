@@ -1,0 +1,77 @@
+"""BuildRequest with a schedule by hand → KernelBundle: nothing is constructed, ranked or measured."""
+
+from __future__ import annotations
+
+from roller_svc import hardware, toolchain
+from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory, with_program_indices
+from roller_svc.codegen.symbols import name_symbols
+from roller_svc.compiler.parsing import parse_once
+from roller_svc.compiler.pipeline import parse_request
+from roller_svc.compiler.request import resolve_spec
+from roller_svc.compiler.serialize import kernel_digest
+from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.kernel import KernelSource
+from roller_svc.ir.printer import text
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import BuildRequest
+from roller_svc.runtime.saved.serialization import KernelBundle
+from roller_svc.schedule.build_tree import build_launches
+from roller_svc.schedule.by_hand import read_steps, schedule_by_hand
+from roller_svc.schedule.schedule import Schedule
+from roller_svc.schedule.step_json import format_document
+
+
+def check_schedule(request: BuildRequest, source: object) -> None:
+    """Raise ArgumentError for options that a schedule excludes, ScheduleError for an illegal one.
+
+    Args:
+        request: the request with the schedule.
+        source: the schedule as it was given.
+    """
+    for option in ("family", "tiles"):
+        if getattr(request, option):
+            raise ArgumentError(
+                f"{option} and schedule exclude each other: tiles are construction's, and a schedule replaces it",
+                code="invalid-option",
+            )
+    spec = resolve_spec(request)
+    if spec.family is not TargetKind.CPU:
+        raise ArgumentError(
+            f"a schedule by hand is compiled for CPUs, and {spec.id} is none",
+            code="invalid-option",
+            hint="name a CPU, such as local, or leave out the schedule",
+        )
+    schedule_by_hand(parse_once(request.expression, request.inputs, request.outputs)[0], source)
+
+
+def build_scheduled(request: BuildRequest) -> KernelBundle:
+    """Compile a program by its schedule.
+
+    Raises ScheduleError for an illegal step, other InputErrors for an invalid request, BuildError if it does not compile.
+    """
+    if request.schedule is None:
+        raise InvariantError("the request has no schedule")
+    program = parse_request(request)[0]
+    hw = request.hardware or hardware.load(request.target)
+    schedule = schedule_by_hand(program, request.schedule)
+    source = name_symbols(emit_schedule(schedule, hw), program.name)
+    compiled = toolchain.compile_source(source)
+    document = format_document(read_steps(request.schedule).steps, program)
+    return KernelBundle(compiled, text(program), hw.id, kernel_digest(compiled), extra={"schedule": document})
+
+
+def emit_schedule(schedule: Schedule, hw: HardwareSpec) -> KernelSource:
+    """Return the source of a schedule for a CPU: a launch for each function that is computed at root."""
+    program = schedule.program
+    trees, exchanged = build_launches(schedule, "kernel")
+    outputs = tuple((output.tensor, program.types[output.tensor]) for output in program.outputs)
+    part = GroupLaunches(trees, (*program.inputs, *outputs, *exchanged))
+    buffers = tensors_in_memory(program, program.types, exchanged)
+    source = emit("kernel", (part,), buffers, hw, _header(program, hw))
+    return with_program_indices(source, program)
+
+
+def _header(program: TensorProgram, hw: HardwareSpec) -> str:
+    """Return the comment at the top of the source."""
+    return f"{text(program)}\ntarget: {hw.id} ({hw.arch})\nscheduled by hand"

@@ -1,0 +1,1 @@
+"""Graphs over several devices: labels, cuts, and plans with copies."""

@@ -1,0 +1,294 @@
+"""Choose the kernels and the plan of a model while users call it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Condition, Thread
+from typing import Any, Protocol
+
+from roller_svc.errors import ArgumentError, IndexRangeError, RollerError
+from roller_svc.graph.inputs import Sample
+from roller_svc.graph.wiring.index import ProfileIndex
+from roller_svc.graph.wiring.kernels import (
+    COMMITTED,
+    OUT_OF_RANGE,
+    KernelChoices,
+    Trial,
+    TuneOptions,
+    Tuning,
+    choose_kernels,
+    choose_model,
+    measure_calls,
+    sum_kernels,
+)
+from roller_svc.graph.wiring.tree import Node, Variable
+from roller_svc.graph.wiring.wirer import ExploringEndedError, Wirer
+from roller_svc.ir.model_plan import ModelPlan
+from roller_svc.runtime.graphs.cpu import CpuCalls
+from roller_svc.runtime.saved.serialization import KernelBundle
+
+EXPLORING, STOPPED = "exploring", "stopped"
+USED, MACHINE_BUSY = "used", "machine-busy"
+ROUNDS = 5  # of each choice
+CALLS = 16  # of each finalist, in turns
+DISTURBED_RATIO = 1.1  # of the first finalist's seconds to its least: such a round is repeated
+MAX_REPEATED = 3 * CALLS
+LOWEST, APART = "lowest", "apart"  # places of tensors: shared by those that are not needed at once, or not
+NEVER = 1 << 62  # samples that no value of an index has
+
+Explore = Callable[["OnlineTuning"], Callable[[], None] | None]  # returns what binds a better choice; None: there is none
+
+
+class Switch(Protocol):
+    """A way to let calls run a wirer, or its model alone."""
+
+    def __call__(self, *, explores: bool) -> None: ...
+
+
+class MakePlans(Protocol):
+    """A way to make the plans of kernels, by their kinds."""
+
+    def __call__(self, kernels: Sequence[KernelBundle], *, share_memory: bool) -> Mapping[str, ModelPlan]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineSource:
+    """A way to make the choices of a model after its first call."""
+
+    options: TuneOptions
+    find_choices: Callable[[], KernelChoices]
+    open_index: Callable[[ModelPlan, int], ProfileIndex]  # with the least number of samples
+    make_plans: MakePlans
+    kind: str  # of the model's plan
+    shares_memory: bool  # in the model's plan
+
+
+def explore_online(
+    source: OnlineSource,
+    wirer: Wirer,
+    bind: Callable[[list[KernelBundle], str, ModelPlan], None],
+    tuning: OnlineTuning,
+) -> Callable[[], None] | None:
+    """Find the best kernels and plan; return what binds them, if they are better than those in use."""
+    choices, before = source.find_choices(), tuning.found
+    tuning.found = Tuning(choices.root, removed=choices.removed, state=EXPLORING)
+    tuning.timer.begin(source.options.budget_s, choices.sample)
+    variables = source.options.variables
+    plans: dict[str, ModelPlan] = {}
+    models: dict[str, CpuCalls] = {USED: wirer.model}
+
+    def add_models(made: Mapping[str, ModelPlan]) -> None:
+        """Bind plans by their names, if their results are right."""
+        for name, plan in made.items():
+            model = choices.bind(plan)
+            fault = choices.find_fault(model)
+            if fault:
+                choices.removed.setdefault("plan", {})[name] = fault
+            else:
+                plans[name], models[name] = plan, model
+
+    def find_finalists(best: Mapping[str, int]) -> dict[str, CpuCalls]:
+        if any(best.values()) or before.chosen or not choices.choices:
+            made = source.make_plans(choices.assign(best), share_memory=source.shares_memory)
+            add_models({kind: plan for kind, plan in made.items() if "plan" in variables or kind == source.kind})
+        return dict(models)
+
+    def open_index(samples: int) -> ProfileIndex:
+        """Open the index, which knows nothing to a model that explores again."""
+        return source.open_index(choices.plan, NEVER if before.chosen else samples)
+
+    found = tuning.found
+    best, name = choose_kernels(
+        choices, tuning.timer, open_index, found, find_finalists,
+        budget_trials=source.options.budget_trials, rounds=ROUNDS,
+    )  # fmt: skip
+    kind = source.kind if name == USED else name
+    trees: list[Node | Variable] = [choices.root]
+    if len(models) > 1:
+        trees.append(Variable("plan", "plan", tuple(models)))
+        found.chosen = {**found.chosen, "plan": name}
+    if "buffers" in variables and source.shares_memory and not found.notes and not (name == USED and before.chosen):
+        made = source.make_plans(choices.assign(best), share_memory=False)
+        if kind in made:
+            add_models({APART: made[kind]})
+        if APART in models:
+            fastest = {name: models[name], APART: models[APART]}
+            name = choose_model(fastest, choices.name(best), tuning.timer, open_index, found)
+            trees.append(Variable("buffers", "buffers", (LOWEST, APART)))
+            found.chosen = {**found.chosen, "buffers": APART if name == APART else LOWEST}
+    found.root = Node("prefix", tuple(trees)) if len(trees) > 1 else choices.root
+    return None if name == USED else partial(bind, choices.assign(best), kind, plans[name])
+
+
+class OnlineTuning:
+    """The trials of a model in users' calls. The methods may be called from any thread.
+
+    A thread prepares what calls measure, and binds the best when all is measured. It begins after the first call.
+    """
+
+    def __init__(self, wirer: Wirer, explore: Explore, switch: Switch) -> None:
+        """Prepare to begin.
+
+        Args:
+            wirer: has the calls.
+            explore: finds the best choice, in a thread.
+            switch: lets calls run the wirer, or its model alone once nothing is measured.
+        """
+        self.timer = CallTimer(self, wirer)
+        self._switch = switch
+        self._wirer = wirer
+        self._explore = explore
+        self._condition = Condition()
+        self._thread: Thread | None = None
+        self._is_stopped = False
+        self._state = EXPLORING
+        self.found = Tuning(Node("parallel", ()), state=EXPLORING)
+        wirer.on_first_call = self.start
+
+    @property
+    def state(self) -> str:
+        """The state: exploring, committed or stopped."""
+        return self._state
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing is to be bound."""
+        return self._is_stopped
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """The tree of choices as JSON, with those that were removed."""
+        return self.found.tree
+
+    @property
+    def trials(self) -> int:
+        """How many trials calls have made."""
+        return self.found.trials
+
+    @property
+    def history(self) -> list[Trial]:
+        """The trials."""
+        return list(self.found.history)
+
+    @property
+    def gain(self) -> float:
+        """Seconds of a call before the choice over those after it."""
+        return self.found.gain
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Digest of the kernel of each variable that was chosen."""
+        return dict(self.found.chosen)
+
+    @property
+    def notes(self) -> list[str]:
+        """Why exploring ended without a choice, or what disturbed it."""
+        return list(self.found.notes)
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        with self._condition:
+            if self._thread is None and self._state == EXPLORING:
+                self._thread = Thread(target=self._run, name="roller-tuning", daemon=True)
+                self._thread.start()
+
+    def commit(self) -> None:
+        """Bind the best choice so far, and return when it is bound."""
+        self.start()
+        self._wirer.end()
+        self.wait()
+
+    def stop(self) -> None:
+        """End exploring. Calls run the model as it was compiled."""
+        with self._condition:
+            self._is_stopped = True
+            if self._thread is None and self._state == EXPLORING:
+                self._state = STOPPED
+            self._condition.notify_all()
+        self._wirer.end()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the model explores no more; return whether it does. Trials need calls by other threads."""
+        self.start()
+        with self._condition:
+            return self._condition.wait_for(lambda: self._state != EXPLORING, timeout)
+
+    def reopen(self) -> None:
+        """Explore again, from nothing."""
+        with self._condition:
+            if self._state == EXPLORING:
+                raise ArgumentError("a model that explores cannot be reopened: expected it committed or stopped")
+            self._thread, self._is_stopped, self._state = None, False, EXPLORING
+        self._wirer.resume()
+        self._switch(explores=True)
+        self.start()
+
+    def _run(self) -> None:
+        state = STOPPED
+        try:
+            bind = self._explore(self)
+            if not self._is_stopped and MACHINE_BUSY not in self.found.notes:
+                if bind is not None:
+                    bind()
+                state = COMMITTED
+        except IndexRangeError:
+            self.found.notes.append(OUT_OF_RANGE)
+        except RollerError as error:
+            self.found.notes.append(error.message)
+        finally:
+            self._wirer.end()
+            self._switch(explores=False)
+            with self._condition:
+                self._state = self.found.state = state
+                self._thread = None
+                self._condition.notify_all()
+
+
+class CallTimer:
+    """Calls of users. After an end, or the seconds of the budget, nothing is measured."""
+
+    def __init__(self, tuning: OnlineTuning, wirer: Wirer) -> None:
+        self._tuning = tuning
+        self._wirer = wirer
+        self._end_s = math.inf
+        self._sample: Sample | None = None
+
+    def begin(self, budget_s: float, sample: Sample) -> None:
+        """Count the budget from now on. The sample is for calls after a commit, which does not wait for users'."""
+        self._end_s = time.monotonic() + budget_s
+        self._sample = sample
+
+    def time_kernels(self, model: CpuCalls) -> list[float] | None:
+        """Return the seconds of each kernel in a call; None if the model fails in it."""
+        if time.monotonic() > self._end_s:
+            return None
+        try:
+            timed = self._wirer.time_call(model, is_profiled=True)
+        except ExploringEndedError:
+            return None
+        if timed.failure:
+            self._tuning.found.notes.append(timed.failure)
+            return None
+        return sum_kernels(model, timed.moments)
+
+    def time_calls(self, models: Sequence[CpuCalls]) -> list[float] | None:
+        """Return the least seconds of a call of each model, in rounds in which the first is not disturbed."""
+        least = [math.inf] * len(models)
+        rounds = repeated = 0
+        while rounds < CALLS:
+            try:
+                timed = [self._wirer.time_call(model) for model in models]
+            except ExploringEndedError:
+                return None if self._tuning.is_stopped or self._sample is None else measure_calls(models, self._sample)
+            failure = next((each.failure for each in timed if each.failure), "")
+            if failure or repeated == MAX_REPEATED:
+                self._tuning.found.notes.append(failure or MACHINE_BUSY)
+                return None
+            disturbed = timed[0].seconds > DISTURBED_RATIO * least[0]
+            rounds, repeated = (rounds, repeated + 1) if disturbed else (rounds + 1, repeated)
+            least = [min(a, each.seconds) for a, each in zip(least, timed, strict=True)]
+        return least

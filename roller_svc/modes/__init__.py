@@ -1,0 +1,1 @@
+"""Ways to run a graph: operator by operator, or in parts on several devices."""

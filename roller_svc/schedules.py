@@ -1,0 +1,189 @@
+"""Schedules by hand in Python: `roller_svc.Schedule`.
+
+    schedule = roller_svc.Schedule("C[m, n] +=! A[m, k] * B[k, n]", {"A": ("float32", (512, 256)), "B": ("float32", (256, 384))})
+    schedule = schedule["C.update"].split("m", 64).reorder("m.outer", "k", "m.inner", "n").vectorise("n").schedule
+    kernel = schedule.compile()
+
+The operations and their rules are in docs/schedule.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from roller_svc.api import Inputs, Kernel
+from roller_svc.api import compile as compile_kernel
+from roller_svc.compiler.parsing import parse_once
+from roller_svc.compiler.request import build_request
+from roller_svc.errors import ScheduleError
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.schedule_text import render
+from roller_svc.schedule.build_tree import build_tree
+from roller_svc.schedule.by_hand import read_steps
+from roller_svc.schedule.check_steps import Problem, apply_steps
+from roller_svc.schedule.default import default_schedule
+from roller_svc.schedule.schedule import Schedule as AppliedSchedule
+from roller_svc.schedule.step_json import format_document
+from roller_svc.schedule.step_text import format_steps
+from roller_svc.schedule.steps import Step, Value
+
+
+class Schedule:
+    """A program, a device and the steps of a schedule. Operations return a new schedule."""
+
+    def __init__(
+        self,
+        expression: str,
+        inputs: Inputs | None = None,
+        target: str = "local",
+        steps: object = None,
+        *,
+        outputs: Sequence[str] | None = None,
+        hardware: HardwareSpec | str | None = None,
+    ) -> None:
+        """Take a program and steps, which are parsed and not checked yet.
+
+        Args:
+            expression: the program.
+            inputs: dtype and shape of each input, or arrays.
+            target: id of the device.
+            steps: text, a JSON document, a list of steps, or a schedule; default: none, the default schedule.
+            outputs: names of the outputs; default: tensors that are never read.
+            hardware: a spec, or its YAML text, instead of `target`.
+
+        Raises InputError for an invalid program or device, ScheduleError (schedule-syntax, schedule-program) for steps
+        that cannot be read.
+        """
+        self._request = build_request(expression, inputs or {}, target=target, outputs=outputs, hardware=hardware)
+        self._written = read_steps([] if steps is None else steps, self.program)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self._written.steps
+
+    @cached_property
+    def program(self) -> TensorProgram:
+        return parse_once(self._request.expression, self._request.inputs, self._request.outputs)[0]
+
+    def __getitem__(self, name: str) -> Stage:
+        """Return a stage, or a function, whose operations add steps."""
+        return Stage(self, name)
+
+    def with_step(self, step: Step) -> Schedule:
+        """Return the schedule with one more step. Raises ScheduleError if a step is illegal."""
+        longer = object.__new__(Schedule)
+        longer._request = self._request
+        longer._written = read_steps([*self.steps, step])
+        longer._apply()
+        return longer
+
+    def check(self) -> tuple[Problem, ...]:
+        """Return the first step that breaks a rule, as a problem; () for a legal schedule."""
+        try:
+            self._apply()
+        except ScheduleError as error:
+            return (Problem.from_error(error),)
+        return ()
+
+    def tree(self) -> str:
+        """Return the schedule tree, a line for each loop, buffer and computation. Raises ScheduleError."""
+        return render(build_tree(self._apply()))
+
+    def text(self) -> str:
+        """Return the steps as text, a line each."""
+        return format_steps(self.steps)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the steps as JSON: `roller-schedule/1`."""
+        return format_document(self.steps, self.program)
+
+    def compile(self, **options: Any) -> Kernel:
+        """Compile the program by this schedule. `options` are those of `roller_svc.compile`. Raises ScheduleError."""
+        request = self._request
+        return compile_kernel(
+            request.expression,
+            {name: (kind.dtype.value, kind.shape) for name, kind in request.inputs},
+            target=request.target,
+            outputs=request.outputs,
+            hardware=request.hardware,
+            schedule=self,
+            **options,
+        )
+
+    def __repr__(self) -> str:
+        return f"<roller_svc.Schedule of {len(self.steps)} steps for {self._request.target}: {self._request.expression[:60]}>"
+
+    def _apply(self) -> AppliedSchedule:
+        """Return the default schedule after the steps. Raises ScheduleError."""
+        return apply_steps(default_schedule(self.program), self.steps, self._written.lines, self._written.text)
+
+
+class Stage:
+    """A stage or function of a schedule. Each operation returns it with one more step, and raises ScheduleError."""
+
+    def __init__(self, schedule: Schedule, name: str) -> None:
+        self.schedule = schedule
+        self.name = name
+
+    def split(self, loop: str, factor: int, names: tuple[str, str] | None = None, tail: str | None = None) -> Stage:
+        """Split a loop into `loop.outer` and `loop.inner`, or `names`. `tail` is guard, the default, or exact."""
+        return self._then("split", loop=loop, factor=factor, names=names, tail=tail)
+
+    def reorder(self, *loops: str) -> Stage:
+        """Permute the loops, the first outermost."""
+        return self._then("reorder", loops=loops)
+
+    def fuse(self, outer: str, inner: str) -> Stage:
+        """Fuse two nested loops into `outer.inner.fused`."""
+        return self._then("fuse", outer=outer, inner=inner)
+
+    def tile(self, outer: tuple[str, int], inner: tuple[str, int]) -> Stage:
+        """Split two loops, and move both outer ones outside."""
+        return self._then("tile", outer=outer, inner=inner)
+
+    def rename(self, loop: str, name: str) -> Stage:
+        """Rename a loop."""
+        return self._then("rename", loop=loop, name=name)
+
+    def serial(self, loop: str) -> Stage:
+        """Undo the mark of a loop."""
+        return self._then("serial", loop=loop)
+
+    def parallel(self, loop: str) -> Stage:
+        """Run the iterations of a loop on any threads."""
+        return self._then("parallel", loop=loop)
+
+    def vectorise(self, loop: str) -> Stage:
+        """Vectorise an innermost loop."""
+        return self._then("vectorise", loop=loop)
+
+    def unroll(self, loop: str) -> Stage:
+        """Unroll a loop completely."""
+        return self._then("unroll", loop=loop)
+
+    def inline(self) -> Stage:
+        """Replace each load of the function by its value."""
+        return self._then("inline")
+
+    def compute_root(self) -> Stage:
+        """Compute the function whole, before all loops."""
+        return self._then("compute_root")
+
+    def compute_at(self, stage: str, loop: str) -> Stage:
+        """Compute the function in a loop of a stage that reads it."""
+        return self._then("compute_at", stage=stage, loop=loop)
+
+    def store_root(self) -> Stage:
+        """Store the function outside of all loops."""
+        return self._then("store_root")
+
+    def store_at(self, stage: str, loop: str) -> Stage:
+        """Store the function in a loop outside of the one where it is computed."""
+        return self._then("store_at", stage=stage, loop=loop)
+
+    def _then(self, op: str, **values: Value | None) -> Stage:
+        given = tuple((name, value) for name, value in values.items() if value is not None)
+        return Stage(self.schedule.with_step(Step(op, self.name, given)), self.name)

@@ -1,0 +1,342 @@
+"""Trials in users' calls: models that say their seconds by themselves, and a clock that they move."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_models import MATMUL, constant, node, tensor
+from gpu_models import graph as json_graph
+from onnx_models import mlp
+
+import roller_svc
+from roller_svc.errors import ArgumentError, IndexRangeError
+from roller_svc.graph.inputs import Sample
+from roller_svc.graph.wiring import kernels, online
+from roller_svc.graph.wiring.explore import explore
+from roller_svc.graph.wiring.kernels import Tuning
+from roller_svc.graph.wiring.online import CALLS, MAX_REPEATED, ROUNDS, CallTimer, OnlineTuning
+from roller_svc.graph.wiring.tree import Node, Variable
+from roller_svc.graph.wiring.wirer import ExploringEndedError, Wirer
+from roller_svc.ir.model_plan import KernelStep
+from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
+from roller_svc.runtime.graphs.switchable import BoundModel
+from roller_svc.settings import read_settings, use
+
+X = np.arange(4.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Model:
+    """A model of kernels with these seconds, which doubles `x` and adds it to the state `s`, if that is given."""
+
+    def __init__(self, clock: Clock, *seconds: float, fault: Callable[[], Any] = lambda: None) -> None:
+        self.clock, self.seconds, self.fault, self.calls = clock, seconds, fault, 0
+        self.plan = SimpleNamespace(kernels=seconds, states=(("s", None),), steps=())
+
+    def run(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        self.calls += 1
+        self.clock.now_s += sum(self.seconds)
+        if out is not None:
+            out["s"][:] += arrays["x"]
+        if self.fault() == "nan":
+            return {"y": np.full(4, np.nan)}
+        return {"y": arrays["x"] * 2}
+
+    def run_timed(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> Any:
+        steps = (KernelStep(f"n{i}", i, 0, ()) for i in range(len(self.seconds)))
+        return self.run(arrays, out), [Moment(s, 0.0, t, 0) for s, t in zip(steps, self.seconds, strict=True)]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def call_until_done(wirer: Wirer, tuning: OnlineTuning, most: int = 100_000) -> int:
+    """Call the model until it explores no more; every answer is right."""
+    for number in range(most):
+        np.testing.assert_array_equal(wirer.run({"x": X})["y"], X * 2)
+        if tuning.state != "exploring":
+            return number
+    raise AssertionError("the model still explores")
+
+
+def tune(wirer: Wirer, explore: Callable[[OnlineTuning], Any]) -> OnlineTuning:
+    return OnlineTuning(wirer, explore, lambda *, explores: None)
+
+
+def test_row_7_each_call_is_answered_and_the_best_of_an_oracle_is_found(clock: Clock) -> None:
+    table = [[3.0, 2.0, 4.0], [1.0, 5.0, 0.5]]
+    tree = Node("parallel", tuple(Variable(f"k{i}", "kernel", ("a", "b", "c")) for i in range(2)))
+    ended: list[Any] = []
+
+    def search(tuning: OnlineTuning) -> None:
+        def measure(choices: Mapping[str, int]) -> dict[str, float]:
+            model: Any = Model(clock, *(table[i][choices[f"k{i}"]] for i in range(2)))
+            tuning.found.trials += 1
+            return {f"k{i}": value for i, value in enumerate(tuning.timer.time_kernels(model) or ())}
+
+        ended.append(explore(tree, measure, budget_trials=100, rounds=ROUNDS))
+
+    default: Any = Model(clock, 3.0, 1.0)
+    wirer = Wirer(lambda: default, 0.5, clock)
+    tuning = tune(wirer, search)
+    call_until_done(wirer, tuning)
+    assert dict(ended[0]) == {"k0": 1, "k1": 2}
+    assert (tuning.state, tuning.trials) == ("committed", 3 * ROUNDS)
+    assert default.calls >= 3 * ROUNDS  # no more than half of the calls were trials
+
+
+def compared(tuning: OnlineTuning, *models: Any) -> list[float] | None:
+    return tuning.timer.time_calls(models)
+
+
+@pytest.mark.parametrize(("period", "is_busy"), [(2, False), (10**9, True)])
+def test_whole_calls_of_a_disturbed_machine_choose_nothing(clock: Clock, period: int, is_busy: bool) -> None:
+    """In each second round another process delays the model in use, or in all rounds but the first."""
+    rounds = iter(range(10**6))
+
+    def delay() -> None:
+        clock.now_s += next(rounds) % period > 0
+
+    used: Any = Model(clock, 1.0, fault=delay)
+    other: Any = Model(clock, 0.9)
+    default: Any = Model(clock, 1.0)
+    found: list[Any] = []
+    wirer = Wirer(lambda: default, 1.0, clock)
+    tuning = tune(wirer, lambda tuning: found.append(compared(tuning, used, other)))
+    call_until_done(wirer, tuning)
+    assert tuning.notes == (["machine-busy"] if is_busy else [])
+    assert tuning.state == ("stopped" if is_busy else "committed")
+    assert found == ([None] if is_busy else [pytest.approx([1.0, 0.9])])
+    assert used.calls == (MAX_REPEATED + 2 if is_busy else 2 * CALLS - 1)
+
+
+def fail() -> None:
+    raise IndexRangeError("an index is out of range")
+
+
+@pytest.mark.parametrize("fault", [fail, lambda: "nan"])
+def test_a_candidate_that_fails_or_gives_nan_does_not_answer(clock: Clock, fault: Callable[[], Any]) -> None:
+    default: Any = Model(clock, 1.0)
+    bad: Any = Model(clock, 0.1, fault=fault)
+    wirer = Wirer(lambda: default, 1.0, clock)
+    found: list[Any] = []
+    tuning = tune(wirer, lambda tuning: found.extend([tuning.timer.time_kernels(bad), compared(tuning, default, bad)]))
+    state = np.zeros(4)
+    for number in range(1, 1000):
+        np.testing.assert_array_equal(wirer.run({"x": X}, {"s": state})["y"], X * 2)
+        np.testing.assert_array_equal(state, number * X)
+        if tuning.state != "exploring":
+            break
+    assert found == [None, None]
+    assert bad.calls == 2
+    assert len(tuning.notes) == 2
+
+
+def test_a_nan_that_the_model_gives_too_is_an_answer(clock: Clock) -> None:
+    default: Any = Model(clock, 1.0, fault=lambda: "nan")
+    other: Any = Model(clock, 0.5, fault=lambda: "nan")
+    wirer = Wirer(lambda: default, 1.0, clock)
+    found: list[Any] = []
+    tuning = tune(wirer, lambda tuning: found.append(tuning.timer.time_kernels(other)))
+    while tuning.state == "exploring":
+        assert np.isnan(wirer.run({"x": X})["y"]).all()
+    assert found == [[0.5]]
+
+
+def test_arrays_that_are_refused_leave_the_trial_to_the_next_call(clock: Clock) -> None:
+    default: Any = Model(clock, 1.0)
+    refused = iter([True])
+
+    def refuse() -> None:
+        if next(refused, False):
+            raise ArgumentError("the array has another shape")
+
+    other: Any = Model(clock, 0.5, fault=refuse)
+    wirer = Wirer(lambda: default, 1.0, clock)
+    found: list[Any] = []
+    tuning = tune(wirer, lambda tuning: found.append(tuning.timer.time_kernels(other)))
+    raised = 0
+    while tuning.state == "exploring":
+        try:
+            wirer.run({"x": X})
+        except ArgumentError:
+            raised += 1
+    assert (raised, found, other.calls) == (1, [[0.5]], 2)
+
+
+def test_one_call_explores_while_others_run_the_model(clock: Clock) -> None:
+    inside, leave, measured = threading.Event(), threading.Event(), []
+
+    def hold() -> None:
+        inside.set()
+        assert leave.wait(60)
+
+    default: Any = Model(clock, 1.0)
+    other: Any = Model(clock, 0.5, fault=hold)
+    wirer = Wirer(lambda: default, 1.0, clock)
+    tuning = tune(wirer, lambda tuning: measured.append(tuning.timer.time_kernels(other)))
+    wirer.run({"x": X})
+
+    def call_until_inside() -> None:
+        while not inside.is_set():
+            wirer.run({"x": X})
+
+    caller = threading.Thread(target=call_until_inside)
+    caller.start()
+    assert inside.wait(60)
+    for _ in range(10):
+        np.testing.assert_array_equal(wirer.run({"x": X})["y"], X * 2)
+    assert other.calls == 1
+    leave.set()
+    caller.join()
+    assert tuning.wait(60)
+    assert other.calls == 1
+
+
+def test_a_commit_measures_without_users_and_a_stop_binds_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    default: Any = Model(clock, 1.0)
+    other: Any = Model(clock, 0.5)
+    monkeypatch.setattr(online, "measure_calls", lambda models, _: [sum(each.seconds) for each in models])
+    bound: list[list[float] | None] = []
+
+    def search(tuning: OnlineTuning) -> Callable[[], None]:
+        tuning.timer.begin(1e9, Sample({}, {}, {}))
+        seconds = compared(tuning, default, other)
+        return lambda: bound.append(seconds)
+
+    wirer = Wirer(lambda: default, 1.0, clock)
+    tuning = tune(wirer, search)
+    tuning.commit()
+    assert (tuning.state, bound) == ("committed", [[1.0, 0.5]])
+    tuning.reopen()
+    with pytest.raises(ArgumentError):
+        tuning.reopen()
+    tuning.stop()
+    assert tuning.wait(60)
+    assert (tuning.state, len(bound)) == ("stopped", 1)
+    unused = tune(Wirer(lambda: default, 1.0, clock), search)
+    unused.stop()
+    assert unused.state == "stopped"
+    assert unused.wait(0)
+
+
+def test_no_trial_begins_after_the_budget(clock: Clock) -> None:
+    model: Any = Model(clock, 1.0)
+    tuning = tune(Wirer(lambda: model, 1.0, clock), lambda _: None)
+    tuning.timer.begin(-1.0, Sample({}, {}, {}))
+    assert tuning.timer.time_kernels(model) is None
+    assert model.calls == 0
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    use(read_settings(cache=tmp_path))
+    yield tmp_path
+    use(read_settings())
+
+
+@pytest.fixture
+def oracle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let other kernels than the fastest be faster, one by one and in calls; tensors apart are no faster."""
+    fastest: dict[object, list[str]] = {}
+
+    def sum_kernels(model: CpuCalls, _: object) -> list[float]:
+        keys = [kernel.source.key for kernel in model.plan.kernels]
+        first = fastest.setdefault(model.plan.inputs, keys)  # the first trial is of the fastest kernels
+        return [1.0 if key == other else 0.5 for key, other in zip(keys, first, strict=True)]
+
+    def time_calls(timer: CallTimer, models: Sequence[CpuCalls]) -> list[float] | None:
+        try:
+            for model in models:
+                timer._wirer.time_call(model)
+        except ExploringEndedError:
+            return None
+        return [1.0, 1.0] if isinstance(models[0], BoundModel) else [2.0, 1.0]
+
+    monkeypatch.setattr(kernels, "MAX_RATIO", float("inf"))
+    monkeypatch.setattr(online, "sum_kernels", sum_kernels)
+    monkeypatch.setattr(CallTimer, "time_calls", time_calls)
+    return cache
+
+
+def test_a_model_binds_other_kernels_while_it_is_called_and_finds_them_again(oracle: Path) -> None:
+    source = json_graph({"x": tensor(8, 64)}, {"w": constant(64, 48)}, [node("y", MATMUL, A="x", B="w")], "y")
+    x = np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
+    before = roller_svc.compile_model(source, threads=1, top_k=3)
+    expected = before(x=x)["y"]
+    model = roller_svc.compile_model(source, threads=1, top_k=3, tune="online", tune_options={"share": 1.0})
+    tuning = model.tuning
+    assert isinstance(tuning, OnlineTuning)
+    assert (tuning.state, model.digest) == ("exploring", before.digest)
+    calls = 0
+    while tuning.state == "exploring":
+        np.testing.assert_allclose(model(x=x)["y"], expected, atol=1e-5)
+        calls += 1
+    assert tuning.state == "committed"
+    assert 0 < tuning.trials <= calls
+    assert isinstance(tuning.found, Tuning)
+    np.testing.assert_allclose(model(x=x)["y"], expected, atol=1e-5)
+    chosen = tuning.chosen["kernel:0"]
+    assert (tuning.gain, tuning.chosen["plan"], tuning.chosen["buffers"]) == (2, "serial", "lowest")
+    assert [each.get("kind", each.get("mode")) for each in tuning.tree["children"]] == ["parallel", "plan", "buffers"]
+    assert model.digest != before.digest
+    assert [kernel.digest for kernel in model.kernels] == [chosen]
+    again = roller_svc.compile_model(source, threads=1, top_k=3, tune="online")
+    assert isinstance(again.tuning, OnlineTuning)
+    assert again.tuning.wait(60)  # without a call
+    assert (again.tuning.trials, again.tuning.chosen, again.digest) == (0, tuning.chosen, model.digest)
+    loaded = roller_svc.load_model(model.save(oracle / "saved"))
+    assert loaded.report["tuning"]["chosen"] == tuning.chosen
+    np.testing.assert_array_equal(loaded(x=x)["y"], model(x=x)["y"])
+
+
+@pytest.mark.slow
+def test_each_bucket_binds_its_kernels_and_an_unused_model_explores_no_more(oracle: Path) -> None:
+    source = mlp("batch").SerializeToString()
+    options: dict[str, Any] = {"threads": 1, "top_k": 3, "tune": "online", "tune_options": {"share": 1.0}}
+    model = roller_svc.compile_model(source, dims={"batch": [2, 3]}, **options)
+    arrays = [np.linspace(-1, 1, batch * 8, dtype=np.float32).reshape(batch, 8) for batch in (2, 3)]
+    expected, digests = [model(x=x)["y"] for x in arrays], {model.digest}
+    while any(isinstance(variant.loaded, Wirer) for variant in model._variants):
+        for x, results in zip(arrays, expected, strict=True):
+            np.testing.assert_allclose(model(x=x)["y"], results, atol=1e-5)
+        digests.add(model.digest)
+    assert len(digests) == 3
+    loaded = roller_svc.load_model(model.save(oracle / "saved"))
+    assert loaded.digest == model.digest
+    for x in arrays:
+        np.testing.assert_array_equal(loaded(x=x)["y"], model(x=x)["y"])
+    assert isinstance(model.tuning, OnlineTuning)
+    model.tuning.reopen()
+    tuning = model.tuning
+    del model
+    gc.collect()
+    assert tuning.wait(60)
+    assert tuning.state == "stopped"
+
+
+@pytest.mark.parametrize(
+    "tune_options",
+    [{"budget": 1}, {"budget_s": 0}, {"budget_trials": 1.5}, {"exact": 1}, {"share": 2}, {"variables": ["kernels"]}, "exact"],
+)
+def test_options_out_of_range_are_refused(cache: Path, tune_options: Any) -> None:
+    source = json_graph({"x": tensor(2)}, {}, [node("y", "C[i] = A[i] * 2", A="x")], "y")
+    with pytest.raises(ArgumentError) as refused:
+        roller_svc.compile_model(source, tune="online", tune_options=tune_options)
+    assert refused.value.code == "invalid-option"

@@ -1,0 +1,176 @@
+"""Schedules by hand: text, JSON, Python, the kernels they make, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampling import examples
+from schedule_support import BLUR, MATMUL
+
+import roller_svc
+from roller_svc.compiler.request import build_request, request_json
+from roller_svc.errors import ArgumentError, ScheduleError
+from roller_svc.schedule.by_hand import schedule_by_hand
+from roller_svc.schedule.steps import OPERATIONS
+
+EXPRESSION = "C[m, n] +=! A[m, k] * B[k, n]"
+INPUTS = {"A": ("float32", (50, 20)), "B": ("float32", (20, 30))}
+STEPS = """# a tiled product
+C.update: split m 8 as mo mi
+C.update: reorder mo k mi n
+C.update: vectorise n   # lanes
+C.update: parallel mo
+"""
+
+
+def test_a_kernel_by_hand_has_the_values_of_the_program() -> None:
+    kernel = roller_svc.compile(EXPRESSION, INPUTS, schedule=STEPS)
+    generator = np.random.default_rng(1)
+    a, b = (generator.random(shape, np.float32) for _, shape in INPUTS.values())
+    np.testing.assert_allclose(kernel(A=a, B=b)["C"], a @ b, rtol=1e-5)
+    assert "scheduled by hand" in kernel.source
+    assert kernel.estimate is None
+    assert kernel.candidates == ()
+
+
+def test_intermediates_at_root_are_in_memory() -> None:
+    """Each function at root is a launch; what they exchange is larger than a stack."""
+    text = "t[i, j] = x[i, j] * 2.0; y[i, j] = t[j, i] + 1.0"
+    steps = "t: compute_root\nt: parallel i\ny: parallel i\n"
+    kernel = roller_svc.compile(text, {"x": ("float32", (2048, 2048))}, schedule=steps)
+    x = np.random.default_rng(1).random((2048, 2048), np.float32)
+    np.testing.assert_array_equal(kernel(x=x)["y"], (x * 2).T + 1)
+
+
+def test_all_forms_are_one_schedule() -> None:
+    schedule = roller_svc.Schedule(EXPRESSION, INPUTS, steps=STEPS)
+    chained = roller_svc.Schedule(EXPRESSION, INPUTS)["C.update"].split("m", 8, ("mo", "mi")).reorder("mo", "k", "mi", "n")
+    chained = chained.vectorise("n").parallel("mo")
+    assert chained.schedule.text() == schedule.text() == STEPS.partition("\n")[2].replace("   # lanes", "")
+    forms = [STEPS, schedule, schedule.text(), schedule.to_json(), schedule.to_json()["steps"], json.dumps(schedule.to_json())]
+    requests = [build_request(EXPRESSION, INPUTS, schedule=form) for form in forms]
+    assert len({request.schedule for request in requests}) == 1
+    document: dict[str, Any] = request_json(requests[0])
+    assert build_request(**document) == requests[0]
+    assert schedule.check() == ()
+    assert "parallel mo in 7" in schedule.tree()
+    assert schedule.compile() is roller_svc.compile(EXPRESSION, INPUTS, schedule=STEPS)
+
+
+def test_every_operation_has_a_method() -> None:
+    assert set(OPERATIONS) <= set(dir(roller_svc.Schedule(EXPRESSION, INPUTS)["C"]))
+
+
+REFUSED = (
+    ("C.update split m 8", "schedule-syntax", "expected `:`", "STAGE: OPERATION FIELDS"),
+    ("C: spilt m 8", "schedule-syntax", "unknown operation spilt", "split"),
+    ("C: split m", "schedule-syntax", "expected factor", "split LOOP FACTOR"),
+    ("C: split m x", "schedule-syntax", "got x", "split LOOP FACTOR"),
+    ("C: split m 8 as a", "schedule-syntax", "two new names", "as OUTER INNER"),
+    ("C: split m 8 as a b.c", "schedule-syntax", "invalid name 'b.c'", None),
+    ("C: parallel m n", "schedule-syntax", "unexpected n", "STAGE: parallel LOOP"),
+    ("C: split m 99", "schedule-extent", "expected 1 to 5, got 99", "C: split m 4"),
+    ("C: split m 2 tail exact", "schedule-extent", "does not divide", "C: split m 2 tail guard"),
+    ("C.update: vectorise m", "schedule-vector-inner", "innermost", "C.update: reorder n k m"),
+    ("C.update: parallel k", "schedule-dependence", "same elements", "C.update: parallel m"),
+    ("C.update: vectorise k", "schedule-dependence", "same elements", "C.update: reorder m k n"),
+    ("C.update: fuse m k", "schedule-fuse", "not directly inside", "C.update: reorder m k n"),
+    ("C.updat: unroll k", "schedule-name", "no stage C.updat", "C.update: unroll k"),
+    ("C.update: split m 2\nC.update: parallel m", "schedule-name", "no loop m", "C.update: parallel m.outer"),
+    ("C.update: parallel m\nC.update: split m 2", "schedule-marked", "already marked", "C.update: serial m"),
+    ("C: rename m n", "schedule-name", "had, a loop n", "C: rename m n_new"),
+    ("C: split m 2 as n q", "schedule-name", "had, a loop n", "C: split m 2 as n_outer q_inner"),
+    ("C: inline", "schedule-inline", "output C", None),
+    ("C: split m 2\n" * 257, "schedule-syntax", "too many steps", None),
+    ("#" * 70_000, "schedule-syntax", "too long", None),
+    ('{"format": "roller-schedule/2", "steps": []}', "schedule-syntax", "roller-schedule/1", None),
+    ('{"format": "roller-schedule/1", "steps": [], "step": 1}', "schedule-syntax", "no field 'step'", "steps"),
+    ('{"format": "roller-schedule/1", "program": "sha256:0", "steps": []}', "schedule-program", "another program", "leave out"),
+    ("[1]", "schedule-syntax", "field op", None),
+    ('[{"op": "splitt"}]', "schedule-syntax", "unknown operation 'splitt'", "split"),
+    ('[{"op": "split", "stage": "C", "loop": "m", "factor": true}]', "schedule-syntax", "a whole number, got True", None),
+    ('[{"op": "split", "stage": "C", "loop": "m", "factr": 8}]', "schedule-syntax", "no field 'factr'", "factor"),
+    ('[{"op": "unroll", "stage": "C"}]', "schedule-syntax", "expected loop to be a name, got None", None),
+    ("[" * 60_000, "schedule-syntax", "", None),
+)
+
+
+@pytest.mark.parametrize(("text", "code", "message", "hint"), REFUSED)
+def test_what_is_wrong_is_said_with_its_place(text: str, code: str, message: str, hint: str | None) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        schedule_by_hand(MATMUL, text)
+    error = refused.value
+    assert error.code == code
+    assert message in error.message
+    assert (hint or "") in (error.hint or "")
+    if hint and hint.startswith("C"):  # it is a step, and legal in place of the last one
+        schedule_by_hand(MATMUL, "\n".join([*text.split("\n")[:-1], hint]))
+
+
+def test_a_problem_has_its_step_and_line() -> None:
+    (problem,) = roller_svc.Schedule(EXPRESSION, INPUTS, steps="\n# first\nC: split m 8\n  C: split m 8  # again").check()
+    assert (problem.step, problem.rule, problem.line, problem.column) == (1, "name", 4, 3)
+    with pytest.raises(ScheduleError, match="C: split m 8") as refused:
+        roller_svc.compile(EXPRESSION, INPUTS, schedule="\n# first\nC: split m 8\n  C: split m 8  # again")
+    assert "4 |   C: split m 8" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"family": "simt"}, "family and schedule exclude each other"),
+        ({"tiles": {"split_k": 2}}, "tiles and schedule exclude each other"),
+        ({"target": "nvidia-h200-sxm"}, "for CPUs"),
+    ],
+)
+def test_options_that_a_schedule_excludes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        roller_svc.compile(EXPRESSION, INPUTS, schedule=STEPS, **options)
+
+
+def test_a_schedule_is_no_other_program_s() -> None:
+    document = roller_svc.Schedule(EXPRESSION, INPUTS, steps=STEPS).to_json()
+    other = INPUTS | {"B": ("float32", (20, 31))}
+    with pytest.raises(ScheduleError) as refused:
+        roller_svc.compile(EXPRESSION, other, schedule=document)
+    assert refused.value.code == "schedule-program"
+    roller_svc.Schedule(EXPRESSION, other, steps=document["steps"]).tree()
+
+
+WORDS = ("C", "C.update", "bx", "B", ":", "\n", "#", "m", "64", "-1", "as", "tail", *OPERATIONS, '"', "{", "[", "\0", "é")
+FIELDS = ("op", "stage", "loop", "factor", "steps", "names", *WORDS)
+
+
+def is_read_or_refused(source: object) -> bool:
+    """Whether a schedule is applied to both programs, or refused by a rule of schedules."""
+    for program in (MATMUL, BLUR):
+        try:
+            schedule_by_hand(program, source)
+        except ScheduleError as error:
+            if not error.code.startswith("schedule-"):
+                return False
+    return True
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
+@given(text=st.one_of(st.lists(st.sampled_from(WORDS), max_size=24).map(" ".join), st.text(max_size=40)))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    assert is_read_or_refused(text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(FIELDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
+@given(document=json_values)
+def test_any_document_is_read_or_refused(document: object) -> None:
+    assert is_read_or_refused(document)
