@@ -65,12 +65,12 @@ def horizontal_text(name: str, dialect: Dialect) -> str:
     combine, (short, count) = Combine[which.upper()], type_[1:].split("x")
     dtype, lanes = next(d for d, s in SHORT.items() if s == short), int(count)
     lines = [f"static inline {dialect.value_type(dtype)} {name}({type_} a) {{"]
-    value, held, half = "a", lanes, lanes
+    value, lanes_of_value, half = "a", lanes, lanes
     for width in _joined_lanes(dtype, lanes):
         type_ = vector_type(dtype, width)
-        if width < held:
+        if width < lanes_of_value:
             low, high = (f"(({type_} *)&{value})[{i}]" for i in range(2))
-            value, held, half, target = f"a{width}", width, width, f"{type_} a{width}"
+            value, lanes_of_value, half, target = f"a{width}", width, width, f"{type_} a{width}"
         else:
             half //= 2
             mask = vector_type(INTEGERS[dtype.bits], width)

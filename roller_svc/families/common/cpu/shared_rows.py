@@ -40,5 +40,5 @@ def in_flight(space: TileSpace, thread: RTile) -> str | None:
 
 
 def fits_registers(vectors: int, registers: int) -> bool:
-    """Return whether accumulators of so many vectors leave registers for operands."""
+    """Return whether accumulators of a number of vectors leave registers for operands."""
     return vectors <= math.floor(REGISTER_FRACTION * registers)

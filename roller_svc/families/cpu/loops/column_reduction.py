@@ -55,7 +55,8 @@ def column_loops(group: KernelGroup, program: RProgram, axis: Axis, registers: i
 
     def columns(at: Point, widths: tuple[int, ...]) -> tuple[Node, ...]:
         count, points = widths[0], math.prod(widths[1:])
-        if keeps_columns_in_registers(axis.extent, count, points, native, registers):
+        in_flight = 1 if shared is None else program.thread[shared.name]  # a tail of one point has the form of the others
+        if keeps_columns_in_registers(axis.extent, count, in_flight, native, registers):
             return _RegisterColumns(group, at, count, points, max_sets(count, points, native, registers)).nodes()
         return _Columns(group, at, count, lanes, native).nodes()
 

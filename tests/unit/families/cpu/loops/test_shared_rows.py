@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -102,6 +104,15 @@ SHAPES = [
     *[(1, 3, 37, 64), (2, 1, 16, 64), (3, 5, 50, 32), (1, 2, 37, 80)],
     *[(1, 7, 33, 16), (2, 2, 41, 72), (2, 3, 40, 128), (1, 4, 64, 256)],
 ]
+
+
+def test_a_tail_of_one_point_has_parts_of_columns_in_registers() -> None:
+    (group,) = partition(program("o[g, r, d] +=! p[g, r, t] + v[g, t, d]", p=(8, 7, 512), v=(8, 512, 64)), HW)
+    (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
+    thread = candidate.program.thread.with_extent("r", 3).with_extent("d", 16)
+    tiles = replace(candidate.program, thread=thread, block=candidate.program.block.with_extent("r", 9).with_extent("d", 32))
+    (tree,) = lower(group, tiles, HW)
+    assert {n.scope for n in accumulators(list(iter_nodes(tree.body)))} == {Scope.REGISTER}
 
 
 def check(text: str, arrays: dict[str, NDArray[np.generic]], target: str) -> None:
