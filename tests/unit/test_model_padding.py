@@ -13,6 +13,7 @@ from torch.export import Dim
 import roller_svc
 from roller_svc import model as model_module
 from roller_svc.errors import ArgumentError
+from roller_svc.modes import loading
 
 FAST = {"select": "model", "top_k": 1}
 MODULE = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
@@ -48,8 +49,8 @@ def test_the_range_of_an_exported_program_becomes_buckets(tmp_path):
 
 
 def test_a_bucket_that_no_call_uses_is_not_loaded(monkeypatch):
-    loaded, load = [], model_module.CpuModel
-    monkeypatch.setattr(model_module, "CpuModel", lambda plan, *rest: loaded.append(plan.inputs[0][1].shape) or load(plan, *rest))
+    loaded, load = [], loading.CpuModel
+    monkeypatch.setattr(loading, "CpuModel", lambda plan, *rest: loaded.append(plan.inputs[0][1].shape) or load(plan, *rest))
     model = roller_svc.compile_model((MODULE, (torch.randn(3, 4),), ({0: Dim("batch", max=64)},)), dims={"batch": [2, 4]}, **FAST)
     for rows in (4, 3):
         check(model, rows)

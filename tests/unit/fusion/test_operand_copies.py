@@ -395,7 +395,7 @@ GPTQ_ROWS = (
 )
 def test_cpus_unpack_once_as_words_lie(compute: TensorProgram, shape: tuple[int, ...]) -> None:
     local = hardware.load("local")
-    (groups,) = ways(compute, local)
+    groups = next(way for way in ways(compute, local) if "C.b" in dict(way[-1].inputs))
     assert dict(groups[-1].inputs)["C.b"].shape == shape
     candidates = tuple(rank_units(group, local, 1)[0] for group in groups)
     source = emit_plan(best_plans(candidates, 1)[0], compute, groups, local)

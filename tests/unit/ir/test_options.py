@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -25,6 +26,7 @@ from roller_svc.ir.options import (
 )
 from roller_svc.model import estimate_model
 
+SCHEDULE = Path(__file__).parents[2] / "data" / "copy.schedule"  # of COPY
 COPY, INPUTS = "y[i] = x[i]", {"x": ("float32", (4,))}
 RECORDS = [CommonOptions, EstimateOptions, SearchOptions, NamedOptions, KernelOptions]
 # A value of each option other than its default: in Python, and on the command line.
@@ -39,6 +41,7 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "runtime": ("emulator", ["--emulate"]),
     "family": ("mma", ["--kernel-family", "mma"]),
     "tiles": ({"split_k": 4, "stages": 2}, ["--constrain", "split_k=4,stages=2"]),
+    "schedule": ("y: parallel i\n", ["--schedule", str(SCHEDULE)]),
     "constants": (["x"], ["--constant", "x"]),
     "donate": (["x"], ["--donate", "x"]),
     "strict": (True, ["--strict"]),
@@ -48,10 +51,11 @@ SEARCH = COMMON | {"top_k": 10, "select": "measure", "winograd": "auto", "max_wo
 SIGNATURES = [
     (roller_svc.compile, SEARCH | {
         "target": "local", "outputs": None, "hardware": None, "cache": True, "name": None, "runtime": "auto", "family": None,
-        "tiles": None, "constants": (), "donate": (), "strict": False,
+        "tiles": None, "schedule": None, "constants": (), "donate": (), "strict": False,
     }),
     (roller_svc.compile_model, SEARCH | {"plan": "auto", "runtime": "auto", "dims": None, "constants": None, "states": None,
-                                         "name": None, "tune": "off", "tune_options": None}),
+                                         "name": None, "tune": "off", "tune_options": None, "devices": None, "across": "merged",
+                                         "order": "dataflow", "sink": "auto"}),
     (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "states": None, "name": None}),
     (roller_svc.estimate, COMMON | {"donate": (), "strict": False}),
 ]  # fmt: skip

@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     load = hardware.load
     monkeypatch.setattr(hardware, "load", lambda target: dataclasses.replace(load(target), num_cores=8))
-    monkeypatch.setattr(graph_compile, "find_joinable", lambda *_: None)  # the product of `partial` has tensor maps
+    monkeypatch.setattr(graph_compile, "find_joinable", lambda *_, **__: None)  # the product of `partial` has tensor maps
 
 
 def compiled(name: str, plan: str) -> Model:

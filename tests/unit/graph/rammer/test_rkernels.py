@@ -74,7 +74,7 @@ def tower(number: int) -> list[dict[str, Any]]:
 # As inputs: matrices that are constants are packed, and packed products have no other rKernel.
 SHAPES = {
     **{f"x{i}": (256,) for i in range(3)}, **{f"w{i}": (256, 512) for i in range(3)},
-    **{f"v{i}": (512, 256) for i in range(3)},
+    **{f"v{i}": (512, 512) for i in range(3)},
 }  # fmt: skip
 TOWERS = {
     "format": "roller-graph/1",
