@@ -6,13 +6,16 @@ import pytest
 
 from roller_svc import hardware
 from roller_svc.hardware.detect import Machine, adapt_to_machine, probe
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, UnitKind
 
 FLAGS = frozenset({"avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq",
                    "avx512vl"})  # fmt: skip
 DOTS = frozenset({"avx512_vnni", "avx512_bf16"})
 # Only such a CPU can run these kernels; which are made, and their texts, is tested on any.
-runs = pytest.mark.skipif(not probe().flags >= FLAGS | DOTS, reason="the CPU at hand has no such instructions")
+runs, runs_bytes = (
+    pytest.mark.skipif(not probe().flags >= FLAGS | more, reason="the CPU at hand has no such instructions")
+    for more in (DOTS, {"avx512_vnni"})
+)
 
 
 def machine(flags: frozenset[str]) -> Machine:
@@ -22,3 +25,7 @@ def machine(flags: frozenset[str]) -> Machine:
 
 def spec_with(flags: frozenset[str]) -> HardwareSpec:
     return adapt_to_machine(hardware.load("cpu-x86-avx512"), machine(FLAGS | flags))
+
+
+BYTES_SPEC, BF16_SPEC = spec_with(frozenset({"avx512_vnni"})), spec_with(DOTS)
+DOT = next(unit for unit in BYTES_SPEC.units if unit.kind is UnitKind.DOT)

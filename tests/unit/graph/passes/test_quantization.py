@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dot_units import SPEC
+from dot_specs import BYTES_SPEC
 from graphs import add_input, builder_of, operators, random_arrays
 
 from roller_svc.frontend.graph_builder import GraphBuilder
@@ -48,7 +48,7 @@ def add_weight(builder: GraphBuilder, shape: tuple[int, ...], dtype: DType, zero
     return dequantize(builder, builder.add_constant(array, dtype), scale, zeros, 1 if axis is None else axis)
 
 
-def rewritten(graph: Graph, weights: Weights, hw: HardwareSpec = SPEC) -> Graph:
+def rewritten(graph: Graph, weights: Weights, hw: HardwareSpec = BYTES_SPEC) -> Graph:
     return verify(remove_dead_nodes(sum_integers(graph, weights, CostTable(hw))))
 
 
@@ -170,7 +170,7 @@ def test_products_that_stay_floats(why: str) -> None:
     )
     first = builder.call("dequantize_linear", [x, scale, add_number(builder, 3, U8)])
     graph = builder.finish([("y", builder.call("matmul", [first, second]))])
-    after = rewritten(graph, weights, load("cpu-x86-avx2") if why == "no unit" else SPEC)
+    after = rewritten(graph, weights, load("cpu-x86-avx2") if why == "no unit" else BYTES_SPEC)
     assert sums_of(after) == ["float32"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dot_units import BF16_SPEC, DOT, SPEC, runs
+from dot_specs import BF16_SPEC, BYTES_SPEC, DOT, runs_bytes
 from sampling import every
 
 from roller_svc.compiler.lower_and_emit import emit_plan
@@ -52,36 +52,36 @@ def program_of(text: str, shapes: dict[str, tuple[int, ...]], types: dict[str, s
 
 
 def spaces_of(program: TensorProgram) -> tuple[TileSpace, ...]:
-    group = partition(program, SPEC)[-1]
+    group = partition(program, BYTES_SPEC)[-1]
     return word_spaces(group, DOT, convolution_spaces(group, DOT.shape[-1]))
 
 
-@runs
+@runs_bytes
 @pytest.mark.parametrize("name", every(2, CASES))
 def test_kernels_match_the_interpreter(name: str) -> None:
     program = program_of(*CASES[name])
-    groups = partition(program, SPEC)
+    groups = partition(program, BYTES_SPEC)
     (group,) = groups
     arrays = random_inputs(program, seed=1)
     wanted = evaluate(program, arrays)
-    ranked, _ = rank_units(group, SPEC, 200)
+    ranked, _ = rank_units(group, BYTES_SPEC, 200)
     spaces = spaces_of(program)
     assert spaces, "the program is not seen as a convolution of words"
     for space in spaces:
         tiles = [c for c in ranked if c.program.space == space]
         assert tiles, f"no tiles with vectors along {space.vector_axis}"
         for candidate in (tiles[0], tiles[-1]):
-            source = emit_plan(Plan((candidate,)), program, groups, SPEC)
+            source = emit_plan(Plan((candidate,)), program, groups, BYTES_SPEC)
             assert "vpdpbusd " in source.text
             assert agrees(program, CpuModule(compile_source(source)).run(arrays), wanted).ok, candidate.program
 
 
 def test_words_with_channels_last_are_loaded_in_vectors() -> None:
     program = program_of(*CASES["channels last, zero point around"])
-    groups = partition(program, SPEC)
-    ranked, _ = rank_units(groups[0], SPEC, 200)
+    groups = partition(program, BYTES_SPEC)
+    ranked, _ = rank_units(groups[0], BYTES_SPEC, 200)
     candidate = next(c for c in ranked if c.program.space in spaces_of(program))
-    text = emit_plan(Plan((candidate,)), program, groups, SPEC).text
+    text = emit_plan(Plan((candidate,)), program, groups, BYTES_SPEC).text
     stage = text[text.index("void stage") :]
     assert "vu8x32 *" in stage[: stage.index("\n}\n")]
 
@@ -111,8 +111,8 @@ def test_words_of_other_types_than_sums_stay() -> None:
 def test_bound_counts_all_products_of_a_word() -> None:
     """A point along k is four products: the estimate is not below what the unit can do."""
     program = program_of(*CASES["planes"])
-    (group,) = partition(program, SPEC)
-    ranked, _ = rank_units(group, SPEC, 200)
+    (group,) = partition(program, BYTES_SPEC)
+    ranked, _ = rank_units(group, BYTES_SPEC, 200)
     best = next(c for c in ranked if c.program.space in spaces_of(program))
     assert best.program.space.word_elements == DOT.k_group
     assert best.estimate.seconds >= program.flops / DOT.flops_per_s
