@@ -76,7 +76,7 @@ class Schedule:
         """Return the schedule with one more step. Raises ScheduleError if a step is illegal."""
         longer = object.__new__(Schedule)
         longer._request = self._request
-        longer._written = read_steps([*self.steps, step])
+        longer._written = read_steps(format_document([*self.steps, step])["steps"])  # which checks all values
         longer._apply()
         return longer
 

@@ -12,6 +12,7 @@ from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource
+from roller_svc.ir.options import KernelOptions, options_of
 from roller_svc.ir.printer import text
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildRequest
@@ -21,6 +22,8 @@ from roller_svc.schedule.by_hand import read_steps, schedule_by_hand
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.step_json import format_document
 
+EXCLUDED = ("family", "tiles", "constants", "donate", "max_workspace_bytes")  # options of construction
+
 
 def check_schedule(request: BuildRequest, source: object) -> None:
     """Raise ArgumentError for options that a schedule excludes, ScheduleError for an illegal one.
@@ -29,10 +32,10 @@ def check_schedule(request: BuildRequest, source: object) -> None:
         request: the request with the schedule.
         source: the schedule as it was given.
     """
-    for option in ("family", "tiles"):
-        if getattr(request, option):
+    for name in EXCLUDED:
+        if getattr(request, name) != options_of(KernelOptions)[name].default:
             raise ArgumentError(
-                f"{option} and schedule exclude each other: tiles are construction's, and a schedule replaces it",
+                f"{name} and schedule exclude each other: it is an option of construction, which a schedule replaces",
                 code="invalid-option",
             )
     spec = resolve_spec(request)

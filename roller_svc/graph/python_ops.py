@@ -60,6 +60,11 @@ def python_op(
         raise ArgumentError(f"the name of a Python operator has letters, digits and `_.-`, got {name!r:.80}", code="invalid-option")
     if name in _registered:
         raise ArgumentError(f"a Python operator is called {name!r} already", code="invalid-option")
+    for what, names in (("reads", reads), ("writes", writes)):
+        if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+            raise ArgumentError(f"{what} must be names of resources, as ('log',), got {names!r:.80}", code="invalid-option")
+    if not callable(function):
+        raise ArgumentError(f"the function of {name!r} must be callable, got {function!r:.80}", code="invalid-option")
     effects = Effects(frozenset(reads), frozenset(writes))
     if not pure and effects == Effects():
         effects = Effects(writes=frozenset({ANYTHING}))

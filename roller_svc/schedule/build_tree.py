@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.linear import expression, linear
 from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, substitute, with_children
@@ -23,12 +23,24 @@ def build_tree(schedule: Schedule) -> tuple[Node, ...]:
 
 def build_launches(schedule: Schedule, name: str) -> tuple[tuple[ScheduleTree, ...], tuple[tuple[str, TensorType], ...]]:
     """Return a launch for each function that is computed at root, in order, and the buffers that they exchange."""
-    builder = _TreeBuilder(infer_bounds(schedule), storage_types(schedule))
-    functions = builder.nests.functions
-    launches = [builder.stages(function) for function in functions if function.computed is Fixed.ROOT]
-    exchanged = [f.name for f in functions if f.stored is Fixed.ROOT and f.name not in builder.outputs]
+    nests, types = infer_bounds(schedule), storage_types(schedule)
+    exchanged = [f.name for f in nests.functions if f.stored is Fixed.ROOT and f.name not in schedule.outputs]
+    names = _name_buffers(exchanged, schedule.program.types)
+    builder = _TreeBuilder(nests, types, names)
+    launches = [builder.stages(function) for function in nests.functions if function.computed is Fixed.ROOT]
     trees = tuple(ScheduleTree(f"{name}{number}", nodes) for number, nodes in enumerate(launches))
-    return trees, tuple((tile_name(tensor), builder.types[tensor]) for tensor in exchanged)
+    return trees, tuple((names[tensor], types[tensor]) for tensor in exchanged)
+
+
+def _name_buffers(tensors: Sequence[str], taken: Collection[str]) -> dict[str, str]:
+    """Return a name for the buffer of each tensor. It has no dot: with one it would be that of a storage node."""
+    names: dict[str, str] = {}
+    for tensor in tensors:
+        name = f"{tensor.replace('.', '_')}_buffer"
+        while name in taken or name in names.values():
+            name += "_"
+        names[tensor] = name
+    return names
 
 
 def build_schedule_tree(schedule: Schedule, name: str) -> ScheduleTree:
@@ -45,6 +57,7 @@ def tile_name(tensor: str) -> str:
 class _TreeBuilder:
     nests: Nests
     types: Mapping[str, TensorType]
+    buffers: Mapping[str, str] = field(default_factory=dict)  # names of tensors in memory that launches exchange
 
     @property
     def outputs(self) -> frozenset[str]:
@@ -110,7 +123,7 @@ class _TreeBuilder:
                 offsets.append(self._substitute(i, nest, names))
             else:  # over loop variables, so that common terms cancel
                 offsets.append(expression(linear(sub(self._substitute(i, nest, nest.values), part.first))))
-        return tile_name(tensor), tuple(offsets)
+        return self.buffers.get(tensor, tile_name(tensor)), tuple(offsets)
 
 
 def _point(nest: Nest, body: TensorExpr) -> tuple[tuple[Expr, ...], Expr, Combine | None]:

@@ -64,7 +64,7 @@ def _parse_json(text: str) -> object:
 
 
 def schedule_text(source: object, program: TensorProgram | None = None) -> str:
-    """Return the canonical text of a schedule, which decides the digest of its kernel. Raises as `read_steps` does."""
+    """Return the canonical text of a schedule, which is part of the key of its action. Raises as `read_steps` does."""
     return format_steps(read_steps(source, program).steps)
 
 

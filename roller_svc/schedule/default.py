@@ -9,7 +9,7 @@ from roller_svc.analysis.inlining import canonicalize, inline_producers, is_inli
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Load, iter_subexpressions
-from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType, live_statements
+from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorProgram, TensorType, live_statements
 from roller_svc.schedule.nest_statements import acc_name
 from roller_svc.schedule.schedule import UPDATE, Fixed, Function, Schedule, Stage, StageLoop, StagePart
 
@@ -25,6 +25,11 @@ def default_schedule(program: TensorProgram) -> Schedule:
     outputs = frozenset(o.tensor for o in program.outputs)
     statements: list[TensorExpr] = []
     for statement in live_statements(program, outputs):
+        if statement.combine is Combine.RECURRENCE:
+            raise ScheduleError(
+                f"{statement.name} reads its own earlier elements: recurrences have no schedule by hand",
+                hint="compile it without a schedule",
+            )
         statements += _with_accumulator(canonicalize(statement), is_output=statement.output in outputs)
     functions = [Function(s, _stages(s)) for s in statements]
     bodies: dict[str, TensorExpr] = {}

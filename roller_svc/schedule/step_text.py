@@ -165,7 +165,7 @@ class _Line:
 
 def check_name(name: str, word: _Word | None = None) -> None:
     """Raise ScheduleError for what cannot be the name of a stage or loop."""
-    if not name or len(name) > MAX_NAME_CHARACTERS or re.search(r"[\s:#]", name):
+    if not name or len(name) > MAX_NAME_CHARACTERS or re.search(r"[\s:#]", name) or not name.isprintable():
         raise _error(f"invalid name {name[:80]!r}: expected the name of a stage, function or loop", word, None)
 
 

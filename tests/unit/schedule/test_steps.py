@@ -47,6 +47,36 @@ def test_intermediates_at_root_are_in_memory() -> None:
     np.testing.assert_array_equal(kernel(x=x)["y"], (x * 2).T + 1)
 
 
+SCALARS = (
+    ("s[] +=! x[i].cast(`int8`)", "float32"),
+    ("s[] +=! x[i]; y[i] = x[i] / s[]", "float32"),
+    ("s[] >=! x[i]; y[i] = x[i] - s[]", "float32"),
+    ("p[i] = x[i] * 2; q[i] = p[i] - x[i]; r[] +=! q[i]; u[i] = q[i] + r[]", "int16"),
+)
+
+
+@pytest.mark.parametrize(("text", "dtype"), SCALARS)
+def test_scalars_that_launches_exchange_are_in_memory(text: str, dtype: str) -> None:
+    x = np.arange(1, 38).astype(dtype)
+    inputs = {"x": (dtype, (37,))}
+    results = roller_svc.compile(text, inputs, schedule="")(x=x)
+    for name, expected in roller_svc.reference(text, inputs, {"x": x}).items():
+        np.testing.assert_allclose(results[name], expected, rtol=1e-5)
+
+
+def test_a_recurrence_is_refused() -> None:
+    text = "h[t] = 0.5 * h[t - 1].when([t > 0], 0.0) + x[t]"
+    with pytest.raises(ScheduleError, match="recurrences have no schedule"):
+        roller_svc.compile(text, {"x": ("float32", (8,))}, schedule="")
+
+
+@pytest.mark.parametrize("values", [("m", "2"), ("m", 2.0), ("m", True), ("m", 2, ["a"]), ("m", 2, None, "foo")])
+def test_the_chained_form_checks_its_values(values: tuple[Any, ...]) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        roller_svc.Schedule(EXPRESSION, INPUTS)["C"].split(*values)
+    assert refused.value.code == "schedule-syntax"
+
+
 def test_all_forms_are_one_schedule() -> None:
     schedule = roller_svc.Schedule(EXPRESSION, INPUTS, steps=STEPS)
     chained = roller_svc.Schedule(EXPRESSION, INPUTS)["C.update"].split("m", 8, ("mo", "mi")).reorder("mo", "k", "mi", "n")
@@ -97,6 +127,7 @@ REFUSED = (
     ('[{"op": "split", "stage": "C", "loop": "m", "factr": 8}]', "schedule-syntax", "no field 'factr'", "factor"),
     ('[{"op": "unroll", "stage": "C"}]', "schedule-syntax", "expected loop to be a name, got None", None),
     ("[" * 60_000, "schedule-syntax", "", None),
+    ('[{"op": "unroll", "stage": "C", "loop": "\\ud800"}]', "schedule-syntax", "invalid name", None),
 )
 
 
@@ -125,6 +156,8 @@ def test_a_problem_has_its_step_and_line() -> None:
     [
         ({"family": "simt"}, "family and schedule exclude each other"),
         ({"tiles": {"split_k": 2}}, "tiles and schedule exclude each other"),
+        ({"constants": ["B"]}, "constants and schedule exclude each other"),
+        ({"max_workspace_bytes": 0}, "max_workspace_bytes and schedule exclude each other"),
         ({"target": "nvidia-h200-sxm"}, "for CPUs"),
     ],
 )
