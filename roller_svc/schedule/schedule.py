@@ -7,12 +7,16 @@ schedule holds decisions only; extents, regions and guards follow from it (sched
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.program import Axis, TensorExpr, TensorProgram
 from roller_svc.ir.schedule import LoopKind
+
+if TYPE_CHECKING:
+    from roller_svc.schedule.bounds import Nests
 
 UPDATE = ".update"
 
@@ -142,6 +146,8 @@ class Schedule:
 
     program: TensorProgram
     functions: tuple[Function, ...]
+    # Of the legal schedule that this one was made from: nests of functions that are still the same are not built again.
+    nests: Nests | None = field(default=None, compare=False, repr=False)
 
     @property
     def outputs(self) -> frozenset[str]:

@@ -12,8 +12,7 @@ from roller_svc.errors import ScheduleError
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.schedule import LoopKind
 from roller_svc.schedule.bounds import extents_of, infer_bounds
-from roller_svc.schedule.build_tree import build_tree
-from roller_svc.schedule.legality import check
+from roller_svc.schedule.build_tree import check_launches
 from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Rename, Schedule, Site, Split, Stage, StageLoop, StagePart
 
 
@@ -156,9 +155,7 @@ def inline(schedule: Schedule, producer: str) -> Schedule:
 # what they share ----------------------------------------------------------------------------------------------------
 def _legal(schedule: Schedule) -> Schedule:
     """Return the schedule. Raises ScheduleError if its tree breaks a rule."""
-    inputs = {name for name, _ in schedule.program.inputs}
-    check(build_tree(schedule), inputs | schedule.outputs)
-    return schedule
+    return replace(schedule, nests=check_launches(schedule))
 
 
 def _extent(schedule: Schedule, stage: Stage, loop: str) -> int:
