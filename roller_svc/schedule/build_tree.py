@@ -9,7 +9,7 @@ from roller_svc.analysis.linear import expression, linear
 from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, substitute, with_children
 from roller_svc.ir.index import add, div, le, logical_and, lt, min_, num, ref, sub
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorType, identity
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
 from roller_svc.schedule.bounds import Guard, Nest, NestLoop, Nests, infer_bounds
 from roller_svc.schedule.default import storage_types
 from roller_svc.schedule.legality import check
@@ -87,7 +87,7 @@ class _TreeBuilder:
             if function.stored == site and function.name not in self.outputs:
                 shape = tuple(part.extent for part in self.nests.buffers[function.name])
                 dtype = self.types[function.name].dtype
-                nodes = (Storage(tile_name(function.name), dtype, shape, Scope.STACK, nodes),)
+                nodes = (Storage(tile_name(function.name), dtype, shape, function.scope, nodes),)
         return nodes
 
     def stages(self, function: Function) -> tuple[Node, ...]:

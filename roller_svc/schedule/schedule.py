@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.program import Axis, TensorExpr, TensorProgram
-from roller_svc.ir.schedule import LoopKind
+from roller_svc.ir.schedule import LoopKind, Scope
 
 if TYPE_CHECKING:
     from roller_svc.schedule.bounds import Nests
@@ -128,12 +128,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One statement. `stored` is outside of `computed` or the same; an inlined function has neither."""
+    """One statement. `stored` is outside of `computed` or the same; an inlined function has neither.
+
+    `scope` is that of a tile, which is stored in a loop. What is stored at root is in memory.
+    """
 
     statement: TensorExpr
     stages: tuple[Stage, ...]
     computed: Site = Fixed.ROOT
     stored: Site = Fixed.ROOT
+    scope: Scope = Scope.STACK
 
     @property
     def name(self) -> str:

@@ -67,6 +67,57 @@ def test_scalars_that_launches_exchange_are_in_memory(text: str, dtype: str) -> 
         np.testing.assert_allclose(results[name], expected, rtol=1e-5)
 
 
+ACCUMULATED = """
+C: split m 8 as mo mi
+C: split n 32 as no ni
+C: reorder no mo mi ni
+C: accumulate_at mo
+C.acc: store_in registers
+C.acc: unroll m
+C.acc: vectorise n
+C.acc.update: reorder k m n
+C.acc.update: unroll m
+C.acc.update: vectorise n
+C: unroll mi
+C: vectorise ni
+C: parallel no
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "columns"), [("float32", 32, 64), ("float32", 29, 50), ("float16", 24, 64), ("int16", 17, 64)]
+)
+def test_a_reduction_is_accumulated_in_a_tile(dtype: str, rows: int, columns: int) -> None:
+    """One nest sets, updates and writes a tile; in registers, where it divides the columns."""
+    inputs = {"A": (dtype, (rows, 40)), "B": (dtype, (40, columns))}
+    kernel = roller_svc.compile(EXPRESSION, inputs, schedule=ACCUMULATED)
+    generator = np.random.default_rng(1)
+    a, b = (generator.integers(-4, 4, shape).astype(dtype) for _, shape in inputs.values())
+    np.testing.assert_array_equal(kernel(A=a, B=b)["C"], a @ b)
+    assert ("C_acc_tile[" in kernel.source) == (columns % 32 > 0)
+
+
+def test_what_cannot_be_accumulated_in_a_loop_is_refused() -> None:
+    for steps, message in (
+        ("C.update: accumulate_at m", "not the stage that writes C"),
+        ("C: accumulate_at k", "C has no loop k"),
+        ("C: store_in registers", "not stored in a loop"),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            schedule_by_hand(MATMUL, steps)
+    with pytest.raises(ScheduleError, match="no reduction"):
+        schedule_by_hand(BLUR, "B: accumulate_at y")
+
+
+def test_a_function_in_a_loop_of_an_update_stays_there() -> None:
+    text = "t[m, k] = A[m, k] * 2.0; C[m, n] +=! t[m, k] * B[k, n]"
+    steps = "t: compute_root\nt: compute_at C.update m\nC: accumulate_at n"
+    with pytest.raises(ScheduleError, match=r"C\.acc\.update"):
+        roller_svc.compile(text, INPUTS, schedule=steps + "\nt: compute_at C.update m")
+    tree = roller_svc.Schedule(text, INPUTS, steps=steps).tree()
+    assert tree.index("C.acc.update.m") < tree.index("t.tile") < tree.index("C.acc.update.k")
+
+
 def test_a_recurrence_is_refused() -> None:
     text = "h[t] = 0.5 * h[t - 1].when([t > 0], 0.0) + x[t]"
     with pytest.raises(ScheduleError, match="recurrences have no schedule"):
