@@ -24,7 +24,7 @@ from roller_svc.compiler.pipeline import parse_request, rank_request
 from roller_svc.compiler.plans import merge_ranked_plans
 from roller_svc.compiler.request import build_request
 from roller_svc.compiler.rtasks import SPILLS, find_bundle_refusal
-from roller_svc.errors import ArgumentError, InvariantError, LaunchError
+from roller_svc.errors import ArgumentError, InvariantError, LaunchError, RollerWarning
 from roller_svc.graph import compile as graph_compile
 from roller_svc.graph import lowerings
 from roller_svc.graph.interpret import interpret
@@ -481,8 +481,14 @@ def test_a_kernel_with_too_many_registers_for_the_others_is_a_launch() -> None:
 def test_the_emulator_runs_few_blocks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "load", load_spec)
     model = compiled("branches", plan=persistent.KIND)
+    arrays, wanted = expected("branches")
+    with pytest.warns(RollerWarning, match="108 blocks that run together.* runs as launches"):
+        found = model.run(arrays)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
+    plan = dataclasses.replace(plan_of(model), fallback=())
     with pytest.raises(LaunchError, match="108 blocks that run together") as raised:
-        model.run(expected("branches")[0])
+        EmulatedModel(plan, (), np.zeros(0, np.uint8), compile_cxx)
     assert raised.value.code == "persistent-too-large"
 
 
