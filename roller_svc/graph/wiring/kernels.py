@@ -96,6 +96,11 @@ class Tuning:
         """Return the assignment, and what it is based on, for the report of a model."""
         return {"chosen": dict(self.chosen), "trials": self.trials, "gain": self.gain, "notes": list(self.notes)}
 
+    def to_document(self) -> dict[str, Any]:
+        """Return all that is known of the choices, as JSON-compatible values."""
+        history = [{"choices": dict(each.choices), "seconds": dict(each.seconds)} for each in self.history]
+        return {"tree": self.tree, **self.to_json(), "history": history}
+
 
 class Timer(Protocol):
     """A way to measure models. It returns None where a model has failed, or the machine was too busy."""
