@@ -75,8 +75,11 @@ def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
     return select_candidate(compile_candidates(request, trace), trace)
 
 
-def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> CompiledCandidates:
-    """Compile the candidates of a request, on all cores. Raises as `build_kernel` does."""
+def compile_candidates(request: BuildRequest, trace: Trace = no_trace, *, for_model: bool = False) -> CompiledCandidates:
+    """Compile the candidates of a request, on all cores. Raises as `build_kernel` does.
+
+    `for_model`: keep the object of a candidate that the performance model has chosen, to link models from it.
+    """
     if request.schedule is not None:
         raise ArgumentError("a schedule by hand has no candidates: compile and run take it", code="invalid-option")
     clock = StageTimer()
@@ -95,7 +98,7 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
     if can_measure:
         results = build_candidates(shortlist, program, hw)
     else:
-        results = build_first_without_spills(plans, program, hw)
+        results = build_first_without_spills(plans, program, hw, for_model=for_model)
     clock.record("compile")
     return CompiledCandidates(
         request, program, hw, partitions, shortlist, results, backend if can_measure else None, remarks, clock

@@ -38,14 +38,18 @@ def check_schedule(request: BuildRequest, source: object) -> None:
                 f"{name} and schedule exclude each other: it is an option of construction, which a schedule replaces",
                 code="invalid-option",
             )
-    spec = resolve_spec(request)
+    check_device(resolve_spec(request))
+    schedule_by_hand(parse_once(request.expression, request.inputs, request.outputs)[0], source)
+
+
+def check_device(spec: HardwareSpec) -> None:
+    """Raise ArgumentError for a device for which no schedule by hand is compiled."""
     if spec.family is not TargetKind.CPU:
         raise ArgumentError(
             f"a schedule by hand is compiled for CPUs, and {spec.id} is none",
             code="invalid-option",
             hint="name a CPU, such as local, or leave out the schedule",
         )
-    schedule_by_hand(parse_once(request.expression, request.inputs, request.outputs)[0], source)
 
 
 def build_scheduled(request: BuildRequest) -> KernelBundle:

@@ -505,6 +505,9 @@ def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: 
         if other is not None:
             second = package_candidate(other, report)
             cache.save_efficient(request, second)
+    source, object_code = fastest.compiled.source, fastest.compiled.object_code
+    if object_code and compiled.backend is None:  # that of measured candidates has all of them
+        cache.save_object(_object_key(source, kernel_unit(source)), object_code)
     cache.save(request, fastest)
     return _ClassKernels(fastest, second)
 
@@ -516,7 +519,7 @@ def _replace_fastest(kernels: _ClassKernels, fastest: KernelBundle) -> _ClassKer
 
 def _compile_candidates(request: BuildRequest) -> CompiledCandidates | InputError:
     try:
-        return compile_candidates(request)
+        return compile_candidates(request, for_model=True)
     except InputError as error:
         return error
 
@@ -563,12 +566,17 @@ def _link_unit(text: str, sources: Sequence[KernelSource], name: str, cache: Ker
 
 def _object(source: KernelSource, text: str, cache: KernelCache, *, parallel: bool | None = None) -> bytes:
     """Return the object of a text with a source's options, which is compiled unless the cache has it."""
-    unit = replace(source, text=text)
-    command = shlex.join(object_command(unit, parallel=parallel))
-    content = f"{unit.key}\n{command}\n{tool_version(Language.C, source.arch)}"
-    key = hashlib.sha256(content.encode()).hexdigest()
+    key = _object_key(source, text, parallel=parallel)
     compiled = cache.load_object(key)
     if compiled is None:
         compiled = compile_object(source, text, parallel=parallel)
         cache.save_object(key, compiled)
     return compiled
+
+
+def _object_key(source: KernelSource, text: str, *, parallel: bool | None = None) -> str:
+    """Return the digest of what determines the object of a text."""
+    unit = replace(source, text=text)
+    command = shlex.join(object_command(unit, parallel=parallel))
+    content = f"{unit.key}\n{command}\n{tool_version(Language.C, source.arch)}"
+    return hashlib.sha256(content.encode()).hexdigest()
