@@ -260,9 +260,18 @@ class ValidateHardwareRequest(RequestModel):
 
 
 class EstimateRequest(_EstimateOptions):
+    """A request to estimate programs for `targets`, for `hardware`, a spec as JSON, or for both."""
+
     items: Annotated[list[ProgramModel], Field(min_length=1, fail_fast=True), check_size(MAX_ITEMS)]
-    targets: Targets
+    targets: Targets | None = None
+    hardware: Spec | None = None
     top_k: int = 1
+
+    @model_validator(mode="after")
+    def _any_device(self) -> EstimateRequest:
+        if self.targets is None and self.hardware is None:
+            raise ValueError("expected targets, hardware, or both")
+        return self
 
 
 class GraphSource(RequestModel):

@@ -28,11 +28,12 @@ from roller_svc.service.routes import (
     models,
     operations,
     schedules,
+    stories,
     workers,
 )
 from roller_svc.version import __version__
 
-ROUTE_MODULES = (kernels, kernel_batches, operations, actions, estimates, schedules, models, hardware, workers, health)
+ROUTE_MODULES = (kernels, kernel_batches, stories, operations, actions, estimates, schedules, models, hardware, workers, health)
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key, or a token of the identity provider"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},

@@ -20,6 +20,7 @@ from roller_svc.ir.options import EstimateOptions, options_of
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.problems import problem_from_record
 
+INPUT_OPTIONS = ("donate", "constants")  # of estimates: names of inputs
 LANGUAGE = "language"  # a field of kernels' facts, which models lack
 
 
@@ -29,21 +30,21 @@ def build_request_from_body(body: CompileRequest) -> BuildRequest:
 
 
 def items_from_body(body: EstimateRequest) -> list[Item]:
-    """Return the items of a request, each with the donated inputs that it has.
+    """Return the items of a request, each with the donated and the constant inputs that it has.
 
-    Raises ArgumentError for a donated input that no item has.
+    Raises ArgumentError for such an input that no item has.
     """
-    donate = body.donate or ()
-    inputs = {name for item in body.items for name in item.inputs} if donate else ()
-    if unknown := [name for name in donate if name not in inputs]:
-        raise ArgumentError(f"donate: no item has an input {unknown[0]!r}", code="invalid-option")
     options = body.model_dump(include=set(options_of(EstimateOptions)))
+    inputs = {name for item in body.items for name in item.inputs}
+    for option in INPUT_OPTIONS:
+        if unknown := [name for name in options[option] if name not in inputs]:
+            raise ArgumentError(f"{option}: no item has an input {unknown[0]!r}", code="invalid-option")
     return [
         Item(
             item.expression,
             inputs_from_body(item),
             item.outputs,
-            options | {"donate": [name for name in donate if name in item.inputs]},
+            options | {option: [name for name in options[option] if name in item.inputs] for option in INPUT_OPTIONS},
         )
         for item in body.items
     ]
