@@ -33,6 +33,7 @@ from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language,
 from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelOptions, RuntimeChoice
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.story import Story
 from roller_svc.on_use import OnUse
 from roller_svc.runtime import thread_pool
 from roller_svc.runtime.binding import NumpyArrays, bind, check_names
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from roller_svc.compiler.artifact import load_plan, package_kernel
     from roller_svc.compiler.backends import load_emulated, reject_load
     from roller_svc.compiler.estimates.batch import Item, estimate_item
+    from roller_svc.compiler.explain import explain_request
     from roller_svc.compiler.kernel_cache import KernelCache
     from roller_svc.compiler.pipeline import build_kernel
     from roller_svc.compiler.scheduled import build_scheduled
@@ -63,6 +65,7 @@ else:
     reject_load = OnUse("roller_svc.compiler.backends:reject_load")
     Item = OnUse("roller_svc.compiler.estimates.batch:Item")
     estimate_item = OnUse("roller_svc.compiler.estimates.batch:estimate_item")
+    explain_request = OnUse("roller_svc.compiler.explain:explain_request")
     KernelCache = OnUse("roller_svc.compiler.kernel_cache:KernelCache")
     build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
     build_scheduled = OnUse("roller_svc.compiler.scheduled:build_scheduled")
@@ -372,10 +375,7 @@ def compile(
         arrays_and_options: inputs, and the fields of KernelOptions.
     """
     given = {"inputs": inputs, "target": target, "outputs": outputs, "hardware": hardware, **arrays_and_options}
-    arrays, options = split_arguments({**given, "inputs": None}, _RESERVED)
-    options = {name: value for name, value in options.items() if name not in _RESERVED}
-    reject_unknown(KernelOptions, options, "compile")
-    request = build_request(expression, _join_inputs(inputs, arrays), target=target, outputs=outputs, hardware=hardware, **options)
+    request = _read_request(expression, given, "compile")
     if request not in _cached:
         parse(request.expression, dict(request.inputs), request.outputs)  # refuses a program before the compiler is loaded
     if request.hardware is None:
@@ -460,6 +460,37 @@ def estimate(
         ]
         for each in estimates
     }
+
+
+@shows_options(KernelOptions)
+def explain(
+    expression: str,
+    inputs: Inputs | None = None,
+    *,
+    target: str = "local",
+    outputs: Sequence[str] | None = None,
+    hardware: HardwareSpec | str | None = None,
+    **arrays_and_options: Any,
+) -> Story:
+    """Return how the kernels of a program are found and what they cost: searches for tiles, candidates, terms.
+
+    Takes the arguments of `compile`, and builds nothing. Uses no compiler and no device, except to measure the host CPU
+    at the first use of "local".
+    """
+    given = {"inputs": inputs, "target": target, "outputs": outputs, "hardware": hardware, **arrays_and_options}
+    request = _read_request(expression, given, "explain")
+    if request.hardware is None:
+        calibrate_at_first_use((request.target,), log.warning)
+    return explain_request(request)
+
+
+def _read_request(expression: str, given: Mapping[str, Any], function: str) -> BuildRequest:
+    """Return the request of a function that takes the arguments of `compile`."""
+    arrays, options = split_arguments({**given, "inputs": None}, _RESERVED)
+    options = {name: value for name, value in options.items() if name not in _RESERVED}
+    reject_unknown(KernelOptions, options, function)
+    fixed = {name: given[name] for name in ("target", "outputs", "hardware")}
+    return build_request(expression, _join_inputs(given["inputs"], arrays), **fixed, **options)
 
 
 def _warn(notes: Sequence[str]) -> None:

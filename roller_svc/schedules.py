@@ -164,6 +164,10 @@ class Stage:
         """Unroll a loop completely."""
         return self._then("unroll", loop=loop)
 
+    def accumulate_at(self, loop: str) -> Stage:
+        """Accumulate the reduction in a tile in each iteration of a loop, which then writes it."""
+        return self._then("accumulate_at", loop=loop)
+
     def inline(self) -> Stage:
         """Replace each load of the function by its value."""
         return self._then("inline")
@@ -183,6 +187,10 @@ class Stage:
     def store_at(self, stage: str, loop: str) -> Stage:
         """Store the function in a loop outside of the one where it is computed."""
         return self._then("store_at", stage=stage, loop=loop)
+
+    def store_in(self, scope: str) -> Stage:
+        """Store the function's tile in registers, or on the stack."""
+        return self._then("store_in", scope=scope)
 
     def _then(self, op: str, **values: Value | None) -> Stage:
         given = tuple((name, value) for name, value in values.items() if value is not None)

@@ -13,9 +13,9 @@ from roller_svc.on_use import OnUse
 from roller_svc.terminal import color_labels, width_of
 
 if TYPE_CHECKING:
-    from roller_svc.compiler.serialize import finite
+    from roller_svc.compiler.reports import finite
 else:
-    finite = OnUse("roller_svc.compiler.serialize:finite")
+    finite = OnUse("roller_svc.compiler.reports:finite")
 
 
 _GAP = "  "  # between columns

@@ -410,7 +410,7 @@ def _read_array(option: str, text: str) -> tuple[str, Any]:
         raise ArgumentError(f"{option} {text}: expected NAME=@FILE.npy", code="invalid-inputs")
     try:
         return name, np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as failure:
+    except stepping.UNREADABLE as failure:
         raise ArgumentError(f"{option} {text}: cannot read {file}: {failure}", code="unreadable-file") from failure
 
 

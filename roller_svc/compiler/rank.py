@@ -86,10 +86,10 @@ def rank_units(
         except NoCandidateError as failure:
             failures.append(failure)
             continue
-        found.append(construction)
         model = family.model(p)
         wanted.append(apply_constraints(view, family, model, construction.programs, constraints))
         timed = [model.timed(program) for program in wanted[-1].programs]
+        found.append(replace(construction, programs=wanted[-1].programs, seconds=tuple([t.seconds for t in timed])))
         heads += tie_breaks.fastest(1, timed)
         best = tie_breaks.fastest(top_k, [*best, *timed])
     if not found:
@@ -116,7 +116,10 @@ class TieBreaks:
         return nsmallest(count, timed, key=lambda one: (self.ranked_s(one), one.costs.core_s))
 
     def candidates(self, timed: list[Timed]) -> tuple[Candidate, ...]:
-        return tuple(Candidate(t.program, t.estimate(), self.of_unit[t.program.unit.name]) for t in timed)
+        return tuple(
+            Candidate(t.program, t.estimate(), self.of_unit[t.program.unit.name], terms=t.terms(), operations=t.operations)
+            for t in timed
+        )
 
 
 def _tie_breaks(group: KernelGroup, units: Units) -> TieBreaks:
@@ -157,9 +160,10 @@ def _merge_constructions(found: list[Construction], refusals: tuple[str, ...], r
         rejections.update(dict(construction.rejections))
     return Construction(
         tuple(p for c in found for p in c.programs),
-        tuple(step for c in found for step in c.trace),
+        tuple(search for c in found for search in c.searches),
         sum(c.tiles_visited for c in found),
         tuple(sorted(rejections.items())),
         refusals,
         roofline,
+        tuple(seconds for c in found for seconds in c.seconds),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from roller_svc import hardware, toolchain
 from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory, with_program_indices
 from roller_svc.codegen.symbols import name_symbols
+from roller_svc.compiler.explain import parse_request
 from roller_svc.compiler.parsing import parse_once
-from roller_svc.compiler.pipeline import parse_request
 from roller_svc.compiler.request import resolve_spec
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InvariantError
@@ -38,14 +38,18 @@ def check_schedule(request: BuildRequest, source: object) -> None:
                 f"{name} and schedule exclude each other: it is an option of construction, which a schedule replaces",
                 code="invalid-option",
             )
-    spec = resolve_spec(request)
+    check_device(resolve_spec(request))
+    schedule_by_hand(parse_once(request.expression, request.inputs, request.outputs)[0], source)
+
+
+def check_device(spec: HardwareSpec) -> None:
+    """Raise ArgumentError for a device for which no schedule by hand is compiled."""
     if spec.family is not TargetKind.CPU:
         raise ArgumentError(
             f"a schedule by hand is compiled for CPUs, and {spec.id} is none",
             code="invalid-option",
             hint="name a CPU, such as local, or leave out the schedule",
         )
-    schedule_by_hand(parse_once(request.expression, request.inputs, request.outputs)[0], source)
 
 
 def build_scheduled(request: BuildRequest) -> KernelBundle:

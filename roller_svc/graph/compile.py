@@ -21,9 +21,10 @@ from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import load_plan, package_candidate, package_kernel, replace_candidate
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.efficient import find_efficient
+from roller_svc.compiler.explain import parse_request
 from roller_svc.compiler.joinable import find_joinable
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
-from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, parse_request, select_candidate
+from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.compiler.rtasks import find_bundle_page_uses, find_bundle_refusal, load_tasks, may_stream, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode, require
@@ -504,6 +505,9 @@ def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: 
         if other is not None:
             second = package_candidate(other, report)
             cache.save_efficient(request, second)
+    source, object_code = fastest.compiled.source, fastest.compiled.object_code
+    if object_code and compiled.backend is None:  # that of measured candidates has all of them
+        cache.save_object(_object_key(source, kernel_unit(source)), object_code)
     cache.save(request, fastest)
     return _ClassKernels(fastest, second)
 
@@ -515,7 +519,7 @@ def _replace_fastest(kernels: _ClassKernels, fastest: KernelBundle) -> _ClassKer
 
 def _compile_candidates(request: BuildRequest) -> CompiledCandidates | InputError:
     try:
-        return compile_candidates(request)
+        return compile_candidates(request, for_model=True)
     except InputError as error:
         return error
 
@@ -562,12 +566,17 @@ def _link_unit(text: str, sources: Sequence[KernelSource], name: str, cache: Ker
 
 def _object(source: KernelSource, text: str, cache: KernelCache, *, parallel: bool | None = None) -> bytes:
     """Return the object of a text with a source's options, which is compiled unless the cache has it."""
-    unit = replace(source, text=text)
-    command = shlex.join(object_command(unit, parallel=parallel))
-    content = f"{unit.key}\n{command}\n{tool_version(Language.C, source.arch)}"
-    key = hashlib.sha256(content.encode()).hexdigest()
+    key = _object_key(source, text, parallel=parallel)
     compiled = cache.load_object(key)
     if compiled is None:
         compiled = compile_object(source, text, parallel=parallel)
         cache.save_object(key, compiled)
     return compiled
+
+
+def _object_key(source: KernelSource, text: str, *, parallel: bool | None = None) -> str:
+    """Return the digest of what determines the object of a text."""
+    unit = replace(source, text=text)
+    command = shlex.join(object_command(unit, parallel=parallel))
+    content = f"{unit.key}\n{command}\n{tool_version(Language.C, source.arch)}"
+    return hashlib.sha256(content.encode()).hexdigest()

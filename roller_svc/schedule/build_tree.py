@@ -9,9 +9,10 @@ from roller_svc.analysis.linear import expression, linear
 from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, substitute, with_children
 from roller_svc.ir.index import add, div, le, logical_and, lt, min_, num, ref, sub
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorType, identity
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
 from roller_svc.schedule.bounds import Guard, Nest, NestLoop, Nests, infer_bounds
 from roller_svc.schedule.default import storage_types
+from roller_svc.schedule.legality import check
 from roller_svc.schedule.nest_statements import convert_to_type
 from roller_svc.schedule.schedule import At, Fixed, Function, Schedule, Site, StagePart
 
@@ -24,12 +25,27 @@ def build_tree(schedule: Schedule) -> tuple[Node, ...]:
 def build_launches(schedule: Schedule, name: str) -> tuple[tuple[ScheduleTree, ...], tuple[tuple[str, TensorType], ...]]:
     """Return a launch for each function that is computed at root, in order, and the buffers that they exchange."""
     nests, types = infer_bounds(schedule), storage_types(schedule)
-    exchanged = [f.name for f in nests.functions if f.stored is Fixed.ROOT and f.name not in schedule.outputs]
+    exchanged = [f.name for f in nests.functions.values() if f.stored is Fixed.ROOT and f.name not in schedule.outputs]
     names = _name_buffers(exchanged, schedule.program.types)
     builder = _TreeBuilder(nests, types, names)
-    launches = [builder.stages(function) for function in nests.functions if function.computed is Fixed.ROOT]
+    launches = [builder.stages(function) for function in nests.functions.values() if function.computed is Fixed.ROOT]
     trees = tuple(ScheduleTree(f"{name}{number}", nodes) for number, nodes in enumerate(launches))
     return trees, tuple((names[tensor], types[tensor]) for tensor in exchanged)
+
+
+def check_launches(schedule: Schedule) -> Nests:
+    """Check the launches that differ from those of `schedule.nests`, and return the nests of all. Raises ScheduleError."""
+    known, nests = schedule.nests, infer_bounds(schedule)
+    inputs = frozenset(name for name, _ in schedule.program.inputs)
+    rooted = {f.name: tile_name(f.name) for f in nests.functions.values() if f.stored is Fixed.ROOT}
+    builder = _TreeBuilder(nests, storage_types(schedule), rooted)
+    buffers = inputs | nests.outputs | {*rooted.values()}
+    for root, members in nests.launches.items():
+        stages = [stage.name for member in members for stage in nests.functions[member].stages]
+        same = known is not None and known.launches.get(root) == members
+        if known is None or not same or any(nests.nests[stage] is not known.nests.get(stage) for stage in stages):
+            check(builder.stages(nests.functions[root]), buffers)
+    return nests
 
 
 def _name_buffers(tensors: Sequence[str], taken: Collection[str]) -> dict[str, str]:
@@ -61,17 +77,17 @@ class _TreeBuilder:
 
     @property
     def outputs(self) -> frozenset[str]:
-        return self.nests.schedule.outputs
+        return self.nests.outputs
 
     def at_site(self, site: Site, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the nodes of a site, after the functions computed there and inside the storage nodes of the site."""
-        for function in reversed(self.nests.functions):
+        for function in reversed([*self.nests.functions.values()]):
             if function.computed == site:
                 nodes = (*self.stages(function), *nodes)
             if function.stored == site and function.name not in self.outputs:
                 shape = tuple(part.extent for part in self.nests.buffers[function.name])
                 dtype = self.types[function.name].dtype
-                nodes = (Storage(tile_name(function.name), dtype, shape, Scope.STACK, nodes),)
+                nodes = (Storage(tile_name(function.name), dtype, shape, function.scope, nodes),)
         return nodes
 
     def stages(self, function: Function) -> tuple[Node, ...]:
@@ -93,7 +109,7 @@ class _TreeBuilder:
 
     # one point ------------------------------------------------------------------------------------------------------
     def _compute(self, function: Function, nest: Nest, names: Mapping[str, Expr]) -> Node:
-        body = self.nests.bodies[function.name]
+        body = self.nests.bodies[function.name].expanded
         index, value, combine = _point(nest, body)
         tensor, place = self._element(function.name, index, nest, names)
         checked = body.bounds_checked if nest.stage.part is StagePart.UPDATE else ()

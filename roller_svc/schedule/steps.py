@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from roller_svc.ir.schedule import Scope
 from roller_svc.schedule import transforms
 from roller_svc.schedule.schedule import Schedule
 
@@ -27,6 +28,11 @@ class FieldKind(Enum):
     NEW_NAME = "a new name of a loop"
     LOOP_AND_FACTOR = "a loop and a factor"
     TAIL = "guard or exact"
+    SCOPE = "registers or stack"
+
+
+SCOPES = {"registers": Scope.REGISTER, "stack": Scope.STACK}
+CHOICES = {FieldKind.TAIL: ("guard", "exact"), FieldKind.SCOPE: tuple(SCOPES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,10 @@ def _reorder(schedule: Schedule, stage: str, loops: tuple[str, ...]) -> Schedule
     return transforms.reorder(schedule, stage, *loops)
 
 
+def _store_in(schedule: Schedule, producer: str, scope: str) -> Schedule:
+    return transforms.store_in(schedule, producer, SCOPES[scope])
+
+
 _LOOP = Field("loop", FieldKind.NAME)
 _SITE = (Field("stage", FieldKind.NAME), _LOOP)
 _CUT = (Field("names", FieldKind.TWO_NAMES, "as"), Field("tail", FieldKind.TAIL, "tail"))
@@ -92,11 +102,13 @@ OPERATIONS = {
     "parallel": Operation(STAGE, (_LOOP,), transforms.parallel),
     "vectorise": Operation(STAGE, (_LOOP,), transforms.vectorise),
     "unroll": Operation(STAGE, (_LOOP,), transforms.unroll),
+    "accumulate_at": Operation(STAGE, (_LOOP,), transforms.accumulate_at),
     "inline": Operation(PRODUCER, (), transforms.inline),
     "compute_root": Operation(PRODUCER, (), transforms.compute_root),
     "compute_at": Operation(PRODUCER, _SITE, transforms.compute_at),
     "store_root": Operation(PRODUCER, (), transforms.store_root),
     "store_at": Operation(PRODUCER, _SITE, transforms.store_at),
+    "store_in": Operation(PRODUCER, (Field("scope", FieldKind.SCOPE),), _store_in),
 }
 
 

@@ -10,11 +10,25 @@ from dataclasses import replace
 from roller_svc.analysis.inlining import is_inlinable
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.program import StatementKind
-from roller_svc.ir.schedule import LoopKind
+from roller_svc.ir.schedule import LoopKind, Scope
 from roller_svc.schedule.bounds import extents_of, infer_bounds
-from roller_svc.schedule.build_tree import build_tree
-from roller_svc.schedule.legality import check
-from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Rename, Schedule, Site, Split, Stage, StageLoop, StagePart
+from roller_svc.schedule.build_tree import check_launches
+from roller_svc.schedule.default import split_accumulator, stage_of
+from roller_svc.schedule.nest_statements import acc_name
+from roller_svc.schedule.schedule import (
+    UPDATE,
+    At,
+    Fixed,
+    Function,
+    Fuse,
+    Rename,
+    Schedule,
+    Site,
+    Split,
+    Stage,
+    StageLoop,
+    StagePart,
+)
 
 
 def split(
@@ -124,6 +138,41 @@ def compute_at(schedule: Schedule, producer: str, stage: str, loop: str) -> Sche
     return _placed(schedule, producer, At(stage, loop), At(stage, loop))
 
 
+def accumulate_at(schedule: Schedule, stage: str, loop: str) -> Schedule:
+    """Accumulate a reduction `C` in a tile in each iteration of a loop of its stage `C`, which then writes the tile.
+
+    Afterwards `C` has one stage, which writes; the stages of its accumulator are `C.acc` and `C.acc.update`.
+    """
+    function = schedule.owner(stage)
+    if stage != function.name:
+        raise ScheduleError(
+            f"{stage} is not the stage that writes {function.name}",
+            code="schedule-scope",
+            hint=f"name a loop of {function.name}; its accumulator is then a function of its own",
+        )
+    schedule.stage(stage).position(loop)
+    producer = acc_name(function.name)
+    if function.statement.kind is StatementKind.REDUCE:
+        schedule = _with_accumulator(schedule, function)
+    elif all(f.name != producer for f in schedule.functions):
+        raise ScheduleError(f"{function.name} is no reduction and accumulates nothing", code="schedule-scope")
+    return compute_at(schedule, producer, stage, loop)
+
+
+def _with_accumulator(schedule: Schedule, function: Function) -> Schedule:
+    """Return the schedule with a reduction as its accumulator, at root, and a map. Their stages keep their loops."""
+    accumulator, written = split_accumulator(function.statement)
+    start, update = function.stages
+    name = accumulator.output
+    stages = (stage_of(name, StagePart.INIT, written.spatial), replace(update, name=name + UPDATE))
+    new = (Function(accumulator, stages), replace(function, statement=written, stages=(replace(start, part=StagePart.VALUE),)))
+    at = schedule.functions.index(function)
+    schedule = replace(schedule, functions=(*schedule.functions[:at], *new, *schedule.functions[at + 1 :]))
+    for loop in update.loops:
+        schedule = _moved(schedule, At(update.name, loop.name), At(name + UPDATE, loop.name))
+    return schedule
+
+
 def compute_root(schedule: Schedule, producer: str) -> Schedule:
     """Compute `producer` whole, before all loops."""
     return _placed(schedule, producer, Fixed.ROOT, Fixed.ROOT)
@@ -137,6 +186,21 @@ def store_at(schedule: Schedule, producer: str, stage: str, loop: str) -> Schedu
 def store_root(schedule: Schedule, producer: str) -> Schedule:
     """Store `producer` outside of all loops, wherever it is computed."""
     return _placed(schedule, producer, schedule.function(producer).computed, Fixed.ROOT)
+
+
+def store_in(schedule: Schedule, producer: str, scope: Scope) -> Schedule:
+    """Store a tile of `producer` in registers, or on the stack.
+
+    Registers hold elements whose indices are constants after unrolling; other tiles stay on the stack.
+    """
+    function = schedule.function(producer)
+    if not isinstance(function.stored, At):
+        raise ScheduleError(
+            f"{producer} is not stored in a loop: expected a tile to store in {scope.value}",
+            code="schedule-scope",
+            hint="compute it in a loop of its consumer first",
+        )
+    return _legal(schedule.with_function(replace(function, scope=scope)))
 
 
 def inline(schedule: Schedule, producer: str) -> Schedule:
@@ -156,9 +220,7 @@ def inline(schedule: Schedule, producer: str) -> Schedule:
 # what they share ----------------------------------------------------------------------------------------------------
 def _legal(schedule: Schedule) -> Schedule:
     """Return the schedule. Raises ScheduleError if its tree breaks a rule."""
-    inputs = {name for name, _ in schedule.program.inputs}
-    check(build_tree(schedule), inputs | schedule.outputs)
-    return schedule
+    return replace(schedule, nests=check_launches(schedule))
 
 
 def _extent(schedule: Schedule, stage: Stage, loop: str) -> int:

@@ -17,25 +17,25 @@ from gpu_models import MODELS, PARTIAL, RAMMER_MODELS, constant, graph, node, te
 
 from roller_svc import hardware
 from roller_svc.compiler import joinable
+from roller_svc.compiler.explain import parse_request, rank_request
 from roller_svc.compiler.joinable import cut_seconds, find_joinable
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.lower_and_emit import find_plan_refusal
-from roller_svc.compiler.pipeline import parse_request, rank_request
 from roller_svc.compiler.plans import merge_ranked_plans
 from roller_svc.compiler.request import build_request
 from roller_svc.compiler.rtasks import SPILLS, find_bundle_refusal
-from roller_svc.errors import ArgumentError, InvariantError, LaunchError
+from roller_svc.errors import ArgumentError, InvariantError, LaunchError, RollerWarning
 from roller_svc.graph import compile as graph_compile
 from roller_svc.graph import lowerings
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, joined, may_use_slower, persistent, waves
-from roller_svc.graph.lowerings.joined import NOT_JOINABLE_CODE, find_refusal, occupancy_factors
+from roller_svc.graph.lowerings.joined import NOT_JOINABLE_CODE, find_refusal, occupancy_factors, table_seconds
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate, Refusal, UnrolledPlan
 from roller_svc.graph.lowerings.stored import lowering_digest
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, Resources
 from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
 from roller_svc.ir.program import TensorType
@@ -366,7 +366,14 @@ def test_estimates_have_the_terms_of_the_spec() -> None:
     assert None not in (limits.cooperative_launch_s, limits.signal_s, limits.wait_s)
     assert occupancy_factors(unrolled, hw, 1) == [1.0] * len(unrolled.steps)
     events_s = (count - 1) * (limits.signal_s + limits.wait_s) + limits.cooperative_launch_s + limits.launch_overhead_s
-    assert by_events.seconds - by_waves.seconds == pytest.approx(events_s - count * limits.launch_overhead_s)
+    tables_s = (count - 1) * table_seconds(1, hw)  # which arrive while blocks wait for events
+    assert by_events.seconds - by_waves.seconds == pytest.approx(events_s - tables_s - count * limits.launch_overhead_s)
+    before_ampere = dataclasses.replace(hw, arch=Arch("sm_", 75))
+    later = persistent.estimate(unrolled, before_ampere)
+    assert isinstance(later, LoweringEstimate)
+    assert later.seconds - by_events.seconds == pytest.approx(tables_s)
+    slow = dataclasses.replace(hw, limits=dataclasses.replace(limits, signal_s=0.0, wait_s=0.0))
+    assert persistent.gap_seconds(slow) == hw.levels[0].latency_s  # of the arguments
     without = dataclasses.replace(hw, limits=dataclasses.replace(limits, wait_s=None))
     refused = persistent.refuse(without)
     assert isinstance(refused, Refusal)
@@ -474,8 +481,14 @@ def test_a_kernel_with_too_many_registers_for_the_others_is_a_launch() -> None:
 def test_the_emulator_runs_few_blocks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "load", load_spec)
     model = compiled("branches", plan=persistent.KIND)
+    arrays, wanted = expected("branches")
+    with pytest.warns(RollerWarning, match="108 blocks that run together.* runs as launches"):
+        found = model.run(arrays)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
+    plan = dataclasses.replace(plan_of(model), fallback=())
     with pytest.raises(LaunchError, match="108 blocks that run together") as raised:
-        model.run(expected("branches")[0])
+        EmulatedModel(plan, (), np.zeros(0, np.uint8), compile_cxx)
     assert raised.value.code == "persistent-too-large"
 
 
@@ -574,3 +587,11 @@ def test_a_ring_hides_what_arrives_during_waits() -> None:
     assert hidden([none, none, stream], [0.1, 0.2, 0.3], 10_000, 1000.0) == pytest.approx(0.6)  # waits of earlier waves
     assert hidden([stream, stream], [0.4, 0.4], 10_000, 1000.0) == pytest.approx(0.8)
     assert hidden([stream, none], [0.0, 5.0], 10_000, 1000.0) == 0.0  # nothing streams later
+    idle = persistent.WaveStream(0, 0.0, idle_s=0.6)  # memory has nothing to do for a part of the wave
+    assert hidden([idle, stream], [0.0, 0.3], 10_000, 1000.0) == pytest.approx(0.9)
+    assert hidden([idle, stream], [0.0, 0.3], 500, 1000.0) == pytest.approx(0.5)  # the ring
+    assert hidden([stream, idle], [0.0, 0.3], 10_000, 1000.0) == 0.0
+    # It gains 0.5 s less than what is there. Of what is left, memory has been idle for that time.
+    busy = persistent.WaveStream(1000, 0.5, idle_s=0.1)
+    assert hidden([busy, stream], [2.0, 0.0], 10_000, 1000.0) == pytest.approx(1.5)
+    assert hidden([busy, stream], [1.0, 0.0], 10_000, 1000.0) == pytest.approx(0.5 + 0.6)

@@ -65,7 +65,7 @@ def cpu_contraction(p: Workload[ContractionFacts], launch: Launch) -> Costs:
     memory = others / source_bandwidth(mach, p.compulsory_bytes)
     found = smallest_cache(mach, p.compulsory_bytes)
     level = mach.dram.name if found is None else found.name
-    return sum_task_costs(p, launch, parts, busy, memory, costs.memory_exposed_fraction, level)
+    return sum_task_costs(p, launch, parts, busy, memory, costs.memory_exposed_fraction, level, others)
 
 
 def _sizes(p: Workload[ContractionFacts], launch: Launch) -> _Sizes:
