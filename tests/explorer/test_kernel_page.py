@@ -202,7 +202,7 @@ def test_errors_are_shown_as_text(explorer: Explorer) -> None:
     explorer.expected.append("422")
     page = explorer.open(GEMM_LINK)
     page.wait_for_selector(".cm-content")
-    for i, text in enumerate(HOSTILE):
+    for i, text in enumerate(HOSTILE, 1):
         errors = [{"line": 1, "column": 1, "end_column": 9, "message": text, "hint": text}]
         answer = json.dumps({"status": 422, "code": text, "detail": text, "errors": errors})
         answer_explain(page, status=422, body=answer, content_type="application/problem+json")
@@ -219,7 +219,7 @@ def test_names_of_a_story_are_shown_as_text(explorer: Explorer) -> None:
     with page.expect_response("**/kernels:explain") as response:
         page.get_by_test_id(f"target-{A100}").click()
     story = response.value.json()
-    for i, text in enumerate(HOSTILE):
+    for i, text in enumerate(HOSTILE, 1):
         answer_explain(page, json=poison(story, text))
         page.get_by_label("shape of A").fill(f"{4096 + i} × 64")
         page.get_by_label("shape of A").press("Enter")

@@ -1,5 +1,5 @@
 // One colour for one memory level everywhere: by what the level is to the tile, not by its name.
-const COMPUTE = ['mma', 'fma', 'wgmma', 'mfma', 'compute'];
+export const COMPUTE = ['mma', 'fma', 'wgmma', 'mfma', 'compute'];
 const SPECIAL = ['exponentials', 'transform', 'update', 'packing'];
 const OTHERS = { launch: 'var(--launch)', exposed: 'var(--exposed)' };
 
@@ -10,7 +10,7 @@ export function colour(device, name) {
   if (name === block) return 'var(--block)';
   if (name === levels[0]) return 'var(--outer)';
   if (levels.includes(name)) return levels.indexOf(name) < levels.indexOf(block) ? 'var(--between)' : 'var(--inner)';
-  if (COMPUTE.includes(name)) return 'var(--compute)';
+  if (COMPUTE.includes(name) || name === 'arithmetic') return 'var(--compute)';
   if (SPECIAL.includes(name)) return 'var(--special)';
   return OTHERS[name] ?? 'var(--other)';
 }

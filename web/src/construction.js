@@ -9,11 +9,11 @@ import { Tiles } from './tiles.js';
 
 const EDITABLE = '.cm-editor, input, select, textarea';
 
-const hasUnit = (limit) => /byte|memory|capacity|footprint/i.test(limit.rule);
-export function limitText(limit) {
-  if (limit.needs == null) return limit.rule;
-  const show = hasUnit(limit) ? f.bytes : f.count;
-  return `${limit.rule}: needs ${show(limit.needs)}${limit.has == null ? '' : `, there is ${show(limit.has)}`}`;
+// Rules name a memory level, or what there is of something else: registers, threads.
+function limitText({ rule, needs, has }) {
+  const isOfLevel = story.value.device.levels.some(({ name }) => rule === name || rule.startsWith(`${name} `));
+  const show = isOfLevel || /memory|cache|page/.test(rule) ? f.bytes : f.count;
+  return `${rule}: needs ${show(needs)}, there is ${show(has)}`;
 }
 
 function changed(tried, tile) {
@@ -61,7 +61,7 @@ function Picker() {
 }
 
 const Chain = () => html`<div class="chain" role="group" aria-label="tiles of the chosen program">
-  ${[...(mainKernel.value?.found ?? [])].reverse().map((each) => {
+  ${(mainKernel.value?.found ?? []).map((each) => {
     const { level } = story.value.searches[each.search];
     return html`<button class=${each.search === search.value && each.step === step.value ? 'on' : ''} style=${`--c:${tone(story.value.device, level)}`} onClick=${() => look(each.search, each.step)}>chosen ${level}</button>`;
   })}</div>`;

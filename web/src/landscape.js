@@ -4,8 +4,8 @@ import { colour, tone } from './colours.js';
 import * as f from './format.js';
 import { look, mainKernel, search, story } from './state.js';
 
-const WIDTH = 560, HEIGHT = 300, LEFT = 56, RIGHT = 78, TOP = 12, BOTTOM = 36;
-const GUTTER = { x: WIDTH - 42, columns: 2, rows: 15 }; // of tiles that were refused before their footprint was known
+const WIDTH = 560, HEIGHT = 300, LEFT = 70, RIGHT = 78, TOP = 12, BOTTOM = 36;
+const GUTTER = { x: WIDTH - 42, columns: 2, rows: 15 }; // of tiles whose footprint or traffic is not known: they were refused before
 const MARK = 4;
 
 export const isAccepted = (tile) => tile.outcome === 'accepted';
@@ -39,11 +39,12 @@ function powersOfTwo([low, high]) {
 
 function place(tiles, capacity) {
   const upright = vertical(tiles);
-  const xs = range([...tiles.map((tile) => tile.footprint_bytes), capacity], 1.5), ys = range(tiles.map(upright.read), 1.2);
+  const shown = tiles.filter((tile) => upright.read(tile) > 0);
+  const xs = range([...shown.map((tile) => tile.footprint_bytes), capacity], 1.5), ys = range(shown.map(upright.read), 1.2);
   const x = scale(...xs, LEFT, WIDTH - RIGHT), y = scale(...ys, HEIGHT - BOTTOM, TOP);
   let refused = 0;
   const points = tiles.map((tile) => {
-    if (tile.footprint_bytes > 0) return [x(tile.footprint_bytes), upright.read(tile) > 0 ? y(upright.read(tile)) : TOP + 6];
+    if (tile.footprint_bytes > 0 && upright.read(tile) > 0) return [x(tile.footprint_bytes), y(upright.read(tile))];
     const number = refused++ % (GUTTER.columns * GUTTER.rows);
     return [GUTTER.x + 16 * (number % GUTTER.columns), TOP + 24 + 15 * Math.floor(number / GUTTER.columns)];
   });

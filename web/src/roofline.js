@@ -6,12 +6,18 @@ import { mainKernel, story } from './state.js';
 
 const WIDTH = 460, HEIGHT = 280, LEFT = 54, BOTTOM = 34, TOP = 14, RIGHT = 14;
 
+// Operations per second of the compute term alone; its cycles may be those of other instructions too.
+function computeRate({ terms, operations }) {
+  const rates = terms.filter((term) => term.unit === 'operations').sort((a, b) => b.amount - a.amount);
+  const compute = terms.find((term) => term.name === 'compute');
+  return rates[0]?.rate ?? (compute && operations.executed / compute.seconds);
+}
+
 // A level's traffic and the operations per byte of it.
 function read() {
   const { device } = story.value, kernel = mainKernel.value;
   const operations = kernel.operations.executed;
-  const computing = kernel.terms.filter((term) => term.unit === 'operations').sort((a, b) => b.amount - a.amount)[0];
-  const unit = computing && { name: kernel.program.unit, rate: computing.rate };
+  const unit = { name: kernel.program.unit, rate: computeRate(kernel) };
   const levels = device.levels
     .filter((level) => level.name !== device.tile_levels[1])
     .map((level) => ({ level, term: kernel.terms.find((term) => term.name === level.name && term.unit === 'B' && term.amount > 0) }))
@@ -22,7 +28,7 @@ function read() {
 
 export function Roofline() {
   const { unit, levels, reached } = read();
-  if (!levels.length || !unit || !(reached > 0)) return null;
+  if (!levels.length || !(unit.rate > 0) || !(reached > 0)) return null;
   const top = unit.rate;
   const xs = levels.flatMap((level) => [level.intensity, top / level.rate]);
   const x0 = Math.min(...xs) / 4, x1 = Math.max(...xs) * 4, y1 = Math.max(top, reached) * 2.5, y0 = Math.min(reached, top / 30) / 4;
@@ -54,6 +60,6 @@ export function Levels() {
   return html`<table class="levels"><thead><tr><th>level</th><th class="r">moves</th><th class="r">op/B</th><th class="r">busy</th></tr></thead><tbody>
     ${levels.map((level) => html`<tr><th scope="row"><i class="dot" style=${`--c:${level.fill}`}></i>${level.name}${level.assumed ? html`<small title="the rate is assumed, not measured"> ?</small>` : ''}</th>
       <td class="r">${f.bytes(level.moved)}</td><td class="r">${f.short(level.intensity)}</td><td class="r">${busy(level.moved, level.rate)}</td></tr>`)}
-    ${unit && html`<tr><th scope="row"><i class="dot" style="--c:var(--compute)"></i>${unit.name}</th><td class="r" colspan="2">${f.amount(operations, 'operations')}</td><td class="r">${busy(operations, unit.rate)}</td></tr>`}
+    ${unit.rate > 0 && html`<tr><th scope="row"><i class="dot" style="--c:var(--compute)"></i>${unit.name}</th><td class="r" colspan="2">${f.amount(operations, 'operations')}</td><td class="r">${busy(operations, unit.rate)}</td></tr>`}
   </tbody></table>`;
 }

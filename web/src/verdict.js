@@ -1,6 +1,6 @@
 // The answer first: how long, why, and what would help.
 import { html } from 'htm/preact';
-import { colour, tone } from './colours.js';
+import { COMPUTE, colour, tone } from './colours.js';
 import * as f from './format.js';
 import { Levels, Roofline } from './roofline.js';
 import { kernel as compiled, mainKernel, program, story } from './state.js';
@@ -19,7 +19,10 @@ function work({ amount, unit, rate, source }) {
 function bound(kernel) {
   const [first, second] = besides(kernel);
   if (first) {
-    return html`<li><${Dot} name=${first.terms[0].name} /><b>${first.name} takes longest</b>: ${first.terms.length === 1 && work(first.terms[0])}${f.time(first.seconds)}.
+    const [most, ...others] = first.terms, takes = others.length
+      ? `${f.time(secondsOf(most))} of ${f.time(first.seconds)}, to which ${others.map((term) => term.name).join(', ')} add`
+      : `${work(most)}${f.time(first.seconds)}`;
+    return html`<li><${Dot} name=${most.name} /><b>${most.name} takes longest</b>: ${takes}.
       ${second && ` ${second.name} beside it would be done after ${f.time(second.seconds)}.`}</li>`;
   }
   const [most, next] = adding(kernel).sort((a, b) => secondsOf(b) - secondsOf(a));
@@ -28,12 +31,17 @@ function bound(kernel) {
     && `, then ${next.name} with ${f.percent(secondsOf(next) / kernel.seconds)}`}. These terms add up.</li>`;
 }
 
+function resourceOf({ name, unit }) {
+  if (unit === 'B') return `${name} bandwidth`;
+  return COMPUTE.includes(name) && unit === 'operations' ? 'arithmetic rate' : 'issue rate';
+}
+
 // The longest term is not always the resource that limits.
 function limit({ limited_by: resources = [] }, kernel) {
-  const [top] = resources, name = besides(kernel)[0]?.name;
-  if (!top || top.saved < WORTH_SAYING) return null;
-  const own = resources.find((each) => each.resource.startsWith(name)) ?? { saved: 0, resource: name };
-  if (top === own || top.saved < 2 * own.saved || !name) return null;
+  const [top] = resources, longest = besides(kernel)[0]?.terms[0];
+  if (!longest || !top || top.saved < WORTH_SAYING) return null;
+  const resource = resourceOf(longest), own = resources.find((each) => each.resource === resource) ?? { resource, saved: 0 };
+  if (top === own || top.saved < 2 * own.saved) return null;
   return html`<li><${Dot} name=${top.resource.split(' ')[0]} /><b>But ${top.resource} limits</b>: 10 % more of it saves ${f.percent(top.saved)},
     10 % more ${own.resource} ${own.saved < 5e-4 ? 'nothing' : `only ${f.percent(own.saved)}`}.</li>`;
 }
