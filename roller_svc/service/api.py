@@ -27,13 +27,27 @@ from roller_svc.service.routes import (
     kernels,
     models,
     operations,
+    page,
     schedules,
     stories,
     workers,
 )
 from roller_svc.version import __version__
 
-ROUTE_MODULES = (kernels, kernel_batches, stories, operations, actions, estimates, schedules, models, hardware, workers, health)
+ROUTE_MODULES = (
+    kernels,
+    kernel_batches,
+    stories,
+    operations,
+    actions,
+    estimates,
+    schedules,
+    models,
+    hardware,
+    workers,
+    health,
+    page,
+)
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key, or a token of the identity provider"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
