@@ -186,8 +186,7 @@ def build_model(
 
     def find_choices(tune: TuneOptions, build: Build) -> KernelChoices:
         fastest = [each.fastest for each in built]
-        measured = [replace(request, select=SelectionMode.MEASURE) for request in requests]
-        find = partial(find_alternatives, requests=measured, fastest=fastest, cache=cache, options=tune, build=build)
+        find = partial(find_alternatives, requests=requests, fastest=fastest, cache=cache, options=tune, build=build)
         return KernelChoices(requests, fastest, serial_plan, open_switchable, find, exact=tune.exact)
 
     tuning = None
