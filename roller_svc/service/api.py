@@ -21,6 +21,7 @@ from roller_svc.service.problems import MEDIA_TYPE, add_handlers
 from roller_svc.service.routes import (
     actions,
     estimates,
+    farm,
     hardware,
     health,
     kernel_batches,
@@ -33,7 +34,20 @@ from roller_svc.service.routes import (
 )
 from roller_svc.version import __version__
 
-ROUTE_MODULES = (kernels, kernel_batches, stories, operations, actions, estimates, schedules, models, hardware, workers, health)
+ROUTE_MODULES = (
+    kernels,
+    kernel_batches,
+    stories,
+    operations,
+    actions,
+    estimates,
+    schedules,
+    models,
+    hardware,
+    workers,
+    farm,
+    health,
+)
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key, or a token of the identity provider"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
