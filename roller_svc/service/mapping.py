@@ -14,6 +14,7 @@ from roller_svc.compiler.estimates.batch import Item
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.build import BINARY, METADATA, SOURCE
+from roller_svc.farm.models import summarize_record
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
 from roller_svc.ir.options import EstimateOptions, options_of
@@ -80,7 +81,12 @@ def operation_json(operation: Operation) -> Json:
     metadata |= {name: value for name, value in details.items() if value is not None}
     if operation.is_unserved:
         metadata["waiting_for"] = operation.queue  # no worker takes from it
-    response: Json = {"name": f"operations/{operation.id}", "done": operation.done, "metadata": metadata}
+    response: Json = {
+        "name": f"operations/{operation.id}",
+        "done": operation.done,
+        "metadata": metadata,
+        "request": summarize_record(operation.request),
+    }
     if operation.facts is not None:
         is_model = LANGUAGE not in operation.facts
         response["response"] = model_response(operation.facts) if is_model else kernel_response(operation.facts)
