@@ -99,9 +99,12 @@ def _check_nest(nest: Nest, function: Function, threads: tuple[NestLoop, ...]) -
     own = tuple(_loops_of(nest.loops, LoopKind.THREAD))
     if around != threads and (own or function.scope is Scope.SHARED):
         raise ScheduleError(
-            f"{nest.stage.name} is shared by threads, and is computed outside of {threads[-1].name}, which makes them",
+            f"{nest.stage.name} is shared by threads, and is not inside of the loops that make them: "
+            f"expected {_names_of(threads)}, got {_names_of(around)}",
             code=LAUNCH_CODE,
-            hint=f"compute {function.name} in {threads[-1].name} of {threads[-1].stage}, or in a loop inside of it",
+            hint=f"compute {function.name} in {threads[-1].name} of {threads[-1].stage}, or in a loop inside of it"
+            if threads
+            else f"mark a thread loop of {nest.outer[0].stage}",
         )
     if _extent(own) > _extent(threads):
         raise ScheduleError(
@@ -113,6 +116,10 @@ def _check_nest(nest: Nest, function: Function, threads: tuple[NestLoop, ...]) -
 
 def _loops_of(loops: tuple[NestLoop, ...], *kinds: LoopKind) -> Iterator[NestLoop]:
     return (loop for loop in loops if loop.kind in kinds)
+
+
+def _names_of(loops: tuple[NestLoop, ...]) -> str:
+    return ", ".join(loop.var for loop in loops) or "none"
 
 
 def _extent(loops: tuple[NestLoop, ...]) -> int:

@@ -135,7 +135,7 @@ REFUSED = (
         BLUR,
         f"B: block y\nB: thread x\n{BX_INSIDE}y\nbx: store_in shared",
         "schedule-launch",
-        "outside of x",
+        "expected x, got none",
         "compute bx in x of B",
     ),
     (
@@ -147,6 +147,13 @@ REFUSED = (
     ),
     (BLUR, f"B: block y\nB: thread x\n{BX_INSIDE}x\nbx: thread y", "schedule-launch", "its own tile", "store_in shared"),
     (BLUR, f"B: block y\n{BX_INSIDE}y\nbx: block y", "schedule-launch", "inside of loop y", "mark a loop of B"),
+    (
+        BLUR,
+        f"B: block y\n{BX_INSIDE}x\nbx: thread y\nA: cache bx y shared",
+        "schedule-launch",
+        "expected none, got bx.y",
+        "mark a thread loop of B",
+    ),
     (MATMUL, "C.update: thread k", "schedule-dependence", "same elements", None),
     (
         BLUR,
@@ -159,7 +166,7 @@ REFUSED = (
         program("b[i, j] = a[i, j] + 1.0", a="float32 512 512"),
         "b: block i\nb: thread j\na: cache b i shared",
         "schedule-launch",
-        "outside of j",
+        "expected j, got none",
         "compute a.cache in j",
     ),
     (
