@@ -5,8 +5,8 @@ from __future__ import annotations
 from roller_svc import hardware, toolchain
 from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory, with_program_indices
 from roller_svc.codegen.symbols import name_symbols
+from roller_svc.compiler.explain import parse_request
 from roller_svc.compiler.parsing import parse_once
-from roller_svc.compiler.pipeline import parse_request
 from roller_svc.compiler.request import resolve_spec
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InvariantError
