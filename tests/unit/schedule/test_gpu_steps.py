@@ -222,6 +222,8 @@ def test_what_cannot_be_cached_is_refused() -> None:
             schedule_by_hand(scheduled, steps)
 
 
+@pytest.mark.slow
+@pytest.mark.emulator
 def test_a_kernel_by_hand_runs_in_the_emulator() -> None:
     steps = "b: split i 32\nb: block i.outer\nb: thread i.inner"
     kernel = roller_svc.compile("b[i] = a[i] * 2.0", {"a": ("float32", (100,))}, target=A100, runtime="emulator", schedule=steps)
@@ -230,6 +232,7 @@ def test_a_kernel_by_hand_runs_in_the_emulator() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.emulator
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_examples_are_right_and_each_barrier_is_needed(name: str) -> None:
     """Without spills for an A100, right for several orders of threads, and the detector finds each missing barrier."""
@@ -296,6 +299,7 @@ def random_steps(name: str, numbers: Random) -> tuple[TensorProgram, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.emulator
 @pytest.mark.parametrize("name", ["matmul", "blur", "softmax", "convolution"])
 def test_random_schedules_are_right_in_the_emulator(name: str) -> None:
     numbers = Random(1)
