@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.program import StatementKind
 from roller_svc.ir.schedule import LoopKind, ScheduleTree, Scope, Storage, iter_nodes, shared_bytes
 from roller_svc.schedule.bounds import Nest, NestLoop, Nests, infer_bounds
 from roller_svc.schedule.schedule import Function, Schedule
@@ -21,8 +22,9 @@ def check_device_loops(schedule: Schedule, hw: HardwareSpec) -> None:
     if hw.family is TargetKind.CPU:
         _check_cpu(nests, hw)
         return
-    for root, members in nests.launches.items():
-        _check_launch(nests, nests.functions[root], [nests.functions[name] for name in members], hw)
+    for root in nests.functions.values():
+        if root.name in nests.launches:
+            _check_launch(nests, root, [nests.functions[name] for name in nests.launches[root.name]], hw)
 
 
 def check_shared_bytes(trees: tuple[ScheduleTree, ...], hw: HardwareSpec) -> None:
@@ -59,10 +61,11 @@ def _check_cpu(nests: Nests, hw: HardwareSpec) -> None:
 def _check_launch(nests: Nests, root: Function, members: list[Function], hw: HardwareSpec) -> None:
     """Check the blocks and threads of the launch that computes a function."""
     if len(root.stages) > 1:
+        loops = root.stages[0].loops if root.statement.kind is StatementKind.REDUCE else ()
         raise ScheduleError(
             f"{root.name} has two stages, which would not share blocks and threads: expected one",
             code=LAUNCH_CODE,
-            hint=f"{root.name}: accumulate_at a loop of {root.name}" if root.stages[-1].axes else None,
+            hint=f"{root.name}: accumulate_at {loops[-1].name}" if loops else "compile the program without a schedule",
         )
     nest = nests.nests[root.stages[0].name]
     blocks, threads = (tuple(_loops_of(nest.loops, kind)) for kind in (LoopKind.BLOCK, LoopKind.THREAD))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulator_support import module
-from schedule_support import BLUR, MATMUL, inputs_of, judged, program
+from schedule_support import BLUR, MATMUL, SCALAR, SCATTER, inputs_of, judged, program
 
 import roller_svc
 from roller_svc import hardware
@@ -120,7 +120,9 @@ def test_a_shared_tile_that_no_loop_distributes_is_made_by_one_thread() -> None:
 
 BX_INSIDE = "bx: compute_root\nbx: compute_at B "
 REFUSED = (
-    (MATMUL, "C: block m", "schedule-launch", "two stages", "accumulate_at"),
+    (MATMUL, "C: block m", "schedule-launch", "two stages", "C: accumulate_at n"),
+    (SCATTER, "", "schedule-launch", "two stages", "without a schedule"),
+    (SCALAR, "", "schedule-launch", "two stages", "without a schedule"),
     (BLUR, "", "schedule-launch", "without blocks", "B: block y"),
     (BLUR, "B: block y\nB: parallel x", "schedule-launch", "is parallel", "block or thread"),
     (BLUR, "B: thread y\nB: thread x", "schedule-launch", "without blocks", "B: block y"),
