@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from roller_svc.ir.hardware import HardwareSpec, Limits
+from roller_svc.ir.search import BrokenRule
 
 MAX_OVERHEAD_REGISTERS = 30  # addresses, loop counters, predicates of the simt kernel
 REGISTER_WARPS = 4  # granularity of register allocation: one warp for each partition of a core
@@ -56,6 +57,14 @@ def block_registers(threads: int, registers_per_thread: int, limits: Limits) -> 
 
 def exceeded_limits(needs: BlockResources, hw: HardwareSpec) -> tuple[str, ...]:
     """Return the limits of the device that a block exceeds, and by how much."""
+    return tuple(
+        f"{needed:,} {name} where {hw.id} has {most:,}, {needed - most:,} too many"
+        for name, needed, most in broken_limits(needs, hw)
+    )
+
+
+def broken_limits(needs: BlockResources, hw: HardwareSpec) -> tuple[BrokenRule, ...]:
+    """Return the limits of the device that a block exceeds, as rules."""
     limits = hw.limits
     registers = block_registers(needs.threads, needs.registers_per_thread, limits)
     bounds = (
@@ -64,8 +73,4 @@ def exceeded_limits(needs: BlockResources, hw: HardwareSpec) -> tuple[str, ...]:
         ("registers in a block", registers, limits.registers_per_core),
         ("bytes of shared memory in a block", needs.shared_bytes, limits.shared_bytes_per_block),
     )
-    return tuple(
-        f"{needed:,} {name} where {hw.id} has {most:,}, {needed - most:,} too many"
-        for name, needed, most in bounds
-        if needed > most
-    )
+    return tuple(BrokenRule(name, needed, most) for name, needed, most in bounds if needed > most)

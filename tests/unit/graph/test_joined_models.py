@@ -19,10 +19,10 @@ from gpu_models import DECODE_MODELS, MODELS, PARTIAL, RAMMER_MODELS, constant, 
 
 from roller_svc import hardware
 from roller_svc.compiler import joinable
+from roller_svc.compiler.explain import parse_request, rank_request
 from roller_svc.compiler.joinable import cut_seconds, find_joinable
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.lower_and_emit import find_plan_refusal
-from roller_svc.compiler.pipeline import parse_request, rank_request
 from roller_svc.compiler.plans import merge_ranked_plans
 from roller_svc.compiler.request import build_request
 from roller_svc.compiler.rtasks import SPILLS, find_bundle_refusal
