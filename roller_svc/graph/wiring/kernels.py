@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -31,6 +31,7 @@ from roller_svc.graph.wiring.index import FILE, Origin, ProfileIndex
 from roller_svc.graph.wiring.tree import Node, Variable, tree_to_json
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import KernelStep, ModelPlan
+from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.forked import find_fatal_end
@@ -45,6 +46,7 @@ MIN_SHARE = 0.01  # of a call's estimate, below which a class is not explored
 LEADING_SHARE = 0.8  # of a call's estimate: the classes that make it are explored in the background
 MAX_RATIO = 1.5  # of a candidate's seconds alone to those of the fastest
 MAX_CHOICES = 4  # of a class
+MAX_BACKGROUND = 3  # candidates of a class that are built in the background
 CALLS, CALLS_S = 20, 0.3  # of a trial
 ROUNDS, CALLS_OF_ROUND = 8, 5  # in turns, of the kernels chosen alone and of those chosen in the model
 TOLERANCE = 1e-2  # of results of other kernels, relative to the greatest
@@ -81,6 +83,11 @@ class TuneOptions:
     def is_background(self) -> bool:
         """Whether the first calls run the performance model's choice."""
         return self.kind == "background"
+
+    def ask_for_alternatives(self, request: BuildRequest) -> BuildRequest:
+        """Return the request of a class's other kernels."""
+        top_k = min(request.top_k, MAX_BACKGROUND) if self.is_background else request.top_k
+        return replace(request, select=SelectionMode.MEASURE, top_k=top_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,12 +410,13 @@ def find_alternatives(
     if "kernel" not in options.variables:
         return {}
     numbers = _leading_classes(plan) if options.is_background else _explored_classes(plan)
-    found = {number: cache.load_alternatives(requests[number]) for number in numbers}
+    asked = {number: options.ask_for_alternatives(requests[number]) for number in numbers}
+    found = {number: cache.load_alternatives(request) for number, request in asked.items()}
     missing = [number for number, kernels in found.items() if kernels is None]
     if missing:
-        for number, kernels in zip(missing, build([requests[number] for number in missing]), strict=True):
+        for number, kernels in zip(missing, build([asked[number] for number in missing]), strict=True):
             found[number] = kernels
-            cache.save_alternatives(requests[number], kernels)
+            cache.save_alternatives(asked[number], kernels)
     return {
         number: [each for each in kernels or () if each.compiled.source.key != fastest[number].compiled.source.key][
             : MAX_CHOICES - 1

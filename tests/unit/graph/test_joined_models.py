@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -18,10 +19,10 @@ from gpu_models import DECODE_MODELS, MODELS, PARTIAL, RAMMER_MODELS, constant, 
 
 from roller_svc import hardware
 from roller_svc.compiler import joinable
+from roller_svc.compiler.explain import parse_request, rank_request
 from roller_svc.compiler.joinable import cut_seconds, find_joinable
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.lower_and_emit import find_plan_refusal
-from roller_svc.compiler.pipeline import parse_request, rank_request
 from roller_svc.compiler.plans import merge_ranked_plans
 from roller_svc.compiler.request import build_request
 from roller_svc.compiler.rtasks import SPILLS, find_bundle_refusal
@@ -38,13 +39,14 @@ from roller_svc.graph.weights import Weights
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, Resources
-from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
+from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelKernel, ModelPlan, unroll_steps
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import CandidateResult
 from roller_svc.ir.vdevice import VDevicePlan, WaitEvent
 from roller_svc.model import Model, compile_model, load_model
 from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.runtime.graphs.emulated import EmulatedModel
+from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.settings import read_settings, use
 from roller_svc.toolchain import compile_cxx
 
@@ -383,6 +385,28 @@ def test_a_kernel_that_spills_registers_joins_no_other() -> None:
     used = tuple(dataclasses.replace(each, spill_bytes=8) for each in bundle.compiled.resources)
     spilled = dataclasses.replace(bundle, compiled=dataclasses.replace(bundle.compiled, resources=used))
     assert find_bundle_refusal(spilled) == SPILLS
+
+
+@pytest.mark.parametrize("spilling", [1, 2, 99])
+def test_kernels_become_launches_until_that_of_all_spills_no_register(spilling: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = graph_compile._build_joint_kernel
+    joined_counts: list[int] = []
+
+    def spilled(joint: ModelKernel, *arguments: Any) -> KernelBundle:
+        bundle = build(joint, *arguments)
+        joined_counts.append(joint.source.text.count("__device__ __noinline__ void rtask_"))
+        if len(joined_counts) > spilling:
+            return bundle
+        used = tuple(dataclasses.replace(each, spill_bytes=8) for each in bundle.compiled.resources)
+        return dataclasses.replace(bundle, compiled=dataclasses.replace(bundle.compiled, resources=used))
+
+    monkeypatch.setattr(KernelCache, "load_lowering", nothing)
+    monkeypatch.setattr(graph_compile, "_build_joint_kernel", spilled)
+    plan = plan_of(compiled("encoder", plan=persistent.KIND))
+    assert len(joined_counts) == min(spilling, graph_compile.MAX_LEFT_OUT) + 1
+    assert all(later < earlier for earlier, later in itertools.pairwise(joined_counts))
+    alone = {step.kernel for step in plan.steps if isinstance(step, KernelStep)} - {len(plan.kernels) - 1}
+    assert len(alone) >= min(spilling, graph_compile.MAX_LEFT_OUT)
 
 
 def test_a_slower_kernel_is_sought_only_for_a_lowering_that_may_use_it() -> None:

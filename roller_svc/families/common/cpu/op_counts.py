@@ -63,6 +63,14 @@ class OpCounts:
         )
 
 
+# functions of e^x that divide, as `codegen/c/vector/elementary.py` emits them
+_EXPONENTIAL_WORK = {
+    OpKind.SIGMOID: OpCounts(exp=1, div=1, alu=1),
+    OpKind.SILU: OpCounts(exp=1, div=1, alu=2),
+    OpKind.TANH: OpCounts(exp=1, div=1, alu=6),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class StatementWork:
     """Work of one statement over all its points."""
@@ -207,7 +215,7 @@ def _count_op(expr: Expr, along: Set[str], inner: Set[str]) -> OpCounts:
         case Op(kind=kind) if kind in _MINMAX_OPS:
             return OpCounts(minmax=1)
         case Op(kind=kind) if kind in _EXPONENTIALS:
-            return OpCounts(exp=1)
+            return _EXPONENTIAL_WORK.get(kind, OpCounts(exp=1))
         case Op(kind=kind):
             return OpCounts(alu=1) if kind in _ALU_OPS else OpCounts(functions=1)
         case Load(dtype=dtype):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +23,11 @@ from roller_svc.errors import ArgumentError, BuildServiceError
 from roller_svc.graph.compile import ModelOptions, may_tune
 from roller_svc.graph.wiring import building, kernels, online
 from roller_svc.graph.wiring.building import BuildingProcess
-from roller_svc.graph.wiring.kernels import build_here
+from roller_svc.graph.wiring.kernels import TuneOptions, build_here
 from roller_svc.graph.wiring.online import OnlineTuning
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import BuildRequest
 from roller_svc.model import Model
@@ -117,6 +119,14 @@ def test_the_classes_that_make_most_of_a_call_are_explored() -> None:
     assert leading(1, 60, 20, 19) == [1, 2]
     assert leading(1, 59, 20, 20) == [1, 2, 3]
     assert leading() == []
+
+
+@pytest.mark.parametrize(("top_k", "built"), [(10, 3), (2, 2)])
+def test_few_candidates_are_built_in_the_background(top_k: int, built: int) -> None:
+    request = replace(REQUEST, top_k=top_k, select=SelectionMode.MODEL)
+    asked = TuneOptions(kind="background").ask_for_alternatives(request)
+    assert (asked.top_k, asked.select) == (built, SelectionMode.MEASURE)
+    assert TuneOptions(kind="online").ask_for_alternatives(request).top_k == top_k
 
 
 def run_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
