@@ -6,6 +6,8 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,11 @@ from roller_svc.graph.wiring.index import Origin, ProfileIndex
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning, choose_kernels
 from roller_svc.graph.wiring.tree import Node, Variable
 from roller_svc.hardware.catalog import restrict_cores
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.ir.options import SelectionMode
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.graphs.cpu import CpuCalls
 
 BY_ALTERNATIVES = 2.0  # how much faster than by the fastest kernels calls are said to be
@@ -106,6 +112,31 @@ def test_kernels_that_are_faster_in_the_model_are_bound_and_found_again(measures
     assert again.tuning.trials == 0
     assert (measures.trials, measures.calls) == measured
     assert [bundle.digest for bundle in again.kernels] == [bundle.digest for bundle in first.kernels]
+
+
+def test_seconds_of_another_spec_compiler_generator_or_model_are_not_known(
+    measures: Measures, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, hw = build(cache).plan, hardware.load("local")
+    request = BuildRequest("C[i] = A[i]", (("A", TensorType(DType.FLOAT32, (4,))),), hw.id, hardware=hw)
+    variable, options = Variable("kernel:0", "kernel", ("a", "b"), 0, "key", (0,)), TuneOptions()
+
+    def is_known(request: BuildRequest = request, plan: ModelPlan = plan, options: TuneOptions = options) -> bool:
+        with closing(kernels.open_index(plan, cache, request, options, 1)) as index:
+            return index.look_up(variable, 1, {}) is not None
+
+    with closing(kernels.open_index(plan, cache, request, options, 1)) as index:
+        index.record(variable, 1, {}, 1.0)
+    assert is_known()
+    assert not is_known(replace(request, hardware=restrict_cores(hw, 1)))
+    assert not is_known(replace(request, hardware=replace(hw, clock_hz=2 * hw.clock_hz)))
+    assert not is_known(plan=replace(plan, arena_bytes=plan.arena_bytes + 64))
+    assert not is_known(options=TuneOptions(exact=True))
+    for name in ("tool_version", "estimate_digest"):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, name, lambda *_: "another one")
+            assert not is_known()
+    assert is_known()
 
 
 def test_kernels_that_slow_a_call_down_are_not_bound(measures: Measures, cache: KernelCache) -> None:
