@@ -47,7 +47,7 @@ def build_model_task(task: ModelTask) -> Artifact:
         current = settings.settings()
         settings.use(current.model_copy(update={"cache": Path(temporary) / "cache"}))
         try:
-            model = compile_model(source, task.request.target, tune="off", **options)
+            model = compile_model(source, task.request.target, **{"tune": "off", **options})
             folder = model.save(Path(temporary) / "model")
             files = {
                 BUNDLE: _archive(folder),

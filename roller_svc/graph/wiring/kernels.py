@@ -24,6 +24,7 @@ from roller_svc.compiler.autotune import link_alone
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import compile_candidates, select_candidate
 from roller_svc.errors import IndexRangeError, RollerError, require
+from roller_svc.graph.choose import SERIAL
 from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.wiring.explore import Choices, Profiles, explore
 from roller_svc.graph.wiring.index import FILE, Origin, ProfileIndex
@@ -57,6 +58,7 @@ OUT_OF_RANGE = "random inputs are indices out of range: choices cannot be checke
 
 MakePlan = Callable[[Sequence[KernelBundle]], ModelPlan]  # a serial one, of a kernel of each class
 Build = Callable[[Sequence[BuildRequest]], Iterable[list[KernelBundle]]]  # the fastest kernels of each request, alone
+BindKernels = Callable[[Mapping[str, int]], BoundModel | None]  # None: their results are wrong, or there is no such plan
 OpenIndex = Callable[[int], ProfileIndex]  # which knows seconds of that number of samples
 Open = Callable[[ModelPlan, Sequence[KernelSource]], SwitchableModel]  # links a plan's model with further kernels
 
@@ -249,53 +251,85 @@ def choose_kernels(
     timer: Timer,
     open_index: OpenIndex,
     tuning: Tuning,
-    find_finalists: Callable[[Mapping[str, int]], Mapping[str, CpuCalls]],
+    binders: Mapping[str, BindKernels],
+    find_finalists: Callable[[Mapping[str, Mapping[str, int]]], Mapping[str, CpuCalls]],
     *,
     budget_trials: int,
     rounds: int = 1,
 ) -> tuple[Mapping[str, int], str]:
     """Return the choice of each variable, and which finalist has it. `tuning` gets what the search finds.
 
+    Kernels are explored in each kind of plan: those that are the fastest on all threads are not on one.
+
     Args:
         choices: the kernels.
         timer: measures models.
         open_index: opens the index of seconds, which knows those of a least number of samples.
         tuning: of these choices.
+        binders: bind kernels in a plan of each kind.
         find_finalists: returns models by name, whose calls are compared: first the one that is used now, then those of
-            other kernels. Without others nothing is compared.
+            the best kernels of kinds of plans, by these. Without others nothing is compared.
         budget_trials: how many choices of all kernels are measured at most.
         rounds: how often each is.
     """
-    bound: dict[tuple[int, ...], BoundModel] = {}  # whose packed weights later rounds use
-
-    def measure(chosen: Choices) -> dict[str, float]:
-        right = {name: choice if choices.is_right(name, choice) else 0 for name, choice in chosen.items()}
-        if all(right[name] != choice for name, choice in chosen.items()):
-            return {}
-        key = tuple(right.values())
-        if key not in bound:
-            bound[key] = choices.bind_kernels(right)
-        by_kernel = timer.time_kernels(bound[key])
-        if by_kernel is None:
-            return {}
-        tuning.trials += 1
-        seconds = {name: by_kernel[choices.choices[name][0]] for name, choice in chosen.items() if right[name] == choice}
-        tuning.history.append(Trial(choices.name(right), seconds))
-        return seconds
-
+    bests: dict[str, Mapping[str, int]] = {}
     with closing(open_index(rounds)) as index:
-        best: Mapping[str, int] = explore(choices.root, measure, budget_trials=budget_trials, index=index, rounds=rounds)
-    bound.clear()
-    finalists = find_finalists(best)
-    fastest = choose_model(finalists, choices.name(best), timer, open_index, tuning)
-    if fastest == next(iter(finalists)):
-        best = dict.fromkeys(choices.choices, 0)
-    tuning.chosen = choices.name(best)
-    return best, fastest
+        for kind, bind_kernels in binders.items():
+            measure = partial(_measure_choice, choices, timer, tuning, kind, bind_kernels, {})
+            best = explore(choices.root, measure, budget_trials=budget_trials, index=_InPlan(index, kind), rounds=rounds)
+            bests[kind] = best
+            budget_trials -= best.trials
+            if budget_trials < 1:
+                break
+    finalists = find_finalists(bests)
+    fastest = choose_model(finalists, {kind: choices.name(each) for kind, each in bests.items()}, timer, open_index, tuning)
+    chosen = bests.get(fastest, dict.fromkeys(choices.choices, 0))
+    tuning.chosen = choices.name(chosen)
+    return chosen, fastest
+
+
+def _measure_choice(
+    choices: KernelChoices,
+    timer: Timer,
+    tuning: Tuning,
+    kind: str,
+    bind_kernels: BindKernels,
+    bound: dict[tuple[int, ...], BoundModel | None],
+    chosen: Choices,
+) -> dict[str, float]:
+    """Return the seconds of kernels in a plan. `bound` keeps plans, whose packed weights later rounds use."""
+    right = {name: choice if choices.is_right(name, choice) else 0 for name, choice in chosen.items()}
+    if all(right[name] != choice for name, choice in chosen.items()):
+        return {}
+    key = tuple(right.values())
+    if key not in bound:
+        bound[key] = bind_kernels(right)
+    model = bound[key]
+    by_kernel = None if model is None else timer.time_kernels(model)
+    if by_kernel is None:
+        return {}
+    tuning.trials += 1
+    seconds = {name: by_kernel[choices.choices[name][0]] for name, choice in chosen.items() if right[name] == choice}
+    tuning.history.append(Trial({**choices.name(right), "plan": kind}, seconds))
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _InPlan:
+    """An index of seconds in a kind of plans."""
+
+    index: Profiles
+    kind: str
+
+    def look_up(self, variable: Variable, choice: int, context: Mapping[str, str]) -> float | None:
+        return self.index.look_up(variable, choice, {**context, "plan": self.kind})
+
+    def record(self, variable: Variable, choice: int, context: Mapping[str, str], seconds: float) -> None:
+        self.index.record(variable, choice, {**context, "plan": self.kind}, seconds)
 
 
 def choose_model(
-    models: Mapping[str, CpuCalls], chosen: Mapping[str, str], timer: Timer, open_index: OpenIndex, tuning: Tuning
+    models: Mapping[str, CpuCalls], chosen: Mapping[str, object], timer: Timer, open_index: OpenIndex, tuning: Tuning
 ) -> str:
     """Return the name of the model whose calls are the fastest: the first one, if no other is faster by a margin.
 
@@ -336,15 +370,17 @@ def tune_kernels(
             return None, Tuning(Node("parallel", ()), notes=[OUT_OF_RANGE])
         tuning = Tuning(choices.root, removed=choices.removed)
 
-        def find_finalists(best: Mapping[str, int]) -> dict[str, CpuCalls]:
+        def find_finalists(bests: Mapping[str, Mapping[str, int]]) -> dict[str, CpuCalls]:
             """Whole calls decide: kernels that are the fastest themselves may slow others down."""
             models: dict[str, CpuCalls] = {"alone": choices.by_fastest}
+            best = bests[SERIAL]
             tuned = choices.bind_kernels(best)
-            return models | {"tuned": tuned} if any(best.values()) and not choices.find_fault(tuned) else models
+            return models | {SERIAL: tuned} if any(best.values()) and not choices.find_fault(tuned) else models
 
         timer = _SampleTimer(choices.sample, time.perf_counter() + options.budget_s)
         opened = partial(open_index, choices.plan, cache, requests[0], options)
-        best, _ = choose_kernels(choices, timer, opened, tuning, find_finalists, budget_trials=options.budget_trials)
+        binders: dict[str, BindKernels] = {SERIAL: choices.bind_kernels}
+        best, _ = choose_kernels(choices, timer, opened, tuning, binders, find_finalists, budget_trials=options.budget_trials)
     return choices.assign(best), tuning
 
 
@@ -438,7 +474,7 @@ def open_index(plan: ModelPlan, cache: KernelCache, request: BuildRequest, optio
 
 
 def _time_models(
-    models: Mapping[str, CpuCalls], timer: Timer, index: Profiles, chosen: Mapping[str, str]
+    models: Mapping[str, CpuCalls], timer: Timer, index: Profiles, chosen: Mapping[str, object]
 ) -> tuple[dict[str, float] | None, int]:
     """Return the seconds of a call of each model, and how many models were measured."""
     text = json.dumps([list(models), chosen], sort_keys=True)  # what is measured together: least seconds fall

@@ -32,6 +32,7 @@ from roller_svc.graph.wiring.tree import Node, Variable
 from roller_svc.graph.wiring.wirer import ExploringEndedError, TimedCall, Wirer
 from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
+from roller_svc.runtime.graphs.switchable import BoundModel
 from roller_svc.runtime.saved.serialization import KernelBundle
 
 EXPLORING, STOPPED = "exploring", "stopped"
@@ -96,10 +97,18 @@ def explore_online(
             else:
                 plans[name], models[name] = plan, model
 
-    def find_finalists(best: Mapping[str, int]) -> dict[str, CpuCalls]:
-        if any(best.values()) or before.chosen or not choices.choices:
-            made = source.make_plans(choices.assign(best), share_memory=source.shares_memory)
-            add_models({kind: plan for kind, plan in made.items() if "plan" in variables or kind == source.kind})
+    def make_plans(chosen: Mapping[str, int]) -> Mapping[str, ModelPlan]:
+        return source.make_plans(choices.assign(chosen), share_memory=source.shares_memory)
+
+    def bind_kernels(kind: str, chosen: Mapping[str, int]) -> BoundModel | None:
+        plan = make_plans(chosen).get(kind)
+        model = None if plan is None else choices.bind(plan)
+        return None if model is None or choices.find_fault(model) else model
+
+    def find_finalists(bests: Mapping[str, Mapping[str, int]]) -> dict[str, CpuCalls]:
+        if any(any(best.values()) for best in bests.values()) or before.chosen or not choices.choices:
+            made = {kind: make_plans(best) for kind, best in bests.items()}
+            add_models({kind: plans[kind] for kind, plans in made.items() if kind in plans})
         return dict(models)
 
     def open_index(samples: int) -> ProfileIndex:
@@ -107,8 +116,10 @@ def explore_online(
         return source.open_index(choices.plan, NEVER if before.chosen else samples)
 
     found = tuning.found
+    kinds = [kind for kind in make_plans({}) if "plan" in variables or kind == source.kind]
+    kinds.sort(key=lambda kind: kind != source.kind)  # first the one in use, if the budget does not suffice for all
     best, name = choose_kernels(
-        choices, tuning.timer, open_index, found, find_finalists,
+        choices, tuning.timer, open_index, found, {kind: partial(bind_kernels, kind) for kind in kinds}, find_finalists,
         budget_trials=source.options.budget_trials, rounds=ROUNDS,
     )  # fmt: skip
     kind = source.kind if name == USED else name

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +28,15 @@ from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring import kernels
-from roller_svc.graph.wiring.kernels import TuneOptions
+from roller_svc.graph.wiring.index import Origin, ProfileIndex
+from roller_svc.graph.wiring.kernels import TuneOptions, Tuning, choose_kernels
+from roller_svc.graph.wiring.tree import Node, Variable
 from roller_svc.hardware.catalog import restrict_cores
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.ir.options import SelectionMode
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.graphs.cpu import CpuCalls
 
 BY_ALTERNATIVES = 2.0  # how much faster than by the fastest kernels calls are said to be
@@ -104,6 +114,31 @@ def test_kernels_that_are_faster_in_the_model_are_bound_and_found_again(measures
     assert [bundle.digest for bundle in again.kernels] == [bundle.digest for bundle in first.kernels]
 
 
+def test_seconds_of_another_spec_compiler_generator_or_model_are_not_known(
+    measures: Measures, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, hw = build(cache).plan, hardware.load("local")
+    request = BuildRequest("C[i] = A[i]", (("A", TensorType(DType.FLOAT32, (4,))),), hw.id, hardware=hw)
+    variable, options = Variable("kernel:0", "kernel", ("a", "b"), 0, "key", (0,)), TuneOptions()
+
+    def is_known(request: BuildRequest = request, plan: ModelPlan = plan, options: TuneOptions = options) -> bool:
+        with closing(kernels.open_index(plan, cache, request, options, 1)) as index:
+            return index.look_up(variable, 1, {}) is not None
+
+    with closing(kernels.open_index(plan, cache, request, options, 1)) as index:
+        index.record(variable, 1, {}, 1.0)
+    assert is_known()
+    assert not is_known(replace(request, hardware=restrict_cores(hw, 1)))
+    assert not is_known(replace(request, hardware=replace(hw, clock_hz=2 * hw.clock_hz)))
+    assert not is_known(plan=replace(plan, arena_bytes=plan.arena_bytes + 64))
+    assert not is_known(options=TuneOptions(exact=True))
+    for name in ("tool_version", "estimate_digest"):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, name, lambda *_: "another one")
+            assert not is_known()
+    assert is_known()
+
+
 def test_kernels_that_slow_a_call_down_are_not_bound(measures: Measures, cache: KernelCache) -> None:
     measures.gain = 0.9
     built = build(cache)
@@ -147,6 +182,59 @@ def test_kernels_that_crash_or_hang_are_not_bound(
         removed = built.tuning.removed[variable.name]
         assert set(removed) == set(variable.choices[1:])
         assert all(reason in each for each in removed.values())
+
+
+class Oracle:
+    """Choices of one kernel, whose seconds depend on the kind of plan, and a timer of them."""
+
+    def __init__(self) -> None:
+        self.table = {"serial": (1.0, 2.0, 3.0), "rammer": (2.0, 3.0, 0.5)}
+        variable = Variable("kernel:0", "kernel", ("a", "b", "c"), 0, "key", (0,))
+        self.root, self.choices = Node("parallel", (variable,)), {"kernel:0": (0, "abc")}
+
+    def is_right(self, name: str, choice: int) -> bool:
+        return True
+
+    def name(self, chosen: Mapping[str, int]) -> dict[str, str]:
+        return {name: "abc"[choice] for name, choice in chosen.items()}
+
+    def time_kernels(self, seconds: float) -> list[float]:
+        return [seconds]
+
+    def time_calls(self, models: Sequence[float]) -> list[float]:
+        return list(models)
+
+
+def choose_by(oracle: Any, tmp_path: Path, budget_trials: int) -> tuple[dict[str, int], str, Tuning]:
+    def bind(kind: str, chosen: Mapping[str, int]) -> Any:
+        return oracle.table[kind][chosen["kernel:0"]]
+
+    def find_finalists(bests: Mapping[str, Mapping[str, int]]) -> Any:
+        return {"used": 1.0} | {kind: bind(kind, best) for kind, best in bests.items()}
+
+    def open_index(samples: int) -> ProfileIndex:
+        return ProfileIndex(tmp_path / "wiring.sqlite", Origin("device", "driver", "generator"), min_samples=samples)
+
+    tuning = Tuning(oracle.root)
+    binders = {kind: partial(bind, kind) for kind in oracle.table}
+    best, name = choose_kernels(oracle, oracle, open_index, tuning, binders, find_finalists, budget_trials=budget_trials)
+    return dict(best), name, tuning
+
+
+def test_kernels_are_explored_in_each_kind_of_plan(tmp_path: Path) -> None:
+    """The kernel that is the fastest in one kind of plan is the slowest in the other one."""
+    best, name, tuning = choose_by(Oracle(), tmp_path, 64)
+    assert (best, name, tuning.trials, tuning.gain) == ({"kernel:0": 2}, "rammer", 3 + 3 + 3, 2.0)
+    measured = [(each.choices["plan"], each.choices["kernel:0"]) for each in tuning.history]
+    assert [kind for kind, _ in measured] == ["serial"] * 3 + ["rammer"] * 3
+    assert sorted(measured) == sorted(itertools.product(("serial", "rammer"), "abc"))
+    again = choose_by(Oracle(), tmp_path, 64)
+    assert (again[:2], again[2].trials, again[2].chosen) == ((best, name), 0, tuning.chosen)
+
+
+def test_a_budget_that_ends_leaves_other_kinds_of_plans_as_they_are(tmp_path: Path) -> None:
+    best, name, tuning = choose_by(Oracle(), tmp_path, 3)
+    assert (best, name, tuning.trials) == ({"kernel:0": 0}, "used", 3 + 2)
 
 
 def test_a_budget_of_one_trial_keeps_the_fastest_kernels(measures: Measures, cache: KernelCache) -> None:
