@@ -10,17 +10,18 @@ from dataclasses import replace
 from itertools import accumulate
 from threading import Lock
 
+from roller_svc.codegen.c.model import kernel_unit
 from roller_svc.compiler.backends import Backend, Call
 from roller_svc.compiler.lower_and_emit import emit_plan, emit_plans
 from roller_svc.errors import BuildError
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.kernel import CompiledKernel, KernelSource, Measurement, Resources
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, Measurement, Resources
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import CandidateResult, GroupedPlan, Plan
 from roller_svc.ir.rprogram import RTile
 from roller_svc.runtime.measure import measure
 from roller_svc.semantics.inputs import random_inputs
-from roller_svc.toolchain import availability, compile_combined, compile_source, link_single
+from roller_svc.toolchain import availability, compile_combined, compile_linkable, compile_source, link_single
 
 SCREENING_S = 0.03  # for each candidate
 # A candidate whose first, cold call takes this multiple of the best time is not sampled further. Calls longer than
@@ -42,24 +43,27 @@ SHARED_TILE_COST = 0.3  # compile time of a plan that shares its register tiles 
 PRINTING_FRACTION = 0.2  # of the compile time of a source: printing it, which is sequential
 
 
-def build_alone(grouped: GroupedPlan, program: TensorProgram, hw: HardwareSpec) -> CandidateResult:
-    """Build a single plan; only generate its source if no compiler for the device is installed."""
+def build_alone(grouped: GroupedPlan, program: TensorProgram, hw: HardwareSpec, *, for_model: bool = False) -> CandidateResult:
+    """Build a single plan; only generate its source if no compiler for the device is installed.
+
+    `for_model`: keep the object that models are linked from.
+    """
     source = emit_plan(grouped.plan, program, grouped.groups, hw)
     toolchain = availability(hw)
     if not toolchain.ok:
         unknown = tuple(Resources() for _ in source.launches)
         compiled = CompiledKernel(source, b"", f"not compiled: {toolchain.reason}", unknown)
         return CandidateResult(grouped.plan, grouped.groups, source, compiled, None, None)
-    return _compiled(grouped, source)
+    return _compiled(grouped, source, for_model=for_model)
 
 
 def build_first_without_spills(
-    plans: tuple[GroupedPlan, ...], program: TensorProgram, hw: HardwareSpec
+    plans: tuple[GroupedPlan, ...], program: TensorProgram, hw: HardwareSpec, *, for_model: bool = False
 ) -> tuple[CandidateResult, ...]:
     """Build plans until one compiles without register spills; return all that were built."""
     results: list[CandidateResult] = []
     for grouped in plans:
-        results.append(build_alone(grouped, program, hw))
+        results.append(build_alone(grouped, program, hw, for_model=for_model))
         if results[-1].error is None and not spills(results[-1]):
             break
     return tuple(results)
@@ -130,9 +134,11 @@ def _build_batch(plans: tuple[GroupedPlan, ...], sources: tuple[KernelSource, ..
     )
 
 
-def _compiled(grouped: GroupedPlan, source: KernelSource) -> CandidateResult:
+def _compiled(grouped: GroupedPlan, source: KernelSource, *, for_model: bool = False) -> CandidateResult:
+    is_linkable = for_model and source.language is Language.C
     try:
-        return CandidateResult(grouped.plan, grouped.groups, source, compile_source(source), None, None)
+        compiled = compile_linkable(source, kernel_unit(source)) if is_linkable else compile_source(source)
+        return CandidateResult(grouped.plan, grouped.groups, source, compiled, None, None)
     except BuildError as failure:
         return CandidateResult(grouped.plan, grouped.groups, source, None, None, failure)
 

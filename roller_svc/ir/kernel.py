@@ -235,7 +235,7 @@ class CompiledKernel:
     log: str
     resources: tuple[Resources, ...]  # one for each launch
     compile_seconds: float = 0.0
-    object_code: bytes = b""  # C source with several programs: the object that one program can be linked from
+    object_code: bytes = b""  # C: the object that one of several programs, or a model, can be linked from
 
 
 @dataclass(frozen=True, slots=True)

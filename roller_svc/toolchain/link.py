@@ -35,10 +35,7 @@ def compile_combined(source: KernelSource) -> CompiledKernel:
         directory = Path(temporary)
         (directory / "kernel.c").write_text(source.text, encoding="utf-8")
         log = _run(source, [*command, *_SECTIONS, "kernel.c", "-o", "kernel.o"], directory)
-        pool = pool_arguments(source, directory)
-        hide = [hide_pool(directory)] if pool else []
-        linked = ["kernel.o", *pool, *hide, "-o", "kernel.so", "-lm"]
-        log += _run(source, [*command, *linked], directory)
+        log += _link_alone(source, directory)
         object_code, binary = ((directory / name).read_bytes() for name in ("kernel.o", "kernel.so"))
     resources = tuple(Resources() for _ in source.launches)
     return CompiledKernel(source, binary, log, resources, time.perf_counter() - start, object_code)
@@ -80,10 +77,31 @@ def link_single(combined: CompiledKernel, source: KernelSource) -> CompiledKerne
     return CompiledKernel(source, binary, log, resources, time.perf_counter() - start)
 
 
+def compile_linkable(source: KernelSource, text: str) -> CompiledKernel:
+    """Compile a kernel once: to the object of models, and to the shared object that is linked from it.
+
+    `text` begins with that of the source, and may have hidden functions for models.
+    Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
+    """
+    unit = replace(source, text=text)
+    check_source(unit)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
+        directory = Path(temporary)
+        (directory / "kernel.c").write_text(text, encoding="utf-8")
+        log = _run(unit, object_command(unit), directory)
+        log += _link_alone(source, directory)
+        object_code, binary = ((directory / name).read_bytes() for name in ("kernel.o", "kernel.so"))
+    resources = tuple(Resources() for _ in source.launches)
+    return CompiledKernel(source, binary, log, resources, time.perf_counter() - start, object_code)
+
+
 def object_command(unit: KernelSource, *, parallel: bool | None = None) -> list[str]:
-    """Return the command of `compile_object`, which determines the object together with the unit's text."""
-    hidden = "-fvisibility=hidden"  # after the command's own -fvisibility
-    return [*c_command(unit, parallel=parallel), "-c", hidden, "kernel.c", "-o", "kernel.o"]
+    """Return the command of a model's object, which determines it together with the unit's text.
+
+    A kernel's shared object, which exports its functions, is linked from the same object. Calls inside are direct.
+    """
+    return [*c_command(unit, parallel=parallel), "-fno-semantic-interposition", "-c", "kernel.c", "-o", "kernel.o"]
 
 
 def compile_object(source: KernelSource, text: str, *, parallel: bool | None = None) -> bytes:
@@ -121,6 +139,13 @@ def link_model(source: KernelSource, functions: Mapping[str, str], objects: Mapp
         inputs = ["@objects", *pool_arguments(source, directory, parallel=True)]
         _run(source, [*c_command(source), *options, *inputs, "-o", "model.so", "-lm"], directory)
         return (directory / "model.so").read_bytes()
+
+
+def _link_alone(source: KernelSource, directory: Path) -> str:
+    """Link kernel.o to kernel.so, with the thread pool if it has parallel regions. Returns the log."""
+    pool = pool_arguments(source, directory)
+    hide = [hide_pool(directory)] if pool else []
+    return _run(source, [*c_command(source), "kernel.o", *pool, *hide, "-o", "kernel.so", "-lm"], directory)
 
 
 def _run(source: KernelSource, command: list[str], directory: Path) -> str:

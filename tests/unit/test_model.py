@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from roller_svc.model import Model, compile_model
 from roller_svc.runtime import binding
 from roller_svc.runtime.binding import aligned_empty
 from roller_svc.runtime.graphs import cpu
-from roller_svc.settings import read_settings, use
+from roller_svc.settings import read_settings, settings, use
+from roller_svc.toolchain import gcc, link
+from roller_svc.toolchain.confined import compile_sandboxed
 from roller_svc.toolchain.gcc import native_compiler
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
@@ -38,6 +41,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     use(read_settings(cache=folder))
     yield folder
     use(read_settings())
+
+
+@contextmanager
+def use_cache(folder: Path) -> Iterator[None]:
+    before = settings()
+    use(read_settings(cache=folder))
+    yield
+    use(before)
 
 
 def compiled(source: object = MLP, **options: Any) -> Model:
@@ -136,6 +147,24 @@ def test_a_second_compile_takes_kernels_from_the_cache(built: Model) -> None:
     assert again.report["cache"] == {"hits": len(again.report["classes"]), "misses": 0}
     assert again.digest == built.digest
     assert compiled(mlp()).digest != built.digest
+
+
+def test_no_text_is_compiled_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+
+    def record(what: str, command: list[str], output: Path, *more: Any, **named: Any) -> str:
+        if (output.parent / "kernel.c").exists() and "kernel.c" in command:
+            texts.append((output.parent / "kernel.c").read_text())
+        return compile_sandboxed(what, command, output, *more, **named)
+
+    monkeypatch.setattr(gcc, "compile_sandboxed", record)
+    monkeypatch.setattr(link, "compile_sandboxed", record)
+    with use_cache(tmp_path):
+        model = compiled(mlp(), threads=1)
+        model(x=X)
+        assert len(texts) == len(model.kernels) + 1  # and the plan
+        compiled(mlp(), threads=1, name="other")
+        assert len(texts) == len(model.kernels) + 1  # other weights and another name have the same objects
 
 
 def test_the_workspace_of_each_kernel_is_limited(built: Model) -> None:

@@ -10,11 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx_models import mlp
 from reference_kernels import add
 
 import roller_svc
 from roller_svc.errors import CompileError
+from roller_svc.graph.interpret import interpret
+from roller_svc.graph.load import load_graph
+from roller_svc.graph.weights import Weights
 from roller_svc.toolchain.gcc import compile_c
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +47,7 @@ def test_kernels_of_float16_compile_or_say_what_they_need() -> None:
 
 
 @pytest.mark.slow
-def test_corpus_without_gcc_is_right(tmp_path: Path) -> None:
+def test_corpus_and_a_model_without_gcc_are_right(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("clang", "ld"):
@@ -57,3 +62,13 @@ def test_corpus_without_gcc_is_right(tmp_path: Path) -> None:
     rows = json.loads(done.stdout)["cases"]
     assert len(rows) == len(cases) > 0
     assert [(row["id"], row["status"], row["detail"]) for row in rows if row["status"] != "ok"] == []
+    weights, source, path = Weights(), mlp(), tmp_path / "model.onnx"
+    path.write_bytes(source.SerializeToString())
+    program = (
+        "import sys, numpy, roller_svc\nmodel = roller_svc.compile_model(sys.argv[1], select='model', top_k=1)\n"
+        "print(model(x=numpy.ones((2, 8), numpy.float32))['y'].tolist())"
+    )
+    environment |= {"PYTHONPATH": str(ROOT), "ROLLER_CACHE": str(tmp_path)}
+    printed = subprocess.run([sys.executable, "-c", program, path], env=environment, capture_output=True, text=True, check=True)
+    expected = interpret(load_graph(source, weights), weights, {"x": np.ones((2, 8), np.float32)})["y"]
+    np.testing.assert_allclose(json.loads(printed.stdout), expected, rtol=1e-5)

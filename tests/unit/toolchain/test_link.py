@@ -20,7 +20,7 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
 from roller_svc.ir.program import TensorType
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_combined, link_single
-from roller_svc.toolchain.link import compile_object, link_model
+from roller_svc.toolchain.link import compile_linkable, compile_object, link_model
 
 HW = load("cpu-x86-avx2")
 # With panels that each thread has for itself.
@@ -119,6 +119,23 @@ def test_an_object_that_does_not_link_is_an_error(
     broken = dataclasses.replace(whole, source=sources[0], object_code=b"no object")
     with pytest.raises(CompileError, match="failed"):
         link_single(broken, emit_plan(FOUND.ranked[0], PROGRAM, FOUND.groups, HW))
+
+
+def test_one_compile_makes_a_kernel_and_the_object_of_models(tmp_path: Path) -> None:
+    source = emit_plan(FOUND.ranked[0], PROGRAM, FOUND.groups, HW)
+    hidden = '__attribute__((visibility("hidden"))) int hidden(void) { return 7; }'
+    compiled = compile_linkable(source, f"{source.text}\n{hidden}")
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((300, 300)).astype(np.float32) for _ in range(2))
+    np.testing.assert_allclose(CpuModule(compiled).run({"a": a, "b": b})["y"], a @ b, rtol=1e-4, atol=1e-3)
+    kernel, model = tmp_path / "kernel.so", tmp_path / "model.so"
+    kernel.write_bytes(compiled.binary)
+    assert not hasattr(ctypes.CDLL(str(kernel)), "hidden")
+    unit = KernelSource("model", Language.C, HW.arch, "", (), (), options=("-fopenmp",))
+    run = compile_object(unit, "int hidden(void); int run(void) { return hidden(); }")
+    model.write_bytes(link_model(unit, {"model_run": "run"}, {"kernel": compiled.object_code, "run": run}))
+    assert ctypes.CDLL(str(model)).model_run() == 7
+    assert exports(model) == {f"model_{function}" for function in ("run", "own_pool", "use_pool")}
 
 
 def test_a_linkers_error_names_its_cause() -> None:

@@ -66,7 +66,7 @@ def cpu_contraction(p: Workload[ContractionFacts], launch: Launch) -> Costs:
     memory = (others if sizes.plan.streams_b else moved) / source_bandwidth(mach, moved)
     found = smallest_cache(mach, moved)
     level = mach.dram.name if found is None else found.name
-    return sum_task_costs(p, launch, parts, busy, memory, costs.memory_exposed_fraction, level)
+    return sum_task_costs(p, launch, parts, busy, memory, costs.memory_exposed_fraction, level, others)
 
 
 def _sizes(p: Workload[ContractionFacts], launch: Launch) -> _Sizes:

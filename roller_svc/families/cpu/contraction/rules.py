@@ -12,6 +12,7 @@ from roller_svc.families.common.cpu.rules import Steps, TileRules, equal_parts, 
 from roller_svc.families.common.cpu.tasks import MIN_TASK_S
 from roller_svc.families.cpu.contraction.blocking import L2_COLUMNS_FRACTION, plan_blocking
 from roller_svc.families.cpu.contraction.cost import has_set_conflicts, tiles_cycles
+from roller_svc.ir.search import BrokenRule, check_limit
 from roller_svc.perf.footprint import Tile
 
 M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # 9 x 48 fills 31 of 32 registers
@@ -59,16 +60,16 @@ class CpuContractionRules(TileRules):
     def _footprint_bytes(self, block: Tile) -> int:
         return self._block_bytes(block, self.workload.m) + self._block_bytes(block, self.workload.n)
 
-    def _capacity_rule(self, block: Tile, base: ThreadTile) -> str:
+    def _capacity_rule(self, block: Tile, base: ThreadTile) -> BrokenRule | None:
         p, mach = self.workload, self.workload.machine
         last = mach.caches[0]
-        if extent_on(base.tile, p.n) * p.packed_words(extent_on(block, p.k)) * p.elem_bytes > self._panel_bytes():
-            return f"{mach.hw.block_level.name} panel"
-        if self._block_bytes(block, p.n) > self._block_of_b_bytes():
-            return f"{last.name} block"
-        if extent_on(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > LLC_BLOCK_FRACTION * last.total_bytes / mach.cores:
-            return f"{last.name} tile of C"
-        return ""
+        panel_bytes = extent_on(base.tile, p.n) * p.packed_words(extent_on(block, p.k)) * p.elem_bytes
+        broken = check_limit(f"{mach.hw.block_level.name} panel", panel_bytes, self._panel_bytes())
+        broken = broken or check_limit(f"{last.name} block", self._block_bytes(block, p.n), self._block_of_b_bytes())
+        if broken is None and extent_on(block, p.k) < p.extent(p.k):
+            most = LLC_BLOCK_FRACTION * last.total_bytes / mach.cores
+            broken = check_limit(f"{last.name} tile of C", self._tile_bytes(block), most)
+        return broken
 
     def _panel_bytes(self) -> float:
         return L2_PANEL_FRACTION * self.workload.machine.hw.block_level.capacity_bytes
