@@ -14,10 +14,9 @@ from roller_svc.on_use import OnUse
 if TYPE_CHECKING:
     from roller_svc.compiler.parsing import parse_once
     from roller_svc.compiler.request import build_request, resolve_spec
-    from roller_svc.compiler.scheduled import check_device, emit_schedule
+    from roller_svc.compiler.scheduled import check_device, emit_schedule, schedule_for_device
     from roller_svc.ir.schedule_text import render
     from roller_svc.schedule.build_tree import build_tree
-    from roller_svc.schedule.by_hand import schedule_by_hand
     from roller_svc.schedule.check_steps import Problem
 else:
     parse_once = OnUse("roller_svc.compiler.parsing:parse_once")
@@ -25,16 +24,17 @@ else:
     resolve_spec = OnUse("roller_svc.compiler.request:resolve_spec")
     check_device = OnUse("roller_svc.compiler.scheduled:check_device")
     emit_schedule = OnUse("roller_svc.compiler.scheduled:emit_schedule")
+    schedule_for_device = OnUse("roller_svc.compiler.scheduled:schedule_for_device")
     render = OnUse("roller_svc.ir.schedule_text:render")
     build_tree = OnUse("roller_svc.schedule.build_tree:build_tree")
-    schedule_by_hand = OnUse("roller_svc.schedule.by_hand:schedule_by_hand")
     Problem = OnUse("roller_svc.schedule.check_steps:Problem")
 
 VERBS = {
-    "check": "say which step breaks which rule, and a step that would do",
+    "check": "say which step breaks which rule, and a step that would do; with --target also what the device cannot run",
     "show": "print the loops, buffers and computations of the scheduled program",
     "apply": "print the source of the kernel; roller compile --schedule compiles it",
 }
+ON_DEVICES = ("check", "apply")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,17 +43,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each = verbs.add_parser(verb, help=text, description=text)
         each.add_argument("schedule", metavar="FILE", help="schedule as text or JSON; - reads stdin")
         common.add_program(each)
-        if verb == "apply":
+        if verb in ON_DEVICES:
             common.add_device(each)
 
 
 def execute(options: argparse.Namespace) -> int:
-    device = common.parse_device(options) if options.verb == "apply" else {}
+    names_device = options.verb == "apply" or (options.verb == "check" and (options.target or options.hardware))
+    device = common.parse_device(options) if names_device else {}
     request = build_request(common.read_expression(options), common.parse_inputs(options), outputs=options.output or None, **device)
     program = parse_once(request.expression, request.inputs, request.outputs)[0]
+    spec = resolve_spec(request) if names_device else None
+    if spec is not None:
+        check_device(spec)
     text = common.read_text_file(options.schedule)
     try:
-        schedule = schedule_by_hand(program, text)
+        schedule = schedule_for_device(program, text, spec)
     except ScheduleError as error:
         if options.verb != "check":
             raise
@@ -66,7 +70,6 @@ def execute(options: argparse.Namespace) -> int:
             tree = render(build_tree(schedule))
             show.print_result(options, {"tree": tree}, tree)
         case _:
-            check_device(spec := resolve_spec(request))
-            source = emit_schedule(schedule, spec).text
+            source = emit_schedule(schedule, spec or resolve_spec(request)).text
             show.print_result(options, {"source": source}, source)
     return 0

@@ -157,9 +157,20 @@ class CompileOptions(_KernelOptions):
 
 
 class CheckScheduleRequest(ProgramModel):
-    """A request to check a schedule by hand, as text or as JSON (roller-schedule/1)."""
+    """A request to check a schedule by hand, as text or as JSON (roller-schedule/1).
+
+    With a `target`, or `hardware`, a spec as JSON, the rules of that device are checked, too.
+    """
 
     schedule: Schedule
+    target: Name | None = None
+    hardware: Spec | None = None
+
+    @model_validator(mode="after")
+    def _at_most_one_device(self) -> CheckScheduleRequest:
+        if self.target is not None and self.hardware is not None:
+            raise ValueError("expected at most one of target and hardware")
+        return self
 
 
 class ScheduleProblem(BaseModel):

@@ -42,8 +42,18 @@ def check_schedule(request: BuildRequest, source: object) -> None:
             )
     spec = resolve_spec(request)
     check_device(spec)
-    schedule = schedule_by_hand(parse_once(request.expression, request.inputs, request.outputs)[0], source)
-    build_device_launches(schedule, spec)
+    schedule_for_device(parse_once(request.expression, request.inputs, request.outputs)[0], source, spec)
+
+
+def schedule_for_device(program: TensorProgram, source: object, spec: HardwareSpec | None) -> Schedule:
+    """Return the default schedule of a program after the steps.
+
+    Raises ScheduleError for the first illegal step, or for what the device, if one is given, cannot run.
+    """
+    schedule = schedule_by_hand(program, source)
+    if spec is not None:
+        build_device_launches(schedule, spec)
+    return schedule
 
 
 def check_device(spec: HardwareSpec) -> None:

@@ -27,8 +27,8 @@ def client(tmp_path: Path) -> Iterator[Client]:
         yield client
 
 
-def check(client: Client, schedule: Any) -> Any:
-    response = client.post("/v1/schedules:check", json=PROGRAM | {"schedule": schedule})
+def check(client: Client, schedule: Any, **device: Any) -> Any:
+    response = client.post("/v1/schedules:check", json=PROGRAM | {"schedule": schedule} | device)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -41,6 +41,12 @@ def test_a_schedule_is_checked_and_compiled(client: Client) -> None:
     legal = f"C.update: split m 8\n{problem['hint']}\nC.update: vectorise n"
     assert check(client, legal)["problems"] == []
     assert "vector n in 30" in check(client, legal)["tree"]
+
+    (problem,) = check(client, legal, target="nvidia-h200-sxm")["problems"]
+    assert (problem["step"], problem["rule"], problem["hint"]) == (None, "launch", "C: accumulate_at n")
+    assert check(client, legal, target="cpu-x86-avx2")["problems"] == []
+    both = PROGRAM | {"schedule": legal, "target": "local", "hardware": {}}
+    assert client.post("/v1/schedules:check", json=both).status_code == 422
 
     body = PROGRAM | {"target": "local", "options": {"schedule": STEPS}}
     response = client.post("/v1/kernels:compile", json=body)

@@ -274,6 +274,10 @@ def test_the_command_line_prints_no_source_that_its_device_cannot_run(tmp_path: 
     assert "scheduled by hand" in capsys.readouterr().out
     assert main([*words, "nvidia-h200-sxm"]) == 2
     assert "a launch of nvidia-h200-sxm without blocks" in capsys.readouterr().err
+    words[1] = "check"
+    assert main([*words, "nvidia-h200-sxm"]) == 2
+    assert "a launch of nvidia-h200-sxm without blocks" in "".join(capsys.readouterr())
+    assert main([*words, "cpu-x86-avx2"]) == main(words[:-1]) == 0
 
 
 def test_a_schedule_is_no_other_program_s() -> None:
