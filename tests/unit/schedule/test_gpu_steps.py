@@ -111,6 +111,29 @@ def test_threads_share_tiles_between_barriers() -> None:
     assert "__syncthreads();" in source_of(PRODUCT, TILED_PRODUCT).text
 
 
+SHARED_SUM = "o: block r\no: thread c\ns: compute_at o c\nmx: compute_at o c\ns: store_in shared\nmx: store_in registers"
+BARRIERS = (
+    (TWO_BLURS, BLURRED, 1),  # a block writes its tile once
+    (ROWS, ROW_SOFTMAX, 0),
+    (ROWS, SHARED_SUM, 2),  # after each stage of the sum
+)
+
+
+@pytest.mark.parametrize(("scheduled", "steps", "barriers"), BARRIERS)
+def test_barriers_are_where_a_tile_changes_hands(scheduled: TensorProgram, steps: str, barriers: int) -> None:
+    trees, _ = build_device_launches(schedule_by_hand(scheduled, steps), hardware.load(A100))
+    assert sum(isinstance(node, Barrier) for node in iter_nodes(trees[-1].body)) == barriers
+
+
+def test_threads_are_numbered_as_in_their_launch() -> None:
+    """A tile of 10 rows of 8 pieces is made by 8 rows of 32 threads: not all of them have a piece."""
+    steps = BLURRED.partition("bx: fuse")[0] + "bx: split x 4\nbx: thread y\nbx: thread x.outer"
+    text = source_of(TWO_BLURS, steps).text
+    assert "const int bx_y = ((y_inner * 32) + x_inner) / 8;" in text
+    assert "if (bx_y < 10)" in text
+    assert "const int bx_x_outer = ((y_inner * 32) + x_inner) % 8;" in text
+
+
 def test_a_shared_tile_that_no_loop_distributes_is_made_by_one_thread() -> None:
     steps = TILED_PRODUCT.replace("A.cache: thread d0\n", "")
     assert "if (mt == 0 && nt == 0)" in source_of(PRODUCT, steps).text.replace("((", "(").replace("))", ")").replace(
@@ -119,7 +142,13 @@ def test_a_shared_tile_that_no_loop_distributes_is_made_by_one_thread() -> None:
 
 
 BX_INSIDE = "bx: compute_root\nbx: compute_at B "
+SQUARE = program("b[i, j] = a[j, i] + a[i, j]", a="float32 512 512")
+ACCEPTED = (
+    (BLUR, f"B: block y\nB: thread x\n{BX_INSIDE}y"),  # each thread has a tile of its own
+    (SQUARE, "b: block i\nb: thread j\na: cache b j stack"),  # which is in no shared memory
+)
 REFUSED = (
+    (program("b[i, j] = a[i, j]", a="int8 65536 40000"), "b: block i\nb: block j", "schedule-launch", "too many blocks", None),
     (MATMUL, "C: block m", "schedule-launch", "two stages", "C: accumulate_at n"),
     (SCATTER, "", "schedule-launch", "two stages", "without a schedule"),
     (SCALAR, "", "schedule-launch", "two stages", "without a schedule"),
@@ -172,7 +201,7 @@ REFUSED = (
         "compute a.cache in j",
     ),
     (
-        program("b[i, j] = a[j, i] + a[i, j]", a="float32 512 512"),
+        SQUARE,
         "b: block i\nb: thread j\na: cache b j shared",
         "schedule-memory",
         "a.cache.tile: 1048576",
@@ -188,6 +217,11 @@ def test_what_a_gpu_cannot_run_is_refused(scheduled: TensorProgram, steps: str, 
     assert refused.value.code == code
     assert message in refused.value.message
     assert (hint or "") in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(("scheduled", "steps"), ACCEPTED)
+def test_tiles_of_threads_need_no_shared_memory(scheduled: TensorProgram, steps: str) -> None:
+    assert "__shared__" not in source_of(scheduled, steps).text
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ from roller_svc.compiler.lower_and_emit import emit_plan, verify_tree
 from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.errors import InvariantError, ScheduleError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Load
-from roller_svc.ir.index import add, eq, lt, mul, num, ref
+from roller_svc.ir.expr import Const, Expr, Load
+from roller_svc.ir.index import add, eq, logical_and, lt, mul, num, ref, sub
 from roller_svc.ir.program import Combine
 from roller_svc.ir.report import Plan
 from roller_svc.ir.schedule import (
     Barrier,
     Branch,
     Compute,
+    Let,
     LoadMatrix,
     Loop,
     LoopKind,
@@ -61,8 +62,30 @@ def join_further(distance: int) -> Compute:
     return Compute("p", (ref("v"),), Load("p", (add(ref("v"), num(distance)),), F32), Combine.SUM)
 
 
+def at(tensor: str, *index: Expr) -> Compute:
+    return Compute(tensor, index, ONE)
+
+
+def copied(tensor: str, index: Expr, source: Expr) -> Compute:
+    """tensor[index] = tensor[source]."""
+    return Compute(tensor, (index,), Load(tensor, (source,), F32))
+
+
+def after_filling(node: Node, *more: Expr) -> Node:
+    """The node after a loop that writes 16 elements of `p`, whose other indices are `more`."""
+    return room("p", (16,), loop("f", 16, at("p", ref("f"), *more)), node)
+
+
+def in_blocks(size: int, cond: Expr, *, holds: bool = True) -> Node:
+    """Blocks of that size, written by the threads of 32 that meet a condition, or do not."""
+    own = at("out", add(mul(ref("i"), num(size)), ref("w")))
+    branch = Branch(cond, (own,)) if holds else Branch(cond, (), otherwise=(own,))
+    return loop("i", 4, loop("j", 4, loop("w", 32, branch, kind=LoopKind.THREAD)), kind=LoopKind.BLOCK)
+
+
 PRODUCE = loop("i", 4, write("p", "i"))
 CONSUME = loop("i", 4, Compute("out", (ref("i"),), load("p", "i")))
+A_ROUND_AGO = loop("i", 4, Branch(lt(num(0), ref("i")), (Compute("out", (ref("i"),), load("p")),)))
 JOIN = Compute("acc", (), ONE, Combine.SUM)
 LANES = Loop("v", 4, LoopKind.THREAD, (Branch(lt(ref("v"), num(2)), (Barrier(),)),))
 
@@ -95,6 +118,18 @@ LEGAL: dict[str, Node] = {
     "added up by all": loop("i", 4, Compute("out", (), ONE, Combine.SUM, atomic=True), kind=LoopKind.BLOCK),
     "half onto half": room("p", (8,), loop("i", 8, write("p", "i")),
                            loop("v", 4, join_further(4), kind=LoopKind.VECTOR)),
+    "tiles from their ends": loop("i", 4, loop("j", 8, at("out", sub(mul(ref("i"), num(8)), ref("j")))), kind=LoopKind.PARALLEL),
+    "tiles by other names": loop("j", 4, loop("i", 8, at("out", add(mul(ref("j"), num(8)), ref("i")))), kind=LoopKind.PARALLEL),
+    "one of all threads": loop("v", 4, loop(
+        "w", 4, Branch(logical_and(eq(ref("v"), num(0)), eq(ref("w"), num(0))), (write("out"),)), kind=LoopKind.THREAD),
+        kind=LoopKind.THREAD),
+    "a loop of one round": loop("i", 4, loop("z", 1, at("out", add(ref("i"), ref("z")))), kind=LoopKind.PARALLEL),
+    "one thread for all": loop("i", 1, write("out"), kind=LoopKind.PARALLEL),
+    "threads that share elements": loop("v", 4, loop("j", 2, at("out", add(ref("v"), ref("j")))), kind=LoopKind.THREAD),
+    "its own element": after_filling(loop("v", 4, join_further(0), kind=LoopKind.PARALLEL)),
+    "at a place that it stored": loop(
+        "v", 4, Storage("p", DType.INT32, (), Scope.STACK,
+                        (Compute("p", (), ref("v")), at("out", Load("p", (), DType.INT32)))), kind=LoopKind.PARALLEL),
     "all meet": loop("v", 4, loop("i", 3, Barrier()), kind=LoopKind.THREAD),
 }  # fmt: skip
 ILLEGAL: dict[str, tuple[str, Node]] = {
@@ -110,6 +145,29 @@ ILLEGAL: dict[str, tuple[str, Node]] = {
     "loop in a vector": (
         "schedule-vector-inner",
         loop("v", 4, loop("i", 2, write("out", "v", "i")), kind=LoopKind.VECTOR),
+    ),
+    "an end out of scope": ("schedule-scope", Loop("i", 4, LoopKind.SERIAL, (write("out", "i"),), ref("z"))),
+    "a condition out of scope": ("schedule-scope", Branch(lt(ref("z"), num(2)), (write("out"),))),
+    "a value out of scope": ("schedule-scope", Let("x", ref("z"), (write("out", "x"),))),
+    "another room of its name": ("schedule-order", loop("z", 2, room("p", (4,), PRODUCE), room("p", (4,), CONSUME))),
+    "a round ago, in a later room": ("schedule-order", loop("z", 2, room("p", (), A_ROUND_AGO), room("p", (), write("p")))),
+    "a round ago, on another thread": (
+        "schedule-order",
+        room("p", (), loop("i", 4, Branch(lt(num(0), ref("i")), (Compute("out", (ref("i"),), load("p")),)), write("p"),
+                           kind=LoopKind.PARALLEL)),
+    ),
+    "the first round of a branch": (
+        "schedule-order",
+        loop("i", 4, Branch(lt(num(0), ref("i")), (
+            room("p", (), loop("j", 2, Compute("out", (ref("i"),), load("p")), write("p"))),))),
+    ),
+    "memory in use": (
+        "schedule-scope",
+        room("p", (4,), PRODUCE, Storage("q", F32, (4,), Scope.SHARED, (write("q"),), aliases=("p",)), CONSUME),
+    ),
+    "a neighbour overwritten": (
+        "schedule-scope",
+        room("p", (4,), PRODUCE, Storage("q", F32, (4,), Scope.SHARED, (write("q"), CONSUME), overlays=("p",))),
     ),
     "ragged vector": ("schedule-extent", Loop("v", 4, LoopKind.VECTOR, (write("out", "v"),), num(3))),
     "ragged unrolling": ("schedule-extent", Loop("v", 4, LoopKind.UNROLL, (write("out", "v"),), num(3))),
@@ -132,6 +190,54 @@ ILLEGAL: dict[str, tuple[str, Node]] = {
     "a neighbour's element": (
         "schedule-dependence",
         room("p", (8,), loop("i", 8, write("p", "i")), loop("v", 4, join_further(1), kind=LoopKind.PARALLEL)),
+    ),
+    "threads at and above a bound": ("schedule-dependence", in_blocks(8, lt(ref("w"), num(8)), holds=False)),
+    "twice the thread below a bound": ("schedule-dependence", in_blocks(4, lt(mul(ref("w"), num(2)), num(9)))),
+    "a difference below a bound": ("schedule-dependence", in_blocks(8, lt(sub(ref("w"), ref("j")), num(8)))),
+    "the last onto the next": ("schedule-dependence", after_filling(loop("v", 4, join_further(3), kind=LoopKind.PARALLEL))),
+    "the first onto the last": ("schedule-dependence", after_filling(loop("v", 4, join_further(-3), kind=LoopKind.PARALLEL))),
+    "elements of any tile": (
+        "schedule-dependence",
+        after_filling(loop("z", 2, loop("y", 2, loop(
+            "v", 4, copied("p", add(mul(ref("z"), num(8)), ref("v")), add(add(mul(ref("y"), num(8)), ref("v")), num(4))),
+            kind=LoopKind.PARALLEL)))),
+    ),
+    "elements of another round": (
+        "schedule-dependence",
+        after_filling(loop(
+            "v", 4, loop("j", 2, copied("p", add(ref("v"), mul(ref("j"), num(4))),
+                                        add(add(ref("v"), mul(ref("j"), num(4))), num(4)))), kind=LoopKind.PARALLEL)),
+    ),
+    "a neighbour in the same column": (
+        "schedule-dependence",
+        after_filling(loop("v", 4, Compute("p", (ref("v"), num(0)), Load("p", (add(ref("v"), num(1)), num(0)), F32)),
+                           kind=LoopKind.PARALLEL), num(0)),
+    ),
+    "elements of the second write": (
+        "schedule-dependence",
+        loop("v", 4, write("p", "v"), at("p", add(ref("v"), num(8))),
+             Compute("out", (ref("v"),), Load("p", (add(ref("v"), num(9)),), F32)), kind=LoopKind.PARALLEL),
+    ),
+    "a shared element for all threads": (
+        "schedule-dependence",
+        loop("v", 4, room("p", (), write("p"), scope=Scope.SHARED), kind=LoopKind.THREAD),
+    ),
+    "parallel loops meet": ("schedule-barrier", loop("i", 4, Barrier(), kind=LoopKind.PARALLEL)),
+    "threads meet by what they stored": (
+        "schedule-barrier",
+        loop("v", 4, Storage("p", DType.INT32, (), Scope.STACK, (
+            Compute("p", (), num(1)), Branch(lt(Load("p", (), DType.INT32), num(2)), (Barrier(),)))), kind=LoopKind.THREAD),
+    ),
+    "threads meet after a branch of fewer": (
+        "schedule-barrier",
+        loop("v", 4, Branch(lt(ref("v"), num(3)), (Branch(lt(ref("v"), num(2)), (write("out", "v"),)), Barrier())),
+             kind=LoopKind.THREAD),
+    ),
+    "lanes that differ in two loops": (
+        "schedule-barrier",
+        loop("half", 2, loop("lane", 32, Storage("f", DType.UINT32, (1,), Scope.REGISTER, (
+            Branch(lt(add(ref("half"), ref("lane")), num(2)), (LoadMatrix("f", (num(0),), 1, "X", (num(0),)),)),)),
+            kind=LoopKind.THREAD), kind=LoopKind.THREAD),
     ),
     "some threads meet": ("schedule-barrier", LANES),
     "threads that stop early": (

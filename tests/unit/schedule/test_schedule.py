@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import doctest
 import itertools
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from run_tree import TreeRun, alloc_bytes, run_tree
-from schedule_support import BLUR, MATMUL, NARROW, PROGRAMS, compiled, inputs_of, interpreted, judged, program
+from schedule_support import (
+    BLUR,
+    GATHER,
+    MATMUL,
+    MIRROR,
+    NARROW,
+    PADDED_BLUR,
+    PROGRAMS,
+    compiled,
+    inputs_of,
+    interpreted,
+    judged,
+    program,
+)
 
 from roller_svc import hardware
 from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.errors import ScheduleError
+from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.schedule import Loop, Storage, iter_nodes
 from roller_svc.ir.schedule_text import render
 from roller_svc.schedule import transforms as t
+from roller_svc.schedule.bounds import infer_bounds
 from roller_svc.schedule.build_tree import build_schedule_tree, build_tree
+from roller_svc.schedule.by_hand import schedule_by_hand
 from roller_svc.schedule.default import default_schedule
 from roller_svc.schedule.schedule import Fixed, Schedule
 
@@ -190,6 +208,43 @@ class TestTransforms:
         )
 
 
+TWICE = program("C[i, j] +=! A[i, k] * B[k, j]; D[i, j] = C[i, j] + C[i, 0]", A="float32 5 3", B="float32 3 7")
+LATER_FIRST = program("p[i] = A[i] * 2.0; q[i] = p[i + 2] + p[i] * p[i + 1] where i in 6", A="float32 8")
+FALLING = program("b[i, j] = a[6 - i, j] + a[i, 4 - j]", a="float32 7 5")
+SMALLEST = program("m[r] <=! A[r, c] + 1.0; o[r, c] = A[r, c] - m[r]", A="float32 5 6")
+PREDICATED = program("s[i] +=! A[j].when([j <= i], 0.0) where i in 5", A="float32 7")
+PLACED = {
+    "padded, in rows": (PADDED_BLUR, "bx: compute_root\nbx: compute_at B y"),
+    "padded, in pairs of rows": (PADDED_BLUR, "B: split y 2\nbx: compute_root\nbx: compute_at B y.outer"),
+    "padded, in points": (PADDED_BLUR, "B: fuse y x\nbx: compute_root\nbx: compute_at B y.x.fused"),
+    "padded, stored outside": (PADDED_BLUR, "bx: compute_root\nbx: compute_at B x\nbx: store_at B y"),
+    "in ragged tiles": (BLUR, "B: tile y 3 x 5\nbx: compute_root\nbx: compute_at B x.outer\nbx: split y 4\nbx: split x 3"),
+    "in ragged vectors": (BLUR, "B: split x 3\nB: vectorise x.inner\nbx: compute_root\nbx: split x 3\nbx: vectorise x.inner"),
+    "in ragged threads": (BLUR, "B: tile y 3 x 5\nB: parallel x.inner\nB: unroll y.inner"),
+    "split twice": (BLUR, "B: split y 5\nB: split y.inner 2\nB: split y.outer 1"),
+    "stretched": (BLUR, "bx: compute_root\nbx: split y 7\nbx: compute_at B y"),
+    "fused": (MATMUL, "C.update: fuse m n\nC.update: split m.n.fused 4\nC.update: reorder k m.n.fused.outer"),
+    "reads that move apart": (MIRROR, "P: compute_root\nP: compute_at R i"),
+    "places from data": (GATHER, "t: compute_root\nt: compute_at o n"),
+    "read at a place and at 0": (TWICE, "C: compute_at D i"),
+    "read at a place and at 0, in columns": (TWICE, "D: reorder j i\nC: compute_at D j"),
+    "read further on first": (LATER_FIRST, "p: compute_root\np: compute_at q i"),
+    "read further on first, in tiles": (LATER_FIRST, "q: split i 4\np: compute_root\np: compute_at q i.outer\np: split i 3"),
+    "read backwards": (FALLING, "a: cache b i stack\nb: split i 3"),
+    "copied from the end": (FALLING, "b: split i 3\na: cache b i.outer stack"),
+    "with a first value of its own": (SMALLEST, "m: compute_at o r"),
+    "below a condition": (PREDICATED, "s.update: split i 2\ns.update: split j 3\ns.update: reorder j.outer i.outer"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(PLACED))
+def test_tiles_have_what_their_readers_need(what: str) -> None:
+    scheduled, steps = PLACED[what]
+    inputs = inputs_of(scheduled)
+    verdict = judged(scheduled, inputs, interpreted(schedule_by_hand(scheduled, steps), inputs))
+    assert verdict.ok, verdict.detail
+
+
 def scatter(sign: str) -> Schedule:
     p = program(f"d[pos[n], c] {sign} x[n, c]", d="float32 6 3", x="float32 4 3", pos="int32 4")
     return default_schedule(p)
@@ -267,6 +322,51 @@ def test_row_29_an_illegal_step_is_refused(what: str) -> None:
     with pytest.raises(ScheduleError) as refused:
         transform()
     assert refused.value.code == code
+
+
+REASONS = (
+    (BLUR, "bx: compute_root\nbx: compute_at B y\nbx: store_at B x", "bx is stored inside of where it is computed"),
+    (PROGRAMS["softmax"], "mx: compute_at s.update r", "o reads mx outside of loop r of s.update"),
+    (BLUR, "B: parallel y\nbx: compute_root\nbx: compute_at B y\nbx: store_root", "would share the storage of bx"),
+    (PROGRAMS["scatter"], "d__1: compute_at z i", "scatter d__1 must be computed at root"),
+    (NARROW, "C: compute_at D m", "output C must be computed at root"),
+    (program("b[i, j] = a[i, j]", a="int8 65536 40000"), "b: fuse i j", "fused loop i.j.fused is too long"),
+    (BLUR, "B: fuse y x\nB: split y.x.fused 8\nB: unroll y.x.fused.outer\nB: unroll y.x.fused.inner", None),
+    (BLUR, "B: unroll y\nB: unroll x\nbx: compute_root\nbx: compute_at B x\nbx: unroll y", None),
+    (program("b[i, j] = a[i, j]", a="int8 64 64"), "b: unroll i\nb: unroll j", "expected at most 512 copies, got 4096"),
+    (program("b[i] = a[i]", a="int8 2048"), "b: vectorise i", "expected at most 1024 lanes, got 2048"),
+    (
+        program("p[i, j] = A[i, j] + 1.0; q[i, j] = p[i, j] + p[i, 63 - j]", A="float32 64 64"),
+        "q: unroll i\np: compute_root\np: compute_at q i\np: unroll j",
+        "p is unrolled too often",
+    ),
+    (PROGRAMS["scatter"], "d__1.update: parallel c", None),
+    (BLUR, "B: split x 3 tail exact", "3 does not divide the 8 iterations of x"),
+    (BLUR, "B: split x 8\nB: split y 8", None),
+    (BLUR, "B: reorder x y\nB: split y 2\nB: fuse y.outer y.inner\nB: fuse x y.outer.y.inner.fused", None),
+    (BLUR, "bx: inline\nbx: store_root", "bx is inlined and has no storage"),
+    (BLUR, "B: split y 2 as a a", "has, or had, a loop a"),
+    (MATMUL, "C.update: fuse m k", "k is not directly inside of m"),
+)
+
+
+@pytest.mark.parametrize(("scheduled", "steps", "reason"), REASONS)
+def test_what_is_refused_is_refused_for_its_reason(scheduled: TensorProgram, steps: str, reason: str | None) -> None:
+    if reason is None:
+        schedule_by_hand(scheduled, steps)
+        return
+    with pytest.raises(ScheduleError, match=re.escape(reason)):
+        schedule_by_hand(scheduled, steps)
+
+
+@pytest.mark.parametrize("what", sorted(PLACED))
+def test_nests_that_no_step_changes_are_those_of_all_steps(what: str) -> None:
+    schedule = schedule_by_hand(*PLACED[what])
+    assert infer_bounds(schedule) == infer_bounds(replace(schedule, nests=None))
+
+
+def test_a_factor_is_at_most_the_extent_where_a_stage_is_computed() -> None:
+    assert "serial bx.y.inner in 3" in render(build_tree(schedule_by_hand(*PLACED["stretched"])))
 
 
 def test_the_page_on_schedules_says_what_happens() -> None:
