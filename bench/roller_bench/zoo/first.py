@@ -1,7 +1,7 @@
 """The first answer of models in the background, and what replaces it: python -m roller_bench.zoo.first THREADS FILE...
 
 Each model is compiled by a process of its own with an empty cache. It prints a JSON document: seconds until the first
-answer and until other kernels are bound, those of calls meanwhile, and calls in turns of the first model, the last one,
+answer and until other kernels are bound, those of calls meanwhile, and interleaved calls of the first model, the last one,
 and one whose kernels were measured before the first answer, which is the old way.
 """
 
@@ -27,7 +27,7 @@ from roller_svc.settings import read_settings, use
 
 LIMIT_S = 600.0  # until other kernels are bound
 PAUSE_S = 0.01  # between calls meanwhile
-ROUNDS, CALLS = 10, 10  # of each model, in turns
+ROUNDS, CALLS = 10, 10  # of each model, interleaved
 WORKER = "--one"
 
 
@@ -59,7 +59,7 @@ def time_first_answer(file: str, threads: int, folder: Path) -> dict[str, Any]:
     measured = compile_model(file, threads=threads, tune="off")
     measured.run(inputs)
     old_way_s = time.perf_counter() - begin
-    times = time_in_turns({"first": first, "last": model, "old_way": measured}, inputs)
+    times = time_interleaved({"first": first, "last": model, "old_way": measured}, inputs)
     return {
         "file": Path(file).name,
         "threads": threads,
@@ -80,7 +80,7 @@ def time_first_answer(file: str, threads: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def time_in_turns(models: Mapping[str, Model], inputs: Mapping[str, Any]) -> dict[str, float]:
+def time_interleaved(models: Mapping[str, Model], inputs: Mapping[str, Any]) -> dict[str, float]:
     """Return the least seconds of a call of each model."""
     least = dict.fromkeys(models, float("inf"))
     for _ in range(ROUNDS):
@@ -99,7 +99,7 @@ def _cpu_seconds() -> tuple[float, float]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure models in turns, each in a process."""
+    """Measure each model in a process."""
     if arguments[0] == WORKER:
         with tempfile.TemporaryDirectory(prefix="roller-first-") as folder:
             print(json.dumps(time_first_answer(arguments[2], int(arguments[1]), Path(folder))))
