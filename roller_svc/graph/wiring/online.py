@@ -239,7 +239,7 @@ class OnlineTuning:
         state = STOPPED
         try:
             bind = self._explore(self)
-            if not self._is_stopped and MACHINE_BUSY not in self.found.notes:
+            if not self._is_stopped and (bind is not None or MACHINE_BUSY not in self.found.notes):
                 if bind is not None:
                     bind()
                 state = COMMITTED

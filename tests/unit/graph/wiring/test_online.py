@@ -128,6 +128,20 @@ def test_whole_calls_of_a_disturbed_machine_choose_only_what_is_far_faster(
     assert used.calls == (MAX_REPEATED + 2 if period > 2 else 2 * CALLS - 1)
 
 
+@pytest.mark.parametrize(("is_found", "state"), [(True, "committed"), (False, "stopped")])
+def test_a_choice_that_was_found_is_bound_though_a_later_one_was_disturbed(clock: Clock, is_found: bool, state: str) -> None:
+    bound: list[int] = []
+    default: Any = Model(clock, 1.0)
+
+    def search(tuning: OnlineTuning) -> Callable[[], None] | None:
+        tuning.found.notes.append("machine-busy")
+        return (lambda: bound.append(1)) if is_found else None
+
+    tuning = tune(Wirer(lambda: default, 1.0, clock), search)
+    assert tuning.wait(60)
+    assert (tuning.state, bound) == (state, [1] if is_found else [])
+
+
 def fail() -> None:
     raise IndexRangeError("an index is out of range")
 
