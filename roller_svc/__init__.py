@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Kernel,
         compile,
         estimate,
+        explain,
         get_num_threads,
         load,
         reference,
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Estimate", "HardwareSpec", "Kernel", "Model", "RollerWarning", "Schedule", "__version__", "compile", "compile_model", "eager",
-    "errors", "estimate", "get_num_threads", "load", "load_model", "ops", "python_op", "reference", "set_num_threads", "targets",
+    "errors", "estimate", "explain", "get_num_threads", "load", "load_model", "ops", "python_op", "reference", "set_num_threads",
+    "targets",
 ]  # fmt: skip
 
 _SUBMODULES = frozenset({"onnx_backend", "torch", "torch_backend", "tuning"})

@@ -31,8 +31,10 @@ from roller_svc.ir.estimate import ProgramFloor, RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelOptions, RuntimeChoice
+from roller_svc.ir.quantities import format_seconds
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.story import Story
 from roller_svc.on_use import OnUse
 from roller_svc.runtime import thread_pool
 from roller_svc.runtime.binding import NumpyArrays, bind, check_names
@@ -45,7 +47,9 @@ if TYPE_CHECKING:
     from roller_svc.calibration import calibrate_at_first_use
     from roller_svc.compiler.artifact import load_plan, package_kernel
     from roller_svc.compiler.backends import load_emulated, reject_load
+    from roller_svc.compiler.cards import describe_tiles, draw_plan, make_card
     from roller_svc.compiler.estimates.batch import Item, estimate_item
+    from roller_svc.compiler.explain import explain_request
     from roller_svc.compiler.kernel_cache import KernelCache
     from roller_svc.compiler.pipeline import build_kernel
     from roller_svc.compiler.scheduled import build_scheduled
@@ -59,10 +63,14 @@ else:
     calibrate_at_first_use = OnUse("roller_svc.calibration:calibrate_at_first_use")
     load_plan = OnUse("roller_svc.compiler.artifact:load_plan")
     package_kernel = OnUse("roller_svc.compiler.artifact:package_kernel")
+    describe_tiles = OnUse("roller_svc.compiler.cards:describe_tiles")
+    draw_plan = OnUse("roller_svc.compiler.cards:draw_plan")
+    make_card = OnUse("roller_svc.compiler.cards:make_card")
     load_emulated = OnUse("roller_svc.compiler.backends:load_emulated")
     reject_load = OnUse("roller_svc.compiler.backends:reject_load")
     Item = OnUse("roller_svc.compiler.estimates.batch:Item")
     estimate_item = OnUse("roller_svc.compiler.estimates.batch:estimate_item")
+    explain_request = OnUse("roller_svc.compiler.explain:explain_request")
     KernelCache = OnUse("roller_svc.compiler.kernel_cache:KernelCache")
     build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
     build_scheduled = OnUse("roller_svc.compiler.scheduled:build_scheduled")
@@ -148,6 +156,11 @@ class Estimate:
     def __repr__(self) -> str:
         return f"<roller_svc.Estimate {self.seconds:.4g} s, bound by {self.bound}: {self.program.tile_text}>"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the seconds, and the terms of which they are made."""
+        headline = f"{format_seconds(self.seconds)}, bound by {self.bound}, {self.waves} waves, true within ×{self.uncertainty:.2f}"
+        return make_card("Estimate", headline, [*describe_tiles(self.plan), *self.notes], draw_plan(self.plan))
+
     @property
     def floor_share(self) -> float | None:
         """Return the floor as a share of the estimated time; None for a compiled kernel."""
@@ -168,6 +181,13 @@ class Candidate:
             return f"<roller_svc.Candidate {self.error.code}: {self.program.tile_text}>"
         seconds, how = (self.estimate.seconds, "estimated") if self.measurement is None else (self.measurement.median_s, "measured")
         return f"<roller_svc.Candidate {seconds:.4g} s {how}: {self.program.tile_text}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: measured and estimated seconds, or the error."""
+        estimated = f"estimated {format_seconds(self.estimate.seconds)}, bound by {self.estimate.bound}"
+        measured = "" if self.measurement is None else f"measured {format_seconds(self.measurement.median_s)}, "
+        headline = f"{self.error.code}: {self.error.message}" if self.error is not None else measured + estimated
+        return make_card("Candidate", headline, describe_tiles(self.estimate.plan), draw_plan(self.estimate.plan))
 
     @classmethod
     def from_result(cls, result: CandidateResult) -> Candidate:
@@ -292,6 +312,16 @@ class Kernel:
         """Measure the time of a call on these arrays, without the binding of arrays: median and minimum of samples."""
         return measure(self.runner().bind(share_arrays("argument", arrays)))
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the program, its device, the time and its terms, inputs and outputs."""
+        tensors = [f"{each.name}: {each.dtype}{list(each.shape)}" for each in (*self.inputs, *self.outputs)]
+        lines, drawing, headline = [", ".join(tensors), f"digest {self.digest}"], "", f"for {self.target}"
+        if self.estimate is not None:
+            headline += f": estimated {format_seconds(self.estimate.seconds)}, bound by {self.estimate.bound}"
+            lines = [*describe_tiles(self.estimate.plan), *lines]
+            drawing = draw_plan(self.estimate.plan)
+        return make_card(self.expression, headline, lines, drawing)
+
     def __reduce__(self) -> tuple[type[Kernel], tuple[Any, ...]]:
         return Kernel, self._state
 
@@ -372,10 +402,7 @@ def compile(
         arrays_and_options: inputs, and the fields of KernelOptions.
     """
     given = {"inputs": inputs, "target": target, "outputs": outputs, "hardware": hardware, **arrays_and_options}
-    arrays, options = split_arguments({**given, "inputs": None}, _RESERVED)
-    options = {name: value for name, value in options.items() if name not in _RESERVED}
-    reject_unknown(KernelOptions, options, "compile")
-    request = build_request(expression, _join_inputs(inputs, arrays), target=target, outputs=outputs, hardware=hardware, **options)
+    request = _read_request(expression, given, "compile")
     if request not in _cached:
         parse(request.expression, dict(request.inputs), request.outputs)  # refuses a program before the compiler is loaded
     if request.hardware is None:
@@ -460,6 +487,37 @@ def estimate(
         ]
         for each in estimates
     }
+
+
+@shows_options(KernelOptions)
+def explain(
+    expression: str,
+    inputs: Inputs | None = None,
+    *,
+    target: str = "local",
+    outputs: Sequence[str] | None = None,
+    hardware: HardwareSpec | str | None = None,
+    **arrays_and_options: Any,
+) -> Story:
+    """Return how the kernels of a program are found and what they cost: searches for tiles, candidates, terms.
+
+    Takes the arguments of `compile`, and builds nothing. Uses no compiler and no device, except to measure the host CPU
+    at the first use of "local".
+    """
+    given = {"inputs": inputs, "target": target, "outputs": outputs, "hardware": hardware, **arrays_and_options}
+    request = _read_request(expression, given, "explain")
+    if request.hardware is None:
+        calibrate_at_first_use((request.target,), log.warning)
+    return explain_request(request)
+
+
+def _read_request(expression: str, given: Mapping[str, Any], function: str) -> BuildRequest:
+    """Return the request of a function that takes the arguments of `compile`."""
+    arrays, options = split_arguments({**given, "inputs": None}, _RESERVED)
+    options = {name: value for name, value in options.items() if name not in _RESERVED}
+    reject_unknown(KernelOptions, options, function)
+    fixed = {name: given[name] for name in ("target", "outputs", "hardware")}
+    return build_request(expression, _join_inputs(given["inputs"], arrays), **fixed, **options)
 
 
 def _warn(notes: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,11 @@ from roller_svc.api import Kernel
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.cli import format as show
 from roller_svc.cli.compile import candidates_table
-from roller_svc.cli.explain import format_steps
+from roller_svc.cli.explain import format_search
 from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.reports import report_json
 from roller_svc.compiler.request import build_request
-from roller_svc.compiler.serialize import Json, report_json
 from roller_svc.errors import RollerError, WrongAnswerError
 from roller_svc.ir.report import BuildReport
 from roller_svc.runtime.measure import measure
@@ -27,7 +28,7 @@ from roller_svc.verify.run_and_verify import Arrays, load_kernel, verify_results
 
 GPU = "nvidia-h200-sxm"
 FOLDER = Path("build/demo")
-STEPS_PER_LEVEL = 6
+STEPS = 6  # of a search; `roller explain` shows more
 
 MATMUL = """\
 C[m, n] +=! A[m, k] * B[k, n];
@@ -88,23 +89,16 @@ def _run_on_cpu(program: DemoProgram) -> None:
     print(f"PASS: max abs error {agreement.max_abs_error:.3g}\n")
 
 
-def _print_report(program: DemoProgram, report: BuildReport, facts: dict[str, object]) -> None:
+def _print_report(program: DemoProgram, report: BuildReport, facts: dict[str, Any]) -> None:
     print(f"=== {program.title}, on {report.hardware.name}\n\n{program.expression}\n\nConstruction:")
-    constructions, attempts = facts["constructions"], facts["attempts"]
-    assert isinstance(constructions, list)
-    assert isinstance(attempts, list)
-    for construction in constructions:
-        print(format_steps(_first_steps(construction["trace"])))
-        print(f"... {construction['tiles_visited']} tiles visited, {construction['programs']} programs found")
+    story, attempts = facts["story"], facts["attempts"]
+    for construction, kernel in zip(story["constructions"], story["programs"][0]["kernels"], strict=True):
+        for found in kernel["found"]:
+            print(format_search(story["searches"][found["search"]], STEPS, found["step"]))
+        print(f"... {construction['tiles_visited']} tiles visited, {construction['programs']} programs estimated")
     print(f"\nThe best {len(attempts)}, by measured time:\n{candidates_table(attempts)}")
     for note in (*report.notes, *report.remarks):
         print(f"note: {note}")
-
-
-def _first_steps(trace: list[Json]) -> list[Json]:
-    """Return the first steps of each level; `roller explain` shows the whole trace."""
-    levels = dict.fromkeys(step["level"] for step in trace)
-    return [step for level in levels for step in [s for s in trace if s["level"] == level][:STEPS_PER_LEVEL]]
 
 
 def _build_for_gpu(program: DemoProgram) -> None:

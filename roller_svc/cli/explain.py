@@ -14,25 +14,24 @@ from roller_svc.ir.options import KernelOptions
 from roller_svc.on_use import OnUse
 
 if TYPE_CHECKING:
+    from roller_svc.compiler.explain import assess_plan, explored_of, parse_request, rank_request
     from roller_svc.compiler.notes import reject_notes
-    from roller_svc.compiler.pipeline import assess_plan, build_kernel, parse_request, rank_request
+    from roller_svc.compiler.pipeline import build_kernel
     from roller_svc.compiler.plans import merge_ranked_plans, select_for_measurement
+    from roller_svc.compiler.reports import report_json
     from roller_svc.compiler.request import resolve_spec
-    from roller_svc.compiler.sensitivity import analyze_sensitivity
-    from roller_svc.compiler.serialize import report_json, sensitivity_json
     from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult
 else:
     reject_notes = OnUse("roller_svc.compiler.notes:reject_notes")
-    assess_plan = OnUse("roller_svc.compiler.pipeline:assess_plan")
+    assess_plan = OnUse("roller_svc.compiler.explain:assess_plan")
     build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
-    parse_request = OnUse("roller_svc.compiler.pipeline:parse_request")
-    rank_request = OnUse("roller_svc.compiler.pipeline:rank_request")
+    explored_of = OnUse("roller_svc.compiler.explain:explored_of")
+    parse_request = OnUse("roller_svc.compiler.explain:parse_request")
+    rank_request = OnUse("roller_svc.compiler.explain:rank_request")
     merge_ranked_plans = OnUse("roller_svc.compiler.plans:merge_ranked_plans")
     select_for_measurement = OnUse("roller_svc.compiler.plans:select_for_measurement")
     resolve_spec = OnUse("roller_svc.compiler.request:resolve_spec")
-    analyze_sensitivity = OnUse("roller_svc.compiler.sensitivity:analyze_sensitivity")
-    report_json = OnUse("roller_svc.compiler.serialize:report_json")
-    sensitivity_json = OnUse("roller_svc.compiler.serialize:sensitivity_json")
+    report_json = OnUse("roller_svc.compiler.reports:report_json")
     BuildReport = OnUse("roller_svc.ir.report:BuildReport")
     CandidateResult = OnUse("roller_svc.ir.report:CandidateResult")
 
@@ -61,9 +60,7 @@ def execute(options: argparse.Namespace) -> int:
         report = build_kernel(request)
     except ToolchainMissingError as missing:
         report = plan_without_building(request, missing)
-    facts = report_json(report)
-    changes = analyze_sensitivity(report.results[0].plan, report.groups, report.hardware)
-    facts["sensitivity"] = sensitivity_json(changes)
+    facts = report_json(report, limits=True)
     common.print_notes((*report.notes, *report.remarks))
     source = _source(report)
     shown = [format_report(facts, options.steps), *([source] if options.source and source is not None else [])]
@@ -77,38 +74,38 @@ def plan_without_building(request: BuildRequest, missing: ToolchainMissingError)
     program, groupings = forms[0], rank_request(request, forms, spec)
     shortlist = select_for_measurement(merge_ranked_plans(groupings, request.top_k), groupings, request.top_k)
     attempts = tuple(CandidateResult(grouped.plan, grouped.groups, None, None, None, None) for grouped in shortlist)
-    first = groupings[0]
+    first = next(ranked for ranked in groupings if ranked.groups is attempts[0].groups)
     floor, notes = assess_plan(program, spec, request.constraints, first, attempts[0].plan)
     if request.strict:
         reject_notes(notes)
     remarks = (missing.message,)
-    return BuildReport(request, program, spec, first.groups, first.constructions, attempts, notes, remarks, floor=floor)
+    return BuildReport(request, program, spec, explored_of(attempts, groupings), attempts, notes, remarks, floor=floor)
 
 
 def format_report(facts: Mapping[str, Any], steps: int) -> str:
     """Format a report: groups, construction, candidates, costs."""
+    story = facts["story"]
+    best = story["programs"][0]
     lines = [
         "Program",
-        *(f"  {line}" for line in facts["expression"].splitlines()),
+        *(f"  {line}" for line in story["expression"].splitlines()),
         f"Device: {facts['target']} ({facts['arch']})",
     ]
-    for number, (group, construction) in enumerate(zip(facts["groups"], _constructions_by_group(facts), strict=True), 1):
-        lines += [
-            "",
-            f"Kernel {number}: {group['name']}, a {group['kind']} of {group['flops']:,} operations",
-            *_axes(group),
-        ]
-        if construction is not None:
-            lines += _construction(construction, steps)
+    for number, (kernel, construction) in enumerate(zip(best["kernels"], story["constructions"], strict=True), 1):
+        operations = kernel["operations"]["definition"]
+        lines += ["", f"Kernel {number}: {kernel['group']}, a {kernel['kind']} of {operations:,} operations", *_axes(kernel)]
+        lines += _construction(construction, story["searches"], kernel["found"], steps)
     lines += ["", "Candidates, best first", candidates_table(facts["attempts"])]
     winner = facts["attempts"][0]["plan"]
     lines += ["", f"Estimate of the first: {show.format_seconds(winner['seconds'])}, bound by {winner['bound']}"]
-    lines.append(show.format_table(("stage", "time", "share"), _stages(winner)))
+    for kernel in best["kernels"]:
+        lines += [f"{kernel['group']}:"] if len(best["kernels"]) > 1 else []
+        lines += [show.format_table(("term", "time", "share", "amount", "rate", ""), _terms(kernel))]
     factor = f"{winner['uncertainty']:.3g}"
     lines.append(f"occupancy {winner['occupancy']:.2f}, {winner['waves']} waves, true within a factor of {factor}")
     if winner["once_s"]:
         lines.append(f"once, before all calls: {show.format_seconds(winner['once_s'])} of launches that read constants alone")
-    changes = show.format_table(("resource +10 %", "saves"), _sensitivity_rows(facts))
+    changes = show.format_table(("resource +10 %", "saves"), _sensitivity_rows(best))
     lines += ["", "Sensitivity of the estimate, for the same tiles", changes]
     if revised := show.format_compiled_estimate(facts["attempts"][0]):
         lines.append(revised)
@@ -119,51 +116,79 @@ def format_report(facts: Mapping[str, Any], steps: int) -> str:
     return "\n".join(line if "\n" in line else show.wrap(line, "    ") for line in lines)
 
 
-def format_steps(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Format construction steps: level, tile, footprint, data-reuse score (null in JSON: free) and decision."""
-    rows = [
-        (
-            step["level"],
-            " ".join(f"{a}={n}" for a, n in step["tile"].items()),
-            show.format_bytes(step["footprint_bytes"]) if step["footprint_bytes"] else "-",  # of a rejected tile it is not computed
-            "free" if step["reuse"] is None else f"{step['reuse']:.3g}",
-            step["outcome"],
-        )
-        for step in steps
+def format_search(search: Mapping[str, Any], steps: int, marked: int | None = None) -> str:
+    """Format a search: its tiles with footprint, traffic, and what became of them. An arrow is at the marked step."""
+    title = f"{search['kind']} of {search['level']} tiles on {search['unit']}, {search['family']}"
+    if "base" in search:
+        title += f", of threads with {_tile(search['axes'], search['base'])}"
+    shown = [*range(min(steps, len(search["steps"])))]
+    if marked is not None and marked not in shown:
+        shown.append(marked)
+    rows = [_step(search, number, is_marked=number == marked) for number in shown]
+    lines = [f"{title}:", show.format_table(("", "tile", "footprint", "traffic", "outcome"), rows)]
+    rest = len(search["steps"]) - len(shown)
+    return "\n".join(lines + ([f"... and {rest} steps more (--steps)"] if rest else []))
+
+
+def _step(search: Mapping[str, Any], number: int, *, is_marked: bool) -> tuple[object, ...]:
+    step = search["steps"][number]
+    tile, decision = _tile(search["axes"], step["tile"]), step["outcome"]
+    if limit := step.get("limit"):
+        decision += f": {limit['rule']}, needs {limit['needs']:,.6g}, has {limit['has']:,.6g}"
+    return (
+        "→" if is_marked else "",
+        tile,
+        show.format_bytes(step["footprint_bytes"]),
+        show.format_bytes(step["traffic_bytes"]),
+        decision,
+    )
+
+
+def _tile(axes: Sequence[str], extents: Sequence[int]) -> str:
+    return " ".join(f"{axis}={extent}" for axis, extent in zip(axes, extents, strict=True))
+
+
+def _construction(
+    construction: Mapping[str, Any], searches: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, int]], steps: int
+) -> list[str]:
+    """Format how a kernel's tiles were found: the searches that found those of the first candidate."""
+    own = [search for search in searches if search["group"] == construction["group"]]
+    lines = [
+        f"  {construction['tiles_visited']} tiles visited in {len(own)} searches, {construction['programs']} programs estimated"
     ]
-    return show.format_table(("level", "tile", "footprint", "reuse", "outcome"), rows)
-
-
-def _construction(construction: Mapping[str, Any], steps: int) -> list[str]:
-    lines = [f"  {construction['tiles_visited']} tiles visited, {construction['programs']} programs found"]
-    lines += [f"  {line}" for line in format_steps(construction["trace"][:steps]).splitlines()]
-    rest = construction["trace_steps"] - min(steps, len(construction["trace"]))
-    if rest > 0:
-        lines.append(f"  ... and {rest} steps more (--steps)")
+    for place in found:
+        lines += [f"  {line}" for line in format_search(searches[place["search"]], steps, place["step"]).splitlines()]
     if construction["rejections"]:
         lines.append("  rejected: " + ", ".join(f"{rule} {count}×" for rule, count in construction["rejections"].items()))
     lines += [f"  unsupported unit: {reason}" for reason in construction["refusals"]]
     return lines
 
 
-def _axes(group: Mapping[str, Any]) -> list[str]:
-    return ["  axes: " + ", ".join(f"{a['name']} ({a['role']}) {a['extent']}" for a in group["axes"])]
+def _axes(kernel: Mapping[str, Any]) -> list[str]:
+    return ["  axes: " + ", ".join(f"{a['name']} ({a['role']}) {a['extent']}" for a in kernel["axes"])]
 
 
-def _stages(plan: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    """Return rows of the stages' times and fractions, which may sum to more than 100 % because stages overlap."""
-    whole = plan["seconds"]
-    return [(s["name"], show.format_seconds(s["seconds"]), f"{s['seconds'] / whole:.0%}") for s in plan["stages"]]
+def _terms(kernel: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    """Return rows of the terms of a kernel, which combine to its seconds, and say how."""
+    return [
+        (
+            term["name"],
+            show.format_seconds(term["seconds"]),
+            f"{term['seconds'] / kernel['seconds']:.0%}",
+            _amount(term["amount"], term["unit"]),
+            f"{_amount(term['rate'], term['unit'])}/s {term['source']}",
+            term["combines"] + (f" {term['fraction']:.0%}" if "fraction" in term else ""),
+        )
+        for term in kernel["terms"]
+    ]
 
 
-def _sensitivity_rows(facts: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    return [(change["resource"], f"{change['saved']:.1%}") for change in facts["sensitivity"]]
+def _amount(amount: float, unit: str) -> str:
+    return show.format_bytes(amount) if unit == "B" else f"{amount:.3g} {unit}"
 
 
-def _constructions_by_group(facts: Mapping[str, Any]) -> list[Any]:
-    """Return the construction of each group, or None if there are fewer."""
-    constructions = list(facts["constructions"])
-    return constructions + [None] * (len(facts["groups"]) - len(constructions))
+def _sensitivity_rows(program: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    return [(change["resource"], f"{change['saved']:.1%}") for change in program["limited_by"]]
 
 
 def _source(report: BuildReport) -> str | None:

@@ -14,7 +14,7 @@ from roller_svc.on_use import OnUse
 if TYPE_CHECKING:
     from roller_svc.compiler.parsing import parse_once
     from roller_svc.compiler.request import build_request, resolve_spec
-    from roller_svc.compiler.scheduled import emit_schedule
+    from roller_svc.compiler.scheduled import check_device, emit_schedule
     from roller_svc.ir.schedule_text import render
     from roller_svc.schedule.build_tree import build_tree
     from roller_svc.schedule.by_hand import schedule_by_hand
@@ -23,6 +23,7 @@ else:
     parse_once = OnUse("roller_svc.compiler.parsing:parse_once")
     build_request = OnUse("roller_svc.compiler.request:build_request")
     resolve_spec = OnUse("roller_svc.compiler.request:resolve_spec")
+    check_device = OnUse("roller_svc.compiler.scheduled:check_device")
     emit_schedule = OnUse("roller_svc.compiler.scheduled:emit_schedule")
     render = OnUse("roller_svc.ir.schedule_text:render")
     build_tree = OnUse("roller_svc.schedule.build_tree:build_tree")
@@ -65,6 +66,7 @@ def execute(options: argparse.Namespace) -> int:
             tree = render(build_tree(schedule))
             show.print_result(options, {"tree": tree}, tree)
         case _:
-            source = emit_schedule(schedule, resolve_spec(request)).text
+            check_device(spec := resolve_spec(request))
+            source = emit_schedule(schedule, spec).text
             show.print_result(options, {"source": source}, source)
     return 0

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -17,6 +22,11 @@ from roller_svc.model import Model
 from roller_svc.modes.events import Event
 
 VALUES, STEPS = "values.npz", "steps.json"  # what --dump writes
+# What numpy and zipfile raise for damaged files.
+UNREADABLE = (
+    OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError, RuntimeError, SyntaxError,
+    TokenError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 _FLAGS = {"fused": "--fused", "break_at": "--break", "dump": "--dump", "bisect": "--bisect", "stop_at_nan": "--stop-at-nan"}
 
 
@@ -45,25 +55,28 @@ def run_steps(
     model: Model, arrays: Mapping[str, Any], states: Mapping[str, Any], options: argparse.Namespace, tolerance: float
 ) -> tuple[dict[str, Any], str]:
     """Run the nodes, and return what is known of each. Raises WrongAnswerError at the first that differs."""
-    reference = None if options.bisect is None else _read(options.bisect)
+    reference = None if options.bisect is None else read_reference(options.bisect)
     rows: list[dict[str, Any]] = []
     values: dict[str, Any] = {}
     stopped: str | None = None
     compared = 0
-    for event in model.step(arrays, states, fused=options.fused):
-        rows.append(_facts(event))
-        if options.dump is not None:
-            values |= {tensor: array.copy() for tensor, array in event.outputs.items()}
-        if reference is not None:
-            compared += _compare(event, reference, tolerance)
-        if options.check:
-            _compare(event, {tensor: a for member in event.members() for tensor, a in member.outputs.items()}, tolerance)
-        if options.stop_at_nan and rows[-1]["nans"]:
-            stopped = f"stopped after {event.node}: {rows[-1]['nans']} values are NaN"
-        if options.break_at == event.node:
-            stopped = f"stopped after {event.node}\n{_show_arrays(event)}"
-        if stopped is not None:
-            break
+    with ExitStack() as end:
+        if options.dump is not None:  # what there is, also where a node differs or fails
+            end.callback(_dump, Path(options.dump), values, rows)
+        for event in model.step(arrays, states, fused=options.fused):
+            rows.append(_facts(event))
+            if options.dump is not None:
+                values |= {tensor: array.copy() for tensor, array in event.outputs.items()}
+            if reference is not None:
+                compared += _compare(event, reference, tolerance)
+            if options.check:
+                _compare(event, {tensor: a for member in event.members() for tensor, a in member.outputs.items()}, tolerance)
+            if options.stop_at_nan and rows[-1]["nans"]:
+                stopped = f"stopped after {event.node}: {rows[-1]['nans']} values are NaN"
+            if options.break_at == event.node:
+                stopped = f"stopped after {event.node}\n{_show_arrays(event)}"
+            if stopped is not None:
+                break
     if options.break_at is not None and stopped is None:
         known = ", ".join(row["node"] for row in rows[:20])
         raise ArgumentError(f"--break: no node is called {options.break_at!r}; the first are {known}", code="unknown-argument")
@@ -77,9 +90,9 @@ def run_steps(
     table = [
         (show.format_seconds(row["seconds"]), row["operator"], row["node"][:60], _shape(row), row["nans"] or "") for row in rows
     ]
-    lines = [show.format_table(("time", "operator", "node", "result", "NaN"), table)]
+    lines = [show.format_table(("first call", "operator", "node", "result", "NaN"), table)]
     if options.dump is not None:
-        facts["dumped"] = _dump(Path(options.dump), values, rows)
+        facts["dumped"] = str(Path(options.dump))
         lines.append(f"{len(values)} tensors written to {facts['dumped']}")
     if reference is not None:
         facts["compared"] = compared
@@ -136,6 +149,8 @@ def _compare(event: Event, reference: Mapping[str, Any], tolerance: float) -> in
         want = reference[name]
         if want.dtype.kind == "V" and want.dtype.itemsize == array.dtype.itemsize:
             want = want.view(array.dtype)  # numpy writes bfloat16 and float8 as bytes
+        if want.dtype != array.dtype and want.dtype.kind not in "biuf":
+            raise ArgumentError(f"--bisect: {name} has type {want.dtype}, expected {array.dtype}", code="dtype-mismatch")
         if want.shape != array.shape:
             raise ArgumentError(
                 f"--bisect: {name} has shape {list(want.shape)}, and {list(array.shape)} in the model", code="shape-mismatch"
@@ -161,19 +176,30 @@ def compare_arrays(got: Any, want: Any) -> tuple[float, float]:
     return difference, max(1e-30, float(finite.max()) if finite.size else 0.0)
 
 
-def _read(file: str) -> dict[str, Any]:
+def read_reference(file: str) -> dict[str, Any]:
+    """Return the arrays of a file, by name. Raises ArgumentError."""
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, AttributeError) as failure:  # AttributeError: a single array, not an archive
-        raise ArgumentError(f"--bisect: cannot read {file}: {failure}", code="unreadable-file") from failure
+        with Path(file).open("rb") as opened:
+            loaded = np.load(opened, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ArgumentError(f"--bisect: {file} is a single array, expected an archive of arrays", code="unreadable-file")
+            read = {name: loaded[name] for name in loaded.files}
+    except UNREADABLE as failure:
+        reason = str(failure) or type(failure).__name__
+        raise ArgumentError(f"--bisect: cannot read {file}: {reason}", code="unreadable-file") from failure
+    for name, array in read.items():
+        if not isinstance(array, np.ndarray):
+            raise ArgumentError(f"--bisect: {name} in {file} is not an array of numpy", code="unreadable-file")
+    return read
 
 
-def _dump(folder: Path, values: Mapping[str, Any], rows: list[dict[str, Any]]) -> str:
+def _dump(folder: Path, values: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez(folder / VALUES, **values)
+        with zipfile.ZipFile(folder / VALUES, "w") as archive:  # np.savez has no tensor called file
+            for name, array in values.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
         (folder / STEPS).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     except OSError as failure:
         raise ArgumentError(f"--dump: cannot write to {folder}: {failure.strerror}", code="unwritable-file") from failure
-    return str(folder)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller_svc.compiler.serialize import estimate_json, kernel_digest, report_json
+from roller_svc.compiler.reports import report_json
+from roller_svc.compiler.serialize import estimate_json, kernel_digest
 from roller_svc.errors import ArgumentError, InvariantError, require
 from roller_svc.ir import canonical
 from roller_svc.ir.estimate import Estimate

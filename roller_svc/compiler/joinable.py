@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.compiler.autotune import build_alone, spills
+from roller_svc.compiler.explain import parse_request
 from roller_svc.compiler.lower_and_emit import find_plan_refusal
 from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.pipeline import parse_request
 from roller_svc.compiler.plans import best_plans, merge_ranked_plans
 from roller_svc.compiler.rank import MAX_PROGRAMS, TIE_FRACTION
 from roller_svc.compiler.workspace import rank_within

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roller_svc import hardware
@@ -19,28 +19,18 @@ from roller_svc.compiler.autotune import (
     sort_best_first,
 )
 from roller_svc.compiler.backends import Backend, backend_for
-from roller_svc.compiler.donation import donate_targets
-from roller_svc.compiler.notes import busy_notes, find_notes, reject_notes
-from roller_svc.compiler.parsing import parse_once
-from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.plans import RankedPartition, RankedPartitions, merge_ranked_plans, select_for_measurement
-from roller_svc.compiler.program_floor import program_floor, reason_above_floor
-from roller_svc.compiler.workspace import rank_within
+from roller_svc.compiler.explain import FALLBACK_PLANS, assess_plan, explored_of, parse_request, rank_request
+from roller_svc.compiler.notes import busy_notes, reject_notes
+from roller_svc.compiler.plans import RankedPartitions, merge_ranked_plans, select_for_measurement
 from roller_svc.errors import ArgumentError, ToolchainMissingError
-from roller_svc.ir.constraints import ScheduleConstraints
-from roller_svc.ir.estimate import ProgramFloor
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.options import RuntimeChoice, SelectionMode
-from roller_svc.ir.program import Forms, TensorProgram
-from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan, Plan
-from roller_svc.perf.roofline import add_rooflines
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan
 from roller_svc.toolchain import availability
 
 T = TypeVar("T")
 Trace = Callable[[str, Any], Any]
-
-# Plans beyond top_k, built only if the ones before them fail to compile or spill registers.
-FALLBACK_PLANS = 3
 
 
 def no_trace(_: str, value: T) -> T:
@@ -115,19 +105,6 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace, *, for_mo
     )
 
 
-def parse_request(request: BuildRequest) -> Forms:
-    """Return the forms of the program of a request. Raises InputError for a wrong one."""
-    forms = parse_once(request.expression, request.inputs, request.outputs)
-    named = (replace(program, constants=request.constants, name=request.name or "") for program in forms)
-    return tuple(donate_targets(program, request.donate) for program in named)
-
-
-def rank_request(request: BuildRequest, forms: Forms, hw: HardwareSpec) -> RankedPartitions:
-    """Rank the candidates of a request. Raises NoCandidateError if there is none."""
-    count, limit = request.top_k + FALLBACK_PLANS, request.max_workspace_bytes
-    return rank_within(PartitionCache.of_forms(forms), hw, count, request.constraints, limit)
-
-
 def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> BuildReport:
     """Select the best candidate by measuring them, or by the model. Raises BuildError if none could be built."""
     program, hw, clock, results = compiled.program, compiled.hardware, compiled.clock, compiled.results
@@ -145,21 +122,11 @@ def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> B
     if compiled.request.strict:
         reject_notes(notes)
     report = BuildReport(
-        *(compiled.request, program, hw, winner.groups, winner.constructions, results),
+        *(compiled.request, program, hw, explored_of(results, compiled.partitions), results),
         *(notes, (*compiled.remarks, *busy_notes(results[0].measurement)), clock.stages, floor),
     )
     trace("report", report)
     return report
-
-
-def assess_plan(
-    program: TensorProgram, hw: HardwareSpec, constraints: ScheduleConstraints, ranked: RankedPartition, plan: Plan
-) -> tuple[ProgramFloor, tuple[str, ...]]:
-    """Return the floor of a program, and the notes on a plan of a partition."""
-    cache, roofline = PartitionCache(program), add_rooflines(tuple(c.roofline for c in ranked.constructions))
-    floor = program_floor(cache, hw, constraints, roofline)
-    reason = reason_above_floor(floor, plan, ranked.groups, ranked.constructions, roofline)
-    return floor, find_notes(cache, hw, constraints, ranked, plan, floor, reason)
 
 
 def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:

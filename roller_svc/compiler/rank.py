@@ -116,7 +116,9 @@ def rank_units(
             continue
         model = each.family.model(each.workload)
         wanted = apply_constraints(each.view, each.family, model, construction.programs, constraints)
-        ranked[each.number] = _RankedView(construction, wanted, [model.timed(program) for program in wanted.programs])
+        timed = [model.timed(program) for program in wanted.programs]
+        told = replace(construction, programs=wanted.programs, seconds=tuple([t.seconds for t in timed]))
+        ranked[each.number] = _RankedView(told, wanted, timed)
         best = tie_breaks.fastest(top_k, [t for _, view in sorted(ranked.items()) for t in view.timed])
     if not ranked:
         raise _with_another_unit(failures[min(failures)], group, hw, units)
@@ -146,7 +148,10 @@ class TieBreaks:
         return nsmallest(count, timed, key=lambda one: (self.ranked_s(one), one.costs.core_s))
 
     def candidates(self, timed: list[Timed]) -> tuple[Candidate, ...]:
-        return tuple(Candidate(t.program, t.estimate(), self.of_unit[t.program.unit.name]) for t in timed)
+        return tuple(
+            Candidate(t.program, t.estimate(), self.of_unit[t.program.unit.name], terms=t.terms(), operations=t.operations)
+            for t in timed
+        )
 
 
 def _tie_breaks(group: KernelGroup, units: Units) -> TieBreaks:
@@ -187,9 +192,10 @@ def _merge_constructions(found: list[Construction], refusals: tuple[str, ...], r
         rejections.update(dict(construction.rejections))
     return Construction(
         tuple(p for c in found for p in c.programs),
-        tuple(step for c in found for step in c.trace),
+        tuple(search for c in found for search in c.searches),
         sum(c.tiles_visited for c in found),
         tuple(sorted(rejections.items())),
         refusals,
         roofline,
+        tuple(seconds for c in found for seconds in c.seconds),
     )

@@ -8,8 +8,8 @@ from typing import Annotated
 from roller_svc.codegen.cuda.ring import PageUse
 from roller_svc.codegen.kernel import Tasks
 from roller_svc.compiler.artifact import load_plan
+from roller_svc.compiler.explain import parse_request
 from roller_svc.compiler.lower_and_emit import emit_plan_tasks, find_page_uses, find_plan_refusal
-from roller_svc.compiler.pipeline import parse_request
 from roller_svc.errors import InvariantError, require
 from roller_svc.families.matching import can_stream
 from roller_svc.hardware.catalog import load

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from roller_svc import errors, toolchain
-from roller_svc.compiler.post_compile import reestimate_plan
 from roller_svc.errors import (
     BuildError,
     CompileError,
@@ -21,19 +19,16 @@ from roller_svc.errors import (
 )
 from roller_svc.ir.canonical import to_json
 from roller_svc.ir.constraints import TILE_FIELDS, tile_value
-from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, ProgramFloor, RooflineBound, Sensitivity, TraceStep
-from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
+from roller_svc.ir.estimate import COMPUTE, Candidate, Estimate, ProgramFloor, RooflineBound, Sensitivity
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileSpace
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
-from roller_svc.ir.options import options_json
-from roller_svc.ir.printer import text
-from roller_svc.ir.report import BuildReport, CandidateResult, Plan
+from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.symbol_names import named_digits
 
 Json = dict[str, object]
 
-TRACE_STEPS = 500  # of a construction in a report; further ones are only counted
 LOG_CHARACTERS = 4000  # of a compiler's log in a report; the artifact has the whole log
 
 
@@ -149,45 +144,12 @@ def parse_error(facts: Mapping[str, Any]) -> RollerError:
     return error
 
 
-def result_json(result: CandidateResult, report: BuildReport) -> Json:
-    """Encode the result of one plan.
-
-    `estimate_compiled` is the estimate with the registers and shared memory of the binary; None for CPUs and without
-    a binary.
-    """
-    compiled = reestimate_plan(result.plan, result.groups, result.compiled, report.hardware)
-    return {
-        "plan": plan_json(result.plan, report.hardware),
-        "groups": partition_json(result),
-        "estimate": estimate_json(result.plan.estimate),
-        "estimate_compiled": None if compiled is None else estimate_json(compiled.estimate),
-        "measurement": None if result.measurement is None else to_json(result.measurement),
-        "error": None if result.error is None else error_json(result.error),
-        "compile_seconds": None if result.compiled is None else result.compiled.compile_seconds,
-        "resources": [] if result.compiled is None else list(map(to_json, result.compiled.resources)),
-    }
-
-
-def partition_json(result: CandidateResult) -> list[Json]:
-    """Return, for each kernel, the tensors it computes, its kind and its interpretation."""
-    return [
-        {
-            "name": group.name,
-            "kind": group.kind.value,
-            "as": interpretation(group, choice.program),
-            "computes": [statement.output for statement in group.statements],
-        }
-        for group, choice in zip(result.groups, result.plan.choices, strict=True)
-    ]
-
-
-def interpretation(group: KernelGroup, program: RProgram) -> str:
-    """Return how a kernel interprets its group.
+def interpret_space(group: KernelGroup, space: TileSpace) -> str:
+    """Return how a kernel interprets its group, by the space of its tiles.
 
     That is the group's kind, except for contractions: dual GEMM, Winograd or direct convolution, one GEMM for each
     image, a GEMM with the second operand's columns as rows, or one of all k-tiles in spite of a guard.
     """
-    space = program.space
     if group.is_dual_gemm:
         return "paired contraction"
     if space.transposed:
@@ -202,71 +164,6 @@ def interpretation(group: KernelGroup, program: RProgram) -> str:
     if space.axes != group.space.axes:
         return "contraction by image"
     return group.kind.value if space.k_bounds == group.space.k_bounds else "contraction of all k-tiles"
-
-
-def step_json(step: TraceStep) -> Json:
-    return {
-        "level": step.level,
-        "tile": dict(zip(step.names, step.extents, strict=True)),
-        "footprint_bytes": step.footprint_bytes,
-        "reuse": step.reuse_score,
-        "outcome": step.decision,
-    }
-
-
-def construction_json(construction: Construction) -> Json:
-    return {
-        "programs": len(construction.programs),
-        "tiles_visited": construction.tiles_visited,
-        "rejections": dict(construction.rejections),
-        "refusals": list(construction.unsupported_units),
-        "trace": [step_json(step) for step in construction.trace[:TRACE_STEPS]],
-        "trace_steps": len(construction.trace),
-    }
-
-
-def finite(value: object) -> Any:
-    """Replace infinities and NaN, which JSON does not have, by null."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {str(key): finite(item) for key, item in value.items()}
-        case list() | tuple():
-            return [finite(item) for item in value]
-    return value
-
-
-def report_json(report: BuildReport) -> Json:
-    """Encode a build report."""
-    facts: Json = finite(_report(report))
-    return facts
-
-
-def _report(report: BuildReport) -> Json:
-    hardware = report.hardware
-    return {
-        "expression": text(report.program),
-        "target": hardware.id,
-        "arch": str(hardware.arch),
-        "options": options_json(report.request),
-        "groups": [
-            {
-                "name": group.name,
-                "kind": group.kind.value,
-                "axes": [{"name": axis.name, "role": axis.role.value, "extent": axis.extent} for axis in group.space.axes],
-                "flops": group.space.flops,
-                "stored": [name for name, _ in group.stored],
-            }
-            for group in report.groups
-        ],
-        "constructions": [construction_json(construction) for construction in report.constructions],
-        "attempts": [result_json(result, report) for result in report.results],
-        "floor": None if report.floor is None else floor_json(report.floor),
-        "notes": [*report.notes, *report.remarks],
-        "remarks": list(report.remarks),  # those of the notes that are on the build
-        "stage_seconds": dict(report.stage_seconds),
-    }
 
 
 def device_json(spec: HardwareSpec) -> Json:

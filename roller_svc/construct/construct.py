@@ -18,12 +18,13 @@ from roller_svc.construct.rules import (
     subsample,
 )
 from roller_svc.construct.scale_out import shrink, split_k_choices
-from roller_svc.construct.scale_up import SearchTrace, TileMetrics, scale_up
+from roller_svc.construct.scale_up import SearchTrace, scale_up
 from roller_svc.errors import NoCandidateError
 from roller_svc.fusion.split.reduction import may_split
 from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions, RProgram
+from roller_svc.ir.search import SearchKind, TileMetrics, Visit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import BlockResources, exceeded_limits
 from roller_svc.perf.workload import Workload
@@ -54,7 +55,7 @@ def construct_rprograms(
     """
     p = rules.workload
     prefiltered = rules if isinstance(rules, Prefiltered) and not varied else None
-    log = SearchTrace(MAX_VISITS)
+    log = SearchTrace(MAX_VISITS, p, family)
     shapes = _scale_up_shapes(rules, limit, log)
     if not shapes:
         if isinstance(rules, Relaxable):
@@ -66,7 +67,9 @@ def construct_rprograms(
     splittable = can_split and may_split(group)
     split = [Shape(s.block, s.base, k) for s in shapes for k in split_k_choices(p, s.block)] if splittable else []
     if prefiltered is not None:
+        known = set(shapes)
         shapes = prefiltered.prefilter([*shapes, *split], limit // 2)
+        _record_prefiltered(rules, [s for s in shapes if Shape(s.block, s.base) not in known], log)
     elif split:
         shapes = [*subsample(shapes, limit - limit // 2), *subsample(split, limit // 2)]
     shapes = [Shape(s.block, s.base, s.split_k, way) for s in shapes for way in rules.pipeline_choices(s.block, s.base, s.split_k)]
@@ -78,12 +81,13 @@ def construct_rprograms(
 
 def enumerate_rprograms(rules: Enumerated, limit: int, *, family: str) -> Construction:
     """Return the rPrograms of a family that enumerates its shapes itself. Raises NoCandidateError where none fits."""
-    log = SearchTrace(MAX_VISITS)
+    p = rules.workload
+    log = SearchTrace(MAX_VISITS, p, family)
     shapes = rules.shapes(log, VISITS_PER_STAGE, limit)
     if not shapes:
-        hw, rejections = rules.workload.machine.hw, dict(log.rejections)
+        hw, rejections = p.machine.hw, dict(log.rejections)
         raise NoCandidateError(f"no tile of {family} fits {hw.id}: {', '.join(sorted(rejections))}", rejections=rejections)
-    return _construction(rules.workload, shapes, log, family)
+    return _construction(p, shapes, log, family)
 
 
 def default_limit(p: Workload[Any]) -> int:
@@ -93,7 +97,7 @@ def default_limit(p: Workload[Any]) -> int:
 
 def _construction(p: Workload[Any], shapes: Sequence[Shape], log: SearchTrace, family: str) -> Construction:
     programs = tuple(rprogram_of(p, shape, family) for shape in shapes)
-    return Construction(programs, tuple(log.steps), log.tiles_visited, tuple(sorted(log.rejections.items())))
+    return Construction(programs, tuple(log.searches), log.tiles_visited, tuple(sorted(log.rejections.items())))
 
 
 def _scale_up_shapes(rules: Rules, limit: int, log: SearchTrace) -> list[Shape]:
@@ -109,7 +113,12 @@ def _scale_up_shapes(rules: Rules, limit: int, log: SearchTrace) -> list[Shape]:
             stage = rules.block_level(base, epsilon)
             if steps.get(base) != stage.steps:
                 steps[base] = stage.steps
-                grown = scale_up(stage, log, VISITS_PER_STAGE, looks[base])
+                grown = scale_up(
+                    *(stage, log, VISITS_PER_STAGE, base.tile),
+                    reduce_threads=base.reduce_threads,
+                    epsilon=epsilon,
+                    cache=looks[base],
+                )
                 found[base] = subsample(grown.saturated or grown.border, share)
         if sum(map(len, found.values())) >= MIN_TILES or log.tiles_visited >= log.budget:
             break
@@ -133,8 +142,13 @@ def _shrink_idle(rules: Rules, shapes: list[Shape], log: SearchTrace) -> list[Sh
 def _thread_tiles(rules: Rules, log: SearchTrace) -> list[ThreadTile]:
     bases = []
     for lanes in rules.reduce_thread_choices():
-        grown = scale_up(rules.thread_level(lanes), log, VISITS_PER_STAGE)
-        bases += [ThreadTile(thread, lanes) for thread in rules.rank_thread_tiles(grown, lanes)]
+        level = rules.thread_level(lanes)
+        grown = scale_up(level, log, VISITS_PER_STAGE, reduce_threads=lanes)
+        tiles = rules.rank_thread_tiles(grown, lanes)
+        added = [tile for tile in tiles if tile not in {*grown.saturated, *grown.border}]
+        visits = [Visit(tile, None, level.evaluate(tile)) for tile in added]
+        log.record_threads(level.points, visits, lanes)
+        bases += [ThreadTile(thread, lanes) for thread in tiles]
     return bases
 
 
@@ -142,11 +156,20 @@ def _fallback(rules: Rules, log: SearchTrace) -> list[Shape]:
     shapes = []
     for block, base in rules.fallback_tiles():
         log.tiles_visited += 1
-        if rule := rules.evaluate(block, base).too_large:
-            log.rejections[rule] = log.rejections.get(rule, 0) + 1
+        metrics = rules.evaluate(block, base)
+        log.record_blocks(SearchKind.FALLBACK, rules.points, [Visit(block, None, metrics, base.tile)], base.reduce_threads)
+        if metrics.too_large is not None:
+            log.reject(metrics.too_large)
         else:
             shapes.append(Shape(block, base))
     return shapes
+
+
+def _record_prefiltered(rules: Rules, shapes: Sequence[Shape], log: SearchTrace) -> None:
+    """Record the blocks that a prefilter made itself."""
+    blocks = dict.fromkeys((shape.block, shape.base) for shape in shapes)
+    visits = [(base.reduce_threads, Visit(block, None, rules.evaluate(block, base), base.tile)) for block, base in blocks]
+    log.record_each(SearchKind.PREFILTER, rules.points, visits)
 
 
 def _no_tile_error(group: KernelGroup, rules: Rules, needs: PredictResources, log: SearchTrace, family: str) -> NoCandidateError:

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
-from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, SearchTrace, TileMetrics
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, SearchTrace
 from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -38,11 +39,15 @@ class Shape(NamedTuple):
 class Rules(Protocol):
     """The alignment and capacity rules of one kind of group on one kind of machine.
 
-    A rule is named by what it protects; '' means that the tile satisfies it.
+    A rule is named by what it protects; None means that the tile satisfies it.
     """
 
     @property
     def workload(self) -> Workload[Any]: ...
+
+    @property
+    def points(self) -> int:
+        """Points of the iteration space, to which the traffic of a tile refers: multiply-adds, or results."""
 
     def reduce_thread_choices(self) -> tuple[int, ...]:
         """Return how many threads may share a reduction, best first."""
@@ -100,13 +105,14 @@ def spatial_grid(p: Workload[Any], block: Tile) -> int:
     return grid
 
 
-def exceeds_grid(p: Workload[Any], block: Tile) -> bool:
-    """Return whether there are more rTasks than a GPU launches blocks."""
-    return p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID
+def check_grid(p: Workload[Any], block: Tile) -> BrokenRule | None:
+    """Return the broken rule where there are more rTasks than a GPU launches blocks."""
+    return check_limit("grid size", spatial_grid(p, block), MAX_GRID) if p.outer_points > MAX_GRID else None
 
 
-def axis_names(p: Workload[Any]) -> tuple[str, ...]:
-    return tuple([a.name for a in p.space.axes])
+def check_warps(threads: int, warp_size: int) -> BrokenRule | None:
+    """Return the broken rule where a block has a warp that is not whole."""
+    return check_limit("execution unit", -(-threads // warp_size) * warp_size, threads)
 
 
 def axis_steps(p: Workload[Any], chosen: Mapping[int, Tile] | Mapping[int | None, Tile]) -> tuple[Tile, ...]:
@@ -114,9 +120,9 @@ def axis_steps(p: Workload[Any], chosen: Mapping[int, Tile] | Mapping[int | None
     return tuple([chosen.get(i, (1,)) for i in range(len(p.extents))])
 
 
-def fills_waves(tasks: int, cores: int) -> bool:
-    """Return whether whole waves of tasks leave few cores idle during the last one."""
-    return tasks >= MIN_WAVE_FILL * -(-tasks // cores) * cores
+def check_waves(tasks: int, cores: int) -> BrokenRule | None:
+    """Return the broken rule where whole waves of tasks leave many cores idle during the last one."""
+    return check_limit("execution unit", MIN_WAVE_FILL * -(-tasks // cores) * cores, tasks)
 
 
 def subsample(tiles: Sequence[T], limit: int) -> list[T]:

@@ -9,7 +9,7 @@ from roller_svc.analysis.operand import MAX_VECTOR_WIDTH
 from roller_svc.construct.rules import Rules, ThreadTile, spatial_grid
 from roller_svc.construct.scale_up import SearchTrace
 from roller_svc.fusion.split.reduction import split_length
-from roller_svc.ir.estimate import TraceStep
+from roller_svc.ir.search import SearchKind, Visit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -28,14 +28,16 @@ def shrink(rules: Rules, block: Tile, base: ThreadTile, log: SearchTrace) -> Ite
     Every tile on the way keeps all alignments. A thread's tile is halved too where it is all that is left of an axis.
     """
     p = rules.workload
+    visits = [Visit(block, None, rules.evaluate(block, base), base.tile)]
     while spatial_grid(p, block) < p.machine.cores:
         smaller = [s for s in _halvings(rules, block, base) if log.tiles_visited < log.budget]
         if not smaller:
-            return
+            break
         _, block, base = min(smaller, key=lambda s: s[0])
         log.tiles_visited += 1
-        log.steps.append(TraceStep("device", p.footprint.names, block, p.footprint.bytes(block), 0.0, "shrunk"))
+        visits.append(Visit(block, len(visits) - 1, rules.evaluate(block, base), base.tile))
         yield block, base
+    log.record_blocks(SearchKind.SCALE_OUT, rules.points, visits, base.reduce_threads)
 
 
 def _halvings(rules: Rules, block: Tile, base: ThreadTile) -> Iterator[tuple[float, Tile, ThreadTile]]:

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roller_svc.compiler.estimates.worker import Deadline, EstimateResult, EstimateTask, error_result, estimate_slice
+from roller_svc.compiler.estimates.worker import Deadline, EstimateResult, Task, error_result, estimate_slice
 from roller_svc.errors import BuildError, BuildServiceError, InputError, KernelTimeoutError, RollerError
 from roller_svc.farm.store import Json
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
@@ -36,9 +36,7 @@ class EstimatePool:
         self._timeout_s = timeout_s
         limits = replace(limits, memory_bytes=MEMORY_BYTES, nice=NICE)
         codec = JsonCodec(_results_json, _parse_results)
-        self._workers: WorkerPool[Sequence[EstimateTask], list[EstimateResult]] = WorkerPool(
-            estimate_slice, timeout_s, limits, codec
-        )
+        self._workers: WorkerPool[Sequence[Task], list[EstimateResult]] = WorkerPool(estimate_slice, timeout_s, limits, codec)
         self._threads = _FairThreads(workers)
 
     def start(self) -> None:
@@ -46,7 +44,7 @@ class EstimatePool:
         for _ in range(self._worker_count):
             self._threads.submit("", lambda: self._workers.call(()))
 
-    def estimate(self, tasks: Sequence[EstimateTask], deadline: Deadline) -> list[EstimateResult]:
+    def estimate(self, tasks: Sequence[Task], deadline: Deadline) -> list[EstimateResult]:
         """Return the results of the tasks, in order, as far as the deadline allows."""
         batch = _Batch(tasks, self._worker_count, self._timeout_s)
         running: dict[Future[list[EstimateResult]], _Chunk] = {}
@@ -69,7 +67,7 @@ class EstimatePool:
         self._workers.close(kill=True)
         self._threads.join()
 
-    def _submit(self, tasks: tuple[EstimateTask, ...], deadline: Deadline) -> Future[list[EstimateResult]]:
+    def _submit(self, tasks: tuple[Task, ...], deadline: Deadline) -> Future[list[EstimateResult]]:
         try:
             return self._threads.submit(deadline.client, lambda: [] if deadline.has_passed else self._workers.call(tasks))
         except RuntimeError as closed:
@@ -127,7 +125,7 @@ class _Chunk:
 class _Batch:
     """The tasks of one request, their results so far, and the queue of those still to run."""
 
-    def __init__(self, tasks: Sequence[EstimateTask], workers: int, timeout_s: float) -> None:
+    def __init__(self, tasks: Sequence[Task], workers: int, timeout_s: float) -> None:
         self.results = [EstimateResult() for _ in tasks]
         self._tasks = tasks
         self._workers = workers
@@ -146,7 +144,7 @@ class _Batch:
         count = min(MAX_CHUNK, -(-len(self._pending) // self._workers))
         return _Chunk(tuple(self._pending.popleft() for _ in range(count)))
 
-    def remaining_tasks(self, chunk: _Chunk) -> tuple[EstimateTask, ...]:
+    def remaining_tasks(self, chunk: _Chunk) -> tuple[Task, ...]:
         """Return the tasks of a chunk, without the devices that already have a result."""
         tasks = (self._tasks[position] for position in chunk.positions)
         return tuple(

@@ -21,9 +21,10 @@ from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import load_plan, package_candidate, package_kernel, replace_candidate
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.efficient import find_efficient
+from roller_svc.compiler.explain import parse_request
 from roller_svc.compiler.joinable import find_joinable
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
-from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, parse_request, select_candidate
+from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.compiler.rtasks import find_bundle_page_uses, find_bundle_refusal, load_tasks, may_stream, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode, require

@@ -52,7 +52,7 @@ def python_op(
         outputs: dtype and shape of each output.
         reads: names of the resources outside of the model that it reads.
         writes: names of those that it writes.
-        pure: whether it has no other effects. If not, and it names none, it is taken to write everything.
+        pure: whether it has no other effects. If not, and it names no writes, it is taken to write everything.
 
     Raises ArgumentError for a name that is taken, or that models cannot have.
     """
@@ -66,8 +66,8 @@ def python_op(
     if not callable(function):
         raise ArgumentError(f"the function of {name!r} must be callable, got {function!r:.80}", code="invalid-option")
     effects = Effects(frozenset(reads), frozenset(writes))
-    if not pure and effects == Effects():
-        effects = Effects(writes=frozenset({ANYTHING}))
+    if not pure and not effects.writes:
+        effects = Effects(effects.reads, frozenset({ANYTHING}))
     taken, given = (tuple(tensor_types(types, least=0)) for types in (inputs, outputs))
     _registered[name] = PythonOp(name, function, taken, given, effects)
 

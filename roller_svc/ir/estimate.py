@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated
 
+from roller_svc.ir.canonical import OMIT_DEFAULT, Key
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.search import Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,60 @@ class StageCost:
 
     name: str
     seconds: float
+
+
+class Combines(Enum):
+    """How a term is part of the seconds of a kernel: see `combine_terms`."""
+
+    OVERLAPS = "overlaps"  # the longest of these counts
+    SUMS = "sums"  # the sum of these is one of the times that overlap
+    ADDS = "adds"
+    FLOOR = "floor"  # the seconds are at least this, before launches
+    AFTER = "after"
+
+
+class RateSource(Enum):
+    """Whether the rate of a term rests on measured fields of the spec."""
+
+    MEASURED = "measured"  # fields of the spec that are measured or published
+    ASSUMED = "assumed"  # a field that the spec marks as assumed
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of the estimate of a kernel: the time of an amount at a rate."""
+
+    name: str
+    seconds: float
+    combines: Combines
+    amount: float
+    unit: str  # "B", "operations", "cycles" or "launches"
+    rate: float  # of the amount per second, as far as the kernel reaches it
+    source: RateSource
+    fraction: Annotated[float, OMIT_DEFAULT] = 1.0  # of the seconds, which counts
+
+
+def combine_terms(terms: Iterable[Term]) -> float:
+    """Return the seconds of a kernel from its terms.
+
+    The longest of the terms that overlap, and of the sum of those that sum, counts. Terms that add follow. The result
+    is at least the floor. Terms after that are added last.
+    """
+    overlaps = summed = added = floor = after = 0.0
+    for term in terms:
+        seconds = term.fraction * term.seconds
+        match term.combines:
+            case Combines.OVERLAPS:
+                overlaps = max(overlaps, seconds)
+            case Combines.SUMS:
+                summed += seconds
+            case Combines.ADDS:
+                added += seconds
+            case Combines.FLOOR:
+                floor = max(floor, seconds)
+            case Combines.AFTER:
+                after += seconds
+    return max(max(overlaps, summed) + added, floor) + after
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +96,7 @@ class Sensitivity:
     """The sensitivity of an estimate to one resource."""
 
     resource: str
-    time_saved_fraction: float  # of the seconds, with 10 % more of the resource; of a latency, 10 % less
+    time_saved_fraction: Annotated[float, Key("saved")]  # of the seconds, with 10 % more of the resource; of a latency, 10 % less
 
 
 COMPUTE = "compute"  # level of the bound that is not a memory level
@@ -83,6 +141,9 @@ class Candidate:
     estimate: Estimate
     tie_break_factor: float = 1.0  # multiplies the seconds in rankings
     runs_once: bool = False  # its group reads constants alone, so that it is part of no call
+    # terms that combine to the seconds of the estimate; operations that are executed, without padding
+    terms: tuple[Term, ...] = field(default=(), compare=False)
+    operations: int = field(default=0, compare=False)
 
     @property
     def ranking_seconds(self) -> float:
@@ -90,24 +151,14 @@ class Candidate:
         return self.estimate.seconds * self.tie_break_factor
 
 
-class TraceStep(NamedTuple):
-    """One step of construction: a tile and the decision about it."""
-
-    level: str
-    names: tuple[str, ...]  # axes of the tile
-    extents: tuple[int, ...]  # of those axes
-    footprint_bytes: int
-    reuse_score: float  # ROLLER's data-reuse score
-    decision: str  # "grown m", "accepted", or the rule that rejected the tile
-
-
 @dataclass(frozen=True, slots=True)
 class Construction:
     """The result of construction for one group on one device."""
 
     programs: tuple[RProgram, ...]  # unranked
-    trace: tuple[TraceStep, ...]
+    searches: tuple[Search, ...]
     tiles_visited: int
     rejections: tuple[tuple[str, int], ...] = ()
     unsupported_units: tuple[str, ...] = ()  # "unit: reason" of matrix units that cannot compute the group
     roofline: tuple[RooflineBound, ...] = ()  # arithmetic, then memory levels from the outermost
+    seconds: tuple[float, ...] = ()  # of each program, by the model, where they were ranked

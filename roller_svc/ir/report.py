@@ -75,6 +75,14 @@ class GroupedPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Explored:
+    """A partition, and the constructions of its groups."""
+
+    groups: tuple[KernelGroup, ...]
+    constructions: tuple[Construction, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CandidateResult:
     """The result of one plan: a compiled kernel, perhaps measured, or the error."""
 
@@ -93,13 +101,22 @@ class BuildReport:
     request: BuildRequest
     program: TensorProgram
     hardware: HardwareSpec
-    groups: tuple[KernelGroup, ...]  # of the winner
-    constructions: tuple[Construction, ...]  # of the winner
+    explored: tuple[Explored, ...]  # partitions of the results, that of the winner first
     results: tuple[CandidateResult, ...]  # best first, by measured time if measured, else by estimate
     notes: tuple[str, ...] = ()  # on the program and its plan
     remarks: tuple[str, ...] = ()  # on the build: why nothing was measured, or that times varied
     stage_seconds: tuple[tuple[str, float], ...] = ()
     floor: ProgramFloor | None = None  # None where nothing was built
+
+    @property
+    def groups(self) -> tuple[KernelGroup, ...]:
+        """Groups of the winner."""
+        return self.explored[0].groups
+
+    @property
+    def constructions(self) -> tuple[Construction, ...]:
+        """Constructions of the winner's groups."""
+        return self.explored[0].constructions
 
     @property
     def winner(self) -> CandidateResult:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from roller_svc.errors import ArgumentError
+from roller_svc.frontend.lang.input_types import kind_of
 from roller_svc.ir.graph import Node
 from roller_svc.ir.kernel import Buffer, Role
 from roller_svc.runtime.binding import Array, NumpyArrays
@@ -56,6 +57,8 @@ class Event:
 
     def replace(self, arrays: Mapping[str, Any]) -> None:
         """Go on with copies of other arrays in place of some outputs. Raises ArgumentError for one that does not fit."""
+        if not isinstance(arrays, Mapping):
+            raise ArgumentError(f"replace takes arrays by the names of tensors, got {kind_of(arrays)}", code="not-an-array")
         types = dict(zip(self._node.outputs, self._node.output_types, strict=True))
         checked: dict[str, Array] = {}
         for tensor, array in arrays.items():

@@ -44,6 +44,10 @@ class Costs(NamedTuple):
     # Of blocks that load everything before they compute: seconds of instructions, and the blocks that share a core.
     issue_s: float = 0.0
     resident_blocks: int = 1
+    moved_bytes: tuple[tuple[str, float], ...] = ()  # of stages that do not move bytes at the rate of their level
+    # Fraction of the last stage that is added to the sum of the others; None: it overlaps with them. Only where
+    # `core_s` contains the stages.
+    added_fraction: float | None = None
 
 
 def simt_waves(grid: int, resident: int, cores: int, block_cycles: Callable[[float], float]) -> tuple[int, float]:

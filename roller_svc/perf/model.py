@@ -6,21 +6,23 @@ A kernel family's `cost` gives the stages of a launch. `Model` adds the roofline
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from roller_svc.ir.estimate import LAUNCH, Estimate, StageCost
+from roller_svc.ir.estimate import COMPUTE, FLOOR, LAUNCH, Combines, Estimate, RateSource, StageCost, Term, combine_terms
 from roller_svc.ir.kernel import Resources
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.common import Costs, Launch, launch_overhead_s, second_launch_s
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.occupancy import BlockResources
-from roller_svc.perf.uncertainty import uncertainty
+from roller_svc.perf.uncertainty import EXPOSED, uncertainty
 from roller_svc.perf.workload import Workload
 
 F = TypeVar("F")
 
+MIN_EXPOSED_FRACTION = 1e-9  # of a body: less is rounding
+ARITHMETIC_STAGES = frozenset({"fma", "mma", COMPUTE + FLOOR})  # at the rate of the unit
 IMPERFECT_OVERLAP = 0.05  # fraction of a SIMT kernel's shorter stages that stays exposed, at most
 
 
@@ -35,6 +37,58 @@ class Timed(NamedTuple):
     copy_s: float  # copying a scatter's target
     machine: Machine
     lower_bound: StageCost | None  # roofline bound, where it decides
+    operations: int  # executed, without padding
+
+    def terms(self) -> tuple[Term, ...]:
+        """Return the terms, which combine to the seconds."""
+        terms = [*self._body_terms(), *self._terms_of(Combines.ADDS, (("copy", self.copy_s),))]
+        if self.lower_bound is not None:
+            terms += self._terms_of(Combines.FLOOR, ((self.lower_bound.name, self.lower_bound.seconds),))
+        return (*terms, *self._terms_of(Combines.AFTER, ((LAUNCH, self.launch_s), ("combine", self.combine_s))))
+
+    def _body_terms(self) -> list[Term]:
+        """Return the terms between start and end of the main launch, with one for what does not overlap."""
+        costs = self.costs
+        stages = [stage for stage in costs.stage_seconds if stage[0] != EXPOSED]
+        if costs.core_stage is not None:
+            terms = self._terms_of(Combines.OVERLAPS, [*stages, (costs.core_stage, costs.core_s)])
+            body_s = _overlap_stages(costs)
+        elif self.machine.is_gpu:
+            terms, body_s = self._terms_of(Combines.OVERLAPS, stages), costs.core_s
+        else:
+            terms, body_s = self._terms_of(Combines.SUMS, stages[:-1]), costs.core_s
+            if costs.added_fraction is None:
+                terms += self._terms_of(Combines.OVERLAPS, stages[-1:])
+            else:
+                terms += self._terms_of(Combines.ADDS, stages[-1:], costs.added_fraction)
+        exposed_s = body_s - combine_terms(terms)
+        if exposed_s > MIN_EXPOSED_FRACTION * body_s:
+            terms += self._terms_of(Combines.ADDS, ((EXPOSED, exposed_s),))
+        return terms
+
+    def _terms_of(self, combines: Combines, stages: Iterable[tuple[str, float]], fraction: float = 1.0) -> list[Term]:
+        """Return the terms of stages, without those of no time."""
+        terms = []
+        for name, seconds in stages:
+            if seconds > 0.0:
+                amount, unit = self._amount(name, seconds)
+                source = RateSource.ASSUMED if name in self.machine.assumed_stages else RateSource.MEASURED
+                terms.append(Term(name, seconds, combines, amount, unit, amount / seconds, source, fraction))
+        return terms
+
+    def _amount(self, name: str, seconds: float) -> tuple[float, str]:
+        """Return what a stage does in its seconds, and the unit of that."""
+        mach, moved = self.machine, dict(self.costs.moved_bytes)
+        level = name.removesuffix(FLOOR)
+        if name in moved:
+            return moved[name], "B"
+        if level in {each.name for each in mach.hw.levels}:
+            return seconds * (mach.max_bytes_per_s(level) if level != name else mach.hw.level(level).bandwidth_bytes_per_s), "B"
+        if name in ARITHMETIC_STAGES:
+            return seconds * mach.unit.flops_per_s, "operations"
+        if name == LAUNCH and mach.hw.limits.launch_overhead_s:
+            return seconds / mach.hw.limits.launch_overhead_s, "launches"
+        return seconds * mach.clock_hz, "cycles"
 
     def estimate(self) -> Estimate:
         costs, mach = self.costs, self.machine
@@ -89,7 +143,7 @@ class Model(Generic[F]):
         floor_s = p.lower_bound_s
         floor = p.lower_bound if floor_s > body + copying else None
         seconds = max(floor_s, body + copying) + launching + joining
-        return Timed(program, seconds, costs, launching, joining, copying, mach, floor)
+        return Timed(program, seconds, costs, launching, joining, copying, mach, floor, p.operations)
 
     def resources(self, program: RProgram) -> BlockResources | None:
         """Return the predicted resources of a block of the main launch, or None if the launch has no thread blocks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from roller_svc.ir.hardware import HardwareSpec, Limits
+from roller_svc.ir.search import BrokenRule
 
 MAX_OVERHEAD_REGISTERS = 30  # addresses, loop counters, predicates of the simt kernel
 REGISTER_WARPS = 4  # granularity of register allocation: one warp for each partition of a core
@@ -19,12 +20,17 @@ class BlockResources(NamedTuple):
 
 
 def blocks_per_core(needs: BlockResources, hw: HardwareSpec) -> int:
-    """Return the resident blocks of one core; at least 1 for a legal block."""
+    """Return the resident blocks of one core; at least 1 for a legal block.
+
+    Registers of a core are divided among its schedulers. A block has whole warps, and its warps may be on any of them
+    (cuda_occupancy.h): only the check that a single block fits rounds its warps up to all schedulers.
+    """
     limits = hw.limits
     threads, registers, shared_bytes = needs
+    block_warps = max(1, -(-threads // limits.warp_size))
     warps = limits.registers_per_core // (_allocated_registers(registers) * limits.warp_size)
-    by_registers = warps // REGISTER_WARPS * REGISTER_WARPS // max(1, -(-threads // limits.warp_size))
-    by_threads = limits.max_threads_per_core // max(1, threads)
+    by_registers = warps // REGISTER_WARPS * REGISTER_WARPS // block_warps
+    by_threads = limits.max_threads_per_core // limits.warp_size // block_warps
     shared = shared_bytes + limits.shared_bytes_reserved_per_block
     by_shared = limits.shared_bytes_per_core // shared if shared else limits.max_blocks_per_core
     return max(1, min(limits.max_blocks_per_core, by_registers, by_threads, by_shared))
@@ -51,6 +57,14 @@ def block_registers(threads: int, registers_per_thread: int, limits: Limits) -> 
 
 def exceeded_limits(needs: BlockResources, hw: HardwareSpec) -> tuple[str, ...]:
     """Return the limits of the device that a block exceeds, and by how much."""
+    return tuple(
+        f"{needed:,} {name} where {hw.id} has {most:,}, {needed - most:,} too many"
+        for name, needed, most in broken_limits(needs, hw)
+    )
+
+
+def broken_limits(needs: BlockResources, hw: HardwareSpec) -> tuple[BrokenRule, ...]:
+    """Return the limits of the device that a block exceeds, as rules."""
     limits = hw.limits
     registers = block_registers(needs.threads, needs.registers_per_thread, limits)
     bounds = (
@@ -59,8 +73,4 @@ def exceeded_limits(needs: BlockResources, hw: HardwareSpec) -> tuple[str, ...]:
         ("registers in a block", registers, limits.registers_per_core),
         ("bytes of shared memory in a block", needs.shared_bytes, limits.shared_bytes_per_block),
     )
-    return tuple(
-        f"{needed:,} {name} where {hw.id} has {most:,}, {needed - most:,} too many"
-        for name, needed, most in bounds
-        if needed > most
-    )
+    return tuple(BrokenRule(name, needed, most) for name, needed, most in bounds if needed > most)

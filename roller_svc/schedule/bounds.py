@@ -6,7 +6,7 @@ Functions are processed from the last to the first: the region of a producer fol
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roller_svc.analysis.inlining import inline_producers
@@ -15,13 +15,17 @@ from roller_svc.errors import ScheduleError
 from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, iter_subexpressions, substitute
 from roller_svc.ir.index import add, ceil_div, div, mod, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
-from roller_svc.ir.schedule import LoopKind
+from roller_svc.ir.schedule import LoopKind, Scope
 from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Rename, Schedule, Site, Split, Stage, StagePart
 
 # Copies of a statement by unrolled and vector loops: compilers take seconds for some hundreds.
 MAX_COPIES = 512
 MAX_LANES = 1024
 LANES_PER_COPY = 8
+# Nodes of a tree, and of an index, are visited by recursion.
+MAX_NESTED_LOOPS = 32
+MAX_INDEX_NODES = 128
+CONCURRENT = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD)
 MAX_EXTENT = (1 << 31) - 1  # loop variables are 32 bits wide in expressions
 
 
@@ -55,6 +59,17 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
+class Body:
+    """A statement with its inlined producers in place of their loads."""
+
+    statement: TensorExpr
+    reads: tuple[str, ...]  # tensors that the statement reads
+    producers: tuple[TensorExpr, ...]  # values of those that are inlined
+    expanded: TensorExpr
+    tensors: tuple[str, ...]  # that the expanded statement reads
+
+
+@dataclass(frozen=True, slots=True)
 class Nest:
     """The loops of one stage."""
 
@@ -64,6 +79,7 @@ class Nest:
     loops: tuple[NestLoop, ...]
     values: Mapping[str, Expr]  # axis → value over the variables of `outer` and `loops`
     guards: tuple[Guard, ...]
+    reads: tuple[Load, ...]  # of the stage, over its axes
 
     @property
     def scope(self) -> tuple[NestLoop, ...]:
@@ -74,38 +90,76 @@ class Nest:
 class Nests:
     """The result of bounds inference, of functions that have loops, in the schedule's order."""
 
-    schedule: Schedule
-    functions: tuple[Function, ...]
-    bodies: Mapping[str, TensorExpr]  # statements with producers inlined
-    nests: Mapping[str, Nest]
-    buffers: Mapping[str, tuple[Range, ...]]  # region that is stored of each function
+    outputs: frozenset[str]
+    functions: Mapping[str, Function]
+    bodies: Mapping[str, Body]  # also of inlined functions
+    nests: dict[str, Nest]
+    buffers: dict[str, tuple[Range, ...]]  # region that is stored of each function
+    launches: Mapping[str, tuple[str, ...]]  # function at root → functions that are computed inside of it, and itself
+    readers: Mapping[str, tuple[Nest, ...]]  # nests that read a tensor
 
 
 def infer_bounds(schedule: Schedule) -> Nests:
-    """Infer the loop nests of a schedule.
+    """Infer the loop nests of a schedule. Those of `schedule.nests` that no step has changed are used again.
 
     Raises ScheduleError if a function is not computed around all its readers, or if a loop cannot have its kind.
     """
     bodies, functions = _expanded(schedule)
-    found = Nests(schedule, functions, bodies, nests := {}, buffers := {})
+    nests: dict[str, Nest] = {}
+    buffers: dict[str, tuple[Range, ...]] = {}
+    launches: dict[str, tuple[str, ...]] = {}
+    readers: dict[str, tuple[Nest, ...]] = {}
+    found = Nests(schedule.outputs, {f.name: f for f in functions}, bodies, nests, buffers, launches, readers)
+    launch_of: dict[str, str] = {}  # stage → function at root
     for function in reversed(functions):
-        path = _path(found, function.computed, function.name)
-        stored_path = _path(found, function.stored, function.name)
-        if path[: len(stored_path)] != stored_path:
-            raise ScheduleError(f"{function.name} is stored inside of where it is computed", code="schedule-scope")
-        _check_site(found, function, path, stored_path)
-        stored_region = _region(found, function, stored_path)
-        region = _region(found, function, path)
-        sizes = function.statement.type.shape
-        # a function computed whole is stored whole, even if its readers need a part
-        buffers[function.name] = tuple(
-            Range(num(0), size) if part.extent == size else stored
-            for stored, part, size in zip(stored_region, region, sizes, strict=True)
-        )
+        if not _reuse(schedule.nests, found, function):
+            _place(schedule, found, function)
+        at = function.computed
+        root = launch_of[at.stage] if isinstance(at, At) else function.name
+        launches[root] = (function.name, *launches.get(root, ()))
         for stage in function.stages:
-            nests[stage.name] = _nest(function, stage, region, path)
-            _check_loops(nests[stage.name], function)
+            launch_of[stage.name] = root
+            for tensor in {load.tensor for load in nests[stage.name].reads}:
+                readers[tensor] = (nests[stage.name], *readers.get(tensor, ()))
     return found
+
+
+def _reuse(known: Nests | None, found: Nests, function: Function) -> bool:
+    """Take over a function's known nests, and return whether all that they follow from is unchanged."""
+    name = function.name
+    if known is None or known.functions.get(name) is not function or known.bodies[name] is not found.bodies[name]:
+        return False
+    stages = [site.stage for site in (function.computed, function.stored) if isinstance(site, At)]
+    if stages:
+        if not _are_the_same(found.readers.get(name, ()), known.readers.get(name, ())):
+            return False
+        if any(stage not in found.nests or found.nests[stage] is not known.nests.get(stage) for stage in stages):
+            return False
+    found.nests.update({stage.name: known.nests[stage.name] for stage in function.stages})
+    found.buffers[name] = known.buffers[name]
+    return True
+
+
+def _place(schedule: Schedule, found: Nests, function: Function) -> None:
+    """Infer the nests of a function from those of its readers."""
+    path = _path(schedule, found, function.computed, function.name)
+    stored_path = _path(schedule, found, function.stored, function.name)
+    if path[: len(stored_path)] != stored_path:
+        raise ScheduleError(f"{function.name} is stored inside of where it is computed", code="schedule-scope")
+    _check_site(found, function, path, stored_path)
+    stored_region = _region(found, function, stored_path)
+    region = _region(found, function, path)
+    sizes = function.statement.type.shape
+    # a function computed whole is stored whole, even if its readers need a part
+    found.buffers[function.name] = tuple(
+        Range(num(0), size) if part.extent == size else stored
+        for stored, part, size in zip(stored_region, region, sizes, strict=True)
+    )
+    for stage in function.stages:
+        _check_depth(stage, len(path))
+        reads = stage_reads(stage, found.bodies[function.name].expanded)
+        found.nests[stage.name] = _nest(function, stage, region, path, reads)
+        _check_loops(found.nests[stage.name], function)
 
 
 def stage_reads(stage: Stage, body: TensorExpr) -> tuple[Load, ...]:
@@ -119,26 +173,46 @@ def stage_reads(stage: Stage, body: TensorExpr) -> tuple[Load, ...]:
             return body.reads
 
 
-def _expanded(schedule: Schedule) -> tuple[dict[str, TensorExpr], tuple[Function, ...]]:
-    bodies: dict[str, TensorExpr] = {}
+def _expanded(schedule: Schedule) -> tuple[dict[str, Body], tuple[Function, ...]]:
+    """Return the bodies of all functions, and the functions that have loops."""
+    bodies: dict[str, Body] = {}
+    inlined: dict[str, TensorExpr] = {}
     for function in schedule.functions:
-        inline = {f.name: bodies[f.name] for f in schedule.functions if f.computed is Fixed.INLINE and f.name in bodies}
-        bodies[function.name] = inline_producers(function.statement, inline)
+        known = schedule.nests.bodies.get(function.name) if schedule.nests is not None else None
+        bodies[function.name] = _body(function.statement, inlined, known)
+        if function.computed is Fixed.INLINE:
+            inlined[function.name] = bodies[function.name].expanded
     needed = set(schedule.outputs)
     for function in reversed(schedule.functions):
         if function.name in needed:
-            needed.update(bodies[function.name].reads_tensors)
+            needed.update(bodies[function.name].tensors)
     live = tuple(f for f in schedule.functions if f.name in needed and f.computed is not Fixed.INLINE)
     return bodies, live
 
 
-def _path(nests: Nests, site: Site, name: str) -> tuple[NestLoop, ...]:
+def _body(statement: TensorExpr, inlined: Mapping[str, TensorExpr], known: Body | None) -> Body:
+    """Return the body of a statement: the known one, if it has the same statement and producers."""
+    known = known if known is not None and known.statement is statement else None
+    reads = statement.reads_tensors if known is None else known.reads
+    producers = tuple(inlined[tensor] for tensor in reads if tensor in inlined)
+    if known is not None and _are_the_same(producers, known.producers):
+        return known
+    expanded = inline_producers(statement, inlined)
+    return Body(statement, reads, producers, expanded, reads if expanded is statement else expanded.reads_tensors)
+
+
+def _are_the_same(values: Sequence[object], known: Sequence[object]) -> bool:
+    """Return whether both have the same objects."""
+    return len(values) == len(known) and all(a is b for a, b in zip(values, known, strict=True))
+
+
+def _path(schedule: Schedule, nests: Nests, site: Site, name: str) -> tuple[NestLoop, ...]:
     """Return the loops around a site, outermost first."""
     if not isinstance(site, At):
         return ()
     nest = nests.nests.get(site.stage)
     if nest is None:
-        nests.schedule.stage(site.stage)
+        schedule.stage(site.stage)
         raise ScheduleError(
             f"{name} cannot be computed in {site.stage}, which has no loops after it",
             code="schedule-scope",
@@ -149,29 +223,24 @@ def _path(nests: Nests, site: Site, name: str) -> tuple[NestLoop, ...]:
 
 def _check_site(nests: Nests, function: Function, path: tuple[NestLoop, ...], stored_path: tuple[NestLoop, ...]) -> None:
     name = function.name
-    if path and name in nests.schedule.outputs:
+    if path and name in nests.outputs:
         raise ScheduleError(f"output {name} must be computed at root", code="schedule-scope")
     if path and function.statement.kind is StatementKind.SCATTER:
         raise ScheduleError(f"scatter {name} must be computed at root: any part of it may need all of it", code="schedule-scope")
-    for nest in nests.nests.values():
-        reads = any(load.tensor == name for load in stage_reads(nest.stage, nests.bodies[_owner(nests, nest)]))
-        if reads and nest.scope[: len(path)] != path:
+    for nest in nests.readers.get(name, ()):
+        if nest.scope[: len(path)] != path:
             loop = path[-1]
             raise ScheduleError(
                 f"{nest.stage.name} reads {name} outside of loop {loop.name} of {loop.stage}, where it is computed",
                 code="schedule-scope",
             )
     for loop in path[len(stored_path) :]:
-        if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
+        if loop.kind in CONCURRENT:
             raise ScheduleError(
                 f"iterations of {loop.name}, which is {loop.kind.value}, would share the storage of {name}",
                 code="schedule-dependence",
                 hint=f"store {name} inside of {loop.name}",
             )
-
-
-def _owner(nests: Nests, nest: Nest) -> str:
-    return nests.schedule.owner(nest.stage.name).name
 
 
 # regions ------------------------------------------------------------------------------------------------------------
@@ -181,11 +250,11 @@ def _region(nests: Nests, function: Function, path: tuple[NestLoop, ...]) -> tup
     if not path:
         return tuple(Range(num(0), size) for size in sizes)
     parts_by_dimension: list[list[tuple[Linear, int, int]] | None] = [[] for _ in sizes]
-    fixed = {loop.var for loop in path}
-    for nest in nests.nests.values():
-        body = nests.bodies[_owner(nests, nest)]
+    # a shared tile has what all threads of the block need
+    fixed = {loop.var for loop in path if function.scope is not Scope.SHARED or loop.kind is not LoopKind.THREAD}
+    for nest in nests.readers.get(function.name, ()):
         extents = {loop.var: loop.extent for loop in nest.scope}
-        for load in stage_reads(nest.stage, body):
+        for load in nest.reads:
             if load.tensor != function.name:
                 continue
             for d, index in enumerate(load.index):
@@ -220,7 +289,7 @@ def _hull(parts: list[tuple[Linear, int, int]] | None, size: int) -> Range:
 
 
 # loops --------------------------------------------------------------------------------------------------------------
-def _nest(function: Function, stage: Stage, region: tuple[Range, ...], path: tuple[NestLoop, ...]) -> Nest:
+def _nest(function: Function, stage: Stage, region: tuple[Range, ...], path: tuple[NestLoop, ...], reads: tuple[Load, ...]) -> Nest:
     prefix = f"{stage.name}." if path else ""
     ranges = _axis_ranges(function.statement, region)
     extents = {axis.name: ranges[axis.name].extent if axis.name in ranges else axis.extent for axis in stage.axes}
@@ -234,7 +303,35 @@ def _nest(function: Function, stage: Stage, region: tuple[Range, ...], path: tup
         start = ranges[axis.name].first if axis.name in ranges else num(0)
         placed[axis.name] = expression(linear(add(start, values[axis.name]))) if start != num(0) else values[axis.name]
         guards += _domain(axis, placed[axis.name], start, extents[axis.name], in_scope)
-    return Nest(stage, prefix, path, loops, placed, tuple(guards))
+    return Nest(stage, prefix, path, loops, placed, tuple(guards), reads)
+
+
+def _check_depth(stage: Stage, outer: int) -> None:
+    """Check that a stage is not below too many loops, and that no axis becomes a long expression of its loops.
+
+    Both parts of a fused loop are computed from its variable: splits and fuses in turn double the expression.
+    """
+    if outer + len(stage.loops) > MAX_NESTED_LOOPS:
+        raise ScheduleError(
+            f"{stage.name} is too deep: expected at most {MAX_NESTED_LOOPS} loops around it, got {outer + len(stage.loops)}",
+            code="schedule-extent",
+        )
+    nodes = {loop.name: 1 for loop in stage.loops}
+    for cut in reversed(stage.cuts):
+        match cut:
+            case Split():
+                nodes[cut.loop] = nodes[cut.outer] + nodes[cut.inner] + 3
+            case Fuse():
+                nodes[cut.outer] = nodes[cut.inner] = nodes[cut.fused] + 2
+            case Rename():
+                nodes[cut.loop] = nodes[cut.name]
+    if max(nodes.values(), default=0) > MAX_INDEX_NODES:
+        loop = max(nodes, key=nodes.__getitem__)
+        raise ScheduleError(
+            f"{loop} of {stage.name} is split and fused too often: expected an index of at most {MAX_INDEX_NODES} nodes, "
+            f"got {nodes[loop]}",
+            code="schedule-extent",
+        )
 
 
 def extents_of(stage: Stage, axes: Mapping[str, int]) -> dict[str, int]:
@@ -294,6 +391,8 @@ def _domain(axis: Axis, value: Expr, first: Expr, extent: int, extents: Mapping[
 def _check_loops(nest: Nest, function: Function) -> None:
     """Check the kinds of loops."""
     reduced = {a.name for a in function.statement.reduced}
+    scatters = function.statement.kind is StatementKind.SCATTER and nest.stage.part is StagePart.UPDATE
+    plain = {index.name for index in function.statement.index if isinstance(index, AxisRef)}
     copies = math.prod(x.extent for x in nest.scope if x.kind is LoopKind.UNROLL)
     copies *= math.prod(ceil_div(x.extent, LANES_PER_COPY) for x in nest.loops if x.kind is LoopKind.VECTOR)
     if copies > MAX_COPIES:
@@ -307,11 +406,31 @@ def _check_loops(nest: Nest, function: Function) -> None:
                 f"vector loop {loop.name} is too long: expected at most {MAX_LANES} lanes, got {loop.extent}",
                 code="schedule-extent",
             )
-        carries = nest.stage.axes_of(loop.name) & reduced
-        scattered = function.statement.kind is StatementKind.SCATTER and nest.stage.part is StagePart.UPDATE
-        if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR) and (carries or scattered):
+        if loop.kind not in CONCURRENT:
+            continue
+        if nest.outer and loop.kind is LoopKind.BLOCK:
+            raise ScheduleError(
+                f"blocks of {loop.name} would be inside of loop {nest.outer[-1].name}: a launch has its blocks at root",
+                code="schedule-launch",
+                hint=f"mark a loop of {nest.outer[0].stage}",
+            )
+        threads = any(outer.kind is LoopKind.THREAD for outer in nest.outer)
+        if threads and loop.kind is LoopKind.THREAD and function.scope is not Scope.SHARED:
+            raise ScheduleError(
+                f"each thread has its own tile of {function.name}: other threads cannot compute a part of it",
+                code="schedule-launch",
+                hint=f"{function.name}: store_in shared",
+            )
+        axes = nest.stage.axes_of(loop.name)
+        if axes & reduced:
             raise ScheduleError(
                 f"iterations of {loop.name} all write the same elements of {function.name}",
                 code="schedule-dependence",
                 hint="loops of a reduction must be serial unless each iteration has an accumulator of its own",
+            )
+        if scatters and not axes <= plain:
+            raise ScheduleError(
+                f"iterations of {loop.name} may write the same elements of {function.name}: data or sums select them",
+                code="schedule-dependence",
+                hint="only loops of an axis that is an index by itself may be parallel or vectors",
             )

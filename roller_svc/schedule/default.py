@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from roller_svc.analysis.inlining import canonicalize, inline_producers, is_inlinable
@@ -58,6 +58,11 @@ def _with_accumulator(statement: TensorExpr, *, is_output: bool) -> tuple[Tensor
     wraps = not stored.is_float and statement.body.dtype is not statement.type.dtype
     if statement.kind is not StatementKind.REDUCE or (statement.accumulator is stored and not wraps):
         return (statement,)
+    return split_accumulator(statement)
+
+
+def split_accumulator(statement: TensorExpr) -> tuple[TensorExpr, TensorExpr]:
+    """Return a reduction as two statements: its accumulator, and the map that writes it."""
     name, dtype = acc_name(statement.output), statement.accumulator
     total = Cast(Load(name, statement.index, dtype), statement.body.dtype, implicit=statement.body.dtype.is_float)
     return (
@@ -73,27 +78,35 @@ def stored_dtype(dtype: DType, *, is_output: bool) -> DType:
 
 def storage_types(schedule: Schedule) -> Mapping[str, TensorType]:
     """Return the type in memory of every function that is stored whole."""
-    outputs = schedule.outputs
+    inputs = {name for name, _ in schedule.program.inputs}
+    whole = schedule.outputs | {f.name for f in schedule.functions if _is_copy(f.statement, inputs)}
     return {
-        f.name: TensorType(stored_dtype(f.statement.type.dtype, is_output=f.name in outputs), f.statement.type.shape)
+        f.name: TensorType(stored_dtype(f.statement.type.dtype, is_output=f.name in whole), f.statement.type.shape)
         for f in schedule.functions
     }
+
+
+def _is_copy(statement: TensorExpr, inputs: Collection[str]) -> bool:
+    """Return whether a statement copies elements of an input, which are rounded to their type already."""
+    body = statement.body
+    return isinstance(body, Load) and body.tensor in inputs and body.dtype is statement.type.dtype
 
 
 def _stages(statement: TensorExpr) -> tuple[Stage, ...]:
     name = statement.output
     match statement.kind:
         case StatementKind.MAP:
-            return (_stage(name, StagePart.VALUE, statement.spatial),)
+            return (stage_of(name, StagePart.VALUE, statement.spatial),)
         case StatementKind.REDUCE:
             return (
-                _stage(name, StagePart.INIT, statement.spatial),
-                _stage(name + UPDATE, StagePart.UPDATE, statement.axes),
+                stage_of(name, StagePart.INIT, statement.spatial),
+                stage_of(name + UPDATE, StagePart.UPDATE, statement.axes),
             )
         case StatementKind.SCATTER:
             dimensions = tuple(Axis(f"d{d}", n, AxisKind.SPATIAL) for d, n in enumerate(statement.type.shape))
-            return (_stage(name, StagePart.INIT, dimensions), _stage(name + UPDATE, StagePart.UPDATE, statement.axes))
+            return (stage_of(name, StagePart.INIT, dimensions), stage_of(name + UPDATE, StagePart.UPDATE, statement.axes))
 
 
-def _stage(name: str, part: StagePart, axes: tuple[Axis, ...]) -> Stage:
+def stage_of(name: str, part: StagePart, axes: tuple[Axis, ...]) -> Stage:
+    """Return a stage with a serial loop for each axis."""
     return Stage(name, part, axes, tuple(StageLoop(a.name) for a in axes))

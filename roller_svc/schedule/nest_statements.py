@@ -14,6 +14,8 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage
 
+ACCUMULATOR = ".acc"
+
 
 def local_name(tensor: str) -> str:
     """Return the name of the storage node of a tensor's value at the outer point. Names of programs have no dots."""
@@ -21,7 +23,7 @@ def local_name(tensor: str) -> str:
 
 
 def acc_name(tensor: str) -> str:
-    return f"{tensor}.acc"
+    return f"{tensor}{ACCUMULATOR}"
 
 
 def inner_axes(statement: TensorExpr, outer: Iterable[Axis]) -> tuple[Axis, ...]:

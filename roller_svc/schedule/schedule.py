@@ -7,12 +7,16 @@ schedule holds decisions only; extents, regions and guards follow from it (sched
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.program import Axis, TensorExpr, TensorProgram
-from roller_svc.ir.schedule import LoopKind
+from roller_svc.ir.schedule import LoopKind, Scope
+
+if TYPE_CHECKING:
+    from roller_svc.schedule.bounds import Nests
 
 UPDATE = ".update"
 
@@ -124,12 +128,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One statement. `stored` is outside of `computed` or the same; an inlined function has neither."""
+    """One statement. `stored` is outside of `computed` or the same; an inlined function has neither.
+
+    `scope` is that of a tile, which is stored in a loop. What is stored at root is in memory.
+    """
 
     statement: TensorExpr
     stages: tuple[Stage, ...]
     computed: Site = Fixed.ROOT
     stored: Site = Fixed.ROOT
+    scope: Scope = Scope.STACK
 
     @property
     def name(self) -> str:
@@ -142,6 +150,8 @@ class Schedule:
 
     program: TensorProgram
     functions: tuple[Function, ...]
+    # Of the legal schedule that this one was made from: nests of functions that are still the same are not built again.
+    nests: Nests | None = field(default=None, compare=False, repr=False)
 
     @property
     def outputs(self) -> frozenset[str]:

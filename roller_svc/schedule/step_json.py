@@ -10,8 +10,8 @@ from roller_svc.frontend.lang.input_types import short_repr
 from roller_svc.frontend.lang.names import known_names
 from roller_svc.ir import canonical
 from roller_svc.ir.program import TensorProgram
-from roller_svc.schedule.step_text import SYNTAX_CODE, TAILS, check_count, check_name, check_new_name, hint_operation
-from roller_svc.schedule.steps import OPERATIONS, Field, FieldKind, Operation, Step, Value
+from roller_svc.schedule.step_text import SYNTAX_CODE, check_count, check_name, check_new_name, hint_operation
+from roller_svc.schedule.steps import CHOICES, OPERATIONS, Field, FieldKind, Operation, Step, Value
 
 FORMAT = "roller-schedule/1"
 _KEYS = ("format", "program", "steps")
@@ -93,7 +93,7 @@ def _value(op: str, field: Field, value: object) -> Value:
         case FieldKind.NEW_NAME, str():
             check_new_name(value)
             return value
-        case FieldKind.TAIL, str() if value in TAILS:
+        case FieldKind.TAIL | FieldKind.SCOPE, str() if value in CHOICES[field.kind]:
             return value
         case FieldKind.NAMES, [str(), *_] if all(isinstance(each, str) for each in value):
             return _checked(value, check_name)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from roller_svc.errors import ScheduleError
 from roller_svc.frontend.lang.names import did_you_mean
-from roller_svc.schedule.steps import MAX_STEPS, OPERATIONS, Field, FieldKind, Step, Value
+from roller_svc.schedule.steps import CHOICES, MAX_STEPS, OPERATIONS, Field, FieldKind, Step, Value
 
 MAX_TEXT_BYTES = 64 << 10
 MAX_NAME_CHARACTERS = 256
-TAILS = ("guard", "exact")
 SYNTAX_CODE = "schedule-syntax"
 _WORD = re.compile(r"[^\s:#]+|:")
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -134,10 +133,10 @@ class _Line:
             case FieldKind.LOOP_AND_FACTOR:
                 loop = self.name(what, operation)
                 return loop, self.number(what, operation)
-            case FieldKind.TAIL:
+            case FieldKind.TAIL | FieldKind.SCOPE:
                 word = self.take(what, operation.text)
-                if word.text not in TAILS:
-                    raise _error(f"expected {' or '.join(TAILS)}, got {word.text}", word, describe_operation(operation.text))
+                if word.text not in CHOICES[field.kind]:
+                    raise _error(f"expected {field.kind.value}, got {word.text}", word, describe_operation(operation.text))
                 return word.text
             case FieldKind.NEW_NAME:
                 word = self.take(what, operation.text)

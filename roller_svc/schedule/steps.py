@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from roller_svc.ir.schedule import Scope
 from roller_svc.schedule import transforms
 from roller_svc.schedule.schedule import Schedule
 
@@ -27,6 +28,11 @@ class FieldKind(Enum):
     NEW_NAME = "a new name of a loop"
     LOOP_AND_FACTOR = "a loop and a factor"
     TAIL = "guard or exact"
+    SCOPE = "registers, stack or shared"
+
+
+SCOPES = {"registers": Scope.REGISTER, "stack": Scope.STACK, "shared": Scope.SHARED}
+CHOICES = {FieldKind.TAIL: ("guard", "exact"), FieldKind.SCOPE: tuple(SCOPES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Field:
 class Operation:
     """An operation of the language.
 
-    `subject` is the field that stands before the colon in text: a stage, or a producer. `apply` takes the schedule, the
+    `subject` is the field that stands before the colon in text: a stage, a producer, or an input. `apply` takes the schedule, the
     subject, and the fields by name.
     """
 
@@ -51,7 +57,7 @@ class Operation:
     apply: Callable[..., Schedule]
 
 
-STAGE, PRODUCER = "stage", "producer"
+STAGE, PRODUCER, TENSOR = "stage", "producer", "tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +83,17 @@ def _reorder(schedule: Schedule, stage: str, loops: tuple[str, ...]) -> Schedule
     return transforms.reorder(schedule, stage, *loops)
 
 
+def _cache(schedule: Schedule, tensor: str, stage: str, loop: str, scope: str) -> Schedule:
+    return transforms.cache(schedule, tensor, stage, loop, SCOPES[scope])
+
+
+def _store_in(schedule: Schedule, producer: str, scope: str) -> Schedule:
+    return transforms.store_in(schedule, producer, SCOPES[scope])
+
+
 _LOOP = Field("loop", FieldKind.NAME)
 _SITE = (Field("stage", FieldKind.NAME), _LOOP)
+_SCOPE = Field("scope", FieldKind.SCOPE)
 _CUT = (Field("names", FieldKind.TWO_NAMES, "as"), Field("tail", FieldKind.TAIL, "tail"))
 OPERATIONS = {
     "split": Operation(STAGE, (_LOOP, Field("factor", FieldKind.NUMBER), *_CUT), _split),
@@ -91,12 +106,17 @@ OPERATIONS = {
     "serial": Operation(STAGE, (_LOOP,), transforms.serial),
     "parallel": Operation(STAGE, (_LOOP,), transforms.parallel),
     "vectorise": Operation(STAGE, (_LOOP,), transforms.vectorise),
+    "block": Operation(STAGE, (_LOOP,), transforms.block),
+    "thread": Operation(STAGE, (_LOOP,), transforms.thread),
     "unroll": Operation(STAGE, (_LOOP,), transforms.unroll),
+    "accumulate_at": Operation(STAGE, (_LOOP,), transforms.accumulate_at),
     "inline": Operation(PRODUCER, (), transforms.inline),
     "compute_root": Operation(PRODUCER, (), transforms.compute_root),
     "compute_at": Operation(PRODUCER, _SITE, transforms.compute_at),
     "store_root": Operation(PRODUCER, (), transforms.store_root),
     "store_at": Operation(PRODUCER, _SITE, transforms.store_at),
+    "store_in": Operation(PRODUCER, (_SCOPE,), _store_in),
+    "cache": Operation(TENSOR, (*_SITE, _SCOPE), _cache),
 }
 
 

@@ -9,8 +9,10 @@ from itertools import islice
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.schedule import LoopKind
+from roller_svc.schedule.bounds import infer_bounds
+from roller_svc.schedule.nest_statements import ACCUMULATOR
 from roller_svc.schedule.schedule import At, Schedule, Stage
-from roller_svc.schedule.steps import PRODUCER, STAGE, FieldKind, Step, Value, apply_step
+from roller_svc.schedule.steps import PRODUCER, STAGE, TENSOR, FieldKind, Step, Value, apply_step
 
 MAX_TRIED = 48
 COMMON_FACTORS = (64, 32, 16, 8, 4, 2, 1)
@@ -50,6 +52,8 @@ def _steps_before(schedule: Schedule, stage: Stage, refused: Step, code: str) ->
     """Yield steps after which the refused one may be legal."""
     values = dict(refused.values)
     names = [loop.name for loop in stage.loops]
+    if refused.op == "accumulate_at":
+        yield from _accumulated(schedule, refused.subject)
     match code, values:
         case "schedule-vector-inner", {"loop": str(loop)} if loop in names:
             yield _innermost(stage, loop)
@@ -70,10 +74,23 @@ def _steps_before(schedule: Schedule, stage: Stage, refused: Step, code: str) ->
 
 
 def _in_readers(schedule: Schedule, producer: str) -> Iterator[Step]:
-    """Yield the computation of a function in the outermost loop of each stage that reads it."""
-    readers = [f for f in schedule.functions if producer in f.statement.reads_tensors]
-    for stage in (f.stages[-1] for f in readers if f.stages[-1].loops):
-        yield Step("compute_at", producer, (("stage", stage.name), ("loop", stage.loops[0].name)))
+    """Yield the computation of a function in the outermost loop of each stage that reads it; then that of its readers.
+
+    A function that several others read has a site in a loop once they are computed in one another's loops.
+    """
+    readers = infer_bounds(schedule).readers
+    names = [producer, *(schedule.owner(nest.stage.name).name for nest in readers.get(producer, ()))]
+    for name in dict.fromkeys(names):
+        for nest in readers.get(name, ()):
+            if nest.loops:
+                yield Step("compute_at", name, (("stage", nest.stage.name), ("loop", nest.loops[0].name)))
+
+
+def _accumulated(schedule: Schedule, stage: str) -> Iterator[Step]:
+    """Yield the accumulation of the stage's function, or of the map that writes it, in a loop of its writing stage."""
+    name = schedule.owner(stage).name.removesuffix(ACCUMULATOR)
+    for loop in schedule.stage(name).loops if any(f.name == name for f in schedule.functions) else ():
+        yield Step("accumulate_at", name, (("loop", loop.name),))
 
 
 def _innermost(stage: Stage, loop: str) -> Step:
@@ -88,7 +105,8 @@ def _names_in(values: dict[str, Value]) -> set[str]:
 
 def _neighbours(schedule: Schedule, stages: dict[str, Stage], refused: Step) -> Iterator[Step]:
     """Yield the step with another subject, site, loop, factor or name, the nearest first."""
-    subjects = [f.name for f in schedule.functions] if refused.operation.subject == PRODUCER else [*stages]
+    inputs = [name for name, _ in schedule.program.inputs]
+    subjects = {PRODUCER: [f.name for f in schedule.functions], TENSOR: inputs}.get(refused.operation.subject, [*stages])
     if refused.subject not in subjects:
         for subject in _by_nearness(refused.subject, subjects):
             yield from _with_legal_loops(stages, replace(refused, subject=subject))

@@ -21,18 +21,35 @@ from roller_svc.service.problems import MEDIA_TYPE, add_handlers
 from roller_svc.service.routes import (
     actions,
     estimates,
+    farm,
     hardware,
     health,
     kernel_batches,
     kernels,
     models,
     operations,
+    page,
     schedules,
+    stories,
     workers,
 )
 from roller_svc.version import __version__
 
-ROUTE_MODULES = (kernels, kernel_batches, operations, actions, estimates, schedules, models, hardware, workers, health)
+ROUTE_MODULES = (
+    kernels,
+    kernel_batches,
+    stories,
+    operations,
+    actions,
+    estimates,
+    schedules,
+    models,
+    hardware,
+    workers,
+    farm,
+    health,
+    page,
+)
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key, or a token of the identity provider"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},

@@ -39,7 +39,7 @@ from roller_svc.graph.load import load_graph
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
-from roller_svc.ir.graph import Graph
+from roller_svc.ir.graph import Effects, Graph
 from roller_svc.model import Model, compile_model
 from roller_svc.modes.mixed import MixedModel
 from roller_svc.settings import read_settings, settings, use
@@ -245,6 +245,32 @@ def test_row_43_labels_are_checked() -> None:
     assert place_nodes(load_graph(diamond(a="cpu"), Weights()), {}, load("local")) is None
     with pytest.raises(roller_svc.errors.UnknownHardwareError):
         compiled(diamond(a="nvidia-h20000"))
+
+
+def test_row_43_a_label_is_first_the_name_of_a_node() -> None:
+    nodes = [node(name, "C[i, j] = A[i, j]", A="x") for name in ("h[0]", "h0", "h1", "h*")]
+    loaded = load_graph(graph({"x": MATRIX}, {}, nodes, "h[0]", "h0", "h1", "h*"), Weights())
+    for label, expected in (("h[0]", {"h[0]"}), ("h*", {"h*"}), ("h?", {"h0", "h1", "h*"}), ("h[01]", {"h0", "h1"})):
+        placed = place_nodes(loaded, {label: H200}, load("local"))
+        assert placed is not None
+        assert {name for name, device in placed.devices.items() if device == H200} == expected
+
+
+def test_row_47_an_impure_function_that_names_no_writes_writes_everything(register: Callable[..., None]) -> None:
+    calls: list[str] = []
+
+    def log(value: Any) -> Any:
+        calls.append("log")
+        return value
+
+    register("log", log, {"v": FLOATS}, {"o": FLOATS}, reads=["x"], pure=False)
+    register("write", lambda v: calls.append("write") or v, {"v": FLOATS}, {"o": FLOATS}, writes=["y"])
+    register("named", log, {"v": FLOATS}, {"o": FLOATS}, writes=["z"], pure=False)
+    assert python_ops.find_python_op("log").effects == Effects(frozenset({"x"}), frozenset({"*"}))
+    assert python_ops.find_python_op("named").effects == Effects(frozenset(), frozenset({"z"}))
+    source = graph({"x": MATRIX}, {}, [host("log", "x"), host("write", "x"), node("c", "C[i, j] = A[i, j]", A="x")], "c")
+    compiled(source)(x=numbers(4, 8))
+    assert calls == ["log", "write"]
 
 
 def sample(**labels: str) -> tuple[Model, dict[str, Any]]:

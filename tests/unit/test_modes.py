@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from onnx_models import mlp
 
 import roller_svc
 from roller_svc.cli.command import main
+from roller_svc.cli.stepping import read_reference
 from roller_svc.errors import ArgumentError, IndexRangeError
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
@@ -110,9 +113,10 @@ def test_row_39_replace_changes_what_follows_and_nothing_before() -> None:
         ({"a": np.zeros((3, 2), np.float32)}, "shape-mismatch"),
         ({"a": np.zeros((2, 3))}, "dtype-mismatch"),
         ({"a": [0.0]}, "not-an-array"),
+        ([1], "not-an-array"),
     ],
 )
-def test_row_39_a_replacement_that_does_not_fit_is_refused(arrays: dict[str, Any], code: str) -> None:
+def test_row_39_a_replacement_that_does_not_fit_is_refused(arrays: Any, code: str) -> None:
     model = compiled(graph({"x": tensor(2, 3)}, {}, [node("a", "C[i, j] = A[i, j] + 1", A="x")], "a"))
     event = next(model.step({"x": np.zeros((2, 3), np.float32)}))
     with pytest.raises(ArgumentError) as refusal:
@@ -282,3 +286,49 @@ def test_row_39_steps_stop_at_the_first_nan_and_at_a_node(capsys: pytest.Capture
         assert message in err
     assert main(("model", "run", str(file), "--dump", str(tmp_path))) == 2
     assert "--dump needs --step" in capsys.readouterr().err
+
+
+def test_row_39_dump_has_what_ran_until_a_difference_and_any_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file, dump = tmp_path / "model.json", tmp_path / "dump"
+    nodes = [node("file", "C[i] = A[i] + 1", A="x"), node("b", "C[i] = A[i] * 2", A="file"), node("c", "C[i] = A[i]", A="b")]
+    file.write_text(json.dumps(graph({"x": tensor(4)}, {}, nodes, "c")))
+    reference = tmp_path / "reference.npz"
+    np.savez(reference, b=np.full(4, 9, np.float32))
+    code, _, err = run_steps(capsys, str(file), "--dump", str(dump), "--bisect", str(reference))
+    assert code == 1
+    assert "node b " in err
+    with np.load(dump / "values.npz") as values:
+        assert sorted(values.files) == ["b", "file"]
+        np.testing.assert_array_equal(values["b"], 2 * values["file"])
+    assert [row["node"] for row in json.loads((dump / "steps.json").read_text())] == ["file", "b"]
+
+
+def test_row_39_bisect_refuses_files_that_are_damaged_or_have_no_numbers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    good, bad, model = tmp_path / "good.npz", tmp_path / "bad.npz", tmp_path / "model.json"
+    np.savez_compressed(good, a=np.arange(400.0))
+    whole = good.read_bytes()
+    header = io.BytesIO()
+    np.save(header, np.arange(4.0))
+    contents = [b"", whole[:200], whole[:60] + b"\xff" * 40 + whole[100:], header.getvalue()]
+    for old, new in ((b"}", b"("), (b"(4,)", b"(4 4"), (b"'<f8'", b"'|O'  ")):
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as opened:
+            opened.writestr("a.npy", header.getvalue().replace(old, new))
+        contents.append(archive.getvalue())
+    for content in contents:
+        bad.write_bytes(content)
+        with pytest.raises(ArgumentError) as refusal:
+            read_reference(str(bad))
+        assert refusal.value.code == "unreadable-file"
+    with zipfile.ZipFile(bad, "w") as opened:
+        opened.writestr("a.txt", b"text")
+    with pytest.raises(ArgumentError, match=r"a.txt in .* is not an array"):
+        read_reference(str(bad))
+    model.write_text(json.dumps(graph({"x": tensor(4)}, {}, [node("a", "C[i] = A[i] + 1", A="x")], "a")))
+    for array in (np.array(["one"] * 4), np.zeros(4, np.complex64), np.zeros(4, "datetime64[s]")):
+        np.savez(bad, a=array)
+        code, _, err = run_steps(capsys, str(model), "--bisect", str(bad))
+        assert code == 2
+        assert "--bisect: a has type" in err

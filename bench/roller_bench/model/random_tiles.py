@@ -69,7 +69,7 @@ class _View:
             return ()
         base = rng.choice(self._bases)
         if base not in self._blocks:
-            grown = scale_up(self.rules.block_level(base, EPSILONS[-1]), SearchTrace(MAX_VISITS), MAX_VISITS)
+            grown = scale_up(self.rules.block_level(base, EPSILONS[-1]), _trace(self.rules), MAX_VISITS)
             self._blocks[base] = (*grown.saturated, *grown.border)
         if not self._blocks[base]:
             return ()
@@ -87,6 +87,11 @@ class _View:
         return (1, *split_k_choices(p, block))
 
 
+def _trace(rules: Rules) -> SearchTrace:
+    """Return a trace that nothing reads."""
+    return SearchTrace(MAX_VISITS, rules.workload, "")
+
+
 def _bases(rules: Rules) -> tuple[ThreadTile, ...]:
     """Return all thread tiles that fit the registers; scale-up finds only few for some families."""
     if isinstance(rules, CpuConvolutionRules):
@@ -95,6 +100,6 @@ def _bases(rules: Rules) -> tuple[ThreadTile, ...]:
         return tuple(ThreadTile(tile) for tile in rules.any_tiles())
     bases: list[ThreadTile] = []
     for reduce_threads in rules.reduce_thread_choices():
-        grown = scale_up(rules.thread_level(reduce_threads), SearchTrace(MAX_VISITS), MAX_VISITS)
+        grown = scale_up(rules.thread_level(reduce_threads), _trace(rules), MAX_VISITS)
         bases += [ThreadTile(tile, reduce_threads) for tile in (*grown.saturated, *grown.border)]
     return tuple(bases)

@@ -4,6 +4,8 @@ The text has a case for each distinct function, so it depends on neither the num
 A vEU's rows are its instructions. An argument is a slot and an offset, as in ir/model_plan.py. A kernel may be launched
 several times, each time with the tables of other rOperators. Where a plan streams operands, one more warp of each block
 executes the Streams, whose rows are behind all others, and fills the pages of a ring (ring.py).
+
+While a vEU waits or executes, the arguments of its next row and the row after that are copied to shared memory.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ import numpy as np
 from roller_svc.analysis.happens_before import HappensBefore, check_plan
 from roller_svc.codegen.cuda.event_instructions import EVENT_WRAPPERS
 from roller_svc.codegen.cuda.function import FIRST_PAGE, WARP, TaskFunction, dialect_of, shared_memory
+from roller_svc.codegen.cuda.instructions import AMPERE
+from roller_svc.codegen.cuda.instructions import instruction as wrapper_of
 from roller_svc.codegen.cuda.ring import PageUse, Ring, check_ring, plan_ring, ring_text, ring_wrappers
 from roller_svc.codegen.cuda.task_kernel import (
     ARGUMENT_WORDS,
+    MAX_ARGUMENTS,
     MAX_COUNT,
     Table,
     TaskKernel,
@@ -37,7 +42,7 @@ from roller_svc.codegen.cuda.task_kernel import (
     slot_parameters,
     table_buffers,
 )
-from roller_svc.errors import InvariantError
+from roller_svc.errors import InvariantError, require
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.hardware import Arch, HardwareSpec
@@ -48,7 +53,11 @@ from roller_svc.ir.vdevice import Execute, Stream, VDevicePlan, WaitEvent
 
 EXECUTE, WAIT, STREAM = 1, 2, 3  # opcodes
 ARRIVES = 1  # flag of a row: its rTasks arrive at its event
+ARGUMENTS_BIT = 9  # of a row's first word: from there on the number of its arguments
 ROW_WORDS = 4
+WORD_BYTES = 4
+FETCHED_ROWS = 4  # in shared memory: one that is executed, the next one, and the one after that; a power of two
+FETCHED_ARGUMENTS = 2  # of how many rows
 POINTER_BYTES = 8
 BLOCK_BARRIER = 2  # the named barrier of the threads that execute rTasks, where others fill a ring
 SYNC = "sync"  # the name of the memory of events
@@ -92,6 +101,9 @@ def build_launches(name: str, runs: Sequence[PersistentRun], slots: Sequence[Buf
     operators = tuple(operator for run in runs for operator in run.operators)
     check_operators(operators, slots)
     functions = distinct_functions(operators)
+    most = max(len(each.parameters) for each in functions)
+    if most > MAX_ARGUMENTS:
+        raise InvariantError(f"an rOperator has {most} arguments, at most {MAX_ARGUMENTS}")
     ring = _plan_ring(functions, slots, hw)
     threads = block_threads(functions) if ring is None else _reader_threads(functions) + WARP
     if threads > hw.limits.max_threads_per_block:
@@ -150,7 +162,24 @@ def _plan_ring(functions: Mapping[TaskFunction, int], slots: Sequence[Buffer], h
     uses = [use for each in functions if each.is_streamed and (use := page_use(each)) is not None]
     if not uses:
         return None
-    return check_ring(plan_ring(uses, shared_bytes(functions), POINTER_BYTES * len(slots), hw), uses)
+    static = static_bytes(len(slots), max(len(each.parameters) for each in functions))
+    return check_ring(plan_ring(uses, shared_bytes(functions), static, hw), uses)
+
+
+def static_bytes(slots: int, most_arguments: int) -> int:
+    """Return the bytes of shared memory that a kernel has beside its rTasks and its ring: slots, rows and arguments.
+
+    Args:
+        slots: their number.
+        most_arguments: of an rOperator.
+    """
+    words = FETCHED_ROWS * ROW_WORDS + FETCHED_ARGUMENTS * most_arguments * ARGUMENT_WORDS
+    return POINTER_BYTES * slots + WORD_BYTES * words
+
+
+def fetches_ahead(arch: Arch) -> bool:
+    """Return whether rows and arguments arrive while a vEU waits. Without `cp.async` it waits for them."""
+    return arch >= AMPERE
 
 
 def page_use(function: TaskFunction) -> PageUse | None:
@@ -195,8 +224,8 @@ def _tables(
 
     With a ring also the first of each vEU's Streams with the end of the last, and then the pages of each vEU.
 
-    A row is {u8 opcode, u8 flags, u16 function, u32 arguments, u32 first, u16 count, u16 event}. A wait has the event's
-    arrivals as `first`.
+    A row is {u8 opcode, u1 arrives, u7 number of arguments, u16 function, u32 arguments, u32 first, u16 count, u16 event}.
+    A wait has the event's arrivals as `first`.
     """
     pages: list[int] = []
     arguments, first_argument = argument_table(operators)
@@ -209,7 +238,8 @@ def _tables(
             elif isinstance(instruction, Execute):
                 function = functions[operators[instruction.operator].function]
                 arrives = instruction.arrives is not None
-                code = EXECUTE | arrives * ARRIVES << 8 | function << 16
+                number = len(operators[instruction.operator].arguments)
+                code = EXECUTE | arrives * ARRIVES << 8 | number << ARGUMENTS_BIT | function << 16
                 event = (instruction.arrives or 0) << 16
                 end = instruction.first + instruction.count
                 for first in range(instruction.first, end, MAX_COUNT):
@@ -251,11 +281,43 @@ def _fill_loop(functions: Sequence[TaskFunction], readers: int) -> str:
   }}"""
 
 
+def _fetch_text(arch: Arch, threads: int, most_arguments: int) -> str:
+    """Return the functions that copy the rows of a vEU and their arguments to shared memory."""
+    inline = "__device__ __forceinline__ void"
+    copy, arrived = "copy_async_16(to, from, true);", "commit_copies();\n  await_copies<0>();"
+    if not fetches_ahead(arch):
+        copy, arrived = f"for (int word = 0; word < {ROW_WORDS}; word++) to[word] = from[word];", ""
+    return f"""{inline} fetch(unsigned int *to, const unsigned int *from) {{
+  {copy}
+}}
+{inline} fetch_row(unsigned int *fetched, const unsigned int *rows, unsigned int at) {{
+  if (threadIdx.x == 0) fetch(fetched + {ROW_WORDS} * (at % {FETCHED_ROWS}), rows + {ROW_WORDS} * at);
+}}
+{inline} fetch_arguments(unsigned int *fetched, const unsigned int *row, const unsigned int *arguments, unsigned int at) {{
+  unsigned int *const to = fetched + {ARGUMENT_WORDS * most_arguments} * (at % {FETCHED_ARGUMENTS});
+  for (unsigned int i = threadIdx.x; i < (row[0] >> {ARGUMENTS_BIT} & {MAX_ARGUMENTS}); i += {threads})
+    fetch(to + {ARGUMENT_WORDS} * i, arguments + {ARGUMENT_WORDS} * (row[1] + i));
+}}
+{inline} await_fetched() {{
+  {arrived}
+}}
+"""
+
+
+def _fetch_wrappers(arch: Arch) -> tuple[str, ...]:
+    """Return the wrappers that the functions above call."""
+    names = ("copy_async_16", "commit_copies", "await_copies") if fetches_ahead(arch) else ()
+    needs = (need for name in names for need in require(wrapper_of(name), f"instruction {name}").needs)
+    return tuple(dict.fromkeys((*needs, *names)))
+
+
 def _text(
     name: str, functions: Sequence[TaskFunction], slots: Sequence[Buffer], arch: Arch, ring: Ring | None, threads: int
 ) -> str:
     tables = "const unsigned int *rows, const unsigned int *starts, const unsigned int *arguments, "
-    wrappers, functions_of_ring, begin, fill = tuple(EVENT_WRAPPERS), "", "", ""
+    wrappers = (*EVENT_WRAPPERS, *_fetch_wrappers(arch))
+    most = max(len(each.parameters) for each in functions)
+    readers, functions_of_ring, begin, fill = threads, "", "", ""
     meet, any_of, leave = "__syncthreads()", "__syncthreads_or(is_over)", "return;"
     if ring is not None:
         readers = threads - WARP
@@ -271,28 +333,42 @@ def _text(
         return;
       }}"""
     tables += "unsigned int *sync"
-    return f"""{function_texts(functions, wrappers, arch, functions_of_ring)}
+    fetch = _fetch_text(arch, readers, most)
+    return f"""{function_texts(functions, wrappers, arch, functions_of_ring + fetch)}
 extern "C" __global__ void __launch_bounds__({threads}, 1)
 {name}({tables}, {slot_parameters(slots)}) {{
 {slot_declaration(functions, slots)}
+  __shared__ __align__(16) unsigned int fetched_rows[{FETCHED_ROWS * ROW_WORDS}];
+  __shared__ __align__(16) unsigned int fetched_arguments[{FETCHED_ARGUMENTS * most * ARGUMENT_WORDS}];
   const unsigned int next_epoch = sync[0] + 1;
-  const unsigned int end = starts[blockIdx.x + 1];{begin}
+  const unsigned int start = starts[blockIdx.x], end = starts[blockIdx.x + 1];{begin}
+  if (start < end && threadIdx.x < {readers}) {{
+    fetch_row(fetched_rows, rows, start);
+    fetch_arguments(fetched_arguments, rows + {ROW_WORDS} * start, arguments, start);
+    if (start + 1 < end) fetch_row(fetched_rows, rows, start + 1);
+    await_fetched();
+  }}
   __syncthreads();{fill}
-  for (unsigned int at = starts[blockIdx.x]; at < end; at++) {{
-    const unsigned int *const row = rows + {ROW_WORDS} * at;
+  for (unsigned int at = start; at < end; at++) {{
+    const unsigned int *const row = fetched_rows + {ROW_WORDS} * (at % {FETCHED_ROWS});
     const unsigned int code = row[0], first = row[2], count = row[3] & 0xffff, event = row[3] >> 16;
+    if (at + 1 < end)
+      fetch_arguments(fetched_arguments, fetched_rows + {ROW_WORDS} * ((at + 1) % {FETCHED_ROWS}), arguments, at + 1);
+    if (at + 2 < end) fetch_row(fetched_rows, rows, at + 2);
     if ((code & 0xff) == {WAIT}) {{
       int is_over = 0;
       if (threadIdx.x == 0) is_over = !event_wait(sync, event, next_epoch * first, at);
+      await_fetched();
       if ({any_of}) {leave}
       continue;
     }}
-    const unsigned int *const argument = arguments + {ARGUMENT_WORDS} * row[1];
+    const unsigned int *const argument = fetched_arguments + {ARGUMENT_WORDS * most} * (at % {FETCHED_ARGUMENTS});
     for (unsigned int i = 0; i < count; i++) {{
       const int task = (int)(first + i);
       switch (code >> 16) {{
 {function_cases(functions, has_ring=ring is not None)}
       }}
+      await_fetched();
       {meet};
     }}
     if (threadIdx.x == 0 && (code >> 8 & {ARRIVES})) event_arrive(sync, event, count);

@@ -18,6 +18,7 @@ from roller_svc.ir.model_plan import Address
 
 Table = NDArray[np.uint32]
 ARGUMENT_WORDS = 4  # {u32 slot, u32 0, u64 offset}
+MAX_ARGUMENTS = (1 << 7) - 1  # of an rOperator of a persistent kernel
 MAX_COUNT = (1 << 16) - 1  # of rTasks of a row, functions and events
 MAX_SLOTS = 480  # pointers in the 4096 bytes of a kernel's parameters
 

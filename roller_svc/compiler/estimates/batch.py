@@ -16,6 +16,8 @@ from roller_svc.compiler.estimates.worker import (
     EstimateResult,
     EstimateTask,
     ProgramText,
+    StoryTask,
+    Task,
     compute_estimates,
     error_result,
 )
@@ -25,6 +27,7 @@ from roller_svc.compiler.plans import TargetEstimate, estimate_program
 from roller_svc.compiler.request import (
     read_options,
     read_top_k,
+    request_json,
     validate_expression,
     validate_outputs,
     validate_target,
@@ -37,7 +40,7 @@ from roller_svc.ir.canonical import digest
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.options import EstimateOptions
-from roller_svc.ir.report import Plan
+from roller_svc.ir.report import BuildRequest, Plan
 
 # Capacities of the caches: device specs, errors of rejected programs, and results of one program on one device.
 MAX_SPECS, MAX_REJECTION_BYTES, MAX_RESULT_BYTES = 256, 4 << 20, 24 << 20
@@ -46,7 +49,7 @@ TIMED_OUT = error_result(EstimatesTimeoutError("estimate request timed out"))
 
 T = TypeVar("T")
 R = TypeVar("R")
-Compute = Callable[[Sequence[EstimateTask], Deadline], list[EstimateResult]]
+Compute = Callable[[Sequence[Task], Deadline], list[EstimateResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,20 @@ class EstimateCache:
             ItemResult(index, target, results[query.key] if isinstance(query, _Query) else query)
             for index, target, query in queries
         ]
+
+    def story(self, request: BuildRequest, deadline: Deadline) -> bytes:
+        """Return the story of a request as JSON text, or an object with `error`."""
+        device = self._device(request.hardware or request.target)
+        content = json.dumps(request_json(request), sort_keys=True)
+        key = _hash(f"story {device.digest} {content}".encode())
+        known = self._results.get(key)
+        if known is not None:
+            return known
+        (result,) = self._compute([StoryTask(request, (device.spec,))], deadline)
+        if result.device_results:
+            self._results.put(key, result.device_results[0], _weight(result.device_results[0]))
+            return result.device_results[0]
+        return result.rejection or result.transient_error or TIMED_OUT
 
     def _look_up_or_compute(self, queries: Sequence[_Query], top_k: int, deadline: Deadline) -> dict[bytes, bytes]:
         """Return the result of each query; compute missing ones, all devices of a program in one task."""
@@ -227,13 +244,13 @@ def _read_item(item: Item) -> tuple[ProgramText, EstimateOptions]:
     expression, inputs = validate_expression(item.expression), tensor_types(item.inputs)
     outputs = validate_outputs(item.outputs)
     options = EstimateOptions(**read_options(EstimateOptions, item.options, inputs))
-    return ProgramText(expression, inputs, outputs, options.donate), options
+    return ProgramText(expression, inputs, outputs, options.donate, options.constants), options
 
 
 def _text_digest(text: ProgramText) -> bytes:
     """Hash the text, not the parsed program: a reformatted program has another digest."""
     inputs = [(name, type_.dtype.value, type_.shape) for name, type_ in text.inputs]
-    return _hash(repr((text.expression, inputs, text.outputs, text.donate)).encode())
+    return _hash(repr((text.expression, inputs, text.outputs, text.donate, text.constants)).encode())
 
 
 def _hash(content: bytes) -> bytes:

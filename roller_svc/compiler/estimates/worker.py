@@ -6,19 +6,22 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from roller_svc.compiler.donation import donate_targets
+from roller_svc.compiler.explain import explain_request
 from roller_svc.compiler.notes import add_notes
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import TargetEstimate, estimate_program
 from roller_svc.compiler.serialize import Json, error_json, floor_json, plan_json, roofline_json
 from roller_svc.errors import RollerError
 from roller_svc.frontend.parse import parse_forms
+from roller_svc.ir.canonical import to_json
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Forms, TensorType
+from roller_svc.ir.report import BuildRequest
 
 SLICE_S = 0.05  # time slice of a chunk: a worker starts no further estimate after it
 CACHED_PROGRAMS = 4  # most recently parsed: the devices of a program may be split over several slices
@@ -33,11 +36,12 @@ class ProgramText:
     inputs: tuple[tuple[str, TensorType], ...]
     outputs: tuple[str, ...] | None
     donate: tuple[str, ...] = ()  # inputs that its scatters overwrite
+    constants: tuple[str, ...] = ()  # inputs that stay the same between calls
 
     def parse(self) -> Forms:
         """Parse and check the forms of the program. Raises InputError."""
         forms = parse_forms(self.expression, dict(self.inputs), self.outputs)
-        return tuple(donate_targets(program, self.donate) for program in forms)
+        return tuple(donate_targets(replace(program, constants=self.constants), self.donate) for program in forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,17 @@ class EstimateTask:
     top_k: int
     constraints: ScheduleConstraints
     strict: bool = False  # notes are errors
+
+
+@dataclass(frozen=True, slots=True)
+class StoryTask:
+    """A request to explain for a device, the only one of `specs`."""
+
+    request: BuildRequest
+    specs: tuple[HardwareSpec, ...]
+
+
+Task = EstimateTask | StoryTask
 
 
 @dataclass(slots=True)
@@ -89,7 +104,7 @@ class Deadline:
         self._deadline_s = -math.inf
 
 
-def compute_estimates(tasks: Sequence[EstimateTask], deadline: Deadline) -> list[EstimateResult]:
+def compute_estimates(tasks: Sequence[Task], deadline: Deadline) -> list[EstimateResult]:
     """Estimate the programs in this process until the deadline."""
     results = [EstimateResult() for _ in tasks]
     for task, result in zip(tasks, results, strict=True):
@@ -98,7 +113,7 @@ def compute_estimates(tasks: Sequence[EstimateTask], deadline: Deadline) -> list
     return results
 
 
-def estimate_slice(tasks: Sequence[EstimateTask]) -> list[EstimateResult]:
+def estimate_slice(tasks: Sequence[Task]) -> list[EstimateResult]:
     """Estimate the first programs for one time slice, at least one device."""
     deadline_s = time.monotonic() + SLICE_S
     results: list[EstimateResult] = []
@@ -139,11 +154,14 @@ def compact_json(value: Json) -> bytes:
 
 def _fill_result(
     result: EstimateResult,
-    task: EstimateTask,
+    task: Task,
     partitions_of: Callable[[ProgramText], PartitionCache],
     has_time: Callable[[], bool],
 ) -> None:
     """Add the program's error, or the results of its devices while `has_time`."""
+    if isinstance(task, StoryTask):
+        result.device_results += [_story(replace(task.request, hardware=spec)) for spec in task.specs]
+        return
     try:
         partitions = partitions_of(task.program)
     except RollerError as error:
@@ -159,6 +177,13 @@ def _device_result(partitions: PartitionCache, spec: HardwareSpec, task: Estimat
     try:
         found = estimate_program(partitions, spec, task.top_k, task.constraints)
         return compact_json(target_estimate_json(add_notes(partitions, found, task.constraints, strict=task.strict)))
+    except RollerError as error:
+        return error_result(error)
+
+
+def _story(request: BuildRequest) -> bytes:
+    try:
+        return compact_json(to_json(explain_request(request)))
     except RollerError as error:
         return error_result(error)
 

@@ -43,7 +43,7 @@ def place_nodes(graph: Graph, labels: Mapping[str, str], target: HardwareSpec) -
 
     Args:
         graph: the graph, with the labels of its source.
-        labels: devices by a node's name or by a pattern with `*`. Later ones count, and count more than the graph's.
+        labels: devices by a node's name, or else by a pattern with `*`. Later ones count, and count more than the graph's.
         target: the device of nodes without a label.
 
     Raises ArgumentError for a pattern without a node, or a device that there is not.
@@ -51,7 +51,7 @@ def place_nodes(graph: Graph, labels: Mapping[str, str], target: HardwareSpec) -
     chosen = dict(graph.devices)
     names = [node.name for node in graph.nodes]
     for pattern, device in labels.items():
-        matching = [name for name in names if fnmatchcase(name, pattern)]
+        matching = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
             raise ArgumentError(
                 f"devices: no node is called {pattern!r:.80}; the first are {', '.join(names[:10])}", code="unknown-argument"

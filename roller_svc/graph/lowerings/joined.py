@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from roller_svc.codegen.cuda.copy_task import copy_function
 from roller_svc.codegen.cuda.function import TaskFunction
+from roller_svc.codegen.cuda.persistent import static_bytes
 from roller_svc.codegen.cuda.ring import WARP, PageUse, Ring, plan_ring
-from roller_svc.codegen.cuda.task_kernel import MAX_SLOTS, Table, TaskKernel, TaskOperator
+from roller_svc.codegen.cuda.task_kernel import MAX_ARGUMENTS, MAX_SLOTS, Table, TaskKernel, TaskOperator
 from roller_svc.errors import require
 from roller_svc.graph.lowerings.lowering import LoadTasks, Refusal, UnrolledPlan
 from roller_svc.graph.memory import align
@@ -38,7 +39,7 @@ TOO_LARGE_CODE = "persistent-too-large"
 MAX_OPERATORS = 1 << 14  # of a call
 MAX_NODE_CHARACTERS = 1024  # of a step's name
 TABLE_READS = 2  # one after the other
-_POINTER_BYTES = 8
+COPY_ARGUMENTS = 2
 
 
 def refuse_device(hw: HardwareSpec) -> Refusal | None:
@@ -86,6 +87,8 @@ def find_step_refusal(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> st
         return None if step.bytes else "it copies nothing"
     if step.kernel >= len(unrolled.kernels):
         return "its kernel is not known"
+    if len(step.arguments) > MAX_ARGUMENTS:
+        return f"it has {len(step.arguments)} operands, at most {MAX_ARGUMENTS}"
     return unrolled.kernels[step.kernel].refused
 
 
@@ -110,7 +113,7 @@ def ring_of(unrolled: UnrolledPlan, hw: HardwareSpec) -> Ring | None:
     if not uses:
         return None
     others = _joint_needs(unrolled, is_streamed=True)
-    static = _POINTER_BYTES * (FIRST_INPUT + len(unrolled.plan.tensors))
+    static = _static_bytes(unrolled)
     ring = plan_ring(uses, others.shared_bytes - static, static, hw)
     return None if ring is None or exceeded_limits(_with_ring(others, ring, static), hw) else ring
 
@@ -166,17 +169,22 @@ def occupancy_factors(unrolled: UnrolledPlan, hw: HardwareSpec, most: int | None
 
 
 def table_seconds(waves: int, hw: HardwareSpec) -> float:
-    """Return the seconds that blocks wait for their tables: in each wave the row of an rTask, and then its arguments."""
+    """Return the seconds that blocks wait for their tables: each time for the row of an rTask, then for its arguments."""
     return waves * TABLE_READS * hw.levels[0].latency_s
 
 
 def _joint_needs(unrolled: UnrolledPlan, *, is_streamed: bool = False) -> BlockResources:
     """Return the most of any step. `is_streamed`: steps that stream have no pages, and no addresses of their copies."""
     needs = [_needs(unrolled, step, is_streamed=is_streamed) for step in unrolled.steps if isinstance(step, KernelStep)]
-    slots = FIRST_INPUT + len(unrolled.plan.tensors)
-    shared = max((each.shared_bytes for each in needs), default=0) + _POINTER_BYTES * slots
+    shared = max((each.shared_bytes for each in needs), default=0) + _static_bytes(unrolled)
     threads = max((each.threads for each in needs), default=1)
     return BlockResources(threads, max((each.registers_per_thread for each in needs), default=1), shared)
+
+
+def _static_bytes(unrolled: UnrolledPlan) -> int:
+    """Return the bytes of shared memory of a kernel of all beside its rTasks."""
+    arguments = max(len(step.arguments) if isinstance(step, KernelStep) else COPY_ARGUMENTS for step in unrolled.steps)
+    return static_bytes(FIRST_INPUT + len(unrolled.plan.tensors), arguments)
 
 
 def _needs(unrolled: UnrolledPlan, step: KernelStep, *, is_streamed: bool = False) -> BlockResources:

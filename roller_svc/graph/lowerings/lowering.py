@@ -116,6 +116,15 @@ def step_seconds(unrolled: UnrolledPlan, step: KernelStep | CopyStep, hw: Hardwa
     return seconds + sum(size for _, size in step.zeroed) / bandwidth
 
 
+def moved_bytes(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> int:
+    """Return the bytes that a step moves between memory and device, each operand once."""
+    if isinstance(step, CopyStep):
+        return 2 * step.bytes
+    source = unrolled.plan.kernels[step.kernel].source
+    sizes = {buffer.symbol: buffer.bytes for buffer in source.buffers}
+    return sum(sizes[symbol] for symbol in source.launches[step.launch].operands)
+
+
 def count_operations(unrolled: UnrolledPlan) -> int:
     """Return how many kernels, copies and fills with zeros a call has."""
     return sum(1 + len(step.zeroed) if isinstance(step, KernelStep) else 1 for step in unrolled.steps)

@@ -5,11 +5,11 @@ Steps that cannot be rTasks are launches of their own. Those between them are ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from roller_svc.codegen.cuda.persistent import PersistentRun, build_launches
+from roller_svc.codegen.cuda.persistent import PersistentRun, build_launches, fetches_ahead
 from roller_svc.codegen.cuda.ring import PageUse, Ring
 from roller_svc.codegen.cuda.task_kernel import TaskKernel
 from roller_svc.errors import InvariantError, require
@@ -38,6 +38,7 @@ from roller_svc.graph.lowerings.lowering import (
     count_operations,
     kernel_seconds,
     launch_seconds,
+    moved_bytes,
     step_seconds,
 )
 from roller_svc.graph.lowerings.segments import cut_into_segments
@@ -152,42 +153,55 @@ def _cut_at(unrolled: UnrolledPlan, refusals: Sequence[str | None], hw: Hardware
 
 
 def _join(part: UnrolledPlan, steps: tuple[int, ...], factors: Sequence[float], ring: Ring | None, hw: HardwareSpec) -> _Segment:
-    """Return a segment that is one launch with one block a core: its work, a signal and a wait between waves."""
-    limits = hw.limits
-    cooperative_s, signal_s, wait_s = (
-        require(each, "time in the limits of a device") for each in (limits.cooperative_launch_s, limits.signal_s, limits.wait_s)
-    )
+    """Return a segment that is one launch with one block a core: its work, and what comes before each wave."""
+    cooperative_s = require(hw.limits.cooperative_launch_s, "limits.cooperative_launch_s")
     waves = find_waves(part.predecessors)
-    seconds = kernel_seconds(part, hw, factors)
-    seconds += table_seconds(len(waves), hw) + (len(waves) - 1) * (signal_s + wait_s)
-    seconds += cooperative_s + limits.launch_overhead_s  # the fill of the events with zeros
+    waits = [table_seconds(1, hw), *(len(waves) - 1) * [gap_seconds(hw)]]
+    seconds = kernel_seconds(part, hw, factors) + sum(waits)
+    seconds += cooperative_s + hw.limits.launch_overhead_s  # the fill of the events with zeros
     if ring is None:
         return _Segment(part, steps, is_joined=True, seconds=seconds)
     uses = {number: use for number, step in enumerate(part.steps) if (use := page_use_of(part, step)) is not None}
-    streams = [_wave_stream(part, [(number, uses[number]) for number in wave if number in uses], hw) for wave in waves]
-    waits = [table_seconds(1, hw) + (signal_s + wait_s) * (number > 0) for number in range(len(waves))]
+    streams = [_wave_stream(part, wave, uses, hw) for wave in waves]
     hidden_s = hidden_seconds(streams, waits, ring.bytes * hw.num_cores, hw.levels[0].bandwidth_bytes_per_s)
     gained = RingEstimate(ring.pages, ring.page_bytes, sum(use.bytes for use in uses.values()), hidden_s) if uses else None
     return _Segment(part, steps, is_joined=True, seconds=seconds - hidden_s, streamed=frozenset(uses), ring=gained)
 
 
+def gap_seconds(hw: HardwareSpec) -> float:
+    """Return the seconds from the end of a wave to the start of the next one.
+
+    The row of its first rTask is in shared memory, and its arguments arrive meanwhile. A device that cannot copy ahead
+    then waits for both.
+    """
+    limits = hw.limits
+    signal_s, wait_s = (require(each, "time in the limits of a device") for each in (limits.signal_s, limits.wait_s))
+    if fetches_ahead(hw.arch):
+        return max(signal_s + wait_s, hw.levels[0].latency_s)
+    return signal_s + wait_s + table_seconds(1, hw)
+
+
 class WaveStream(NamedTuple):
-    """The bytes that a wave streams, and the seconds that it takes less if they are there when it begins."""
+    """What a wave streams, and when it leaves memory idle."""
 
     bytes: int
-    saved_s: float
+    saved_s: float  # that it takes less if they are there when it begins
+    idle_s: float = 0.0  # of memory, if nothing is there when the wave begins
 
 
-def _wave_stream(part: UnrolledPlan, uses: Sequence[tuple[int, PageUse]], hw: HardwareSpec) -> WaveStream:
-    saved = (max(0.0, step_seconds(part, part.steps[number], hw) - use.busy_s) for number, use in uses)
-    return WaveStream(sum(use.bytes for _, use in uses), sum(saved))
+def _wave_stream(part: UnrolledPlan, wave: Sequence[int], uses: Mapping[int, PageUse], hw: HardwareSpec) -> WaveStream:
+    seconds = {number: step_seconds(part, part.steps[number], hw) for number in wave}
+    streamed = [number for number in wave if number in uses]
+    saved_s = sum(max(0.0, seconds[number] - uses[number].busy_s) for number in streamed)
+    moved = sum(moved_bytes(part, part.steps[number]) for number in wave)
+    idle_s = max(0.0, sum(seconds.values()) - moved / hw.levels[0].bandwidth_bytes_per_s)
+    return WaveStream(sum(uses[number].bytes for number in streamed), saved_s, idle_s)
 
 
 def hidden_seconds(streams: Sequence[WaveStream], waits: Sequence[float], ring_bytes: float, bytes_per_s: float) -> float:
-    """Return the seconds of waits during which weights arrive that waves need later.
+    """Return the seconds that waves take less because weights have arrived before them.
 
-    A ring fills while the device waits. It is not counted that it fills during waves too: those that do not stream, or
-    that compute for longer than they fetch.
+    The warp that fills a ring never waits for a wave: it fetches whenever memory moves nothing else, and a page is free.
 
     Args:
         streams: what each wave streams.
@@ -199,10 +213,10 @@ def hidden_seconds(streams: Sequence[WaveStream], waits: Sequence[float], ring_b
     coming = sum(each.bytes for each in streams)
     for own, wait_s in zip(streams, waits, strict=True):
         fetched = min(fetched + wait_s * bytes_per_s, ring_bytes, coming)
-        saved_s = min(fetched, own.bytes) / bytes_per_s
-        hidden_s += min(saved_s, own.saved_s)
-        fetched = max(0.0, fetched - own.bytes)
+        gained_s = min(min(fetched, own.bytes) / bytes_per_s, own.saved_s)
+        hidden_s += gained_s
         coming -= own.bytes
+        fetched = min(fetched + (own.idle_s - gained_s) * bytes_per_s, ring_bytes, coming)
     return hidden_s
 
 

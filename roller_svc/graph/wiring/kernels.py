@@ -33,6 +33,7 @@ from roller_svc.ir.model_plan import KernelStep, ModelPlan
 from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.binding import Array
+from roller_svc.runtime.forked import find_fatal_end
 from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
 from roller_svc.runtime.graphs.switchable import BoundModel, SwitchableModel
 from roller_svc.runtime.saved.plan_json import plan_to_json
@@ -49,6 +50,7 @@ CALLS, CALLS_S = 20, 0.3  # of a trial
 ROUNDS, CALLS_OF_ROUND = 8, 5  # in turns, of the kernels chosen alone and of those chosen in the model
 TOLERANCE = 1e-2  # of results of other kernels, relative to the greatest
 MIN_GAIN = 1.01  # of kernels that replace those chosen alone
+HANG_S, HANG_RATIO = 10.0, 1000.0  # a first call that takes longer than the sum, with the ratio to a call in use, hangs
 EXACT_SAMPLES = 3  # random inputs for which results must have equal bits
 COMMITTED = "committed"
 OUT_OF_RANGE = "random inputs are indices out of range: choices cannot be checked"
@@ -123,6 +125,11 @@ class Tuning:
         """Return the assignment, and what it is based on, for the report of a model."""
         return {"chosen": dict(self.chosen), "trials": self.trials, "gain": self.gain, "notes": list(self.notes)}
 
+    def to_document(self) -> dict[str, Any]:
+        """Return all that is known of the choices, as JSON-compatible values."""
+        history = [{"choices": dict(each.choices), "seconds": dict(each.seconds)} for each in self.history]
+        return {"tree": self.tree, **self.to_json(), "history": history}
+
 
 class Timer(Protocol):
     """A way to measure models. It returns None where a model has failed, or the machine was too busy."""
@@ -178,7 +185,9 @@ class KernelChoices:
         self._switchable = open_switchable(self.plan, sources)
         self.by_fastest = self.bind(self.plan)
         self._samples = [draw_sample(self.plan, seed) for seed in range(EXACT_SAMPLES if exact else 1)]
+        start_s = time.perf_counter()
         self._expected = [_run_once(self.by_fastest, sample) for sample in self._samples]
+        self._limit_s = HANG_S + HANG_RATIO * (time.perf_counter() - start_s)
         self._checked: dict[tuple[str, int], bool] = {}
         self.removed: dict[str, dict[str, str]] = {}
 
@@ -219,7 +228,10 @@ class KernelChoices:
         return self._checked[name, choice]
 
     def find_fault(self, model: BoundModel) -> str:
-        """Return why a model may not answer calls; \"\" if its results are right."""
+        """Return why a model may not answer calls; \"\" if its results are right. Its first calls are in a fork (ADR 0101)."""
+        fatal = find_fatal_end(lambda: [_run_once(model, sample) for sample in self._samples], self._limit_s)
+        if fatal:
+            return fatal
         for sample, expected in zip(self._samples, self._expected, strict=True):
             try:
                 results = _run_once(model, sample)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from roller_svc.analysis.step_order import check_operands, find_predecessors
-from roller_svc.errors import IndexRangeError, LaunchError
+from roller_svc.errors import IndexRangeError, LaunchError, RollerWarning
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, ModelPlan, unroll_steps
 from roller_svc.runtime.binding import Array, Binding, NumpyArrays
@@ -53,19 +54,28 @@ class EmulatedModel:
         self._compile_cxx = compile_cxx
         self._seed, self._races = seed, races
         self._buffers = call_buffers(plan)
-        self._steps = tuple(unroll_steps(plan.steps))
+        self._steps = self._runnable_steps()
         check_operands(plan, (*unroll_steps(plan.prepack), *self._steps))
         self._modules: dict[tuple[int, int], EmulatorModule] = {}
         self._packed: Array | None = None
 
-        for step, _ in find_cooperative(plan, self._steps):
-            blocks = math.prod(plan.kernels[step.kernel].source.launches[step.launch].grid)
-            if blocks > MAX_TOGETHER:
-                raise LaunchError(
-                    f"a kernel of {plan.name} has {blocks} blocks that run together, and the emulator runs at most {MAX_TOGETHER}: "
-                    'plan="waves" has the same functions',
-                    code="persistent-too-large",
-                )
+    def _runnable_steps(self) -> tuple[KernelStep | CopyStep, ...]:
+        """Return the steps of a call: the plan's, or its fallback where too many blocks would have to run together.
+
+        Raises LaunchError (persistent-too-large) if the plan has no fallback then.
+        """
+        plan = self.plan
+        steps = tuple(unroll_steps(plan.steps))
+        launches = [plan.kernels[step.kernel].source.launches[step.launch] for step, _ in find_cooperative(plan, steps)]
+        blocks = max((math.prod(launch.grid) for launch in launches), default=0)
+        if blocks <= MAX_TOGETHER:
+            return steps
+        message = f"a kernel of {plan.name} has {blocks} blocks that run together, and the emulator runs at most {MAX_TOGETHER}"
+        fallback = tuple(unroll_steps(plan.fallback))
+        if not fallback:
+            raise LaunchError(f'{message}: plan="waves" has the same functions', code="persistent-too-large")
+        warnings.warn(f'{message}: {plan.name} runs as launches; plan="waves" has the same functions', RollerWarning, stacklevel=4)
+        return fallback
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Return the outputs by name. Raises as EmulatorModule.run does; an index out of range names its node."""

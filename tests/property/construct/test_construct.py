@@ -31,6 +31,7 @@ from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAccess, TileAxis
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.search import SearchKind
 from roller_svc.perf.footprint import footprint
 
 GPUS = ("nvidia-v100-sxm2", "nvidia-h200-sxm", "nvidia-k80", "amd-mi50", "graphcore-mk2")
@@ -276,12 +277,13 @@ def test_trace_is_data_and_the_same_every_time(group: KernelGroup) -> None:
     hw = hardware.load("nvidia-v100-sxm2")
     construction = built(group, hw)
     assert construction == built(group, hw)
-    assert len(construction.trace) <= construction.tiles_visited
-    rules = {rule for rule, _ in construction.rejections}
-    for step in construction.trace:
-        assert step.footprint_bytes > 0
-        assert step.reuse_score >= 0
-        assert step.decision in {"accepted", "shrunk"} | rules or step.decision.startswith("grown ")
+    for search in construction.searches:
+        for number, visit in enumerate(search.visits):
+            assert visit.metrics.footprint_bytes > 0
+            if search.kind is SearchKind.SCALE_UP and number:
+                assert visit.parent is not None
+            assert visit.parent is None or visit.parent < number
+            assert visit.limit is None or visit.limit.needs > visit.limit.has
 
 
 @QUIET
@@ -291,9 +293,10 @@ def test_scale_up_grows_one_axis_at_a_time_until_capacity(m: int, n: int, k: int
     group = matmul(m, n, k)
     rules = SimtContractionRules(prepare(group, hw, hw.unit_for(DType.FLOAT32))[1])
     stage = rules.block_level(ThreadTile((1, 4, 4, 1)), epsilon)
-    log = SearchTrace(budget=10_000)
+    log = SearchTrace(10_000, rules.workload, "family")
     grown = scale_up(stage, log, 10_000)
-    first, *others = (step.extents for step in log.steps)
+    (search,) = log.searches
+    first, *others = (visit.tile for visit in search.visits)
     assert first == tuple(steps[0] for steps in stage.steps)
     earlier = [first]
     for tile in others:
@@ -307,9 +310,13 @@ def test_scale_up_grows_one_axis_at_a_time_until_capacity(m: int, n: int, k: int
     large = {t for t in every if stage.is_saturated(t)}
     assert set(grown.saturated) == large
     assert set(grown.border) == set(every) - large
-    for step in log.steps:
-        if step.decision == "shared memory":
-            assert step.footprint_bytes > hw.limits.shared_bytes_per_block
+    assert search.saturated == large
+    for tile, parent, metrics, _ in search.visits:
+        if parent is not None:
+            before = search.visits[parent].tile
+            assert sum(a != b for a, b in zip(before, tile, strict=True)) == 1
+        if metrics.too_large is not None and metrics.too_large.rule == "shared memory":
+            assert metrics.too_large == ("shared memory", metrics.footprint_bytes, hw.limits.shared_bytes_per_block)
 
 
 dims = st.lists(
@@ -381,4 +388,4 @@ def test_small_contraction_fills_the_device() -> None:
     ranked, construction = rank(group, hw, hw.unit_for(DType.FLOAT32), 10)
     assert 2 * ranked[0].program.grid > hw.num_cores  # splits are powers of two, and fewer parts are cheaper to join
     assert any(p.split_k == 1 and p.grid >= hw.num_cores for p in construction.programs)
-    assert any(step.decision == "shrunk" for step in construction.trace)
+    assert any(search.kind is SearchKind.SCALE_OUT and len(search.visits) > 1 for search in construction.searches)

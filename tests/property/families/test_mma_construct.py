@@ -150,7 +150,7 @@ def test_scale_up_finds_what_brute_force_finds(m: int, n: int, k: int, warp: tup
     group = matmul(m, n, k)
     rules = rules_of(group, hw, unit(hw, "mma_f16"))
     stage = rules.block_level(ThreadTile((*warp, 1), 32), EPSILONS[-1])
-    grown = scale_up(stage, SearchTrace(budget=10_000), 10_000)
+    grown = scale_up(stage, SearchTrace(10_000, rules.workload, "family"), 10_000)
     every = [tile for tile in itertools.product(*stage.steps) if not any(stage.evaluate(tile)[2:])]
     # growth stops at what is too large; alignments that growth mends do not stop it
     reached = {tile for tile in every if any(step == tile for step in (*grown.saturated, *grown.border))}
@@ -171,7 +171,7 @@ def test_warp_tiles_are_the_best_of_their_size(m: int, n: int) -> None:
     hw = hardware.load("nvidia-a100-sxm-80gb")
     rules = rules_of(matmul(m, n, 512), hw, unit(hw, "mma_f16"))
     stage = rules.thread_level(32)
-    chosen = rules.rank_thread_tiles(scale_up(stage, SearchTrace(budget=10_000), 10_000), 32)
+    chosen = rules.rank_thread_tiles(scale_up(stage, SearchTrace(10_000, rules.workload, "family"), 10_000), 32)
     fitting = [tile for tile in itertools.product(*stage.steps) if not stage.evaluate(tile).too_large]
     for tile in chosen:
         alike = [t for t in fitting if (t[0] * t[1]).bit_length() == (tile[0] * tile[1]).bit_length()]

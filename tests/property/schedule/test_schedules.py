@@ -13,8 +13,10 @@ from sampling import examples
 from schedule_support import PROGRAMS, compiled, inputs_of, interpreted, judged
 
 from roller_svc.errors import ScheduleError
+from roller_svc.ir.program import StatementKind
 from roller_svc.schedule.by_hand import read_steps, schedule_by_hand
 from roller_svc.schedule.default import default_schedule
+from roller_svc.schedule.nest_statements import acc_name
 from roller_svc.schedule.schedule import UPDATE, At, Schedule
 from roller_svc.schedule.step_json import format_document
 from roller_svc.schedule.step_text import format_steps
@@ -27,7 +29,7 @@ RULES = {
 FACTORS = (1, 2, 3, 4, 5, 8, 0, -2, 100)
 Numbers = tuple[int, ...]
 steps: st.SearchStrategy[list[Numbers]] = st.lists(
-    st.tuples(st.integers(0, 17), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12
+    st.tuples(st.integers(0, 20), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12
 )
 names = st.sampled_from(sorted(PROGRAMS))
 
@@ -76,6 +78,10 @@ def step_of(schedule: Schedule, numbers: Numbers) -> Step:
             return Step("inline", producer)
         case 16:
             return Step("rename", stage.name, (("loop", loop), ("name", f"r{c}")))
+        case 17 | 18:
+            return Step("accumulate_at", (producer, stage.name)[b % 4 == 3], (("loop", loop),))
+        case 19:
+            return Step("store_in", producer, (("scope", ("registers", "stack")[b % 2]),))
         case _:
             return Step("serial", stage.name, (("loop", loop),))
 
@@ -131,10 +137,14 @@ def test_text_and_json_have_the_same_steps(name: str, chosen: list[Numbers]) -> 
 
 
 def means_nothing(refusal: Refusal) -> bool:
-    """Whether a step moves an output, computes a function in itself, or needs a second loop where there is one."""
+    """Whether a step moves an output, accumulates a map, computes a function in itself, or lacks a second loop."""
     step, values = refusal.step, dict(refusal.step.values)
     if step.operation.subject == "producer":
         return step.subject in refusal.before.outputs or str(values.get("stage")).removesuffix(UPDATE) == step.subject
+    if step.op == "accumulate_at":  # a map, or a function that is already the accumulator of one
+        function = refusal.before.owner(step.subject)
+        names = [f.name for f in refusal.before.functions]
+        return function.statement.kind is StatementKind.MAP and acc_name(function.name) not in names
     return step.op in ("reorder", "fuse", "tile") and len(refusal.before.stage(step.subject).loops) < 2
 
 
@@ -147,7 +157,7 @@ def test_most_hints_are_legal_steps() -> None:
     hints: list[Step | None] = []
     while len(hints) < 200:
         name = numbers.choice(("matmul", "blur", "softmax", "windowed"))
-        chosen = [tuple(numbers.randrange(18 if i == 0 else 31) for i in range(4)) for _ in range(6)]
+        chosen = [tuple(numbers.randrange(21 if i == 0 else 31) for i in range(4)) for _ in range(6)]
         for refusal in follow(name, chosen)[2]:
             if means_nothing(refusal):
                 continue

@@ -147,7 +147,9 @@ def test_explain_tells_the_story(capsys: pytest.CaptureFixture[str], target: str
         assert word in ran.out
     ran = Ran(capsys, "explain", MATMUL, *INPUTS, "--target", target, "--json", "--top-k", "2")
     assert len(ran.json["attempts"]) == 2
-    assert ran.json["constructions"][0]["trace"]
+    story = ran.json["story"]
+    assert story["searches"][story["programs"][0]["kernels"][0]["found"][0]["search"]]["steps"]
+    assert story["programs"][0]["limited_by"]
 
 
 def test_targets(capsys: pytest.CaptureFixture[str]) -> None:

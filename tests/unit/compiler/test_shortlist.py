@@ -23,7 +23,8 @@ from roller_svc.compiler.plans import (
     rank_partitions,
     select_for_measurement,
 )
-from roller_svc.compiler.serialize import interpretation, result_json
+from roller_svc.compiler.reports import result_json
+from roller_svc.compiler.serialize import interpret_space
 from roller_svc.errors import CompileError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
@@ -276,4 +277,4 @@ def test_the_model_alone_chooses_its_first(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_convolution_names_its_readings() -> None:
     (best,) = ranked(two(CONVOLUTION, SINGLE, (1, 64, 30, 30), (64, 64, 3, 3)), AVX2, 64)
     (group,), (candidates,) = best.groups, best.candidates
-    assert len({interpretation(group, candidate.program) for candidate in candidates}) >= 3
+    assert len({interpret_space(group, candidate.program.space) for candidate in candidates}) >= 3

@@ -9,8 +9,8 @@ import pytest
 
 import roller_svc
 from roller_svc.compiler.action import action_digest
+from roller_svc.compiler.explain import rank_request
 from roller_svc.compiler.lower_and_emit import emit_plan
-from roller_svc.compiler.pipeline import rank_request
 from roller_svc.compiler.plans import merge_ranked_plans, select_for_measurement
 from roller_svc.compiler.request import build_request, resolve_spec
 from roller_svc.errors import NoCandidateError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import examples
-from schedule_support import BLUR, MATMUL
+from schedule_support import BLUR, MATMUL, compiled, inputs_of, judged, program
 
 import roller_svc
+from roller_svc.cli import main
 from roller_svc.compiler.request import build_request, request_json
 from roller_svc.errors import ArgumentError, ScheduleError
+from roller_svc.schedule import build_tree
 from roller_svc.schedule.by_hand import schedule_by_hand
-from roller_svc.schedule.steps import OPERATIONS
+from roller_svc.schedule.steps import OPERATIONS, Step, apply_step
 
 EXPRESSION = "C[m, n] +=! A[m, k] * B[k, n]"
 INPUTS = {"A": ("float32", (50, 20)), "B": ("float32", (20, 30))}
@@ -62,6 +65,57 @@ def test_scalars_that_launches_exchange_are_in_memory(text: str, dtype: str) -> 
     results = roller_svc.compile(text, inputs, schedule="")(x=x)
     for name, expected in roller_svc.reference(text, inputs, {"x": x}).items():
         np.testing.assert_allclose(results[name], expected, rtol=1e-5)
+
+
+ACCUMULATED = """
+C: split m 8 as mo mi
+C: split n 32 as no ni
+C: reorder no mo mi ni
+C: accumulate_at mo
+C.acc: store_in registers
+C.acc: unroll m
+C.acc: vectorise n
+C.acc.update: reorder k m n
+C.acc.update: unroll m
+C.acc.update: vectorise n
+C: unroll mi
+C: vectorise ni
+C: parallel no
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "columns"), [("float32", 32, 64), ("float32", 29, 50), ("float16", 24, 64), ("int16", 17, 64)]
+)
+def test_a_reduction_is_accumulated_in_a_tile(dtype: str, rows: int, columns: int) -> None:
+    """One nest sets, updates and writes a tile; in registers, where it divides the columns."""
+    inputs = {"A": (dtype, (rows, 40)), "B": (dtype, (40, columns))}
+    kernel = roller_svc.compile(EXPRESSION, inputs, schedule=ACCUMULATED)
+    generator = np.random.default_rng(1)
+    a, b = (generator.integers(-4, 4, shape).astype(dtype) for _, shape in inputs.values())
+    np.testing.assert_array_equal(kernel(A=a, B=b)["C"], a @ b)
+    assert ("C_acc_tile[" in kernel.source) == (columns % 32 > 0)
+
+
+def test_what_cannot_be_accumulated_in_a_loop_is_refused() -> None:
+    for steps, message in (
+        ("C.update: accumulate_at m", "not the stage that writes C"),
+        ("C: accumulate_at k", "C has no loop k"),
+        ("C: store_in registers", "not stored in a loop"),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            schedule_by_hand(MATMUL, steps)
+    with pytest.raises(ScheduleError, match="no reduction"):
+        schedule_by_hand(BLUR, "B: accumulate_at y")
+
+
+def test_a_function_in_a_loop_of_an_update_stays_there() -> None:
+    text = "t[m, k] = A[m, k] * 2.0; C[m, n] +=! t[m, k] * B[k, n]"
+    steps = "t: compute_root\nt: compute_at C.update m\nC: accumulate_at n"
+    with pytest.raises(ScheduleError, match=r"C\.acc\.update"):
+        roller_svc.compile(text, INPUTS, schedule=steps + "\nt: compute_at C.update m")
+    tree = roller_svc.Schedule(text, INPUTS, steps=steps).tree()
+    assert tree.index("C.acc.update.m") < tree.index("t.tile") < tree.index("C.acc.update.k")
 
 
 def test_a_recurrence_is_refused() -> None:
@@ -143,6 +197,53 @@ def test_what_is_wrong_is_said_with_its_place(text: str, code: str, message: str
         schedule_by_hand(MATMUL, "\n".join([*text.split("\n")[:-1], hint]))
 
 
+def test_a_step_checks_the_launches_that_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a schedule of many statements is checked in the time of its steps, not of steps times statements."""
+    lines = [f"t{i + 1}[i, j] = t{i}[i, j] + t{i}[j, i]" for i in range(30)]
+    chain = program(";".join(lines), t0="float32 9 9")
+    schedule = schedule_by_hand(chain, "\n".join(f"t{i}: compute_root" for i in range(1, 30)))
+    checked: list[int] = []
+    monkeypatch.setattr(build_tree, "check", lambda nodes, buffers: checked.append(len(nodes)))
+    split = apply_step(schedule, Step("split", "t7", (("loop", "i"), ("factor", 4))))
+    assert len(checked) == 1
+    apply_step(split, Step("inline", "t7"))
+    assert len(checked) == 2
+    assert split.nests is not None
+    assert schedule.nests is not None
+    assert split.nests.nests["t8"] is schedule.nests.nests["t8"]
+
+
+DEEP = (
+    ("\n".join(["b: split i 2", *(f"b: split i{'.inner' * n} 2" for n in range(1, 40))]), "at most 32 loops around it, got 33"),
+    (
+        "\n".join(
+            f"b: split {x} 2 as o{n} i{n}\nb: fuse o{n} i{n}" for n, x in enumerate(["i", *(f"o{n}.i{n}.fused" for n in range(40))])
+        ),
+        "nodes",
+    ),
+)
+
+
+@pytest.mark.parametrize(("steps", "message"), DEEP)
+def test_a_nest_that_is_too_deep_is_refused(steps: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message) as refused:
+        schedule_by_hand(program("b[i] = a[i] + 1.0", a="float32 1024"), steps)
+    assert refused.value.code == "schedule-extent"
+
+
+def test_an_axis_that_indexes_a_scatter_may_be_parallel() -> None:
+    text = "d[pos[n], c] =. x[n, c] * 2.0"
+    scatter = program(text, d="float32 6 13", x="float32 9 13", pos="int32 9")
+    steps = "d__1.update: split c 4\nd__1.update: vectorise c.inner\nd__1.update: parallel c.outer"
+    (module,) = compiled([schedule_by_hand(scatter, steps)])
+    inputs = inputs_of(scatter)
+    verdict = judged(scatter, inputs, module.run(inputs))
+    assert verdict.ok, verdict.detail
+    with pytest.raises(ScheduleError, match="may write the same elements") as refused:
+        schedule_by_hand(scatter, "d__1.update: parallel n")
+    assert refused.value.hint == "d__1.update: parallel c"
+
+
 def test_a_problem_has_its_step_and_line() -> None:
     (problem,) = roller_svc.Schedule(EXPRESSION, INPUTS, steps="\n# first\nC: split m 8\n  C: split m 8  # again").check()
     assert (problem.step, problem.rule, problem.line, problem.column) == (1, "name", 4, 3)
@@ -158,12 +259,21 @@ def test_a_problem_has_its_step_and_line() -> None:
         ({"tiles": {"split_k": 2}}, "tiles and schedule exclude each other"),
         ({"constants": ["B"]}, "constants and schedule exclude each other"),
         ({"max_workspace_bytes": 0}, "max_workspace_bytes and schedule exclude each other"),
-        ({"target": "nvidia-h200-sxm"}, "for CPUs"),
+        ({"target": "graphcore-mk2"}, "for CPUs and GPUs"),
     ],
 )
 def test_options_that_a_schedule_excludes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         roller_svc.compile(EXPRESSION, INPUTS, schedule=STEPS, **options)
+
+
+def test_the_command_line_prints_no_source_that_its_device_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "steps").write_text("b: split i 4")
+    words = ["schedule", "apply", str(tmp_path / "steps"), "b[i] = a[i] * 2.0", "--input", "a=float32[64]", "--target"]
+    assert main([*words, "cpu-x86-avx2"]) == 0
+    assert "scheduled by hand" in capsys.readouterr().out
+    assert main([*words, "nvidia-h200-sxm"]) == 2
+    assert "a launch of nvidia-h200-sxm without blocks" in capsys.readouterr().err
 
 
 def test_a_schedule_is_no_other_program_s() -> None:
@@ -181,9 +291,9 @@ FIELDS = ("op", "stage", "loop", "factor", "steps", "names", *WORDS)
 
 def is_read_or_refused(source: object) -> bool:
     """Whether a schedule is applied to both programs, or refused by a rule of schedules."""
-    for program in (MATMUL, BLUR):
+    for each in (MATMUL, BLUR):
         try:
-            schedule_by_hand(program, source)
+            schedule_by_hand(each, source)
         except ScheduleError as error:
             if not error.code.startswith("schedule-"):
                 return False

@@ -11,8 +11,8 @@ import pytest
 from roller_svc import hardware, toolchain
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.post_compile import predict_resources, reestimate_plan
+from roller_svc.compiler.reports import report_json
 from roller_svc.compiler.request import build_request
-from roller_svc.compiler.serialize import report_json
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, Resources

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from roller_svc.construct.align import round_up
-from roller_svc.construct.rules import Relaxable, ThreadTile, axis_names, axis_steps, fills_waves, spatial_grid
-from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.construct.rules import Relaxable, ThreadTile, axis_steps, check_waves, spatial_grid
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -43,18 +44,23 @@ class CpuRules(Relaxable):
         """Return scale-up in registers: along the axes that have steps, the outermost first."""
         p = self.workload
         rank = tuple(range(len(p.extents)))
-        return ScaleUpLevel(p.machine.hw.thread_level.name, axis_names(p), axis_steps(p, steps), rank, evaluate, is_saturated)
+        return ScaleUpLevel(p.machine.hw.thread_level.name, self.points, axis_steps(p, steps), rank, evaluate, is_saturated)
 
     def _block_level(
         self, steps: Steps, rank: Tile, evaluate: Evaluate, is_saturated: Callable[[Tile], bool] = lambda _tile: True
     ) -> ScaleUpLevel:
         """Return scale-up of a task: along the axes that have steps, those of the least rank first."""
         p = self.workload
-        return ScaleUpLevel(p.machine.hw.block_level.name, axis_names(p), axis_steps(p, steps), rank, evaluate, is_saturated)
+        return ScaleUpLevel(p.machine.hw.block_level.name, self.points, axis_steps(p, steps), rank, evaluate, is_saturated)
 
-    def _fills_waves(self, tasks: int) -> bool:
-        """Return whether no core waits for a last partial wave of tasks, if rules ask for it."""
-        return not self.needs_whole_waves or fills_waves(tasks, self.workload.machine.cores)
+    @property
+    def points(self) -> int:
+        """Points to which the traffic of a tile refers: results."""
+        return self.workload.outer_points
+
+    def _check_waves(self, tasks: int) -> BrokenRule | None:
+        """Return the broken rule where cores wait for a last partial wave of tasks, if rules ask for it."""
+        return check_waves(tasks, self.workload.machine.cores) if self.needs_whole_waves else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +89,9 @@ class TileRules(CpuRules):
         rows, vectors = self._shape(thread)
         return rows * vectors + vectors + 1
 
-    def _register_rule(self, thread: Tile) -> str:
-        fits = self._registers(thread) <= self.workload.machine.hw.limits.max_registers_per_thread
-        return "" if fits else "vector registers"
+    def _register_rule(self, thread: Tile) -> BrokenRule | None:
+        most = self.workload.machine.hw.limits.max_registers_per_thread
+        return check_limit("vector registers", self._registers(thread), most)
 
     def _evaluate_thread(self, thread: Tile) -> TileMetrics:
         """Return the registers of a tile, and the bytes that it loads per multiply-add."""
@@ -94,14 +100,19 @@ class TileRules(CpuRules):
         traffic = p.elem_bytes / rows + p.elem_bytes / (vectors * width)
         return TileMetrics(self._registers(thread) * width * p.elem_bytes, traffic, self._register_rule(thread))
 
+    @property
+    def points(self) -> int:
+        """Points to which the traffic of a tile refers: multiply-adds."""
+        return self.workload.outer_points * self.workload.inner_points
+
     # tasks ----------------------------------------------------------------------------------------------------------
     @abstractmethod
     def _task_steps(self, base: ThreadTile) -> Steps:
         """Return the extents of a task's tile along its axes."""
 
     @abstractmethod
-    def _capacity_rule(self, block: Tile, base: ThreadTile) -> str:
-        """Return the level of memory whose share a task's buffers exceed, and by what; '' if none."""
+    def _capacity_rule(self, block: Tile, base: ThreadTile) -> BrokenRule | None:
+        """Return the broken rule: a level of memory whose share a task's buffers exceed."""
 
     @abstractmethod
     def _footprint_bytes(self, block: Tile) -> int:
@@ -123,13 +134,9 @@ class TileRules(CpuRules):
         too_large = self._capacity_rule(block, base)
         moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
         points = math.prod([min(b, e) for b, e in zip(block, p.extents, strict=True)])
-        is_balanced = too_large or self._may_be_one_task() or self._fills_waves(spatial_grid(p, block))
-        return TileMetrics(
-            self._footprint_bytes(block),
-            moved / points,
-            too_large,
-            "" if is_balanced else "execution unit",
-        )
+        any_tasks = too_large is not None or self._may_be_one_task()
+        misaligned = None if any_tasks else self._check_waves(spatial_grid(p, block))
+        return TileMetrics(self._footprint_bytes(block), moved / points, too_large, misaligned)
 
 
 def equal_parts(extent: int, unit: int, counts: Iterable[int], min_units: float = 1) -> set[int]:

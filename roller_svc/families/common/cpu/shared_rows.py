@@ -39,6 +39,11 @@ def in_flight(space: TileSpace, thread: RTile) -> str | None:
     return name if name is not None and thread[name] > 1 else None
 
 
+def most_accumulators(registers: int) -> int:
+    """Return the vectors of accumulators that leave registers for operands."""
+    return math.floor(REGISTER_FRACTION * registers)
+
+
 def fits_registers(vectors: int, registers: int) -> bool:
     """Return whether accumulators of a number of vectors leave registers for operands."""
-    return vectors <= math.floor(REGISTER_FRACTION * registers)
+    return vectors <= most_accumulators(registers)

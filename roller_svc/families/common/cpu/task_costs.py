@@ -22,13 +22,22 @@ def count_tasks_of_core(p: Workload[Any], launch: Launch) -> float:
     return launch.grid / cores if launch.grid >= MANY_TASKS_PER_CORE * cores else count_waves(p, launch)
 
 
-def make_costs(p: Workload[Any], launch: Launch, core_s: float, stages: Mapping[str, float], memory: tuple[str, float]) -> Costs:
+def make_costs(
+    p: Workload[Any],
+    launch: Launch,
+    core_s: float,
+    stages: Mapping[str, float],
+    memory: tuple[str, float],
+    moved_bytes: float | None = None,
+) -> Costs:
     """Return the costs of a kernel whose busiest core takes `core_s`.
 
     Args:
         stages: seconds of the core by what it does, which `core_s` contains.
         memory: the level that serves most traffic, and its seconds.
+        moved_bytes: that memory moves in this time; None: each tensor once, in whole lines.
     """
+    moved = p.footprint.transferred_bytes(p.extents) if moved_bytes is None else moved_bytes
     waves = count_waves(p, launch)
     return Costs(
         core_s=core_s,
@@ -36,6 +45,7 @@ def make_costs(p: Workload[Any], launch: Launch, core_s: float, stages: Mapping[
         stage_seconds=(*stages.items(), memory),
         occupancy=min(1.0, launch.grid / (waves * p.machine.cores)),
         waves=waves,
+        moved_bytes=((memory[0], moved),),
     )
 
 
@@ -47,6 +57,7 @@ def sum_task_costs(
     memory_s: float,
     exposed_fraction: float,
     level: str = "",
+    moved_bytes: float | None = None,
 ) -> Costs:
     """Return the costs of tasks whose parts are summed, and of the fraction of memory time that nothing hides.
 
@@ -54,8 +65,10 @@ def sum_task_costs(
         cycles: of one task by what it does.
         tasks: of the busiest core.
         level: the level that serves most traffic; '': the dominant one.
+        moved_bytes: that memory moves; None: each tensor once, in whole lines.
     """
     seconds = p.machine.seconds
     core_s = seconds(sum(cycles.values()) * tasks) + exposed_fraction * memory_s
     stages = {name: seconds(part * tasks) for name, part in cycles.items()}
-    return make_costs(p, launch, core_s, stages, (level or dominant_level(p, launch), memory_s))
+    memory = (level or dominant_level(p, launch), memory_s)
+    return make_costs(p, launch, core_s, stages, memory, moved_bytes)._replace(added_fraction=exposed_fraction)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from roller_svc.construct.rules import ThreadTile, spatial_grid
-from roller_svc.construct.scale_up import ScaleUpLevel, TileMetrics
+from roller_svc.construct.scale_up import ScaleUpLevel
 from roller_svc.families.common.cpu.rules import CpuRules
+from roller_svc.ir.search import BrokenRule, TileMetrics
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -55,10 +56,10 @@ class TaskRules(CpuRules):
         """Return the metrics of a task: it must leave work for other cores, be large enough, and fill whole waves."""
         tasks = spatial_grid(self.workload, block)
         if tasks < self.min_tasks:
-            return self._measured(block, "parallelism")
+            return self._measured(block, BrokenRule("parallelism", self.min_tasks, tasks))
         if tasks > self.max_tasks and not self._allows_small_tasks(block):
-            return self._measured(block, "", "task size")
-        return self._measured(block, "", "" if tasks == 1 or self._fills_waves(tasks) else "execution unit")
+            return self._measured(block, None, BrokenRule("task size", tasks, self.max_tasks))
+        return self._measured(block, None, None if tasks == 1 else self._check_waves(tasks))
 
     @abstractmethod
     def _block_steps(self, axis: int, extent: int, unit: int) -> Tile:
@@ -73,7 +74,7 @@ class TaskRules(CpuRules):
         """Return whether tiles are cut to fit a cache, so that more tasks than usual are allowed."""
         return False
 
-    def _measured(self, tile: Tile, too_large: str = "", misaligned: str = "") -> TileMetrics:
+    def _measured(self, tile: Tile, too_large: BrokenRule | None = None, misaligned: BrokenRule | None = None) -> TileMetrics:
         """Return a tile's footprint, and the bytes that it moves per computed point."""
         footprint_bytes, moved = self.workload.footprint.measure(tile)
         points = math.prod([tile[i] for i in self.workload.spatial])

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from roller_svc.construct.rules import ThreadTile, axis_names, exceeds_grid
-from roller_svc.construct.scale_up import ScaleUpLevel, TileMetrics
+from roller_svc.construct.rules import ThreadTile, check_grid, check_warps
+from roller_svc.construct.scale_up import ScaleUpLevel
 from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
+from roller_svc.ir.search import BrokenRule, TileMetrics
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -23,13 +24,18 @@ class LoopRules(ABC):
 
     MIN_THREADS: ClassVar[int] = 64  # per block; fewer leave most threads of a core unused
 
+    @property
+    def points(self) -> int:
+        """Points to which the traffic of a tile refers: results."""
+        return self.workload.outer_points
+
     def reduce_thread_choices(self) -> tuple[int, ...]:
         return (1,)
 
     def thread_level(self, lanes: int) -> ScaleUpLevel:
         return ScaleUpLevel(
             level=self.workload.machine.hw.thread_level.name,
-            names=axis_names(self.workload),
+            points=self.points,
             steps=tuple([self._thread_steps(i) for i in range(len(self.workload.extents))]),
             axis_rank=self._axis_rank(),
             evaluate=lambda tile: self._evaluate_thread(tile, lanes),
@@ -39,7 +45,7 @@ class LoopRules(ABC):
     def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
         return ScaleUpLevel(
             level=self.workload.machine.hw.block_level.name,
-            names=axis_names(self.workload),
+            points=self.points,
             steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(self.workload.extents))]),
             axis_rank=self._axis_rank(),
             evaluate=lambda tile: self.evaluate(tile, base),
@@ -53,8 +59,8 @@ class LoopRules(ABC):
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics: ...
 
     @abstractmethod
-    def _thread_rule(self, thread: Tile) -> str:
-        """Return the rule that a thread's tile breaks, or ''."""
+    def _thread_rule(self, thread: Tile) -> BrokenRule | None:
+        """Return the rule that a thread's tile breaks."""
 
     @abstractmethod
     def _thread_steps(self, axis: int) -> Tile:
@@ -72,7 +78,7 @@ class LoopRules(ABC):
     def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics:
         return self._measured(thread, self._thread_rule(thread))
 
-    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> TileMetrics:
+    def _measured(self, tile: Tile, too_large: BrokenRule | None, misaligned: BrokenRule | None = None) -> TileMetrics:
         """Return a tile's footprint, and the bytes that it moves per computed point."""
         footprint_bytes, moved = self.workload.footprint.measure(tile)
         points = 1
@@ -80,11 +86,9 @@ class LoopRules(ABC):
             points *= tile[i]
         return TileMetrics(footprint_bytes, moved / points, too_large, misaligned)
 
-    def _alignment_rule(self, block: Tile, threads: int) -> str:
-        """Return the broken rule of whole warps or of the grid, or ''."""
-        if threads % self.workload.machine.hw.limits.warp_size:
-            return "execution unit"
-        return "grid size" if exceeds_grid(self.workload, block) else ""
+    def _alignment_rule(self, block: Tile, threads: int) -> BrokenRule | None:
+        """Return the broken rule of whole warps or of the grid."""
+        return check_warps(threads, self.workload.machine.hw.limits.warp_size) or check_grid(self.workload, block)
 
     def _axis_rank(self) -> Tile:
         count, first = len(self.workload.extents), self._first_axes

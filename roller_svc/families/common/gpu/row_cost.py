@@ -64,6 +64,7 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
         resources=needs,
+        moved_bytes=(("dram", dram),),
     )
 
 

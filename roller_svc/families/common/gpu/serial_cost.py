@@ -29,6 +29,14 @@ class ThreadWork(NamedTuple):
     chain_cycles: float
 
 
+class Traffic(NamedTuple):
+    """Bytes of a launch: those that the last cache delivers, those of DRAM, and those in flight at a time."""
+
+    requested_bytes: float
+    dram_bytes: float
+    bytes_in_flight: float
+
+
 def make_block_cycles(mach: Machine, warps: int, instructions: float, requests: float, chain: float) -> Callable[[float], float]:
     """Return the cycles of resident blocks: the longest of issue, L1 requests and a block's chain."""
 
@@ -39,14 +47,11 @@ def make_block_cycles(mach: Machine, warps: int, instructions: float, requests: 
     return block_cycles
 
 
-def simt_costs(
-    p: Workload[Any], launch: Launch, needs: BlockResources, work: ThreadWork, requested_bytes: float, fma_s: float, dram_s: float
-) -> Costs:
+def simt_costs(p: Workload[Any], launch: Launch, needs: BlockResources, work: ThreadWork, traffic: Traffic, fma_s: float) -> Costs:
     """Return the longest of issue, cache and DRAM time, but for what a block's chain takes.
 
     Args:
         needs: of a block, as the model assumes them.
-        requested_bytes: that the last cache delivers.
     """
     mach, hw, last = p.machine, p.machine.hw, p.machine.llc
     resident = blocks_per_core(launch.compiled or needs, hw)
@@ -58,12 +63,13 @@ def simt_costs(
         core_stage="latency" if work.chain_cycles * waves > 0.7 * core_cycles else "compute",
         stage_seconds=(
             ("fma", fma_s),
-            (last.name if last else "cache", requested_bytes / (last.bytes_per_s if last else math.inf)),
-            ("dram", dram_s),
+            (last.name if last else "cache", traffic.requested_bytes / (last.bytes_per_s if last else math.inf)),
+            ("dram", traffic.dram_bytes / streaming_bandwidth(mach, traffic.bytes_in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
         resources=needs,
+        moved_bytes=(("dram", traffic.dram_bytes),),
     )
 
 
@@ -95,9 +101,9 @@ def serial_cost(p: Workload[Any], launch: Launch) -> Costs:
     busy = min(launch.grid, resident * mach.cores)
     sectors = block_bytes / max(1, p.footprint.bytes(_clipped(p, launch)))  # memory moves more than what is asked for
     in_flight = busy * launch.threads * per_thread * p.elem_bytes * sectors * max(1.0, loads) * min(iterations, UNROLL)
-    dram_s = _dram_bytes(p, launch, block_bytes) / streaming_bandwidth(mach, in_flight)
+    traffic = Traffic(requested, _dram_bytes(p, launch, block_bytes), in_flight)
     compute_s = p.space.flops * _padding_factor(p, launch) / mach.unit.flops_per_s
-    return simt_costs(p, launch, needs, work, requested, compute_s, dram_s)
+    return simt_costs(p, launch, needs, work, traffic, compute_s)
 
 
 def _thread_instructions(p: Workload[Any], launch: Launch, per_thread: int) -> tuple[float, float]:

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from roller_svc.construct.align import powers_of_two, tile_multiples
 from roller_svc.construct.rules import ThreadTile, replaced, subsample
-from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
+from roller_svc.construct.scale_up import ScaleUpResult
 from roller_svc.families.common.gpu.loop_rules import LoopRules
 from roller_svc.families.common.gpu.serial_cost import nest_registers
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import block_registers
@@ -33,18 +34,17 @@ class SerialRules(LoopRules):
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         threads = self._threads(block, base)
         too_large = self._capacity_rule(threads, base)
-        return self._measured(block, too_large, "" if too_large else self._alignment_rule(block, threads))
+        return self._measured(block, too_large, None if too_large else self._alignment_rule(block, threads))
 
-    def _capacity_rule(self, threads: int, base: ThreadTile) -> str:
+    def _capacity_rule(self, threads: int, base: ThreadTile) -> BrokenRule | None:
         p, limits = self.workload, self.workload.machine.hw.limits
-        if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
-            return "threads per block"
-        if threads > MAX_THREADS:
-            return "occupancy"
+        most = min(limits.max_threads_per_block, limits.max_threads_per_core)
         registers = nest_registers(math.prod(self._points(base.tile)), register_words(p.space.compute_dtype), limits)
-        if block_registers(threads, registers, limits) > limits.registers_per_core:
-            return "registers per core"
-        return ""
+        return (
+            check_limit("threads per block", threads, most)
+            or check_limit("occupancy", threads, MAX_THREADS)
+            or check_limit("registers per core", block_registers(threads, registers, limits), limits.registers_per_core)
+        )
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Return one point per thread, a warp along the contiguous axis."""
@@ -68,15 +68,16 @@ class SerialRules(LoopRules):
             fitting = tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
         return fitting
 
-    def _thread_rule(self, thread: Tile) -> str:
+    def _thread_rule(self, thread: Tile) -> BrokenRule | None:
         p, limits = self.workload, self.workload.machine.hw.limits
         points, words = math.prod(self._points(thread)), register_words(p.space.compute_dtype)
-        if points > MAX_POINTS:
-            return "points per thread"
-        if points > 1 and p.outer_points < points * p.machine.cores * limits.warp_size * SCHEDULERS:
-            return "parallelism"
-        fits = nest_registers(points, words, limits) <= limits.max_registers_per_thread
-        return "" if fits or points == 1 else "registers per thread"
+        if points == 1:
+            return None
+        return (
+            check_limit("points per thread", points, MAX_POINTS)
+            or check_limit("parallelism", points * p.machine.cores * limits.warp_size * SCHEDULERS, p.outer_points)
+            or check_limit("registers per thread", nest_registers(points, words, limits), limits.max_registers_per_thread)
+        )
 
     def _points(self, thread: Tile) -> Tile:
         return tuple([thread[i] for i in self.workload.spatial])

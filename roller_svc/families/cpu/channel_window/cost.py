@@ -41,7 +41,9 @@ def channel_window_cost(p: Workload[ChannelSpace], launch: Launch) -> Costs:
     busy_s = taps_s + again_s
     overlapped = max(busy_s, memory_s) + costs.imperfect_memory_overlap * min(busy_s, memory_s)
     stages = {"compute": taps_s, "again": again_s, "task": task_s}
-    return make_costs(p, launch, overlapped + task_s, stages, (dominant_level(p, launch), memory_s))
+    moved = often * sum(t.transferred_bytes(p.extents) for t in p.footprint.reads)
+    moved += sum(t.transferred_bytes(p.extents) for t in p.footprint.writes)
+    return make_costs(p, launch, overlapped + task_s, stages, (dominant_level(p, launch), memory_s), moved)
 
 
 def tile_cycles(mach: Machine, space: ChannelSpace, positions: int, width: int) -> float:

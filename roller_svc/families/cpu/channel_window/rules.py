@@ -8,11 +8,12 @@ from typing import Any
 
 from roller_svc.construct.align import round_up
 from roller_svc.construct.rules import ThreadTile, replaced
-from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.cpu.rules import equal_parts
 from roller_svc.families.common.cpu.tasks import TaskRules, task_range
 from roller_svc.families.cpu.channel_window.cost import tile_cycles
 from roller_svc.families.cpu.channel_window.workload import ChannelSpace
+from roller_svc.ir.search import TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -52,8 +53,8 @@ class ChannelWindowRules(TaskRules):
         positions, vectors = thread[self._channels - 1], thread[self._channels] // self.workload.machine.unit.shape[-1]
         weights = self.space.columns.taps if self.space.weights else 0
         registers = (positions + len(self.space.reduction.planes) + weights) * vectors + 1
-        fits = registers <= self.workload.machine.hw.limits.max_registers_per_thread
-        return self._measured(thread, "" if fits else "registers per thread")
+        most = self.workload.machine.hw.limits.max_registers_per_thread
+        return self._measured(thread, check_limit("registers per thread", registers, most))
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Return one line and one vector of channels in a task, an output at a time."""

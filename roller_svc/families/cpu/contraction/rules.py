@@ -12,9 +12,12 @@ from roller_svc.families.common.cpu.rules import Steps, TileRules, equal_parts, 
 from roller_svc.families.common.cpu.tasks import MIN_TASK_S
 from roller_svc.families.cpu.contraction.blocking import L2_COLUMNS_FRACTION, plan_blocking
 from roller_svc.families.cpu.contraction.cost import has_set_conflicts, tiles_cycles
+from roller_svc.ir.search import BrokenRule, check_limit
 from roller_svc.perf.footprint import Tile
 
 M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # 9 x 48 fills 31 of 32 registers
+# A model reads the weights of a few rows from memory, although a kernel by itself finds panels of floats in the LLC.
+MAX_ROWS_OF_PACKED_COLUMNS = 8
 VECTOR_STEPS = (1, 2, 3, 4, 6)
 K_STEPS = (256, 512)  # shorter k blocks move C too often, longer ones evict B's panels from L2
 MAX_K_STEP = 1024  # a whole reduction up to here may be one k block: C is never read back
@@ -30,6 +33,8 @@ class CpuContractionRules(TileRules):
         p = self.workload
         width = p.machine.unit.shape[-1]
         rows = tuple([r for r in M_STEPS if r <= p.extent(p.m)])
+        if p.facts.packed_b is not None and p.extent(p.m) <= MAX_ROWS_OF_PACKED_COLUMNS:
+            rows = (p.extent(p.m),)
         wide = tuple([width * v for v in VECTOR_STEPS if width * (v - 1) < p.extent(p.n)])
         return self._thread_level({p.m: rows, p.n: wide}, self._evaluate_thread, self._feeds_the_unit)
 
@@ -55,16 +60,16 @@ class CpuContractionRules(TileRules):
     def _footprint_bytes(self, block: Tile) -> int:
         return self._block_bytes(block, self.workload.m) + self._block_bytes(block, self.workload.n)
 
-    def _capacity_rule(self, block: Tile, base: ThreadTile) -> str:
+    def _capacity_rule(self, block: Tile, base: ThreadTile) -> BrokenRule | None:
         p, mach = self.workload, self.workload.machine
         last = mach.caches[0]
-        if extent_on(base.tile, p.n) * p.packed_words(extent_on(block, p.k)) * p.elem_bytes > self._panel_bytes():
-            return f"{mach.hw.block_level.name} panel"
-        if self._block_bytes(block, p.n) > self._block_of_b_bytes():
-            return f"{last.name} block"
-        if extent_on(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > LLC_BLOCK_FRACTION * last.total_bytes / mach.cores:
-            return f"{last.name} tile of C"
-        return ""
+        panel_bytes = extent_on(base.tile, p.n) * p.packed_words(extent_on(block, p.k)) * p.elem_bytes
+        broken = check_limit(f"{mach.hw.block_level.name} panel", panel_bytes, self._panel_bytes())
+        broken = broken or check_limit(f"{last.name} block", self._block_bytes(block, p.n), self._block_of_b_bytes())
+        if broken is None and extent_on(block, p.k) < p.extent(p.k):
+            most = LLC_BLOCK_FRACTION * last.total_bytes / mach.cores
+            broken = check_limit(f"{last.name} tile of C", self._tile_bytes(block), most)
+        return broken
 
     def _panel_bytes(self) -> float:
         return L2_PANEL_FRACTION * self.workload.machine.hw.block_level.capacity_bytes
@@ -133,10 +138,15 @@ class CpuContractionRules(TileRules):
 
     def _in_whole_runs(self, words: int) -> int:
         """Return the words of a block of k that begins and ends where scales change, or that has one scale."""
-        p = self.workload
-        if p.space.scale_runs is None or words >= p.packed_words(p.extent(p.k)):
+        p, packed = self.workload, self.workload.facts.packed_b
+        if words >= p.packed_words(p.extent(p.k)):
             return words
-        run = p.space.scale_runs.k // p.machine.unit.k_group
+        if p.space.scale_runs is not None:
+            run = p.space.scale_runs.k // p.machine.unit.k_group
+        elif packed is not None:
+            run = packed.run if packed.run < p.extent(p.k) else packed.granule
+        else:
+            return words
         return words // run * run or max(part for part in range(1, words + 1) if run % part == 0)
 
     def _word_steps(self, base: ThreadTile) -> Tile:

@@ -15,6 +15,7 @@ from roller_svc.families.common.cpu.image_space import ImageSpace
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles
 from roller_svc.families.common.cpu.rules import Steps, TileRules, equal_parts, equal_steps
 from roller_svc.ir.group import AxisRole
+from roller_svc.ir.search import BrokenRule, check_limit
 from roller_svc.perf.footprint import Tile
 
 VECTORS = (1, 2, 3, 4)
@@ -76,8 +77,8 @@ class CpuConvolutionRules(TileRules):
         rows, columns = (pixels, filters) if self.image.along_filters else (filters, pixels)
         return rows, -(-columns // p.machine.unit.shape[-1])
 
-    def _register_rule(self, thread: Tile) -> str:
-        return TileRules._register_rule(self, thread) if self._shape(thread)[0] <= MAX_ROWS else "vector registers"
+    def _register_rule(self, thread: Tile) -> BrokenRule | None:
+        return check_limit("vector registers", self._shape(thread)[0], MAX_ROWS) or TileRules._register_rule(self, thread)
 
     def _kernel_time(self, thread: Tile) -> tuple[float, float]:
         p = self.workload
@@ -104,18 +105,18 @@ class CpuConvolutionRules(TileRules):
     def _footprint_bytes(self, block: Tile) -> int:
         return self.workload.footprint.bytes(block)
 
-    def _capacity_rule(self, block: Tile, base: ThreadTile) -> str:
+    def _capacity_rule(self, block: Tile, base: ThreadTile) -> BrokenRule | None:
         p, mach = self.workload, self.workload.machine
-        depth = extent_on(block, p.k) * self.image.taps
-        panels = extent_on(block, p.n) > extent_on(base.tile, p.n)
-        if panels and extent_on(block, p.n) * depth * p.elem_bytes > L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes:
-            return f"{mach.hw.block_level.name} weights"
-        pixels = math.prod(block[i] for i in self._pixels)
-        if extent_on(block, p.k) < p.extent(p.k):
-            sums = pixels * extent_on(block, p.n) * p.elem_bytes
-            if sums > LLC_ACCUMULATOR_FRACTION * mach.caches[0].total_bytes / mach.cores:
-                return f"{mach.caches[0].name} sums"
-        return ""
+        broken = None
+        if extent_on(block, p.n) > extent_on(base.tile, p.n):  # several panels
+            weights = extent_on(block, p.n) * extent_on(block, p.k) * self.image.taps * p.elem_bytes
+            most = L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes
+            broken = check_limit(f"{mach.hw.block_level.name} weights", weights, most)
+        if broken is None and extent_on(block, p.k) < p.extent(p.k):
+            sums = math.prod(block[i] for i in self._pixels) * extent_on(block, p.n) * p.elem_bytes
+            most = LLC_ACCUMULATOR_FRACTION * mach.caches[0].total_bytes / mach.cores
+            broken = check_limit(f"{mach.caches[0].name} sums", sums, most)
+        return broken
 
     def _channel_steps(self, base: ThreadTile) -> Tile:
         """Return all channels, and blocks whose panel fits in L1, or whose panels fit in L2."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from roller_svc.analysis.lookup_tables import BYTE_ENTRIES
 from roller_svc.families.common.cpu.column_reduction import (
     ReductionStep,
     accumulator_bytes,
@@ -66,7 +67,9 @@ def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
     moving = prefetched * memory + (1 - prefetched) * sum(s.apart_s for s in steps)
     core_s = prefetched * joint + (1 - prefetched) * max(joint, apart) + task
     stages = {"compute": compute, "loads": loads + waits, "again": again, "task": task}
-    return make_costs(p, launch, core_s, stages, (dominant_level(p, launch), moving))
+    moved = _rereads(p, launch) * sum(t.transferred_bytes(p.extents) for t in p.footprint.reads)
+    moved += sum(t.transferred_bytes(p.extents) for t in p.footprint.writes)
+    return make_costs(p, launch, core_s, stages, (dominant_level(p, launch), moving), moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +322,10 @@ def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Laun
         return vectors * costs.load_cycles
     if any(dim.is_looked_up or dim.gathered_by for dim in tensor.access.dims):
         vectors_of_table, rest = divmod(tensor.access.dims[-1].size, p.machine.unit.shape[-1])
-        is_table = len(tensor.access.dims) == 1 and not rest and vectors_of_table <= MAX_TABLES
-        return 0.0 if is_table else vectors * width * gathers * costs.gather_cycles
+        is_table = not rest and vectors_of_table <= MAX_TABLES
+        if p.machine.hw.permutes_bytes and tensor.elem_bytes == 1:
+            is_table |= tensor.access.dims[-1].size == BYTE_ENTRIES
+        return 0.0 if is_table and len(tensor.access.dims) == 1 else vectors * width * gathers * costs.gather_cycles
     # without a stride the index has a division; on a whole axis the compiler resolves it
     is_divided = stride is None and _has_innermost(tensor, p)
     is_whole = launch.block[p.vector_axis] >= p.extents[p.vector_axis]
@@ -367,8 +372,7 @@ def _reread_cycles_per_byte(p: Workload[LoopFacts], launch: Launch) -> float:
 def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, under_reads: bool) -> list[tuple[str, float]]:
     """Return each tensor's memory seconds; non-temporal outputs without what `under_reads` reads hide."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.footprint.extents, strict=True)])
-    # parts of a split reduction read different rows
-    often, put = reread_ratio(p.footprint.reads, launch.grid // launch.split_k, clipped, p.extents), 1.0
+    often, put = _rereads(p, launch), 1.0
     if launch.reduce_threads > 1:
         often *= 1.0 + _row_restart_penalty(p, launch) + _out_of_order_miss_penalty(p, launch)
         put += _bus_turnaround_penalty(p, launch)
@@ -384,6 +388,12 @@ def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, under_reads: bool) ->
         caches_s, memory_s = (often * sum(each) for each in zip(*reads, strict=True))
         written = [(t, _nontemporal_s(p, t, launch, (caches_s, memory_s, plain_s))) for t, plain_s in written]
     return [*found, *((t.access.tensor, seconds) for t, seconds in written)]
+
+
+def _rereads(p: Workload[LoopFacts], launch: Launch) -> float:
+    """Return how often a byte is read on average. Parts of a split reduction read different rows."""
+    clipped = tuple([min(b, e) for b, e in zip(launch.block, p.footprint.extents, strict=True)])
+    return reread_ratio(p.footprint.reads, launch.grid // launch.split_k, clipped, p.extents)
 
 
 def _row_restart_penalty(p: Workload[LoopFacts], launch: Launch) -> float:

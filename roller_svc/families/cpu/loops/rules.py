@@ -12,10 +12,11 @@ from roller_svc.construct.rules import ThreadTile
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.cpu.column_reduction import is_column_reduction
 from roller_svc.families.common.cpu.rules import equal_parts
-from roller_svc.families.common.cpu.shared_rows import SHARED_STEPS, fits_registers, shared_axis
+from roller_svc.families.common.cpu.shared_rows import SHARED_STEPS, most_accumulators, shared_axis
 from roller_svc.families.common.cpu.tasks import TaskRules, task_range
 from roller_svc.ir.program import AxisKind
 from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
+from roller_svc.ir.search import BrokenRule, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -62,15 +63,15 @@ class CpuLoopRules(TaskRules):
         shared = shared_axis(self.workload.space)
         return {} if shared is None else {shared: tuple(s for s in SHARED_STEPS if s <= self.workload.extents[shared])}
 
-    def _register_rule(self, tile: Tile, lanes: int) -> str:
-        """Return the level whose registers the accumulators of points that share rows exceed; '' if none."""
+    def _register_rule(self, tile: Tile, lanes: int) -> BrokenRule | None:
+        """Return the broken rule where the accumulators of points that share rows exceed the registers."""
         p, shared = self.workload, shared_axis(self.workload.space)
         if shared is None or tile[shared] == 1:
-            return ""
+            return None
         columns = lanes if lanes > 1 or p.vector_axis is None else p.extents[p.vector_axis]
         rows = math.prod(tile) if lanes > 1 else tile[shared]
-        fits = fits_registers(rows * columns // p.machine.unit.shape[-1], p.machine.hw.limits.max_registers_per_thread)
-        return "" if fits else "vector registers"
+        vectors, most = rows * columns // p.machine.unit.shape[-1], p.machine.hw.limits.max_registers_per_thread
+        return check_limit("vector registers", vectors, most_accumulators(most))
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         return grown.saturated

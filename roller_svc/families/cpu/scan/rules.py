@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from roller_svc.analysis.scans import gate_product_dtype
@@ -12,6 +13,7 @@ from roller_svc.construct.scale_up import SearchTrace
 from roller_svc.families.common.cpu.rules import equal_parts
 from roller_svc.families.common.cpu.tasks import task_range
 from roller_svc.families.cpu.scan.workload import ScanSpace
+from roller_svc.ir.search import BrokenRule, SearchKind, TileMetrics, Visit, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -34,9 +36,26 @@ class CpuScanRules(Enumerated):
         log.tiles_visited += len(tiles)
         fewest, most = task_range(p)
         tasks = {tile: spatial_grid(p, tile) for tile in tiles}
-        fitting = [t for t in tiles if fewest <= tasks[t] and (tasks[t] <= most or self._has_most_columns(t))] or tiles
+        broken = {tile: self._task_rule(tile, tasks[tile], fewest, most) for tile in tiles}
+        fitting = [tile for tile in tiles if broken[tile] is None] or tiles
+        for rule in broken.values():
+            if rule is not None:
+                log.reject(rule)
+        visits = [Visit(tile, None, self._measure(tile, broken[tile]), base.tile) for tile in tiles]
+        log.record_blocks(SearchKind.ENUMERATION, p.outer_points * p.inner_points, visits)
         pieces = [Shape(fitting[0], base, n) for n in self._pieces(max(tasks.values()), most)]
         return [*subsample([Shape(tile, base) for tile in fitting], limit - len(pieces)), *pieces]
+
+    def _task_rule(self, tile: Tile, tasks: int, fewest: int, most: int) -> BrokenRule | None:
+        """Return the broken rule of tasks that are too few or too small."""
+        broken = check_limit("parallelism", fewest, tasks)
+        return broken or (None if self._has_most_columns(tile) else check_limit("task size", tasks, most))
+
+    def _measure(self, tile: Tile, broken: BrokenRule | None) -> TileMetrics:
+        """Return the bytes of a task, and those that it moves per point."""
+        p = self.workload
+        points = math.prod([min(size, extent) for size, extent in zip(tile, p.extents, strict=True)])
+        return TileMetrics(p.footprint.bytes(tile), p.footprint.transferred_bytes(tile) / points, broken)
 
     def _steps(self, axis: int) -> Tile:
         """Return about equal cuts for the cores, and the whole axis if carries fit."""

@@ -13,6 +13,7 @@ from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.cpu.tasks import TaskRules, task_range
 from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace
 from roller_svc.ir.rprogram import PipelineOptions
+from roller_svc.ir.search import BrokenRule, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -80,12 +81,12 @@ class TransposeRules(TaskRules):
             found.add(tile if tile < extent else extent)
         return tuple(sorted(found))
 
-    def _thread_rule(self, tile: Tile) -> str:
+    def _thread_rule(self, tile: Tile) -> BrokenRule | None:
         layout = self.layout
         points = math.prod(tile)
         least = min(layout.lanes**2, points)
         buffer_bytes = points * sum(load.dtype.bytes for load in layout.transposed)
-        return "capacity" if buffer_bytes > MAX_BUFFER_BYTES and points > 4 * least else ""
+        return check_limit("capacity", buffer_bytes, MAX_BUFFER_BYTES) if points > 4 * least else None
 
     def _block_steps(self, axis: int, extent: int, unit: int) -> Tile:
         tiles = -(-extent // unit)

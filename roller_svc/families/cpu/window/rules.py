@@ -8,11 +8,12 @@ from typing import Any
 
 from roller_svc.construct.align import round_up
 from roller_svc.construct.rules import ThreadTile, replaced
-from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.cpu.rules import equal_parts
 from roller_svc.families.common.cpu.tasks import MAX_TASKS_PER_CORE, TaskRules, task_range
 from roller_svc.families.cpu.window.cost import tap_cycles, vector_registers
 from roller_svc.families.cpu.window.workload import PlaneSpace, layout, staged_bytes
+from roller_svc.ir.search import TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -52,8 +53,9 @@ class CpuWindowRules(TaskRules):
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Return metrics: staged planes must fit a private cache, and other cores need work."""
         private_bytes = self.workload.machine.hw.limits.shared_bytes_per_core
-        if staged_bytes(self.planes, block, base.tile) * STAGED_L2_DIVISOR > private_bytes:
-            return self._measured(block, "private cache")
+        planes_bytes = staged_bytes(self.planes, block, base.tile) * STAGED_L2_DIVISOR
+        if too_large := check_limit("private cache", planes_bytes, private_bytes):
+            return self._measured(block, too_large)
         return TaskRules.evaluate(self, block, base)
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
@@ -70,8 +72,8 @@ class CpuWindowRules(TaskRules):
 
     def _evaluate_thread(self, thread: Tile) -> TileMetrics:
         most = self.workload.machine.hw.limits.max_registers_per_thread
-        fits = vector_registers(self.workload, self.planes, thread) <= most
-        return self._measured(thread, "" if fits else "registers per thread")
+        registers = vector_registers(self.workload, self.planes, thread)
+        return self._measured(thread, check_limit("registers per thread", registers, most))
 
     def _block_steps(self, axis: int, extent: int, unit: int) -> Tile:
         p = self.workload

@@ -30,7 +30,9 @@ def cpu_winograd(p: Workload[WinogradSpace], launch: Launch) -> Costs:
     moved = sum(t.transferred_bytes(p.extents) for t in p.footprint.reads if not t.access.constant)
     memory = moved * seconds_per_byte(mach, p.compulsory_bytes, launch.grid)
     memory += sum(transfer_s(p, t, launch.block, launch.grid) for t in p.footprint.writes)
-    return sum_task_costs(p, launch, parts, count_tasks_of_core(p, launch), memory, costs.memory_exposed_fraction)
+    moved += sum(t.transferred_bytes(p.extents) for t in p.footprint.writes)
+    tasks = count_tasks_of_core(p, launch)
+    return sum_task_costs(p, launch, parts, tasks, memory, costs.memory_exposed_fraction, moved_bytes=moved)
 
 
 def _products(p: Workload[WinogradSpace], task: WinogradTask) -> float:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.rules import Enumerated, Shape, ThreadTile, axis_names, fills_waves, spatial_grid, subsample
+from roller_svc.construct.rules import Enumerated, Shape, ThreadTile, check_waves, spatial_grid, subsample
 from roller_svc.construct.scale_up import SearchTrace
 from roller_svc.families.common.cpu.image_space import ImageWindowDim
 from roller_svc.families.cpu.winograd.workload import WinogradSpace, plan_task
-from roller_svc.ir.estimate import TraceStep
+from roller_svc.ir.search import BrokenRule, SearchKind, TileMetrics, Visit, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -27,18 +28,21 @@ class CpuWinogradRules(Enumerated):
     def shapes(self, log: SearchTrace, budget: int, limit: int) -> Sequence[Shape]:
         """Return blocks of tiles, blocks of filters and panels that fit; the smallest blocks last."""
         found: list[Shape] = []
+        visits: list[Visit] = []
         for pixels, filters in itertools.product(self._pixel_blocks(), self._filter_blocks()):
             if log.tiles_visited >= log.budget:
                 break
             shape = self._shape(pixels, *filters)
-            rule = self._broken_rule(shape)
+            visits.append(self._visit(shape))
             log.tiles_visited += 1
-            if rule:
-                log.rejections[rule] = log.rejections.get(rule, 0) + 1
+            if (broken := visits[-1].limit) is not None:
+                log.reject(broken)
             else:
                 found.append(shape)
-            log.steps.append(self._trace(shape, rule))
-        found = found or [self._smallest()]
+        log.record_blocks(SearchKind.ENUMERATION, self._points, visits)
+        if not found:
+            found = [self._smallest()]
+            log.record_blocks(SearchKind.FALLBACK, self._points, [self._visit(found[0])])
         return subsample(found, limit)
 
     # blocks ---------------------------------------------------------------------------------------------------------
@@ -72,7 +76,7 @@ class CpuWinogradRules(Enumerated):
 
     def _is_accepted(self, pixels: tuple[int, ...]) -> bool:
         filters, wide = self._filter_blocks()[0]
-        return not self._capacity_rule(self._shape(pixels, filters, wide))
+        return self._capacity_rule(self._shape(pixels, filters, wide)) is None
 
     def _filter_blocks(self) -> list[tuple[int, int]]:
         """Return (filters of a block, filters of a panel)."""
@@ -109,22 +113,22 @@ class CpuWinogradRules(Enumerated):
         return self._shape([space.unit(slide) for slide in space.image.window_dims], lanes, lanes)
 
     # rules ----------------------------------------------------------------------------------------------------------
-    def _broken_rule(self, shape: Shape) -> str:
-        balanced = fills_waves(spatial_grid(self.workload, shape.block), self.workload.machine.cores)
-        return self._capacity_rule(shape) or ("" if balanced else "execution unit")
+    @property
+    def _points(self) -> int:
+        """Points to which the traffic of a tile refers: results."""
+        return self.workload.outer_points
 
-    def _capacity_rule(self, shape: Shape) -> str:
+    def _visit(self, shape: Shape) -> Visit:
+        """Return a block with the bytes of its transformed inputs, the bytes that it moves per result, and broken rules."""
+        p = self.workload
+        inputs_bytes = plan_task(p, shape.block, shape.base.tile).inputs_bytes
+        results = math.prod([min(shape.block[i], p.extents[i]) for i in p.spatial])
+        too_large = self._capacity_rule(shape)
+        misaligned = None if too_large else check_waves(spatial_grid(p, shape.block), p.machine.cores)
+        metrics = TileMetrics(inputs_bytes, p.footprint.transferred_bytes(shape.block) / results, too_large, misaligned)
+        return Visit(shape.block, None, metrics, shape.base.tile)
+
+    def _capacity_rule(self, shape: Shape) -> BrokenRule | None:
         level = self.workload.machine.hw.block_level
-        fits = plan_task(self.workload, shape.block, shape.base.tile).inputs_bytes <= MAX_INPUTS_FRACTION * level.capacity_bytes
-        return "" if fits else f"{level.name} inputs"
-
-    def _trace(self, shape: Shape, rule: str) -> TraceStep:
-        level = self.workload.machine.hw.block_level.name
-        return TraceStep(
-            level,
-            axis_names(self.workload),
-            shape.block,
-            plan_task(self.workload, shape.block, shape.base.tile).inputs_bytes,
-            0.0,
-            rule or "accepted",
-        )
+        inputs_bytes = plan_task(self.workload, shape.block, shape.base.tile).inputs_bytes
+        return check_limit(f"{level.name} inputs", inputs_bytes, MAX_INPUTS_FRACTION * level.capacity_bytes)

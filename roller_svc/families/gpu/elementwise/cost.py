@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, MapSpace, Tile
-from roller_svc.families.common.gpu.serial_cost import ThreadWork, dram_bytes_of_blocks, simt_costs
+from roller_svc.families.common.gpu.serial_cost import ThreadWork, Traffic, dram_bytes_of_blocks, simt_costs
 from roller_svc.ir.hardware import Limits
-from roller_svc.perf.common import Costs, Launch, streaming_bandwidth
+from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import ADDRESS_OPS, DIVISION_OPS
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
@@ -93,9 +93,9 @@ def elementwise_cost(p: Workload[MapSpace], launch: Launch) -> Costs:
     requested = launch.grid * p.footprint.requested_bytes(clipped)
     in_flight = _loaded_bytes(tile, launch.threads) * min(launch.grid, resident * mach.cores)
     fma_s = p.space.flops * launch.grid * math.prod(launch.block) / p.outer_points / mach.unit.flops_per_s
-    dram_s = dram_bytes_of_blocks(p, moved) / streaming_bandwidth(mach, in_flight)
+    traffic = Traffic(requested, dram_bytes_of_blocks(p, moved), in_flight)
     work = ThreadWork(instructions, requests, chain)
-    return simt_costs(p, launch, needs, work, requested, fma_s, dram_s)._replace(
+    return simt_costs(p, launch, needs, work, traffic, fma_s)._replace(
         issue_s=mach.seconds(launch.grid * warps * instructions / mach.issue_per_cycle / mach.cores),
         resident_blocks=min(resident, -(-launch.grid // mach.cores)),
     )

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import EPSILONS, powers_of_two, tile_multiples
-from roller_svc.construct.rules import ThreadTile, exceeds_grid, replaced
-from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
+from roller_svc.construct.rules import ThreadTile, check_grid, replaced
+from roller_svc.construct.scale_up import ScaleUpResult
 from roller_svc.families.common.gpu.elementwise_space import MapSpace
 from roller_svc.families.common.gpu.loop_rules import LoopRules
 from roller_svc.families.gpu.elementwise.cost import MapTile, map_registers
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import block_registers
@@ -44,18 +45,17 @@ class ElementwiseRules(LoopRules):
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         p, limits = self.workload, self.workload.machine.hw.limits
         threads = self._threads(block, base)
-        if threads > min(MAX_THREADS, limits.max_threads_per_block):
-            return self._measured(block, "threads per block")
-        tile = MapTile.of(p, block, base.tile)
-        if tile.shared_bytes > limits.shared_bytes_per_block:
-            return self._measured(block, "shared memory")
-        if block_registers(threads, map_registers(p, tile, limits), limits) > limits.registers_per_core:
-            return self._measured(block, "registers per core")
+        too_large = check_limit("threads per block", threads, min(MAX_THREADS, limits.max_threads_per_block))
+        if too_large is None:
+            tile = MapTile.of(p, block, base.tile)
+            too_large = check_limit("shared memory", tile.shared_bytes, limits.shared_bytes_per_block)
+        if too_large is None:
+            registers = block_registers(threads, map_registers(p, tile, limits), limits)
+            too_large = check_limit("registers per core", registers, limits.registers_per_core)
+        if too_large is not None:
+            return self._measured(block, too_large)
         idle = -threads % limits.warp_size
-        if idle * MAX_WASTE_OF > threads:
-            return self._measured(block, "", "execution unit")
-        huge = exceeds_grid(p, block)
-        return self._measured(block, "", "grid size" if huge else "")
+        return self._measured(block, None, check_limit("execution unit", idle * MAX_WASTE_OF, threads) or check_grid(p, block))
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Return one point per thread, a warp along the row."""
@@ -105,16 +105,18 @@ class ElementwiseRules(LoopRules):
         line = LINE_BYTES // min(along) if self.map.transposed else warp * unit
         return tuple([s for s in fitting if s >= min(line, extent)]) or fitting[-1:]
 
-    def _thread_rule(self, thread: Tile) -> str:
+    def _thread_rule(self, thread: Tile) -> BrokenRule | None:
         p, limits = self.workload, self.workload.machine.hw.limits
         points = math.prod(thread)
-        if points > max(self._fair, math.gcd(thread[self.map.row], self.map.vector_width)):
-            return "parallelism"
+        most = max(self._fair, math.gcd(thread[self.map.row], self.map.vector_width))
+        if (broken := check_limit("parallelism", points, most)) is not None:
+            return broken
         narrowest = min([a.bytes for a in self.map.accesses])
-        if points // self.map.thread_vector_width(thread) > max(MAX_VECTORS, MAX_NARROW_BYTES // narrowest):
-            return "vectors per thread"
-        fits = map_registers(p, MapTile.of(p, thread, thread), limits) <= limits.max_registers_per_thread
-        return "" if fits or points == 1 else "registers per thread"
+        vectors, most = points // self.map.thread_vector_width(thread), max(MAX_VECTORS, MAX_NARROW_BYTES // narrowest)
+        if (broken := check_limit("vectors per thread", vectors, most)) is not None or points == 1:
+            return broken
+        registers = map_registers(p, MapTile.of(p, thread, thread), limits)
+        return check_limit("registers per thread", registers, limits.max_registers_per_thread)
 
     @property
     def _first_axes(self) -> tuple[int | None, ...]:

@@ -35,6 +35,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     device_fill,
     epilogue_memory_cycles,
     epilogue_slots,
+    memory_seconds,
     shared_latency_cycles,
 )
 from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
@@ -79,8 +80,7 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
         ("exponentials", mach.seconds(each * cost.exponentials)),
         ("shared", mach.seconds(each * step.shared)),
         ("issue", mach.seconds(each * cost.issue)),
-        (mach.llc.name if mach.llc else "cache", mach.seconds(each * step.llc)),
-        ("dram", (dram_bytes + p.epilogue.total_bytes) / mach.dram.bandwidth_bytes_per_s),
+        *memory_seconds(p, launch, each * step.llc, dram_bytes),
     ]
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))

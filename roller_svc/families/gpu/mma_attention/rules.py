@@ -16,12 +16,11 @@ from roller_svc.construct.rules import (
     Enumerated,
     Shape,
     ThreadTile,
-    axis_names,
     extent_on,
     replaced,
     spatial_grid,
 )
-from roller_svc.construct.scale_up import ScaleUpLevel, SearchTrace, TileMetrics, scale_up
+from roller_svc.construct.scale_up import ScaleUpLevel, SearchTrace, scale_up
 from roller_svc.families.common.gpu.attention.shapes import (
     MAX_COLUMNS,
     MAX_STAGES,
@@ -33,6 +32,7 @@ from roller_svc.families.common.gpu.matrix.tile import ROWS, WORD_BYTES
 from roller_svc.families.gpu.mma_attention.cost import attention_block
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.rprogram import PipelineOptions
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
 from roller_svc.perf.workload import Workload
@@ -48,6 +48,12 @@ SPILL_SLACK = 3  # registers below the limit, by the model, from which no kernel
 @dataclass(frozen=True, slots=True)
 class MmaAttentionRules(Enumerated):
     workload: Workload[AttentionOperands]
+
+    @property
+    def _points(self) -> int:
+        """Points to which the traffic of a tile refers: rows and keys."""
+        p = self.workload
+        return p.outer_points // p.extent(p.n) * p.extent(p.k)
 
     def shapes(self, log: SearchTrace, budget: int, limit: int) -> tuple[Shape, ...]:
         """Scale up warps, then blocks, then split keys; at most `limit`, those with most data reuse first.
@@ -65,7 +71,7 @@ class MmaAttentionRules(Enumerated):
         for warp in (*grown.saturated, *grown.border):
             for lanes in (1, 2, 4) if self.workload.facts.has_softmax else (1,):
                 base = ThreadTile(warp, lanes * self.workload.machine.hw.limits.warp_size)
-                blocks = scale_up(self._block_stage(base, lanes), log, budget)
+                blocks = scale_up(self._block_stage(base, lanes), log, budget, base.tile, reduce_threads=base.reduce_threads)
                 for block in (*blocks.saturated, *blocks.border):
                     found |= dict.fromkeys(self._pipelines(block, base))
         order = sorted(found, key=lambda s: self.evaluate(s.block, s.base).traffic)
@@ -73,17 +79,18 @@ class MmaAttentionRules(Enumerated):
 
     # register level -------------------------------------------------------------------------------------------------
     def _warp_stage(self, passes: int) -> ScaleUpLevel:
-        p = self.workload
+        p, limits = self.workload, self.workload.machine.hw.limits
         columns = (round_up_to_instruction(-(-p.extent(p.n) // passes)),)
         rows, keys = sizes_up_to(WARP_ROWS, p.extent(p.m)), sizes_up_to(WARP_KEYS, p.extent(p.k))
         steps = self._steps({p.m: rows, p.k: keys, p.n: columns})
         return ScaleUpLevel(
             level=p.machine.hw.thread_level.name,
-            names=axis_names(p),
+            points=self._points,
             steps=steps,
             axis_rank=tuple(range(len(steps))),
             evaluate=self._evaluate_warp,
             is_saturated=lambda _: True,
+            capacity_bytes=(limits.max_registers_per_thread - SPILL_SLACK) * WORD_BYTES * limits.warp_size,
         )
 
     def _evaluate_warp(self, warp: Tile) -> TileMetrics:
@@ -92,8 +99,10 @@ class MmaAttentionRules(Enumerated):
         block = replaced(warp, p.m, extent_on(warp, p.m) * MAX_WARPS)
         tile = attention_block(p, p.facts, block, warp, (MIN_MATRIX_STAGES, 1))
         registers = thread_registers(tile, p.facts)
-        rule = "registers per thread" if registers > limits.max_registers_per_thread - SPILL_SLACK else ""
-        return TileMetrics(registers * WORD_BYTES * limits.warp_size, 1 / extent_on(warp, p.m) + 1 / extent_on(warp, p.k), rule)
+        rule = check_limit("registers per thread", registers, limits.max_registers_per_thread - SPILL_SLACK)
+        size = p.machine.unit.in_dtype.bytes
+        traffic = size / extent_on(warp, p.m) + size / extent_on(warp, p.k)
+        return TileMetrics(registers * WORD_BYTES * limits.warp_size, traffic, rule)
 
     # block level ----------------------------------------------------------------------------------------------------
     def _block_stage(self, base: ThreadTile, key_warps: int) -> ScaleUpLevel:
@@ -105,11 +114,12 @@ class MmaAttentionRules(Enumerated):
         steps = tuple(extents if axis in (p.m, p.k) else (base.tile[axis],) for axis, extents in enumerate(steps))
         return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
-            names=axis_names(p),
+            points=self._points,
             steps=steps,
             axis_rank=tuple(range(len(steps))),
             evaluate=lambda block: self.evaluate(block, base),
             is_saturated=lambda _: True,
+            capacity_bytes=p.machine.hw.limits.shared_bytes_per_block,
         )
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
@@ -119,22 +129,22 @@ class MmaAttentionRules(Enumerated):
         traffic = (p.a.requested_bytes(block) / max(1, p.extent(p.k)) + p.b.requested_bytes(block) / tile.kv) / tile.m
         return TileMetrics(tile.shared_bytes, traffic, self._too_large(tile), self._misaligned(tile))
 
-    def _too_large(self, tile: MmaAttentionTile) -> str:
+    def _too_large(self, tile: MmaAttentionTile) -> BrokenRule | None:
         p, limits = self.workload, self.workload.machine.hw.limits
-        if tile.threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
-            return "threads per block"
-        if tile.shared_bytes > limits.shared_bytes_per_block:
-            return "shared memory"
-        idle = (tile.kv_warps - 1) * tile.warp_kv >= p.extent(p.k)
-        return "keys per warp" if tile.kv_warps > 1 and (p.extent(p.m) > tile.m or idle) else ""
+        most = min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block)
+        broken = check_limit("threads per block", tile.threads, most)
+        broken = broken or check_limit("shared memory", tile.shared_bytes, limits.shared_bytes_per_block)
+        if broken is None and tile.kv_warps > 1:
+            broken = check_limit("keys per warp", p.extent(p.m), tile.m)
+            broken = broken or check_limit("keys per warp", (tile.kv_warps - 1) * tile.warp_kv + 1, p.extent(p.k))
+        return broken
 
-    def _misaligned(self, tile: MmaAttentionTile) -> str:
+    def _misaligned(self, tile: MmaAttentionTile) -> BrokenRule | None:
         """Return the register rule; threads copy less as more warps share a KV tile."""
         limits, registers = self.workload.machine.hw.limits, thread_registers(tile, self.workload.facts)
-        if registers > limits.max_registers_per_thread - SPILL_SLACK:
-            return "registers per thread"
-        over = block_registers(tile.threads, registers, limits) > limits.registers_per_core
-        return "registers per core" if over else ""
+        broken = check_limit("registers per thread", registers, limits.max_registers_per_thread - SPILL_SLACK)
+        of_block = block_registers(tile.threads, registers, limits)
+        return broken or check_limit("registers per core", of_block, limits.registers_per_core)
 
     # device level ---------------------------------------------------------------------------------------------------
     def _pipelines(self, block: Tile, base: ThreadTile) -> Iterator[Shape]:

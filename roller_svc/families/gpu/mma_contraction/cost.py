@@ -67,7 +67,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     # resident blocks drift apart: only the first prologue and the last epilogue do not overlap with other blocks
     runs = tile_count(p, launch.block) / launch.grid if launch.pipeline.stream_k_blocks else float(waves - 1)
     cycles += edges * (1 + runs / resident)
-    parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
+    parts = resource_seconds(p, launch, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)

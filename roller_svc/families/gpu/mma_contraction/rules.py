@@ -7,18 +7,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.align import powers_of_two
+from roller_svc.construct.align import powers_of_two, round_up
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
     ThreadTile,
-    axis_names,
     axis_steps,
-    exceeds_grid,
+    check_grid,
     extent_on,
     replaced,
     spatial_grid,
 )
-from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.gpu.matrix.prefilter import TilePrefilter
 from roller_svc.families.common.gpu.matrix.terms import (
     CORE_L2_BYTES_PER_CYCLE,
@@ -45,6 +44,7 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
 from roller_svc.families.gpu.mma_contraction.cost import block_step, mma_block, prefetch_stages
 from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.ir.rprogram import PipelineOptions
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockResources, block_registers, blocks_per_core
@@ -125,6 +125,11 @@ class MmaContractionRules(TilePrefilter):
     workload: Workload[MmaFacts]
     varied: bool = False
 
+    @property
+    def points(self) -> int:
+        """Points to which the traffic of a tile refers: multiply-adds."""
+        return self.workload.outer_points * self.workload.inner_points
+
     def reduce_thread_choices(self) -> tuple[int, ...]:
         return (self.workload.machine.hw.limits.warp_size,)
 
@@ -140,11 +145,12 @@ class MmaContractionRules(TilePrefilter):
         )
         return ScaleUpLevel(
             level=p.machine.hw.thread_level.name,
-            names=axis_names(p),
+            points=self.points,
             steps=steps,
             axis_rank=tuple(range(len(steps))),
             evaluate=self._evaluate_warp,
             is_saturated=self._feeds_the_unit,
+            capacity_bytes=self._most_registers() * WORD_BYTES * p.machine.hw.limits.warp_size,
         )
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
@@ -169,23 +175,24 @@ class MmaContractionRules(TilePrefilter):
         axes = block_extents(p, base, epsilon, MAX_WARPS) | {p.k: self._k_steps(base)}
         return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
-            names=axis_names(p),
+            points=self.points,
             steps=axis_steps(p, axes),
             axis_rank=tuple(range(len(p.extents))),
             evaluate=lambda block: self.evaluate(block, base),
             is_saturated=lambda block: self._covers_its_loads(block, base),
+            capacity_bytes=p.machine.hw.limits.shared_bytes_per_block,
         )
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
         warp_m, warp_n, _ = p.mnk(base.tile)
-        if warp_m % self._fragment.rows or warp_n % self._fragment.columns:
-            return TileMetrics(0, 0.0, "execution unit")
+        if (broken := self._check_fragments(warp_m, warp_n)) is not None:
+            return TileMetrics(p.footprint.bytes(block), 0.0, broken)
         staged = mma_block(p, block, base.tile)
         shared_bytes, threads = staged.tile.shared_bytes, staged.tile.threads
         too_large = self._capacity_rule(threads, shared_bytes, staged.tile.fragments)
-        misaligned = "" if too_large else self._alignment_rule(block, threads, staged.registers)
+        misaligned = None if too_large else self._alignment_rule(block, threads, staged.registers)
         return TileMetrics(shared_bytes, traffic_per_product(p, block), too_large, misaligned)
 
     def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
@@ -232,7 +239,7 @@ class MmaContractionRules(TilePrefilter):
         fragments = (m // fragment.rows, n // fragment.columns, k_bytes // fragment.step_bytes)
         registers = math.ceil(warp_registers(fragment, *fragments, runs=p.space.scale_runs))
         registers += math.floor(self._least_brought(m, n) * k_bytes)
-        rule = "registers per thread" if registers > self._most_registers() else ""
+        rule = check_limit("registers per thread", registers, self._most_registers())
         size = self._operand_bytes()
         reads = (size / m + size / n) * padded_fraction(p, warp)
         return TileMetrics(registers * WORD_BYTES * p.machine.hw.limits.warp_size, reads, rule)
@@ -269,25 +276,31 @@ class MmaContractionRules(TilePrefilter):
         shorter = self.varied or not self._whole_chunks
         return tuple([b // size for b in fitting if (b < longest and shorter) or b == longest])
 
-    def _capacity_rule(self, threads: int, shared_bytes: int, fragments: tuple[int, int]) -> str:
+    def _capacity_rule(self, threads: int, shared_bytes: int, fragments: tuple[int, int]) -> BrokenRule | None:
         limits = self.workload.machine.hw.limits
-        if threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
-            return "threads per block"
+        most = min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block)
+        if (broken := check_limit("threads per block", threads, most)) is not None:
+            return broken
         fewest = math.ceil(warp_registers(self._fragment, *fragments, runs=self.workload.space.scale_runs))
-        if block_registers(threads, fewest, limits) > limits.registers_per_core:
-            return "registers per core"
-        return "" if shared_bytes <= limits.shared_bytes_per_block else "shared memory"
+        broken = check_limit("registers per core", block_registers(threads, fewest, limits), limits.registers_per_core)
+        return broken or check_limit("shared memory", shared_bytes, limits.shared_bytes_per_block)
 
-    def _alignment_rule(self, block: Tile, threads: int, registers: int) -> str:
+    def _check_fragments(self, warp_m: int, warp_n: int) -> BrokenRule | None:
+        """Return the broken rule where a warp's tile has a fragment that is not whole."""
+        rows, columns = self._fragment.rows, self._fragment.columns
+        broken = check_limit("execution unit", round_up(warp_m, rows), warp_m)
+        return broken or check_limit("execution unit", round_up(warp_n, columns), warp_n)
+
+    def _alignment_rule(self, block: Tile, threads: int, registers: int) -> BrokenRule | None:
         """Return the broken alignment rule; copies per thread shrink with block extents and grow with the k-tile."""
         p, limits = self.workload, self.workload.machine.hw.limits
-        if accumulator_columns(p, block) % PAIR and p.extent(p.n) > self._fragment.columns:
-            return "fragment pairs"
-        if registers > self._most_registers():
-            return "registers per thread"
-        if block_registers(threads, registers, limits) > limits.registers_per_core:
-            return "registers per core"
-        return "grid size" if exceeds_grid(p, block) else ""
+        columns, broken = accumulator_columns(p, block), None
+        if p.extent(p.n) > self._fragment.columns:
+            broken = check_limit("fragment pairs", round_up(columns, PAIR), columns)
+        broken = broken or check_limit("registers per thread", registers, self._most_registers())
+        of_block = block_registers(threads, registers, limits)
+        broken = broken or check_limit("registers per core", of_block, limits.registers_per_core)
+        return broken or check_grid(p, block)
 
     def _covers_its_loads(self, block: Tile, base: ThreadTile) -> bool:
         """Return whether MMA time covers LLC load time, or the grid is too small for that test.

@@ -9,12 +9,13 @@ from typing import ClassVar
 
 from roller_svc.construct.align import powers_of_two, tile_multiples
 from roller_svc.construct.rules import ThreadTile, replaced
-from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
+from roller_svc.construct.scale_up import ScaleUpResult
 from roller_svc.errors import require
 from roller_svc.families.common.gpu.loop_rules import LoopRules
 from roller_svc.families.common.gpu.row_space import RowAccess, RowIteration, RowSpace, exceeds_registers
 from roller_svc.families.common.gpu.serial_rules import SerialRules
 from roller_svc.ir.schedule import shared_bytes
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
 from roller_svc.perf.workload import Workload
@@ -117,9 +118,8 @@ class ReductionRules(LoopRules):
         threads = self._threads(block, base)
         iteration = self.rows.row_iteration(block, base.tile, base.reduce_threads)
         too_large = self._capacity_rule(block, iteration, base, threads)
-        if not too_large and self._idle_rows(block, base.tile) > MAX_IDLE_ROWS:
-            too_large = "rows of one alignment"
-        return self._measure_rows(block, iteration, too_large, "" if too_large else self._alignment_rule(block, threads))
+        too_large = too_large or check_limit("rows of one alignment", self._idle_rows(block, base.tile), MAX_IDLE_ROWS)
+        return self._measure_rows(block, iteration, too_large, None if too_large else self._alignment_rule(block, threads))
 
     def _idle_rows(self, block: Tile, thread: Tile) -> float:
         """Return the rows that blocks of peeled rows lack, whose rows alternate, relative to those that there are."""
@@ -175,37 +175,39 @@ class ReductionRules(LoopRules):
         return fitting
 
     # rules ----------------------------------------------------------------------------------------------------------
-    def _thread_rule(self, thread: Tile) -> str:
+    def _thread_rule(self, thread: Tile) -> BrokenRule | None:
         iteration = self.rows.row_iteration(thread, thread, 1)
-        packed = self.rows.packed_in(thread)
-        if packed is not None and packed.row_statements(thread, iteration.points) > MAX_UNROLLED:
-            return "unrolled statements"
-        sums = self.rows.accumulators(thread, iteration) * self.rows.words
-        return "registers per thread" if sums > MAX_ACCUMULATORS and iteration.points > 1 else ""
+        packed, broken = self.rows.packed_in(thread), None
+        if packed is not None:
+            broken = check_limit("unrolled statements", packed.row_statements(thread, iteration.points), MAX_UNROLLED)
+        if broken is None and iteration.points > 1:
+            sums = self.rows.accumulators(thread, iteration) * self.rows.words
+            broken = check_limit("registers per thread", sums, MAX_ACCUMULATORS)
+        return broken
 
-    def _capacity_rule(self, block: Tile, iteration: RowIteration, base: ThreadTile, threads: int) -> str:
+    def _capacity_rule(self, block: Tile, iteration: RowIteration, base: ThreadTile, threads: int) -> BrokenRule | None:
         limits = self.workload.machine.hw.limits
-        packed = self.rows.packed_in(base.tile)
+        packed, broken = self.rows.packed_in(base.tile), None
         if packed is not None and iteration.chunks_in_flight > 1:
             statements = iteration.chunks_in_flight * packed.chunk_statements(base.tile, iteration.points)
-            if statements > MAX_UNROLLED:
-                return "unrolled statements"
-        if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
-            return "threads per block"
-        if threads > max(MAX_THREADS, base.reduce_threads):
-            return "occupancy"
+            broken = check_limit("unrolled statements", statements, MAX_UNROLLED)
+        most = min(limits.max_threads_per_block, limits.max_threads_per_core)
+        broken = broken or check_limit("threads per block", threads, most)
+        broken = broken or check_limit("occupancy", threads, max(MAX_THREADS, base.reduce_threads))
+        if broken is not None:
+            return broken
         registers = self.rows.registers(base.tile, iteration, threads, limits)
-        if registers > MAX_REGISTERS and iteration.chunks_in_flight > 1:
-            return "registers per thread"
-        granted = min(registers, limits.max_registers_per_thread)
-        if block_registers(threads, granted, limits) > limits.registers_per_core:
-            return "registers per core"
-        buffers = self.rows.shared_buffers(block, base.tile, iteration, base.reduce_threads, limits)
-        if shared_bytes(buffers) > limits.shared_bytes_per_block:
-            return "shared memory"
-        if self.rows.is_shared(iteration, threads, limits) and self._registers_hold_a_row():
-            return "rows in shared memory"
-        return ""
+        if iteration.chunks_in_flight > 1:
+            broken = check_limit("registers per thread", registers, MAX_REGISTERS)
+        of_block = block_registers(threads, min(registers, limits.max_registers_per_thread), limits)
+        broken = broken or check_limit("registers per core", of_block, limits.registers_per_core)
+        if broken is not None:
+            return broken
+        staged = shared_bytes(self.rows.shared_buffers(block, base.tile, iteration, base.reduce_threads, limits))
+        broken = check_limit("shared memory", staged, limits.shared_bytes_per_block)
+        if broken is None and self.rows.is_shared(iteration, threads, limits) and self._registers_hold_a_row():
+            broken = BrokenRule("rows in shared memory", staged, 0)
+        return broken
 
     def _registers_hold_a_row(self) -> bool:
         """Return whether the most threads that share a row hold it in registers, which overlaps more blocks."""
@@ -214,7 +216,9 @@ class ReductionRules(LoopRules):
         return not exceeds_registers(elements, vector, threads, self.rows.words, self.workload.machine.hw.limits)
 
     # measures -------------------------------------------------------------------------------------------------------
-    def _measure_rows(self, tile: Tile, iteration: RowIteration, too_large: str, misaligned: str = "") -> TileMetrics:
+    def _measure_rows(
+        self, tile: Tile, iteration: RowIteration, too_large: BrokenRule | None, misaligned: BrokenRule | None = None
+    ) -> TileMetrics:
         """Return metrics with the traffic of whole rows: once if they stay in registers, else per pass."""
         end_to_end = replaced(tile, self.rows.inner, self.rows.points)
         whole = iteration.is_single_pass

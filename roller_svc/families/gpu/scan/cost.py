@@ -8,12 +8,13 @@ from roller_svc.analysis.scans import gate_product_dtype
 from roller_svc.families.common.gpu.serial_cost import (
     DEPENDENT_CYCLES,
     ThreadWork,
+    Traffic,
     dram_bytes_of_blocks,
     nest_registers,
     simt_costs,
 )
 from roller_svc.families.gpu.scan.workload import ScanSpace, ScanThreads, scan_threads
-from roller_svc.perf.common import Costs, Launch, streaming_bandwidth
+from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import AccessFootprint
 from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core
@@ -63,14 +64,14 @@ def scan_cost(p: Workload[ScanSpace], launch: Launch) -> Costs:
     rows = tuple([row if i == facts.along else min(b, e) for i, (b, e) in enumerate(zip(launch.block, p.extents, strict=True))])
     moved = launch.grid * p.footprint.transferred_bytes(rows)
     in_flight = min(launch.grid, resident * mach.cores) * launch.threads * threads.elements * _moved_bytes(p)
-    dram_s = dram_bytes_of_blocks(p, moved) / streaming_bandwidth(mach, in_flight)
     padded = launch.grid / launch.split_k * math.prod([launch.block[i] for i in p.spatial]) / p.outer_points
     fma_s = p.space.flops * padded / mach.unit.flops_per_s
     requested = p.footprint.requested_bytes(rows)
     if facts.width < threads.elements and facts.column is None:
         # an access of a warp writes a part of each sector, of which L2 merges several
         requested += sum([access.requested_bytes(rows) for access in p.footprint.writes])
-    costs = simt_costs(p, launch, needs, work, launch.grid * requested, fma_s, dram_s)
+    traffic = Traffic(launch.grid * requested, dram_bytes_of_blocks(p, moved), in_flight)
+    costs = simt_costs(p, launch, needs, work, traffic, fma_s)
     return costs if launch.split_k == 1 else _with_totals(p, launch, costs)
 
 
@@ -87,7 +88,8 @@ def _with_totals(p: Workload[ScanSpace], launch: Launch, costs: Costs) -> Costs:
     reading = read / mach.max_bytes_per_s(p.data_level)
     before = mach.hw.limits.launch_overhead_s + reading + mach.seconds(2 * mach.dram_latency_cycles)
     stages = tuple((name, s + before if name == "dram" else s) for name, s in costs.stage_seconds)
-    return costs._replace(core_s=costs.core_s + before, stage_seconds=stages)
+    moved = tuple((name, amount + read if name == "dram" else amount) for name, amount in costs.moved_bytes)
+    return costs._replace(core_s=costs.core_s + before, stage_seconds=stages, moved_bytes=moved)
 
 
 def _tile_requests(p: Workload[ScanSpace], threads: ScanThreads, access: AccessFootprint) -> tuple[float, float]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from roller_svc.construct.align import powers_of_two
-from roller_svc.construct.rules import Enumerated, Shape, ThreadTile, exceeds_grid, replaced, subsample
+from roller_svc.construct.rules import Enumerated, Shape, ThreadTile, check_grid, replaced, subsample
 from roller_svc.construct.scale_up import SearchTrace
 from roller_svc.families.gpu.scan.cost import scan_resources
 from roller_svc.families.gpu.scan.workload import ScanSpace, scan_threads
+from roller_svc.ir.search import SearchKind, TileMetrics, Visit
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.occupancy import exceeded_limits
+from roller_svc.perf.occupancy import broken_limits
 from roller_svc.perf.workload import Workload
 
 ELEMENTS = (1, 2, 4, 8, 16, 32)  # of one thread
@@ -29,7 +31,18 @@ class ScanRules(Enumerated):
         self.workload = workload
 
     def shapes(self, log: SearchTrace, budget: int, limit: int) -> Sequence[Shape]:
-        fitting = [shape for shape in self._candidates() if self._fits(shape, log)]
+        fitting: list[Shape] = []
+        visits: list[tuple[int, Visit]] = []
+        for shape in self._candidates():
+            visits.append((shape.base.reduce_threads, self._visit(shape)))
+            log.tiles_visited += 1
+            if (broken := visits[-1][1].limit) is None:
+                fitting.append(shape)
+            else:
+                log.reject(broken)
+        if not fitting:
+            visits.append((1, self._visit(self._smallest())))
+        log.record_each(SearchKind.ENUMERATION, self.workload.outer_points * self.workload.inner_points, visits)
         split = [shape for shape in fitting if shape.split_k > 1]
         whole = subsample([shape for shape in fitting if shape.split_k == 1], limit - limit // 2 if split else limit)
         return [*whole, *subsample(split, limit - len(whole))] or [self._smallest()]
@@ -75,17 +88,15 @@ class ScanRules(Enumerated):
         thread = replaced(tuple([1] * len(self.workload.extents)), facts.along, facts.width)
         return Shape(replaced(thread, facts.shared_axis, THREADS[0]), ThreadTile(thread))
 
-    def _fits(self, shape: Shape, log: SearchTrace) -> bool:
-        p = self.workload
-        log.tiles_visited += 1
-        hw = p.machine.hw
-        threads = scan_threads(p, shape.block, shape.base.tile, shape.base.reduce_threads, shape.split_k)
-        rule = "grid size" if exceeds_grid(p, self._spatial(shape.block)) else ""
-        if exceeded_limits(scan_resources(p, threads), hw):
-            rule = "registers or shared memory"
-        if rule:
-            log.rejections[rule] = log.rejections.get(rule, 0) + 1
-        return not rule
+    def _visit(self, shape: Shape) -> Visit:
+        """Return a block with its bytes, those that it moves per point, and the limit of the device that it exceeds."""
+        p, base = self.workload, shape.base
+        threads = scan_threads(p, shape.block, base.tile, base.reduce_threads, shape.split_k)
+        exceeded = broken_limits(scan_resources(p, threads), p.machine.hw)
+        too_large = exceeded[0] if exceeded else check_grid(p, self._spatial(shape.block))
+        points = math.prod([min(b, e) for b, e in zip(shape.block, p.extents, strict=True)])
+        moved = p.footprint.transferred_bytes(shape.block) / points
+        return Visit(shape.block, None, TileMetrics(p.footprint.bytes(shape.block), moved, too_large), base.tile)
 
     def _spatial(self, block: Tile) -> Tile:
         return replaced(block, self.workload.facts.along, 1)

@@ -48,6 +48,7 @@ def scatter_cost(p: Workload[ScatterUpdates], launch: Launch) -> Costs:
             (last.name if last else "cache", loaded / (last.bytes_per_s if last else math.inf)),
             ("dram", loaded / streaming_bandwidth(mach, in_flight) if loaded else 0.0),
         ),
+        moved_bytes=(("dram", loaded),),
         resources=BlockResources(PRIVATE_THREADS, PRIVATE_REGISTERS, updates.target_bytes),
     )
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import powers_of_two, tile_multiples
-from roller_svc.construct.rules import ThreadTile, axis_names, axis_steps, exceeds_grid, replaced
-from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.construct.rules import ThreadTile, axis_steps, check_grid, check_warps, replaced
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.gpu.simt_contraction.cost import (
     block_step,
     prefetch_stages,
@@ -19,6 +19,7 @@ from roller_svc.families.gpu.simt_contraction.cost import (
 from roller_svc.families.gpu.simt_contraction.workload import SimtFacts, ThreadRegisters
 from roller_svc.ir.hardware import Limits
 from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockResources, block_registers, blocks_per_core
@@ -42,6 +43,11 @@ LOADED_LATENCY = 2.0  # latency of a busy memory over that of an idle one
 class SimtContractionRules:
     workload: Workload[SimtFacts]
 
+    @property
+    def points(self) -> int:
+        """Points to which the traffic of a tile refers: multiply-adds."""
+        return self.workload.outer_points * self.workload.inner_points
+
     def reduce_thread_choices(self) -> tuple[int, ...]:
         return (1,)
 
@@ -52,7 +58,7 @@ class SimtContractionRules:
         )
         return ScaleUpLevel(
             level=p.machine.hw.thread_level.name,
-            names=axis_names(self.workload),
+            points=self.points,
             steps=steps,
             axis_rank=tuple(range(len(steps))),
             evaluate=self._evaluate_thread,
@@ -85,11 +91,12 @@ class SimtContractionRules:
         block = self._block(base)
         return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
-            names=axis_names(self.workload),
+            points=self.points,
             steps=axis_steps(self.workload, axes),
             axis_rank=tuple(range(len(p.extents))),
             evaluate=block.evaluate,
             is_saturated=block.is_saturated,
+            capacity_bytes=p.machine.hw.limits.shared_bytes_per_block,
         )
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
@@ -140,14 +147,13 @@ class SimtContractionRules:
         (m, n, _), size = self.workload.mnk(thread), self.workload.elem_bytes
         return TileMetrics((m * n + m + n) * size, size / m + size / n, self._register_rule(thread))
 
-    def _register_rule(self, thread: Tile) -> str:
+    def _register_rule(self, thread: Tile) -> BrokenRule | None:
         p = self.workload
         m, n, _ = p.mnk(thread)
         registers = thread_registers(p, m, n).of(MIN_STAGED_ELEMENTS, MIN_STAGED_ELEMENTS)
-        if registers > p.machine.hw.limits.max_registers_per_thread:
-            return "registers per thread"
         epilogue = (p.space.flops - p.space.operand_flops) / p.outer_points - 2 * p.inner_points
-        return "epilogue" if m * n * epilogue > MAX_EPILOGUE else ""
+        broken = check_limit("registers per thread", registers, p.machine.hw.limits.max_registers_per_thread)
+        return broken or check_limit("epilogue", m * n * epilogue, MAX_EPILOGUE)
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
         """Return whether multiply-adds take as long as reading their operands from the staged tile."""
@@ -197,35 +203,29 @@ class _Block:
         m, n, k = p.mnk(block)
         staged = k * (staged_row_bytes(m, p) + staged_row_bytes(n, p))
         threads = (m // self.thread_m) * (n // self.thread_n)
-        too_large = misaligned = ""
-        if threads > self.most_threads:
-            too_large = self.thread_rule
-        elif staged > self.limits.shared_bytes_per_block:
-            too_large = "shared memory"
-        else:
-            misaligned = self._alignment_rule(block, threads, (m, n, k))
+        too_large = check_limit(self.thread_rule, threads, self.most_threads)
+        too_large = too_large or check_limit("shared memory", staged, self.limits.shared_bytes_per_block)
+        misaligned = None if too_large else self._alignment_rule(block, threads, (m, n, k))
         traffic = (p.a.requested_bytes(block) + p.b.requested_bytes(block)) / (m * n * k)
         return TileMetrics(staged, traffic, too_large, misaligned)
 
-    def _alignment_rule(self, block: Tile, threads: int, extents: tuple[int, int, int]) -> str:
+    def _alignment_rule(self, block: Tile, threads: int, extents: tuple[int, int, int]) -> BrokenRule | None:
         """Return the broken alignment rule.
 
         Staged elements of a thread, `each` per row or column of the block, shrink with block extents and grow with the
         k-tile.
         """
         limits = self.limits
-        if threads % limits.warp_size:
-            return "execution unit"
+        if (broken := check_warps(threads, limits.warp_size)) is not None:
+            return broken
         m, n, k = extents
         each = k / threads
         registers = self.registers.of(m * each, n * each)
-        if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:
-            return "registers per thread"
-        if block_registers(threads, math.ceil(registers * REGISTER_MARGIN), limits) > limits.registers_per_core:
-            return "registers per core"
-        if exceeds_grid(self.workload, block):
-            return "grid size"
-        return ""
+        if self.thread_m * self.thread_n > 1:
+            broken = check_limit("registers per thread", registers, limits.max_registers_per_thread)
+        of_block = block_registers(threads, math.ceil(registers * REGISTER_MARGIN), limits)
+        broken = broken or check_limit("registers per core", of_block, limits.registers_per_core)
+        return broken or check_grid(self.workload, block)
 
     def is_saturated(self, block: Tile) -> bool:
         """Return whether each scheduler has a warp, and multiply-adds take as long as the loads."""

@@ -53,6 +53,7 @@ def streamed_rows_cost(p: Workload[StreamedRows], launch: Launch) -> Costs:
         waves=1,
         resources=needs,
         loads_per_block=pages,
+        moved_bytes=(("dram", p.compulsory_bytes),),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Sequence
 
 from roller_svc.construct.rules import Enumerated, Shape, ThreadTile, replaced, subsample
 from roller_svc.construct.scale_up import SearchTrace
@@ -10,7 +12,8 @@ from roller_svc.families.gpu.streamed_rows.cost import ring_resources
 from roller_svc.families.gpu.streamed_rows.product import COPY_BYTES
 from roller_svc.families.gpu.streamed_rows.workload import FRAGMENT_ROWS, RingTile, StreamedRows, ring_tile
 from roller_svc.ir.rprogram import PipelineOptions
-from roller_svc.perf.occupancy import blocks_per_core, exceeded_limits
+from roller_svc.ir.search import BrokenRule, SearchKind, TileMetrics, Visit
+from roller_svc.perf.occupancy import blocks_per_core, broken_limits
 from roller_svc.perf.workload import Workload
 
 WARPS = ((1, 8), (2, 4), (1, 4), (4, 2), (2, 8), (1, 16))  # of a block along n and k
@@ -26,38 +29,47 @@ class StreamedRowsRules(Enumerated):
         self.workload = workload
 
     def shapes(self, log: SearchTrace, budget: int, limit: int) -> Sequence[Shape]:
-        return subsample([shape for shape in self._candidates(log) if shape is not None], limit)
+        tried = [self._deepest(*ring) for ring in itertools.product(RESIDENT, PAGE_BYTES, WARPS)]
+        log.tiles_visited += len(tried)
+        visits = [(shape.base.reduce_threads, self._visit(shape, broken)) for shape, broken in tried]
+        log.record_each(SearchKind.ENUMERATION, self._points, visits)
+        for _, broken in tried:
+            if broken is not None:
+                log.reject(broken)
+        return subsample([shape for shape, broken in tried if broken is None], limit)
 
-    def _candidates(self, log: SearchTrace) -> Iterator[Shape | None]:
-        for resident in RESIDENT:
-            for page_bytes in PAGE_BYTES:
-                for warps_n, warps_k in WARPS:
-                    yield self._deepest(warps_n, warps_k, page_bytes, resident, log)
+    @property
+    def _points(self) -> int:
+        """Points to which the traffic of a tile refers: multiply-adds."""
+        return self.workload.outer_points * self.workload.inner_points
 
-    def _deepest(self, warps_n: int, warps_k: int, page_bytes: int, resident: int, log: SearchTrace) -> Shape | None:
-        """Return the shape with the most stages with which a core has that many blocks; None if there is none."""
-        p, facts = self.workload, self.workload.facts
+    def _deepest(self, resident: int, page_bytes: int, warps: tuple[int, int]) -> tuple[Shape, BrokenRule | None]:
+        """Return the shape with the most stages with which a core has that many blocks, and the rule that forbids all."""
+        p, facts, (warps_n, warps_k) = self.workload, self.workload.facts, warps
         product, rows, hw = facts.product, warps_n * FRAGMENT_ROWS, p.machine.hw
         row_bytes = product.chunk_bytes * warps_k * 4
         steps = min(page_bytes // (rows * row_bytes), -(-product.k.extent // (warps_k * product.step)))
         steps -= steps % max(1, COPY_BYTES // 2 // product.chunk_bytes)  # whole copies of each thread
-        log.tiles_visited += 1
-        if steps < 1:
-            log.rejections["page"] = log.rejections.get("page", 0) + 1
-            return None
-        depth = steps * warps_k * product.step
         whole = tuple(p.extents)
-        block = replaced(replaced(whole, facts.n, rows), facts.k, depth)
-        thread = replaced(replaced(whole, facts.n, FRAGMENT_ROWS), facts.k, product.step)
+        block = replaced(replaced(whole, facts.n, rows), facts.k, max(1, steps) * warps_k * product.step)
+        base = ThreadTile(replaced(replaced(whole, facts.n, FRAGMENT_ROWS), facts.k, product.step), warps_k * facts.warp)
+        if steps < 1:
+            return Shape(block, base), BrokenRule("page", rows * row_bytes, page_bytes)
         blocks = min(-(-product.n.extent // rows), resident * p.machine.cores)
+        least = 0
         for stages in STAGES:
             tile = ring_tile(facts, block, warps_k * facts.warp, stages, blocks)
             needs = ring_resources(p, tile)
-            if not exceeded_limits(needs, hw) and blocks_per_core(needs, hw) >= resident and self._is_used(tile):
-                pipeline = PipelineOptions(stages=stages, persistent_blocks=blocks)
-                return Shape(block, ThreadTile(thread, warps_k * facts.warp), pipeline=pipeline)
-        log.rejections["shared memory"] = log.rejections.get("shared memory", 0) + 1
-        return None
+            if not broken_limits(needs, hw) and blocks_per_core(needs, hw) >= resident and self._is_used(tile):
+                return Shape(block, base, pipeline=PipelineOptions(stages=stages, persistent_blocks=blocks)), None
+            least = needs.shared_bytes
+        return Shape(block, base), BrokenRule("shared memory", resident * least, hw.limits.shared_bytes_per_core)
+
+    def _visit(self, shape: Shape, broken: BrokenRule | None) -> Visit:
+        p = self.workload
+        points = math.prod([min(size, extent) for size, extent in zip(shape.block, p.extents, strict=True)])
+        moved = p.footprint.transferred_bytes(shape.block) / points
+        return Visit(shape.block, None, TileMetrics(p.footprint.bytes(shape.block), moved, broken), shape.base.tile)
 
     def _is_used(self, tile: RingTile) -> bool:
         """Return whether a block has pages for all stages but the last, which is filled again."""

@@ -84,7 +84,7 @@ def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     edges = step.chain / tile.consumers + together * results
     cycles += arriving + edges + (edges + arriving * (not launch.pipeline.persistent_blocks)) * (waves - 1) / resident
     each = launch.grid * steps
-    parts = resource_seconds(p, step._replace(mma=_product_cycles(p, tile)), round(each), dram_bytes)
+    parts = resource_seconds(p, launch, step._replace(mma=_product_cycles(p, tile)), round(each), dram_bytes)
     parts.insert(1, ("exponentials", mach.seconds(each / mach.cores * _exponential_cycles(tile))))
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))

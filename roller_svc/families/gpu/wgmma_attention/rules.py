@@ -14,13 +14,12 @@ from roller_svc.construct.rules import (
     Enumerated,
     Shape,
     ThreadTile,
-    axis_names,
     axis_steps,
     extent_on,
     spatial_grid,
     subsample,
 )
-from roller_svc.construct.scale_up import ScaleUpLevel, SearchTrace, TileMetrics, scale_up
+from roller_svc.construct.scale_up import ScaleUpLevel, SearchTrace, scale_up
 from roller_svc.families.common.gpu.attention.mask import KeyBounds
 from roller_svc.families.common.gpu.attention.shapes import (
     INSTRUCTION_GRANULE,
@@ -39,6 +38,7 @@ from roller_svc.families.gpu.wgmma_attention.workload import (
 )
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.workload import Workload
@@ -50,13 +50,19 @@ KEYS = tuple(range(INSTRUCTION_GRANULE, MAX_COLUMNS + 1, INSTRUCTION_GRANULE))  
 class WgmmaAttentionRules(Enumerated):
     workload: Workload[WgmmaAttentionFacts]
 
+    @property
+    def _points(self) -> int:
+        """Points to which the traffic of a tile refers: rows and keys."""
+        p = self.workload
+        return p.outer_points // p.extent(p.n) * p.extent(p.k)
+
     def shapes(self, log: SearchTrace, budget: int, limit: int) -> tuple[Shape, ...]:
         """Scale up warpgroups, then blocks, then choose stages; at most `limit`, evenly by data reuse."""
-        grown = scale_up(self._group_stage(), log, budget)
+        grown = scale_up(self._group_stage(), log, budget, reduce_threads=WARPGROUP_THREADS)
         shapes: list[Shape] = []
         for group in (*grown.saturated, *grown.border):
             base = ThreadTile(group, WARPGROUP_THREADS)
-            found = scale_up(self._block_stage(base), log, budget)
+            found = scale_up(self._block_stage(base), log, budget, base.tile, reduce_threads=WARPGROUP_THREADS)
             shapes += [self._shape(block, base) for block in (*found.saturated, *found.border)]
         shapes.sort(key=lambda s: self.evaluate(s.block, s.base).traffic)
         return tuple(subsample(shapes, limit))
@@ -67,18 +73,19 @@ class WgmmaAttentionRules(Enumerated):
         steps = self._steps({p.m: (ROWS,), p.k: sizes_up_to(KEYS, p.extent(p.k))})
         return ScaleUpLevel(
             level=p.machine.hw.thread_level.name,
-            names=axis_names(p),
+            points=self._points,
             steps=steps,
             axis_rank=tuple(range(len(steps))),
             evaluate=self._evaluate_warpgroup,
             is_saturated=lambda _: True,
+            capacity_bytes=THREAD_REGISTERS * WARPGROUP_THREADS * WORD_BYTES,
         )
 
     def _evaluate_warpgroup(self, group: Tile) -> TileMetrics:
         """Return register bytes, and bytes read from shared memory per multiply-add."""
-        tile = attention_block(self.workload, group, MIN_MATRIX_STAGES)
-        rule = "registers per thread" if consumer_registers(tile, self.workload.facts) > THREAD_REGISTERS else ""
-        return TileMetrics(tile.live_registers * WARPGROUP_THREADS * WORD_BYTES, 1 / ROWS + 1 / tile.kv, rule)
+        tile, size = attention_block(self.workload, group, MIN_MATRIX_STAGES), self.workload.machine.unit.in_dtype.bytes
+        rule = check_limit("registers per thread", consumer_registers(tile, self.workload.facts), THREAD_REGISTERS)
+        return TileMetrics(tile.live_registers * WARPGROUP_THREADS * WORD_BYTES, size / ROWS + size / tile.kv, rule)
 
     # block level ----------------------------------------------------------------------------------------------------
     def _block_stage(self, base: ThreadTile) -> ScaleUpLevel:
@@ -89,11 +96,12 @@ class WgmmaAttentionRules(Enumerated):
         )
         return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
-            names=axis_names(p),
+            points=self._points,
             steps=steps,
             axis_rank=tuple(range(len(steps))),
             evaluate=lambda block: self.evaluate(block, base),
             is_saturated=lambda _: True,
+            capacity_bytes=p.machine.hw.limits.shared_bytes_per_block,
         )
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
@@ -103,18 +111,20 @@ class WgmmaAttentionRules(Enumerated):
         traffic = (p.a.requested_bytes(block) / max(1, p.extent(p.k)) + p.b.requested_bytes(block) / tile.kv) / tile.m
         return TileMetrics(tile.shared_bytes, traffic, self._too_large(tile, base))
 
-    def _too_large(self, tile: WgmmaAttentionTile, base: ThreadTile) -> str:
-        if tile.group_n != extent_on(base.tile, self.workload.n) or tile.consumers > MAX_CONSUMERS:
-            return "columns of a warpgroup"
-        if through := " and ".join(operands_through_registers(tile)):
-            return f"{through} through registers"
-        # A dimension of extent 1 is always at coordinate 0, so all warps would store to its one row.
-        if self.workload.extent(self.workload.m) == 1:
-            return "one row, which the warps would all write"
-        if consumer_registers(tile, self.workload.facts) > tile.consumer_registers:
-            return "registers per thread"
-        limits = self.workload.machine.hw.limits
-        return "shared memory" if tile.shared_bytes > limits.shared_bytes_per_block else ""
+    def _too_large(self, tile: WgmmaAttentionTile, base: ThreadTile) -> BrokenRule | None:
+        if tile.group_n != extent_on(base.tile, self.workload.n):
+            return BrokenRule("columns of a warpgroup", tile.group_n, extent_on(base.tile, self.workload.n))
+        if through := tuple(operands_through_registers(tile)):
+            return BrokenRule(f"{' and '.join(through)} through registers", len(through), 0)
+        limits, rows = self.workload.machine.hw.limits, self.workload.extent(self.workload.m)
+        registers = consumer_registers(tile, self.workload.facts)
+        return (
+            check_limit("columns of a warpgroup", tile.consumers, MAX_CONSUMERS)
+            # A dimension of extent 1 is always at coordinate 0, so all warps would store to its one row.
+            or check_limit("one row, which the warps would all write", 2, rows)
+            or check_limit("registers per thread", registers, tile.consumer_registers)
+            or check_limit("shared memory", tile.shared_bytes, limits.shared_bytes_per_block)
+        )
 
     def _shape(self, block: Tile, base: ThreadTile) -> Shape:
         """Choose as many stages as cost no resident block; persistent blocks for several waves of equal tiles."""

@@ -106,7 +106,7 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
         late_words = max(0.0, step.latency - (launch.pipeline.stages - 1) * max(step.mma, step.shared, step.issue, step.chain))
     per_core = _TilesPerCore(again, min(resident, -(-launch.grid // cores)), mainloop, late_words)
     cycles += _prologue_epilogue_cycles(p, launch, tile, step, per_core)
-    parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
+    parts = resource_seconds(p, launch, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)

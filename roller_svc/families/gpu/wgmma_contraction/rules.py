@@ -7,19 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from roller_svc.construct.align import round_up
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
     Shape,
     ThreadTile,
-    axis_names,
     axis_steps,
-    exceeds_grid,
+    check_grid,
     extent_on,
     replaced,
     spatial_grid,
     subsample,
 )
-from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.gpu.matrix.prefilter import TilePrefilter
 from roller_svc.families.common.gpu.matrix.terms import (
     IMPERFECT_OVERLAP,
@@ -62,6 +62,7 @@ from roller_svc.families.gpu.wgmma_contraction.cost import (
 )
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import blocks_per_core
@@ -154,6 +155,11 @@ class WgmmaContractionRules(TilePrefilter):
     workload: Workload[WgmmaFacts]
     varied: bool = False
 
+    @property
+    def points(self) -> int:
+        """Points to which the traffic of a tile refers: multiply-adds."""
+        return self.workload.outer_points * self.workload.inner_points
+
     def reduce_thread_choices(self) -> tuple[int, ...]:
         return (WARPGROUP_THREADS,)
 
@@ -170,11 +176,12 @@ class WgmmaContractionRules(TilePrefilter):
         )
         return ScaleUpLevel(
             level=p.machine.hw.thread_level.name,
-            names=axis_names(p),
+            points=self.points,
             steps=steps,
             axis_rank=tuple(range(len(steps))),
             evaluate=self._evaluate_warpgroup,
             is_saturated=self._feeds_the_unit,
+            capacity_bytes=(THREAD_REGISTERS - CONSUMER_REGISTERS) * WARPGROUP_THREADS * WORD_BYTES,
         )
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
@@ -197,22 +204,22 @@ class WgmmaContractionRules(TilePrefilter):
         axes = block_extents(p, base, epsilon, MAX_CONSUMERS) | {p.k: self._k_steps}
         return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
-            names=axis_names(p),
+            points=self.points,
             steps=axis_steps(p, axes),
             axis_rank=tuple(range(len(p.extents))),
             evaluate=lambda block: self.evaluate(block, base),
             is_saturated=lambda block: self._covers_its_loads(block, base),
+            capacity_bytes=p.machine.hw.limits.shared_bytes_per_block,
         )
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
         (m, n, _), (group_m, group_n, _) = p.mnk(block), p.mnk(base.tile)
-        whole = group_m % ROWS == group_n % self._column_granule() == 0
-        if not whole or group_m > MAX_FRAGMENTS * ROWS or group_n * p.space.num_accumulators > MAX_COLUMNS:
-            return TileMetrics(0, 0.0, "execution unit")
-        if m // group_m * (n // group_n) > MAX_CONSUMERS:
-            return TileMetrics(0, 0.0, "warpgroups per block")
+        broken = self._check_instruction(group_m, group_n)
+        broken = broken or check_limit("warpgroups per block", m // group_m * (n // group_n), MAX_CONSUMERS)
+        if broken is not None:
+            return TileMetrics(p.footprint.bytes(block), 0.0, broken)
         known = wgmma_block(p, block, base.tile)
         traffic = sum(known.requested_bytes) / (known.tile.m * known.tile.n * known.tile.k)
         return TileMetrics(known.resources.shared_bytes, traffic, self._capacity_rule(block, known))
@@ -288,7 +295,7 @@ class WgmmaContractionRules(TilePrefilter):
         p = self.workload
         m, n = extent_on(group, p.m), accumulator_columns(p, group)
         sums = m * n // WARPGROUP_THREADS * (2 if p.facts.loads.promotes_accumulators else 1)
-        rule = "registers per thread" if sums + CONSUMER_REGISTERS > THREAD_REGISTERS else ""
+        rule = check_limit("registers per thread", sums + CONSUMER_REGISTERS, THREAD_REGISTERS)
         size = self._operand_bytes()
         return TileMetrics(m * n * WORD_BYTES, size / ROWS + size / n, rule)
 
@@ -315,13 +322,24 @@ class WgmmaContractionRules(TilePrefilter):
         shorter = [d for d in lengths if d < longest and (self.varied or padded[d] < padded[longest])]
         return (*shorter, longest)
 
-    def _capacity_rule(self, block: Tile, known: WgmmaBlock) -> str:
+    def _check_instruction(self, group_m: int, group_n: int) -> BrokenRule | None:
+        """Return the broken rule where a warpgroup's tile is not one of whole instructions."""
+        columns = group_n * self.workload.space.num_accumulators
+        return (
+            check_limit("execution unit", round_up(group_m, ROWS), group_m)
+            or check_limit("execution unit", round_up(group_n, self._column_granule()), group_n)
+            or check_limit("execution unit", group_m, MAX_FRAGMENTS * ROWS)
+            or check_limit("execution unit", columns, MAX_COLUMNS)
+        )
+
+    def _capacity_rule(self, block: Tile, known: WgmmaBlock) -> BrokenRule | None:
         p, tile, limits = self.workload, known.tile, self.workload.machine.hw.limits
-        if tile.accumulator_registers + CONSUMER_REGISTERS > tile.consumer_registers:
-            return "registers per thread"
-        if known.resources.shared_bytes > limits.shared_bytes_per_block:
-            return "shared memory"
-        return "grid size" if exceeds_grid(p, block) else ""
+        registers = tile.accumulator_registers + CONSUMER_REGISTERS
+        return (
+            check_limit("registers per thread", registers, tile.consumer_registers)
+            or check_limit("shared memory", known.resources.shared_bytes, limits.shared_bytes_per_block)
+            or check_grid(p, block)
+        )
 
     def _covers_its_loads(self, block: Tile, base: ThreadTile) -> bool:
         """Whether wgmma time covers LLC load time, with cluster multicast if needed.

@@ -7,10 +7,10 @@ from typing import Any
 
 from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, MapAccess, Tile
 from roller_svc.families.common.gpu.row_cost import row_reduction_cost
-from roller_svc.families.common.gpu.serial_cost import ThreadWork, dram_bytes_of_blocks, simt_costs
+from roller_svc.families.common.gpu.serial_cost import ThreadWork, Traffic, dram_bytes_of_blocks, simt_costs
 from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, WindowFacts, WindowSpace
 from roller_svc.ir.hardware import Limits
-from roller_svc.perf.common import Costs, Launch, streaming_bandwidth
+from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import Workload
@@ -52,8 +52,8 @@ def window_cost(p: Workload[WindowFacts], launch: Launch) -> Costs:
     in_flight = busy * together * max(a.bytes for a in windows.map.accesses if _is_under(windows, a))
     padded = launch.grid * math.prod(launch.block[i] for i in p.spatial) / p.outer_points
     fma_s = p.space.flops * padded / mach.unit.flops_per_s
-    dram_s = dram_bytes_of_blocks(p, moved) / streaming_bandwidth(mach, in_flight)
-    return simt_costs(p, launch, needs, ThreadWork(instructions, requests, chain), requested, fma_s, dram_s)
+    traffic = Traffic(requested, dram_bytes_of_blocks(p, moved), in_flight)
+    return simt_costs(p, launch, needs, ThreadWork(instructions, requests, chain), traffic, fma_s)
 
 
 def _thread_work(p: Workload[Any], windows: WindowSpace, launch: Launch) -> tuple[float, float]:

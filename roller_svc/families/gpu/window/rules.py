@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import powers_of_two, tile_multiples
-from roller_svc.construct.rules import ThreadTile, exceeds_grid, replaced
-from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
+from roller_svc.construct.rules import ThreadTile, check_grid, replaced
+from roller_svc.construct.scale_up import ScaleUpResult
 from roller_svc.families.common.gpu.loop_rules import LoopRules
 from roller_svc.families.gpu.window.cost import window_registers
 from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, WindowSpace
+from roller_svc.ir.search import BrokenRule, TileMetrics, check_limit
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import block_registers
@@ -40,15 +41,14 @@ class WindowRules(LoopRules):
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         p, limits = self.workload, self.workload.machine.hw.limits
         threads = self._threads(block, base)
-        if threads > min(MAX_THREADS, limits.max_threads_per_block):
-            return self._measured(block, "threads per block")
-        registers = window_registers(self.windows, base.tile, limits)
-        if block_registers(threads, registers, limits) > limits.registers_per_core:
-            return self._measured(block, "registers per core")
-        if -threads % limits.warp_size * MAX_WASTE_OF > threads:
-            return self._measured(block, "", "execution unit")
-        huge = exceeds_grid(p, block)
-        return self._measured(block, "", "grid size" if huge else "")
+        too_large = check_limit("threads per block", threads, min(MAX_THREADS, limits.max_threads_per_block))
+        if too_large is None:
+            registers = block_registers(threads, window_registers(self.windows, base.tile, limits), limits)
+            too_large = check_limit("registers per core", registers, limits.registers_per_core)
+        if too_large is not None:
+            return self._measured(block, too_large)
+        idle = -threads % limits.warp_size
+        return self._measured(block, None, check_limit("execution unit", idle * MAX_WASTE_OF, threads) or check_grid(p, block))
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Return one output per thread, a warp along the row."""
@@ -89,18 +89,18 @@ class WindowRules(LoopRules):
         warp = p.machine.hw.limits.warp_size
         return tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
 
-    def _thread_rule(self, thread: Tile) -> str:
+    def _thread_rule(self, thread: Tile) -> BrokenRule | None:
         p, limits, windows = self.workload, self.workload.machine.hw.limits, self.windows
         outputs = math.prod([thread[i] for i in p.spatial])
-        least = p.machine.cores * limits.warp_size * SCHEDULERS
-        if outputs > 1 and p.outer_points < outputs * least:
-            return "parallelism"
-        if windows.register_windows(thread) and windows.unrolled_statements(thread) > UNROLLED_STATEMENTS:
-            return "statements per thread"
-        if outputs > MAX_OUTPUTS * windows.lanes(thread):
-            return "outputs per thread"
-        fits = window_registers(windows, thread, limits) <= limits.max_registers_per_thread
-        return "" if fits or outputs == 1 else "registers per thread"
+        least, broken = p.machine.cores * limits.warp_size * SCHEDULERS, None
+        if outputs > 1:
+            broken = check_limit("parallelism", outputs * least, p.outer_points)
+        if broken is None and windows.register_windows(thread):
+            broken = check_limit("statements per thread", windows.unrolled_statements(thread), UNROLLED_STATEMENTS)
+        broken = broken or check_limit("outputs per thread", outputs, MAX_OUTPUTS * windows.lanes(thread))
+        if broken is not None or outputs == 1:
+            return broken
+        return check_limit("registers per thread", window_registers(windows, thread, limits), limits.max_registers_per_thread)
 
     @property
     def _first_axes(self) -> tuple[int | None, ...]:

@@ -13,7 +13,7 @@ from persistent import Arrays, Built, Node, build_graph, events, expected, run, 
 
 from roller_svc import toolchain
 from roller_svc.analysis.happens_before import check_plan
-from roller_svc.codegen.cuda.persistent import page_use
+from roller_svc.codegen.cuda.persistent import page_use, static_bytes
 from roller_svc.codegen.cuda.ring import MIN_PAGES, PageUse, plan_ring
 from roller_svc.codegen.cuda.task_kernel import TaskKernel
 from roller_svc.errors import InvariantError, WrongAnswerError
@@ -53,7 +53,8 @@ def built(target: str) -> Built:
     assert len(uses) == 3
     page = -(-max(use.page_bytes for use in uses) // 128) * 128
     needed = max(each.shared_bytes for each in (*streamed, graph.operators[2].function))
-    limit = -(-needed // 128) * 128 + PAGES * (page + 16) + 8 * len(graph.slots)
+    limit = -(-needed // 128) * 128 + PAGES * (page + 16)
+    limit += static_bytes(len(graph.slots), max(len(each.arguments) for each in graph.operators))
     limits = dataclasses.replace(graph.hw.limits, shared_bytes_per_block=limit)
     return dataclasses.replace(graph, hw=dataclasses.replace(graph.hw, limits=limits))
 
@@ -91,7 +92,8 @@ def test_no_spills_and_weights_arrive_by_asynchronous_copies() -> None:
         code = sass.sass_text(compiled.binary)
         assert code.count(copies) >= 3  # of each product
         assert not re.search(r"LD\w*\.[\w.]*CONSTANT", code)
-        assert ("LDGSTS" in code) == (target == A100)
+        rows = len(re.findall(r"\bfetch\(", kernel_of(target).source.text)) + 2  # each call is inlined where it is
+        assert target == A100 or code.count("LDGSTS") <= rows
 
 
 # plans ----------------------------------------------------------------------------------------------------------------
@@ -204,11 +206,11 @@ TEXTS = {
     "pages are not counted by readers": (r"(case 0: if [^\n]*\);) first_page \+= [^;]*;", r"\1"),
     "pages are not counted by the warp that fills": (r"(case 0: rtask_0_fill[^\n]*\);) first_page \+= [^;]*;", r"\1"),
     "a page too many is counted": (r"(first_page \+= )([^;]*;)", r"\g<1>1 + \2"),
-    "pages begin anew for each rTask": (r"(\n  for \(unsigned int at = starts)", r"\n  first_page++;\1"),
+    "pages begin anew for each rTask": (r"(\n  for \(unsigned int at = start;)", r"\n  first_page++;\1"),
     "the same page twice": (r"(ring_claim\(ring_page_\);(?s:.*?)\(w \+ )", r"\1 0 * "),
     "mbarriers are not initialised": (r"\n  if \(threadIdx\.x == 0\) ring_begin\(\);", ""),
     "every thread initialises the mbarriers": (r"if \(threadIdx\.x == 0\) ring_begin\(\);", "ring_begin();"),
-    "no barrier after the mbarriers": (r"(ring_begin\(\);\n)  __syncthreads\(\);", r"\1"),
+    "no barrier after the mbarriers": (r"(await_fetched\(\);\n  \}\n)  __syncthreads\(\);", r"\1"),
     "the barrier of a block is for all warps": (r"named_barrier\(2, (\d+)\)", lambda m: f"named_barrier(2, {int(m[1]) + 32})"),
     "__syncthreads after an rTask": (r"named_barrier\(2, \d+\);", "__syncthreads();"),
     "no barrier after an rTask": (r"\n *named_barrier\(2, \d+\);", ""),

@@ -12,8 +12,8 @@ from typing import Any
 
 from roller_svc.construct.rules import Prefiltered, Shape, ThreadTile, subsample
 from roller_svc.construct.scale_out import split_k_choices
-from roller_svc.construct.scale_up import TileMetrics
 from roller_svc.families.common.gpu.matrix.wave_quantization import has_wave_quantization, leaves_cores_idle, wave_balanced_tiles
+from roller_svc.ir.search import TileMetrics
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 

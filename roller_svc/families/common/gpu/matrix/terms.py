@@ -97,7 +97,9 @@ def accumulator_columns(p: Workload[Any], tile: Tile) -> int:
     return extent_on(tile, p.n) * p.space.num_accumulators
 
 
-def resource_seconds(p: Workload[Any], step: MatrixStep, steps: float, dram_bytes: float) -> list[tuple[str, float]]:
+def resource_seconds(
+    p: Workload[Any], launch: Launch, step: MatrixStep, steps: float, dram_bytes: float
+) -> list[tuple[str, float]]:
     """Return the seconds of each resource alone, for `steps` k-tiles on the whole device."""
     mach = p.machine
     each = steps / mach.cores
@@ -105,9 +107,33 @@ def resource_seconds(p: Workload[Any], step: MatrixStep, steps: float, dram_byte
         ("mma", mach.seconds(each * step.mma)),
         ("shared", mach.seconds(each * step.shared)),
         ("issue", mach.seconds(each * step.issue)),
-        (mach.llc.name if mach.llc else "cache", mach.seconds(each * step.llc)),
+        *memory_seconds(p, launch, each * step.llc, dram_bytes),
+    ]
+
+
+def memory_seconds(p: Workload[Any], launch: Launch, load_cycles: float, dram_bytes: float) -> list[tuple[str, float]]:
+    """Return the seconds of the LLC and of DRAM alone, with results.
+
+    Args:
+        load_cycles: Of the LLC for all loads of operands.
+    """
+    mach = p.machine
+    return [
+        (
+            mach.llc.name if mach.llc else "cache",
+            mach.seconds(load_cycles + result_bytes(p, launch) / mach.cores / mach.llc_bytes_per_cycle),
+        ),
         ("dram", (dram_bytes + p.epilogue.total_bytes) / mach.dram.bandwidth_bytes_per_s),
     ]
+
+
+def result_bytes(p: Workload[Any], launch: Launch) -> float:
+    """Return the bytes of outputs and epilogue operands in the LLC; 0 where a second launch writes them."""
+    if launch.workspace_bytes:
+        return 0.0
+    # each transposed result is in a sector of its own
+    sectors = p.outer_points * SECTOR_BYTES if p.space.transposed else 0
+    return max(p.epilogue.total_bytes, sectors)
 
 
 def tile_count(p: Workload[Any], block: Tile) -> int:
@@ -204,9 +230,7 @@ def scale_latency_cycles(p: Workload[Any]) -> float:
 def epilogue_memory_cycles(p: Workload[Any], launch: Launch) -> float:
     """Return the memory cycles of one tile's outputs; 0 where a second launch writes them."""
     mach = p.machine
-    written = 0.0 if launch.workspace_bytes else p.epilogue.total_bytes / launch.grid
-    if p.space.transposed:  # each result is in a sector of its own
-        written = max(written, p.outer_points * SECTOR_BYTES / launch.grid)
+    written = result_bytes(p, launch) / launch.grid
     share = mach.dram.bandwidth_bytes_per_s / (min(mach.cores, launch.grid) * mach.clock_hz)
     return written / min(CORE_L2_BYTES_PER_CYCLE, share)
 

@@ -23,7 +23,7 @@ from roller_svc.compiler.plans import (
     rank_partitions,
     select_for_measurement,
 )
-from roller_svc.compiler.serialize import interpretation
+from roller_svc.compiler.serialize import interpret_space
 from roller_svc.families import prepare
 from roller_svc.families.cpu.winograd import rules
 from roller_svc.families.cpu.winograd import workload as winograd_workload
@@ -320,7 +320,7 @@ def test_every_algorithm_is_measured() -> None:
     tiles = [grouped.plan.choices[0].program.space.winograd_tile for grouped in shortlist]
     assert MAX_WINOGRAD_PLANS <= sum(tile > 0 for tile in tiles) <= MAX_WINOGRAD_PLANS + 1  # one is explored
     assert {0, 4} <= set(tiles)
-    labels = {interpretation(partitions[0].groups[0], grouped.plan.choices[0].program) for grouped in shortlist}
+    labels = {interpret_space(partitions[0].groups[0], grouped.plan.choices[0].program.space) for grouped in shortlist}
     assert {"Winograd F(4 x 4, 3 x 3)", "convolution along filters"} <= labels
 
 
