@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= cuda,dev
 READY := $(VENV)/.ready-$(EXTRAS)
 
-.PHONY: setup demo test test-all containers fuzz rehearse digests docs lint serve wheel clean
+.PHONY: setup demo test test-all containers fuzz rehearse digests docs lint page serve wheel clean
 
 setup: $(READY)
 
@@ -66,6 +66,11 @@ lint: $(READY)
 	$(BIN)/ruff format --quiet --check roller_svc tests bench tools examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# the page of the service: web/ → roller_svc/service/page/ (docs/explorer.md); needs node and npm
+page:
+	npm ci --prefix web --ignore-scripts --no-audit --no-fund --loglevel=error
+	cd web && node build.mjs
 
 serve: $(READY)
 	$(BIN)/roller serve --host 127.0.0.1 --port 8000 --store build/store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,6 +14,7 @@ from roller_svc.errors import ForbiddenError
 from roller_svc.farm.api_keys import Scope
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # without a key
+PAGE_PATHS = re.compile(r"/|/k/[^/]*|/page/[^/]*")  # files of the page, the same for everybody
 PROBE_PATHS = OPEN_PATHS | {"/metrics"}  # on connections of their own
 EVERY_SCOPE = frozenset(Scope)
 
@@ -43,6 +45,11 @@ class RequiredScope:
 
     async def __call__(self, request: Request) -> None:
         check_scope(principal_of(request), self.scope)
+
+
+def needs_key(path: str) -> bool:
+    """Whether a request for a path is only answered to known clients, unless the service is open."""
+    return path not in OPEN_PATHS and PAGE_PATHS.fullmatch(path) is None
 
 
 def requires(scope: Scope) -> Any:

@@ -28,6 +28,7 @@ from roller_svc.service.routes import (
     kernels,
     models,
     operations,
+    page,
     schedules,
     stories,
     workers,
@@ -47,6 +48,7 @@ ROUTE_MODULES = (
     workers,
     farm,
     health,
+    page,
 )
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key, or a token of the identity provider"},

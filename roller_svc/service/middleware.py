@@ -15,7 +15,7 @@ from structlog.contextvars import bind_contextvars
 
 from roller_svc.errors import ArgumentError, QueueFullError, StoreError
 from roller_svc.service import refusals
-from roller_svc.service.access import OPEN_PATHS, PROBE_PATHS, methods_of
+from roller_svc.service.access import PROBE_PATHS, methods_of, needs_key
 from roller_svc.service.authentication import Authenticator
 from roller_svc.service.bodies import BodyError, check_json, max_value_count
 from roller_svc.service.hits import HitAnswers
@@ -179,7 +179,7 @@ class RequestLimitsMiddleware:
         rejection = _framing_problem(scope, headers) or self._host_problem(scope, headers)
         if rejection is not None:
             return rejection
-        if scope["path"] not in OPEN_PATHS:
+        if needs_key(scope["path"]):
             try:
                 principal = await self._authenticator.authenticate(headers)
             except StoreError as error:

@@ -19,7 +19,16 @@ ALLOWED = {
 
 
 # Programs that tests run, and the Debian packages of .ci/run that have them.
-PACKAGES = {"gcc": "gcc", "g++": "g++", "clang": "clang", "clang++": "clang", "zsh": "zsh", "fish": "fish"}
+PACKAGES = {
+    "gcc": "gcc",
+    "g++": "g++",
+    "clang": "clang",
+    "clang++": "clang",
+    "zsh": "zsh",
+    "fish": "fish",
+    "node": "nodejs",
+    "chromium": "chromium",
+}
 
 
 def who_runs(reason: str) -> str | None:

@@ -42,6 +42,7 @@ _MEDIA_TYPES = {
     "ptx": "text/plain; charset=utf-8",
     "sass": "text/plain; charset=utf-8",
     "metadata": "application/json",
+    "report": "application/json",
     "binary": "application/octet-stream",
     "bundle": "application/zip",
 }

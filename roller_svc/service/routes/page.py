@@ -1,0 +1,58 @@
+"""The page at /, and the files that it loads. They need no key: their data come from /v1.
+
+`web/` has the source; `node build.mjs` there writes roller_svc/service/page/.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Header, HTTPException
+from fastapi.responses import Response
+
+from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
+
+router = APIRouter(include_in_schema=False)
+
+FOLDER = Path(__file__).resolve().parents[1] / "page"
+INDEX = "index.html"
+NONCE = "NONCE"  # what index.html has in place of the nonce of a response
+NONCE_BYTES = 16
+MEDIA_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'nonce-{nonce}'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@router.get("/")
+@router.get("/k/{digest}")
+async def page() -> Response:
+    """Return the page. Only the style sheet of the editor has the nonce; each response has another."""
+    nonce = secrets.token_urlsafe(NONCE_BYTES)
+    headers = {
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": POLICY.format(nonce=nonce),
+        "Referrer-Policy": "no-referrer",
+    }
+    return Response(_files()[INDEX].replace(NONCE.encode(), nonce.encode()), headers=headers, media_type="text/html")
+
+
+@router.get("/page/{name}", responses={304: NOT_MODIFIED})
+async def page_file(name: str, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    """Return a file of the page, whose name has the hash of its content."""
+    content = _files().get(name)
+    media_type = MEDIA_TYPES.get(Path(name).suffix)
+    if content is None or media_type is None:
+        raise HTTPException(404, f"the page has no file {name[:80]!r}")
+    headers = immutable_headers(name, is_public=True)
+    return not_modified(if_none_match, headers) or Response(content, headers=headers, media_type=media_type)
+
+
+@cache
+def _files() -> dict[str, bytes]:
+    """Return the files of the page by name."""
+    return {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}

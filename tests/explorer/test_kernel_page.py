@@ -1,0 +1,227 @@
+"""The kernel page in Chromium: by mouse, by keyboard alone, by links, and with hostile text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from explorer_pages import (
+    GEMM,
+    GEMM_INPUTS,
+    GEMM_LINK,
+    SMALL_LINK,
+    STATES,
+    Explorer,
+    State,
+    compile_kernel,
+    link,
+    replace_text,
+    type_error,
+)
+
+pytestmark = [pytest.mark.needs("chromium")]
+
+A100 = "nvidia-a100-sxm-80gb"
+
+
+def explained(page: Any) -> str:
+    """Wait until the text has no error, and return the estimate."""
+    page.wait_for_function("() => /explained/.test(document.querySelector('[data-testid=diagnostics]').textContent)")
+    return str(page.get_by_test_id("estimate").text_content())
+
+
+def test_an_error_is_under_the_cursor_until_it_is_corrected(explorer: Explorer) -> None:
+    explorer.expected.append("422")
+    page = explorer.open(GEMM_LINK)
+    page.wait_for_selector(".cm-content")
+    type_error(page)
+    assert "1:24" in page.get_by_test_id("diagnostics").text_content()
+    page.wait_for_selector(".cm-lintRange-error")
+    page.keyboard.press("Control+End")
+    page.keyboard.type("]")
+    explained(page)
+    assert page.locator(".cm-lintRange-error").count() == 0
+    replace_text(page, "C[m, n] +=! A[m, k] * Q[k, n]")  # an input that there was not before
+    page.wait_for_selector('[aria-label="shape of Q"]')
+    assert page.get_by_label("shape of Q").input_value() == "64 × 1024"
+    assert page.get_by_label("shape of A").input_value() == "4096 × 64"
+
+
+@pytest.mark.slow
+def test_programs_steps_and_devices_are_chosen_by_keyboard(explorer: Explorer) -> None:
+    page = explorer.open(GEMM_LINK)
+    first = page.get_by_test_id("estimate").text_content()
+    page.get_by_test_id("program-0").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert page.get_by_test_id("program-2").get_attribute("aria-current") == "true"
+    page.get_by_label("search", exact=True).select_option(index=0)
+    page.get_by_test_id("step-next").focus()
+    sentence = page.get_by_test_id("step").text_content()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_test_id("step").text_content() != sentence
+    page.keyboard.press("ArrowLeft")
+    assert page.get_by_test_id("step").text_content() == sentence
+    page.wait_for_function("() => document.querySelectorAll('[data-testid=target] svg').length >= 5")
+    page.get_by_test_id(f"target-{A100}").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => /A100/.test(document.querySelector('.device h2').textContent)")
+    assert page.get_by_test_id("estimate").text_content() != first
+    assert page.get_by_test_id(f"target-{A100}").get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.slow
+def test_everything_is_reached_by_tab(explorer: Explorer) -> None:
+    page = explorer.open(GEMM_LINK)
+    page.wait_for_selector(".cm-content")
+    seen = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.dataset.testid ?? document.activeElement.getAttribute('aria-label')"))
+    wanted = {"permalink", "expression", "type of A", "shape of A", "A is constant", "compile", f"target-{A100}", "search", "step"}
+    assert wanted | {"step-next", "program-0", "launch-code"} <= seen
+
+
+@pytest.mark.slow
+def test_a_kernel_is_compiled_and_its_link_shows_it_again(explorer: Explorer) -> None:
+    page = explorer.open(SMALL_LINK)
+    compile_kernel(page)
+    assert page.get_by_test_id("status").text_content() == "compiled"
+    source = page.get_by_test_id("source").text_content()
+    assert "void" in source
+    page.get_by_role("button", name="ctypes").click()
+    assert "launcher=ctypes" in page.get_by_test_id("launch-code").text_content()
+    path = page.get_by_test_id("permalink").get_attribute("href")
+    assert path.startswith("/k/sha256:")
+    again = explorer.open(path)
+    again.wait_for_selector("[data-testid=source]")
+    assert again.get_by_test_id("source").text_content() == source
+    assert again.get_by_test_id("estimate").text_content() == page.get_by_test_id("estimate").text_content()
+    assert again.get_by_label("shape of x").input_value() == "4096"
+
+
+@pytest.mark.slow
+def test_a_link_restores_program_search_and_step(explorer: Explorer) -> None:
+    page = explorer.open(link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, program=1, search=0, step=2))
+    assert page.get_by_test_id("program-1").get_attribute("aria-current") == "true"
+    assert page.get_by_label("step", exact=True).input_value() == "2"
+    page.get_by_test_id("step-next").click()
+    page.wait_for_function("() => location.search.includes('step=3')")
+    again = explorer.open(page.get_by_test_id("permalink").get_attribute("href"))
+    assert again.get_by_label("step", exact=True).input_value() == "3"
+    assert again.get_by_test_id("step").text_content() == page.get_by_test_id("step").text_content()
+
+
+VIEWS = ((390, "light"), (1280, "dark"), (1920, "light"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
+def test_axe_finds_nothing(explorer: Explorer, axe: str, state: State) -> None:
+    if state.name == "error":
+        explorer.expected.append("422")
+    for width, theme in VIEWS if state is STATES[0] else VIEWS[:2]:
+        page = explorer.open(state.path, width, theme, bypass_csp=True)  # the policy would stop axe
+        state.reach(page)
+        page.evaluate(axe)
+        found = page.evaluate("axe.run().then((result) => result.violations)")
+        assert [(each["id"], [node["target"] for node in each["nodes"]]) for each in found] == [], (width, theme)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+        page.context.close()
+
+
+# ---------------------------------------------------------------- text is shown as text
+
+HOSTILE = (
+    "<img src=x onerror=pwned()>",
+    '"><script>pwned()</script>',
+    "<svg onload=pwned()>",
+    "javascript:pwned()",
+    "`${pwned()}`",
+    "'-pwned()-'",
+    "</script><script>pwned()</script>",
+    "<iframe srcdoc='<script>parent.pwned()</script>'>",
+    "{{constructor.constructor('pwned()')()}}",
+    "<style>*{background:url(//evil.example/x)}</style>",
+)
+SHOWN = ("name", "unit", "family", "view", "rule", "resource", "bound", "group")  # fields of a story that the page shows
+
+
+def poison(value: Any, text: str) -> Any:
+    """Return a story whose names are hostile."""
+    if isinstance(value, dict):
+        return {key: text if key in SHOWN and isinstance(each, str) else poison(each, text) for key, each in value.items()}
+    return [poison(each, text) for each in value] if isinstance(value, list) else value
+
+
+def answer_explain(page: Any, **answer: Any) -> None:
+    """Have the page get an answer that no service gives."""
+    page.unroute("**/kernels:explain")
+    page.route("**/kernels:explain", lambda route: route.fulfill(**answer))
+
+
+def check_shown_as_text(page: Any) -> None:
+    """Nothing of a hostile text has run or become an element."""
+    assert page.evaluate("typeof pwned") == "undefined"
+    assert page.locator("#app :is(script, iframe, img, object, embed)").count() == 0
+    assert page.evaluate("[...document.querySelectorAll('a')].every((each) => each.href.startsWith(location.origin))")
+
+
+@pytest.mark.slow
+def test_typed_text_is_shown_as_text(explorer: Explorer) -> None:
+    explorer.expected.append("422")
+    page = explorer.open(GEMM_LINK)
+    page.wait_for_selector(".cm-content")
+    for text in HOSTILE:
+        with page.expect_response("**/kernels:explain") as response:
+            replace_text(page, text)
+        assert response.value.status == 422
+        page.wait_for_selector("[data-testid=diagnostics] b")
+        assert text in page.get_by_test_id("expression").text_content()
+        check_shown_as_text(page)
+
+
+@pytest.mark.slow
+def test_links_are_shown_as_text(explorer: Explorer) -> None:
+    explorer.expected.append("404")
+    for text in HOSTILE:
+        query = [("expr", GEMM), ("target", "nvidia-h200-sxm"), ("input", f"{text}=float16[4]"), ("program", text), ("view", text)]
+        check_shown_as_text(explorer.open("/?" + urlencode([*query, ("constant", text), ("step", text), ("search", text)])))
+    page = explorer.browser.new_page()
+    for text in (each for each in HOSTILE if "/" not in each):
+        page.goto(explorer.address + "/k/" + quote(text))
+        page.wait_for_selector("[data-testid=diagnostics] b")
+        assert text in page.get_by_test_id("diagnostics").text_content()
+        check_shown_as_text(page)
+
+
+@pytest.mark.slow
+def test_errors_are_shown_as_text(explorer: Explorer) -> None:
+    explorer.expected.append("422")
+    page = explorer.open(GEMM_LINK)
+    page.wait_for_selector(".cm-content")
+    for i, text in enumerate(HOSTILE, 1):
+        errors = [{"line": 1, "column": 1, "end_column": 9, "message": text, "hint": text}]
+        answer = json.dumps({"status": 422, "code": text, "detail": text, "errors": errors})
+        answer_explain(page, status=422, body=answer, content_type="application/problem+json")
+        replace_text(page, GEMM + " " * i)
+        page.wait_for_function("(text) => document.querySelector('[data-testid=diagnostics]').textContent.includes(text)", arg=text)
+        page.locator(".cm-lintRange-error").first.hover()
+        page.wait_for_selector(".cm-tooltip-lint")
+        check_shown_as_text(page)
+
+
+@pytest.mark.slow
+def test_names_of_a_story_are_shown_as_text(explorer: Explorer) -> None:
+    page = explorer.open(GEMM_LINK)
+    with page.expect_response("**/kernels:explain") as response:
+        page.get_by_test_id(f"target-{A100}").click()
+    story = response.value.json()
+    for i, text in enumerate(HOSTILE, 1):
+        answer_explain(page, json=poison(story, text))
+        page.get_by_label("shape of A").fill(f"{4096 + i} × 64")
+        page.get_by_label("shape of A").press("Enter")
+        page.wait_for_function("(text) => document.querySelector('.device h2').textContent === text", arg=text)
+        check_shown_as_text(page)

@@ -1,0 +1,45 @@
+import { render } from 'preact';
+import { useState } from 'preact/hooks';
+import { html } from 'htm/preact';
+import { Construction } from './construction.js';
+import { Desk } from './desk.js';
+import { Key } from './key.js';
+import { Programs } from './programs.js';
+import { address, load, problem, story, theme } from './state.js';
+import { Hatch } from './termbar.js';
+import { Text } from './text.js';
+import { Verdict } from './verdict.js';
+
+const Mark = () => html`<svg width="18" height="18" viewBox="0 0 18 18" aria-hidden="true">
+  <rect width="18" height="18" rx="2" style="fill:var(--outer)" />
+  <rect width="12" height="12" style="fill:var(--block)" />
+  <rect width="6" height="6" style="fill:var(--thread)" />
+</svg>`;
+
+function Top() {
+  const [copied, setCopied] = useState(false);
+  const copy = async (event) => {
+    event.preventDefault();
+    await navigator.clipboard.writeText(new URL(address.value, location.href).href);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  };
+  const other = theme.value === 'dark' ? 'light' : 'dark';
+  return html`<header class="top">
+    <a class="brand" href="/"><${Mark} /><b>roller</b></a>
+    <span class="quiet tagline">see why this tile</span>
+    <a class="link" data-testid="permalink" href=${address.value} onClick=${copy}>${copied ? 'copied' : 'copy link'}</a>
+    <button class="theme" onClick=${() => (theme.value = other)}>${other}</button>
+  </header>`;
+}
+
+function Work() {
+  if (!story.value) return html`<p class="waiting" role="status">${problem.value ? '' : 'Constructing tiles…'}</p>`;
+  return html`${problem.value && html`<p class="note">Below is the last program without errors.</p>`}<${Verdict} /><${Construction} /><${Programs} /><${Text} />`;
+}
+
+const App = () => html`<${Hatch} /><${Top} /><${Key} />
+  <main class="kernel"><h1 class="unseen">Why this tile</h1><${Desk} /><div class=${problem.value ? 'work old' : 'work'}><${Work} /></div></main>`;
+
+load();
+render(html`<${App} />`, document.getElementById('app'));

@@ -1,0 +1,17 @@
+import { html } from 'htm/preact';
+import { needsKey, setKey } from './api.js';
+import { load } from './state.js';
+
+// Asks for the API key of a service that needs one. It is kept in this tab only.
+export function Key() {
+  if (!needsKey.value) return null;
+  const send = (event) => {
+    event.preventDefault();
+    setKey(new FormData(event.currentTarget).get('key'));
+    load();
+  };
+  return html`<form class="key" onSubmit=${send}>
+    <label>This service needs an API key <input name="key" type="password" autocomplete="off" required autofocus /></label>
+    <button>use it in this tab</button>
+  </form>`;
+}
