@@ -31,6 +31,7 @@ from roller_svc.ir.estimate import ProgramFloor, RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelOptions, RuntimeChoice
+from roller_svc.ir.quantities import format_seconds
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.story import Story
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from roller_svc.calibration import calibrate_at_first_use
     from roller_svc.compiler.artifact import load_plan, package_kernel
     from roller_svc.compiler.backends import load_emulated, reject_load
+    from roller_svc.compiler.cards import describe_tiles, draw_plan, make_card
     from roller_svc.compiler.estimates.batch import Item, estimate_item
     from roller_svc.compiler.explain import explain_request
     from roller_svc.compiler.kernel_cache import KernelCache
@@ -61,6 +63,9 @@ else:
     calibrate_at_first_use = OnUse("roller_svc.calibration:calibrate_at_first_use")
     load_plan = OnUse("roller_svc.compiler.artifact:load_plan")
     package_kernel = OnUse("roller_svc.compiler.artifact:package_kernel")
+    describe_tiles = OnUse("roller_svc.compiler.cards:describe_tiles")
+    draw_plan = OnUse("roller_svc.compiler.cards:draw_plan")
+    make_card = OnUse("roller_svc.compiler.cards:make_card")
     load_emulated = OnUse("roller_svc.compiler.backends:load_emulated")
     reject_load = OnUse("roller_svc.compiler.backends:reject_load")
     Item = OnUse("roller_svc.compiler.estimates.batch:Item")
@@ -151,6 +156,11 @@ class Estimate:
     def __repr__(self) -> str:
         return f"<roller_svc.Estimate {self.seconds:.4g} s, bound by {self.bound}: {self.program.tile_text}>"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the seconds, and the terms of which they are made."""
+        headline = f"{format_seconds(self.seconds)}, bound by {self.bound}, {self.waves} waves, true within ×{self.uncertainty:.2f}"
+        return make_card("Estimate", headline, [*describe_tiles(self.plan), *self.notes], draw_plan(self.plan))
+
     @property
     def floor_share(self) -> float | None:
         """Return the floor as a share of the estimated time; None for a compiled kernel."""
@@ -171,6 +181,13 @@ class Candidate:
             return f"<roller_svc.Candidate {self.error.code}: {self.program.tile_text}>"
         seconds, how = (self.estimate.seconds, "estimated") if self.measurement is None else (self.measurement.median_s, "measured")
         return f"<roller_svc.Candidate {seconds:.4g} s {how}: {self.program.tile_text}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: measured and estimated seconds, or the error."""
+        estimated = f"estimated {format_seconds(self.estimate.seconds)}, bound by {self.estimate.bound}"
+        measured = "" if self.measurement is None else f"measured {format_seconds(self.measurement.median_s)}, "
+        headline = f"{self.error.code}: {self.error.message}" if self.error is not None else measured + estimated
+        return make_card("Candidate", headline, describe_tiles(self.estimate.plan), draw_plan(self.estimate.plan))
 
     @classmethod
     def from_result(cls, result: CandidateResult) -> Candidate:
@@ -294,6 +311,16 @@ class Kernel:
     def time(self, /, **arrays: object) -> Measurement:
         """Measure the time of a call on these arrays, without the binding of arrays: median and minimum of samples."""
         return measure(self.runner().bind(share_arrays("argument", arrays)))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the program, its device, the time and its terms, inputs and outputs."""
+        tensors = [f"{each.name}: {each.dtype}{list(each.shape)}" for each in (*self.inputs, *self.outputs)]
+        lines, drawing, headline = [", ".join(tensors), f"digest {self.digest}"], "", f"for {self.target}"
+        if self.estimate is not None:
+            headline += f": estimated {format_seconds(self.estimate.seconds)}, bound by {self.estimate.bound}"
+            lines = [*describe_tiles(self.estimate.plan), *lines]
+            drawing = draw_plan(self.estimate.plan)
+        return make_card(self.expression, headline, lines, drawing)
 
     def __reduce__(self) -> tuple[type[Kernel], tuple[Any, ...]]:
         return Kernel, self._state

@@ -35,6 +35,7 @@ RollerError(code)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -50,6 +51,10 @@ class RollerError(Exception):
         super().__init__(message)
         self.message = message
         self.code = code or self.default_code
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of an error as a value: its code and its text."""
+        return f"<pre>{escape(self.code)}: {escape(str(self))}</pre>"
 
 
 class InputError(RollerError):

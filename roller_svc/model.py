@@ -23,6 +23,7 @@ from roller_svc.api import Kernel, Stage, TensorInfo
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
+from roller_svc.compiler.cards import make_card
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import (
@@ -68,6 +69,7 @@ from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
 from roller_svc.ir.options import NamedArguments, NamedOptions, RuntimeChoice
 from roller_svc.ir.program import TensorType
+from roller_svc.ir.quantities import format_seconds
 from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
 from roller_svc.modes.events import Event
@@ -90,6 +92,7 @@ from roller_svc.settings import settings
 log = logging.getLogger(__name__)
 
 MAX_VARIANTS = 64
+SHOWN_KERNELS = 8  # in a notebook
 TUNE_KINDS = ("off", "online", "now")
 SINK_KINDS = ("auto", "require")
 
@@ -522,6 +525,14 @@ class Model:
             code="not-picklable",
             hint="model.save(folder), and roller_svc.load_model(folder) where it is needed",
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the device, the estimate, and the kernels that take longest."""
+        tensors = [f"{each.name}: {each.dtype}{list(each.shape)}" for each in (*self.inputs, *self.states, *self.outputs)]
+        slowest = sorted(self.estimate.stages, key=lambda stage: -stage.seconds)[:SHOWN_KERNELS]
+        kernels = [f"{format_seconds(stage.seconds)} {stage.name[:19]}" for stage in slowest]
+        headline = f"for {self.target}: {format_seconds(self.estimate.seconds)} a call, {len(self.estimate.stages)} kernels"
+        return make_card(self.name, headline, [", ".join(tensors), *kernels, f"digest {self.digest}"])
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{each.name}: {each.dtype}{list(each.shape)}" for each in (*self.inputs, *self.states))

@@ -89,11 +89,14 @@ def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _estimate_remotely(options: argparse.Namespace, server: str) -> list[dict[str, Any]]:
     if options.sensitivity:
         raise ArgumentError("--sensitivity is not available with --server", code="invalid-option")
-    if options.hardware:
-        message = "--hardware is not available with --server: the service estimates only for its own devices"
-        raise ArgumentError(message, code="invalid-option")
+    if len(options.hardware) > 1:
+        raise ArgumentError("--hardware may be given once with --server", code="invalid-option")
     item = remote.program_fields(options)
-    body = {"items": [item], "targets": options.target or ["local"], "top_k": options.top_k}
+    body = {"items": [item], "top_k": options.top_k}
+    if options.target or not options.hardware:
+        body["targets"] = options.target or ["local"]
+    for name in options.hardware:
+        body["hardware"] = hardware.to_mapping(hardware.load_yaml(common.read_text_file(name), name))
     body |= common.option_values(options, EstimateOptions)
     with remote.open_client(server) as service:
         estimates = service.estimates(remote.validate_body(EstimateRequest, body))

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from roller_svc.ir.quantities import format_seconds as format_seconds
 from roller_svc.on_use import OnUse
 from roller_svc.terminal import color_labels, width_of
 
@@ -22,7 +23,6 @@ _GAP = "  "  # between columns
 _BELOW = "    "  # before what does not fit in a row
 MIN_COLUMN = 24  # characters: a narrower last column is shown below its row
 _WHOLE_WORDS: Mapping[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def print_json(document: object) -> None:
@@ -37,16 +37,6 @@ def print_result(options: argparse.Namespace, facts: object, text: str) -> None:
         print_json(facts)
     elif text:
         print(text)
-
-
-def format_seconds(seconds: float | None) -> str:
-    """Format seconds with three digits and a unit, such as 1.23 ms."""
-    if seconds is None:
-        return "-"
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
 
 
 def percent(fraction: float | None) -> str:

@@ -259,9 +259,18 @@ class ValidateHardwareRequest(RequestModel):
 
 
 class EstimateRequest(_EstimateOptions):
+    """A request to estimate programs for `targets`, for `hardware`, a spec as JSON, or for both."""
+
     items: Annotated[list[ProgramModel], Field(min_length=1, fail_fast=True), check_size(MAX_ITEMS)]
-    targets: Targets
+    targets: Targets | None = None
+    hardware: Spec | None = None
     top_k: int = 1
+
+    @model_validator(mode="after")
+    def _any_device(self) -> EstimateRequest:
+        if self.targets is None and self.hardware is None:
+            raise ValueError("expected targets, hardware, or both")
+        return self
 
 
 class GraphSource(RequestModel):
@@ -404,12 +413,21 @@ class OperationMetadata(BaseModel):
     waiting_for: str | None = Field(None, description="queue of the operation, while no worker takes from it")
 
 
+class OperationRequest(BaseModel):
+    """What an operation was asked for: an expression, or the blob of a model."""
+
+    expression: str | None = None
+    model: str | None = None
+    target: str | None
+
+
 class OperationResponse(BaseModel):
     """AIP-151: `response` or `error` once done, neither before."""
 
     name: str
     done: bool
     metadata: OperationMetadata
+    request: OperationRequest | None = None
     response: KernelResponse | None = None
     error: Problem | None = None
 
@@ -503,8 +521,30 @@ class ModelOperationResponse(BaseModel):
     name: str
     done: bool
     metadata: OperationMetadata
+    request: OperationRequest | None = None
     response: ModelResponse | None = None
     error: Problem | None = None
+
+
+class QueueFigures(BaseModel):
+    """Operations of a queue in one state."""
+
+    queue: str
+    state: Literal["queued", "building"]
+    operations: int
+    oldest_s: float = Field(description="age of the oldest")
+
+
+class FarmResponse(BaseModel):
+    """The build farm at one moment."""
+
+    window_s: float = Field(description="seconds before now in which the operations of `ended`, `wait_s` and `build_s` ended")
+    queues: list[QueueFigures] = Field(description="operations that are not done")
+    workers: dict[str, int] = Field(description="workers that are alive, by state")
+    ended: dict[str, int] = Field(description='operations by the code of their error; "ok" for those without')
+    wait_s: dict[str, float] = Field(description="from the request to the last attempt, by quantile")
+    build_s: dict[str, float] = Field(description="of the last attempt, by quantile")
+    submissions: dict[str, int] = Field(description="requests that this service accepted, by how they met the cache")
 
 
 class OperationList(BaseModel):

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from roller_svc import hardware
 from roller_svc.compiler.donation import donate_targets
 from roller_svc.compiler.notes import find_notes, reject_notes
 from roller_svc.compiler.parsing import parse_once
@@ -35,8 +34,10 @@ from roller_svc.perf.roofline import add_rooflines
 
 if TYPE_CHECKING:
     from roller_svc.compiler.workspace import rank_within
+    from roller_svc.hardware import load as load_spec
 else:
     rank_within = OnUse("roller_svc.compiler.workspace:rank_within")  # which lowers plans
+    load_spec = OnUse("roller_svc.hardware:load")  # which reads YAML
 
 # Plans beyond top_k, built only if the ones before them fail to compile or spill registers.
 FALLBACK_PLANS = 3
@@ -67,7 +68,7 @@ def explain_request(request: BuildRequest) -> Story:
     """Return the story of a request, without building it. Raises as `build_kernel` does before it compiles."""
     if request.schedule is not None:
         raise ArgumentError("a schedule by hand has no candidates to explain", code="invalid-option")
-    forms, hw = parse_request(request), request.hardware or hardware.load(request.target)
+    forms, hw = parse_request(request), request.hardware or load_spec(request.target)
     partitions = rank_request(request, forms, hw)
     plans = select_for_measurement(merge_ranked_plans(partitions, request.top_k), partitions, request.top_k)
     explored = explored_of(plans, partitions)

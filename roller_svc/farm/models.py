@@ -58,6 +58,15 @@ def request_record(request: Request) -> Json:
     return {RECORD_FIELD: model}
 
 
+def summarize_record(record: Mapping[str, object]) -> Json:
+    """Return what a record asks for: the expression, or the blob of the model, and the device."""
+    model = record.get(RECORD_FIELD)
+    if isinstance(model, dict):
+        return {"model": f"sha256:{model.get('blob')}", "target": model.get("target")}
+    spec = record.get("hardware")
+    return {"expression": record.get("expression"), "target": spec.get("id") if isinstance(spec, dict) else record.get("target")}
+
+
 def parse_record(record: Mapping[str, object]) -> Request:
     """Decode a request from its record. Raises InputError, also for fields of another version."""
     model = record.get(RECORD_FIELD)

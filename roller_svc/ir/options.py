@@ -32,6 +32,11 @@ class RuntimeChoice(Enum):
 
 
 DONATE = {"help": "inputs that a scatter may overwrite: nothing is copied"}
+CONSTANTS = {"help": "inputs that do not change between calls: CPU kernels prepack them once", "flags": ("--constant",)}
+WINOGRAD = {
+    "help": "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
+    "metavar": "WHEN",
+}
 STRICT = {"help": "fail if there is a note: something slow or mistaken that the compiler sees", "only_if_set": True}
 
 
@@ -57,8 +62,14 @@ class CommonOptions:
 class EstimateOptions(CommonOptions):
     """Options of estimates."""
 
+    constants: InputNames = field(default=(), metadata=CONSTANTS)
+    winograd: WinogradMode = field(default=WinogradMode.AUTO, metadata=WINOGRAD)
     donate: InputNames = field(default=(), metadata=DONATE)
     strict: bool = field(default=False, metadata=STRICT)
+
+    @property
+    def constraints(self) -> ScheduleConstraints:
+        return ScheduleConstraints(self.allow_tf32, winograd=self.winograd, allow_expanded_squares=self.allow_expanded_squares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +85,7 @@ class SearchOptions(CommonOptions):
             "service_default": SelectionMode.MODEL,
         },
     )
-    winograd: WinogradMode = field(
-        default=WinogradMode.AUTO,
-        metadata={
-            "help": "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
-            "metavar": "WHEN",
-        },
-    )
+    winograd: WinogradMode = field(default=WinogradMode.AUTO, metadata=WINOGRAD)
     max_workspace_bytes: int | None = field(
         default=None,
         metadata={
@@ -143,13 +148,7 @@ class KernelOptions(NamedOptions):
             "only_if_set": True,
         },
     )
-    constants: InputNames = field(
-        default=(),
-        metadata={
-            "help": "inputs that do not change between calls: CPU kernels prepack them once",
-            "flags": ("--constant",),
-        },
-    )
+    constants: InputNames = field(default=(), metadata=CONSTANTS)
     donate: InputNames = field(default=(), metadata=DONATE)
     strict: bool = field(default=False, metadata=STRICT)
 
@@ -166,6 +165,8 @@ class CommonArguments(TypedDict, total=False):
 
 
 class EstimateArguments(CommonArguments, total=False):
+    constants: Sequence[str]
+    winograd: str
     donate: Sequence[str]
     strict: bool
 

@@ -21,6 +21,7 @@ from roller_svc.service.problems import MEDIA_TYPE, add_handlers
 from roller_svc.service.routes import (
     actions,
     estimates,
+    farm,
     hardware,
     health,
     kernel_batches,
@@ -45,6 +46,7 @@ ROUTE_MODULES = (
     models,
     hardware,
     workers,
+    farm,
     health,
     page,
 )

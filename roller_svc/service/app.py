@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from fastapi.middleware.gzip import GZipMiddleware
 
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.farm.api_keys import ApiKeys
@@ -65,6 +66,9 @@ from roller_svc.settings import Resource, Settings, s3_options
 if TYPE_CHECKING:
     from roller_svc.service.tracing import Tracing
 
+# Responses that are compressed: JSON. Events are sent one by one; blobs, binaries and sources have a length in advance.
+MIN_COMPRESSED_BYTES, COMPRESSION_LEVEL = 1 << 10, 5
+NOT_COMPRESSED = ("text/*", "application/octet-stream", "application/zip")
 COMPUTE_THREADS = 4
 QUERY_THREADS = 4
 MODEL_ESTIMATE_THREADS = 2  # each with a worker process that may take its whole memory
@@ -212,6 +216,9 @@ def create_app(
         hits=hits,
         metrics=metrics,
         tracing=tracing,
+    )
+    app.add_middleware(
+        GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL, exclude_content_types=NOT_COMPRESSED
     )
     app.add_middleware(
         RequestLimitsMiddleware,

@@ -31,9 +31,9 @@ DONE = "done"
 class EventStreamResponse(StreamingResponse):
     """A stream that gives its place back when it ends."""
 
-    def __init__(self, state: State, operation: Operation, after: int, client: str) -> None:
+    def __init__(self, state: State, events: AsyncGenerator[str, None], client: str) -> None:
         self._share = state.shares.hold(Resource.STREAMS, client)
-        self._events = _events(state, operation, after)
+        self._events = events
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(self._events, media_type="text/event-stream", headers=headers)
 
@@ -45,7 +45,7 @@ class EventStreamResponse(StreamingResponse):
             await self._events.aclose()
 
 
-async def _events(state: State, operation: Operation, after: int) -> AsyncGenerator[str, None]:
+async def stream_operation(state: State, operation: Operation, after: int) -> AsyncGenerator[str, None]:
     """Yield the events whose number is greater than `after`, until the operation is done."""
     yield f"retry: {RECONNECT_MS}\n\n"
     if action_of_hit(operation.id) is not None:  # found in the store: it has no log

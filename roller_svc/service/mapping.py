@@ -14,12 +14,14 @@ from roller_svc.compiler.estimates.batch import Item
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.build import BINARY, METADATA, SOURCE
+from roller_svc.farm.models import summarize_record
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
 from roller_svc.ir.options import EstimateOptions, options_of
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.problems import problem_from_record
 
+INPUT_OPTIONS = ("donate", "constants")  # of estimates: names of inputs
 LANGUAGE = "language"  # a field of kernels' facts, which models lack
 
 
@@ -29,21 +31,21 @@ def build_request_from_body(body: CompileRequest) -> BuildRequest:
 
 
 def items_from_body(body: EstimateRequest) -> list[Item]:
-    """Return the items of a request, each with the donated inputs that it has.
+    """Return the items of a request, each with the donated and the constant inputs that it has.
 
-    Raises ArgumentError for a donated input that no item has.
+    Raises ArgumentError for such an input that no item has.
     """
-    donate = body.donate or ()
-    inputs = {name for item in body.items for name in item.inputs} if donate else ()
-    if unknown := [name for name in donate if name not in inputs]:
-        raise ArgumentError(f"donate: no item has an input {unknown[0]!r}", code="invalid-option")
     options = body.model_dump(include=set(options_of(EstimateOptions)))
+    inputs = {name for item in body.items for name in item.inputs}
+    for option in INPUT_OPTIONS:
+        if unknown := [name for name in options[option] if name not in inputs]:
+            raise ArgumentError(f"{option}: no item has an input {unknown[0]!r}", code="invalid-option")
     return [
         Item(
             item.expression,
             inputs_from_body(item),
             item.outputs,
-            options | {"donate": [name for name in donate if name in item.inputs]},
+            options | {option: [name for name in options[option] if name in item.inputs] for option in INPUT_OPTIONS},
         )
         for item in body.items
     ]
@@ -79,7 +81,12 @@ def operation_json(operation: Operation) -> Json:
     metadata |= {name: value for name, value in details.items() if value is not None}
     if operation.is_unserved:
         metadata["waiting_for"] = operation.queue  # no worker takes from it
-    response: Json = {"name": f"operations/{operation.id}", "done": operation.done, "metadata": metadata}
+    response: Json = {
+        "name": f"operations/{operation.id}",
+        "done": operation.done,
+        "metadata": metadata,
+        "request": summarize_record(operation.request),
+    }
     if operation.facts is not None:
         is_model = LANGUAGE not in operation.facts
         response["response"] = model_response(operation.facts) if is_model else kernel_response(operation.facts)

@@ -48,6 +48,13 @@ class Metrics:
         """Count an accepted request."""
         self._submissions.labels(cache.value).inc()
 
+    def submissions(self) -> dict[str, int]:
+        """Return the requests that this service accepted, by how they met the cache."""
+        values = {
+            each.value: self._registry.get_sample_value("roller_submissions_total", {"cache": each.value}) for each in CacheStatus
+        }
+        return {cache: int(value or 0) for cache, value in values.items()}
+
     def count_refusal(self, resource: Resource, status: int) -> None:
         """Count a request that exceeded a limit."""
         self._refusals.labels(resource.value, str(status)).inc()

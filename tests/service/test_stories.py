@@ -47,6 +47,39 @@ def test_edited_spec_has_a_story(client: httpx.Client) -> None:
     assert (story["target"], story["device"]["id"]) == ("edited", "edited")
 
 
+def test_json_is_compressed_where_that_is_accepted(client: httpx.Client) -> None:
+    plain, packed = (
+        client.post("/v1/kernels:explain", json=BODY | {"target": "nvidia-h200-sxm"}, headers={"Accept-Encoding": encoding})
+        for encoding in ("identity", "gzip")
+    )
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.json() == plain.json()
+    assert int(packed.headers["content-length"]) < len(plain.content) / 4
+    assert "content-encoding" not in client.get("/healthz", headers={"Accept-Encoding": "gzip"}).headers
+
+
+def test_estimates_take_an_edited_spec_constants_and_winograd(client: httpx.Client) -> None:
+    images = {"X": {"dtype": "float32", "shape": [1, 64, 56, 56]}, "W": {"dtype": "float32", "shape": [64, 64, 3, 3]}}
+    items = [{"expression": "Y = conv2d(X, W, padding=1)", "inputs": images}]
+    spec = client.get("/v1/hardware/cpu-x86-avx512").json() | {"id": "edited"}
+
+    def seconds(**options: Any) -> list[tuple[str, float]]:
+        answer = client.post("/v1/estimates", json={"items": items, **options}).json()
+        return [(each["target"], each["candidates"][0]["seconds"]) for each in answer["estimates"]]
+
+    (_, shipped), (name, edited) = seconds(targets=["cpu-x86-avx512"], hardware=spec)
+    assert (name, edited) == ("edited", shipped)
+    ((_, direct),) = seconds(hardware=spec, winograd="never")
+    ((_, packed),) = seconds(hardware=spec, winograd="never", constants=["W"])
+    ((_, winograd),) = seconds(hardware=spec, winograd="always", constants=["W"])
+    assert winograd < packed < direct
+    refused = client.post("/v1/estimates", json={"items": items})
+    assert refused.status_code == 422
+    refused = client.post("/v1/estimates", json={"items": items, "hardware": spec, "constants": ["V"]})
+    assert refused.json()["code"] == "invalid-option"
+
+
 def test_wrong_program_has_its_error_in_place_of_a_story(client: httpx.Client) -> None:
     response = explain(client, target="nvidia-h200-sxm", expression="C[m, n] +=! A[m, k] * D[k, n]")
     assert response.status_code == 422

@@ -244,13 +244,13 @@ def _read_item(item: Item) -> tuple[ProgramText, EstimateOptions]:
     expression, inputs = validate_expression(item.expression), tensor_types(item.inputs)
     outputs = validate_outputs(item.outputs)
     options = EstimateOptions(**read_options(EstimateOptions, item.options, inputs))
-    return ProgramText(expression, inputs, outputs, options.donate), options
+    return ProgramText(expression, inputs, outputs, options.donate, options.constants), options
 
 
 def _text_digest(text: ProgramText) -> bytes:
     """Hash the text, not the parsed program: a reformatted program has another digest."""
     inputs = [(name, type_.dtype.value, type_.shape) for name, type_ in text.inputs]
-    return _hash(repr((text.expression, inputs, text.outputs, text.donate)).encode())
+    return _hash(repr((text.expression, inputs, text.outputs, text.donate, text.constants)).encode())
 
 
 def _hash(content: bytes) -> bytes:

@@ -36,11 +36,12 @@ class ProgramText:
     inputs: tuple[tuple[str, TensorType], ...]
     outputs: tuple[str, ...] | None
     donate: tuple[str, ...] = ()  # inputs that its scatters overwrite
+    constants: tuple[str, ...] = ()  # inputs that stay the same between calls
 
     def parse(self) -> Forms:
         """Parse and check the forms of the program. Raises InputError."""
         forms = parse_forms(self.expression, dict(self.inputs), self.outputs)
-        return tuple(donate_targets(program, self.donate) for program in forms)
+        return tuple(donate_targets(replace(program, constants=self.constants), self.donate) for program in forms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from roller_svc import hardware
 from roller_svc.client.schemas import EstimateRequest, EstimateResponse
 from roller_svc.compiler.estimates.batch import ItemResult
 from roller_svc.compiler.estimates.worker import ERROR_PREFIX, Deadline, compact_json
-from roller_svc.compiler.request import read_top_k
+from roller_svc.compiler.request import read_top_k, validate_hardware
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.service.access import principal_of, requires
@@ -30,14 +30,15 @@ PLANS_PER_ITEM = 10  # of the largest request, on average
 async def estimates(body: EstimateRequest, request: Request) -> Response:
     """Estimate every item on every target, in that order. A rejected one has `error` in place of `candidates`.
 
-    `donate` applies to the items that have these inputs.
+    The device of `hardware` is the last. `donate` and `constants` apply to the items that have these inputs.
     """
     state = state_of(request)
-    targets = hardware.expand_targets(body.targets)
+    spec = validate_hardware(body.hardware)
+    targets = [*hardware.expand_targets(body.targets or ()), *([] if spec is None else [spec])]
     count = len(body.items) * len(targets)
     if count > state.settings.max_items:
         raise ArgumentError(f"too many estimates: the limit is {state.settings.max_items}, got {count}", code="too-many-items")
-    check_devices_differ(body.targets)
+    check_devices_differ([*(body.targets or ()), *([] if spec is None else [spec.id])])
     top_k = read_top_k(body.top_k)
     max_plans = PLANS_PER_ITEM * state.settings.max_items
     if count * top_k > max_plans:

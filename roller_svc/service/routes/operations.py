@@ -15,7 +15,7 @@ from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.operations import Operation, is_id
 from roller_svc.service.access import check_scope, principal_of, requires
-from roller_svc.service.event_stream import EventStreamResponse
+from roller_svc.service.event_stream import EventStreamResponse, stream_operation
 from roller_svc.service.mapping import operation_json
 from roller_svc.service.responses import operation_response
 from roller_svc.service.state import State, state_of
@@ -95,7 +95,7 @@ async def operation_events(
     """Stream an operation's events until it is done: `queued`, `building`, `retry`, `done` (server-sent events)."""
     state = state_of(request)
     known = await _known(state, operation_id)
-    return EventStreamResponse(state, known, last_event_id, principal_of(request).client)
+    return EventStreamResponse(state, stream_operation(state, known, last_event_id), principal_of(request).client)
 
 
 async def _known(state: State, operation_id: str) -> Operation:

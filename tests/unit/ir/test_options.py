@@ -114,7 +114,7 @@ def test_the_service_takes_the_options_of_the_records() -> None:
     own = {"threads", "plan", "dims", "constants", "inputs", "states"}
     assert CompileOptions.model_fields.keys() == options_of(KernelOptions).keys()
     assert GraphOptions.model_fields.keys() - own == options_of(NamedOptions).keys()
-    assert EstimateRequest.model_fields.keys() - {"items", "targets", "top_k"} == options_of(EstimateOptions).keys()
+    assert EstimateRequest.model_fields.keys() - {"items", "targets", "hardware", "top_k"} == options_of(EstimateOptions).keys()
 
 
 @pytest.mark.parametrize("wrong", [{"top_k": 0}, {"top_k": 101}, {"select": "best"}, {"winograd": "sometimes"}])

@@ -1,0 +1,95 @@
+"""GET /v1/farm and GET /v1/farm/events: figures, and operations as they change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from builders import BODY, Builder, digest_of
+from serving import served
+
+from roller_svc.service.app import create_app
+from roller_svc.settings import Settings
+
+Event = tuple[str, str, Any]  # id, type, data
+
+
+@pytest.fixture
+def builder() -> Builder:
+    return Builder()
+
+
+@pytest.fixture
+def client(tmp_path: Path, builder: Builder) -> Iterator[httpx.Client]:
+    with served(create_app(Settings(store=tmp_path / "store", workers=1), builder, digest_of)) as client:
+        yield client
+
+
+def events(response: httpx.Response) -> Iterator[Event]:
+    fields: dict[str, str] = {}
+    for line in response.iter_lines():
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "event" in fields:
+            yield fields["id"], fields["event"], json.loads(fields["data"])
+            fields = {}
+
+
+def stages(stream: Iterator[Event], last: str) -> list[tuple[str, str]]:
+    """Return the ids and stages of operations until one has the last stage."""
+    seen = []
+    for number, kind, data in stream:
+        if kind == "operation":
+            seen.append((number, data["metadata"]["stage"]))
+            if seen[-1][1] == last:
+                break
+    return seen
+
+
+def test_stream_tells_of_an_operation_from_its_start_to_its_end(client: httpx.Client, builder: Builder) -> None:
+    builder.gate.clear()
+    with client.stream("GET", "/v1/farm/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        stream = events(response)
+        number, kind, figures = next(stream)
+        assert kind == "figures"
+        assert figures["queues"] == []
+        operation = client.post("/v1/kernels:compile", json=BODY).json()
+        assert operation["request"] == {"expression": BODY["expression"], "target": BODY["target"]}
+        assert [stage for _, stage in stages(stream, "building")][-1] == "building"
+        (queue,) = client.get("/v1/farm").json()["queues"]
+        assert (queue["state"], queue["operations"]) == ("building", 1)
+        builder.gate.set()
+        assert stages(stream, "done")[-1][1] == "done"
+    farm = client.get("/v1/farm").json()
+    assert (farm["queues"], farm["ended"], farm["submissions"]["miss"]) == ([], {"ok": 1}, 1)
+    with client.stream("GET", "/v1/farm/events", headers={"Last-Event-ID": number}) as response:
+        assert [stage for _, stage in stages(events(response), "done")] == ["done"]
+
+
+def test_stream_does_not_repeat_what_has_not_changed(client: httpx.Client) -> None:
+    operation = client.post("/v1/kernels:compile", json=BODY, headers={"Prefer": "wait=30"}).json()
+    assert operation["done"]
+    with client.stream("GET", "/v1/farm/events") as response:
+        stream = events(response)
+        first = [next(stream), next(stream)]
+        other = BODY | {"expression": BODY["expression"] + " # other"}
+        name = client.post("/v1/kernels:compile", json=other, headers={"Prefer": "wait=30"}).json()["name"]
+        names = []
+        for _, kind, data in stream:
+            names += [data["name"]] if kind == "operation" else []
+            if kind == "operation" and data["done"]:
+                break
+    assert sorted(kind for _, kind, _ in first) == ["figures", "operation"]
+    assert set(names) == {name}
+
+
+def test_failure_is_counted_by_its_code(client: httpx.Client) -> None:
+    failing = BODY | {"options": {**BODY["options"], "top_k": 99}}
+    client.post("/v1/kernels:compile", json=failing, headers={"Prefer": "wait=30"})
+    assert client.get("/v1/farm").json()["ended"] == {"compile-failed": 1}

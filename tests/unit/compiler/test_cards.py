@@ -1,0 +1,82 @@
+"""HTML for notebooks: well-formed, without scripts, and bars as long as the time."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+import roller_svc
+from roller_svc.compiler.cards import WIDTH, draw_plan, make_card
+from roller_svc.errors import ExprTypeError, RollerError
+
+MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
+WIDE = {"A": ("bfloat16", (4096, 64)), "B": ("bfloat16", (64, 4096))}
+ATTACK = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>&lt;"
+
+
+class Tags(HTMLParser):
+    """The tags and attributes of a text, which must be balanced."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def check_html(text: str) -> None:
+    tags = Tags(text)
+    assert tags.tags <= {"div", "code", "svg", "rect", "span", "pre"}
+    assert not any(name.startswith("on") or name in ("href", "src", "class", "id") for name in tags.attributes)
+    assert len(text) < 8192
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "cpu-x86-avx512", "nvidia-v100-sxm2"])
+def test_estimate_draws_terms_as_long_as_its_seconds(target: str) -> None:
+    (estimate,) = roller_svc.estimate(MATMUL, WIDE, target)[target]
+    text = estimate._repr_html_()
+    check_html(text)
+    bars = [float(width) for width in re.findall(rf'<rect x="[\d.]+" width="([\d.]+)" height="{18}"', text)]
+    assert sum(bars) == pytest.approx(WIDTH, abs=0.1 * len(bars))
+    for term in estimate.plan.dominant_choice.terms:
+        assert f" {term.name} " in text
+
+
+def test_kernel_and_candidates_show_themselves() -> None:
+    kernel = roller_svc.compile("y[i] = x[i] + 1.0", {"x": ("float32", (64,))}, select="model", top_k=1, cache=False)
+    check_html(kernel._repr_html_())
+    assert kernel.expression in kernel._repr_html_()
+    check_html(kernel.candidates[0]._repr_html_())
+    assert kernel.estimate is not None
+    assert draw_plan(kernel.estimate.plan) in kernel._repr_html_()
+
+
+def test_text_from_outside_is_text() -> None:
+    for text in (make_card(ATTACK, ATTACK, [ATTACK]), RollerError(ATTACK, code=ATTACK)._repr_html_()):
+        check_html(text)
+        assert "&lt;script&gt;" in text
+
+
+def test_error_shows_its_place() -> None:
+    with pytest.raises(ExprTypeError) as caught:
+        roller_svc.estimate("C[m] = D[m]", {"A": ("float32", (4,))})
+    text = caught.value._repr_html_()
+    check_html(text)
+    assert "D[m]" in text
