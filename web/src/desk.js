@@ -103,7 +103,7 @@ function Elsewhere() {
           <rect width=${width(row.seconds)} height="10" class=${row.seconds > longest ? 'estimate cut' : 'estimate'} />
           <rect width=${width(row.floor)} height="10" class="floor" /></svg><em>${f.time(row.seconds)}</em>` : html`<small>${row.refused ? 'refused' : ''}</small><em></em>`}
     </button>`)}
-    ${named.length > 0 && html`<p class="quiet">Dark: no tiles go below this on the device.${state.body.value.options && ' All inputs are read in each call here.'}</p>`}</section>`;
+    ${named.length > 0 && html`<p class="quiet">Dark: no tiles go below this on the device.</p>`}</section>`;
 }
 
 export function Desk() {

@@ -222,10 +222,10 @@ function restoreSelection() {
   selected = null;
 }
 
-async function compare({ expression, inputs: given }, aborted) {
+async function compare({ expression, inputs: given, options }, aborted) {
   await devicesLoaded;
   const ids = devices.value.map((device) => device.id);
-  const answer = await post('/v1/estimates', { items: [{ expression, inputs: given }], targets: ids, top_k: 1 }, aborted);
+  const answer = await post('/v1/estimates', { items: [{ expression, inputs: given }], targets: ids, top_k: 1, ...options }, aborted);
   elsewhere.value = answer.estimates;
 }
 
