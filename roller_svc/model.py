@@ -46,6 +46,7 @@ from roller_svc.graph.compile import (
     check_device,
     check_plan_kind,
     check_tuning,
+    may_tune,
     no_progress,
     rebuild_model,
 )
@@ -67,7 +68,7 @@ from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
-from roller_svc.ir.options import NamedArguments, NamedOptions, RuntimeChoice
+from roller_svc.ir.options import NamedArguments, NamedOptions, RuntimeChoice, SelectionMode
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.quantities import format_seconds
 from roller_svc.ir.symbol_names import default_name
@@ -93,7 +94,7 @@ log = logging.getLogger(__name__)
 
 MAX_VARIANTS = 64
 SHOWN_KERNELS = 8  # in a notebook
-TUNE_KINDS = ("off", "online", "now")
+TUNE_KINDS = ("off", "background", "online", "now")
 SINK_KINDS = ("auto", "require")
 
 
@@ -547,7 +548,7 @@ def compile_model(
     inputs: Mapping[str, object] | None = None,
     *,
     plan: str | Mapping[str, Any] = "auto",
-    tune: str = "off",
+    tune: str | None = None,
     tune_options: Mapping[str, object] | None = None,
     runtime: str = "auto",
     dims: Mapping[str, int | str | Sequence[int]] | None = None,
@@ -575,8 +576,10 @@ def compile_model(
             them, "waves" one kernel of all operators for each level of the graph, "persistent" one that executes all of
             them, "auto" the kind that the performance model prefers.
         tune: "now" chooses kernels by trials of the whole model on this machine, where each finds the caches as the others
-            leave them; "online" makes callers' calls the trials; "off" takes kernels that were chosen alone.
-            `Model.tuning` says what was chosen.
+            leave them; "online" makes callers' calls the trials; "background" does so too, begins with the kernels that
+            the performance model chooses, and builds others in another process; "off" takes kernels that were chosen
+            alone. `Model.tuning` says what was chosen. Default: "background" for this machine's CPU where `select` is not
+            given (ROLLER_TUNE), else "off".
         tune_options: some of "budget_trials": 64 of a bucket at most, before models are compared; "budget_s", after which
             no trial begins; "exact": True, for kernels with the same bits alone; "share": 0.5 of calls at most are trials;
             "variables": ["kernel", "plan", "buffers"], the kinds of choices that are explored.
@@ -623,7 +626,7 @@ def compile_model(
     graphs = [load(extents) for extents in buckets]
     spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
     if any(place_nodes(graph, labels, spec) is not None for graph in graphs):
-        if len(graphs) > 1 or tune != TUNE_KINDS[0] or not isinstance(plan, str):
+        if len(graphs) > 1 or tune not in (None, TUNE_KINDS[0]) or not isinstance(plan, str):
             raise ArgumentError("a model over several devices has one bucket, and no tuning or plan by hand", code="invalid-option")
         calibrate_at_first_use((target_id,), log.warning)
         chosen = _options(target_id, threads, plan, checked)
@@ -637,7 +640,12 @@ def compile_model(
     padding, not_padded = _padding(buckets, graphs, dims or {}, load, weights)
     clock.record("import")
     calibrate_at_first_use((target_id,), log.warning)  # after all that may be refused at once
-    chosen = replace(_options(target_id, threads, plan, checked), tune=_tune_options(tune, tune_options))
+    chosen = _options(target_id, threads, plan, checked)
+    if tune is None:
+        tune = settings().tune if "select" not in options and may_tune(chosen) else TUNE_KINDS[0]
+    if tune == "background" and "select" not in options:
+        chosen = replace(chosen, select=SelectionMode.MODEL)
+    chosen = replace(chosen, tune=_tune_options(tune, tune_options))
     check_tuning(chosen)
     built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
@@ -811,7 +819,7 @@ def _tune_options(tune: object, options: object) -> TuneOptions | None:
         if not is_valid(value):
             raise ArgumentError(f"{name} must be {expected}, got {short_repr(value)}", code="invalid-option")
     named: dict[str, Any] = {name: tuple(value) if name == "variables" else value for name, value in given.items()}
-    return None if tune == "off" else TuneOptions(is_online=tune == "online", **named)
+    return None if tune == TUNE_KINDS[0] else TuneOptions(**named | {"kind": tune})
 
 
 def _is_number(value: object) -> bool:

@@ -16,7 +16,8 @@ from typing import Any
 from roller_svc.api import Inputs, Kernel
 from roller_svc.api import compile as compile_kernel
 from roller_svc.compiler.parsing import parse_once
-from roller_svc.compiler.request import build_request
+from roller_svc.compiler.request import build_request, resolve_spec
+from roller_svc.compiler.scheduled import build_device_launches
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
@@ -81,9 +82,9 @@ class Schedule:
         return longer
 
     def check(self) -> tuple[Problem, ...]:
-        """Return the first step that breaks a rule, as a problem; () for a legal schedule."""
+        """Return the first step that breaks a rule, or a rule of the device, as a problem; () for a legal schedule."""
         try:
-            self._apply()
+            build_device_launches(self._apply(), resolve_spec(self._request))
         except ScheduleError as error:
             return (Problem.from_error(error),)
         return ()
@@ -160,6 +161,14 @@ class Stage:
         """Vectorise an innermost loop."""
         return self._then("vectorise", loop=loop)
 
+    def block(self, loop: str) -> Stage:
+        """Run the iterations of a loop on blocks of a GPU."""
+        return self._then("block", loop=loop)
+
+    def thread(self, loop: str) -> Stage:
+        """Run the iterations of a loop on threads of a block."""
+        return self._then("thread", loop=loop)
+
     def unroll(self, loop: str) -> Stage:
         """Unroll a loop completely."""
         return self._then("unroll", loop=loop)
@@ -189,8 +198,12 @@ class Stage:
         return self._then("store_at", stage=stage, loop=loop)
 
     def store_in(self, scope: str) -> Stage:
-        """Store the function's tile in registers, or on the stack."""
+        """Store the function's tile in registers, on the stack, or in shared memory."""
         return self._then("store_in", scope=scope)
+
+    def cache(self, stage: str, loop: str, scope: str) -> Stage:
+        """Copy the part of the input that an iteration of the stage's loop reads to a tile."""
+        return self._then("cache", stage=stage, loop=loop, scope=scope)
 
     def _then(self, op: str, **values: Value | None) -> Stage:
         given = tuple((name, value) for name, value in values.items() if value is not None)

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from roller_svc.errors import ArgumentError, InvariantError
 
 LogFormat = Literal["console", "json"]
+TuneDefault = Literal["background", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 PREFIX = "ROLLER_"
@@ -223,6 +224,9 @@ class Settings(BaseSettings):
         description="directory of compiled kernels and calibrations; default: roller-svc in the user's cache directory",
     )
     cache_kernels: bool = Field(default=True, description="whether roller_svc.compile keeps its kernels there, and finds them")
+    tune: TuneDefault = Field(
+        "background", description="how models are tuned whose caller gives neither `tune` nor `select`: background, or off"
+    )
     log_format: LogFormat = Field("console", description="how services and workers log: console (text) or json")
     log_level: LogLevel = Field("info", description="least level of what they log: debug, info, warning or error")
     otlp_endpoint: str = Field(

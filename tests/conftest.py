@@ -23,6 +23,7 @@ RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's
 
 os.environ["ROLLER_CALIBRATE"] = "0"
 os.environ["ROLLER_CACHE_KERNELS"] = "0"  # tests see what a compile does
+os.environ["ROLLER_TUNE"] = "off"  # and start no processes of their own
 os.environ.pop("ROLLER_LOCAL_SPEC", None)
 
 

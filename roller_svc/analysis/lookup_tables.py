@@ -1,8 +1,8 @@
-"""In-register lookup tables: functions of a few bits, such as 4-bit weights (T-MAC: Wei et al., arXiv:2407.00088).
+"""Lookup tables of functions of a few bits, such as 4-bit weights (T-MAC: Wei et al., arXiv:2407.00088), or of a byte.
 
 All values of the function fit in one vector register, which a shuffle indexes, or in two if a tensor has them. A factor
 that is the same in all lanes can multiply the table instead of its entries; the table is then recomputed when the
-factor changes.
+factor changes. A tensor of bytes with an element for each byte fills four registers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from roller_svc.ir.expr import COMPARISONS, Cast, Const, Expr, Load, Op, OpKind,
 
 ENTRY_BITS = 32  # of an entry and of an index
 TABLE_BYTES = (32, 64)  # vectors with a full-permute instruction
+BYTE_ENTRIES = 256  # of a table with an element for each byte
+BYTE_PERMUTATIONS = 2  # of two registers each, for bytes of a table of four
 # operators that compilers fold for constants
 _FOLDED = COMPARISONS | {
     OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.DIV, OpKind.NEG, OpKind.SHL, OpKind.SHR, OpKind.LAND, OpKind.LOR,
@@ -90,6 +92,14 @@ class LookupTables:
 
     def _is_invariant(self, expr: Expr) -> bool:
         return isinstance(expr, Const) or (bool(self.varying_axes) and self.varying_axes.isdisjoint(axes_of(expr)))
+
+
+def find_byte_index(load: Load) -> Expr | None:
+    """Return the byte, chosen by data, that is the index of a load; None for other loads."""
+    if len(load.index) != 1 or any(load.bounds_checked):
+        return None
+    index = without_casts(load.index[0])
+    return index if index.dtype is DType.UINT8 and loads_of(index) else None
 
 
 def without_casts(index: Expr) -> Expr:

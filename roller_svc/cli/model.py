@@ -183,12 +183,11 @@ def _check_options(options: argparse.Namespace) -> None:
     is_checked = options.kind == "run" and options.check
     if options.kind == "run":
         stepping.check_options(options, is_saved=_is_saved(options))
-    if options.kind == "tune" and (_is_saved(options) or common.server_url(options)):
-        where = "a saved model" if _is_saved(options) else "a service"
+    if options.kind == "tune" and _is_saved(options):
         raise ArgumentError(
-            f"tune measures kernels that it compiles on this machine, and was given {where}",
+            "tune measures kernels that it compiles, and was given a saved model",
             code="cannot-measure",
-            hint="give it the source of the model, without --server",
+            hint="give it the source of the model",
         )
     if options.device and (options.kind == "estimate" or common.server_url(options)):
         raise ArgumentError("--device is for models that are compiled and run here", code="invalid-option")
@@ -297,6 +296,8 @@ def graph_options(options: argparse.Namespace) -> GraphOptions:
         "threads": options.threads, "plan": options.plan, "dims": _dims(options) or {}, "inputs": types,
         "constants": constants, "states": _states(options), **common.option_values(options, NamedOptions),
     }  # fmt: skip
+    if options.kind == "tune":
+        fields |= {"tune": "now", "tune_options": _tune_options(options)}
     return remote.validate_body(GraphOptions, fields)
 
 
@@ -416,17 +417,13 @@ def _read_array(option: str, text: str) -> tuple[str, Any]:
 
 def _tuned(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     facts, text = _compiled(model, options)
+    if common.server_url(options):
+        facts["tuning"] = known = model.report["tuning"]
+        return facts, f"{text}\ntuned on the service: {known['trials']} trials, {known['gain']:.2f} times as fast"
     tuning = model.tuning
     if not isinstance(tuning, Tuning):
         raise InvariantError("a model was tuned before it was returned, and does not say how")
-    facts["tuning"] = {
-        "tree": tuning.tree,
-        "chosen": dict(tuning.chosen),
-        "trials": tuning.trials,
-        "gain": tuning.gain,
-        "notes": tuning.notes,
-        "history": [{"choices": dict(each.choices), "seconds": dict(each.seconds)} for each in tuning.history],
-    }
+    facts["tuning"] = tuning.to_document()
     changed = sum(tuning.chosen.get(each.name) != each.choices[each.default] for each in find_variables(tuning.root))
     variables = len(tuning.chosen)
     line = f"tuned: {changed} of {variables} kernels replaced in {tuning.trials} trials, {tuning.gain:.2f} times as fast"

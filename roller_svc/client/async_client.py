@@ -194,6 +194,10 @@ class AsyncClient:
         """Return the version of the service and everything else that determines the results of its builds."""
         return await self._run(self._calls.version())
 
+    async def model_tuning(self, digest: str) -> dict[str, Any]:
+        """Return the trials of a model that was compiled with `tune="now"`: choices, seconds, what was chosen."""
+        return await self._run(self._calls.model_tuning(digest))
+
     async def file(self, link: str) -> bytes:
         """Download a file by its link."""
         return await self._run(self._calls.file(link))

@@ -309,6 +309,10 @@ class Calls:
     def version(self) -> Call[dict[str, Any]]:
         return self._json(Send("GET", "/v1/version"))
 
+    def model_tuning(self, digest: str) -> Call[dict[str, Any]]:
+        """Return the trials of a model that was compiled with `tune="now"`."""
+        return self._json(Send("GET", f"/v1/models/{digest}/tuning"))
+
     def file(self, link: str) -> Call[bytes]:
         """Download a file by its link."""
         response = yield from self._request(Send("GET", link))

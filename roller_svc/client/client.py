@@ -190,6 +190,10 @@ class Client:
         """Return the version of the service and everything else that determines the results of its builds."""
         return self._run(self._calls.version())
 
+    def model_tuning(self, digest: str) -> dict[str, Any]:
+        """Return the trials of a model that was compiled with `tune="now"`: choices, seconds, what was chosen."""
+        return self._run(self._calls.model_tuning(digest))
+
     def file(self, link: str) -> bytes:
         """Download a file by its link."""
         return self._run(self._calls.file(link))

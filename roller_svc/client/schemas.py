@@ -30,6 +30,7 @@ MAX_ITEMS = 10_000  # upper bound of the setting, which is the actual limit
 MAX_DIMENSIONS = 64
 MAX_TILES = 64
 MAX_PRIORITY = 100
+MAX_TRIALS = 10_000  # of a model
 MAX_TIMEOUT_S = 7 * 86_400.0
 MAX_FIELDS = 64  # of an object, including unknown ones
 MAX_SPEC_VALUES = 4096  # the largest shipped spec has about 450
@@ -286,8 +287,21 @@ class GraphSource(RequestModel):
         return self
 
 
+class TuneOptionsModel(RequestModel):
+    """The options of trials."""
+
+    budget_trials: int = Field(64, ge=1, le=MAX_TRIALS, description="of a bucket, before whole calls are compared")
+    budget_s: float | None = Field(None, gt=0, description="seconds after which no trial begins")
+    exact: bool = Field(default=False, description="keep only kernels whose results have the same bits")
+
+
 class GraphOptions(_NamedOptions):
     """The options of compile_model."""
+
+    tune: Literal["off", "now"] = Field(
+        "off", description="`now` chooses kernels by trials of the whole model on the worker, and makes `select` `measure`"
+    )
+    tune_options: TuneOptionsModel = TuneOptionsModel()
 
     threads: int | None = Field(None, ge=1)
     plan: Literal["auto", "serial", "parallel", "rammer", "eager", "launches", "graph", "waves", "persistent"] = "auto"
@@ -303,6 +317,21 @@ class GraphOptions(_NamedOptions):
     states: Annotated[dict[Name, Name], check_size(MAX_INPUTS)] = Field(
         {}, description="inputs that calls update in place, each with the output that is its new value; a * in both is any text"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _select_by_trials(cls, value: object) -> object:
+        """Let trials measure: they choose among kernels that are measured."""
+        tunes = isinstance(value, dict) and value.get("tune") == "now" and "select" not in value
+        return {**value, "select": "measure"} if isinstance(value, dict) and tunes else value
+
+    @model_validator(mode="after")
+    def _check_trials(self) -> GraphOptions:
+        if self.tune == "now" and self.select != "measure":
+            raise ValueError('tune measures kernels: expected select "measure", got "model"')
+        if self.tune == "off" and self.tune_options != TuneOptionsModel():
+            raise ValueError('tune_options are those of tune "now"')
+        return self
 
 
 class GraphRequest(BuildTerms):
@@ -512,6 +541,7 @@ class ModelResponse(BaseModel):
     lowerings: dict[str, dict[str, Any]] = Field(
         {}, description="of a GPU: the seconds of a call by each kind of plans, or why the model cannot have it"
     )
+    tuning: dict[str, Any] | None = Field(None, description="of `tune: now`: the kernels that trials have chosen, and the gain")
     links: dict[str, str]
 
 

@@ -123,7 +123,7 @@ def emit_together(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw:
 
 
 def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str) -> KernelSource:
-    context = FunctionContext(hw.vector_bytes, hw.num_cores, in_parallel_region=True)
+    context = FunctionContext(hw.vector_bytes, hw.num_cores, in_parallel_region=True, permutes_bytes=hw.permutes_bytes)
     parts = [part for program in programs for part in program.groups]
     trees = {tree.name: (tree, part) for part in parts for tree in part.trees}
     together = [each for program in programs for _, each in _launch_together(program)]

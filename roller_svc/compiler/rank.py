@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from heapq import nsmallest
+from typing import Any
 
 from roller_svc.compiler.constraints import ConstrainedPrograms, apply_constraints, unmet_constraints_error
 from roller_svc.construct.construct import default_limit
 from roller_svc.errors import NoCandidateError
 from roller_svc.families import prepare
+from roller_svc.families.family import Family
 from roller_svc.families.matching import Units, streamed_views, unit_views, units_for
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.estimate import Candidate, Construction, RooflineBound
@@ -20,6 +23,7 @@ from roller_svc.perf.common import launch_overhead_s
 from roller_svc.perf.footprint import Footprints
 from roller_svc.perf.model import Timed
 from roller_svc.perf.roofline import roofline
+from roller_svc.perf.workload import Workload
 
 # Units whose estimates differ by less are tied, and the one with the higher rate wins. Small contractions are mostly
 # launch overhead and latency, whose assumed values change estimates by more.
@@ -43,6 +47,24 @@ def rank(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, top_k: int) ->
     return none.candidates(none.fastest(top_k, timed)), construction
 
 
+@dataclass(frozen=True, slots=True)
+class _PreparedView:
+    """A view of a group on a unit, with a bound of the seconds, as they are ranked, of all that computes it."""
+
+    number: int
+    view: KernelGroup
+    family: Family[Any]
+    workload: Workload[Any]
+    least_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _RankedView:
+    construction: Construction
+    wanted: ConstrainedPrograms
+    timed: list[Timed]
+
+
 def rank_units(
     group: KernelGroup,
     hw: HardwareSpec,
@@ -61,45 +83,55 @@ def rank_units(
     footprints = {} if footprints is None else footprints
     units = units_for(group, hw, constraints)
     tie_breaks = _tie_breaks(group, units)
-    best: list[Timed] = []
-    heads: list[Timed] = []
-    found: list[Construction] = []
-    wanted: list[ConstrainedPrograms] = []
-    failures: list[NoCandidateError] = []
+    ranked: dict[int, _RankedView] = {}
+    failures: dict[int, NoCandidateError] = {}
     roofs: list[tuple[RooflineBound, ...]] = []
+    prepared: list[_PreparedView] = []
     views = unit_views(group, hw, units, constraints.winograd)
-    for unit, view in streamed_views(views, hw) if constraints.streams else views:
+    for number, (unit, view) in enumerate(streamed_views(views, hw) if constraints.streams else views):
         is_nest = bool(view.space.role(AxisRole.INNER)) and not group.space.role(AxisRole.INNER)
         if constraints.tiles and (view.space.transposed or is_nest):
             continue  # a caller's tiles are along the group's m and n
         try:
             family, p = prepare(view, hw, unit, footprints)
         except NoCandidateError as failure:
-            failures.append(failure)
+            failures[number] = failure
             continue
         roofs.append(roofline(p))
-        least_s = p.lower_bound_s + launch_overhead_s(p.machine, 1)
-        if len(best) == top_k and tie_breaks.ranked_s(best[-1]) <= least_s * tie_breaks.of_unit[unit.name]:
+        least_s = (p.lower_bound_s + launch_overhead_s(p.machine, 1)) * tie_breaks.of_unit[unit.name]
+        prepared.append(_PreparedView(number, view, family, p, least_s))
+    if top_k == 1:
+        prepared.sort(key=lambda each: each.least_s)  # what may be the fastest is first, so that others are left out
+    best: list[Timed] = []
+    for each in prepared:
+        best_s = tie_breaks.ranked_s(best[-1]) if len(best) == top_k else math.inf
+        if best_s < each.least_s or (best_s == each.least_s and top_k > 1):
             continue  # nothing that this unit computes can be among the best
         try:
-            construction = family.construct(view, p, default_limit(p), varied=bool(constraints.tiles))
+            construction = each.family.construct(
+                each.view, each.workload, default_limit(each.workload), varied=bool(constraints.tiles)
+            )
         except NoCandidateError as failure:
-            failures.append(failure)
+            failures[each.number] = failure
             continue
-        model = family.model(p)
-        wanted.append(apply_constraints(view, family, model, construction.programs, constraints))
-        timed = [model.timed(program) for program in wanted[-1].programs]
-        found.append(replace(construction, programs=wanted[-1].programs, seconds=tuple([t.seconds for t in timed])))
-        heads += tie_breaks.fastest(1, timed)
-        best = tie_breaks.fastest(top_k, [*best, *timed])
-    if not found:
-        raise _with_another_unit(failures[0], group, hw, units)
+        model = each.family.model(each.workload)
+        wanted = apply_constraints(each.view, each.family, model, construction.programs, constraints)
+        timed = [model.timed(program) for program in wanted.programs]
+        told = replace(construction, programs=wanted.programs, seconds=tuple([t.seconds for t in timed]))
+        ranked[each.number] = _RankedView(told, wanted, timed)
+        best = tie_breaks.fastest(top_k, [t for _, view in sorted(ranked.items()) for t in view.timed])
+    if not ranked:
+        raise _with_another_unit(failures[min(failures)], group, hw, units)
+    in_order = [view for _, view in sorted(ranked.items())]
     if not best:
-        raise unmet_constraints_error(group, constraints.tiles, wanted)
+        raise unmet_constraints_error(group, constraints.tiles, [view.wanted for view in in_order])
+    heads = [head for view in in_order for head in tie_breaks.fastest(1, view.timed)]
     candidates = tie_breaks.candidates([*best, *_best_of_absent_views(heads, best, tie_breaks)])
     if group.runs_once:
         candidates = tuple(replace(each, runs_once=True) for each in candidates)
-    return candidates, _merge_constructions(found, units.unsupported_units, _fastest_roofline(roofs))
+    return candidates, _merge_constructions(
+        [view.construction for view in in_order], units.unsupported_units, _fastest_roofline(roofs)
+    )
 
 
 @dataclass(frozen=True, slots=True)

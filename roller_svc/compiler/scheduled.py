@@ -14,11 +14,13 @@ from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.options import KernelOptions, options_of
 from roller_svc.ir.printer import text
-from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import BuildRequest
+from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.schedule.build_tree import build_launches
 from roller_svc.schedule.by_hand import read_steps, schedule_by_hand
+from roller_svc.schedule.gpu_launch import check_device_loops, check_shared_bytes
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.step_json import format_document
 
@@ -26,7 +28,7 @@ EXCLUDED = ("family", "tiles", "constants", "donate", "max_workspace_bytes")  # 
 
 
 def check_schedule(request: BuildRequest, source: object) -> None:
-    """Raise ArgumentError for options that a schedule excludes, ScheduleError for an illegal one.
+    """Raise ArgumentError for options that a schedule excludes, ScheduleError for an illegal one, also on the device.
 
     Args:
         request: the request with the schedule.
@@ -38,17 +40,19 @@ def check_schedule(request: BuildRequest, source: object) -> None:
                 f"{name} and schedule exclude each other: it is an option of construction, which a schedule replaces",
                 code="invalid-option",
             )
-    check_device(resolve_spec(request))
-    schedule_by_hand(parse_once(request.expression, request.inputs, request.outputs)[0], source)
+    spec = resolve_spec(request)
+    check_device(spec)
+    schedule = schedule_by_hand(parse_once(request.expression, request.inputs, request.outputs)[0], source)
+    build_device_launches(schedule, spec)
 
 
 def check_device(spec: HardwareSpec) -> None:
     """Raise ArgumentError for a device for which no schedule by hand is compiled."""
-    if spec.family is not TargetKind.CPU:
+    if spec.family not in (TargetKind.CPU, TargetKind.CUDA, TargetKind.AMD):
         raise ArgumentError(
-            f"a schedule by hand is compiled for CPUs, and {spec.id} is none",
+            f"a schedule by hand is compiled for CPUs and GPUs, and {spec.id} is neither",
             code="invalid-option",
-            hint="name a CPU, such as local, or leave out the schedule",
+            hint="name such a device, or leave out the schedule",
         )
 
 
@@ -69,14 +73,28 @@ def build_scheduled(request: BuildRequest) -> KernelBundle:
 
 
 def emit_schedule(schedule: Schedule, hw: HardwareSpec) -> KernelSource:
-    """Return the source of a schedule for a CPU: a launch for each function that is computed at root."""
+    """Return the source of a schedule: a launch for each function that is computed at root. Raises ScheduleError."""
     program = schedule.program
-    trees, exchanged = build_launches(schedule, "kernel")
+    trees, exchanged = build_device_launches(schedule, hw)
     outputs = tuple((output.tensor, program.types[output.tensor]) for output in program.outputs)
     part = GroupLaunches(trees, (*program.inputs, *outputs, *exchanged))
     buffers = tensors_in_memory(program, program.types, exchanged)
     source = emit("kernel", (part,), buffers, hw, _header(program, hw))
     return with_program_indices(source, program)
+
+
+def build_device_launches(
+    schedule: Schedule, hw: HardwareSpec
+) -> tuple[tuple[ScheduleTree, ...], tuple[tuple[str, TensorType], ...]]:
+    """Return the launches of a schedule and the buffers that they exchange.
+
+    Raises ScheduleError (schedule-launch, schedule-memory) if the device cannot run them.
+    """
+    check_device_loops(schedule, hw)
+    trees, exchanged = build_launches(schedule, "kernel")
+    if hw.family is not TargetKind.CPU:
+        check_shared_bytes(trees, hw)
+    return trees, exchanged
 
 
 def _header(program: TensorProgram, hw: HardwareSpec) -> str:

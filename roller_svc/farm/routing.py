@@ -16,7 +16,6 @@ from roller_svc.farm.registry import Worker
 from roller_svc.hardware.catalog import LOCAL
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.options import RuntimeChoice, SelectionMode
-from roller_svc.ir.report import BuildRequest
 
 CPU_PREFIX, MEASURE_PREFIX = "build.cpu.", "measure."
 CPU, GPU = "cpu", "gpu"  # kinds of devices that builds measure on
@@ -64,16 +63,18 @@ def queue_of_device(spec: HardwareSpec, *, is_measured: bool) -> str:
     return "build.cuda" if spec.family is TargetKind.CUDA else "build.hip"
 
 
-def check_measurable(alive: Iterable[Worker], generator: str, request: BuildRequest) -> None:
-    """Raise ArgumentError unless a worker of the generator that is alive can measure the request's kernels."""
+def check_measurable(alive: Iterable[Worker], generator: str, request: Request) -> None:
+    """Raise ArgumentError unless a worker of the generator that is alive can measure the request's kernels or model."""
+    is_model = isinstance(request, ModelRequest)
+    code, way_out = ("cannot-measure", "tune: off") if is_model else ("no-measuring-worker", "kernels:compile")
     queue = queue_of(request)
     workers = [worker for worker in alive if worker.generator == generator]
     if not any(can_measure(worker, queue) for worker in workers):
         queues = sorted({name for worker in workers for name in worker.queues})
         raise ArgumentError(
             f"no worker measures on {request.target}: its queue {queue} has none",
-            code="no-measuring-worker",
-            hint=f"kernels:compile builds without a device; workers serve {', '.join(queues)[:200] or 'nothing'}",
+            code=code,
+            hint=f"{way_out} builds without a device; workers serve {', '.join(queues)[:200] or 'nothing'}",
         )
 
 

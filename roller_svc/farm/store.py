@@ -212,6 +212,11 @@ class Store:
         manifest = self._kernel(digest)
         return None if manifest is None else _mapping(manifest["facts"])
 
+    def model(self, digest: str) -> Json | None:
+        """Return the facts of a model, or None unless it is complete."""
+        manifest = self._complete(MODELS, digest)
+        return None if manifest is None else _mapping(manifest["facts"])
+
     def file(self, digest: str, kind: str) -> bytes | None:
         """Return a file of a kernel, or None if there is none of this kind."""
         blob = self._file_digest(digest, kind)
@@ -345,12 +350,15 @@ class Store:
         self.uses.write(f"{UPLOADS}/{digest}")
 
     def _kernel(self, digest: str) -> Json | None:
-        """Return the manifest of a kernel, if it is complete."""
+        return self._complete(KERNELS, digest)
+
+    def _complete(self, folder: str, digest: str) -> Json | None:
+        """Return the manifest of a kernel or a model, if it is complete."""
         bare = _hex_digest(digest)
-        pointer = self.objects.read(f"{KERNELS}/{bare}") if HEX_DIGEST.fullmatch(bare) else None
+        pointer = self.objects.read(f"{folder}/{bare}") if HEX_DIGEST.fullmatch(bare) else None
         manifest = None if pointer is None else self._complete_manifest(pointer)
         if manifest is not None:
-            self.uses.note(f"{KERNELS}/{bare}")
+            self.uses.note(f"{folder}/{bare}")
         return manifest
 
     def _file_digest(self, digest: str, kind: str) -> str | None:

@@ -41,7 +41,16 @@ from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
 from roller_svc.graph.weights import Weights, place_weights
-from roller_svc.graph.wiring.kernels import KernelChoices, TuneOptions, Tuning, open_index, tune_kernels
+from roller_svc.graph.wiring.kernels import (
+    Build,
+    KernelChoices,
+    TuneOptions,
+    Tuning,
+    build_here,
+    find_alternatives,
+    open_index,
+    tune_kernels,
+)
 from roller_svc.graph.wiring.online import OnlineSource
 from roller_svc.ir.graph import Graph, HostNode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -175,15 +184,14 @@ def build_model(
         binary = _link_switchable(plan, sources, cache, hw)
         return SwitchableModel(MODEL, binary, plan, sources, place_weights(plan, weights))
 
-    def find_choices(tune: TuneOptions) -> KernelChoices:
+    def find_choices(tune: TuneOptions, build: Build) -> KernelChoices:
         fastest = [each.fastest for each in built]
-        return KernelChoices(
-            requests, fastest, serial_plan, open_switchable, cache, exact=tune.exact, explores_kernels="kernel" in tune.variables
-        )
+        find = partial(find_alternatives, requests=requests, fastest=fastest, cache=cache, options=tune, build=build)
+        return KernelChoices(requests, fastest, serial_plan, open_switchable, find, exact=tune.exact)
 
     tuning = None
     if options.tune is not None and not options.tune.is_online:
-        tuned, tuning = tune_kernels(partial(find_choices, options.tune), cache, options.tune, requests)
+        tuned, tuning = tune_kernels(partial(find_choices, options.tune, build_here), cache, options.tune, requests)
         if tuned is not None:
             built = [_replace_fastest(each, bundle) for each, bundle in zip(built, tuned, strict=True)]
             kernels = _model_kernels(tuned, classes)
@@ -281,6 +289,13 @@ def check_plan_kind(kind: object, hw: HardwareSpec) -> None:
         raise ArgumentError(f"plan: {hw.id} is a GPU, and plans by hand are for CPUs", code="invalid-option")
 
 
+def may_tune(options: ModelOptions) -> bool:
+    """Return whether trials can be made on this machine, and may change what runs."""
+    hw = options.hardware
+    can_measure = hw.family is TargetKind.CPU and backend_for(hw).is_present(hw)
+    return can_measure and options.fuse and isinstance(options.plan, str)
+
+
 def check_tuning(options: ModelOptions) -> None:
     """Raise ArgumentError for trials that cannot be made, or would not choose."""
     hw = options.hardware
@@ -292,10 +307,12 @@ def check_tuning(options: ModelOptions) -> None:
             code="cannot-measure",
             hint='tune="off", or target="local"',
         )
-    if options.select is SelectionMode.MODEL:
+    if options.tune.is_background and options.select is SelectionMode.MEASURE:
+        raise ArgumentError('tune="background" begins with select="model", and select="measure" is given', code="invalid-option")
+    if not options.tune.is_background and options.select is SelectionMode.MODEL:
         raise ArgumentError('tune measures kernels, and select="model" does not', code="invalid-option")
     if options.tune.is_online and not isinstance(options.plan, str):
-        raise ArgumentError('tune="online" changes the plan, and a plan by hand is given', code="invalid-option")
+        raise ArgumentError(f'tune="{options.tune.kind}" changes the plan, and a plan by hand is given', code="invalid-option")
 
 
 def lowering_kind(options: ModelOptions) -> str | None:

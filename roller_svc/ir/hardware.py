@@ -218,6 +218,11 @@ class HardwareSpec:
         return True
 
     @property
+    def permutes_bytes(self) -> bool:
+        """Whether an instruction of a CPU looks up bytes in two registers of 64."""
+        return "avx512vbmi" in self.isa and self.vector_bytes == 64
+
+    @property
     def dram(self) -> MemoryLevel:
         return self.levels[0]
 

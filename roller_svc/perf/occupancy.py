@@ -20,12 +20,17 @@ class BlockResources(NamedTuple):
 
 
 def blocks_per_core(needs: BlockResources, hw: HardwareSpec) -> int:
-    """Return the resident blocks of one core; at least 1 for a legal block."""
+    """Return the resident blocks of one core; at least 1 for a legal block.
+
+    Registers of a core are divided among its schedulers. A block has whole warps, and its warps may be on any of them
+    (cuda_occupancy.h): only the check that a single block fits rounds its warps up to all schedulers.
+    """
     limits = hw.limits
     threads, registers, shared_bytes = needs
+    block_warps = max(1, -(-threads // limits.warp_size))
     warps = limits.registers_per_core // (_allocated_registers(registers) * limits.warp_size)
-    by_registers = warps // REGISTER_WARPS * REGISTER_WARPS // max(1, -(-threads // limits.warp_size))
-    by_threads = limits.max_threads_per_core // max(1, threads)
+    by_registers = warps // REGISTER_WARPS * REGISTER_WARPS // block_warps
+    by_threads = limits.max_threads_per_core // limits.warp_size // block_warps
     shared = shared_bytes + limits.shared_bytes_reserved_per_block
     by_shared = limits.shared_bytes_per_core // shared if shared else limits.max_blocks_per_core
     return max(1, min(limits.max_blocks_per_core, by_registers, by_threads, by_shared))

@@ -15,7 +15,7 @@ from roller_svc.errors import ScheduleError
 from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, iter_subexpressions, substitute
 from roller_svc.ir.index import add, ceil_div, div, mod, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
-from roller_svc.ir.schedule import LoopKind
+from roller_svc.ir.schedule import LoopKind, Scope
 from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Rename, Schedule, Site, Split, Stage, StagePart
 
 # Copies of a statement by unrolled and vector loops: compilers take seconds for some hundreds.
@@ -25,6 +25,7 @@ LANES_PER_COPY = 8
 # Nodes of a tree, and of an index, are visited by recursion.
 MAX_NESTED_LOOPS = 32
 MAX_INDEX_NODES = 128
+CONCURRENT = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD)
 MAX_EXTENT = (1 << 31) - 1  # loop variables are 32 bits wide in expressions
 
 
@@ -234,7 +235,7 @@ def _check_site(nests: Nests, function: Function, path: tuple[NestLoop, ...], st
                 code="schedule-scope",
             )
     for loop in path[len(stored_path) :]:
-        if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
+        if loop.kind in CONCURRENT:
             raise ScheduleError(
                 f"iterations of {loop.name}, which is {loop.kind.value}, would share the storage of {name}",
                 code="schedule-dependence",
@@ -249,7 +250,8 @@ def _region(nests: Nests, function: Function, path: tuple[NestLoop, ...]) -> tup
     if not path:
         return tuple(Range(num(0), size) for size in sizes)
     parts_by_dimension: list[list[tuple[Linear, int, int]] | None] = [[] for _ in sizes]
-    fixed = {loop.var for loop in path}
+    # a shared tile has what all threads of the block need
+    fixed = {loop.var for loop in path if function.scope is not Scope.SHARED or loop.kind is not LoopKind.THREAD}
     for nest in nests.readers.get(function.name, ()):
         extents = {loop.var: loop.extent for loop in nest.scope}
         for load in nest.reads:
@@ -404,8 +406,21 @@ def _check_loops(nest: Nest, function: Function) -> None:
                 f"vector loop {loop.name} is too long: expected at most {MAX_LANES} lanes, got {loop.extent}",
                 code="schedule-extent",
             )
-        if loop.kind not in (LoopKind.PARALLEL, LoopKind.VECTOR):
+        if loop.kind not in CONCURRENT:
             continue
+        if nest.outer and loop.kind is LoopKind.BLOCK:
+            raise ScheduleError(
+                f"blocks of {loop.name} would be inside of loop {nest.outer[-1].name}: a launch has its blocks at root",
+                code="schedule-launch",
+                hint=f"mark a loop of {nest.outer[0].stage}",
+            )
+        threads = any(outer.kind is LoopKind.THREAD for outer in nest.outer)
+        if threads and loop.kind is LoopKind.THREAD and function.scope is not Scope.SHARED:
+            raise ScheduleError(
+                f"each thread has its own tile of {function.name}: other threads cannot compute a part of it",
+                code="schedule-launch",
+                hint=f"{function.name}: store_in shared",
+            )
         axes = nest.stage.axes_of(loop.name)
         if axes & reduced:
             raise ScheduleError(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.linear import expression, linear
+from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, substitute, with_children
-from roller_svc.ir.index import add, div, le, logical_and, lt, min_, num, ref, sub
+from roller_svc.ir.index import add, div, eq, le, logical_and, lt, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorType, identity
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
-from roller_svc.schedule.bounds import Guard, Nest, NestLoop, Nests, infer_bounds
+from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.schedule.bounds import CONCURRENT, Guard, Nest, NestLoop, Nests, infer_bounds
 from roller_svc.schedule.default import storage_types
-from roller_svc.schedule.legality import check
+from roller_svc.schedule.legality import check, tensors_of
 from roller_svc.schedule.nest_statements import convert_to_type
 from roller_svc.schedule.schedule import At, Fixed, Function, Schedule, Site, StagePart
 
@@ -83,16 +85,30 @@ class _TreeBuilder:
         """Return the nodes of a site, after the functions computed there and inside the storage nodes of the site."""
         for function in reversed([*self.nests.functions.values()]):
             if function.computed == site:
-                nodes = (*self.stages(function), *nodes)
+                nodes = (*self.stages(function), *_after_barrier(function, nodes))
             if function.stored == site and function.name not in self.outputs:
                 shape = tuple(part.extent for part in self.nests.buffers[function.name])
                 dtype = self.types[function.name].dtype
                 nodes = (Storage(tile_name(function.name), dtype, shape, function.scope, nodes),)
+        if any(f.computed == site and self._is_rewritten(f) for f in self.nests.functions.values()):
+            return (Barrier(), *nodes)
         return nodes
 
+    def _is_rewritten(self, function: Function) -> bool:
+        """Return whether threads write a shared tile again, which others may still read."""
+        loops = self.nests.nests[function.stages[0].name].outer
+        return function.scope is Scope.SHARED and any(x.kind not in CONCURRENT and x.extent > 1 for x in loops)
+
     def stages(self, function: Function) -> tuple[Node, ...]:
-        """Return the nests of a function's stages."""
-        return tuple(node for stage in function.stages for node in self._stage(function, self.nests.nests[stage.name]))
+        """Return the nests of a function's stages. Those of a shared tile are ordered by barriers."""
+        nodes: tuple[Node, ...] = ()
+        for stage in reversed(function.stages):
+            nest = self.nests.nests[stage.name]
+            own = self._stage(function, nest)
+            if function.scope is Scope.SHARED:
+                own = _on_one_thread(nest, own)
+            nodes = (*own, *_after_barrier(function, nodes))
+        return nodes
 
     def _stage(self, function: Function, nest: Nest) -> tuple[Node, ...]:
         lets = {a: _let_name(nest, a) for a in nest.values if _wants_let(nest, a)}
@@ -104,7 +120,9 @@ class _TreeBuilder:
                 nodes = self.at_site(At(nest.stage.name, loop.name), nodes)
             guards = [g for g in nest.guards if _depth(nest, g.value) == depth]
             here = [(lets[a], v) for a, v in nest.values.items() if a in lets and _depth(nest, v) == depth]
-            nodes = _looped(loop, guards, here, nodes)
+            nodes = (
+                _threaded(nest, loop, guards, here, nodes) if _shares_threads(nest, loop) else _looped(loop, guards, here, nodes)
+            )
         return nodes
 
     # one point ------------------------------------------------------------------------------------------------------
@@ -140,6 +158,36 @@ class _TreeBuilder:
             else:  # over loop variables, so that common terms cancel
                 offsets.append(expression(linear(sub(self._substitute(i, nest, nest.values), part.first))))
         return self.buffers.get(tensor, tile_name(tensor)), tuple(offsets)
+
+
+def _after_barrier(function: Function, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return the nodes, after a barrier if they use a shared tile, which all threads write, before one of their own."""
+    uses = function.scope is Scope.SHARED and tile_name(function.name) in tensors_of(_before_barrier(nodes)[0])
+    return (Barrier(), *nodes) if uses else nodes
+
+
+def _on_one_thread(nest: Nest, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return the nodes of a shared tile, on the first thread if no loop of the nest distributes them."""
+    if any(loop.kind is LoopKind.THREAD for loop in nest.loops):
+        return nodes
+    first: Expr | None = None
+    for loop in nest.outer:
+        if loop.kind is LoopKind.THREAD and loop.extent > 1:
+            first = logical_and(first, eq(ref(loop.var), num(0)))
+    return nodes if first is None else (Branch(first, nodes),)
+
+
+def _before_barrier(nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], bool]:
+    """Return the nodes before the first barrier that is in no loop, and whether there is one."""
+    before: tuple[Node, ...] = ()
+    for node in nodes:
+        if isinstance(node, Barrier):
+            return before, True
+        inside, ended = _before_barrier(node.body) if isinstance(node, Storage) else ((node,), False)
+        before += inside
+        if ended:
+            return before, True
+    return before, False
 
 
 def _point(nest: Nest, body: TensorExpr) -> tuple[tuple[Expr, ...], Expr, Combine | None]:
@@ -203,6 +251,39 @@ def _looped(
         limit = _minimum([limit for _, limit in limits if limit is not None])
         return (Loop(loop.var, loop.extent, loop.kind, inside(_conditions(guards_left), nodes), limit),)
     return (Loop(loop.var, loop.extent, loop.kind, inside(_conditions(guards), nodes)),)
+
+
+def _shares_threads(nest: Nest, loop: NestLoop | None) -> bool:
+    """Return whether the threads of a loop are those of loops around the nest."""
+    return loop is not None and loop.kind is LoopKind.THREAD and any(x.kind is LoopKind.THREAD for x in nest.outer)
+
+
+def _threaded(
+    nest: Nest, loop: NestLoop | None, guards: Sequence[Guard], lets: Sequence[tuple[str, Expr]], nodes: tuple[Node, ...]
+) -> tuple[Node, ...]:
+    """Return the nodes of a thread loop in a shared tile: its variable is computed from the number of the thread.
+
+    Threads are numbered as in the launch: the innermost loop varies fastest. Threads without an iteration do nothing.
+    """
+    if loop is None:
+        raise InvariantError("only loops have threads")
+    number: Expr = num(0)
+    threads = 1
+    for outer in nest.outer:
+        if outer.kind is LoopKind.THREAD:
+            number, threads = add(mul(number, num(outer.extent)), ref(outer.var)), threads * outer.extent
+    own = [x for x in nest.loops if x.kind is LoopKind.THREAD]
+    inside = math.prod(x.extent for x in own[own.index(loop) + 1 :])
+    value = div(number, inside)
+    if loop is not own[0]:
+        value = mod(value, loop.extent)
+    elif inside * loop.extent != threads:
+        guards = (Guard(ref(loop.var), loop.extent, below=False, above=True), *guards)
+    conditions = _conditions(guards)
+    below: tuple[Node, ...] = nodes if conditions is None else (Branch(conditions, nodes),)
+    for name, let in reversed(lets):
+        below = (Let(name, let, below),)
+    return (Let(loop.var, value, below),)
 
 
 def _conditions(guards: Sequence[Guard]) -> Expr | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from roller_svc.analysis.inlining import canonicalize, inline_producers, is_inlinable
@@ -78,11 +78,18 @@ def stored_dtype(dtype: DType, *, is_output: bool) -> DType:
 
 def storage_types(schedule: Schedule) -> Mapping[str, TensorType]:
     """Return the type in memory of every function that is stored whole."""
-    outputs = schedule.outputs
+    inputs = {name for name, _ in schedule.program.inputs}
+    whole = schedule.outputs | {f.name for f in schedule.functions if _is_copy(f.statement, inputs)}
     return {
-        f.name: TensorType(stored_dtype(f.statement.type.dtype, is_output=f.name in outputs), f.statement.type.shape)
+        f.name: TensorType(stored_dtype(f.statement.type.dtype, is_output=f.name in whole), f.statement.type.shape)
         for f in schedule.functions
     }
+
+
+def _is_copy(statement: TensorExpr, inputs: Collection[str]) -> bool:
+    """Return whether a statement copies elements of an input, which are rounded to their type already."""
+    body = statement.body
+    return isinstance(body, Load) and body.tensor in inputs and body.dtype is statement.type.dtype
 
 
 def _stages(statement: TensorExpr) -> tuple[Stage, ...]:

@@ -28,10 +28,10 @@ class FieldKind(Enum):
     NEW_NAME = "a new name of a loop"
     LOOP_AND_FACTOR = "a loop and a factor"
     TAIL = "guard or exact"
-    SCOPE = "registers or stack"
+    SCOPE = "registers, stack or shared"
 
 
-SCOPES = {"registers": Scope.REGISTER, "stack": Scope.STACK}
+SCOPES = {"registers": Scope.REGISTER, "stack": Scope.STACK, "shared": Scope.SHARED}
 CHOICES = {FieldKind.TAIL: ("guard", "exact"), FieldKind.SCOPE: tuple(SCOPES)}
 
 
@@ -48,7 +48,7 @@ class Field:
 class Operation:
     """An operation of the language.
 
-    `subject` is the field that stands before the colon in text: a stage, or a producer. `apply` takes the schedule, the
+    `subject` is the field that stands before the colon in text: a stage, a producer, or an input. `apply` takes the schedule, the
     subject, and the fields by name.
     """
 
@@ -57,7 +57,7 @@ class Operation:
     apply: Callable[..., Schedule]
 
 
-STAGE, PRODUCER = "stage", "producer"
+STAGE, PRODUCER, TENSOR = "stage", "producer", "tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,17 @@ def _reorder(schedule: Schedule, stage: str, loops: tuple[str, ...]) -> Schedule
     return transforms.reorder(schedule, stage, *loops)
 
 
+def _cache(schedule: Schedule, tensor: str, stage: str, loop: str, scope: str) -> Schedule:
+    return transforms.cache(schedule, tensor, stage, loop, SCOPES[scope])
+
+
 def _store_in(schedule: Schedule, producer: str, scope: str) -> Schedule:
     return transforms.store_in(schedule, producer, SCOPES[scope])
 
 
 _LOOP = Field("loop", FieldKind.NAME)
 _SITE = (Field("stage", FieldKind.NAME), _LOOP)
+_SCOPE = Field("scope", FieldKind.SCOPE)
 _CUT = (Field("names", FieldKind.TWO_NAMES, "as"), Field("tail", FieldKind.TAIL, "tail"))
 OPERATIONS = {
     "split": Operation(STAGE, (_LOOP, Field("factor", FieldKind.NUMBER), *_CUT), _split),
@@ -101,6 +106,8 @@ OPERATIONS = {
     "serial": Operation(STAGE, (_LOOP,), transforms.serial),
     "parallel": Operation(STAGE, (_LOOP,), transforms.parallel),
     "vectorise": Operation(STAGE, (_LOOP,), transforms.vectorise),
+    "block": Operation(STAGE, (_LOOP,), transforms.block),
+    "thread": Operation(STAGE, (_LOOP,), transforms.thread),
     "unroll": Operation(STAGE, (_LOOP,), transforms.unroll),
     "accumulate_at": Operation(STAGE, (_LOOP,), transforms.accumulate_at),
     "inline": Operation(PRODUCER, (), transforms.inline),
@@ -108,7 +115,8 @@ OPERATIONS = {
     "compute_at": Operation(PRODUCER, _SITE, transforms.compute_at),
     "store_root": Operation(PRODUCER, (), transforms.store_root),
     "store_at": Operation(PRODUCER, _SITE, transforms.store_at),
-    "store_in": Operation(PRODUCER, (Field("scope", FieldKind.SCOPE),), _store_in),
+    "store_in": Operation(PRODUCER, (_SCOPE,), _store_in),
+    "cache": Operation(TENSOR, (*_SITE, _SCOPE), _cache),
 }
 
 

@@ -12,7 +12,7 @@ from roller_svc.ir.schedule import LoopKind
 from roller_svc.schedule.bounds import infer_bounds
 from roller_svc.schedule.nest_statements import ACCUMULATOR
 from roller_svc.schedule.schedule import At, Schedule, Stage
-from roller_svc.schedule.steps import PRODUCER, STAGE, FieldKind, Step, Value, apply_step
+from roller_svc.schedule.steps import PRODUCER, STAGE, TENSOR, FieldKind, Step, Value, apply_step
 
 MAX_TRIED = 48
 COMMON_FACTORS = (64, 32, 16, 8, 4, 2, 1)
@@ -105,7 +105,8 @@ def _names_in(values: dict[str, Value]) -> set[str]:
 
 def _neighbours(schedule: Schedule, stages: dict[str, Stage], refused: Step) -> Iterator[Step]:
     """Yield the step with another subject, site, loop, factor or name, the nearest first."""
-    subjects = [f.name for f in schedule.functions] if refused.operation.subject == PRODUCER else [*stages]
+    inputs = [name for name, _ in schedule.program.inputs]
+    subjects = {PRODUCER: [f.name for f in schedule.functions], TENSOR: inputs}.get(refused.operation.subject, [*stages])
     if refused.subject not in subjects:
         for subject in _by_nearness(refused.subject, subjects):
             yield from _with_legal_loops(stages, replace(refused, subject=subject))

@@ -6,10 +6,13 @@ Each is a pure function that returns a legal schedule or raises ScheduleError. N
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 from roller_svc.analysis.inlining import is_inlinable
 from roller_svc.errors import ScheduleError
-from roller_svc.ir.program import StatementKind
+from roller_svc.ir.expr import Expr, Load, rewrite
+from roller_svc.ir.index import ref
+from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 from roller_svc.ir.schedule import LoopKind, Scope
 from roller_svc.schedule.bounds import extents_of, infer_bounds
 from roller_svc.schedule.build_tree import check_launches
@@ -125,6 +128,16 @@ def parallel(schedule: Schedule, stage: str, loop: str) -> Schedule:
     return _marked(schedule, stage, loop, LoopKind.PARALLEL)
 
 
+def block(schedule: Schedule, stage: str, loop: str) -> Schedule:
+    """Run each iteration of a loop on a thread block of a GPU. Several such loops make up the grid."""
+    return _marked(schedule, stage, loop, LoopKind.BLOCK)
+
+
+def thread(schedule: Schedule, stage: str, loop: str) -> Schedule:
+    """Run each iteration of a loop on a thread of the block. In a shared tile these are the threads around it."""
+    return _marked(schedule, stage, loop, LoopKind.THREAD)
+
+
 def serial(schedule: Schedule, stage: str, loop: str) -> Schedule:
     """Run the iterations of a loop one after the other: what a loop does before it is marked."""
     here = schedule.stage(stage)
@@ -189,7 +202,7 @@ def store_root(schedule: Schedule, producer: str) -> Schedule:
 
 
 def store_in(schedule: Schedule, producer: str, scope: Scope) -> Schedule:
-    """Store a tile of `producer` in registers, or on the stack.
+    """Store a tile of `producer` in registers, on the stack, or in the memory that the threads of a block share.
 
     Registers hold elements whose indices are constants after unrolling; other tiles stay on the stack.
     """
@@ -201,6 +214,53 @@ def store_in(schedule: Schedule, producer: str, scope: Scope) -> Schedule:
             hint="compute it in a loop of its consumer first",
         )
     return _legal(schedule.with_function(replace(function, scope=scope)))
+
+
+def cache(schedule: Schedule, tensor: str, stage: str, loop: str, scope: Scope) -> Schedule:
+    """Copy the part of an input that an iteration of a loop reads to a tile, in this scope.
+
+    The copy is a function of its own, `A.cache`. Loads of the stage's function read it.
+    """
+    reader = schedule.owner(stage)
+    schedule.stage(stage).position(loop)
+    types = dict(schedule.program.inputs)
+    if tensor not in types:
+        raise ScheduleError(f"there is no input {tensor}", code="schedule-name", hint=f"inputs: {', '.join(types)}")
+    loads = [load for load in reader.statement.reads if load.tensor == tensor]
+    if not loads:
+        raise ScheduleError(
+            f"{reader.name} does not read {tensor} itself",
+            code="schedule-scope",
+            hint="name a stage of a function that does; one that is inlined has to be computed in a loop",
+        )
+    if any(any(load.bounds_checked) for load in loads):
+        raise ScheduleError(f"data selects the elements of {tensor} that {reader.name} reads", code="schedule-scope")
+    names = {f.name for f in schedule.functions}
+    name = next(each for n in count(1) if (each := f"{tensor}.cache{n if n > 1 else ''}") not in names)
+    copy = replace(_copy_of(tensor, name, types[tensor]), computed=At(stage, loop), stored=At(stage, loop), scope=scope)
+
+    def moved(expr: Expr) -> Expr:
+        return rewrite(expr, lambda node: replace(node, tensor=name) if isinstance(node, Load) and node.tensor == tensor else node)
+
+    statement = reader.statement
+    changed = replace(
+        statement,
+        body=moved(statement.body),
+        index=tuple(moved(i) for i in statement.index),
+        predicate=None if statement.predicate is None else moved(statement.predicate),
+    )
+    at = schedule.functions.index(reader)
+    functions = (*schedule.functions[:at], copy, replace(reader, statement=changed), *schedule.functions[at + 1 :])
+    return _legal(replace(schedule, functions=functions))
+
+
+def _copy_of(tensor: str, name: str, kind: TensorType) -> Function:
+    """Return a function that copies a tensor."""
+    axes = tuple(Axis(f"d{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(kind.shape))
+    index = tuple(ref(axis.name) for axis in axes)
+    body = Load(tensor, index, kind.dtype)
+    statement = TensorExpr(name, name, StatementKind.MAP, kind, axes, index, body)
+    return Function(statement, (stage_of(name, StagePart.VALUE, axes),))
 
 
 def inline(schedule: Schedule, producer: str) -> Schedule:

@@ -17,10 +17,11 @@ from roller_svc.errors import ArgumentError, BuildError, BuildServiceError
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, decode_files
 from roller_svc.farm.models import JSON_GRAPH, ModelRequest
 from roller_svc.farm.store import MODELS, Artifact, Json
+from roller_svc.graph.wiring.kernels import Tuning
 from roller_svc.model import Model, compile_model, estimate_model
 
-BUNDLE, PLAN, SOURCE, HEADER = "bundle", "plan", "source", "header"
-KINDS = frozenset({BUNDLE, PLAN, SOURCE})  # of every model; a CPU's has a C header too
+BUNDLE, PLAN, SOURCE, HEADER, TUNING = "bundle", "plan", "source", "header", "tuning"
+KINDS = frozenset({BUNDLE, PLAN, SOURCE})  # of every model; a CPU's has a C header too, and its trials
 MAX_FILES_BYTES = 640 << 20  # of a built model; base64 of it fits a worker's response
 SUMMARY = ("kind", "veus", "threads", "launches", "waits", "arena", "buckets")  # of a plan, in a response
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that a model always gives the same archive
@@ -46,7 +47,7 @@ def build_model_task(task: ModelTask) -> Artifact:
         current = settings.settings()
         settings.use(current.model_copy(update={"cache": Path(temporary) / "cache"}))
         try:
-            model = compile_model(source, task.request.target, **options)
+            model = compile_model(source, task.request.target, tune="off", **options)
             folder = model.save(Path(temporary) / "model")
             files = {
                 BUNDLE: _archive(folder),
@@ -55,6 +56,7 @@ def build_model_task(task: ModelTask) -> Artifact:
             }
             header = folder / "model.h"
             files |= {HEADER: header.read_bytes()} if header.is_file() else {}
+            files |= {TUNING: _encode(model.tuning.to_document())} if isinstance(model.tuning, Tuning) else {}
         finally:
             settings.use(current)
     if sum(map(len, files.values())) > MAX_FILES_BYTES:
@@ -66,7 +68,8 @@ def build_model_task(task: ModelTask) -> Artifact:
 def estimate_model_task(task: ModelTask) -> Json:
     """Return the estimate of a model as JSON."""
     source, options = _arguments(task)
-    return estimate_model(source, task.request.target, **options)
+    measured = {"tune", "tune_options"}  # an estimate makes no trial
+    return estimate_model(source, task.request.target, **{name: value for name, value in options.items() if name not in measured})
 
 
 def parse_model_artifact(document: Mapping[str, Any]) -> Artifact:
@@ -77,7 +80,7 @@ def parse_model_artifact(document: Mapping[str, Any]) -> Artifact:
     if not isinstance(facts, dict) or facts.get("digest") != digest:
         raise ValueError("the facts describe another model")
     files = decode_files(document["files"])
-    if set(files) - {HEADER} != KINDS or f"sha256:{hashlib.sha256(files[BUNDLE]).hexdigest()}" != digest:
+    if set(files) - {HEADER, TUNING} != KINDS or f"sha256:{hashlib.sha256(files[BUNDLE]).hexdigest()}" != digest:
         raise ValueError("the files are not those of the model")
     blobs = {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()}
     if facts.get("files") != blobs:
@@ -127,6 +130,7 @@ def _facts(digest: str, model: Model, files: Mapping[str, bytes]) -> Json:
         "plan": {name: _summarize(name, value) for name, value in model.plan.items() if name in SUMMARY},
         "estimate": {"seconds": model.estimate.seconds},
         "lowerings": model.report.get("lowerings", {}),
+        "tuning": model.tuning.to_json() if isinstance(model.tuning, Tuning) else None,
         "files": {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()},
     }
     parsed: Json = json.loads(_encode(facts))  # tuples become lists, as the service sees them

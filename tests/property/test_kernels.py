@@ -111,7 +111,7 @@ def test_avx2_kernels_agree_with_the_reference(case: Case) -> None:
 
 @pytest.mark.slow
 @given(programs)
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 def test_many_cpu_kernels_agree_with_the_reference(case: Case) -> None:
     check(case, target="local")
 

@@ -23,7 +23,7 @@ from serving import connected, running, served
 
 from roller_svc.cli import main
 from roller_svc.client.client import Client
-from roller_svc.client.schemas import GraphOptions
+from roller_svc.client.schemas import GraphOptions, TuneOptionsModel
 from roller_svc.errors import InputError, UnsupportedModelError
 from roller_svc.farm.models import ModelRequest, model_digest
 from roller_svc.graph.serialize import FORMAT
@@ -264,6 +264,46 @@ def test_external_data_is_rejected(client: Client) -> None:
 def test_invalid_requests(http: httpx.Client, verb: str, change: dict[str, Any], status: int, code: str) -> None:
     body = {"model": {"graph": GRAPH}, "target": CPU} | change
     problem(http.post(f"/v1/graphs:{verb}", json=body), status, code)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"options": {"tune": "online"}}, "invalid-body"),
+        ({"options": {"tune": "now", "select": "model"}}, "invalid-body"),
+        ({"options": {"tune_options": {"exact": True}}}, "invalid-body"),
+        ({"options": {"tune": "now", "tune_options": {"budget_s": 0}}}, "invalid-body"),
+        ({"options": {"tune": "now", "tune_options": {"share": 0.5}}}, "invalid-body"),
+        ({"options": {"tune": "now"}, "target": "nvidia-h200-sxm"}, "cannot-measure"),
+    ],
+)
+def test_trials_that_cannot_be_made_are_refused(http: httpx.Client, change: dict[str, Any], code: str) -> None:
+    problem(http.post("/v1/graphs:compile", json={"model": {"graph": GRAPH}, "target": CPU} | change), 422, code)
+
+
+@pytest.mark.slow
+def test_a_model_is_tuned_where_it_is_built(
+    http: httpx.Client, client: Client, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = GraphOptions(threads=1, tune="now", tune_options=TuneOptionsModel(budget_trials=2, exact=True))
+    assert options.select == "measure"
+    response = client.compile_model(GRAPH, "local", options).response
+    assert response is not None
+    assert response.tuning is not None
+    tuning = client.model_tuning(response.digest)
+    assert tuning["tree"]["format"] == "roller-wiring/1"
+    assert {name: tuning[name] for name in response.tuning} == response.tuning
+    assert len(tuning["history"]) <= 2
+    plain = client.compile_model(GRAPH, "local", GraphOptions(threads=1)).response
+    assert plain is not None
+    assert plain.tuning is None
+    problem(http.get(f"/v1/models/{plain.digest}/tuning"), 404, "unknown-artifact")
+    problem(http.get("/v1/models/sha256:0/tuning"), 404, "unknown-kernel")
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(GRAPH))
+    words = ["model", "tune", str(file), "--threads", "1", "--trials", "2", "--exact", "--server", str(http.base_url), "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["tuning"] == response.tuning
 
 
 def test_a_slow_model_is_rejected(tmp_path: Path) -> None:

@@ -209,4 +209,98 @@ PARTIAL = graph(
     name="partial",
 )
 
-RAMMER_MODELS: dict[str, dict[str, Any]] = {"encoder": LAYER, "sigmoid": SIGMOID, "lstm": lstm(16, 3)}
+
+def _separable(name: str, source: str) -> list[dict[str, Any]]:
+    return [
+        call(f"{name}_depth", "depthwise_conv2d", source, f"{name}_d", padding=1),
+        call(name, "conv2d", f"{name}_depth", f"{name}_p", activation="relu"),
+    ]
+
+
+NASNET = graph(
+    {"x": tensor(1, 8, 6, 6), "before": tensor(1, 8, 6, 6)},
+    {f"{name}_d": constant(8, 1, 3, 3) for name in "abc"} | {f"{name}_p": constant(8, 8, 1, 1) for name in "abc"},
+    [
+        *_separable("a", "x"),
+        *_separable("b", "before"),
+        *_separable("c", "x"),
+        call("mean", "avg_pool2d", "before", kernel=3, stride=1, padding=1),
+        call("largest", "max_pool2d", "x", kernel=3, stride=1, padding=1),
+        node("first", "C[n, c, h, w] = A[n, c, h, w] + B[n, c, h, w]", A="a", B="b"),
+        node("second", "C[n, c, h, w] = A[n, c, h, w] + B[n, c, h, w]", A="c", B="mean"),
+        node("third", "C[n, c, h, w] = A[n, c, h, w] + B[n, c, h, w]", A="largest", B="before"),
+        call("out", "concat", "first", "second", "third", axis=1),
+    ],
+    "out",
+    name="nasnet",
+)
+
+PAGE = 16  # keys
+INT4 = "((((A[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15])) - 8).cast(`bfloat16`) * S[n, k // 64])"
+
+
+def decode(bits: int, pages: int, width: int = 256, heads: int = 4, shared: int = 2) -> dict[str, Any]:
+    """Return a layer of a decode step of one row over a paged cache. `bits`: of the weights, 16 or 4."""
+    features, hidden = width // heads, 2 * width
+    shapes = {"qkv": (width + 2 * shared * features, width), "o": (width, width), "down": (width, hidden)}
+    shapes |= dict.fromkeys(("gate", "up"), (hidden, width))
+    constants: dict[str, Any] = {name: constant(width, dtype="bfloat16") for name in ("g1", "g2")}
+    for name, (rows, columns) in shapes.items():
+        if bits == 4:
+            words = {"dtype": "int32", "shape": [rows, columns // 8]}
+            values = RNG.integers(-(2**31), 2**31, (rows, columns // 8)).tolist()
+            scales = {"values": (RNG.integers(1, 4, (rows, columns // 64)) / 128).tolist()}
+            constants |= {f"{name}_w": {**words, "values": values}}
+            constants |= {f"{name}_s": tensor(rows, columns // 64, dtype="bfloat16") | scales}
+        else:
+            constants[f"{name}_w"] = constant(rows, columns, dtype="bfloat16")
+    weight = INT4 if bits == 4 else "A[n, k]"
+
+    def product(name: str, x: str, epilogue: str = "P[m, n]", **more: str) -> dict[str, Any]:
+        expression = f"P[m, n]: float32 +=! X[m, k] * {weight}; C[m, n]: bfloat16 = ({epilogue}).cast(`bfloat16`)"
+        scales = {"S": f"{name}_s"} if bits == 4 else {}
+        return node(name, expression, X=x, A=f"{name}_w", **scales, **more)
+
+    def part(name: str, first: int, count: int) -> dict[str, Any]:
+        return node(name, f"C[b, h, d] = A[b, (h + {first}) * {features} + d] where b in 1, h in {count}, d in {features}", A="qkv")
+
+    def write(name: str, rows: str) -> dict[str, Any]:
+        place = f"pages[0, (lengths[b] - 1) // {PAGE}], (lengths[b] - 1) % {PAGE}"
+        text = f"T[{place}, h, d] = N[b, h, d] where b in 1, h in {shared}, d in {features}"
+        inputs = {"T": name, "N": rows, "pages": "pages", "lengths": "lengths"}
+        return {
+            "name": f"write_{name}",
+            "expression": text,
+            "inputs": inputs,
+            "outputs": {"T": f"new_{name}"},
+            "updates": {"T": name},
+        }
+
+    nodes = [
+        call("n1", "rms_norm", "x", "g1"),
+        product("qkv", "n1"),
+        part("q", 0, heads),
+        part("k", heads, shared),
+        part("v", heads + shared, shared),
+        call("turned_q", "rope", "q", "cos", "sin", "position"),
+        call("turned_k", "rope", "k", "cos", "sin", "position"),
+        write("keys", "turned_k"),
+        write("values", "v"),
+        call("mixed", "paged_attention", "turned_q", "keys", "values", "pages", "lengths"),
+        node("rows", f"C[b, j] = A[b, j // {features}, j % {features}] where b in 1, j in {width}", A="mixed"),
+        product("o", "rows", "P[m, n] + B[m, n]", B="x"),
+        call("n2", "rms_norm", "o", "g2"),
+        product("gate", "n2"),
+        product("up", "n2", "P[m, n] * (G[m, n] / (1 + exp(-G[m, n])))", G="gate"),
+        product("down", "up", "P[m, n] + B[m, n]", B="o"),
+    ]
+    cache = tensor(pages + 1, PAGE, shared, features, dtype="bfloat16")
+    table = tensor(PAGE * pages, features // 2)
+    index = tensor(1, dtype="int32")
+    inputs = {"x": tensor(1, width, dtype="bfloat16"), "cos": table, "sin": table, "position": index, "lengths": index}
+    inputs |= {"pages": tensor(1, pages, dtype="int32")}
+    return graph(inputs, constants, nodes, "down", name=f"decode_{bits}") | {"states": {"keys": cache, "values": cache}}
+
+
+RAMMER_MODELS: dict[str, dict[str, Any]] = {"encoder": LAYER, "sigmoid": SIGMOID, "lstm": lstm(16, 3), "nasnet": NASNET}
+DECODE_MODELS = {"decode_16": decode(16, pages=16), "decode_4": decode(4, pages=4)}

@@ -66,6 +66,7 @@ class FunctionContext:
     cores: int
     in_parallel_region: bool  # all threads of a region call it and share its loops; else its loops start regions
     per_task: bool = False  # in a region: it computes one task of its caller's loop
+    permutes_bytes: bool = False  # an instruction looks up bytes in two registers
     is_launch: bool = True  # callers of the kernel call it by its name
 
 
@@ -217,10 +218,11 @@ class CodeGenC(CodeGenVisitor):
         scalar, lines = self.scalar, list[str]()
         marks, helpers, library = len(scalar.checks), dict(scalar.helpers), dict(scalar.library)
         known = self.congruences if any(map(_depends_on_alignment, computes)) else None
+        permutes = self.context.permutes_bytes
         try:
             with self.bind_loop(loop):
                 for first, count in cover:
-                    vector = Vector(scalar, loop.var, count, first, self.registers, congruences=known)
+                    vector = Vector(scalar, loop.var, count, first, self.registers, congruences=known, permutes_bytes=permutes)
                     for n in computes:
                         if count < lanes:  # a partial-line non-temporal store costs as much as a full line
                             n = replace(n, nontemporal=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from roller_svc.frontend.onnx.microsoft import MICROSOFT, SAME
 from roller_svc.frontend.onnx.microsoft.functions import FUNCTIONS, function_named
 from roller_svc.frontend.onnx.scope import Scope
 from roller_svc.frontend.onnx.subgraphs import SUBGRAPHS
-from roller_svc.frontend.onnx.table import DATA_TYPES, INTEGER_REDUCTIONS, NODES, RESULT_TYPES
+from roller_svc.frontend.onnx.table import DATA_TYPES, FOUR_BITS, INTEGER_REDUCTIONS, NODES, RESULT_TYPES
 from roller_svc.frontend.onnx.tensors import Tensor, array_of, attributes_of, constant_of
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.ir.dtype import DType
@@ -31,6 +32,7 @@ from roller_svc.ir.program import TensorType
 
 DOMAINS = ("", "ai.onnx")
 FUNCTION_HINT = "add a function with its name to the model, in operators of ai.onnx"
+DEQUANTIZE_LINEAR = "DequantizeLinear"
 DEVICE_KEY = "roller.device"  # in the metadata of a node: its label
 MAX_DEPTH = 32  # functions and subgraphs within each other
 
@@ -127,6 +129,9 @@ class Importer:
         if any(tensor.failed for tensor in tensors):
             self._note_unknown(node)
             return failed
+        if any(tensor.has_four_bits for tensor in tensors) and not self.is_standard(node, DEQUANTIZE_LINEAR):
+            self._note(node, f"elements of 4 bits are only read by {DEQUANTIZE_LINEAR}")
+            return failed
         before = self.builder.at
         self.builder.at = before or _label(node)
         if not before:
@@ -148,6 +153,8 @@ class Importer:
         tensor = scope.find(name)
         if tensor is None:
             raise ArgumentError(f"output {name[:80]!r} is written by no node", code="invalid-graph")
+        if tensor.has_four_bits:
+            raise ArgumentError(f"output {name[:80]!r} has elements of 4 bits, expected 8 or more", code="unsupported-type")
         return scope.operand(tensor, f"output {name[:80]!r}")
 
     def is_standard(self, node: NodeProto, op_type: str) -> bool:
@@ -274,6 +281,8 @@ class Importer:
         return [tensor for tensor in outputs if tensor is not None]
 
     def _constant(self, tensor: TensorProto, scope: Scope) -> Tensor:
+        if (dtype := FOUR_BITS.get(tensor.data_type)) is not None:
+            return replace(constant_of(array_of(tensor).astype(dtype.value), dtype, scope.builder), has_four_bits=True)
         return constant_of(array_of(tensor), dtype_of(tensor.data_type, tensor.name), scope.builder)
 
     def _note(self, node: NodeProto, reason: str) -> None:

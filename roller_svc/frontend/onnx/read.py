@@ -19,7 +19,8 @@ from onnx import (
 )
 
 from roller_svc.errors import ArgumentError
-from roller_svc.frontend.onnx.table import DATA_TYPES
+from roller_svc.frontend.onnx.table import DATA_TYPES, FOUR_BITS
+from roller_svc.ir.dtype import DType
 
 MAX_EXTERNAL_BYTES = 1 << 36  # of all tensors of a model
 _MAX_OFFSET_DIGITS = 16
@@ -138,9 +139,10 @@ def _external_data(tensor: TensorProto) -> ExternalData:
     name = tensor.name[:80]
     fields = {entry.key: entry.value for entry in tensor.external_data}
     dtype = DATA_TYPES.get(tensor.data_type)
-    if dtype is None or any(extent < 0 for extent in tensor.dims):
+    bits = DType.UINT8.bits // 2 if tensor.data_type in FOUR_BITS else 0 if dtype is None else dtype.bytes * 8
+    if not bits or any(extent < 0 for extent in tensor.dims):
         raise ArgumentError(f"tensor {name!r} has external data of a type or shape that is not supported", code="external-data")
-    size = math.prod(tensor.dims) * dtype.bytes
+    size = -(-math.prod(tensor.dims) * bits // 8)
     offset = _number(name, "offset", fields.get("offset", "0"))
     length = _number(name, "length", fields["length"]) if "length" in fields else size
     if length != size:

@@ -18,6 +18,8 @@ DATA_TYPES = {
     9: DType.BOOL, 10: DType.FLOAT16, 11: DType.FLOAT64, 12: DType.UINT32, 13: DType.UINT64, 16: DType.BFLOAT16,
     17: DType.FLOAT8_E4M3FN, 19: DType.FLOAT8_E5M2,
 }  # fmt: skip
+# TensorProto.DataType of 4 bits → type of the bytes that hold them.
+FOUR_BITS = {21: DType.UINT8, 22: DType.INT8}
 SHIFTS = {"LEFT": "shift_left", "RIGHT": "shift_right"}
 # Element type → TensorProto.DataType, for types that sums accumulate in.
 _STASHED = {DType.FLOAT32: 1, DType.FLOAT64: 11}

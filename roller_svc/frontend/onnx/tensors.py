@@ -16,11 +16,15 @@ from roller_svc.ir.dtype import DType
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the model. Without an operand it is omitted, empty (`value` has no element) or failed."""
+    """A tensor of the model. Without an operand it is omitted, empty (`value` has no element) or failed.
+
+    `has_four_bits`: bytes hold its elements, which have 4 bits in the file. Only what computes no such elements reads it.
+    """
 
     operand: Operand | None = None
     value: Array | None = None
     failed: bool = False
+    has_four_bits: bool = False
 
     def known(self, builder: GraphBuilder) -> Array | None:
         """Return the value of a constant; None if it is not known."""

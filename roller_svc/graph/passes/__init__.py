@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes.batch_norms import fold_batch_norms
 from roller_svc.graph.passes.batching import batch_operators
+from roller_svc.graph.passes.byte_tables import tabulate_bytes
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
@@ -37,6 +38,7 @@ def run_passes(graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool =
         ("fold_constants", lambda g: fold_constants(g, weights)),
         ("fold_batch_norms", lambda g: fold_batch_norms(g, weights)),
         ("merge_duplicates", merge_duplicates),
+        ("tabulate_bytes", lambda g: tabulate_bytes(g, weights, costs)),
         ("remove_dead_nodes", remove_dead_nodes),
         ("choose_forms", lambda g: choose_forms(g, costs)),
     ]

@@ -3,6 +3,9 @@
 Exporters write DequantizeLinear before each operator of floats, and QuantizeLinear after it. The product of two
 dequantized tensors, Σ sa (a - za) * sb (b - zb), is sa sb Σ (a - za) * (b - zb): a sum that is exact in int32, scaled
 once. The pass runs before constants are folded, since that makes weights float32.
+
+A product of floats and a dequantized constant takes the constant's integers, and dequantizes them itself: few rows then
+read no more bytes than the file has (`packed_weights.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from roller_svc.errors import InvariantError
 from roller_svc.frontend.graph_builder import DEQUANTIZE, program_of_call
 from roller_svc.frontend.ops import OPS
 from roller_svc.graph.costs import CostTable
+from roller_svc.graph.passes.packed_weights import PackedWeight, packed_weight
 from roller_svc.graph.weights import Array, Weights
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of, rewrite
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite
 from roller_svc.ir.graph import FUSED, Constant, Graph, HostNode, LoopNode, Node, OpNode
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram, TensorType
 from roller_svc.semantics.interpreter import reference
@@ -43,7 +47,10 @@ def sum_integers(graph: Graph, weights: Weights, costs: CostTable) -> Graph:
     """
     uses = Counter(tensor for node in graph.nodes for tensor in node.inputs)
     uses.update(tensor for _, tensor in graph.outputs)
-    rewriting = _Rewriting(weights, costs, dict(graph.constants), uses)
+    # Of constants as they are folded: each dequantized one has floats.
+    elements = sum(constant.type.elements for constant in graph.constants.values())
+    exceeds_caches = elements * DType.FLOAT32.bytes > max(level.capacity_bytes for level in costs.hw.levels[1:])
+    rewriting = _Rewriting(weights, costs, dict(graph.constants), uses, exceeds_caches)
     for node in graph.nodes:
         rewriting.add(rewriting.rewrite(node))
     nodes = tuple(node for node in rewriting.nodes if rewriting.replaced.isdisjoint(node.outputs))
@@ -115,11 +122,13 @@ class _Rewriting:
     costs: CostTable
     constants: dict[str, Constant]
     uses: Mapping[str, int]  # readers of each tensor, outputs of the graph among them
+    exceeds_caches: bool  # whether constants of the graph do not fit the caches together
     nodes: list[Node] = field(default_factory=list)
     replaced: set[str] = field(default_factory=set)  # results of nodes whose work others do
     producers: dict[str, Node] = field(default_factory=dict)
     sums: dict[str, _ScaledSum] = field(default_factory=dict)  # by the result
     quantized: dict[str, _Quantized] = field(default_factory=dict)  # by the float tensor
+    packed: dict[str, PackedWeight] = field(default_factory=dict)  # by the float tensor
     same: dict[str, str] = field(default_factory=dict)  # tensor → the one that it equals
 
     def add(self, nodes: Sequence[Node]) -> None:
@@ -135,6 +144,8 @@ class _Rewriting:
         if isinstance(node, HostNode):
             raise InvariantError(f"node {node.name} is a function of Python: a graph is cut before its passes")
         node = replace(node, inputs=inputs)
+        if (weight := packed_weight(node, self.packed, self.constants)) is not None:
+            self.packed[node.outputs[0]] = weight
         if node.operator == DEQUANTIZE:
             if (quantized := self._read(node)) is not None:
                 self.quantized[node.outputs[0]] = quantized
@@ -145,7 +156,7 @@ class _Rewriting:
                 self.same[node.outputs[0]] = before.tensor
                 return ()
             return (node,) if quantized is None or quantized.axis is not None else self._requantize(node, quantized)
-        return self._move(node) or (self._sum(node) or node,)
+        return self._move(node) or (self._sum(node) or self._with_packed_weight(node) or node,)
 
     def _read(self, node: OpNode) -> _Quantized | None:
         """Return what a node converts; None unless its numbers are constants in the range of scales."""
@@ -307,11 +318,41 @@ class _Rewriting:
                 return self._with_integers(node, statement, factors)
         return None
 
+    def _with_packed_weight(self, node: OpNode) -> OpNode | None:
+        """Return the node with a constant factor that it dequantizes itself; None where there is none that is faster."""
+        tensors = {name: tensor for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True)}
+        for statement in node.program.statements:
+            for load in _factor_loads(statement):
+                weight = self.packed.get(tensors.get(load.tensor, ""))
+                reads = [each for other in node.program.statements for each in other.reads if each.tensor == load.tensor]
+                if weight is None or reads != [load] or self.uses[tensors[load.tensor]] != 1:
+                    continue
+                changed = weight.inlined(node, statement, load, self.weights, self.constants)
+                before = self._seconds(node, self.constants | {tensors[load.tensor]: self.constants[weight.integers]})
+                seconds = None if changed is None else self._seconds(changed, self.constants)
+                if seconds is not None and (before is None or seconds < before):
+                    self._leave_out(tensors[load.tensor])
+                    return changed
+        return None
+
+    def _seconds(self, node: OpNode, constants: Mapping[str, Constant]) -> float | None:
+        """Return the seconds of a node in this graph: where caches do not hold all constants, its own come from memory."""
+        cost, hw = self.costs.cost(node, constants), self.costs.hw
+        if cost is None:
+            return None
+        read = sum(type_.bytes for type_, tensor in zip(node.input_types, node.inputs, strict=True) if tensor in constants)
+        return max(cost.seconds, read / hw.dram.bandwidth_bytes_per_s) if self.exceeds_caches else cost.seconds
+
+    def _leave_out(self, tensor: str) -> None:
+        """Leave out the nodes that make a dequantized constant, as far as nothing else reads their results."""
+        while tensor in self.packed and self.uses[tensor] == 1:
+            self.replaced.add(tensor)
+            tensor = self.producers[tensor].inputs[0]
+
     def _factors(self, statement: TensorExpr, node: OpNode) -> tuple[_Factor, _Factor] | None:
         """Return the quantized factors of a sum of products of two; None for other statements."""
         body = statement.body
-        is_sum = statement.kind is StatementKind.REDUCE and statement.combine is Combine.SUM
-        if not (is_sum and isinstance(body, Op) and body.kind is OpKind.MUL and statement.type.dtype is DType.FLOAT32):
+        if not _sums_products(statement) or not isinstance(body, Op):
             return None
         tensors = {name: tensor for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True)}
         first, second = (self._factor(arg, tensors, statement) for arg in body.args)
@@ -419,6 +460,17 @@ class _Rewriting:
         cost = self.costs.cost(changed, self.constants)
         before = self.costs.cost(node, self.constants | folded)
         return cost is not None and (before is None or cost.seconds < before.seconds)
+
+
+def _sums_products(statement: TensorExpr) -> bool:
+    """Return whether a statement is a sum of products of two in float32."""
+    is_sum = statement.kind is StatementKind.REDUCE and statement.combine is Combine.SUM
+    return is_sum and isinstance(statement.body, Op) and statement.body.kind is OpKind.MUL and statement.type.dtype is DType.FLOAT32
+
+
+def _factor_loads(statement: TensorExpr) -> list[Load]:
+    """Return the tensors of floats of whose products a statement is the sum."""
+    return [arg for arg in children(statement.body) if isinstance(arg, Load)] if _sums_products(statement) else []
 
 
 def _added_input(statements: Sequence[TensorExpr], total: TensorExpr, node: OpNode) -> str | None:

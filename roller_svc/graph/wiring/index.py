@@ -30,6 +30,7 @@ _SCHEMA = f"""
     ) WITHOUT ROWID
 """
 _LOOK_UP = f"SELECT least_s FROM profile WHERE {' AND '.join(f'{name} = ?' for name in _KEY)} AND samples >= ?"
+_FORGET = f"DELETE FROM profile WHERE {' AND '.join(f'{name} = ?' for name in _KEY)}"
 _RECORD = f"""
     INSERT INTO profile VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?)
     ON CONFLICT ({", ".join(_KEY)}) DO UPDATE
@@ -74,7 +75,10 @@ class ProfileIndex:
     def look_up(self, variable: Variable, choice: int, context: Mapping[str, str]) -> float | None:
         """Return the least seconds of a choice in a context; None if they are not known."""
         row = self._execute(_LOOK_UP, (*self._key(variable, choice, context), self._min_samples))
-        return None if row is None else float(row[0])
+        if row is None or _is_duration(row[0]):
+            return None if row is None else float(row[0])
+        self._execute(_FORGET, self._key(variable, choice, context))  # SQLite takes any value, and damage is no win
+        return None
 
     def record(self, variable: Variable, choice: int, context: Mapping[str, str], seconds: float) -> None:
         """Add a sample."""
@@ -206,9 +210,13 @@ def clear_profiles(path: Path, device: str | None = None) -> int:
         return connection.execute("DELETE FROM profile WHERE device = ?", (device,)).rowcount
 
 
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
 def _is_profile(row: object) -> bool:
     if not isinstance(row, Mapping) or row.keys() != set(_COLUMNS):
         return False
     least_s, samples, updated = (row[name] for name in _COLUMNS[len(_KEY) :])
-    numbers = all(type(each) in (int, float) and math.isfinite(each) and each > 0 for each in (least_s, updated))
+    numbers = all(map(_is_duration, (least_s, updated)))
     return all(isinstance(row[name], str) for name in _KEY) and numbers and type(samples) is int and 0 < samples < 1 << 62

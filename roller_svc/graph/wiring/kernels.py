@@ -6,14 +6,15 @@ Alone, a kernel finds its inputs and weights in the cache. In a model other kern
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -29,8 +30,10 @@ from roller_svc.graph.wiring.index import FILE, Origin, ProfileIndex
 from roller_svc.graph.wiring.tree import Node, Variable, tree_to_json
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import KernelStep, ModelPlan
+from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.binding import Array
+from roller_svc.runtime.forked import find_fatal_end
 from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
 from roller_svc.runtime.graphs.switchable import BoundModel, SwitchableModel
 from roller_svc.runtime.saved.plan_json import plan_to_json
@@ -39,17 +42,21 @@ from roller_svc.runtime.thread_pool import limit_threads
 from roller_svc.toolchain import tool_version
 
 MIN_SHARE = 0.01  # of a call's estimate, below which a class is not explored
+LEADING_SHARE = 0.8  # of a call's estimate: the classes that make it are explored in the background
 MAX_RATIO = 1.5  # of a candidate's seconds alone to those of the fastest
 MAX_CHOICES = 4  # of a class
+MAX_BACKGROUND = 3  # candidates of a class that are built in the background
 CALLS, CALLS_S = 20, 0.3  # of a trial
 ROUNDS, CALLS_OF_ROUND = 8, 5  # in turns, of the kernels chosen alone and of those chosen in the model
 TOLERANCE = 1e-2  # of results of other kernels, relative to the greatest
 MIN_GAIN = 1.01  # of kernels that replace those chosen alone
+HANG_S, HANG_RATIO = 10.0, 1000.0  # a first call that takes longer than the sum, with the ratio to a call in use, hangs
 EXACT_SAMPLES = 3  # random inputs for which results must have equal bits
 COMMITTED = "committed"
 OUT_OF_RANGE = "random inputs are indices out of range: choices cannot be checked"
 
 MakePlan = Callable[[Sequence[KernelBundle]], ModelPlan]  # a serial one, of a kernel of each class
+Build = Callable[[Sequence[BuildRequest]], Iterable[list[KernelBundle]]]  # the fastest kernels of each request, alone
 OpenIndex = Callable[[int], ProfileIndex]  # which knows seconds of that number of samples
 Open = Callable[[ModelPlan, Sequence[KernelSource]], SwitchableModel]  # links a plan's model with further kernels
 
@@ -58,12 +65,27 @@ Open = Callable[[ModelPlan, Sequence[KernelSource]], SwitchableModel]  # links a
 class TuneOptions:
     """How kernels are chosen by trials of the whole model on this machine."""
 
-    is_online: bool = False  # trials are calls of users; otherwise they precede all calls
+    kind: Literal["now", "online", "background"] = "now"
     budget_trials: int = 64  # at most, before whole calls are compared
     budget_s: float = math.inf  # no trial begins after this
     exact: bool = False  # choose only among kernels whose results have the bits of the fastest kernels'
     share: float = 0.5  # of users' calls that may be trials
     variables: tuple[str, ...] = ("kernel", "plan", "buffers")  # kinds of those that are explored
+
+    @property
+    def is_online(self) -> bool:
+        """Whether calls go on meanwhile, and are trials; otherwise trials precede all calls."""
+        return self.kind != "now"
+
+    @property
+    def is_background(self) -> bool:
+        """Whether the first calls run the performance model's choice."""
+        return self.kind == "background"
+
+    def ask_for_alternatives(self, request: BuildRequest) -> BuildRequest:
+        """Return the request of a class's other kernels."""
+        top_k = min(request.top_k, MAX_BACKGROUND) if self.is_background else request.top_k
+        return replace(request, select=SelectionMode.MEASURE, top_k=top_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +109,13 @@ class Tuning:
     notes: list[str] = field(default_factory=list)
     state: str = COMMITTED
 
+    def stop(self) -> None:
+        """Do nothing: trials that precede all calls have ended."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return that nothing is explored any more, as `timeout` seconds would not change."""
+        return True
+
     @property
     def tree(self) -> dict[str, Any]:
         """The tree of choices as JSON, with those that were removed."""
@@ -95,6 +124,11 @@ class Tuning:
     def to_json(self) -> dict[str, Any]:
         """Return the assignment, and what it is based on, for the report of a model."""
         return {"chosen": dict(self.chosen), "trials": self.trials, "gain": self.gain, "notes": list(self.notes)}
+
+    def to_document(self) -> dict[str, Any]:
+        """Return all that is known of the choices, as JSON-compatible values."""
+        history = [{"choices": dict(each.choices), "seconds": dict(each.seconds)} for each in self.history]
+        return {"tree": self.tree, **self.to_json(), "history": history}
 
 
 class Timer(Protocol):
@@ -113,21 +147,19 @@ class KernelChoices:
         fastest: Sequence[KernelBundle],
         make_plan: MakePlan,
         open_switchable: Open,
-        cache: KernelCache,
+        find_alternatives: Callable[[ModelPlan], Mapping[int, Sequence[KernelBundle]]],
         *,
         exact: bool = False,
-        explores_kernels: bool = True,
     ) -> None:
-        """Build the kernels that the cache does not have.
+        """Link all kernels.
 
         Args:
             requests: of the classes.
-            fastest: the fastest kernel of each class, alone.
+            fastest: the kernel of each class in the model as it was compiled.
             make_plan: makes the serial plan of kernels.
             open_switchable: links and loads a program with all kernels, of which plans are bound.
-            cache: keeps the other kernels of the classes.
+            find_alternatives: returns the other kernels of the classes that are explored in a plan, by their numbers.
             exact: whether results of other kernels must have the same bits.
-            explores_kernels: whether there are choices of kernels.
 
         Raises:
             IndexRangeError: random inputs are indices out of range.
@@ -136,11 +168,11 @@ class KernelChoices:
         self._make_plan = make_plan
         self._exact = exact
         self.plan = make_plan(fastest)
-        choices = {
-            f"kernel:{number}": (number, (fastest[number], *_find_alternatives(requests[number], fastest[number], cache)))
-            for number in (_explored_classes(self.plan) if explores_kernels else ())
+        self.choices = {
+            f"kernel:{number}": (number, (fastest[number], *others))
+            for number, others in find_alternatives(self.plan).items()
+            if others
         }
-        self.choices = {name: (number, kernels) for name, (number, kernels) in choices.items() if len(kernels) > 1}
         self.root = Node(
             "parallel",
             tuple(
@@ -153,7 +185,9 @@ class KernelChoices:
         self._switchable = open_switchable(self.plan, sources)
         self.by_fastest = self.bind(self.plan)
         self._samples = [draw_sample(self.plan, seed) for seed in range(EXACT_SAMPLES if exact else 1)]
+        start_s = time.perf_counter()
         self._expected = [_run_once(self.by_fastest, sample) for sample in self._samples]
+        self._limit_s = HANG_S + HANG_RATIO * (time.perf_counter() - start_s)
         self._checked: dict[tuple[str, int], bool] = {}
         self.removed: dict[str, dict[str, str]] = {}
 
@@ -194,7 +228,10 @@ class KernelChoices:
         return self._checked[name, choice]
 
     def find_fault(self, model: BoundModel) -> str:
-        """Return why a model may not answer calls; \"\" if its results are right."""
+        """Return why a model may not answer calls; \"\" if its results are right. Its first calls are in a fork (ADR 0101)."""
+        fatal = find_fatal_end(lambda: [_run_once(model, sample) for sample in self._samples], self._limit_s)
+        if fatal:
+            return fatal
         for sample, expected in zip(self._samples, self._expected, strict=True):
             try:
                 results = _run_once(model, sample)
@@ -325,24 +362,65 @@ class _SampleTimer:
         return measure_calls(models, self.sample)
 
 
+def find_alternatives(
+    plan: ModelPlan,
+    requests: Sequence[BuildRequest],
+    fastest: Sequence[KernelBundle],
+    cache: KernelCache,
+    options: TuneOptions,
+    build: Build,
+) -> dict[int, list[KernelBundle]]:
+    """Return the other kernels of the classes that are explored, best first. Those that the cache lacks are built."""
+    if "kernel" not in options.variables:
+        return {}
+    numbers = _leading_classes(plan) if options.is_background else _explored_classes(plan)
+    asked = {number: options.ask_for_alternatives(requests[number]) for number in numbers}
+    found = {number: cache.load_alternatives(request) for number, request in asked.items()}
+    missing = [number for number, kernels in found.items() if kernels is None]
+    if missing:
+        for number, kernels in zip(missing, build([asked[number] for number in missing]), strict=True):
+            found[number] = kernels
+            cache.save_alternatives(asked[number], kernels)
+    return {
+        number: [each for each in kernels or () if each.compiled.source.key != fastest[number].compiled.source.key][
+            : MAX_CHOICES - 1
+        ]
+        for number, kernels in found.items()
+    }
+
+
+def _estimates(plan: ModelPlan) -> list[float]:
+    """Return the seconds of each class in a call, by the performance model."""
+    return [kernel.estimate_s * kernel.uses for kernel in plan.kernels]
+
+
 def _explored_classes(plan: ModelPlan) -> list[int]:
-    """Return the numbers of the classes that take a part of a call, by the performance model."""
-    seconds = [kernel.estimate_s * kernel.uses for kernel in plan.kernels]
+    """Return the numbers of the classes that take a part of a call."""
+    seconds = _estimates(plan)
     return [number for number, value in enumerate(seconds) if value >= MIN_SHARE * sum(seconds)]
 
 
-def _find_alternatives(request: BuildRequest, fastest: KernelBundle, cache: KernelCache) -> list[KernelBundle]:
-    """Return the other kernels of a request that are about as fast as the fastest alone, best first."""
-    known = cache.load_alternatives(request)
-    if known is None:
-        report = select_candidate(compile_candidates(request))
-        measured = [result for result in report.results if result.error is None and result.measurement is not None]
-        least_s = min((require(each.measurement, "measurement").min_s for each in measured), default=0.0)
-        near = [each for each in measured if require(each.measurement, "measurement").min_s <= MAX_RATIO * least_s]
-        linked = [link_alone(each, report.program, report.hardware) for each in near[:MAX_CHOICES]]
-        known = [package_candidate(each, report) for each in linked if each.error is None]
-        cache.save_alternatives(request, known)
-    return [each for each in known if each.digest != fastest.digest][: MAX_CHOICES - 1]
+def _leading_classes(plan: ModelPlan) -> list[int]:
+    """Return the numbers of the fewest classes that take most of a call, the longest first."""
+    seconds = _estimates(plan)
+    longest = sorted(range(len(seconds)), key=lambda number: -seconds[number])
+    before = [0.0, *itertools.accumulate(seconds[number] for number in longest)]
+    return [number for number, done in zip(longest, before, strict=False) if done < LEADING_SHARE * sum(seconds)]
+
+
+def build_here(requests: Sequence[BuildRequest]) -> Iterable[list[KernelBundle]]:
+    """Build the fastest kernels of each request in this process."""
+    return map(build_alternatives, requests)
+
+
+def build_alternatives(request: BuildRequest) -> list[KernelBundle]:
+    """Return the kernels of a request that are about as fast as the fastest alone, best first."""
+    report = select_candidate(compile_candidates(request))
+    measured = [result for result in report.results if result.error is None and result.measurement is not None]
+    least_s = min((require(each.measurement, "measurement").min_s for each in measured), default=0.0)
+    near = [each for each in measured if require(each.measurement, "measurement").min_s <= MAX_RATIO * least_s]
+    linked = [link_alone(each, report.program, report.hardware) for each in near[:MAX_CHOICES]]
+    return [package_candidate(each, report) for each in linked if each.error is None]
 
 
 def open_index(plan: ModelPlan, cache: KernelCache, request: BuildRequest, options: TuneOptions, min_samples: int) -> ProfileIndex:

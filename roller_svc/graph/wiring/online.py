@@ -10,25 +10,28 @@ from functools import partial
 from threading import Condition, Thread
 from typing import Any, Protocol
 
-from roller_svc.errors import ArgumentError, IndexRangeError, RollerError
+from roller_svc.errors import ArgumentError, IndexRangeError, LaunchError, RollerError, require
 from roller_svc.graph.inputs import Sample
+from roller_svc.graph.wiring.building import BuildingProcess
 from roller_svc.graph.wiring.index import ProfileIndex
 from roller_svc.graph.wiring.kernels import (
     COMMITTED,
     OUT_OF_RANGE,
+    Build,
     KernelChoices,
     Trial,
     TuneOptions,
     Tuning,
+    build_here,
     choose_kernels,
     choose_model,
     measure_calls,
     sum_kernels,
 )
 from roller_svc.graph.wiring.tree import Node, Variable
-from roller_svc.graph.wiring.wirer import ExploringEndedError, Wirer
+from roller_svc.graph.wiring.wirer import ExploringEndedError, TimedCall, Wirer
 from roller_svc.ir.model_plan import ModelPlan
-from roller_svc.runtime.graphs.cpu import CpuCalls
+from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
 from roller_svc.runtime.saved.serialization import KernelBundle
 
 EXPLORING, STOPPED = "exploring", "stopped"
@@ -38,6 +41,7 @@ CALLS = 16  # of each finalist, in turns
 DISTURBED_RATIO = 1.1  # of the first finalist's seconds to its least: such a round is repeated
 MAX_REPEATED = 3 * CALLS
 LOWEST, APART = "lowest", "apart"  # places of tensors: shared by those that are not needed at once, or not
+IDLE_S = 0.1  # without a call, after which calls with random arrays are trials in the background
 NEVER = 1 << 62  # samples that no value of an index has
 
 Explore = Callable[["OnlineTuning"], Callable[[], None] | None]  # returns what binds a better choice; None: there is none
@@ -60,7 +64,7 @@ class OnlineSource:
     """A way to make the choices of a model after its first call."""
 
     options: TuneOptions
-    find_choices: Callable[[], KernelChoices]
+    find_choices: Callable[[Build], KernelChoices]  # with what builds other kernels
     open_index: Callable[[ModelPlan, int], ProfileIndex]  # with the least number of samples
     make_plans: MakePlans
     kind: str  # of the model's plan
@@ -74,9 +78,10 @@ def explore_online(
     tuning: OnlineTuning,
 ) -> Callable[[], None] | None:
     """Find the best kernels and plan; return what binds them, if they are better than those in use."""
-    choices, before = source.find_choices(), tuning.found
+    is_background, before = source.options.is_background, tuning.found
+    choices = source.find_choices(tuning.building.build if is_background else build_here)
     tuning.found = Tuning(choices.root, removed=choices.removed, state=EXPLORING)
-    tuning.timer.begin(source.options.budget_s, choices.sample)
+    tuning.timer.begin(source.options.budget_s, choices.sample, IDLE_S if is_background else math.inf)
     variables = source.options.variables
     plans: dict[str, ModelPlan] = {}
     models: dict[str, CpuCalls] = {USED: wirer.model}
@@ -139,6 +144,7 @@ class OnlineTuning:
             switch: lets calls run the wirer, or its model alone once nothing is measured.
         """
         self.timer = CallTimer(self, wirer)
+        self.building = BuildingProcess()
         self._switch = switch
         self._wirer = wirer
         self._explore = explore
@@ -210,9 +216,10 @@ class OnlineTuning:
                 self._state = STOPPED
             self._condition.notify_all()
         self._wirer.end()
+        self.building.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the model explores no more; return whether it does. Trials need calls by other threads."""
+        """Wait until the model explores no more; return whether it does. Trials online need calls by other threads."""
         self.start()
         with self._condition:
             return self._condition.wait_for(lambda: self._state != EXPLORING, timeout)
@@ -223,6 +230,7 @@ class OnlineTuning:
             if self._state == EXPLORING:
                 raise ArgumentError("a model that explores cannot be reopened: expected it committed or stopped")
             self._thread, self._is_stopped, self._state = None, False, EXPLORING
+            self.building = BuildingProcess()
         self._wirer.resume()
         self._switch(explores=True)
         self.start()
@@ -239,6 +247,8 @@ class OnlineTuning:
             self.found.notes.append(OUT_OF_RANGE)
         except RollerError as error:
             self.found.notes.append(error.message)
+        except OSError as error:  # such as a full disk
+            self.found.notes.append(f"cannot build other kernels: {error.strerror}")
         finally:
             self._wirer.end()
             self._switch(explores=False)
@@ -255,19 +265,23 @@ class CallTimer:
         self._tuning = tuning
         self._wirer = wirer
         self._end_s = math.inf
+        self._patience_s = math.inf
         self._sample: Sample | None = None
 
-    def begin(self, budget_s: float, sample: Sample) -> None:
-        """Count the budget from now on. The sample is for calls after a commit, which does not wait for users'."""
+    def begin(self, budget_s: float, sample: Sample, patience_s: float = math.inf) -> None:
+        """Count the budget from now on.
+
+        The sample is for calls after a commit, and after seconds of patience without a call of a user.
+        """
         self._end_s = time.monotonic() + budget_s
-        self._sample = sample
+        self._sample, self._patience_s = sample, patience_s
 
     def time_kernels(self, model: CpuCalls) -> list[float] | None:
         """Return the seconds of each kernel in a call; None if the model fails in it."""
         if time.monotonic() > self._end_s:
             return None
         try:
-            timed = self._wirer.time_call(model, is_profiled=True)
+            timed = self._time_call(model, is_profiled=True)
         except ExploringEndedError:
             return None
         if timed.failure:
@@ -281,7 +295,7 @@ class CallTimer:
         rounds = repeated = 0
         while rounds < CALLS:
             try:
-                timed = [self._wirer.time_call(model) for model in models]
+                timed = [self._time_call(model) for model in models]
             except ExploringEndedError:
                 return None if self._tuning.is_stopped or self._sample is None else measure_calls(models, self._sample)
             failure = next((each.failure for each in timed if each.failure), "")
@@ -292,3 +306,20 @@ class CallTimer:
             rounds, repeated = (rounds, repeated + 1) if disturbed else (rounds + 1, repeated)
             least = [min(a, each.seconds) for a, each in zip(least, timed, strict=True)]
         return least
+
+    def _time_call(self, model: CpuCalls, *, is_profiled: bool = False) -> TimedCall:
+        """Return the measurement of a user's call, or of one with random arrays if nobody calls."""
+        timed = self._wirer.time_call(model, is_profiled=is_profiled, patience_s=self._patience_s)
+        if timed is not None:
+            return timed
+        sample = require(self._sample, "arrays for calls")
+        states, start = sample.restore(), time.perf_counter()
+        try:
+            moments: Sequence[Moment] = ()
+            if is_profiled:
+                moments = model.profile(sample.inputs, states)
+            else:
+                model.run(sample.inputs, states)
+        except (IndexRangeError, LaunchError) as error:
+            return TimedCall(0.0, failure=error.message)
+        return TimedCall(time.perf_counter() - start, moments)

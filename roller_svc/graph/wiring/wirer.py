@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ class Wirer:
         self._model: CpuModel | None = None
         self._offer: _Offer | None = None
         self._is_ended = False
-        self._calls = self._measured = 0
+        self._calls = self._measured = self._running = 0
+        self._ended_s = clock()  # when the last call ended
         self.on_first_call: Callable[[], None] | None = None  # is called once, when the first call has its results
 
     @property
@@ -94,24 +96,38 @@ class Wirer:
     def run(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> Results:
         """Return the outputs by name, as CpuModel.run does."""
         offer = self._take()
-        if offer is not None:
-            return self._measure(offer, arrays, out)
-        results = self.model.run(arrays, out)
+        try:
+            if offer is not None:
+                return self._measure(offer, arrays, out)
+            results = self.model.run(arrays, out)
+        finally:
+            with self._condition:
+                self._running -= 1
+                self._ended_s = self._clock()
         started, self.on_first_call = self.on_first_call, None
         if started is not None:
             started()
         return results
 
-    def time_call(self, model: CpuCalls, *, is_profiled: bool = False) -> TimedCall:
-        """Wait until a call has measured a model. Raises ExploringEndedError."""
+    def time_call(self, model: CpuCalls, *, is_profiled: bool = False, patience_s: float = math.inf) -> TimedCall | None:
+        """Wait until a call has measured a model. Raises ExploringEndedError.
+
+        Returns None once there was no call for the seconds of `patience_s`.
+        """
         offer = _Offer(model, is_profiled)
         with self._condition:
             self._offer = offer
-            self._condition.wait_for(lambda: offer.timed is not None or (self._is_ended and not offer.is_taken))
-            self._offer = None
-            if offer.timed is None:
-                raise ExploringEndedError
-            return offer.timed
+            try:
+                while offer.timed is None:
+                    if self._is_ended and not offer.is_taken:
+                        raise ExploringEndedError
+                    left_s = patience_s if self._running else patience_s - (self._clock() - self._ended_s)
+                    if left_s <= 0:
+                        return None
+                    self._condition.wait(None if left_s == math.inf else left_s)
+                return offer.timed
+            finally:
+                self._offer = None
 
     def end(self) -> None:
         """Measure nothing more: whoever waits for a call gets ExploringEndedError."""
@@ -128,6 +144,7 @@ class Wirer:
         """Return what a call measures: the offer, unless another call does, or too many calls have measured."""
         with self._condition:
             self._calls += 1
+            self._running += 1
             offer = self._offer
             if offer is None or offer.is_taken or self._is_ended or self._measured + 1 > self._share * self._calls:
                 return None

@@ -27,17 +27,20 @@ from roller_svc.compiler.request import validate_name, validate_target
 from roller_svc.errors import ArgumentError, SlowRequestError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest
+from roller_svc.farm.routing import check_measurable
 from roller_svc.farm.store import Store
 from roller_svc.farm.usage import BLOCK_BYTES
+from roller_svc.ir.hardware import TargetKind
 from roller_svc.service import problems
 from roller_svc.service.access import principal_of, requires
 from roller_svc.service.batches import submit_batch
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.middleware import too_large
 from roller_svc.service.model_builds import check_target
+from roller_svc.service.model_tasks import TUNING
 from roller_svc.service.parts_response import PartsResponse
 from roller_svc.service.responses import CLIENT_GONE
-from roller_svc.service.state import needs_place, state_of
+from roller_svc.service.state import State, needs_place, state_of
 from roller_svc.service.submission import IdempotencyKey, Prefer, check_scopes, submit_and_wait
 from roller_svc.settings import Resource
 
@@ -140,7 +143,7 @@ async def compile_graph(
     """Compile a model unless it is stored: 200 if done, 202 if not. `Prefer: wait=SECONDS` waits for it."""
     check_scopes(request, body)
     state = state_of(request)
-    wanted = await state.run(lambda: _request(state.store, body))
+    wanted = await state.run(lambda: _request(state, body))
     return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
 
 
@@ -151,8 +154,21 @@ async def compile_graph(
 )
 async def batch_compile_graphs(body: GraphBatchRequest, request: Request) -> Response:
     """Compile models, each for several targets: an operation or an error for each of them."""
-    store = state_of(request).store
-    return await submit_batch(request, body.requests, partial(_request, store))
+    return await submit_batch(request, body.requests, partial(_request, state_of(request)))
+
+
+@router.get(
+    "/models/{digest}/tuning",
+    response_class=JSONResponse,
+    responses={304: NOT_MODIFIED},
+    dependencies=[requires(Scope.READ)],
+)
+async def model_tuning(digest: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    """Return the trials of a model of `tune: now`: the tree of choices, each trial, and what was chosen."""
+    state = state_of(request)
+    content = await state.run(lambda: _tuning(state.store, digest))
+    headers = immutable_headers(f"{digest}/{TUNING}", is_public=state.is_open)
+    return not_modified(if_none_match, headers) or Response(content, media_type="application/json", headers=headers)
 
 
 @router.post(
@@ -163,21 +179,30 @@ async def batch_compile_graphs(body: GraphBatchRequest, request: Request) -> Res
 async def estimate_graph(body: GraphRequest, request: Request) -> Response:
     """Estimate a model without a build."""
     state = state_of(request)
-    wanted = await state.run(lambda: _request(state.store, body))
+    wanted = await state.run(lambda: _request(state, body, builds=False))
     estimate = await state.estimate_model(lambda: state.models.estimate(wanted), request)
     if estimate is None:
         return Response(status_code=CLIENT_GONE)
     return JSONResponse(estimate)
 
 
-def _request(store: Store, body: GraphRequest) -> ModelRequest:
+def _request(state: State, body: GraphRequest, *, builds: bool = True) -> ModelRequest:
     """Return the request of a body, with the content of its graph: only a build stores it.
 
-    Raises InputError for an unknown device or blob, or a plan that the device does not have.
+    Raises InputError for an unknown device or blob, a plan that the device does not have, or trials that no worker can make.
     """
     target = validate_target(body.target)
-    check_target(target, body.options.threads, body.options.plan)
+    spec = check_target(target, body.options.threads, body.options.plan)
     validate_name(body.options.name)
+    wanted = _with_source(state.store, body, target)
+    if builds and body.options.tune == "now":
+        if spec.family is not TargetKind.CPU:
+            raise ArgumentError(f"tune: trials are of models for CPUs, and {spec.id} is a GPU", code="cannot-measure")
+        check_measurable(state.farm.registry.alive(), state.farm.queue.generator, wanted)
+    return wanted
+
+
+def _with_source(store: Store, body: GraphRequest, target: str) -> ModelRequest:
     options = body.options.model_dump(exclude_defaults=True) | {"select": body.options.select}
     if body.model.graph is not None:
         content = json.dumps(body.model.graph, separators=(",", ":")).encode()
@@ -187,6 +212,19 @@ def _request(store: Store, body: GraphRequest) -> ModelRequest:
     if not store.has(bare):
         raise _unknown_blob(name)
     return ModelRequest(bare, ONNX, target, options)
+
+
+def _tuning(store: Store, digest: str) -> bytes:
+    """Return the trials of a model. Raises UnknownKernelError."""
+    facts = store.model(digest) if _DIGEST.fullmatch(digest) else None
+    if facts is None:
+        raise UnknownKernelError(f"no model {digest[:80]}")
+    files = facts.get("files")
+    blob = files.get(TUNING) if isinstance(files, dict) else None
+    content = store.get(blob) if isinstance(blob, str) else None
+    if content is None:
+        raise UnknownKernelError(f"model {digest} was built without trials", code="unknown-artifact")
+    return content
 
 
 def _bare_digest(digest: str) -> str:

@@ -140,7 +140,7 @@ def test_any_tiles_give_the_reference_s_values(case: Case, data: st.DataObject) 
 
 @pytest.mark.slow
 @given(cases, st.data())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_many_tiles_give_the_reference_s_values(case: Case, data: st.DataObject) -> None:
     check_any_tiles(case, data)
 

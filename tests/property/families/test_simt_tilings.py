@@ -151,6 +151,6 @@ def test_convolutions(case: tuple[str, Signature], tiling: Tiling, target: str) 
 
 @pytest.mark.slow
 @given(st.one_of(products(), convolutions()), tilings, st.sampled_from(TARGETS))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_many(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:
     check(case, tiling, target)

@@ -225,7 +225,7 @@ class OperationsMachine(RuleBasedStateMachine):
             del self.current[claim.id]
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(200, marks=pytest.mark.slow)])
 def test_operations_in_any_order(count: int) -> None:
     run_state_machine_as_test(
         OperationsMachine,

@@ -135,3 +135,16 @@ def test_demands_hold_for_contractions_where_there_are_any() -> None:
     assert kinds["contraction"].unit.name == "mma_f16"
     assert kinds["contraction"].pipeline.stages == 3
     assert kinds["nest"].pipeline.stages == 1
+
+
+def test_the_best_candidate_is_found_without_constructing_all_views() -> None:
+    """Winograd's algorithm may be faster than the bounds of the direct one, which is then left out."""
+    hw = hardware.load("cpu-x86-avx512")
+    types = {"x": TensorType(DType.FLOAT32, (1, 64, 58, 58)), "k": TensorType(DType.FLOAT32, (64, 64, 3, 3))}
+    program = parse("y[n, f, h, w] +=! x[n, c, h + r, w + s] * k[f, c, r, s] where h in 56, w in 56", types)
+    (group,) = partition(replace(program, constants=("k",)), hw)
+    (best,), construction = rank_units(group, hw, 1)
+    ranked, all_constructions = rank_units(group, hw, 100)
+    assert best == ranked[0]
+    assert 0 < len(construction.programs) < len(all_constructions.programs)
+    assert construction.roofline == all_constructions.roofline

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
 import pytest
 from onnx_node_models import check_node, import_node, model_of, run_node
 
@@ -112,3 +115,45 @@ def test_dynamic_quantization() -> None:
 def test_what_does_not_fit_is_refused(op_type: str, tensors: list[Any], match: str) -> None:
     with pytest.raises(UnsupportedModelError, match=match):
         import_node(model_of(op_type, {}, [np.asarray(t) for t in tensors]))
+
+
+def four_bit_model(data_type: int, op_type: str = "DequantizeLinear") -> tuple[onnx.ModelProto, Any]:
+    """A model whose node reads 5 x 33 elements of 4 bits, with zero points, and its floats by the library."""
+    is_signed = data_type == onnx.TensorProto.INT4
+    numbers = RNG.integers(-8 if is_signed else 0, 8 if is_signed else 16, (5, 33))
+    zeros = RNG.integers(-8 if is_signed else 0, 8 if is_signed else 16, (5, 3))
+    constants = [
+        onnx.helper.make_tensor("w", data_type, numbers.shape, numbers.reshape(-1)),
+        onnx.numpy_helper.from_array(RNG.random((5, 3)).astype(np.float32), "s"),
+        onnx.helper.make_tensor("z", data_type, zeros.shape, zeros.reshape(-1)),
+    ]
+    attributes = {"axis": 1, "block_size": 16} if op_type == "DequantizeLinear" else {}
+    first = onnx.helper.make_node(op_type, ["w", "s", "z"] if attributes else ["w"], ["f"], **attributes)
+    nodes = [first, onnx.helper.make_node("Add", ["f", "x0"], ["y"])] if attributes else [first]
+    shape = [5, 33]
+    values = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n in ("x0", "y" if attributes else "f")]
+    graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:], constants)
+    scale = onnx.numpy_helper.to_array(constants[1])
+    of_column = np.arange(33) // 16
+    return (
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10),
+        (numbers - zeros[:, of_column]).astype(np.float32) * scale[:, of_column],
+    )
+
+
+@pytest.mark.parametrize("data_type", [onnx.TensorProto.INT4, onnx.TensorProto.UINT4])
+def test_constants_of_four_bits_are_dequantized(data_type: int) -> None:
+    model, want = four_bit_model(data_type)
+    x = np.ones((5, 33), np.float32)
+    (found,) = run_node(model, [x])
+    np.testing.assert_array_equal(found, want + x)
+
+
+@pytest.mark.parametrize("op_type", ["Transpose", "Cast", "Identity"])
+def test_other_nodes_read_no_elements_of_four_bits(op_type: str) -> None:
+    """Bytes hold them: what rounds or saturates to 4 bits would be wrong."""
+    model, _ = four_bit_model(onnx.TensorProto.INT4, op_type)
+    if op_type == "Cast":
+        model.graph.node[0].attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.FLOAT))
+    with pytest.raises(UnsupportedModelError, match="elements of 4 bits are only read by DequantizeLinear"):
+        import_node(model)

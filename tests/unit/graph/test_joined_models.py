@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
-from gpu_models import MODELS, PARTIAL, RAMMER_MODELS, constant, graph, node, tensor
+from gpu_models import DECODE_MODELS, MODELS, PARTIAL, RAMMER_MODELS, constant, graph, node, tensor
 
 from roller_svc import hardware
 from roller_svc.compiler import joinable
@@ -37,20 +39,21 @@ from roller_svc.graph.weights import Weights
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, Resources
-from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
+from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelKernel, ModelPlan, unroll_steps
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import CandidateResult
 from roller_svc.ir.vdevice import VDevicePlan, WaitEvent
 from roller_svc.model import Model, compile_model, load_model
 from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.runtime.graphs.emulated import EmulatedModel
+from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.settings import read_settings, use
 from roller_svc.toolchain import compile_cxx
 
 H200, A100 = "nvidia-h200-sxm", "nvidia-a100-sxm-80gb"
 CORES = 8  # as many blocks as the emulator runs together
 ALL = {**{name: MODELS[name] for name in ("branches", "pieces", "views", "slices", "lookups", "images")}, **RAMMER_MODELS}
-KNOWN = {**ALL, "partial": PARTIAL}
+KNOWN = {**ALL, **DECODE_MODELS, "partial": PARTIAL}
 load_spec = hardware.load
 
 
@@ -114,6 +117,56 @@ def test_one_kernel_has_the_bits_of_separate_launches(name: str, target: str) ->
             np.testing.assert_array_equal(results[output], launches[output], err_msg=f"{kind} {output}")
         assert len(plan_of(model).steps) == (1 if kind == persistent.KIND else model.report["lowerings"][kind]["launches"])
         assert model.plan["launches"] == model.report["lowerings"][kind]["launches"]
+
+
+LENGTH = 19  # keys
+BEYOND = 8  # pages, of a tile of keys
+SEEDS = 8
+
+
+@pytest.mark.slow
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", [A100, H200])
+@pytest.mark.parametrize("name", DECODE_MODELS)
+def test_a_decode_layer_with_a_paged_cache_is_one_kernel(name: str, target: str) -> None:
+    """Pages of tiles beyond the length are not read: their numbers are no pages."""
+    rng = np.random.default_rng(1)
+    weights = Weights()
+    loaded = load_graph(copy.deepcopy(DECODE_MODELS[name]), weights)
+    given: dict[str, Any] = {
+        each: rng.standard_normal(type_.shape).astype(ml_dtypes.bfloat16 if type_.dtype is DType.BFLOAT16 else type_.dtype.value)
+        for each, type_ in loaded.inputs
+        if type_.dtype is not DType.INT32
+    }
+    pages = dict(loaded.inputs)["pages"].shape[1]
+    given |= {"position": np.array([LENGTH - 1], np.int32), "lengths": np.array([LENGTH], np.int32)}
+    given |= {"pages": np.arange(pages, 0, -1, dtype=np.int32).reshape(1, pages)}
+    wanted = interpret(loaded, weights, given)
+    given["pages"][:, BEYOND:] = 1 << 20
+
+    def check(run: Callable[[Any, Any], dict[str, Any]], seed: int = 0) -> dict[str, Any]:
+        states = {state: given[state].copy() for state in loaded.states}
+        found = run({each: array for each, array in given.items() if each not in states}, states) | states
+        for output, value in wanted.items():
+            got, want = np.float32(found[output]), np.float32(value)
+            np.testing.assert_allclose(got, want, rtol=2e-2, atol=1e-2 * abs(want).max(), err_msg=f"{output}, seed {seed}")
+        return found
+
+    launches = compiled(name, target, plan="launches")
+    plain = check(lambda arrays, states: launches.run(arrays, states=states))
+    model = compiled(name, target, plan=persistent.KIND)
+    plan = plan_of(model)
+    assert len(plan.steps) == 1
+    kernels, block = [bundle.compiled for bundle in model._kernel_bundles], model._variants[0].loaded.weights
+    assert all(used.spill_bytes == 0 for used in kernels[-1].resources)
+    first = None
+    for seed in range(SEEDS):
+        found = check(EmulatedModel(plan, kernels, block, compile_cxx, seed=seed, races=seed >= SEEDS - 2).run, seed)
+        first = first or found
+        for output, value in first.items():
+            np.testing.assert_array_equal(found[output], value)
+    for state in loaded.states:
+        np.testing.assert_array_equal(found[state], plain[state])
 
 
 @pytest.fixture
@@ -332,6 +385,28 @@ def test_a_kernel_that_spills_registers_joins_no_other() -> None:
     used = tuple(dataclasses.replace(each, spill_bytes=8) for each in bundle.compiled.resources)
     spilled = dataclasses.replace(bundle, compiled=dataclasses.replace(bundle.compiled, resources=used))
     assert find_bundle_refusal(spilled) == SPILLS
+
+
+@pytest.mark.parametrize("spilling", [1, 2, 99])
+def test_kernels_become_launches_until_that_of_all_spills_no_register(spilling: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = graph_compile._build_joint_kernel
+    joined_counts: list[int] = []
+
+    def spilled(joint: ModelKernel, *arguments: Any) -> KernelBundle:
+        bundle = build(joint, *arguments)
+        joined_counts.append(joint.source.text.count("__device__ __noinline__ void rtask_"))
+        if len(joined_counts) > spilling:
+            return bundle
+        used = tuple(dataclasses.replace(each, spill_bytes=8) for each in bundle.compiled.resources)
+        return dataclasses.replace(bundle, compiled=dataclasses.replace(bundle.compiled, resources=used))
+
+    monkeypatch.setattr(KernelCache, "load_lowering", nothing)
+    monkeypatch.setattr(graph_compile, "_build_joint_kernel", spilled)
+    plan = plan_of(compiled("encoder", plan=persistent.KIND))
+    assert len(joined_counts) == min(spilling, graph_compile.MAX_LEFT_OUT) + 1
+    assert all(later < earlier for earlier, later in itertools.pairwise(joined_counts))
+    alone = {step.kernel for step in plan.steps if isinstance(step, KernelStep)} - {len(plan.kernels) - 1}
+    assert len(alone) >= min(spilling, graph_compile.MAX_LEFT_OUT)
 
 
 def test_a_slower_kernel_is_sought_only_for_a_lowering_that_may_use_it() -> None:

@@ -157,6 +157,8 @@ def test_split_reduction_pays_for_its_second_launch() -> None:
         (BlockResources(128, 255, 0), 2),
         (BlockResources(64, 32, 48 * 1024), 2),  # 96 KiB of shared memory
         (BlockResources(32, 16, 0), 32),  # blocks
+        (BlockResources(72, 16, 0), 21),  # 64 warps, of which a block has three
+        (BlockResources(160, 128, 0), 3),  # four warps of 16384 registers a scheduler: 16 warps, five a block
         (BlockResources(1024, 255, 0), 1),  # at least one
     ],
 )

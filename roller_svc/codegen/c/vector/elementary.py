@@ -108,7 +108,7 @@ def _segment(row: int) -> str:
 _WORDS = {
     DType.FLOAT32: {
         "f": "f", "magic": "12582912.0f", "magic_bits": "0x4b400000", "log2e": "1.44269504f", "digits": "23",
-        "bias": "127", "least": "-104.0f", "greatest": "89.0f", "tanh_least": "-20.0f", "expm1_least": "-18.0f",
+        "bias": "127", "least": "-104.0f", "greatest": "89.0f", "tanh_least": "-20.0f", "certain": "20.0f", "expm1_least": "-18.0f",
         "ln2_hi": "0.693145752f", "ln2_lo": "1.42860677e-6f", "sign": "(-2147483647 - 1)", "rest": "0x7fffffff",
         "exp": _polynomial(_EXP_F32, "r", "f"), "inf": "__builtin_inff()", "nan": "__builtin_nanf(\"\")",
         "normal": "1.17549435e-38f", "scale": "8388608.0f", "root": "0x3f3504f3", "fraction": "0x7fffff",
@@ -116,7 +116,7 @@ _WORDS = {
     },
     DType.FLOAT64: {
         "f": "", "magic": "6755399441055744.0", "magic_bits": "0x4338000000000000LL", "log2e": "1.4426950408889634",
-        "digits": "52", "bias": "1023", "least": "-746.0", "greatest": "710.0", "tanh_least": "-44.0",
+        "digits": "52", "bias": "1023", "least": "-746.0", "greatest": "710.0", "tanh_least": "-44.0", "certain": "44.0",
         "expm1_least": "-40.0", "ln2_hi": "6.93147180369123816490e-01", "ln2_lo": "1.90821492927058770002e-10",
         "sign": "(-9223372036854775807LL - 1)", "rest": "0x7fffffffffffffffLL",
         "exp": _polynomial(_EXP_F64, "r", ""), "inf": "__builtin_inf()", "nan": "__builtin_nan(\"\")",
@@ -155,12 +155,12 @@ _LOG_SPLIT = f"""  $I tiny = x < $normal;
   e -= tiny & $digits;
 """
 
+_EXP = f"{_ZERO};\n{_REDUCE}$scaled".replace("$lowest", "$least")
+
 # name → (body of a function of x, what it calls); in both widths
 _BOTH = {
-    "exp": (
-        f"{_ZERO};\n{_REDUCE}$scaled".replace("$lowest", "$least").replace("$highest", "$greatest"),
-        ("select", "at_most"),
-    ),
+    "exp": (_EXP.replace("$highest", "$greatest"), ("select", "at_most")),
+    "odds": (_EXP.replace("$highest", "$certain"), ("select", "at_most")),  # of a logit
     "expm1": (
         f"  $V a = at_least_$V(at_most_$V(x, $greatest), $expm1_least);\n{_REDUCE}"
         "  $V half = ($V)((n + $bias - 1) << $digits);\n"
@@ -194,11 +194,10 @@ _BOTH = {
         ("select",),
     ),
     "sigmoid": (
-        "  $V e = exp_$V(($V)(($I)x | $sign));\n  return select_$V(x < 0, e, 1 - ($V){0}) / (1 + e);\n",
-        ("select", "exp"),
+        "  $V y = odds_$V(x);\n  return y / (1 + y);\n", ("odds",),
     ),
     "silu": (
-        "  $V e = exp_$V(($V)(($I)x | $sign));\n  return select_$V(x < 0, x * e, x) / (1 + e);\n", ("select", "exp"),
+        "  $V y = odds_$V(x);\n  return x * (y / (1 + y));\n", ("odds",),
     ),
     "softplus": (
         "  return log1p_$V(exp_$V(($V)(($I)x | $sign))) + select_$V(x < 0, ($V){0}, x);\n",

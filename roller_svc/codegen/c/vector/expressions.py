@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.congruences import congruence
 from roller_svc.analysis.index_ranges import fold, is_within_int32, range_of
-from roller_svc.analysis.lookup_tables import LookupTables, TableIndex, is_float_product, without_casts
+from roller_svc.analysis.lookup_tables import (
+    BYTE_ENTRIES,
+    LookupTables,
+    TableIndex,
+    find_byte_index,
+    is_float_product,
+    without_casts,
+)
 from roller_svc.analysis.operand import can_represent_all
 from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.codegen.buffer_ref import BufferRef
@@ -61,6 +68,7 @@ MAX_GUARDS = 4
 MAX_UNROLLED_LANES = 16
 # Narrower vectors have no permutation by variable lanes.
 MIN_PERMUTED_LANES = 8
+MIN_PERMUTED_BYTES = 16  # of a register
 _SIGNS = {
     OpKind.ADD: "+", OpKind.SUB: "-", OpKind.MUL: "*", OpKind.DIV: "/", OpKind.BITAND: "&", OpKind.BITOR: "|",
     OpKind.BITXOR: "^",
@@ -76,6 +84,7 @@ class Vector(VectorAccess):
 
     table: TableIndex | None = None  # prints a lookup table over this index instead, one entry a lane
     first_entry: int = 0  # of the table
+    permutes_bytes: bool = False  # an instruction looks up bytes in two registers
 
     def to_elements(self, value: Expr, dtype: DType) -> str:
         """Print an expression as elements in memory of a type."""
@@ -454,6 +463,8 @@ class Vector(VectorAccess):
             if masked is None:
                 raise NotVectorizableError
             return masked
+        if (looked_up := self._bytes_of_table(load, buffer)) is not None:
+            return looked_up
         guarded = bool(self.guard) and load.tensor not in self.registers and not self.is_in_bounds(load)
         is_plain = not guarded and not any(load.bounds_checked)
         stride = self.stride(load.tensor, load.index)
@@ -477,6 +488,18 @@ class Vector(VectorAccess):
             raise NotVectorizableError
         lanes = [self._lane(load, buffer, i, guarded=guarded) for i in range(self.lanes)]
         return f"({type_}){{{', '.join(lanes)}}}"
+
+    def _bytes_of_table(self, load: Load, buffer: BufferRef) -> str | None:
+        """Print elements that bytes choose from a table of bytes, which all exist whatever the guard; None for others."""
+        index = find_byte_index(load)
+        is_table = buffer.dtype.bits == DType.UINT8.bits and buffer.strides == (1,) and buffer.shape[0] >= BYTE_ENTRIES
+        if index is None or not is_table or load.tensor in self.registers or not self.varies(index):
+            return None
+        vector = self.type_of(DType.UINT8)
+        is_permuted = self.permutes_bytes and self.lanes >= MIN_PERMUTED_BYTES
+        name = "permuted_entries" if is_permuted else "entries"
+        text = self.call(f"{name}_{vector}", f"(const unsigned char *){buffer.identifier}", self.splat(self.value(index)))
+        return text if buffer.dtype is DType.UINT8 else f"({self.type_of(buffer.dtype)}){text}"
 
     def _permuted_elements(self, load: Load, buffer: BufferRef) -> str | None:
         """Print elements within a vector's width of memory as one load and one permutation; None for others.

@@ -12,6 +12,7 @@ from functools import cache
 
 from roller_svc.codegen.c.vector.elementary import LIBRARY_OF, calls, function_text, has_function
 from roller_svc.codegen.c.vector.types import (
+    byte_permutations_text,
     dot_text,
     gather,
     instruction,
@@ -345,14 +346,6 @@ def _gathered_elements(dtype: DType, lanes: int) -> Helper:
     return Helper(text, (needed,))
 
 
-_ELEMENTS = {
-    "even": _even_elements,
-    "masked": _masked_elements,
-    "gathered": _gathered_elements,
-    "permuted": _permuted_elements,
-}
-
-
 def _lookup(base: str, dtype: DType, lanes: int) -> Helper:
     """Return the helper that looks up entries of one or two tables by the lowest bits of each lane."""
     vector, numbers = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
@@ -366,6 +359,28 @@ def _lookup(base: str, dtype: DType, lanes: int) -> Helper:
     body = with_fallback((macro, f"__builtin_shuffle({', '.join(tables)}, at)"), plain)
     parameters = ", ".join(f"{vector} {name}" for name in tables)
     return Helper(f"static inline {vector} {base}_{vector}({parameters}, {numbers} at) {{\n{body}}}")
+
+
+def _byte_entries(dtype: DType, lanes: int) -> Helper:
+    """Return the helper that looks up entries of a table of 256 bytes."""
+    vector = vector_type(dtype, lanes)
+    plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = table[at[i]];\n  return r;"
+    return Helper(f"static inline {vector} entries_{vector}(const unsigned char *table, {vector} at) {{\n{plain}\n}}")
+
+
+def _permuted_byte_entries(dtype: DType, lanes: int) -> Helper:
+    """Return the same helper for CPUs that permute bytes."""
+    return Helper(byte_permutations_text(lanes), (f"select_{vector_type(dtype, lanes)}",))
+
+
+_ELEMENTS = {
+    "even": _even_elements,
+    "masked": _masked_elements,
+    "gathered": _gathered_elements,
+    "permuted": _permuted_elements,
+    "entries": _byte_entries,
+    "permuted_entries": _permuted_byte_entries,
+}
 
 
 def _builtin(base: str, dtype: DType, lanes: int) -> Helper:

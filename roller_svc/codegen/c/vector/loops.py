@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from roller_svc.analysis.lookup_tables import find_byte_index
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, rewrite, substitute
 from roller_svc.ir.index import add, mul, num, ref
@@ -69,7 +70,7 @@ def strip_mine(loop: Loop, lanes: int) -> tuple[Loop, ...]:
 
 def widest_bytes(node: Compute, var: str, dtype: DType) -> int:
     """Return the bytes of the widest element of a statement's vectors; `dtype` is that of its tensor."""
-    plain_copy = isinstance(node.value, Load) and node.value.dtype is dtype
+    plain_copy = isinstance(node.value, Load) and node.value.dtype is dtype and find_byte_index(node.value) is None
     widest = dtype.bytes
     stack: list[Expr] = [] if plain_copy else [node.value]
     while stack:
@@ -78,6 +79,8 @@ def widest_bytes(node: Compute, var: str, dtype: DType) -> int:
             widest = max(widest, expr.dtype.compute.bytes)
             if not isinstance(expr, Load):
                 stack.extend(children(expr))
+            elif (index := find_byte_index(expr)) is not None:
+                stack.append(index)
     return widest
 
 

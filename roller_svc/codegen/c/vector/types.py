@@ -140,6 +140,21 @@ def resizing(text: str, source: DType, target: DType, lanes: int) -> tuple[str, 
     return "__AVX512F__", f"({vector_type(target, lanes)}){call}"
 
 
+def byte_permutations_text(lanes: int) -> str:
+    """Return the helper that looks up bytes in a table of 256: AVX512_VBMI chooses from two registers by seven bits.
+
+    It uses inline assembly, because an instruction set beyond the architecture's is not enabled.
+    """
+    vector = vector_type(DType.UINT8, lanes)
+    permute = '  __asm__("vpermi2b %g2, %g1, %g0" : "+v"({half}) : "v"(t[{first}]), "v"(t[{second}]));\n'
+    halves = (permute.format(half="low", first=0, second=1), permute.format(half="high", first=2, second=3))
+    return (
+        f"static inline {vector} permuted_entries_{vector}(const unsigned char *table, {vector} at) {{\n"
+        f"  const vu8x64 *t = (const vu8x64 *)table;\n  {vector} low = at, high = at;\n{''.join(halves)}"
+        f"  return select_{vector}(({vector_type(DType.INT8, lanes)})at < 0, high, low);\n}}"
+    )
+
+
 def dot_text(dtype: DType, lanes: int) -> str:
     """Return the helper sum + dot(a, b): four bytes a lane, a's unsigned, or two bfloat16.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.families.common.cpu.dot import WORD, DotOperands
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, Op, OpKind
+from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind
 from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Routine, Scope, Storage
@@ -34,13 +34,19 @@ class KLoop:
     extent: int
     limit: Expr | None = None
     first: Expr | None = None
+    kind: LoopKind = LoopKind.SERIAL
 
     def nodes(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the loop around the nodes."""
         if self.first is None:
-            return (Loop(self.var, self.extent, LoopKind.SERIAL, body, self.limit),)
-        number = f"{self.var}.number"
-        return (Loop(number, self.extent, LoopKind.SERIAL, (Let(self.var, add(self.first, ref(number)), body),), self.limit),)
+            return (Loop(self.var, self.extent, self.kind, body, self.limit),)
+        number = self.number
+        return (Loop(number.name, self.extent, self.kind, (Let(self.var, add(self.first, number), body),), self.limit),)
+
+    @property
+    def number(self) -> AxisRef:
+        """Number of the current step, if the loop has a first one."""
+        return ref(f"{self.var}.number")
 
 
 @dataclass(frozen=True, slots=True)

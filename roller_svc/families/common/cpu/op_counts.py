@@ -8,13 +8,14 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from roller_svc.analysis.lookup_tables import LookupTables, is_float_product
+from roller_svc.analysis.lookup_tables import BYTE_PERMUTATIONS, LookupTables, find_byte_index, is_float_product
 from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions, strip_casts
 from roller_svc.families.common.cpu.column_reduction import (
     is_column_reduction,
     vector_members,
 )
 from roller_svc.families.common.cpu.guard_counts import count_guard_operations
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, operators
@@ -60,6 +61,14 @@ class OpCounts:
             self.exp + other.exp,
             self.functions + other.functions,
         )
+
+
+# functions of e^x that divide, as `codegen/c/vector/elementary.py` emits them
+_EXPONENTIAL_WORK = {
+    OpKind.SIGMOID: OpCounts(exp=1, div=1, alu=1),
+    OpKind.SILU: OpCounts(exp=1, div=1, alu=2),
+    OpKind.TANH: OpCounts(exp=1, div=1, alu=6),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +169,8 @@ def _varying_ops(
         return
     if isinstance(expr, Load):  # data may look it up, in registers or in memory
         few = tables.find_index(expr)
-        if few is not None:
-            yield expr, True
+        if few is not None or find_byte_index(expr) is not None:
+            yield expr, few is not None
         for child in (few.source,) if few is not None else expr.index:
             yield from _varying_ops(child, moving, known, tables)
         return
@@ -206,9 +215,11 @@ def _count_op(expr: Expr, along: Set[str], inner: Set[str]) -> OpCounts:
         case Op(kind=kind) if kind in _MINMAX_OPS:
             return OpCounts(minmax=1)
         case Op(kind=kind) if kind in _EXPONENTIALS:
-            return OpCounts(exp=1)
+            return _EXPONENTIAL_WORK.get(kind, OpCounts(exp=1))
         case Op(kind=kind):
             return OpCounts(alu=1) if kind in _ALU_OPS else OpCounts(functions=1)
+        case Load(dtype=dtype):
+            return OpCounts(lut=BYTE_PERMUTATIONS if dtype.bits == DType.UINT8.bits else 0)
         case Select() | Cast(implicit=False):
             return OpCounts(alu=1)
         case Cast(arg=arg):

@@ -9,17 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller_svc.analysis.sum_of_products import product_of
-from roller_svc.families.common.view import GemmView, bind_members
-from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, Packing, Panels
-from roller_svc.families.cpu.contraction.workload import CpuOperand, OperandLayout
+from roller_svc.families.common.view import GemmView
+from roller_svc.families.cpu.contraction.packing import Panels, RunPacking
+from roller_svc.families.cpu.contraction.workload import COMPUTED
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, axes_of
-from roller_svc.ir.index import add, div, mul, num, ref
-from roller_svc.ir.schedule import Loop, LoopKind, Node
+from roller_svc.ir.index import num, ref
+from roller_svc.ir.schedule import Node
 
 ROW_SCALES, COLUMN_SCALES = ".row_scales", ".column_scales"
 RUN = "k.run"  # number of a run in its block of k
-_COMPUTED = CpuOperand(OperandLayout.STRIDED, plain=False, panel_stride=0, k_stride=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +67,5 @@ class BlockScales:
             return ()
         factors = [s if s.dtype is DType.FLOAT32 else Cast(s, DType.FLOAT32, implicit=True) for s in scales]
         k, dtype = self.view.k, DType.FLOAT32
-        packing = _ScalePacking(buffer, product_of(factors), _COMPUTED, k, self.runs, self.lanes, dtype, self.run, self.group)
+        packing = RunPacking(buffer, product_of(factors), COMPUTED, k, self.runs, self.lanes, dtype, self.run, self.group)
         return packing.nodes(panels)
-
-
-@dataclass(frozen=True, slots=True)
-class _ScalePacking(Packing):
-    """Packing of one value for each run of k. `kc` counts runs."""
-
-    run: int
-    group: int
-
-    def _loop_over_k(self, nodes: tuple[Node, ...]) -> Node:
-        first = mul(add(ref(K_FIRST), mul(ref(K_ROW), num(self.run))), num(self.group))
-        runs = div(add(ref(K_COUNT), num(self.run - 1)), self.run)
-        return Loop(K_ROW, self.kc, LoopKind.SERIAL, bind_members(self.k, first, nodes), runs)

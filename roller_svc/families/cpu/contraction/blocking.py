@@ -40,6 +40,7 @@ class Blocking:
     packs_b_on_first_use: bool  # the first panel of A packs each panel of B that it meets
     rows_outer: bool  # one panel of A meets all panels of B before the next panel of A
     streams_b: bool  # prepacked panels of B are read once, by the only panel of A
+    column_run: int  # points of a block of k with one value of packed columns (`packed_columns.py`); 0: panels of B are floats
 
     @property
     def runs(self) -> int:
@@ -85,7 +86,17 @@ def plan_blocking(p: Workload[ContractionFacts], block: Tile, thread: Tile, spli
         packs_b_on_first_use,
         rows_outer,
         streams_b=b.constant and rows == mr,
+        column_run=_column_run(p, kc, depth) if b.constant and rows == mr else 0,
     )
+
+
+def _column_run(p: Workload[ContractionFacts], kc: int, depth: int) -> int:
+    """Return the points of a block of k with one value of packed columns; 0 where blocks do not begin at such runs."""
+    packed = p.facts.packed_b
+    if packed is None:
+        return 0
+    run = kc if packed.run >= depth else min(kc, packed.run) if kc == depth else math.gcd(kc, packed.run)
+    return run if run == kc == depth or run % packed.granule == 0 else 0
 
 
 def _run_words(p: Workload[ContractionFacts], kc: int, steps: int) -> int:

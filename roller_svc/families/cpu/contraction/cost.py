@@ -61,9 +61,10 @@ def cpu_contraction(p: Workload[ContractionFacts], launch: Launch) -> Costs:
     _, left, longest = sizes.parts_of_k
     busy = max(busy, longest / left)
     parts = {"compute": kernel, "update": update, "packing": packing, "task": store + mach.costs.task_cycles}
-    others = p.compulsory_bytes - (p.b.total_bytes if sizes.plan.streams_b else 0)
-    memory = others / source_bandwidth(mach, p.compulsory_bytes)
-    found = smallest_cache(mach, p.compulsory_bytes)
+    others = p.compulsory_bytes - (p.b.total_bytes if p.b.is_constant else 0)
+    moved = others + (_panel_bytes(p, sizes.plan) if p.b.is_constant else 0)  # as they are packed
+    memory = (others if sizes.plan.streams_b else moved) / source_bandwidth(mach, moved)
+    found = smallest_cache(mach, moved)
     level = mach.dram.name if found is None else found.name
     return sum_task_costs(p, launch, parts, busy, memory, costs.memory_exposed_fraction, level, others)
 
@@ -96,10 +97,7 @@ def _kernel(p: Workload[ContractionFacts], s: _Sizes) -> float:
     mach, costs = p.machine, p.machine.costs.contraction
     cycles = tiles_cycles(p, (s.rows, s.columns), s.plan, s.parts_of_k[0])
     if s.plan.streams_b:
-        packed = s.plan.depth * p.elem_bytes  # of a column
-        working_set = p.compulsory_bytes - p.b.total_bytes + p.extent(p.n) * packed
-        arrival = s.columns * packed * private_seconds_per_byte(mach, working_set) * mach.clock_hz
-        return max(cycles, arrival / _rows_used(p, s))
+        return max(cycles, _panels_arrival_cycles(p, s))
     at_once = s.plan.block_rows
     is_prefetched = False
     if s.plan.packs_b_on_first_use:
@@ -114,7 +112,34 @@ def _kernel(p: Workload[ContractionFacts], s: _Sizes) -> float:
         arrival = s.plan.steps * sweeps * streamed * sum(_spill_cycles_per_byte(p, s))
     if is_prefetched:  # a part of the next panel with every k
         arrival *= min(1.0, arrival / (costs.prefetch_hidden_fraction * cycles))
-    return cycles + costs.llc_exposed_fraction * arrival
+    cycles += costs.llc_exposed_fraction * arrival
+    return max(cycles, _panels_arrival_cycles(p, s)) if p.b.is_constant else cycles
+
+
+def _panels_arrival_cycles(p: Workload[ContractionFacts], s: _Sizes) -> float:
+    """Return cycles in which prepacked panels of B arrive, once for a task, from where all of them are."""
+    packed = s.plan.depth * _bytes_per_point(p, s.plan)  # of a column
+    working_set = p.compulsory_bytes - p.b.total_bytes + _panel_bytes(p, s.plan)
+    arrival = s.columns * packed * private_seconds_per_byte(p.machine, working_set) * p.machine.clock_hz
+    return arrival / _rows_used(p, s)
+
+
+def _panel_bytes(p: Workload[ContractionFacts], plan: Blocking) -> int:
+    """Return the bytes of all panels of B."""
+    batches = math.prod(p.extents[axis] for axis in p.b.axes if axis not in (p.n, p.k))
+    return math.ceil(batches * p.extent(p.n) * plan.depth * _bytes_per_point(p, plan))
+
+
+def _bytes_per_point(p: Workload[ContractionFacts], plan: Blocking) -> float:
+    """Return the bytes that a column of B has in its panel for each k."""
+    return p.facts.packed_b.bytes_per_point if plan.column_run and p.facts.packed_b is not None else p.elem_bytes
+
+
+def _unpacking_cycles(p: Workload[ContractionFacts], vectors: int, plan: Blocking) -> float:
+    """Return cycles in which the micro-kernel computes a row of B from its integers."""
+    if not plan.column_run or p.facts.packed_b is None:
+        return 0.0
+    return vectors * p.facts.packed_b.vector_operations(p.machine.unit.shape[-1]) * p.machine.costs.loops.operation_cycles
 
 
 def _reload_cycles(p: Workload[ContractionFacts], s: _Sizes, at_once: int) -> float:
@@ -146,6 +171,7 @@ def tiles_cycles(p: Workload[ContractionFacts], extents: tuple[int, int], plan: 
         for width, across in _cut(extents[1], plan.nr):
             vectors = -(-width // lanes)
             each = kernel_cycles(p.machine, height, vectors)
+            each = max(each, height * vectors / _fma_ports(p.machine) + _unpacking_cycles(p, vectors, plan))
             each -= _tile_overlap_cycles(p.machine, height, vectors, step) / step
             each += costs.load_cycles * _port_contention(p.machine, height, vectors, each)
             from_l2 = _l2_bytes_per_k(p, extents, (height, width), plan) / p.machine.l2_bytes_per_cycle

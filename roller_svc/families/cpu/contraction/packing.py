@@ -247,6 +247,19 @@ class Packing:
         return (Storage(_OFFSETS, DType.INT64, (count,), Scope.STACK, (fill, self._loop_over_k(nodes))),)
 
 
+@dataclass(frozen=True, slots=True)
+class RunPacking(Packing):
+    """Packing of one value for each run of `run` words of `group` points along k. `kc` counts runs."""
+
+    run: int
+    group: int = 1
+
+    def _loop_over_k(self, nodes: tuple[Node, ...]) -> Node:
+        first = mul(add(ref(K_FIRST), mul(ref(K_ROW), num(self.run))), num(self.group))
+        runs = div(add(ref(K_COUNT), num(self.run - 1)), self.run)
+        return Loop(K_ROW, self.kc, LoopKind.SERIAL, bind_members(self.k, first, nodes), runs)
+
+
 def _routine(nodes: tuple[Node, ...]) -> Node:
     """Wrap the nodes in a routine, which candidates with equal packing share."""
     return Routine("pack", nodes)

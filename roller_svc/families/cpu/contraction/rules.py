@@ -16,6 +16,8 @@ from roller_svc.ir.search import BrokenRule, check_limit
 from roller_svc.perf.footprint import Tile
 
 M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # 9 x 48 fills 31 of 32 registers
+# A model reads the weights of a few rows from memory, although a kernel by itself finds panels of floats in the LLC.
+MAX_ROWS_OF_PACKED_COLUMNS = 8
 VECTOR_STEPS = (1, 2, 3, 4, 6)
 K_STEPS = (256, 512)  # shorter k blocks move C too often, longer ones evict B's panels from L2
 MAX_K_STEP = 1024  # a whole reduction up to here may be one k block: C is never read back
@@ -31,6 +33,8 @@ class CpuContractionRules(TileRules):
         p = self.workload
         width = p.machine.unit.shape[-1]
         rows = tuple([r for r in M_STEPS if r <= p.extent(p.m)])
+        if p.facts.packed_b is not None and p.extent(p.m) <= MAX_ROWS_OF_PACKED_COLUMNS:
+            rows = (p.extent(p.m),)
         wide = tuple([width * v for v in VECTOR_STEPS if width * (v - 1) < p.extent(p.n)])
         return self._thread_level({p.m: rows, p.n: wide}, self._evaluate_thread, self._feeds_the_unit)
 
@@ -134,10 +138,15 @@ class CpuContractionRules(TileRules):
 
     def _in_whole_runs(self, words: int) -> int:
         """Return the words of a block of k that begins and ends where scales change, or that has one scale."""
-        p = self.workload
-        if p.space.scale_runs is None or words >= p.packed_words(p.extent(p.k)):
+        p, packed = self.workload, self.workload.facts.packed_b
+        if words >= p.packed_words(p.extent(p.k)):
             return words
-        run = p.space.scale_runs.k // p.machine.unit.k_group
+        if p.space.scale_runs is not None:
+            run = p.space.scale_runs.k // p.machine.unit.k_group
+        elif packed is not None:
+            run = packed.run if packed.run < p.extent(p.k) else packed.granule
+        else:
+            return words
         return words // run * run or max(part for part in range(1, words + 1) if run % part == 0)
 
     def _word_steps(self, base: ThreadTile) -> Tile:

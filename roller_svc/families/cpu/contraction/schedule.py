@@ -12,6 +12,7 @@ docs/families/cpu_contraction.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.tile_bounds import IndexSpan
@@ -20,13 +21,14 @@ from roller_svc.families.common.cpu.dot import WORD, DotOperands, cast_element
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES, prefetch_is_profitable
-from roller_svc.families.common.view import GemmView, bind_members
+from roller_svc.families.common.view import GemmView, bind_members, member_values
 from roller_svc.families.cpu.contraction.block_scales import RUN, BlockScales
 from roller_svc.families.cpu.contraction.blocking import Blocking, plan_blocking
 from roller_svc.families.cpu.contraction.guarded_k import GuardedK, round_down
-from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, Packing, Panels, for_panel
+from roller_svc.families.cpu.contraction.packed_columns import PackedColumns
+from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, Packing, Panels, RunPacking, for_panel
 from roller_svc.families.cpu.contraction.vnni_packing import VnniPacking
-from roller_svc.families.cpu.contraction.workload import ContractionFacts, CpuOperand
+from roller_svc.families.cpu.contraction.workload import COMPUTED, ContractionFacts, CpuOperand
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import KernelGroup
@@ -149,6 +151,7 @@ def _line_loop(view: GemmView, statement: TensorExpr, width: int) -> Loop | None
 PACKED_A, PACKED_B, TILE_C, EDGE_C = ".a_packed", ".b_packed", ".c_tile", ".c_edge"
 COMPENSATION = ".b_flipped"
 STEP, BLOCK = "k.step", "m.block"
+COLUMN_VALUE, K_WORD = ".b_value", "k.word"  # of packed columns
 K_BEGIN, K_END, K_STEPS = "k.begin", "k.end", "k.steps"  # of a task under a guard
 PREFETCH_ROWS = 8  # prefetch distance in rows of B; 4 to 16 perform alike
 
@@ -305,10 +308,35 @@ class _Blocked:
         end = min_(sub(guarded.end_word(spans), ref(K_FIRST)), ref(K_COUNT)) if guarded.bounds.uppers else ref(K_COUNT)
         return KLoop(K_ROW, kc, max_(sub(end, first), num(0)), first if guarded.bounds.lowers else None)
 
+    def _k_loops(self, height: int, width: int) -> tuple[KLoop, ...]:
+        """Return the loops of a register tile, outermost first. Those of packed columns end at runs and words."""
+        kc, run, packed = self.plan.kc, self.plan.column_run, self.packed_b
+        if packed is None:
+            return (self._k_loop(height, width),)
+        loops: tuple[KLoop, ...] = ()
+        begin: Expr | None = None
+        limit: Expr | None = ref(K_COUNT)
+        if self.column_runs > 1:
+            begin = mul(ref(RUN), num(run))
+            loops = (KLoop(RUN, self.column_runs, div(add(ref(K_COUNT), num(run - 1)), run)),)
+            limit = None if kc % run == 0 == self.plan.depth % run else min_(num(run), sub(ref(K_COUNT), begin))
+        if packed.points == 1:
+            return (*loops, KLoop(K_ROW, run, limit, begin))
+        first = None if begin is None else mul(ref(RUN), num(run // packed.points))
+        words = KLoop(K_WORD, run // packed.points, None if limit is None else div(limit, packed.points), first)
+        fields = KLoop(K_ROW, packed.points, None, mul(ref(K_WORD), num(packed.points)), LoopKind.UNROLL)
+        return (*loops, words, fields)
+
     def _allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         rows, columns = self.rows, self.columns
         panels_of_b, dtype, packed = 1 if columns.shared_buffer else columns.count, self.view.dtype, self.packed_dtype
-        buffers: list[tuple[str, DType, tuple[int, ...]]] = [(PACKED_B, packed, (panels_of_b, self.plan.kc, columns.size))]
+        stored, depth = (
+            (packed, self.plan.kc) if self.packed_b is None else (self.packed_b.dtype, self.packed_b.words(self.plan.kc))
+        )
+        buffers: list[tuple[str, DType, tuple[int, ...]]] = [(PACKED_B, stored, (panels_of_b, depth, columns.size))]
+        if self.packed_b is not None:
+            values = columns.count, self.column_runs, columns.size
+            buffers += [(f"{COLUMN_VALUE}{i}", value.dtype, values) for i, value in enumerate(self.packed_b.values)]
         if self._flips_sign_of_a:
             runs = (self.plan.runs,) if self.plan.runs > 1 else ()
             buffers.insert(0, (COMPENSATION, dtype, (columns.count, *runs, columns.size)))
@@ -335,10 +363,34 @@ class _Blocked:
         return ceil_div(LINE_BYTES, self.rows.size * self.view.dtype.bytes) if self.rows.count > 1 else 0
 
     def _pack_b(self) -> tuple[Node, ...]:
+        if self.packed_b is not None:
+            return self._pack_columns(self.packed_b)
         packed = () if self.plan.packs_b_on_first_use else self._packing_of_b.nodes(self.columns)
         if self.scales is not None:
             packed = (*packed, *self.scales.pack_columns(self.columns))
         return (*packed, *self._compute_compensation()) if self._flips_sign_of_a else packed
+
+    def _pack_columns(self, packed: PackedColumns) -> tuple[Node, ...]:
+        """Pack integers of few bits, and what else columns are computed from."""
+        k, kc, lanes, run = self.view.k, self.plan.kc, self.lanes, self.plan.column_run
+        points = packed.points
+        first = add(ref(K_FIRST), mul(ref(K_ROW), num(points)))
+        source = packed.source([member_values(k, add(first, num(i))) for i in range(points)])
+        nodes = RunPacking(PACKED_B, source, COMPUTED, k, packed.words(kc), lanes, packed.dtype, points).nodes(self.columns)
+        for i, value in enumerate(packed.values):
+            packing = RunPacking(f"{COLUMN_VALUE}{i}", value, COMPUTED, k, self.column_runs, lanes, value.dtype, run)
+            nodes = (*nodes, *packing.nodes(self.columns))
+        return nodes
+
+    @property
+    def packed_b(self) -> PackedColumns | None:
+        """Return how the micro-kernel computes B, if panels have integers of few bits."""
+        return self.workload.facts.packed_b if self.plan.column_run else None
+
+    @property
+    def column_runs(self) -> int:
+        """Runs of a block of k with one value of packed columns each."""
+        return ceil_div(self.plan.kc, self.plan.column_run)
 
     @property
     def _packing_of_b(self) -> Packing:
@@ -509,6 +561,20 @@ class _Blocked:
     def _packed_element_of_b(self, column: Expr) -> Load:
         return Load(PACKED_B, (self.columns.buffer_index, ref(K_ROW), column), self.packed_dtype)
 
+    def _computed_element_of_b(self, packed: PackedColumns, fields: KLoop) -> Callable[[Expr], Expr]:
+        """Return what computes an element of B from its integer, and from the values of its run."""
+        row = ref(K_ROW if packed.points == 1 else K_WORD)
+        run = ref(RUN) if self.column_runs > 1 else num(0)
+
+        def element(column: Expr) -> Expr:
+            stored = Load(PACKED_B, (self.columns.buffer_index, row, column), packed.dtype)
+            values = [
+                Load(f"{COLUMN_VALUE}{i}", (self.columns.panel, run, column), value.dtype) for i, value in enumerate(packed.values)
+            ]
+            return packed.computed(stored, fields.number, values)
+
+        return element
+
     def _prefetch_rows_of_b(self) -> tuple[Node, ...]:
         """Prefetch a later row of B; hardware prefetchers do not follow short rows that are far apart."""
         first, later = self._element_of_b(num(0)), PREFETCH_ROWS * self.operands[1].k_stride
@@ -516,15 +582,15 @@ class _Blocked:
         return tuple(Prefetch(first.tensor, first.index, later + column) for column in lines)
 
     def _micro_kernel(self, height: int, width: int) -> MicroKernel:
-        dtype = self.view.dtype
+        dtype, k_loops = self.view.dtype, self._k_loops(height, width)
         return MicroKernel(
             height,
             _padded(width, self.lanes),
             self.lanes,
             dtype,
-            (self._k_loop(height, width),),
+            k_loops,
             a=self._element_of_a,
-            b=self._packed_element_of_b,
+            b=self._packed_element_of_b if self.packed_b is None else self._computed_element_of_b(self.packed_b, k_loops[-1]),
             registers=self.hw.limits.max_registers_per_thread,
             prefetches=(*self._prefetch_columns(), *self._prefetch_rows()),
             dot=self.dot,
@@ -555,13 +621,17 @@ class _Blocked:
 
         Panels follow each other in memory. Within L2, prefetches cost more than they hide.
         """
-        size = self.packed_dtype.bytes
-        b_bytes = self.columns.axis.extent * self.plan.depth * size
+        packed = self.packed_b
+        size = (self.packed_dtype if packed is None else packed.dtype).bytes
+        b_bytes = self.columns.axis.extent * (self.plan.depth if packed is None else packed.words(self.plan.depth)) * size
         if b_bytes <= self.l2_bytes or not prefetch_is_profitable(self.view.group, self.program, self.hw):
             return ()
         lines = range(0, self.columns.size, LINE_BYTES // size)
-        row = (ref("n.panel"), ref(K_ROW))
-        return tuple(Prefetch(PACKED_B, (*row, num(line)), PREFETCH_DISTANCE_BYTES // size) for line in lines)
+        row = (ref("n.panel"), ref(K_ROW) if packed is None or packed.points == 1 else ref(K_WORD))
+        prefetches = tuple(Prefetch(PACKED_B, (*row, num(line)), PREFETCH_DISTANCE_BYTES // size) for line in lines)
+        if packed is None or packed.points == 1:
+            return prefetches
+        return (Branch(eq(mod(ref(K_ROW), packed.points), num(0)), prefetches),)
 
     def _prefetch_rows(self) -> tuple[Node, ...]:
         """Prefetch a part of the next prepacked panel of A with each of a few panels of B.

@@ -10,6 +10,7 @@ from typing import Any
 
 from roller_svc.analysis.operand import Operand, operands
 from roller_svc.families.common.cpu.dot import DotOperands, dot_operands
+from roller_svc.families.cpu.contraction.packed_columns import PackedColumns, packed_columns
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
@@ -41,14 +42,16 @@ class CpuOperand:
     member_strides: tuple[int, ...] = ()  # elements between values of each member of a fused axis; empty if not affine
 
 
+COMPUTED = CpuOperand(OperandLayout.STRIDED, plain=False, panel_stride=0, k_stride=0)
+
+
 def cpu_operands(group: KernelGroup, packed: tuple[DType, DType] | None = None) -> tuple[CpuOperand, CpuOperand]:
     """Return the layouts of A and B. `packed`: their packed types; None: the accumulator's.
 
     Operands that a group does not name are looked up element by element.
     """
     if group.operands is None:
-        unknown = CpuOperand(OperandLayout.STRIDED, plain=False, panel_stride=0, k_stride=0)
-        return unknown, unknown
+        return COMPUTED, COMPUTED
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types, dtype = dict(group.inputs), group.product_sum_dtype
     both = zip(operands(group), (m, n), packed or (dtype, dtype), strict=True)
@@ -101,11 +104,12 @@ def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
 
 @dataclass(frozen=True, slots=True)
 class ContractionFacts:
-    """Layouts of both operands, and their packed types where the unit has dot-product instructions."""
+    """Layouts of both operands, their packed types where the unit has dot-product instructions, and few bits of B."""
 
     a: CpuOperand
     b: CpuOperand
     dot: DotOperands | None
+    packed_b: PackedColumns | None = None  # of a constant B that float units multiply
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ContractionFacts] | None:
@@ -114,7 +118,18 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ContractionFac
         return None
     dot = dot_operands(base.machine.unit, group)
     a, b = cpu_operands(group, None if dot is None else (dot.a, dot.b))
-    return base.with_facts(ContractionFacts(a, b, dot))
+    return base.with_facts(ContractionFacts(a, b, dot, _packed_b(group) if b.constant and dot is None else None))
+
+
+def _packed_b(group: KernelGroup) -> PackedColumns | None:
+    """Return how B is computed from integers of few bits, if float32 is multiplied; None for other operands."""
+    factors, space = group.operands, group.space
+    if factors is None or factors.b2 is not None or factors.scales or space.k_bounds is not None:
+        return None
+    if space.compute_dtype is not DType.FLOAT32:
+        return None
+    (k,) = space.role(AxisRole.K)
+    return packed_columns(factors.a if space.transposed else factors.b, k.members)
 
 
 def count_members(p: Workload[Any], axis: int | None) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from roller_svc.analysis.lookup_tables import BYTE_ENTRIES
 from roller_svc.families.common.cpu.column_reduction import (
     ReductionStep,
     accumulator_bytes,
@@ -321,8 +322,10 @@ def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Laun
         return vectors * costs.load_cycles
     if any(dim.is_looked_up or dim.gathered_by for dim in tensor.access.dims):
         vectors_of_table, rest = divmod(tensor.access.dims[-1].size, p.machine.unit.shape[-1])
-        is_table = len(tensor.access.dims) == 1 and not rest and vectors_of_table <= MAX_TABLES
-        return 0.0 if is_table else vectors * width * gathers * costs.gather_cycles
+        is_table = not rest and vectors_of_table <= MAX_TABLES
+        if p.machine.hw.permutes_bytes and tensor.elem_bytes == 1:
+            is_table |= tensor.access.dims[-1].size == BYTE_ENTRIES
+        return 0.0 if is_table and len(tensor.access.dims) == 1 else vectors * width * gathers * costs.gather_cycles
     # without a stride the index has a division; on a whole axis the compiler resolves it
     is_divided = stride is None and _has_innermost(tensor, p)
     is_whole = launch.block[p.vector_axis] >= p.extents[p.vector_axis]

@@ -1,9 +1,8 @@
-"""Weights of com.microsoft that are quantized in blocks of 2, 4 or 8 bits. They become constants of floats."""
+"""Weights of com.microsoft that are quantized in blocks of 2, 4 or 8 bits. Integers are dequantized by nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from roller_svc.frontend.graph_builder import Array, GraphBuilder
 from roller_svc.frontend.onnx.expansions.expansion import Expansion
 from roller_svc.frontend.onnx.tensors import Tensor
 from roller_svc.frontend.onnx.use import FLOATS, INTEGERS, Node
+from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType
 
 
@@ -52,17 +52,35 @@ def _matmul_nbits(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
             f"B {list(stored.shape)} and scales {list(scales.shape)} are not {rows} rows of {blocks} blocks of {block} numbers"
         )
     numbers = _unpacked(stored.reshape(rows, -1), bits)[:, :columns]
+    zeros = _zeros(node, rows, blocks, bits)
+    factors = scales.reshape(rows, blocks).astype(np.float32)
     of_column = np.arange(columns) // block
     if node.has(4):
         of_column = node.array(4, "g_idx", INTEGERS).reshape(-1)[:columns]
     if of_column.shape != (columns,) or of_column.min() < 0 or of_column.max() >= blocks:
         raise node.invalid(f"g_idx must have {columns} numbers below {blocks}")
-    zeros = _zeros(node, rows, blocks, bits)
-    factors = scales.reshape(rows, blocks).astype(np.float32)
-    dense = (numbers.astype(np.float32) - zeros[:, of_column]) * factors[:, of_column]
-    weight = builder.cast(builder.add_constant(dense, DType.FLOAT32), a.dtype)
+    if np.array_equal(of_column, np.arange(columns) // block) and np.array_equal(zeros, zeros.astype(np.uint8)):
+        weight = _dequantized(builder, numbers, zeros.astype(np.uint8), factors, block)
+    else:
+        dense = (numbers.astype(np.float32) - zeros[:, of_column]) * factors[:, of_column]
+        weight = builder.add_constant(dense, DType.FLOAT32)
+    weight = builder.cast(weight, a.dtype)
     bias = node.optional(5)
     return [Tensor(builder.call("linear", [a, weight, *([] if bias is None else [bias])]))]
+
+
+def _dequantized(builder: GraphBuilder, numbers: Array, zeros: Array, scales: Array, block: int) -> Operand:
+    """Return the floats of numbers [rows, columns] with a zero point and a scale for each block of a row."""
+    integers = [builder.add_constant(each, DType(each.dtype.name)) for each in _centred(numbers, zeros)]
+    scale = builder.add_constant(scales, DType.FLOAT32)
+    return builder.call("dequantize_linear", [integers[0], scale, *integers[1:]], axis=1, block=block)
+
+
+def _centred(numbers: Array, zeros: Array) -> list[Array]:
+    """Return the differences from the zero point if it is one and int8 holds them, else numbers and zero points."""
+    zero = int(zeros.reshape(-1)[0])
+    fits = numbers.max() - zero < 1 << 7 and zero <= 1 << 7
+    return [(numbers.astype(np.int16) - zero).astype(np.int8)] if fits and (zeros == zero).all() else [numbers, zeros]
 
 
 def _zeros(node: Node, rows: int, blocks: int, bits: int) -> Array:
@@ -88,7 +106,7 @@ def _gather_block_quantized(node: Node, builder: GraphBuilder) -> Sequence[Tenso
     zeros = _stored(node, 3, "zero_points") if node.has(3) else None
     if block < 1:
         raise node.invalid(f"block_size is {block}")
-    numbers = _unpacked(stored, bits).astype(np.float32)
+    numbers = _unpacked(stored, bits)
     rank = numbers.ndim
     gathered, axis = (node.integer(name, default) for name, default in (("gather_axis", 0), ("quantize_axis", 1)))
     if not (-rank <= gathered < rank and -rank <= axis < rank):
@@ -96,15 +114,31 @@ def _gather_block_quantized(node: Node, builder: GraphBuilder) -> Sequence[Tenso
     axis %= rank
     of_place = np.arange(numbers.shape[axis]) // block
     shape = (*numbers.shape[:axis], int(of_place[-1]) + 1, *numbers.shape[axis + 1 :])
-    zero: Any = np.float32(1 << (bits - 1))
+    zero: Array = np.array(1 << (bits - 1), np.uint8)
     if zeros is not None:
-        zero = _unpacked(zeros, bits)[..., : shape[-1]].astype(np.float32)
+        zero = _unpacked(zeros, bits)[..., : shape[-1]]
     if scales.shape != shape or (zeros is not None and zero.shape != shape):
         raise node.invalid(f"scales {list(scales.shape)} are not {list(shape)}, or the zero points do not fit")
-    zero = np.take(zero, of_place, axis) if zeros is not None else zero
+    if gathered % rank != axis:
+        return [Tensor(_gathered(builder, (numbers, zero, scales), indices, (gathered % rank, axis), block, node.operand(2).dtype))]
+    zero = np.take(np.broadcast_to(zero, shape), of_place, axis).astype(np.float32)
     dense = (numbers - zero) * np.take(scales.astype(np.float32), of_place, axis)
     table = builder.cast(builder.add_constant(dense, DType.FLOAT32), node.operand(2).dtype)
     return [Tensor(builder.call("gather", [table, indices], axis=gathered, negative=True))]
+
+
+def _gathered(
+    builder: GraphBuilder, arrays: tuple[Array, Array, Array], indices: Operand, axes: tuple[int, int], block: int, dtype: DType
+) -> Operand:
+    """Return dequantized numbers, whose integers, zero points and scales are gathered: a table of floats is larger."""
+    numbers, zero, scales = arrays
+    gathered, axis = axes
+    integers = _centred(numbers, np.broadcast_to(zero, scales.shape))
+    tables = [builder.add_constant(np.ascontiguousarray(each), DType(each.dtype.name)) for each in integers]
+    tables.insert(1, builder.add_constant(scales.astype(np.float32), DType.FLOAT32))
+    rows = [builder.call("gather", [table, indices], axis=gathered, negative=True) for table in tables]
+    moved = axis + len(indices.shape) - 1 if axis > gathered else axis
+    return builder.cast(builder.call("dequantize_linear", rows, axis=moved, block=block), dtype)
 
 
 BLOCKS: dict[str, Expansion] = {"GatherBlockQuantized": _gather_block_quantized, "MatMulNBits": _matmul_nbits}

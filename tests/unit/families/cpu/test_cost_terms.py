@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from dot_specs import spec_with
 from tile_spaces import COSTS, with_costs
 
 from roller_svc import hardware
-from roller_svc.compiler.partition_cache import partition
+from roller_svc.analysis.lookup_tables import BYTE_PERMUTATIONS
+from roller_svc.compiler.partition_cache import PartitionCache, partition
+from roller_svc.compiler.plans import rank_partitions
 from roller_svc.families import prepare, prepare_model
 from roller_svc.families.common.cpu.column_reduction import MAX_ROWS_PER_ITERATION
 from roller_svc.families.common.cpu.image_space import image_space
+from roller_svc.families.common.cpu.op_counts import count_ops
 from roller_svc.families.common.cpu.window_reduction import PlaneWindowDim
 from roller_svc.families.cpu.window.cost import line_vectors, staged_positions
 from roller_svc.families.cpu.window.workload import Dimension
@@ -626,3 +630,30 @@ def test_rows_are_transposed_in_registers_only_from_one_plain_tensor(source: str
     views = [image for image in images if image is not None and image.filters.extent == 480]
     assert views
     assert {image.weights_along_k for image in views} == {is_transposed}
+
+
+def test_functions_that_divide_cost_a_division() -> None:
+    """tanh, sigmoid and silu are quotients of exponentials; exp is not."""
+    counts = {}
+    for name in ("exp", "tanh", "sigmoid", "silu"):
+        (statement,) = parse(f"y[i] = {name}(x[i]) where i in 64", {"x": TensorType(DType.FLOAT32, (64,))}).statements
+        counts[name] = count_ops(statement.body, {"i"})
+    assert [counts[name].div for name in ("exp", "tanh", "sigmoid", "silu")] == [0, 1, 1, 1]
+    assert {each.exp for each in counts.values()} == {1}
+
+
+@pytest.mark.parametrize(("dtype", "count"), [(DType.UINT8, BYTE_PERMUTATIONS), (DType.FLOAT32, 0)])
+def test_bytes_of_a_table_cost_permutations(dtype: DType, count: int) -> None:
+    types = {"x": TensorType(DType.UINT8, (64,)), "t": TensorType(dtype, (256,))}
+    (statement,) = parse("y[i] = t[x[i]] where i in 64", types).statements
+    assert count_ops(statement.body, {"i"}).lut == count
+
+
+def test_entries_of_a_table_are_gathered_where_no_instruction_permutes_bytes() -> None:
+    types = {"x": TensorType(DType.UINT8, (32000,)), "t": TensorType(DType.UINT8, (256,))}
+    program = parse("y[i] = t[x[i]] where i in 32000", types)
+    permuted, gathered = (
+        rank_partitions(PartitionCache(program), spec_with(frozenset(flags)), 1)[0].candidates[0][0].estimate.seconds
+        for flags in ({"avx512vbmi"}, set())
+    )
+    assert permuted < gathered / 3

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from dot_specs import BYTES_SPEC
 from graphs import add_input, builder_of, operators, random_arrays
+from quantized import F32, S8, U8, add_number, dequantize, quantize
 
 from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
@@ -22,20 +23,6 @@ from roller_svc.ir.expr import Op, OpKind, iter_subexpressions
 from roller_svc.ir.graph import FUSED, Graph, LoopNode, OpNode, verify
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import StatementKind
-
-U8, S8, F32 = DType.UINT8, DType.INT8, DType.FLOAT32
-
-
-def add_number(builder: GraphBuilder, value: object, dtype: DType) -> Operand:
-    return builder.add_constant(np.asarray(value, dtype.value), dtype)
-
-
-def dequantize(builder: GraphBuilder, x: Operand, scale: object, zero: object, axis: int = 1) -> Operand:
-    return builder.call("dequantize_linear", [x, add_number(builder, scale, F32), add_number(builder, zero, x.dtype)], axis=axis)
-
-
-def quantize(builder: GraphBuilder, x: Operand, scale: float, zero: int, dtype: DType = U8) -> Operand:
-    return builder.call("quantize_linear", [x, add_number(builder, scale, F32), add_number(builder, zero, dtype)])
 
 
 def add_weight(builder: GraphBuilder, shape: tuple[int, ...], dtype: DType, zero: object, axis: int | None) -> Operand:

@@ -10,6 +10,8 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import warnings
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -302,6 +304,44 @@ def test_a_damaged_index_is_set_aside_and_the_search_goes_on(tmp_path, damage):
     assert trials == 2
     assert path.with_name("wiring.sqlite.broken").exists()
     assert count_made_trials(tree, path) == 0
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("-inf"), "fast", "", b"\x00", b"1.0"])
+def test_seconds_that_are_none_never_win_and_are_measured_again(tmp_path, value):
+    path, tree = tmp_path / "wiring.sqlite", variable("v", 4)
+    assert count_made_trials(tree, path) == 4
+    slowest = max(range(4), key=lambda choice: Oracle(tree).cost("v", {"v": choice}))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE profile SET least_s = ? WHERE choice = ?", (value, tree.choices[slowest]))
+    oracle = Oracle(tree)
+    found = explore(tree, oracle, budget_trials=10, index=ProfileIndex(path, ORIGIN))
+    assert found.trials == 1
+    assert dict(found) == best(tree, oracle, {})[0]
+    assert count_made_trials(tree, path) == 0
+
+
+def test_sixty_damages_of_an_index_end_no_search(tmp_path):
+    """Pages are overwritten at random. What is left is used, or the file is set aside."""
+    tree = variable("v", 6)
+    whole = tmp_path / "whole.sqlite"
+    count_made_trials(tree, whole)
+    content = whole.read_bytes()
+    set_aside = 0
+    for seed in range(60):
+        drawn, path = random.Random(seed), tmp_path / f"{seed}" / "wiring.sqlite"
+        damaged = bytearray(content)
+        first = drawn.randrange(len(damaged) - 1)
+        length = drawn.choice((1, 16, 512, 4096))
+        damaged[first : first + length] = drawn.randbytes(len(damaged[first : first + length]))
+        path.parent.mkdir()
+        path.write_bytes(damaged[: len(damaged) if seed % 4 else drawn.randrange(len(damaged))])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RollerWarning)
+            found = explore(tree, Oracle(tree), budget_trials=10, index=ProfileIndex(path, ORIGIN))
+            assert found["v"] in range(6)
+            assert count_made_trials(tree, path) == 0
+        set_aside += path.with_name("wiring.sqlite.broken").exists()
+    assert set_aside
 
 
 def test_an_index_that_cannot_be_written_keeps_nothing(tmp_path):

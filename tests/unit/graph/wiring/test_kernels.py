@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,32 @@ def test_kernels_with_wrong_results_are_not_bound(measures: Measures, cache: Ker
     assert measures.calls == 0
     for variable in built.tuning.root.children:
         assert built.tuning.tree["removed"][variable.name] == dict.fromkeys(variable.choices[1:], "results are wrong")
+
+
+@pytest.mark.parametrize(("end", "reason"), [("crash", "SIGSEGV"), ("hang", "does not return")])
+def test_kernels_that_crash_or_hang_are_not_bound(
+    measures: Measures, cache: KernelCache, monkeypatch: pytest.MonkeyPatch, end: str, reason: str
+) -> None:
+    plain, fastest = kernels._run_once, list[list[str]]()
+
+    def run_once(model: CpuCalls, sample: Sample) -> dict[str, Any]:
+        keys = [kernel.source.key for kernel in model.plan.kernels]
+        if not fastest:
+            fastest.append(keys)
+        if keys != fastest[0]:
+            ctypes.string_at(0) if end == "crash" else threading.Event().wait()
+        return plain(model, sample)
+
+    monkeypatch.setattr(kernels, "_run_once", run_once)
+    monkeypatch.setattr(kernels, "HANG_S", 0.2)
+    monkeypatch.setattr(kernels, "HANG_RATIO", 0.0)
+    built = build(cache)
+    assert built.tuning is not None
+    assert measures.trials == 1
+    for variable in built.tuning.root.children:
+        removed = built.tuning.removed[variable.name]
+        assert set(removed) == set(variable.choices[1:])
+        assert all(reason in each for each in removed.values())
 
 
 def test_a_budget_of_one_trial_keeps_the_fastest_kernels(measures: Measures, cache: KernelCache) -> None:

@@ -1,0 +1,115 @@
+"""Build kernels in another process of low priority, so that calls of a model keep their time meanwhile.
+
+The process ends with the thread that started it. Its temporary files are in a folder that this process removes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import IO, Any
+
+from roller_svc.errors import BuildServiceError, RollerError
+from roller_svc.graph.wiring.kernels import build_alternatives
+from roller_svc.ir.report import BuildRequest
+from roller_svc.runtime.saved.serialization import KernelBundle
+from roller_svc.toolchain.sandbox import die_with_parent
+
+NICENESS = 19
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from roller_svc.graph.wiring.building import answer_requests; answer_requests(int(sys.argv[2]))"
+)
+_one_at_a_time = Lock()  # of a program that serves several models
+
+
+class BuildingProcess:
+    """A process that builds kernels. It starts when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+
+    def build(self, requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
+        """Yield the fastest kernels of each request, alone. Raises BuildServiceError if the process ends before."""
+        with _one_at_a_time, tempfile.TemporaryDirectory(prefix="roller-build-", ignore_cleanup_errors=True) as folder:
+            process = self._start(Path(folder))
+            stopping = weakref.finalize(process, _kill, process.pid)  # before the folder is removed, when the program exits
+            try:
+                yield from self._read_answers(process, requests)
+            finally:
+                stopping.detach()
+                process.kill()
+                process.communicate()
+
+    def stop(self) -> None:
+        """End the process, and start no other."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _start(self, folder: Path) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._is_stopped:
+                raise _ended()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"TMPDIR": str(folder)},
+                start_new_session=True,  # an interrupt of the terminal is not for it
+            )
+            return self._process
+
+    def _read_answers(self, process: subprocess.Popen[bytes], requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            pickle.dump(list(requests), process.stdin)
+            process.stdin.flush()
+            for _ in requests:
+                yield pickle.load(process.stdout)  # of a process of ours
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise _ended() from error
+
+
+def _ended() -> BuildServiceError:
+    return BuildServiceError("the process that builds other kernels was ended", code="compiler-killed")
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def answer_requests(parent: int) -> None:
+    """Build what the standard input asks for, and write it to the standard output: the main function of the process."""
+    die_with_parent(parent)
+    os.nice(NICENESS)
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # prints do not mix with answers
+        for request in pickle.load(sys.stdin.buffer):  # of the process that started this one
+            _answer(request, answers)
+
+
+def _answer(request: BuildRequest, answers: IO[Any]) -> None:
+    try:
+        kernels = build_alternatives(request)
+    except (RollerError, OSError):  # its first kernel stays
+        kernels = []
+    pickle.dump(kernels, answers)
+    answers.flush()

@@ -1,0 +1,119 @@
+"""Rules of launches: blocks and threads on GPUs, and what only CPUs have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from roller_svc.errors import ScheduleError
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.schedule import LoopKind, ScheduleTree, Scope, Storage, iter_nodes, shared_bytes
+from roller_svc.schedule.bounds import Nest, NestLoop, Nests, infer_bounds
+from roller_svc.schedule.schedule import Function, Schedule
+
+LAUNCH_CODE = "schedule-launch"
+MAX_GRID_BLOCKS = (1 << 31) - 1
+
+
+def check_device_loops(schedule: Schedule, hw: HardwareSpec) -> None:
+    """Check that a device has the loops and tiles of a schedule. Raises ScheduleError (schedule-launch)."""
+    nests = infer_bounds(schedule)
+    if hw.family is TargetKind.CPU:
+        _check_cpu(nests, hw)
+        return
+    for root, members in nests.launches.items():
+        _check_launch(nests, nests.functions[root], [nests.functions[name] for name in members], hw)
+
+
+def check_shared_bytes(trees: tuple[ScheduleTree, ...], hw: HardwareSpec) -> None:
+    """Check that a block has memory for the shared tiles of its launch. Raises ScheduleError (schedule-memory)."""
+    limit = hw.limits.shared_bytes_per_block
+    for tree in trees:
+        tiles = [node for node in iter_nodes(tree.body) if isinstance(node, Storage) and node.scope is Scope.SHARED]
+        if (needed := shared_bytes(tiles)) > limit:
+            sizes = ", ".join(f"{tile.tensor}: {tile.bytes}" for tile in tiles)
+            raise ScheduleError(
+                f"the shared tiles of a block are too large: expected at most {limit} bytes, got {needed} ({sizes})",
+                code="schedule-memory",
+                hint="split by smaller factors",
+            )
+
+
+def _check_cpu(nests: Nests, hw: HardwareSpec) -> None:
+    for function in nests.functions.values():
+        if function.scope is Scope.SHARED:
+            raise ScheduleError(
+                f"{function.name} is in shared memory, and {hw.id} has none",
+                code=LAUNCH_CODE,
+                hint=f"{function.name}: store_in stack",
+            )
+    for nest in nests.nests.values():
+        for loop in _loops_of(nest.loops, LoopKind.BLOCK, LoopKind.THREAD):
+            raise ScheduleError(
+                f"{loop.name} of {loop.stage} is marked {loop.kind.value}, and {hw.id} has no blocks of threads",
+                code=LAUNCH_CODE,
+                hint="mark it parallel",
+            )
+
+
+def _check_launch(nests: Nests, root: Function, members: list[Function], hw: HardwareSpec) -> None:
+    """Check the blocks and threads of the launch that computes a function."""
+    if len(root.stages) > 1:
+        raise ScheduleError(
+            f"{root.name} has two stages, which would not share blocks and threads: expected one",
+            code=LAUNCH_CODE,
+            hint=f"{root.name}: accumulate_at a loop of {root.name}" if root.stages[-1].axes else None,
+        )
+    nest = nests.nests[root.stages[0].name]
+    blocks, threads = (tuple(_loops_of(nest.loops, kind)) for kind in (LoopKind.BLOCK, LoopKind.THREAD))
+    if not blocks:
+        raise ScheduleError(
+            f"{root.name} is a launch of {hw.id} without blocks",
+            code=LAUNCH_CODE,
+            hint=f"{root.name}: block {nest.loops[0].name}" if nest.loops else None,
+        )
+    if (grid := _extent(blocks)) > MAX_GRID_BLOCKS:
+        raise ScheduleError(f"{root.name} has too many blocks: expected at most {MAX_GRID_BLOCKS}, got {grid}", code=LAUNCH_CODE)
+    if _extent(threads) > (most := hw.limits.max_threads_per_block):
+        raise ScheduleError(
+            f"{root.name} has too many threads: expected at most {most} in a block, got {_extent(threads)}",
+            code=LAUNCH_CODE,
+            hint="split a thread loop, and mark the inner one",
+        )
+    for member in members:
+        for each in (nests.nests[stage.name] for stage in member.stages):
+            _check_nest(each, member, threads)
+
+
+def _check_nest(nest: Nest, function: Function, threads: tuple[NestLoop, ...]) -> None:
+    """Check a nest of a launch with these threads."""
+    for loop in _loops_of(nest.loops, LoopKind.PARALLEL):
+        raise ScheduleError(
+            f"{loop.name} of {loop.stage} is parallel: GPUs run loops on blocks and threads",
+            code=LAUNCH_CODE,
+            hint="mark it block or thread",
+        )
+    if not nest.outer:
+        return
+    around = tuple(_loops_of(nest.outer, LoopKind.THREAD))
+    own = tuple(_loops_of(nest.loops, LoopKind.THREAD))
+    if around != threads and (own or function.scope is Scope.SHARED):
+        raise ScheduleError(
+            f"{nest.stage.name} is shared by threads, and is computed outside of {threads[-1].name}, which makes them",
+            code=LAUNCH_CODE,
+            hint=f"compute {function.name} in {threads[-1].name} of {threads[-1].stage}, or in a loop inside of it",
+        )
+    if _extent(own) > _extent(threads):
+        raise ScheduleError(
+            f"{nest.stage.name} has more threads than its launch: expected at most {_extent(threads)}, got {_extent(own)}",
+            code=LAUNCH_CODE,
+            hint="split its thread loop, and mark the inner one",
+        )
+
+
+def _loops_of(loops: tuple[NestLoop, ...], *kinds: LoopKind) -> Iterator[NestLoop]:
+    return (loop for loop in loops if loop.kind in kinds)
+
+
+def _extent(loops: tuple[NestLoop, ...]) -> int:
+    return math.prod(loop.extent for loop in loops)

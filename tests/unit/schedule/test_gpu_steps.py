@@ -1,0 +1,297 @@
+"""Schedules by hand for GPUs: blocks, threads, shared tiles and their barriers, in the emulator with its race detector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from emulator_support import module
+from schedule_support import BLUR, MATMUL, inputs_of, judged, program
+
+import roller_svc
+from roller_svc import hardware
+from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
+from roller_svc.compiler.scheduled import build_device_launches, emit_schedule
+from roller_svc.errors import ScheduleError, WrongAnswerError
+from roller_svc.ir.kernel import KernelSource
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.schedule import Barrier, Branch, Let, Loop, Node, Storage, iter_nodes
+from roller_svc.ir.schedule_text import render
+from roller_svc.schedule.by_hand import schedule_by_hand
+from roller_svc.toolchain import compile_source
+
+A100 = "nvidia-a100-sxm-80gb"
+PRODUCT = program("C[m, n] +=! A[m, k] * B[k, n]", A="float32 64 32", B="float32 32 64")
+TILED_PRODUCT = """
+C: tile m 32 n 32
+C: split m.inner 4 as mt mr
+C: split n.inner 4 as nt nr
+C: reorder m.outer n.outer mt nt mr nr
+C: block m.outer
+C: block n.outer
+C: thread mt
+C: thread nt
+C: accumulate_at nt
+C.acc.update: split k 16 as ko ki
+C.acc.update: reorder ko ki m n
+A: cache C.acc.update ko shared
+A.cache: thread d0
+B: cache C.acc.update ko shared
+B.cache: thread d0
+"""
+TWO_BLURS = program(
+    "bx[y, x] = (A[y, x] + A[y, x + 1] + A[y, x + 2]) / 3.0 where y in 34, x in 64;"
+    "B[y, x] = (bx[y, x] + bx[y + 1, x] + bx[y + 2, x]) / 3.0 where y in 32, x in 64",
+    A="float32 34 66",
+)
+BLURRED = """
+B: tile y 8 x 32
+B: block y.outer
+B: block x.outer
+B: thread y.inner
+B: thread x.inner
+bx: compute_root
+bx: compute_at B x.inner
+bx: store_in shared
+bx: fuse y x
+bx: split y.x.fused 256 as round t
+bx: thread t
+A: cache bx t registers
+"""
+ROWS = program("mx[r] >=! A[r, c]; e[r, c] = exp(A[r, c] - mx[r]); s[r] +=! e[r, c]; o[r, c] = e[r, c] / s[r]", A="float32 37 50")
+ROW_SOFTMAX = """
+o: split r 16
+o: block r.outer
+o: thread r.inner
+s: compute_at o r.inner
+mx: compute_at o r.inner
+s: store_in registers
+mx: store_in registers
+"""
+EXAMPLES = {"matmul": (PRODUCT, TILED_PRODUCT), "blur": (TWO_BLURS, BLURRED), "softmax": (ROWS, ROW_SOFTMAX)}
+
+
+def source_of(program: TensorProgram, steps: str, target: str = A100) -> KernelSource:
+    return emit_schedule(schedule_by_hand(program, steps), hardware.load(target))
+
+
+def has_right_values(program: TensorProgram, source: KernelSource, seeds: Sequence[int]) -> None:
+    inputs = inputs_of(program)
+    for seed in seeds:
+        verdict = judged(program, inputs, module(source, seed, races=True).run(inputs))
+        assert verdict.ok, f"{verdict.detail}\n{source.text}"
+
+
+def without_barrier(nodes: tuple[Node, ...], dropped: Barrier) -> tuple[Node, ...]:
+    kept: list[Node] = []
+    for node in nodes:
+        match node:
+            case Barrier():
+                kept += [] if node is dropped else [node]
+            case Loop() | Let() | Storage():
+                kept.append(replace(node, body=without_barrier(node.body, dropped)))
+            case Branch():
+                kept.append(replace(node, then=without_barrier(node.then, dropped)))
+            case _:
+                kept.append(node)
+    return tuple(kept)
+
+
+def test_threads_share_tiles_between_barriers() -> None:
+    """The tiles of one loop need two barriers: before they are written again, and before they are read."""
+    (tree,), _ = build_device_launches(schedule_by_hand(PRODUCT, TILED_PRODUCT), hardware.load(A100))
+    lines = [line.strip() for line in render(tree.body).splitlines()]
+    assert lines.count("barrier") == 2
+    assert "shared A.cache.tile: float32[32, 16]" in lines  # what all threads of the block need
+    assert "stack C.acc.tile: float32[4, 4]" in lines  # what one thread needs
+    assert "__syncthreads();" in source_of(PRODUCT, TILED_PRODUCT).text
+
+
+def test_a_shared_tile_that_no_loop_distributes_is_made_by_one_thread() -> None:
+    steps = TILED_PRODUCT.replace("A.cache: thread d0\n", "")
+    assert "if (mt == 0 && nt == 0)" in source_of(PRODUCT, steps).text.replace("((", "(").replace("))", ")").replace(
+        ") && (", " && "
+    )
+
+
+BX_INSIDE = "bx: compute_root\nbx: compute_at B "
+REFUSED = (
+    (MATMUL, "C: block m", "schedule-launch", "two stages", "accumulate_at"),
+    (BLUR, "", "schedule-launch", "without blocks", "B: block y"),
+    (BLUR, "B: block y\nB: parallel x", "schedule-launch", "is parallel", "block or thread"),
+    (BLUR, "B: thread y\nB: thread x", "schedule-launch", "without blocks", "B: block y"),
+    (
+        program("b[i] = a[i] + 1.0", a="float32 4096"),
+        "b: split i 2048\nb: block i.outer\nb: thread i.inner",
+        "schedule-launch",
+        "at most 1024",
+        "split",
+    ),
+    (
+        BLUR,
+        f"B: block y\nB: thread x\n{BX_INSIDE}y\nbx: store_in shared",
+        "schedule-launch",
+        "outside of x",
+        "compute bx in x of B",
+    ),
+    (
+        BLUR,
+        f"B: split x 2\nB: block y\nB: thread x.inner\n{BX_INSIDE}x.inner\nbx: store_in shared\nbx: thread y",
+        "schedule-launch",
+        "more threads than its launch: expected at most 2, got 3",
+        "split",
+    ),
+    (BLUR, f"B: block y\nB: thread x\n{BX_INSIDE}x\nbx: thread y", "schedule-launch", "its own tile", "store_in shared"),
+    (BLUR, f"B: block y\n{BX_INSIDE}y\nbx: block y", "schedule-launch", "inside of loop y", "mark a loop of B"),
+    (MATMUL, "C.update: thread k", "schedule-dependence", "same elements", None),
+    (
+        BLUR,
+        f"B: split x 3\nB: block y\nB: thread x.inner\nB: reorder y x.inner x.outer\n{BX_INSIDE}x.outer\nbx: store_in shared",
+        "schedule-barrier",
+        "divergent",
+        None,
+    ),
+    (
+        program("b[i, j] = a[i, j] + 1.0", a="float32 512 512"),
+        "b: block i\nb: thread j\na: cache b i shared",
+        "schedule-launch",
+        "outside of j",
+        "compute a.cache in j",
+    ),
+    (
+        program("b[i, j] = a[j, i] + a[i, j]", a="float32 512 512"),
+        "b: block i\nb: thread j\na: cache b j shared",
+        "schedule-memory",
+        "a.cache.tile: 1048576",
+        "smaller factors",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheduled", "steps", "code", "message", "hint"), REFUSED)
+def test_what_a_gpu_cannot_run_is_refused(scheduled: TensorProgram, steps: str, code: str, message: str, hint: str | None) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        source_of(scheduled, steps)
+    assert refused.value.code == code
+    assert message in refused.value.message
+    assert (hint or "") in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [("B: block y", "marked block"), (f"{BX_INSIDE}y\nbx: store_in shared", "in shared memory")],
+)
+def test_a_cpu_has_no_blocks_and_no_shared_memory(steps: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        source_of(BLUR, steps, "cpu-x86-avx2")
+
+
+def test_an_input_is_cached_on_a_cpu() -> None:
+    """In its own type: a copy rounds nothing."""
+    text = "C[m, n] +=! A[m, k] * B[k, n]"
+    inputs = {"A": ("float16", (24, 16)), "B": ("float16", (16, 48))}
+    steps = (
+        "C: split n 16\nC: reorder n.outer m n.inner\nC: accumulate_at m\nB: cache C.acc.update k stack\nC.acc.update: reorder k n"
+    )
+    kernel = roller_svc.compile(text, inputs, schedule=steps)
+    generator = np.random.default_rng(1)
+    a, b = (generator.integers(-4, 4, shape).astype("float16") for _, shape in inputs.values())
+    np.testing.assert_array_equal(kernel(A=a, B=b)["C"], a @ b)
+    assert "_Float16 B_cache_tile[16]" in kernel.source
+
+
+def test_what_cannot_be_cached_is_refused() -> None:
+    gather = program("o[n, c] = T[ids[n], c] * 2.0", T="float32 4 3", ids="int32 5")
+    for scheduled, steps, message in (
+        (gather, "T: cache o n stack", "data selects the elements of T"),
+        (BLUR, "A: cache B y stack", "does not read A itself"),
+        (BLUR, "bx: cache B y stack", "no input bx"),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            schedule_by_hand(scheduled, steps)
+
+
+def test_a_kernel_by_hand_runs_in_the_emulator() -> None:
+    steps = "b: split i 32\nb: block i.outer\nb: thread i.inner"
+    kernel = roller_svc.compile("b[i] = a[i] * 2.0", {"a": ("float32", (100,))}, target=A100, runtime="emulator", schedule=steps)
+    a = np.arange(100, dtype=np.float32)
+    np.testing.assert_array_equal(kernel(a=a)["b"], a * 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_examples_are_right_and_each_barrier_is_needed(name: str) -> None:
+    """Without spills for an A100, right for several orders of threads, and the detector finds each missing barrier."""
+    scheduled, steps = EXAMPLES[name]
+    assert len(steps.split("\n")) - 2 <= 15
+    hw = hardware.load(A100)
+    source = source_of(scheduled, steps)
+    has_right_values(scheduled, source, range(20))
+    assert "0 bytes spill stores" in compile_source(source).log
+    has_right_values(scheduled, source_of(scheduled, steps, "amd-mi250x"), [0])
+    (tree,), _ = build_device_launches(schedule_by_hand(scheduled, steps), hw)
+    views = (*scheduled.inputs, *((o.tensor, scheduled.types[o.tensor]) for o in scheduled.outputs))
+    for barrier in [node for node in iter_nodes(tree.body) if isinstance(node, Barrier)]:
+        broken = replace(tree, body=without_barrier(tree.body, barrier))
+        part = GroupLaunches((broken,), views)
+        mutant = emit("kernel", (part,), tensors_in_memory(scheduled, scheduled.types, ()), hw, "")
+        with pytest.raises(WrongAnswerError):
+            has_right_values(scheduled, mutant, [0])
+
+
+CONVOLUTION = program("Y[f, o] +=! X[c, o * 2 + k] * W[f, c, k] where o in 8", X="float32 4 18", W="float32 8 4 3")
+
+
+def random_steps(name: str, numbers: Random) -> tuple[TensorProgram, str]:
+    """Return a program and random factors, orders, tiles and marks of a schedule for a GPU."""
+
+    def one_of(*values: Any) -> Any:
+        return numbers.choice(values)
+
+    scope = one_of("shared", "stack", "registers")
+    distributed = one_of(
+        "", "A.cache: thread d0\n", "A.cache: fuse d0 d1\nA.cache: split d0.d1.fused 4\nA.cache: thread d0.d1.fused.inner\n"
+    )
+    distributed = distributed if scope == "shared" else ""
+    match name:
+        case "matmul":
+            m, n, r = one_of(16, 32), one_of(8, 32), one_of(1, 2, 4)
+            lines = f"C: tile m {m} n {n}\nC: split m.inner {r} as mt mr\nC: reorder m.outer n.outer mt n.inner mr\n"
+            lines += "C: block m.outer\nC: block n.outer\nC: thread mt\nC: thread n.inner\nC: accumulate_at n.inner\n"
+            lines += f"C.acc.update: split k {one_of(4, 8, 32)} as ko ki\nC.acc.update: reorder ko {one_of('ki m', 'm ki')}\n"
+            lines += f"A: cache C.acc.update ko {scope}\n{distributed}" + one_of("", "C.acc.update: unroll n\n")
+            return PRODUCT, lines
+        case "convolution":
+            lines = f"Y: split o {one_of(2, 4)}\nY: reorder o.outer f o.inner\nY: block o.outer\nY: thread f\nY: accumulate_at f\n"
+            lines += f"Y.acc.update: reorder c {one_of('k o', 'o k')}\nX: cache Y.acc.update c {scope}\n"
+            return CONVOLUTION, lines + distributed.replace("A.", "X.")
+        case "blur":
+            y, x = one_of(4, 8, 16), one_of(8, 32)
+            lines = f"B: tile y {y} x {x}\nB: block y.outer\nB: block x.outer\nB: thread y.inner\nB: thread x.inner\n"
+            lines += f"bx: compute_root\nbx: compute_at B x.inner\nbx: store_in {scope}\n"
+            return TWO_BLURS, lines + (
+                one_of("bx: thread x\n", "bx: split y 2\nbx: thread y.inner\n", "") if scope == "shared" else ""
+            )
+        case _:
+            lines = f"o: split r {one_of(2, 3, 16, 32)}\no: block r.outer\no: thread r.inner\n"
+            lines += one_of(
+                "", "s: compute_at o r.inner\nmx: compute_at o r.inner\n" + f"s: store_in {one_of('registers', 'stack')}\n"
+            )
+            if "s:" not in lines:
+                lines += "".join(
+                    f"{f}: accumulate_at r\n{f}: split r 8\n{f}: block r.outer\n{f}: thread r.inner\n" for f in ("mx", "s")
+                )
+            return ROWS, lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["matmul", "blur", "softmax", "convolution"])
+def test_random_schedules_are_right_in_the_emulator(name: str) -> None:
+    numbers = Random(1)
+    for _ in range(6):
+        scheduled, steps = random_steps(name, numbers)
+        has_right_values(scheduled, source_of(scheduled, steps), [0, 1])
