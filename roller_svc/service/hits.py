@@ -108,7 +108,7 @@ class HitAnswers:
             _digest_of(operation.facts),
             wanted.blob if isinstance(wanted, ModelRequest) else None,
             scopes,
-            response.raw_headers,
+            list(response.raw_headers),  # middleware that compresses the response changes them in place
             before,
             after,
             request.scope.get("route"),
