@@ -65,17 +65,17 @@ def queue_of_device(spec: HardwareSpec, *, is_measured: bool) -> str:
 
 def check_measurable(alive: Iterable[Worker], generator: str, request: Request) -> None:
     """Raise ArgumentError unless a worker of the generator that is alive can measure the request's kernels or model."""
+    is_model = isinstance(request, ModelRequest)
+    way_out = "tune: off" if is_model else "kernels:compile"
     queue = queue_of(request)
     workers = [worker for worker in alive if worker.generator == generator]
-    if any(can_measure(worker, queue) for worker in workers):
-        return
-    message = f"no worker measures on {request.target}: its queue {queue} has none"
-    served = ", ".join(sorted({name for worker in workers for name in worker.queues}))[:200] or "nothing"
-    if isinstance(request, ModelRequest):
-        raise ArgumentError(message, code="cannot-measure", hint=f"tune: off needs no device; workers serve {served}")
-    raise ArgumentError(
-        message, code="no-measuring-worker", hint=f"kernels:compile builds without a device; workers serve {served}"
-    )
+    if not any(can_measure(worker, queue) for worker in workers):
+        queues = sorted({name for worker in workers for name in worker.queues})
+        raise ArgumentError(
+            f"no worker measures on {request.target}: its queue {queue} has none",
+            code="cannot-measure" if is_model else "no-measuring-worker",
+            hint=f"{way_out} builds without a device; workers serve {', '.join(queues)[:200] or 'nothing'}",
+        )
 
 
 def is_known_queue(queue: str) -> bool:

@@ -344,9 +344,12 @@ class _Level:
                 pending += self._kernel(node, direct)
             else:
                 raise InvariantError(f"node {node.name} is {node.operator}, which no plan of a device has")
+        stored: set[Address] = set()  # a loop's state and its stack may be one tensor in one place
         for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
             size_bytes = self.types[tensor].bytes
-            if name not in self.graph.states and direct.get(tensor) != address and size_bytes:
+            is_missing = name not in self.graph.states and direct.get(tensor) != address and address not in stored
+            stored.add(address)
+            if is_missing and size_bytes:
                 pending.append(_PendingCopy(f"output {name}", _Place(address), self._place(tensor), size_bytes))
         pending += self._store_states()
         accesses = [_accesses(each) for each in pending]
@@ -391,7 +394,9 @@ class _Level:
         """Return the tensors that a node writes straight to an output's memory; none for a state, which others read."""
         written = {t for node in self.graph.nodes if node.name not in views for t in node.outputs} - set(self.pieces)
         written -= {result for node in self.graph.nodes for _, result in updates_of(node)}
-        carried = {t for node in self.graph.nodes if isinstance(node, LoopNode) for t in node.outputs[: node.carried]}
+        loops = [node for node in self.graph.nodes if isinstance(node, LoopNode)]
+        carried = {t for node in loops for t in node.outputs[: node.carried]}
+        carried |= {node.outputs[stack] for node in loops for stack in self._stacked_states(node).values()}
         direct: dict[str, Address] = {}
         for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
             if name in self.graph.states:
@@ -499,7 +504,8 @@ class _Level:
     def _loop(self, node: LoopNode, direct: Mapping[str, Address]) -> list[_Pending]:
         """Return the copies of the first states, and the loop.
 
-        A state has two halves that take turns: a step reads one and writes the other.
+        A state has two halves that take turns: a step reads one and writes the other. Where the loop stacks the state's
+        values, they lie in the stack, behind the first state: a step reads a slice and writes the next one.
         """
         planner, body = self.planner, node.body
         names = [name for name, _ in body.inputs]
@@ -507,8 +513,21 @@ class _Level:
         outputs: list[Address] = []
         updates: list[_PendingUpdate] = []
         steps: list[_Pending] = []
+        slots_of_stacks: dict[int, Address] = {}  # of those that states lie in
         results = list(zip(node.outputs[: node.carried], node.output_types, strict=False))
-        for name, tensor, (result, type_) in zip(names, node.inputs, results, strict=False):
+        stacked = self._stacked_states(node)
+        for number, (name, tensor, (result, type_)) in enumerate(zip(names, node.inputs, results, strict=False)):
+            if number in stacked:
+                stack = stacked[number]
+                first, stride_bytes = self._stack_behind_state(node, stack, type_)
+                steps.append(_PendingCopy(node.name, first, self._place(tensor), type_.bytes))
+                self.places[result] = first.moved(node.steps * stride_bytes)
+                inputs[name], each = (
+                    self._moving_slot(start, stride_bytes, updates) for start in (first, first.moved(stride_bytes))
+                )
+                slots_of_stacks[stack] = each
+                outputs.append(each)
+                continue
             half = align(type_.bytes)
             state = self._buffer(2 * half)
             steps.append(_PendingCopy(node.name, state, self._place(tensor), type_.bytes))
@@ -527,7 +546,10 @@ class _Level:
             updates.append(_PendingUpdate(slot, self._place(tensor)))
             inputs[name] = Address(slot)
         whole = zip(node.outputs[node.carried :], node.output_types[node.carried :], node.stacked, strict=True)
-        for tensor, type_, backward in whole:
+        for number, (tensor, type_, backward) in enumerate(whole, node.carried):
+            if number in slots_of_stacks:
+                outputs.append(slots_of_stacks[number])
+                continue
             piece = TensorType(type_.dtype, type_.shape[1:])
             result_place = self._result(tensor, type_, direct)
             outputs.append(self._slices(node, piece, result_place, updates, backward=backward))
@@ -540,12 +562,36 @@ class _Level:
         self, node: LoopNode, piece: TensorType, whole: _Place, updates: list[_PendingUpdate], *, backward: bool
     ) -> Address:
         """Return the address of a slice, whose slot moves along the whole tensor."""
-        slot = self.planner.new_slot(whole, piece.bytes)
         if backward:
-            updates.append(_PendingUpdate(slot, whole.moved((node.steps - 1) * piece.bytes), -piece.bytes))
-        else:
-            updates.append(_PendingUpdate(slot, whole, piece.bytes))
+            return self._moving_slot(whole.moved((node.steps - 1) * piece.bytes), -piece.bytes, updates)
+        return self._moving_slot(whole, piece.bytes, updates)
+
+    def _moving_slot(self, start: _Place, stride_bytes: int, updates: list[_PendingUpdate]) -> Address:
+        """Return the address of a slot that moves by a distance in each step of a loop."""
+        slot = self.planner.new_slot(start, stride_bytes)
+        updates.append(_PendingUpdate(slot, start, stride_bytes))
         return Address(slot)
+
+    def _stacked_states(self, node: LoopNode) -> dict[int, int]:
+        """Return the states of a loop that it stacks, each with the number of that output. Their slices are aligned."""
+        tensors = [tensor for _, tensor in node.body.outputs]
+        found: dict[int, int] = {}
+        for state, type_ in enumerate(node.output_types[: node.carried]):
+            stack = next((i for i in range(node.carried, len(tensors)) if tensors[i] == tensors[state]), None)
+            if stack is not None and stack not in found.values() and type_.bytes % self.planner.alignment_bytes == 0:
+                found[state] = stack
+        return found
+
+    def _stack_behind_state(self, node: LoopNode, stack: int, type_: TensorType) -> tuple[_Place, int]:
+        """Place a stacked output in memory that begins, in the order of steps, with the first state.
+
+        Returns the place of the first state, and the distance to the slice of the first step.
+        """
+        size_bytes, backward = type_.bytes, node.stacked[stack - node.carried]
+        memory = self._buffer((node.steps + 1) * size_bytes)
+        self.planner.tensor_bytes += node.steps * size_bytes
+        self.places[node.outputs[stack]] = memory if backward else memory.moved(size_bytes)
+        return (memory.moved(node.steps * size_bytes), -size_bytes) if backward else (memory, size_bytes)
 
 
 def _efficient_launch(

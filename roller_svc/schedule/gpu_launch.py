@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.program import StatementKind
 from roller_svc.ir.schedule import LoopKind, ScheduleTree, Scope, Storage, iter_nodes, shared_bytes
 from roller_svc.schedule.bounds import Nest, NestLoop, Nests, infer_bounds
 from roller_svc.schedule.schedule import Function, Schedule
@@ -21,8 +22,9 @@ def check_device_loops(schedule: Schedule, hw: HardwareSpec) -> None:
     if hw.family is TargetKind.CPU:
         _check_cpu(nests, hw)
         return
-    for root, members in nests.launches.items():
-        _check_launch(nests, nests.functions[root], [nests.functions[name] for name in members], hw)
+    for root in nests.functions.values():
+        if root.name in nests.launches:
+            _check_launch(nests, root, [nests.functions[name] for name in nests.launches[root.name]], hw)
 
 
 def check_shared_bytes(trees: tuple[ScheduleTree, ...], hw: HardwareSpec) -> None:
@@ -59,10 +61,11 @@ def _check_cpu(nests: Nests, hw: HardwareSpec) -> None:
 def _check_launch(nests: Nests, root: Function, members: list[Function], hw: HardwareSpec) -> None:
     """Check the blocks and threads of the launch that computes a function."""
     if len(root.stages) > 1:
+        loops = root.stages[0].loops if root.statement.kind is StatementKind.REDUCE else ()
         raise ScheduleError(
             f"{root.name} has two stages, which would not share blocks and threads: expected one",
             code=LAUNCH_CODE,
-            hint=f"{root.name}: accumulate_at a loop of {root.name}" if root.stages[-1].axes else None,
+            hint=f"{root.name}: accumulate_at {loops[-1].name}" if loops else "compile the program without a schedule",
         )
     nest = nests.nests[root.stages[0].name]
     blocks, threads = (tuple(_loops_of(nest.loops, kind)) for kind in (LoopKind.BLOCK, LoopKind.THREAD))
@@ -99,9 +102,12 @@ def _check_nest(nest: Nest, function: Function, threads: tuple[NestLoop, ...]) -
     own = tuple(_loops_of(nest.loops, LoopKind.THREAD))
     if around != threads and (own or function.scope is Scope.SHARED):
         raise ScheduleError(
-            f"{nest.stage.name} is shared by threads, and is computed outside of {threads[-1].name}, which makes them",
+            f"{nest.stage.name} is shared by threads, and is not inside of the loops that make them: "
+            f"expected {_names_of(threads)}, got {_names_of(around)}",
             code=LAUNCH_CODE,
-            hint=f"compute {function.name} in {threads[-1].name} of {threads[-1].stage}, or in a loop inside of it",
+            hint=f"compute {function.name} in {threads[-1].name} of {threads[-1].stage}, or in a loop inside of it"
+            if threads
+            else f"mark a thread loop of {nest.outer[0].stage}",
         )
     if _extent(own) > _extent(threads):
         raise ScheduleError(
@@ -113,6 +119,10 @@ def _check_nest(nest: Nest, function: Function, threads: tuple[NestLoop, ...]) -
 
 def _loops_of(loops: tuple[NestLoop, ...], *kinds: LoopKind) -> Iterator[NestLoop]:
     return (loop for loop in loops if loop.kind in kinds)
+
+
+def _names_of(loops: tuple[NestLoop, ...]) -> str:
+    return ", ".join(loop.var for loop in loops) or "none"
 
 
 def _extent(loops: tuple[NestLoop, ...]) -> int:

@@ -177,7 +177,7 @@ def static_bytes(slots: int, most_arguments: int) -> int:
     return POINTER_BYTES * slots + WORD_BYTES * words
 
 
-def fetches_ahead(arch: Arch) -> bool:
+def prefetches_rows(arch: Arch) -> bool:
     """Return whether rows and arguments arrive while a vEU waits. Without `cp.async` it waits for them."""
     return arch >= AMPERE
 
@@ -285,7 +285,7 @@ def _fetch_text(arch: Arch, threads: int, most_arguments: int) -> str:
     """Return the functions that copy the rows of a vEU and their arguments to shared memory."""
     inline = "__device__ __forceinline__ void"
     copy, arrived = "copy_async_16(to, from, true);", "commit_copies();\n  await_copies<0>();"
-    if not fetches_ahead(arch):
+    if not prefetches_rows(arch):
         copy, arrived = f"for (int word = 0; word < {ROW_WORDS}; word++) to[word] = from[word];", ""
     return f"""{inline} fetch(unsigned int *to, const unsigned int *from) {{
   {copy}
@@ -306,7 +306,7 @@ def _fetch_text(arch: Arch, threads: int, most_arguments: int) -> str:
 
 def _fetch_wrappers(arch: Arch) -> tuple[str, ...]:
     """Return the wrappers that the functions above call."""
-    names = ("copy_async_16", "commit_copies", "await_copies") if fetches_ahead(arch) else ()
+    names = ("copy_async_16", "commit_copies", "await_copies") if prefetches_rows(arch) else ()
     needs = (need for name in names for need in require(wrapper_of(name), f"instruction {name}").needs)
     return tuple(dict.fromkeys((*needs, *names)))
 

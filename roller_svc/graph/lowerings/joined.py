@@ -183,8 +183,8 @@ def _joint_needs(unrolled: UnrolledPlan, *, is_streamed: bool = False) -> BlockR
 
 def _static_bytes(unrolled: UnrolledPlan) -> int:
     """Return the bytes of shared memory of a kernel of all beside its rTasks."""
-    arguments = max(len(step.arguments) if isinstance(step, KernelStep) else COPY_ARGUMENTS for step in unrolled.steps)
-    return static_bytes(FIRST_INPUT + len(unrolled.plan.tensors), arguments)
+    numbers = [len(step.arguments) if isinstance(step, KernelStep) else COPY_ARGUMENTS for step in unrolled.steps]
+    return static_bytes(FIRST_INPUT + len(unrolled.plan.tensors), max(numbers, default=0))
 
 
 def _needs(unrolled: UnrolledPlan, step: KernelStep, *, is_streamed: bool = False) -> BlockResources:

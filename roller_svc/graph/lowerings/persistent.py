@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from roller_svc.codegen.cuda.persistent import PersistentRun, build_launches, fetches_ahead
+from roller_svc.codegen.cuda.persistent import PersistentRun, build_launches, prefetches_rows
 from roller_svc.codegen.cuda.ring import PageUse, Ring
 from roller_svc.codegen.cuda.task_kernel import TaskKernel
 from roller_svc.errors import InvariantError, require
@@ -176,13 +176,13 @@ def gap_seconds(hw: HardwareSpec) -> float:
     """
     limits = hw.limits
     signal_s, wait_s = (require(each, "time in the limits of a device") for each in (limits.signal_s, limits.wait_s))
-    if fetches_ahead(hw.arch):
+    if prefetches_rows(hw.arch):
         return max(signal_s + wait_s, hw.levels[0].latency_s)
     return signal_s + wait_s + table_seconds(1, hw)
 
 
 class WaveStream(NamedTuple):
-    """What a wave streams, and when it leaves memory idle."""
+    """The bytes that a wave streams, and how long it leaves memory idle."""
 
     bytes: int
     saved_s: float  # that it takes less if they are there when it begins

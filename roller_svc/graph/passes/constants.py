@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from roller_svc.graph.weights import Weights
@@ -17,13 +18,14 @@ def fold_constants(graph: Graph, weights: Weights) -> Graph:
         if isinstance(node, LoopNode):
             nodes.append(replace(node, body=fold_constants(node.body, weights)))
         elif isinstance(node, OpNode) and node.inputs and all(tensor in constants for tensor in node.inputs):
-            constants |= _values(node, constants, weights)
+            constants |= evaluate_node(node, constants, weights)
         else:
             nodes.append(node)
     return replace(graph, constants=constants, nodes=tuple(nodes))
 
 
-def _values(node: OpNode, constants: dict[str, Constant], weights: Weights) -> dict[str, Constant]:
+def evaluate_node(node: OpNode, constants: Mapping[str, Constant], weights: Weights) -> dict[str, Constant]:
+    """Return the values of a node that reads constants alone, by its results."""
     arrays = {name: weights.array(constants[tensor]) for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True)}
     results = reference(node.program, arrays)
     listed = zip(node.outputs, node.program.outputs, node.output_types, strict=True)

@@ -21,6 +21,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.frontend.graph_builder import DEQUANTIZE, program_of_call
 from roller_svc.frontend.ops import OPS
 from roller_svc.graph.costs import CostTable
+from roller_svc.graph.passes.constants import evaluate_node
 from roller_svc.graph.passes.packed_weights import PackedWeight, packed_weight
 from roller_svc.graph.weights import Array, Weights
 from roller_svc.ir.affine import affine
@@ -185,7 +186,10 @@ class _Rewriting:
         inputs = list(zip(node.program.inputs, node.inputs, strict=True))
         moved = [self.quantized.get(tensor) for (name, _), tensor in inputs if name in names]
         known = [each for each in moved if each is not None]
-        if not known or len(known) < len(moved) or known[0].axis is not None or not all(known[0].is_like(each) for each in known):
+        if not known or len(known) < len(moved) or not all(known[0].is_like(each) for each in known):
+            return ()
+        axis = known[0].axis if known[0].axis is None else _moved_axis(node, known[0].axis)
+        if (axis is None) != (known[0].axis is None):
             return ()
         types, tensors = list(node.input_types), list(node.inputs)
         for i, ((name, _), tensor) in enumerate(inputs):
@@ -199,15 +203,21 @@ class _Rewriting:
         integers = f"{node.outputs[0]}.integers"
         conversion = known[0].node
         read_types = (type_, *conversion.input_types[1:])
+        parameters = () if axis is None else (("axis", axis),)
         dequantized = OpNode(
             f"{node.name}/{DEQUANTIZE}",
             DEQUANTIZE,
-            program_of_call(DEQUANTIZE, read_types),
+            program_of_call(DEQUANTIZE, read_types, parameters),
             (integers, *conversion.inputs[1:]),
             node.outputs,
+            parameters,
         )
-        self.quantized[node.outputs[0]] = replace(known[0], node=dequantized, tensor=integers, type=type_)
-        return (replace(node, program=program, inputs=tuple(tensors), outputs=(integers,)), dequantized)
+        self.quantized[node.outputs[0]] = replace(known[0], node=dequantized, tensor=integers, type=type_, axis=axis)
+        mover = replace(node, program=program, inputs=tuple(tensors), outputs=(integers,))
+        if all(tensor in self.constants for tensor in tensors):  # products are to know the integers
+            self.constants |= evaluate_node(mover, self.constants, self.weights)
+            return (dequantized,)
+        return (mover, dequantized)
 
     # scales after scales ----------------------------------------------------------------------------------------------
     def _requantize(self, node: OpNode, quantized: _Quantized) -> Sequence[Node]:
@@ -501,6 +511,19 @@ def _moved_inputs(node: OpNode) -> frozenset[str]:
     moved = frozenset(load.tensor for load in loads)
     is_only_moved = sum(load.tensor in moved for load in statement.reads) == len(loads)  # not read by a condition or an index
     return moved if is_only_moved else frozenset()
+
+
+def _moved_axis(node: OpNode, axis: int) -> int | None:
+    """Return where a node puts a whole axis of its only input; None if it moves the axis in any other way."""
+    (statement,) = node.program.statements
+    loads = _selected(statement.body)
+    if len(loads) != 1 or loads[0] is not statement.body or statement.kind is not StatementKind.MAP:
+        return None
+    place = loads[0].index[axis]
+    if not isinstance(place, AxisRef) or statement.index.count(place) != 1:
+        return None
+    size = node.program.types[loads[0].tensor].shape[axis]
+    return statement.index.index(place) if statement.extents[place.name] == size else None
 
 
 def _selected(expr: Expr) -> tuple[Load, ...]:

@@ -12,6 +12,7 @@ import pytest
 from onnx_node_models import check_node, import_node, model_of, run_node
 
 from roller_svc.errors import UnsupportedModelError
+from roller_svc.ir.graph import OpNode
 
 RNG = np.random.default_rng(3)
 
@@ -90,13 +91,34 @@ def test_conv_integer(attributes: dict[str, Any], zeros: tuple[Any, ...]) -> Non
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"pads": [1, 1, 1, 1]},
+        {"pads": [2, 0, 1, 1], "strides": [2, 1], "dilations": [1, 2]},
+        {"auto_pad": "SAME_UPPER"},
+        {},
+    ],
+)
 @pytest.mark.parametrize("bias", [False, True])
-def test_qlinear_conv(bias: bool) -> None:
+def test_qlinear_conv(bias: bool, attributes: dict[str, Any]) -> None:
     x, w = random((1, 2, 6, 5), np.uint8), random((3, 2, 3, 2), np.int8)
     scales = np.array([0.01, 0.02, 0.03], np.float32)
     tensors = [x, np.float32(0.1), np.uint8(9), w, scales, np.zeros(3, np.int8), np.float32(0.4), np.uint8(100)]
     tensors = [*map(np.asarray, tensors), *([np.array([500, -700, 9], np.int32)] if bias else [])]
-    check_node("QLinearConv", {"pads": [1, 1, 1, 1]}, tensors, constants=range(1, len(tensors)))
+    check_node("QLinearConv", attributes, tensors, constants=range(1, len(tensors)))
+
+
+def test_convolutions_multiply_bytes_as_they_are() -> None:
+    """A known zero point is padding and a correction of the sums; an unknown one is subtracted if there is padding."""
+    tensors = [random((1, 2, 6), np.uint8), random((3, 2, 3), np.int8), np.asarray(np.uint8(9))]
+    for attributes, constants, operators in [
+        ({"pads": [1, 2]}, (1, 2), {"pad", "conv1d"}),
+        ({}, (1, 2), {"conv1d"}),
+        ({"pads": [1, 2]}, (1,), {"cast", "reshape", "sub", "conv1d"}),
+    ]:
+        graph, _ = import_node(model_of("ConvInteger", attributes, tensors, constants=constants))
+        assert {node.operator for node in graph.nodes if isinstance(node, OpNode)} == operators
 
 
 def test_dynamic_quantization() -> None:

@@ -25,7 +25,7 @@ from roller_svc.graph.load import load_graph
 from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, choose_lowering, cuda_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Constant
-from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, ModelPlan, unroll_steps
+from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, LoopStep, ModelPlan, unroll_steps
 from roller_svc.model import Model, compile_model, estimate_model, load_model
 from roller_svc.runtime.graphs.cpu import weights_block
 from roller_svc.runtime.graphs.cuda import CudaModel
@@ -365,6 +365,34 @@ def test_a_model_is_saved_and_not_pickled() -> None:
         with pytest.raises(ArgumentError, match="cannot be pickled") as raised:
             action(compiled("views"))
         assert raised.value.code == "not-picklable"
+
+
+def stacking(*, backward: bool, passes_on: bool) -> dict[str, Any]:
+    """Return a loop that stacks its state. `passes_on`: the next state is a slice that no kernel writes."""
+    model = copy.deepcopy(MODELS["states"])
+    loop = model["nodes"][0]["loop"]
+    loop["stacked"] = [backward]
+    if passes_on:
+        loop["body"]["outputs"] = {"next": "x", "each": "x"}
+        loop["body"]["nodes"] = []
+    return model
+
+
+@pytest.mark.parametrize("target", [A100, "local"])
+@pytest.mark.parametrize(("backward", "passes_on"), [(False, False), (True, False), (False, True)])
+def test_states_that_a_loop_stacks_lie_in_the_stack(target: str, backward: bool, passes_on: bool) -> None:
+    """No step copies its state: one reads a slice and writes the next one."""
+    source, weights = stacking(backward=backward, passes_on=passes_on), Weights()
+    graph = load_graph(copy.deepcopy(source), weights)
+    arrays = {name: np.random.default_rng(3).standard_normal(type_.shape).astype(np.float32) for name, type_ in graph.inputs}
+    runtime = {"runtime": "emulator", "plan": "launches"} if target == A100 else {"plan": "serial"}
+    model = compile_model(source, target, select="model", top_k=1, **runtime)
+    (loop,) = (step for step in plan_of(model).steps if isinstance(step, LoopStep))
+    copies = [step for step in loop.body if isinstance(step, CopyStep)]
+    assert len(copies) == passes_on
+    results = model.run(arrays)
+    for name, wanted in interpret(graph, weights, arrays).items():
+        np.testing.assert_allclose(results[name], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_profiles_are_of_cpus() -> None:

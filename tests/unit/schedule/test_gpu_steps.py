@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulator_support import module
-from schedule_support import BLUR, MATMUL, inputs_of, judged, program
+from schedule_support import BLUR, MATMUL, SCALAR, SCATTER, inputs_of, judged, program
 
 import roller_svc
 from roller_svc import hardware
@@ -120,7 +120,9 @@ def test_a_shared_tile_that_no_loop_distributes_is_made_by_one_thread() -> None:
 
 BX_INSIDE = "bx: compute_root\nbx: compute_at B "
 REFUSED = (
-    (MATMUL, "C: block m", "schedule-launch", "two stages", "accumulate_at"),
+    (MATMUL, "C: block m", "schedule-launch", "two stages", "C: accumulate_at n"),
+    (SCATTER, "", "schedule-launch", "two stages", "without a schedule"),
+    (SCALAR, "", "schedule-launch", "two stages", "without a schedule"),
     (BLUR, "", "schedule-launch", "without blocks", "B: block y"),
     (BLUR, "B: block y\nB: parallel x", "schedule-launch", "is parallel", "block or thread"),
     (BLUR, "B: thread y\nB: thread x", "schedule-launch", "without blocks", "B: block y"),
@@ -135,7 +137,7 @@ REFUSED = (
         BLUR,
         f"B: block y\nB: thread x\n{BX_INSIDE}y\nbx: store_in shared",
         "schedule-launch",
-        "outside of x",
+        "expected x, got none",
         "compute bx in x of B",
     ),
     (
@@ -147,6 +149,13 @@ REFUSED = (
     ),
     (BLUR, f"B: block y\nB: thread x\n{BX_INSIDE}x\nbx: thread y", "schedule-launch", "its own tile", "store_in shared"),
     (BLUR, f"B: block y\n{BX_INSIDE}y\nbx: block y", "schedule-launch", "inside of loop y", "mark a loop of B"),
+    (
+        BLUR,
+        f"B: block y\n{BX_INSIDE}x\nbx: thread y\nA: cache bx y shared",
+        "schedule-launch",
+        "expected none, got bx.y",
+        "mark a thread loop of B",
+    ),
     (MATMUL, "C.update: thread k", "schedule-dependence", "same elements", None),
     (
         BLUR,
@@ -159,7 +168,7 @@ REFUSED = (
         program("b[i, j] = a[i, j] + 1.0", a="float32 512 512"),
         "b: block i\nb: thread j\na: cache b i shared",
         "schedule-launch",
-        "outside of j",
+        "expected j, got none",
         "compute a.cache in j",
     ),
     (
@@ -215,6 +224,8 @@ def test_what_cannot_be_cached_is_refused() -> None:
             schedule_by_hand(scheduled, steps)
 
 
+@pytest.mark.slow
+@pytest.mark.emulator
 def test_a_kernel_by_hand_runs_in_the_emulator() -> None:
     steps = "b: split i 32\nb: block i.outer\nb: thread i.inner"
     kernel = roller_svc.compile("b[i] = a[i] * 2.0", {"a": ("float32", (100,))}, target=A100, runtime="emulator", schedule=steps)
@@ -223,6 +234,7 @@ def test_a_kernel_by_hand_runs_in_the_emulator() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.emulator
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_examples_are_right_and_each_barrier_is_needed(name: str) -> None:
     """Without spills for an A100, right for several orders of threads, and the detector finds each missing barrier."""
@@ -289,9 +301,10 @@ def random_steps(name: str, numbers: Random) -> tuple[TensorProgram, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.emulator
 @pytest.mark.parametrize("name", ["matmul", "blur", "softmax", "convolution"])
 def test_random_schedules_are_right_in_the_emulator(name: str) -> None:
     numbers = Random(1)
-    for _ in range(6):
+    for target in 2 * (A100, "nvidia-h200-sxm", "amd-mi250x"):
         scheduled, steps = random_steps(name, numbers)
-        has_right_values(scheduled, source_of(scheduled, steps), [0, 1])
+        has_right_values(scheduled, source_of(scheduled, steps, target), [0, 1])

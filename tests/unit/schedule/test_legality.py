@@ -147,7 +147,7 @@ def test_a_legal_tree_passes(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", sorted(ILLEGAL))
-def test_an_illegal_tree_is_refused(what: str) -> None:
+def test_row_28_an_illegal_tree_is_refused(what: str) -> None:
     code, node = ILLEGAL[what]
     with pytest.raises(ScheduleError) as refused:
         check((node,))
@@ -160,7 +160,7 @@ def test_buffers_are_known_by_name() -> None:
         check((PRODUCE,), {"out"})
 
 
-def test_swapped_producers_of_a_schedule_are_refused() -> None:
+def test_row_27_swapped_producers_of_a_schedule_are_refused() -> None:
     (storage,) = build_tree(t.compute_root(default_schedule(BLUR), "bx"))
     assert isinstance(storage, Storage)
     check((storage,))

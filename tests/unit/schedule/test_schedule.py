@@ -41,7 +41,7 @@ def text(schedule: Schedule, target: str = "cpu-x86-avx2") -> str:
 
 
 class TestDefault:
-    def test_maps_are_inlined_and_nothing_is_stored(self) -> None:
+    def test_row_30_maps_are_inlined_and_nothing_is_stored(self) -> None:
         blur = default_schedule(BLUR)
         assert blur.function("bx").computed is Fixed.INLINE
         assert render(build_tree(blur)) == "serial y in 8\n  serial x in 8\n    B[...] ="
@@ -62,7 +62,7 @@ class TestDefault:
         names = [f.name for f in default_schedule(NARROW).functions]
         assert names == ["C.acc", "C", "D"]
 
-    def test_points_are_visited_in_row_major_order(self) -> None:
+    def test_row_30_points_are_visited_in_row_major_order(self) -> None:
         assert visited(default_schedule(BLUR), "B") == list(itertools.product(range(8), range(8)))
 
     def test_statements_that_no_output_needs_are_left_out(self) -> None:
@@ -83,45 +83,45 @@ class TestDefault:
 
 
 class TestTransforms:
-    def test_split_of_ten_by_four_visits_each_point_once_in_order(self) -> None:
+    def test_row_32_split_of_ten_by_four_visits_each_point_once_in_order(self) -> None:
         p = program("b[i] = a[i] * 2.0", a="float32 10")
         parts = t.split(default_schedule(p), "b", "i", 4)
         assert visited(parts, "b") == [(i,) for i in range(10)]
         assert [x.extent for x in iter_nodes(build_tree(parts)) if isinstance(x, Loop)] == [3, 4]
 
-    def test_fuse_visits_what_division_and_remainder_say(self) -> None:
+    def test_row_33_fuse_visits_what_division_and_remainder_say(self) -> None:
         p = program("b[y, x] = a[y, x] + 1.0", a="float32 4 4")
         fused = t.fuse(default_schedule(p), "b", "y", "x")
         assert visited(fused, "b") == [(i // 4, i % 4) for i in range(16)]
 
-    def test_tile_goes_through_one_tile_after_another(self) -> None:
+    def test_row_34_tile_goes_through_one_tile_after_another(self) -> None:
         p = program("b[y, x] = a[y, x] + 1.0", a="float32 4 4")
         tiled = t.tile(default_schedule(p), "b", ("y", 2), ("x", 2))
         assert visited(tiled, "b") == [
             (yo * 2 + yi, xo * 2 + xi) for yo, xo, yi, xi in itertools.product(range(2), range(2), range(2), range(2))
         ]
 
-    def test_reorder_of_a_reduction(self) -> None:
+    def test_row_31_reorder_of_a_reduction(self) -> None:
         ordered = t.reorder(default_schedule(MATMUL), "C.update", "k", "n", "m")
         joined = visited(ordered, "C")[35:]
         assert joined == [(m, n) for _, n, m in itertools.product(range(6), range(7), range(5))]
 
-    def test_reorder_moves_only_the_loops_it_names(self) -> None:
+    def test_row_31_reorder_moves_only_the_loops_it_names(self) -> None:
         ordered = t.reorder(default_schedule(MATMUL), "C.update", "k", "m")
         assert [x.name for x in ordered.stage("C.update").loops] == ["k", "n", "m"]
 
-    def test_a_vectorised_loop_is_vectors_in_the_text(self) -> None:
+    def test_row_35_a_vectorised_loop_is_vectors_in_the_text(self) -> None:
         p = program("b[y, x] = a[y, x] * 2.0", a="float32 4 16")
         assert "vf32x8" not in text(default_schedule(p))
         assert "*(vf32x8 *)(b" in text(t.vectorise(default_schedule(p), "b", "x"))
 
-    def test_an_unrolled_loop_is_none_in_the_text(self) -> None:
+    def test_row_35_an_unrolled_loop_is_none_in_the_text(self) -> None:
         p = program("b[i] = a[i] * 2.0", a="float32 4")
         unrolled = text(t.unroll(default_schedule(p), "b", "i"))
         assert "for (" not in unrolled
         assert unrolled.count("b[") == 4
 
-    def test_a_parallel_loop_runs_on_threads(self) -> None:
+    def test_row_35_a_parallel_loop_runs_on_threads(self) -> None:
         assert "#pragma omp parallel for" in text(t.parallel(default_schedule(BLUR), "B", "y"))
 
     def test_a_large_room_in_an_unrolled_loop_is_declared_once(self) -> None:
@@ -146,7 +146,7 @@ class TestTransforms:
             ("x", 64 * (3 * 3) + 64 * 3, 3 * 4),
         ],
     )
-    def test_recomputing_against_storing(self, site: str | None, operations: int, room: int) -> None:
+    def test_row_36_recomputing_against_storing(self, site: str | None, operations: int, room: int) -> None:
         blur = default_schedule(BLUR)
         if site == "root":
             blur = t.compute_root(blur, "bx")
@@ -155,7 +155,7 @@ class TestTransforms:
         assert run(blur).operations == operations
         assert alloc_bytes(build_tree(blur)) == room
 
-    def test_a_room_may_stand_outside_of_where_it_is_filled(self) -> None:
+    def test_row_36_a_room_may_stand_outside_of_where_it_is_filled(self) -> None:
         blur = t.store_root(t.compute_at(default_schedule(BLUR), "bx", "B", "x"), "bx")
         assert alloc_bytes(build_tree(blur)) == 10 * 8 * 4
         blur = t.store_at(blur, "bx", "B", "y")
@@ -168,7 +168,7 @@ class TestTransforms:
         blur = t.compute_at(blur, "bx", "B", "x")
         assert str(t.fuse(blur, "B", "y", "x").function("bx").computed) == "At(stage='B', loop='y.x.fused')"
 
-    def test_golden_tree_of_the_blur(self) -> None:
+    def test_row_26_golden_tree_of_the_blur(self) -> None:
         blur = t.tile(default_schedule(BLUR), "B", ("y", 4), ("x", 4))
         blur = t.compute_at(blur, "bx", "B", "x.outer")
         blur = t.parallel(t.vectorise(t.unroll(blur, "bx", "y"), "B", "x.inner"), "B", "y.outer")
@@ -262,7 +262,7 @@ REFUSED: dict[str, tuple[str, Callable[[], Schedule]]] = {
 
 
 @pytest.mark.parametrize("what", sorted(REFUSED))
-def test_refused(what: str) -> None:
+def test_row_29_an_illegal_step_is_refused(what: str) -> None:
     code, transform = REFUSED[what]
     with pytest.raises(ScheduleError) as refused:
         transform()

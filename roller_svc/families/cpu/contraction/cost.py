@@ -63,10 +63,11 @@ def cpu_contraction(p: Workload[ContractionFacts], launch: Launch) -> Costs:
     parts = {"compute": kernel, "update": update, "packing": packing, "task": store + mach.costs.task_cycles}
     others = p.compulsory_bytes - (p.b.total_bytes if p.b.is_constant else 0)
     moved = others + (_panel_bytes(p, sizes.plan) if p.b.is_constant else 0)  # as they are packed
-    memory = (others if sizes.plan.streams_b else moved) / source_bandwidth(mach, moved)
+    apart = others if sizes.plan.streams_b else moved  # panels that stream are part of the kernel's time
+    memory = apart / source_bandwidth(mach, moved)
     found = smallest_cache(mach, moved)
     level = mach.dram.name if found is None else found.name
-    return sum_task_costs(p, launch, parts, busy, memory, costs.memory_exposed_fraction, level, others)
+    return sum_task_costs(p, launch, parts, busy, memory, costs.memory_exposed_fraction, level, apart)
 
 
 def _sizes(p: Workload[ContractionFacts], launch: Launch) -> _Sizes:

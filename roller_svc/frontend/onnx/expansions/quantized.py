@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -91,6 +91,10 @@ def _convolution(
     """Return the convolution of `x - x_zero` and `weight - weight_zero`. Padding has the zero point."""
     plain = Node("Conv", node.opset, node.attributes, factors, (None, None), used=node.used)
     use = NODES["Conv"](plain)
+    if (moved := _move_zero_point(builder, factors, zeros, use.parameters)) is not None:
+        padded, parameters, correction = moved
+        correction = correction if bias is None else builder.call("add", [bias, correction])
+        return builder.call(use.operator, [padded, factors[1], correction], **{**parameters, "dtype": DType.INT32.value})
     shifted = []
     for x, zero in zip(factors, zeros, strict=True):
         if zero is None or _is_zero(builder, zero):
@@ -103,6 +107,41 @@ def _convolution(
         shifted.append(builder.call("sub", [builder.cast(x, DType.INT32), builder.cast(zero, DType.INT32)]))
     operands = [*shifted, *([] if bias is None else [bias])]
     return builder.call(use.operator, operands, **{**use.parameters, "dtype": DType.INT32.value})
+
+
+def _move_zero_point(
+    builder: GraphBuilder,
+    factors: tuple[Operand, Operand],
+    zeros: tuple[Operand | None, Operand | None],
+    parameters: Mapping[str, object],
+) -> tuple[Operand, dict[str, object], Operand] | None:
+    """Return padded bytes, the parameters of their convolution, and what to add for each filter; None for other bytes.
+
+    Σ (x - z) w = Σ x w - z Σ w, modulo 2^32, where padding has the zero point, which must be known for it.
+    """
+    (x, weight), (zero, weight_zero) = factors, zeros
+    is_plain = zero is not None and zero.dtype is x.dtype and zero.type.elements == 1 and not _is_zero(builder, zero)
+    if zero is None or not is_plain or not _is_zero(builder, weight_zero):
+        return None
+    pads, spatial = parameters.get("padding", 0), x.rank - 2
+    if isinstance(pads, int):
+        listed = [pads] * spatial
+    elif isinstance(pads, tuple | list):
+        listed = list(pads)
+    elif pads == "valid":
+        listed = []
+    else:
+        return None  # the operator finds the padding
+    moved = dict(parameters)
+    if any(listed):
+        value, before, after = builder.value(zero), listed[:spatial], listed[-spatial:]
+        if value is None or len(listed) not in (spatial, 2 * spatial):
+            return None
+        x = builder.call("pad", [x], pads=[0, 0, *before, 0, 0, *after], value=int(value.reshape(())))
+        moved["padding"] = 0
+    sums = builder.call("reduce_sum", [weight], axis=tuple(range(1, weight.rank)), dtype=DType.INT32.value)
+    scalar = builder.call("reshape", [builder.cast(zero, DType.INT32)], shape=())
+    return x, moved, builder.call("neg", [builder.call("mul", [scalar, sums])])
 
 
 def _conv_integer(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:

@@ -284,3 +284,33 @@ def test_bodies_of_loops_are_rewritten() -> None:
     (loop,) = after.nodes
     assert isinstance(loop, LoopNode)
     assert FUSED in operators(loop.body)
+
+
+@pytest.mark.parametrize("kind", [(S8, 0), (U8, 128)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scales_move_with_transposed_weights(axis: int, kind: tuple[DType, int]) -> None:
+    """Scales of rows become those of columns; those of the summed axis leave the product to floats."""
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 40, 64, dtype=U8)
+    w = builder.call("transpose", [add_weight(builder, (48, 64), *kind, axis)], permutation=(1, 0))
+    product = builder.call("matmul", [dequantize(builder, x, 0.02, 120), w])
+    graph = builder.finish([("y", quantize(builder, product, 0.05, 7))])
+    after = rewritten(graph, weights)
+    assert sums_of(after) == ["int32" if axis == 0 else "float32"]
+    check_close(graph, after, weights)
+
+
+def test_scales_of_an_axis_that_is_split_stay() -> None:
+    builder, weights = builder_of()
+    x = dequantize(builder, add_input(builder, "x", 4, 48, dtype=S8), np.linspace(0.01, 0.1, 48), np.zeros(48))
+    graph = builder.finish([("y", builder.call("reshape", [x], shape=(4, 6, 8)))])
+    assert operators(rewritten(graph, weights)) == ["dequantize_linear", "reshape"]
+
+
+def test_scales_of_rows_move_with_data() -> None:
+    builder, weights = builder_of()
+    x = dequantize(builder, add_input(builder, "x", 4, 48, 5, dtype=S8), np.linspace(0.01, 0.1, 48), np.zeros(48))
+    graph = builder.finish([("y", builder.call("transpose", [x], permutation=(2, 0, 1)))])
+    after = rewritten(graph, weights)
+    assert operators(after) == ["transpose", "dequantize_linear"]
+    check_close(graph, after, weights)
