@@ -53,7 +53,6 @@ MIN_GAIN = 1.01  # of kernels that replace those chosen alone
 HANG_S, HANG_RATIO = 10.0, 1000.0  # a first call that takes longer than the sum, with the ratio to a call in use, hangs
 EXACT_SAMPLES = 3  # random inputs for which results must have equal bits
 COMMITTED = "committed"
-TUNED = "tuned"  # what the kernels that were chosen in serial calls are called, beside those chosen alone
 OUT_OF_RANGE = "random inputs are indices out of range: choices cannot be checked"
 
 MakePlan = Callable[[Sequence[KernelBundle]], ModelPlan]  # a serial one, of a kernel of each class
@@ -373,13 +372,13 @@ def tune_kernels(
         def find_finalists(bests: Mapping[str, Mapping[str, int]]) -> dict[str, CpuCalls]:
             """Whole calls decide: kernels that are the fastest themselves may slow others down."""
             models: dict[str, CpuCalls] = {"alone": choices.by_fastest}
-            best = bests[TUNED]
+            best = bests[SERIAL]
             tuned = choices.bind_kernels(best)
-            return models | {TUNED: tuned} if any(best.values()) and not choices.find_fault(tuned) else models
+            return models | {SERIAL: tuned} if any(best.values()) and not choices.find_fault(tuned) else models
 
         timer = _SampleTimer(choices.sample, time.perf_counter() + options.budget_s)
         opened = partial(open_index, choices.plan, cache, requests[0], options)
-        binders: dict[str, BindKernels] = {TUNED: choices.bind_kernels}
+        binders: dict[str, BindKernels] = {SERIAL: choices.bind_kernels}
         best, _ = choose_kernels(choices, timer, opened, tuning, binders, find_finalists, budget_trials=options.budget_trials)
     return choices.assign(best), tuning
 
