@@ -24,7 +24,7 @@ from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
 from roller_svc.compiler.cards import make_card
-from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.compiler.kernel_cache import SERIAL, KernelCache
 from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import (
     check_emulable,
@@ -37,7 +37,7 @@ from roller_svc.compiler.request import (
 from roller_svc.errors import ArgumentError, InputError, InvariantError, RollerWarning, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.frontend.torch.arguments import Arrays, run_with_tensors, share_arrays
-from roller_svc.graph.choose import AUTO, EAGER, SERIAL
+from roller_svc.graph.choose import AUTO, EAGER
 from roller_svc.graph.compile import (
     BuiltModel,
     ModelOptions,

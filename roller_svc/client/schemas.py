@@ -454,7 +454,7 @@ class OperationMetadata(BaseModel):
 
 
 class OperationRequest(BaseModel):
-    """What an operation was asked for: an expression, or the blob of a model."""
+    """A request as an operation names it: an expression or the blob of a model, and the device."""
 
     expression: str | None = None
     model: str | None = None

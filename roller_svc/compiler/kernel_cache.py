@@ -20,6 +20,7 @@ from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved import serialization as saved
 from roller_svc.runtime.saved.serialization import KernelBundle
 
+SERIAL = "serial"  # plan without operators side by side
 MAX_COSTS = 50_000  # of a device, about 5 MB
 MAX_COST = 1e9
 

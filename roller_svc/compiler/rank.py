@@ -117,8 +117,8 @@ def rank_units(
         model = each.family.model(each.workload)
         wanted = apply_constraints(each.view, each.family, model, construction.programs, constraints)
         timed = [model.timed(program) for program in wanted.programs]
-        told = replace(construction, programs=wanted.programs, seconds=tuple([t.seconds for t in timed]))
-        ranked[each.number] = _RankedView(told, wanted, timed)
+        with_seconds = replace(construction, programs=wanted.programs, seconds=tuple([t.seconds for t in timed]))
+        ranked[each.number] = _RankedView(with_seconds, wanted, timed)
         best = tie_breaks.fastest(top_k, [t for _, view in sorted(ranked.items()) for t in view.timed])
     if not ranked:
         raise _with_another_unit(failures[min(failures)], group, hw, units)

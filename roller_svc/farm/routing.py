@@ -66,14 +66,14 @@ def queue_of_device(spec: HardwareSpec, *, is_measured: bool) -> str:
 def check_measurable(alive: Iterable[Worker], generator: str, request: Request) -> None:
     """Raise ArgumentError unless a worker of the generator that is alive can measure the request's kernels or model."""
     is_model = isinstance(request, ModelRequest)
-    code, way_out = ("cannot-measure", "tune: off") if is_model else ("no-measuring-worker", "kernels:compile")
+    way_out = "tune: off" if is_model else "kernels:compile"
     queue = queue_of(request)
     workers = [worker for worker in alive if worker.generator == generator]
     if not any(can_measure(worker, queue) for worker in workers):
         queues = sorted({name for worker in workers for name in worker.queues})
         raise ArgumentError(
             f"no worker measures on {request.target}: its queue {queue} has none",
-            code=code,
+            code="cannot-measure" if is_model else "no-measuring-worker",
             hint=f"{way_out} builds without a device; workers serve {', '.join(queues)[:200] or 'nothing'}",
         )
 

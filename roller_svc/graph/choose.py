@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roller_svc.compiler.backends import backend_for
-from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
+from roller_svc.compiler.kernel_cache import SERIAL, KernelCache, PlanChoice
 from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError
 from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.plan import Launch, PlannedStep, Schedule
@@ -27,7 +27,7 @@ from roller_svc.runtime.graphs.switchable import SwitchableModel
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.thread_pool import limit_threads
 
-SERIAL, AUTO, BY_HAND = "serial", "auto", "by hand"
+AUTO, BY_HAND = "auto", "by hand"
 EAGER = "eager"  # a serial plan without fusion
 PLANS = (AUTO, SERIAL, *POLICIES)
 # A plan must be this much faster than a serial one, which is simpler: by measurement, and by the model.

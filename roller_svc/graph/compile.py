@@ -23,13 +23,13 @@ from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.explain import parse_request
 from roller_svc.compiler.joinable import find_joinable
-from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
+from roller_svc.compiler.kernel_cache import SERIAL, KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.compiler.rtasks import find_bundle_page_uses, find_bundle_refusal, load_tasks, may_stream, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode, require
 from roller_svc.frontend.lang.input_types import short_repr
-from roller_svc.graph.choose import AUTO, EAGER, PLANS, SERIAL, Link, choose_plan, make_modelled_plans
+from roller_svc.graph.choose import AUTO, EAGER, PLANS, Link, choose_plan, make_modelled_plans
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, ChosenLowering, check_lowering, choose_lowering, may_use_slower

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.compiler.kernel_cache import SERIAL, KernelCache
 from roller_svc.errors import ArgumentError, InvariantError, require
-from roller_svc.graph.choose import AUTO, SERIAL
+from roller_svc.graph.choose import AUTO
 from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model
 from roller_svc.graph.devices.cut import Part
 from roller_svc.graph.devices.labels import Placed

@@ -14,9 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from roller_svc.api import Kernel
-from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.compiler.kernel_cache import SERIAL, KernelCache
 from roller_svc.errors import IndexRangeError, InvariantError
-from roller_svc.graph.choose import SERIAL
 from roller_svc.graph.compile import ModelOptions, build_model, build_nodes, transform_graph
 from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.interpret import interpret

@@ -218,15 +218,15 @@ def create_app(
         tracing=tracing,
     )
     app.add_middleware(
-        GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL, exclude_content_types=NOT_COMPRESSED
-    )
-    app.add_middleware(
         RequestLimitsMiddleware,
         settings=settings,
         authenticator=authenticator,
         shares=shares,
         routes=routes_of(app),
         hits=hits,
+    )
+    app.add_middleware(
+        GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL, exclude_content_types=NOT_COMPRESSED
     )
     if tracing is not None:
         app.add_middleware(tracing.middleware, tracing=tracing)

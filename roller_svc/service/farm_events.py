@@ -49,7 +49,7 @@ async def stream_farm(state: State, client: str | None, since_s: float | None) -
     yield f"retry: {RECONNECT_MS}\n\n"
     loop = asyncio.get_running_loop()
     end_s, silent_since_s = loop.time() + MAX_STREAM_S, loop.time()
-    told: dict[str, Json] = {}  # of the last moments, by operation
+    sent: dict[str, Json] = {}  # of the last moments, by operation
     figures: Json = {}
     while loop.time() < end_s and not state.is_ending:
         try:
@@ -58,7 +58,7 @@ async def stream_farm(state: State, client: str | None, since_s: float | None) -
         except StoreError:  # the client reconnects and continues
             return
         documents = {operation.id: operation_json(operation) for operation in changed}
-        events = [("operation", document) for name, document in documents.items() if told.get(name) != document]
+        events = [("operation", document) for name, document in documents.items() if sent.get(name) != document]
         if _without_ages(current) != _without_ages(figures):
             events.append(("figures", current))
         for kind, document in events:
@@ -68,7 +68,7 @@ async def stream_farm(state: State, client: str | None, since_s: float | None) -
         elif loop.time() - silent_since_s >= KEEP_ALIVE_S:
             yield ": keep-alive\n\n"
             silent_since_s = loop.time()
-        since_s, told, figures = now_s, documents, current
+        since_s, sent, figures = now_s, documents, current
         await asyncio.sleep(POLL_S)
 
 

@@ -108,7 +108,7 @@ class HitAnswers:
             _digest_of(operation.facts),
             wanted.blob if isinstance(wanted, ModelRequest) else None,
             scopes,
-            response.raw_headers,
+            list(response.raw_headers),  # compression changes those of the response
             before,
             after,
             request.scope.get("route"),

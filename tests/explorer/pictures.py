@@ -10,7 +10,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from explorer_pages import CHROMIUM, OPTIONS, STATES, Explorer, State
-from playwright.sync_api import sync_playwright
 from serving import running
 
 from roller_svc.service.app import create_app
@@ -21,13 +20,15 @@ WIDTHS = {"light": (390, 1280, 1920), "dark": (1280,)}
 
 
 def main() -> None:
+    from playwright.sync_api import sync_playwright  # not in the processes of the service, which import this module
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--state", help="this one only")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        app = create_app(Settings(store=Path(folder) / "store", workers=1))
+        app = create_app(Settings(store=Path(folder) / "store", workers=1), ready=True)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
         with running(app) as (_, port):
             explorer = Explorer(browser, f"http://127.0.0.1:{port}")

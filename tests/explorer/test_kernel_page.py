@@ -114,6 +114,31 @@ def test_a_link_restores_program_search_and_step(explorer: Explorer) -> None:
     assert again.get_by_test_id("step").text_content() == page.get_by_test_id("step").text_content()
 
 
+@pytest.mark.slow
+def test_another_spec_is_tried_by_sliders_and_as_text(explorer: Explorer) -> None:
+    explorer.expected.append("422")
+    page = explorer.open(link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, scale="l2 bandwidth=2"))
+    page.wait_for_selector("[data-testid=effect]")
+    assert page.get_by_label("l2 bandwidth").input_value() == "1"  # octaves
+    doubled = page.get_by_test_id("estimate").text_content()
+    page.get_by_label("l2 bandwidth").focus()
+    for _ in range(2):
+        with page.expect_response("**/kernels:explain"):
+            page.keyboard.press("ArrowLeft")
+    page.wait_for_function("(old) => document.querySelector('[data-testid=estimate]').textContent !== old", arg=doubled)
+    assert page.locator("[data-testid=effect]").count() == 0  # the device as it is
+    page.get_by_text("as text").click()
+    text = page.get_by_label("spec as text")
+    text.fill(text.input_value().replace('"num_cores": 132', '"num_cores": -1'))
+    text.blur()
+    page.wait_for_selector("[data-testid=spec] [role=alert]")
+    assert '"num_cores": -1' in text.input_value()
+    text.fill(text.input_value().replace('"num_cores": -1', '"num_cores": 132').replace("0.000002,", "0.000004,"))
+    text.blur()  # launches take longer
+    page.wait_for_selector("[data-testid=effect]")
+    assert "more; the tiles stay" in page.get_by_test_id("effect").text_content()
+
+
 VIEWS = ((390, "light"), (1280, "dark"), (1920, "light"))
 
 
@@ -122,7 +147,8 @@ VIEWS = ((390, "light"), (1280, "dark"), (1920, "light"))
 def test_axe_finds_nothing(explorer: Explorer, axe: str, state: State) -> None:
     if state.name == "error":
         explorer.expected.append("422")
-    for width, theme in VIEWS if state is STATES[0] else VIEWS[:2]:
+    number = STATES.index(state)
+    for width, theme in VIEWS if number == 0 else (VIEWS[number % len(VIEWS)],):
         page = explorer.open(state.path, width, theme, bypass_csp=True)  # the policy would stop axe
         state.reach(page)
         page.evaluate(axe)

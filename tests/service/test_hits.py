@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from sampling import examples
-from serving import answer_of, running
+from serving import answer_of, running, served
 
 from roller_svc.client.schemas import CompileRequest
 from roller_svc.errors import StoreError
@@ -453,3 +453,12 @@ def test_random_requests_have_one_answer_on_both_paths(warm: Pair, several: list
         if b" 202 " not in warm.routing.ask(sent)[0][0]:  # a build ends when it ends
             warm.same(sent)
     assert warm.same(Sent())
+
+
+def test_a_hit_whose_answer_was_compressed_is_answered_again(tmp_path: Path, builder: Builder) -> None:
+    body = BODY | {"expression": f"{BODY['expression']} # {'x' * 4000}"}  # long enough to be compressed
+    with served(create_app(Settings(store=tmp_path / "store", workers=1), builder, digest_of)) as client:
+        answers = [client.post(PATH, json=body, headers={"Prefer": "wait=30"}) for _ in range(4)]
+    assert "content-encoding" in answers[1].headers
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert all(answer.json()["response"] == answers[0].json()["response"] for answer in answers)

@@ -75,6 +75,10 @@ def prepared(document: dict[str, Any]) -> dict[str, Any]:
     compiled["properties"]["priority"] = {"enum": [-100, 0, 7]}
     del compiled["properties"]["hardware"]  # it excludes a target, and almost no random value is a spec
     compiled["required"].append("target")
+    estimated = schemas["EstimateRequest"]
+    del estimated["properties"]["hardware"]
+    estimated["required"].append("targets")
+    del changed["paths"]["/v1/farm/events"]  # it has no end
     one_output = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}
     compiled["properties"]["outputs"] = {"anyOf": [one_output, {"type": "null"}]}
     for name in ("CompileRequest", "GraphRequest"):

@@ -63,3 +63,4 @@ def test_a_schedule_is_checked_and_compiled(client: Client) -> None:
     assert "error" not in done, done
     source = client.get(f"/v1/kernels/{done['response']['digest']}/source").text
     assert "scheduled by hand" in source
+    assert client.get(f"/v1/kernels/{done['response']['digest']}/report").json()["log"] is not None

@@ -106,6 +106,7 @@ class State:
 STATES = (
     State("verdict", GEMM_LINK),
     State("error", GEMM_LINK, type_error),
+    State("what-if", link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, scale="l2 bandwidth=2")),
     State("limit", link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, program=3), step_to_a_limit),
     State("attention", link("Y = attention(Q, K, V, causal=true)", "nvidia-a100-sxm-80gb", ATTENTION_INPUTS)),
     State(

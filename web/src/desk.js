@@ -5,6 +5,7 @@ import { Compile } from './compile.js';
 import { tone } from './colours.js';
 import { EXAMPLES } from './examples.js';
 import * as f from './format.js';
+import { Spec } from './spec.js';
 import * as state from './state.js';
 
 const PAUSE_MS = 180; // in typing
@@ -38,7 +39,7 @@ function Editor() {
     if (text !== typed.current) editor.current?.show(text); // what was typed may have grown since
   }, [text]);
   useEffect(() => editor.current?.mark(problem?.errors ?? []), [problem]);
-  return html`<div class=${problem ? 'editor wrong' : 'editor'} ref=${box}><pre>${state.text.peek()}</pre></div>`;
+  return html`<div class=${problem?.errors.some((error) => error.line) ? 'editor wrong' : 'editor'} ref=${box}><pre>${state.text.peek()}</pre></div>`;
 }
 
 function Diagnostics() {
@@ -102,7 +103,7 @@ function Elsewhere() {
           <rect width=${width(row.seconds)} height="10" class=${row.seconds > longest ? 'estimate cut' : 'estimate'} />
           <rect width=${width(row.floor)} height="10" class="floor" /></svg><em>${f.time(row.seconds)}</em>` : html`<small>${row.refused ? 'refused' : ''}</small><em></em>`}
     </button>`)}
-    ${named.length > 0 && html`<p class="quiet">Dark: no tiles go below this on the device.${state.body.value.options && ' All inputs are read in each call here.'}</p>`}</section>`;
+    ${named.length > 0 && html`<p class="quiet">Dark: no tiles go below this on the device.</p>`}</section>`;
 }
 
 export function Desk() {
@@ -112,6 +113,6 @@ export function Desk() {
     <select class="examples" aria-label="example" value=${now} onChange=${(e) => state.open(EXAMPLES[e.target.value])}>
       ${now < 0 && html`<option value="-1" selected>examples…</option>`}
       ${EXAMPLES.map((example, i) => html`<option value=${i} selected=${i === now}>${example.name}</option>`)}</select>
-    <${Editor} /><${Diagnostics} /><${Inputs} /><${Compile} /><${Device} /><${Elsewhere} />
+    <${Editor} /><${Diagnostics} /><${Inputs} /><${Compile} /><${Device} /><${Spec} /><${Elsewhere} />
   </aside>`;
 }

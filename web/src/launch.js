@@ -2,7 +2,7 @@
 const pythonType = ({ dtype, shape }) => `("${dtype}", (${shape.join(', ')}${shape.length === 1 ? ',' : ''}))`;
 const pythonString = (text) => (text.includes('\n') ? `"""\n${text.replaceAll('\\', '\\\\').replaceAll('"""', '\\"\\"\\"')}\n"""` : JSON.stringify(text));
 
-function python({ expression, inputs, target, options }) {
+function python({ expression, inputs, target, hardware, options }) {
   const types = Object.entries(inputs).map(([name, type]) => `        "${name}": ${pythonType(type)},`);
   const constants = options?.constants ? `    constants=${JSON.stringify(options.constants)},\n` : '';
   const call = Object.keys(inputs).map((name) => `"${name}": ${name}`).join(', ');
@@ -13,7 +13,7 @@ kernel = roller_svc.compile(
     inputs={
 ${types.join('\n')}
     },
-    target=${JSON.stringify(target)},
+    ${hardware ? 'hardware=spec,  # the changed spec: YAML or JSON text' : `target=${JSON.stringify(target)}`},
 ${constants})
 results = kernel.run({${call}})`;
 }

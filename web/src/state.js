@@ -3,6 +3,7 @@ import { batch, computed, effect, signal } from '@preact/signals';
 import { ProblemError, getJson, post } from './api.js';
 import { EXAMPLES } from './examples.js';
 import { inferInputs } from './infer.js';
+import { scaled } from './scale.js';
 
 const DTYPE = 'float16'; // of the first input that has no other
 
@@ -11,6 +12,13 @@ export const text = signal('');
 export const inputs = signal({}); // name → { dtype, shape }
 export const constants = signal([]);
 export const target = signal('');
+export const spec = signal(null); // of the target, once it is needed
+export const factors = signal({}); // resource → factor of the target's own
+const edited = signal(null); // a spec by hand, in place of the target's
+export const hardware = computed(() => {
+  const base = edited.value ?? spec.value;
+  return base && (edited.value || Object.keys(factors.value).length) ? scaled(base, factors.value) : null;
+});
 
 // The last type of each input, and of each input with a rank: a dimension that is typed anew keeps its extent.
 const seen = new Map();
@@ -24,6 +32,7 @@ const infer = (expression) => remember(inferInputs(expression, lastType, DTYPE))
 // What the service said
 export const devices = signal([]);
 export const story = signal(null); // of kernels:explain
+export const explained = signal(null); // the body that it answers
 export const explainedMs = signal(null);
 export const problem = signal(null);
 export const elsewhere = signal([]); // estimates of the same program on every device
@@ -50,7 +59,7 @@ export const body = computed(() => {
   return {
     expression: text.value,
     inputs: inputs.value,
-    target: target.value,
+    ...(hardware.value ? { hardware: hardware.value } : { target: target.value }),
     ...(known.length && { options: { constants: known } }),
   };
 });
@@ -71,6 +80,7 @@ export const address = computed(() => {
   const query = new URLSearchParams({ expr: text.value, target: target.value });
   for (const each of Object.entries(inputs.value)) query.append('input', inputText(each));
   for (const name of constants.value) query.append('constant', name);
+  for (const [name, factor] of Object.entries(factors.value)) query.append('scale', `${name}=${factor}`);
   for (const [name, value] of selection()) query.append(name, value);
   return kernel.value ? `/k/${kernel.value.digest}?${selection()}` : `/?${query}`;
 });
@@ -90,7 +100,12 @@ async function openAddress() {
     inputs: infer(expression),
     target: query.get('target') || EXAMPLES[0].target,
     constants: query.getAll('constant'),
+    factors: query.getAll('scale').map(readFactor).filter(Boolean),
   });
+}
+function readFactor(value) {
+  const [name, factor] = value.split('=');
+  return Number(factor) > 0 && [name, Number(factor)];
 }
 
 async function openKernel(digest) {
@@ -116,12 +131,16 @@ effect(() => {
 
 // ---------------------------------------------------------------- what changes it
 
-export function open(request, compiled = null) {
+export async function open(request, compiled = null) {
+  target.value = request.target;
+  spec.value = null;
+  if (request.factors?.length) await loadSpec().catch(report);
   batch(() => {
+    factors.value = Object.fromEntries(request.factors ?? []);
+    edited.value = null;
     text.value = request.expression;
     inputs.value = remember(request.inputs);
     constants.value = request.constants ?? [];
-    target.value = request.target;
     kernel.value = compiled;
     operation.value = null;
   });
@@ -137,7 +156,18 @@ export function edit(changes) {
 }
 export const setText = (value) => edit([[text, value], [inputs, infer(value)]]);
 export const setInput = (name, type) => edit([[inputs, remember({ ...inputs.value, [name]: type })]]);
-export const setTarget = (id) => edit([[target, id]]);
+export const setTarget = (id) => edit([[target, id], [spec, id === target.value ? spec.value : null], [factors, {}], [edited, null]]);
+export const setSpec = (value) => edit([[edited, value], [factors, {}]]);
+export function setFactor(name, factor) {
+  const { [name]: _, ...others } = factors.value;
+  edit([[factors, factor === 1 ? others : { ...others, [name]: factor }]]);
+}
+export async function loadSpec() {
+  const id = target.value;
+  if (spec.value) return;
+  const answer = await getJson(`/v1/hardware/${encodeURIComponent(id)}`);
+  if (id === target.value) spec.value = answer;
+}
 export const setConstant = (name, isConstant) =>
   edit([[constants, isConstant ? [...constants.value, name] : constants.value.filter((each) => each !== name)]]);
 
@@ -172,6 +202,7 @@ async function explain() {
     const answer = await post('/v1/kernels:explain', asked, own);
     batch(() => {
       story.value = answer;
+      explained.value = asked;
       explainedMs.value = performance.now() - start;
       problem.value = null;
       choose(0);
@@ -191,10 +222,10 @@ function restoreSelection() {
   selected = null;
 }
 
-async function compare({ expression, inputs: given }, aborted) {
+async function compare({ expression, inputs: given, options }, aborted) {
   await devicesLoaded;
   const ids = devices.value.map((device) => device.id);
-  const answer = await post('/v1/estimates', { items: [{ expression, inputs: given }], targets: ids, top_k: 1 }, aborted);
+  const answer = await post('/v1/estimates', { items: [{ expression, inputs: given }], targets: ids, top_k: 1, ...options }, aborted);
   elsewhere.value = answer.estimates;
 }
 

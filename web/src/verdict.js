@@ -65,7 +65,7 @@ function executed({ operations }) {
 function aboveFloor(chosen, floor) {
   if (!floor) return null;
   return html`<li><i class="dot" style="--c:var(--ink-3)"></i>No tiles go below ${f.time(floor.seconds)}${' '}
-    (${floor.level === 'compute' ? `${f.amount(floor.operations, 'operations')} on ${floor.unit}` : `${f.bytes(floor.bytes)} once through ${floor.level}`}):${' '}
+    (${floor.arithmetic_seconds > floor.traffic_seconds ? `${f.amount(floor.operations, 'operations')} on ${floor.unit}` : `${f.bytes(floor.bytes)} once through ${floor.level}`}):${' '}
     this is ${f.times(chosen.seconds / floor.seconds)} that.</li>`;
 }
 

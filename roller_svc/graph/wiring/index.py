@@ -77,7 +77,7 @@ class ProfileIndex:
         row = self._execute(_LOOK_UP, (*self._key(variable, choice, context), self._min_samples))
         if row is None or _is_duration(row[0]):
             return None if row is None else float(row[0])
-        self._execute(_FORGET, self._key(variable, choice, context))  # SQLite takes any value, and damage is no win
+        self._execute(_FORGET, self._key(variable, choice, context))  # SQLite takes any value, and damage wins nothing
         return None
 
     def record(self, variable: Variable, choice: int, context: Mapping[str, str], seconds: float) -> None:

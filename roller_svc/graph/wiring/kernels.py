@@ -21,10 +21,9 @@ import numpy as np
 from roller_svc.compiler.action import action_digest, estimate_digest
 from roller_svc.compiler.artifact import package_candidate
 from roller_svc.compiler.autotune import link_alone
-from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.compiler.kernel_cache import SERIAL, KernelCache
 from roller_svc.compiler.pipeline import compile_candidates, select_candidate
 from roller_svc.errors import IndexRangeError, RollerError, require
-from roller_svc.graph.choose import SERIAL
 from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.wiring.explore import Choices, Profiles, explore
 from roller_svc.graph.wiring.index import FILE, Origin, ProfileIndex
@@ -84,7 +83,7 @@ class TuneOptions:
         """Whether the first calls run the performance model's choice."""
         return self.kind == "background"
 
-    def ask_for_alternatives(self, request: BuildRequest) -> BuildRequest:
+    def request_alternatives(self, request: BuildRequest) -> BuildRequest:
         """Return the request of a class's other kernels."""
         top_k = min(request.top_k, MAX_BACKGROUND) if self.is_background else request.top_k
         return replace(request, select=SelectionMode.MEASURE, top_k=top_k)
@@ -410,13 +409,13 @@ def find_alternatives(
     if "kernel" not in options.variables:
         return {}
     numbers = _leading_classes(plan) if options.is_background else _explored_classes(plan)
-    asked = {number: options.ask_for_alternatives(requests[number]) for number in numbers}
-    found = {number: cache.load_alternatives(request) for number, request in asked.items()}
+    wanted = {number: options.request_alternatives(requests[number]) for number in numbers}
+    found = {number: cache.load_alternatives(request) for number, request in wanted.items()}
     missing = [number for number, kernels in found.items() if kernels is None]
     if missing:
-        for number, kernels in zip(missing, build([asked[number] for number in missing]), strict=True):
+        for number, kernels in zip(missing, build([wanted[number] for number in missing]), strict=True):
             found[number] = kernels
-            cache.save_alternatives(asked[number], kernels)
+            cache.save_alternatives(wanted[number], kernels)
     return {
         number: [each for each in kernels or () if each.compiled.source.key != fastest[number].compiled.source.key][
             : MAX_CHOICES - 1

@@ -250,7 +250,7 @@ class OnlineTuning:
         state = STOPPED
         try:
             bind = self._explore(self)
-            if not self._is_stopped and MACHINE_BUSY not in self.found.notes:
+            if not self._is_stopped and (bind is not None or MACHINE_BUSY not in self.found.notes):
                 if bind is not None:
                     bind()
                 state = COMMITTED
@@ -310,8 +310,13 @@ class CallTimer:
             except ExploringEndedError:
                 return None if self._tuning.is_stopped or self._sample is None else measure_calls(models, self._sample)
             failure = next((each.failure for each in timed if each.failure), "")
-            if failure or repeated == MAX_REPEATED:
-                self._tuning.found.notes.append(failure or MACHINE_BUSY)
+            if failure:
+                self._tuning.found.notes.append(failure)
+                return None
+            if repeated == MAX_REPEATED:
+                if DISTURBED_RATIO * min(least) < least[0]:
+                    return least  # by more than what disturbs the machine
+                self._tuning.found.notes.append(MACHINE_BUSY)
                 return None
             disturbed = timed[0].seconds > DISTURBED_RATIO * least[0]
             rounds, repeated = (rounds, repeated + 1) if disturbed else (rounds + 1, repeated)

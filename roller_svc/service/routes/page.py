@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gzip
 import secrets
 from functools import cache
 from pathlib import Path
@@ -42,14 +43,26 @@ async def page() -> Response:
 
 
 @router.get("/page/{name}", responses={304: NOT_MODIFIED})
-async def page_file(name: str, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+async def page_file(
+    name: str,
+    accept_encoding: Annotated[str, Header()] = "",
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
     """Return a file of the page, whose name has the hash of its content."""
-    content = _files().get(name)
     media_type = MEDIA_TYPES.get(Path(name).suffix)
-    if content is None or media_type is None:
+    if media_type is None or name not in _files():
         raise HTTPException(404, f"the page has no file {name[:80]!r}")
-    headers = immutable_headers(name, is_public=True)
+    is_compressed = "gzip" in accept_encoding
+    headers = immutable_headers(f"{name}.gz" if is_compressed else name, is_public=True) | {"Vary": "Accept-Encoding"}
+    if is_compressed:
+        headers["Content-Encoding"] = "gzip"
+    content = _compressed(name) if is_compressed else _files()[name]
     return not_modified(if_none_match, headers) or Response(content, headers=headers, media_type=media_type)
+
+
+@cache
+def _compressed(name: str) -> bytes:
+    return gzip.compress(_files()[name], mtime=0)
 
 
 @cache

@@ -12,7 +12,7 @@ from roller_svc.families.gpu.streamed_rows.cost import ring_resources
 from roller_svc.families.gpu.streamed_rows.product import COPY_BYTES
 from roller_svc.families.gpu.streamed_rows.workload import FRAGMENT_ROWS, RingTile, StreamedRows, ring_tile
 from roller_svc.ir.rprogram import PipelineOptions
-from roller_svc.ir.search import BrokenRule, SearchKind, TileMetrics, Visit
+from roller_svc.ir.search import BrokenRule, SearchKind, TileMetrics, Visit, check_limit
 from roller_svc.perf.occupancy import blocks_per_core, broken_limits
 from roller_svc.perf.workload import Workload
 
@@ -49,21 +49,23 @@ class StreamedRowsRules(Enumerated):
         product, rows, hw = facts.product, warps_n * FRAGMENT_ROWS, p.machine.hw
         row_bytes = product.chunk_bytes * warps_k * 4
         steps = min(page_bytes // (rows * row_bytes), -(-product.k.extent // (warps_k * product.step)))
-        steps -= steps % max(1, COPY_BYTES // 2 // product.chunk_bytes)  # whole copies of each thread
+        fewest = max(1, COPY_BYTES // 2 // product.chunk_bytes)  # whole copies of each thread
+        steps -= steps % fewest
         whole = tuple(p.extents)
         block = replaced(replaced(whole, facts.n, rows), facts.k, max(1, steps) * warps_k * product.step)
         base = ThreadTile(replaced(replaced(whole, facts.n, FRAGMENT_ROWS), facts.k, product.step), warps_k * facts.warp)
         if steps < 1:
-            return Shape(block, base), BrokenRule("page", rows * row_bytes, page_bytes)
+            broken = check_limit("page", fewest * rows * row_bytes, page_bytes)
+            return Shape(block, base), broken or BrokenRule("k", fewest * warps_k * product.step, product.k.extent)
         blocks = min(-(-product.n.extent // rows), resident * p.machine.cores)
-        least = 0
         for stages in STAGES:
             tile = ring_tile(facts, block, warps_k * facts.warp, stages, blocks)
             needs = ring_resources(p, tile)
             if not broken_limits(needs, hw) and blocks_per_core(needs, hw) >= resident and self._is_used(tile):
                 return Shape(block, base, pipeline=PipelineOptions(stages=stages, persistent_blocks=blocks)), None
-            least = needs.shared_bytes
-        return Shape(block, base), BrokenRule("shared memory", resident * least, hw.limits.shared_bytes_per_core)
+        needs = ring_resources(p, ring_tile(facts, block, warps_k * facts.warp, STAGES[-1], blocks))
+        exceeded = broken_limits(needs, hw)
+        return Shape(block, base), exceeded[0] if exceeded else BrokenRule("blocks per core", resident, blocks_per_core(needs, hw))
 
     def _visit(self, shape: Shape, broken: BrokenRule | None) -> Visit:
         p = self.workload

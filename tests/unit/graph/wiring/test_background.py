@@ -124,9 +124,9 @@ def test_the_classes_that_make_most_of_a_call_are_explored() -> None:
 @pytest.mark.parametrize(("top_k", "built"), [(10, 3), (2, 2)])
 def test_few_candidates_are_built_in_the_background(top_k: int, built: int) -> None:
     request = replace(REQUEST, top_k=top_k, select=SelectionMode.MODEL)
-    asked = TuneOptions(kind="background").ask_for_alternatives(request)
-    assert (asked.top_k, asked.select) == (built, SelectionMode.MEASURE)
-    assert TuneOptions(kind="online").ask_for_alternatives(request).top_k == top_k
+    wanted = TuneOptions(kind="background").request_alternatives(request)
+    assert (wanted.top_k, wanted.select) == (built, SelectionMode.MEASURE)
+    assert TuneOptions(kind="online").request_alternatives(request).top_k == top_k
 
 
 def run_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:

@@ -105,8 +105,10 @@ def compared(tuning: OnlineTuning, *models: Any) -> list[float] | None:
     return tuning.timer.time_calls(models)
 
 
-@pytest.mark.parametrize(("period", "is_busy"), [(2, False), (10**9, True)])
-def test_whole_calls_of_a_disturbed_machine_choose_nothing(clock: Clock, period: int, is_busy: bool) -> None:
+@pytest.mark.parametrize(("period", "other_s", "is_busy"), [(2, 0.95, False), (10**9, 0.95, True), (10**9, 0.9, False)])
+def test_whole_calls_of_a_disturbed_machine_choose_only_what_is_far_faster(
+    clock: Clock, period: int, other_s: float, is_busy: bool
+) -> None:
     """In each second round another process delays the model in use, or in all rounds but the first."""
     rounds = iter(range(10**6))
 
@@ -114,7 +116,7 @@ def test_whole_calls_of_a_disturbed_machine_choose_nothing(clock: Clock, period:
         clock.now_s += next(rounds) % period > 0
 
     used: Any = Model(clock, 1.0, fault=delay)
-    other: Any = Model(clock, 0.9)
+    other: Any = Model(clock, other_s)
     default: Any = Model(clock, 1.0)
     found: list[Any] = []
     wirer = Wirer(lambda: default, 1.0, clock)
@@ -122,8 +124,22 @@ def test_whole_calls_of_a_disturbed_machine_choose_nothing(clock: Clock, period:
     call_until_done(wirer, tuning)
     assert tuning.notes == (["machine-busy"] if is_busy else [])
     assert tuning.state == ("stopped" if is_busy else "committed")
-    assert found == ([None] if is_busy else [pytest.approx([1.0, 0.9])])
-    assert used.calls == (MAX_REPEATED + 2 if is_busy else 2 * CALLS - 1)
+    assert found == ([None] if is_busy else [pytest.approx([1.0, other_s])])
+    assert used.calls == (MAX_REPEATED + 2 if period > 2 else 2 * CALLS - 1)
+
+
+@pytest.mark.parametrize(("is_found", "state"), [(True, "committed"), (False, "stopped")])
+def test_a_choice_that_was_found_is_bound_though_a_later_one_was_disturbed(clock: Clock, is_found: bool, state: str) -> None:
+    bound: list[int] = []
+    default: Any = Model(clock, 1.0)
+
+    def search(tuning: OnlineTuning) -> Callable[[], None] | None:
+        tuning.found.notes.append("machine-busy")
+        return (lambda: bound.append(1)) if is_found else None
+
+    tuning = tune(Wirer(lambda: default, 1.0, clock), search)
+    assert tuning.wait(60)
+    assert (tuning.state, bound) == (state, [1] if is_found else [])
 
 
 def fail() -> None:
