@@ -21,7 +21,7 @@ import numpy as np
 from roller_svc.compiler.action import action_digest, estimate_digest
 from roller_svc.compiler.artifact import package_candidate
 from roller_svc.compiler.autotune import link_alone
-from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.compiler.kernel_cache import SERIAL, KernelCache
 from roller_svc.compiler.pipeline import compile_candidates, select_candidate
 from roller_svc.errors import IndexRangeError, RollerError, require
 from roller_svc.graph.inputs import Sample, draw_sample
