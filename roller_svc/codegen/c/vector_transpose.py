@@ -37,15 +37,15 @@ def transpose_name(node: Transpose, dtype: DType, lanes: int) -> str:
     """Return the name of the helper.
 
     deinterleave3 takes rows of three to three rows of `lanes`; interleave3 is its inverse. transpose6 transposes six
-    rows of `lanes`; transpose transposes a square; transpose_of_f16 transposes rows of float16 as float32.
+    rows of `lanes`; transpose transposes a square; transpose_of_f16 transposes rows of float16 as float32, and
+    deinterleave2_of_f16 takes such rows.
     """
-    vector = vector_type(dtype, lanes)
+    vector, source = vector_type(dtype, lanes), node.source.dtype
+    widened = f"{_SOURCE}{SHORT[source]}" if node.dtype is None and dtype is DType.FLOAT32 is not source else ""
     if node.columns is not None:
-        return f"deinterleave{node.columns}_{vector}"
+        return f"deinterleave{node.columns}{widened}_{vector}"
     if node.rows is not None and node.column_dim is not None:
         return f"interleave{node.rows}_{vector}"
-    source = node.source.dtype
-    widened = f"{_SOURCE}{SHORT[source]}" if node.dtype is None and dtype is DType.FLOAT32 is not source else ""
     return f"transpose{'' if node.rows in (None, lanes) else node.rows}{widened}_{vector}"
 
 
@@ -59,7 +59,7 @@ def transpose_helper(base: str, dtype: DType, lanes: int) -> str:
     kind = _kind(base)
     count = int(base.partition(_SOURCE)[0].removeprefix(kind) or lanes)
     if kind == "deinterleave":
-        return _deinterleave(count, dtype, lanes)
+        return _deinterleave(base, count, dtype, lanes)
     return _interleave(count, dtype, lanes) if kind == "interleave" else _transpose(base, count, dtype, lanes)
 
 
@@ -67,18 +67,29 @@ def _kind(base: str) -> str:
     return base.partition(_SOURCE)[0].rstrip("0123456789")
 
 
-def _deinterleave(short: int, dtype: DType, lanes: int) -> str:
+def _deinterleave(base: str, short: int, dtype: DType, lanes: int) -> str:
     """Emit to[j * stride + l] = from[l * short + j]."""
-    vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
-    lines = [f"  const {vector} a{m} = *(const {vector} *)(from + {m * lanes});" for m in range(short)]
+    vector, element, stored = vector_type(dtype, lanes), C.storage_type(dtype), _stored_type(base, dtype)
+    lines = [f"  const {vector} a{m} = {_row(f'from + {m * lanes}', stored, dtype, lanes)};" for m in range(short)]
     for j in range(short):
         picks = [divmod(lane * short + j, lanes) for lane in range(lanes)]
         lines += _select_lanes(f"b{j}", short, (dtype, lanes), picks)
         lines.append(f"  *({vector} *)(to + {j} * stride) = b{j};")
-    if short == 2 and lanes * dtype.bytes == 2 * _CHUNK_BYTES and dtype.bytes == 4:
+    if short == 2 and lanes * dtype.bytes == 2 * _CHUNK_BYTES and stored.bytes == 4:
         lines = ["#ifdef CONCATENATE", *_deinterleave_chunks(dtype, lanes), "#else", *lines, "#endif"]
-    head = f"static inline void deinterleave{short}_{vector}({element} *to, long stride, const {element} *from) {{"
+    head = f"static inline void {base}_{vector}({element} *to, long stride, const {C.storage_type(stored)} *from) {{"
     return "\n".join([head, *lines, "}"])
+
+
+def _stored_type(base: str, dtype: DType) -> DType:
+    """Return the type in memory of the rows that a helper reads as `dtype`."""
+    return next((d for d, short in SHORT.items() if short == base.partition(_SOURCE)[2]), dtype)
+
+
+def _row(address: str, stored: DType, dtype: DType, lanes: int) -> str:
+    """Return the vector at an address, widened from the stored type."""
+    row = f"*(const {vector_type(stored, lanes)} *)({address})"
+    return row if stored is dtype else f"from_{SHORT[stored]}_{vector_type(dtype, lanes)}({row})"
 
 
 def _deinterleave_chunks(dtype: DType, lanes: int) -> list[str]:
@@ -130,10 +141,9 @@ def _transpose(base: str, rows: int, dtype: DType, lanes: int) -> str:
     """
     network = _ShuffleNetwork(dtype, lanes)
     vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
-    stored = next((d for d, short in SHORT.items() if short == base.partition(_SOURCE)[2]), dtype)
+    stored = _stored_type(base, dtype)
     for i in range(rows):
-        row = f"*(const {vector_type(stored, lanes)} *)(from + {i} * from_stride)"
-        row = row if stored is dtype else f"from_{SHORT[stored]}_{vector}({row})"
+        row = _row(f"from + {i} * from_stride", stored, dtype, lanes)
         network.lines.append(f"const {vector} r{i} = {row};")
     piece, columns = network.columns(rows)
     for j, (name, first) in enumerate(columns):

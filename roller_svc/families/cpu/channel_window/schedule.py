@@ -14,7 +14,7 @@ from functools import reduce
 from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points, task_loops, whole_or_tail
 from roller_svc.families.common.cpu.window_reduction import Plane, PlaneWindowDim
 from roller_svc.families.cpu.channel_window.workload import ChannelSpace
-from roller_svc.ir.expr import Const, Expr, Load, Select, axes_of, iter_subexpressions, rewrite, substitute
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, iter_subexpressions, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, ceil_div, le, linearize, logical_and, min_, mul, num, ref, sub
 from roller_svc.ir.program import Combine, identity
@@ -67,17 +67,18 @@ class _Tasks:
         block = min(self.program.block[self.space.channels.name], self.space.channels.extent)
         taps = self.space.line_taps * self.space.columns.taps
         return [
-            Storage(_packed(number), load.dtype, (taps, block), Scope.STACK, ()) for number, load in enumerate(self.space.weights)
+            Storage(_packed(number), load.dtype.compute, (taps, block), Scope.STACK, ())
+            for number, load in enumerate(self.space.weights)
         ]
 
     def _pack_weights(self) -> tuple[Node, ...]:
-        """Copy the weights of the task's channels, tap by tap."""
+        """Copy the weights of the task's channels, tap by tap, in the type that is computed."""
         channels = self.space.channels
         block = self.program.block[channels.name]
         start = ref(f"{channels.name}.block")
         nodes: tuple[Node, ...] = tuple(
             Compute(_packed(number), (self.tap_number(_tap(self.space.columns)), ref(".channel")),
-                    substitute(load, {channels.name: add(start, ref(".channel"))}))
+                    Cast(substitute(load, {channels.name: add(start, ref(".channel"))}), load.dtype.compute, implicit=True))
             for number, load in enumerate(self.space.weights)
         )  # fmt: skip
         if not nodes:
@@ -142,7 +143,7 @@ class _Tile:
         storages = [register(acc, accumulator, self.positions, self.width)]
         vectors = [register(_vector_of(p.name), p.dtype, self.width) for p in self.space.reduction.planes]
         taps = self.space.columns.taps
-        vectors += [register(_vector_of(_packed(n)), w.dtype, taps, self.width) for n, w in self._weights]
+        vectors += [register(_vector_of(_packed(n)), w.dtype.compute, taps, self.width) for n, w in self._weights]
         storages += [replace(v, no_rematerialize=True) for v in vectors]
         return wrap_in_storages(storages, (zeros, *self._line_taps(), results))
 
@@ -188,7 +189,7 @@ class _Tile:
         for tap in range(slide.taps):
             for number, load in self._weights:
                 index = (self.tasks.tap_number(num(tap)), add(first, ref(LANE)))
-                value = Load(_packed(number), index, load.dtype)
+                value = Load(_packed(number), index, load.dtype.compute)
                 yield self._vector(Compute(_vector_of(_packed(number)), (num(tap), ref(LANE)), value))
 
     def _columns(self, *, is_inside: bool, guards: frozenset[Expr]) -> Iterator[Node]:
@@ -228,7 +229,7 @@ class _Tile:
             if isinstance(node, Load) and node.tensor in planes:
                 return Load(_vector_of(node.tensor), (ref(LANE),), node.dtype)
             if isinstance(node, Load) and node in self.space.weights:
-                return Load(_vector_of(_packed(self.space.weights.index(node))), (tap, ref(LANE)), node.dtype)
+                return Load(_vector_of(_packed(self.space.weights.index(node))), (tap, ref(LANE)), node.dtype.compute)
             return node
 
         statement = reduction.statement

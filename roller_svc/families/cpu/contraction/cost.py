@@ -25,7 +25,7 @@ from roller_svc.families.common.cpu.micro_kernel_cost import (
 )
 from roller_svc.families.common.cpu.task_costs import MANY_TASKS_PER_CORE, count_waves, sum_task_costs
 from roller_svc.families.cpu.contraction.blocking import Blocking, count_l1_ways, lines_per_set, plan_blocking
-from roller_svc.families.cpu.contraction.workload import ContractionFacts, OperandLayout, count_members
+from roller_svc.families.cpu.contraction.workload import ContractionFacts, CpuOperand, OperandLayout, count_members
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
@@ -270,7 +270,7 @@ def _packing(p: Workload[ContractionFacts], launch: Launch, s: _Sizes) -> float:
     if s.plan.streams_b:
         b = 0.0  # `_kernel` has the time in which it arrives
     else:
-        b = packing_cycles(p, p.b, p.facts.b.layout, launch.block, (p.n, s.plan.nr)) + _panel_spill_cycles(p, s)
+        b = packing_cycles(p, p.b, p.facts.b, launch.block, (p.n, s.plan.nr)) + _panel_spill_cycles(p, s)
     b += costs.gather_cycles * s.plan.runs * sum(_scaled_extents(p, s))
     if s.plan.packs_b_on_first_use:
         b = max(b - tiles_cycles(p, (min(s.plan.mr, s.rows), s.columns), s.plan), costs.exposed_packing_fraction * b)
@@ -278,7 +278,7 @@ def _packing(p: Workload[ContractionFacts], launch: Launch, s: _Sizes) -> float:
         slower = costs.set_conflict_factor if has_set_conflicts(p, s.plan.mr) else 1.0
         begun = _segment_start_cycles(p, p.a, launch.block, launch.block) / s.plan.mr  # in parallel
         return b + costs.llc_exposed_fraction * _arrival_cycles(p, p.a, launch.block, launch.block) * slower + begun
-    return b + packing_cycles(p, p.a, p.facts.a.layout, launch.block, (p.m, s.plan.mr))
+    return b + packing_cycles(p, p.a, p.facts.a, launch.block, (p.m, s.plan.mr))
 
 
 def _scaled_extents(p: Workload[ContractionFacts], s: _Sizes) -> list[int]:
@@ -330,13 +330,14 @@ def _store(p: Workload[ContractionFacts], s: _Sizes) -> float:
 def packing_cycles(
     p: Workload[ContractionFacts],
     operand: OperandFootprint,
-    layout: OperandLayout,
+    memory: CpuOperand,
     block: Tile,
     panel: tuple[int | None, int],
 ) -> float:
     """Return cycles to pack a block of an operand. `panel`: the axis of a panel, and its size.
 
-    Vectors along the panel, transposed vectors, or single elements. Panels of a constant are prepacked and only loaded.
+    Vectors along the panel, transposed vectors, or single elements, as words of guarded elements take. Panels of a
+    constant are prepacked and only loaded.
     """
     costs, (panel_axis, size) = p.machine.costs.contraction, panel
     if operand.is_constant:
@@ -346,19 +347,21 @@ def packing_cycles(
     panels = -(-along // size)
     cycles = 0.0
     for tensor in operand.tensors:
-        match layout:
+        windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
+        looked_up = (costs.lookup_cycles + costs.window_cycles * windows) * along * deep
+        match memory.layout:
+            case _ if p.facts.dot is not None and memory.guards_fused_k:
+                cycles += looked_up
             case OperandLayout.PANEL_MAJOR:
                 cycles += costs.copy_cycles * panels * _vectors(size, lanes) * deep
             case OperandLayout.K_MAJOR:
                 vectors = sum(-(-min(lanes, size - first) // 4) * 4 + lanes for first in range(0, size, lanes))
                 cycles += costs.transpose_cycles / 2 * panels * vectors * -(-p.packed_words(deep) // lanes)
             case OperandLayout.STRIDED if count_members(p, panel_axis) > 1:
-                windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
                 across = _row_crossing_fraction(p, panel_axis, size)
                 inside = panels * deep * costs.copy_cycles * _vectors(size, lanes)
                 if panel_axis is None or tensor.strides.get(panel_axis) != 1:
                     inside = costs.gather_cycles * along * deep
-                looked_up = (costs.lookup_cycles + costs.window_cycles * windows) * along * deep
                 cycles += across * looked_up + (1 - across) * inside
             case OperandLayout.STRIDED:
                 cycles += costs.gather_cycles * along * deep

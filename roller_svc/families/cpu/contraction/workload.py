@@ -13,7 +13,7 @@ from roller_svc.families.common.cpu.dot import DotOperands, dot_operands
 from roller_svc.families.cpu.contraction.packed_columns import PackedColumns, packed_columns
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr
+from roller_svc.ir.expr import Expr, Select, axes_of, iter_subexpressions
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.program import TensorType
 from roller_svc.perf.workload import Workload
@@ -40,6 +40,7 @@ class CpuOperand:
     constant: bool = False  # packed once for all calls
     tensor_bytes: int = 0  # of the whole tensor, if plain
     member_strides: tuple[int, ...] = ()  # elements between values of each member of a fused axis; empty if not affine
+    guards_fused_k: bool = False  # a guard depends on members of k, which a word divides for each of its elements
 
 
 COMPUTED = CpuOperand(OperandLayout.STRIDED, plain=False, panel_stride=0, k_stride=0)
@@ -55,7 +56,10 @@ def cpu_operands(group: KernelGroup, packed: tuple[DType, DType] | None = None) 
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types, dtype = dict(group.inputs), group.product_sum_dtype
     both = zip(operands(group), (m, n), packed or (dtype, dtype), strict=True)
-    layouts = [_cpu_operand(operand, (axis, k), types, dtype) for operand, axis, dtype in both]
+    layouts = [
+        replace(_cpu_operand(operand, (axis, k), types, dtype), guards_fused_k=_guards_fused_k(operand, k))
+        for operand, axis, dtype in both
+    ]
     constant = [all(x.constant for x in group.space.accesses if x.operand == name) for name in ("a", "b")]
     a, b = (replace(layout, constant=stays) for layout, stays in zip(layouts, constant, strict=True))
     return a, b
@@ -78,6 +82,12 @@ def _cpu_operand(operand: Operand, axes: tuple[TileAxis, TileAxis], types: Mappi
     if operand.k_major:
         return CpuOperand(OperandLayout.K_MAJOR if deeper == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size)
     return CpuOperand(OperandLayout.PANEL_MAJOR if moved == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size)
+
+
+def _guards_fused_k(operand: Operand, k: TileAxis) -> bool:
+    members = {member.name for member in k.members if member.extent > 1}
+    guards = (part.cond for part in iter_subexpressions(operand.expr) if isinstance(part, Select))
+    return len(members) > 1 and any(not members.isdisjoint(axes_of(guard)) for guard in guards)
 
 
 def _stride_along(axis: TileAxis, address: Affine) -> int | None:

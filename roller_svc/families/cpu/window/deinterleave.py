@@ -14,6 +14,7 @@ from roller_svc.ir.schedule import Loop, LoopKind, Node, Transpose
 MAX_PHASES = 4  # n (n - 1) shuffles for n vectors
 MIN_LANES = 4
 ELEMENT_BYTES = 4  # of which vectors have `lanes`
+MIN_BITS = 16  # of a float that is widened as it is sorted
 BLOCK = ".block"
 
 
@@ -68,9 +69,14 @@ def is_sorted_by_vectors(plane: Plane) -> bool:
 
 
 def contiguous_load(plane: Plane, position: str) -> Load | None:
-    """Return the load that is the staged value, if neighbours along the position are adjacent in memory."""
+    """Return the load that is the staged value, if neighbours along the position are adjacent in memory.
+
+    Vectors of float16 and bfloat16 are widened as they are sorted.
+    """
     value = plane.value
-    if not isinstance(value, Load) or value.dtype is not plane.dtype or any(value.bounds_checked):
+    if not isinstance(value, Load) or value.dtype.compute is not plane.dtype or any(value.bounds_checked):
+        return None
+    if value.dtype.bits < MIN_BITS:
         return None
     last = affine(value.index[-1])
     if any(position in axes_of(index) for index in value.index[:-1]) or last is None:

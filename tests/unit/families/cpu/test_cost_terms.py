@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from dot_specs import spec_with
+from dot_specs import BF16_SPEC, spec_with
 from tile_spaces import COSTS, with_costs
 
 from roller_svc import hardware
@@ -17,6 +17,7 @@ from roller_svc.families.common.cpu.column_reduction import MAX_ROWS_PER_ITERATI
 from roller_svc.families.common.cpu.image_space import image_space
 from roller_svc.families.common.cpu.op_counts import count_ops
 from roller_svc.families.common.cpu.window_reduction import PlaneWindowDim
+from roller_svc.families.cpu.contraction.cost import packing_cycles
 from roller_svc.families.cpu.window.cost import line_vectors, staged_positions
 from roller_svc.families.cpu.window.workload import Dimension
 from roller_svc.families.matching import group_views
@@ -657,3 +658,19 @@ def test_entries_of_a_table_are_gathered_where_no_instruction_permutes_bytes() -
         for flags in ({"avx512vbmi"}, set())
     )
     assert permuted < gathered / 3
+
+
+@pytest.mark.parametrize(("channels", "guard", "dear"), [(8, True, True), (8, False, False), (1, True, False)])
+def test_words_of_guarded_taps_are_packed_one_by_one(channels: int, *, guard: bool, dear: bool) -> None:
+    """Elements of a word have guards of their own; those of one axis are tested for all lanes at once."""
+    at = "w + v - 1].when([w + v - 1 >= 0, w + v - 1 < 64], 0.0)" if guard else "w + v]"
+    bf16 = DType.BFLOAT16
+    types = {"x": TensorType(bf16, (channels, 8, 71)), "k": TensorType(bf16, (16, channels, 8))}
+    program = parse(f"y[h, w, f] +=! x[c, h, {at} * k[f, c, v] where w in 64, v in 8", types)
+    (group,) = partition(program, BF16_SPEC)
+    dot = next(unit for unit in BF16_SPEC.units if unit.name == "dot_bf16")
+    p = prepare(group, BF16_SPEC, dot)[1]
+    block = tuple(p.extents)
+    image = p.facts.a
+    in_vectors = packing_cycles(p, p.a, replace(image, guards_fused_k=False), block, (p.m, 8))
+    assert (packing_cycles(p, p.a, image, block, (p.m, 8)) > 2 * in_vectors) is dear

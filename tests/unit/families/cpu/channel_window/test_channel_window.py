@@ -8,8 +8,9 @@ from cases_cpu import AVX2, Types, cpu_case
 
 from roller_svc.compiler.lower_and_emit import lower
 from roller_svc.families.cpu.channel_window.workload import channel_space
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import loads_of
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, iter_nodes
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Storage, iter_nodes
 from roller_svc.schedule.prepack import prepack
 from roller_svc.semantics.interpreter import evaluate
 
@@ -63,6 +64,10 @@ CASES: dict[str, tuple[str, Types]] = {
     "an epilogue": residual,
     "float64": depthwise(9, 3, dtype="float64"),
     "float16": depthwise(9, 3, dtype="float16"),
+    "bfloat16, weights rounded to float16": (
+        "y[h, w, c] +=! x[h + u, w + v, c] * (k[u, v, c] * k[u, v, c]).cast(`float16`) where h in 9, w in 20",
+        {"x": ("bfloat16", (11, 22, 19)), "k": ("bfloat16", (3, 3, 19))},
+    ),
     "max": pool(">", 15, 3, 2),
     "max, stride 1": pool(">", 14, 3, 1),
     "max, no overlap": pool(">", 14, 2, 2),
@@ -131,6 +136,13 @@ def test_constant_weights_are_packed_once() -> None:
     assert len(prepared.launches) == 1
     read = {load for n in iter_nodes(prepared.tree.body) if isinstance(n, Compute) for load in _tensors(n)}
     assert "k" not in read
+
+
+def test_narrow_weights_are_widened_as_they_are_packed() -> None:
+    case = cpu_case(*depthwise(9, 3, dtype="bfloat16"))
+    (tree,) = lower(case.group, case.ranked[0].program, AVX2)
+    weights = [n for n in iter_nodes(tree.body) if isinstance(n, Storage) and n.tensor.startswith(".weights")]
+    assert {storage.dtype for storage in weights} == {DType.FLOAT32}
 
 
 def test_a_loaded_vector_serves_all_outputs_of_a_tile() -> None:

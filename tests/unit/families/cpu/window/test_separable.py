@@ -99,14 +99,15 @@ def test_lines_are_sorted_by_whole_vectors(phases: int, first: int, count: int, 
     assert (found and (found.first, found.rows, found.lanes)) == expected
 
 
-def test_strided_lines_are_sorted_in_registers() -> None:
+@pytest.mark.parametrize("dtype", [F32, "float16", "bfloat16"])
+def test_strided_lines_are_sorted_in_registers(dtype: str) -> None:
     """A depthwise line is read from memory, a maximum of lines from its buffer."""
     depthwise = (
         "y[c, h, w] +=! x[c, h*2 + u, w*2 + v] * k[c, u, v] where h in 8, w in 20",
-        {"x": (F32, (3, 17, 41)), "k": (F32, (3, 3, 3))},
+        {"x": (dtype, (3, 17, 41)), "k": (dtype, (3, 3, 3))},
     )
     sources = []
-    for text, types in (depthwise, pool(">", 29, 3, 2)):
+    for text, types in (depthwise, pool(">", 29, 3, 2, dtype=dtype)):
         case = cpu_case(text, types)
         (tree,) = lower(case.group, case.ranked[0].program, AVX2)
         sources.append({n.source.tensor for n in iter_nodes(tree.body) if isinstance(n, Transpose)})

@@ -44,6 +44,10 @@ def depthwise(
 
 CASES: dict[str, tuple[str, Types]] = {
     "3x3": depthwise(13, 3),
+    "3x3, bfloat16, stride 2": depthwise(37, 3, 2, dtype="bfloat16"),
+    "5x5, bfloat16, stride 3": depthwise(52, 5, 3, dtype="bfloat16"),
+    "5x5, float16, stride 2": depthwise(21, 5, 2, dtype="float16"),
+    "3x3, float8, stride 2": depthwise(37, 3, 2, dtype="float8_e4m3fn"),
     "5x5 on small planes": depthwise(7, 5, planes=(3, 5)),
     "7x7, taps in a loop": depthwise(11, 7),
     "wide planes in bands": depthwise(70, 3, planes=(1, 2)),
