@@ -241,6 +241,15 @@ def _check_site(nests: Nests, function: Function, path: tuple[NestLoop, ...], st
                 code="schedule-dependence",
                 hint=f"store {name} inside of {loop.name}",
             )
+    if path and not stored_path:
+        # blocks and threads surround the whole launch, also those of loops inside of the site
+        for loop in nests.nests[path[0].stage].loops:
+            if loop.kind in (LoopKind.BLOCK, LoopKind.THREAD):
+                raise ScheduleError(
+                    f"each {loop.kind.value} of {loop.name} of {loop.stage} would write all of {name}, which is in memory",
+                    code="schedule-dependence",
+                    hint=f"{name}: store_at {path[-1].stage} {path[-1].name}",
+                )
 
 
 # regions ------------------------------------------------------------------------------------------------------------

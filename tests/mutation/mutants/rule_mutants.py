@@ -290,6 +290,7 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ),
         ),
         "test_gpu_steps:test_what_a_gpu_cannot_run_is_refused": (
+            ("memory that each block writes", "if path and not stored_path:", "if False and path and not stored_path:"),
             (
                 "blocks in loops",
                 "if nest.outer and loop.kind is LoopKind.BLOCK:",

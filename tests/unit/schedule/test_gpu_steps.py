@@ -142,10 +142,13 @@ def test_a_shared_tile_that_no_loop_distributes_is_made_by_one_thread() -> None:
 
 
 BX_INSIDE = "bx: compute_root\nbx: compute_at B "
+ROWS = program("s[r] +=! A[r, c]; o[r, c] = A[r, c] / s[r]", A="float32 8 16")
+ROWS_IN_MEMORY = "s: compute_at o r\ns: store_root\n"
 SQUARE = program("b[i, j] = a[j, i] + a[i, j]", a="float32 512 512")
 ACCEPTED = (
     (BLUR, f"B: block y\nB: thread x\n{BX_INSIDE}y"),  # each thread has a tile of its own
     (SQUARE, "b: block i\nb: thread j\na: cache b j stack"),  # which is in no shared memory
+    (ROWS, "o: split r 2\no: block c\ns: compute_at o r.inner\ns: store_at o r.outer"),  # blocks inside have tiles of their own
 )
 REFUSED = (
     (program("b[i, j] = a[i, j]", a="int8 65536 40000"), "b: block i\nb: block j", "schedule-launch", "too many blocks", None),
@@ -186,6 +189,22 @@ REFUSED = (
         "mark a thread loop of B",
     ),
     (MATMUL, "C.update: thread k", "schedule-dependence", "same elements", None),
+    (ROWS, f"{ROWS_IN_MEMORY}o: block c", "schedule-dependence", "each block of c of o would write all of s", "s: store_at o r"),
+    (ROWS, f"o: block r\no: thread c\n{ROWS_IN_MEMORY}", "schedule-dependence", "r, which is block", "compute_root"),
+    (
+        ROWS,
+        f"o: split c 4\no: thread c.inner\n{ROWS_IN_MEMORY}",
+        "schedule-dependence",
+        "each thread of c.inner of o would write all of s",
+        "s: compute_root",
+    ),
+    (
+        program("t[r] = A[r, 0] * 2.0; o[r, c] = A[r, c] / t[r]", A="float32 8 16"),
+        "t: compute_at o r\no: block c\nt: store_root",
+        "schedule-dependence",
+        "each block of c of o would write all of t",
+        "t: compute_root",
+    ),
     (
         BLUR,
         f"B: split x 3\nB: block y\nB: thread x.inner\nB: reorder y x.inner x.outer\n{BX_INSIDE}x.outer\nbx: store_in shared",
