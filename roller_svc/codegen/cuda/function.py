@@ -331,7 +331,9 @@ class CodeGenCuda(CodeGenVisitor):
 
     def declare(self, storage: Storage) -> None:
         identifier = self.names.of(storage.tensor)
-        self.scalar.buffers[storage.tensor] = BufferRef(identifier, storage.dtype, storage.shape, storage.pad, storage.swizzled)
+        # storage without dimensions is printed as a variable: in shared memory that is the element of an array
+        name = f"{identifier}[0]" if storage.scope is Scope.SHARED and not storage.shape else identifier
+        self.scalar.buffers[storage.tensor] = BufferRef(name, storage.dtype, storage.shape, storage.pad, storage.swizzled)
         type_ = self.dialect.storage_type(storage.dtype)
         if storage.scope is Scope.SHARED:
             reused = [self.shared_buffers[t] for t in (*storage.aliases, *storage.overlays)]

@@ -277,6 +277,19 @@ def test_what_cannot_be_cached_is_refused() -> None:
             schedule_by_hand(scheduled, steps)
 
 
+SCALED_STEPS = "x: cache b i.inner shared"
+
+
+@pytest.mark.parametrize("target", [A100, "amd-mi250x"])
+def test_a_shared_tile_of_a_scalar_is_an_element(target: str) -> None:
+    scaled = program("b[i] = a[i] * x[]", a="float16 96", x="float16")
+    steps = f"b: split i 32\nb: block i.outer\nb: thread i.inner\n{SCALED_STEPS}"
+    text = source_of(scaled, steps, target).text
+    assert "x_cache_tile[1];" in text
+    assert "x_cache_tile[0] = x[0];" in text
+    assert "x_cache_tile)" not in text
+
+
 @pytest.mark.slow
 @pytest.mark.emulator
 def test_a_kernel_by_hand_runs_in_the_emulator() -> None:
@@ -284,6 +297,11 @@ def test_a_kernel_by_hand_runs_in_the_emulator() -> None:
     kernel = roller_svc.compile("b[i] = a[i] * 2.0", {"a": ("float32", (100,))}, target=A100, runtime="emulator", schedule=steps)
     a = np.arange(100, dtype=np.float32)
     np.testing.assert_array_equal(kernel(a=a)["b"], a * 2)
+
+    inputs: dict[str, Any] = {"a": ("float16", (96,)), "x": ("float16", ())}
+    kernel = roller_svc.compile("b[i] = a[i] * x[]", inputs, target=A100, runtime="emulator", schedule=f"{steps}\n{SCALED_STEPS}")
+    a = np.arange(96, dtype=np.float16)
+    np.testing.assert_array_equal(kernel(a=a, x=np.float16(3))["b"], a * 3)
 
 
 @pytest.mark.slow
