@@ -20,7 +20,7 @@ from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.schedule.build_tree import build_launches
 from roller_svc.schedule.by_hand import read_steps, schedule_by_hand
-from roller_svc.schedule.gpu_launch import check_device_loops, check_shared_bytes
+from roller_svc.schedule.gpu_launch import check_device_loops, check_tile_bytes
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.step_json import format_document
 
@@ -103,7 +103,7 @@ def build_device_launches(
     check_device_loops(schedule, hw)
     trees, exchanged = build_launches(schedule, "kernel")
     if hw.family is not TargetKind.CPU:
-        check_shared_bytes(trees, hw)
+        check_tile_bytes(trees, hw)
     return trees, exchanged
 
 

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.program import StatementKind
-from roller_svc.ir.schedule import LoopKind, ScheduleTree, Scope, Storage, iter_nodes, shared_bytes
+from roller_svc.ir.schedule import LoopKind, Node, ScheduleTree, Scope, Storage, child_lists, iter_nodes, shared_bytes
 from roller_svc.schedule.bounds import Nest, NestLoop, Nests, infer_bounds
 from roller_svc.schedule.schedule import Function, Schedule
 
 LAUNCH_CODE = "schedule-launch"
 MAX_GRID_BLOCKS = (1 << 31) - 1
+# Local memory of a thread: of CUDA's technical specifications; on AMD the largest scratch of a wave of 64.
+THREAD_BYTES = {TargetKind.CUDA: 512 << 10, TargetKind.AMD: ((1 << 13) - 1) * (1 << 10) // 64}
 
 
 def check_device_loops(schedule: Schedule, hw: HardwareSpec) -> None:
@@ -27,18 +29,31 @@ def check_device_loops(schedule: Schedule, hw: HardwareSpec) -> None:
             _check_launch(nests, root, [nests.functions[name] for name in nests.launches[root.name]], hw)
 
 
-def check_shared_bytes(trees: tuple[ScheduleTree, ...], hw: HardwareSpec) -> None:
-    """Check that a block has memory for the shared tiles of its launch. Raises ScheduleError (schedule-memory)."""
-    limit = hw.limits.shared_bytes_per_block
+def check_tile_bytes(trees: tuple[ScheduleTree, ...], hw: HardwareSpec) -> None:
+    """Check that blocks and threads have memory for the tiles of each launch. Raises ScheduleError (schedule-memory)."""
     for tree in trees:
-        tiles = [node for node in iter_nodes(tree.body) if isinstance(node, Storage) and node.scope is Scope.SHARED]
-        if (needed := shared_bytes(tiles)) > limit:
-            sizes = ", ".join(f"{tile.tensor}: {tile.bytes}" for tile in tiles)
-            raise ScheduleError(
-                f"the shared tiles of a block are too large: expected at most {limit} bytes, got {needed} ({sizes})",
-                code="schedule-memory",
-                hint="split by smaller factors",
-            )
+        tiles = [node for node in iter_nodes(tree.body) if isinstance(node, Storage)]
+        shared = [tile for tile in tiles if tile.scope is Scope.SHARED]
+        private = [tile for tile in tiles if tile.scope is not Scope.SHARED]
+        _check_bytes("shared tiles of a block", shared, shared_bytes(shared), hw.limits.shared_bytes_per_block)
+        needed = max(_private_bytes(node) for node in tree.body)
+        _check_bytes("tiles of a thread on the stack and in registers", private, needed, THREAD_BYTES[hw.family])
+
+
+def _private_bytes(node: Node) -> int:
+    """Return the memory of a thread's own tiles in a node: those that are not one inside the other may share it."""
+    inside = max((_private_bytes(each) for body in child_lists(node) for each in body), default=0)
+    return inside + (node.bytes if isinstance(node, Storage) and node.scope is not Scope.SHARED else 0)
+
+
+def _check_bytes(what: str, tiles: list[Storage], needed: int, limit: int) -> None:
+    if needed > limit:
+        sizes = ", ".join(f"{tile.tensor}: {tile.bytes}" for tile in tiles)
+        raise ScheduleError(
+            f"the {what} are too large: expected at most {limit} bytes, got {needed} ({sizes})",
+            code="schedule-memory",
+            hint="split by smaller factors",
+        )
 
 
 def _check_cpu(nests: Nests, hw: HardwareSpec) -> None:

@@ -571,9 +571,10 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ),
             (
                 "shared tiles of any size",
-                "if (needed := shared_bytes(tiles)) > limit:",
-                "if (needed := shared_bytes(tiles)) < 0:",
+                "hw.limits.shared_bytes_per_block)",
+                "1 << 60)",
             ),
+            ("private tiles of any size", "THREAD_BYTES[hw.family])", "1 << 60)"),
         ),
         "test_gpu_steps:test_tiles_of_threads_need_no_shared_memory": (
             (
@@ -581,7 +582,12 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
                 "if around != threads and (own or function.scope is Scope.SHARED):",
                 "if around != threads:",
             ),
-            ("registers are shared memory", "and node.scope is Scope.SHARED]", "]"),
+            ("registers are shared memory", "[tile for tile in tiles if tile.scope is Scope.SHARED]", "tiles"),
+            (
+                "tiles side by side take the memory of both",
+                "needed = max(_private_bytes(node) for node in tree.body)",
+                "needed = sum(tile.bytes for tile in private)",
+            ),
         ),
         "test_gpu_steps:test_a_cpu_has_no_blocks_and_no_shared_memory": (
             ("shared memory of CPUs", "if function.scope is Scope.SHARED:", "if False:"),

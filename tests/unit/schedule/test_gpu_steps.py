@@ -145,9 +145,15 @@ BX_INSIDE = "bx: compute_root\nbx: compute_at B "
 ROWS = program("s[r] +=! A[r, c]; o[r, c] = A[r, c] / s[r]", A="float32 8 16")
 ROWS_IN_MEMORY = "s: compute_at o r\ns: store_root\n"
 SQUARE = program("b[i, j] = a[j, i] + a[i, j]", a="float32 512 512")
+SMALL_SQUARE = program("b[i, j] = a[j, i] + a[i, j]", a="float32 256 256")
+TWO_SUMS = program("s[i] +=! A[i, k]; t[i] +=! B[i, k]; o[i] = s[i] * t[i]", A="float32 8 90000", B="float32 8 90000")
 ACCEPTED = (
     (BLUR, f"B: block y\nB: thread x\n{BX_INSIDE}y"),  # each thread has a tile of its own
-    (SQUARE, "b: block i\nb: thread j\na: cache b j stack"),  # which is in no shared memory
+    (SMALL_SQUARE, "b: block i\nb: thread j\na: cache b j stack"),  # which is in no shared memory
+    (
+        TWO_SUMS,
+        "s: compute_at o i\nt: compute_at o i\nA: cache s.update i stack\nB: cache t.update i stack\no: block i",
+    ),  # one after the other
     (ROWS, "o: split r 2\no: block c\ns: compute_at o r.inner\ns: store_at o r.outer"),  # blocks inside have tiles of their own
 )
 REFUSED = (
@@ -226,6 +232,13 @@ REFUSED = (
         "a.cache.tile: 1048576",
         "smaller factors",
     ),
+    (
+        SQUARE,
+        "b: block i\nb: thread j\na: cache b j registers",
+        "schedule-memory",
+        "tiles of a thread on the stack and in registers are too large: expected at most 524288 bytes, got 1048576",
+        "smaller factors",
+    ),
 )  # fmt: skip
 
 
@@ -250,6 +263,13 @@ def test_tiles_of_threads_need_no_shared_memory(scheduled: TensorProgram, steps:
 def test_a_cpu_has_no_blocks_and_no_shared_memory(steps: str, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         source_of(BLUR, steps, "cpu-x86-avx2")
+
+
+def test_threads_of_amd_have_less_memory_of_their_own() -> None:
+    steps = "b: block i\nb: thread j\na: cache b j stack"
+    assert "a_cache_tile" in source_of(SMALL_SQUARE, steps).text
+    with pytest.raises(ScheduleError, match="expected at most 131056 bytes, got 262144"):
+        source_of(SMALL_SQUARE, steps, "amd-mi250x")
 
 
 def test_an_input_is_cached_on_a_cpu() -> None:
