@@ -397,18 +397,24 @@ def _domain(axis: Axis, value: Expr, first: Expr, extent: int, extents: Mapping[
     return [Guard(value, axis.extent, below, above)] if below or above else []
 
 
+def check_copies(nest: Nest, lanes_per_copy: int) -> None:
+    """Check the copies of a statement that are printed, each for a number of lanes. Raises ScheduleError (schedule-extent)."""
+    copies = math.prod(x.extent for x in nest.scope if x.kind is LoopKind.UNROLL)
+    copies *= math.prod(ceil_div(x.extent, lanes_per_copy) for x in nest.loops if x.kind is LoopKind.VECTOR)
+    if copies > MAX_COPIES:
+        raise ScheduleError(
+            f"{nest.stage.name} is unrolled too often: expected at most {MAX_COPIES} copies, got {copies}",
+            code="schedule-extent",
+            hint="split an unrolled or vector loop by a smaller factor",
+        )
+
+
 def _check_loops(nest: Nest, function: Function) -> None:
     """Check the kinds of loops."""
     reduced = {a.name for a in function.statement.reduced}
     scatters = function.statement.kind is StatementKind.SCATTER and nest.stage.part is StagePart.UPDATE
     plain = {index.name for index in function.statement.index if isinstance(index, AxisRef)}
-    copies = math.prod(x.extent for x in nest.scope if x.kind is LoopKind.UNROLL)
-    copies *= math.prod(ceil_div(x.extent, LANES_PER_COPY) for x in nest.loops if x.kind is LoopKind.VECTOR)
-    if copies > MAX_COPIES:
-        raise ScheduleError(
-            f"{nest.stage.name} is unrolled too often: expected at most {MAX_COPIES} copies, got {copies}",
-            code="schedule-extent",
-        )
+    check_copies(nest, LANES_PER_COPY)
     for loop in nest.loops:
         if loop.kind is LoopKind.VECTOR and loop.extent > MAX_LANES:
             raise ScheduleError(

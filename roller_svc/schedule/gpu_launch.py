@@ -9,7 +9,7 @@ from roller_svc.errors import ScheduleError
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.schedule import LoopKind, Node, ScheduleTree, Scope, Storage, child_lists, iter_nodes, shared_bytes
-from roller_svc.schedule.bounds import Nest, NestLoop, Nests, infer_bounds
+from roller_svc.schedule.bounds import Nest, NestLoop, Nests, check_copies, infer_bounds
 from roller_svc.schedule.schedule import Function, Schedule
 
 LAUNCH_CODE = "schedule-launch"
@@ -111,6 +111,7 @@ def _check_nest(nest: Nest, function: Function, threads: tuple[NestLoop, ...]) -
             code=LAUNCH_CODE,
             hint="mark it block or thread",
         )
+    check_copies(nest, lanes_per_copy=1)  # a thread has no vectors to compute in
     if not nest.outer:
         return
     around = tuple(_loops_of(nest.outer, LoopKind.THREAD))

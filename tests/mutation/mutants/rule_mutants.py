@@ -574,6 +574,7 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
                 "hw.limits.shared_bytes_per_block)",
                 "1 << 60)",
             ),
+            ("lanes of GPUs are counted as those of CPUs", "check_copies(nest, lanes_per_copy=1)", "check_copies(nest, 8)"),
             ("private tiles of any size", "THREAD_BYTES[hw.family])", "1 << 60)"),
         ),
         "test_gpu_steps:test_tiles_of_threads_need_no_shared_memory": (

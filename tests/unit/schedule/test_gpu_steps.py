@@ -154,6 +154,7 @@ ACCEPTED = (
         TWO_SUMS,
         "s: compute_at o i\nt: compute_at o i\nA: cache s.update i stack\nB: cache t.update i stack\no: block i",
     ),  # one after the other
+    (program("b[i] = a[i] + 1.0", a="float32 4096"), "b: split i 512\nb: block i.outer\nb: vectorise i.inner"),
     (ROWS, "o: split r 2\no: block c\ns: compute_at o r.inner\ns: store_at o r.outer"),  # blocks inside have tiles of their own
 )
 REFUSED = (
@@ -193,6 +194,13 @@ REFUSED = (
         "schedule-launch",
         "expected none, got bx.y",
         "mark a thread loop of B",
+    ),
+    (
+        program("b[i] = a[i] + 1.0", a="float32 4096"),
+        "b: split i 1024\nb: block i.outer\nb: vectorise i.inner",
+        "schedule-extent",
+        "b is unrolled too often: expected at most 512 copies, got 1024",
+        "smaller factor",
     ),
     (MATMUL, "C.update: thread k", "schedule-dependence", "same elements", None),
     (ROWS, f"{ROWS_IN_MEMORY}o: block c", "schedule-dependence", "each block of c of o would write all of s", "s: store_at o r"),
