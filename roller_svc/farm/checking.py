@@ -1,7 +1,7 @@
-"""Validate build requests and compute their actions' keys, in worker processes with a time limit, with a cache.
+"""Validate build requests and compute their actions' keys, with a cache, and check schedules by hand.
 
-Validation runs a client's text through a parser and a polyhedral library that holds the interpreter lock. Neither may
-run in the process that serves requests.
+Both run a client's text through a parser and a polyhedral library that holds the interpreter lock. Neither may run in
+the process that serves requests: they run in worker processes with a time limit.
 """
 
 from __future__ import annotations
@@ -11,15 +11,25 @@ import hashlib
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from roller_svc.compiler.action import KERNEL, PARTS, ActionKey, action_key
 from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
-from roller_svc.compiler.request import request_json
-from roller_svc.errors import BuildServiceError, InputError, KernelTimeoutError
+from roller_svc.compiler.parsing import parse_once
+from roller_svc.compiler.request import build_request, request_json, resolve_spec
+from roller_svc.compiler.scheduled import check_device, schedule_for_device
+from roller_svc.errors import BuildServiceError, InputError, InvariantError, KernelTimeoutError, ScheduleError
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.report import BuildRequest
+from roller_svc.ir.schedule_text import render
+from roller_svc.schedule.build_tree import build_tree
+from roller_svc.schedule.check_steps import Problem
+
+R = TypeVar("R")
 
 MAX_BYTES = 8 << 20  # of memory for the keys and errors of requests
 KEY_BYTES, ERROR_BYTES = 1 << 10, 3 << 10  # of memory for a key, and for an error beside its texts
@@ -35,6 +45,42 @@ def compute_key(task: BuildTask) -> ActionKey:
     """
     task.check_generator()
     return action_key(task.request)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleTask:
+    """A schedule by hand to check, of a program, on at most one device."""
+
+    expression: str
+    inputs: Mapping[str, object]
+    outputs: Sequence[str] | None
+    schedule: object
+    target: str | None = None
+    hardware: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSchedule:
+    """The first problem of a schedule, or the tree of a legal one as text."""
+
+    problems: tuple[Problem, ...]
+    tree: str | None
+
+
+def check_schedule(task: ScheduleTask) -> CheckedSchedule:
+    """Check a schedule. Raises InputError for an invalid program or device."""
+    given = {"target": task.target, "hardware": task.hardware}
+    device = {name: value for name, value in given.items() if value is not None}
+    request = build_request(task.expression, task.inputs, outputs=task.outputs, **device)
+    spec = resolve_spec(request) if device else None
+    if spec is not None:
+        check_device(spec)
+    program = parse_once(request.expression, request.inputs, request.outputs)[0]
+    try:
+        schedule = schedule_for_device(program, task.schedule, spec)
+    except ScheduleError as error:
+        return CheckedSchedule((Problem.from_error(error),), None)
+    return CheckedSchedule((), render(build_tree(schedule)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +146,57 @@ class RequestValidator:
         return None if is_error and time.monotonic() > checked.time_s + self._remember_errors_s else checked.result
 
     def _validate(self, request: BuildRequest) -> ActionKey | InputError:
-        for _ in range(MAX_ATTEMPTS - 1):
-            try:
-                return self._validate_once(request)
-            except BuildServiceError as error:
-                if error.code != "worker-lost":
-                    raise
-        return self._validate_once(request)
+        return _run(
+            partial(self._workers.call, BuildTask(request, LOADED_GENERATOR)),
+            f"the program takes longer than {self._timeout_s:g} s to be read and checked",
+            "fewer or simpler conditions and indices",
+        )
 
-    def _validate_once(self, request: BuildRequest) -> ActionKey | InputError:
+
+class ScheduleChecker:
+    """Check schedules by hand. Nothing is cached.
+
+    Args:
+        timeout_s: limit of one check.
+        limits: of a worker process.
+    """
+
+    def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:
+        self._timeout_s = timeout_s
+        codec = JsonCodec(asdict, _parse_schedule)
+        self._workers = WorkerPool(check_schedule, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
+
+    def check(self, task: ScheduleTask) -> CheckedSchedule:
+        """Return the schedule's first problem, or its tree.
+
+        Raises InputError for an invalid program or device, and BuildServiceError if no worker could check it now.
+        """
+        result = _run(
+            partial(self._workers.call, task),
+            f"the schedule takes longer than {self._timeout_s:g} s to be checked",
+            "fewer steps, or a smaller program",
+        )
+        if isinstance(result, InputError):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self._workers.close(kill=True)
+
+
+def _run(call: Callable[[], R], late: str, hint: str) -> R | InputError:
+    """Return the result of a worker's check, or the error of its input: also that it is `late`."""
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
-            return self._workers.call(BuildTask(request, LOADED_GENERATOR))
+            return call()
+        except BuildServiceError as error:
+            if error.code != "worker-lost" or attempt == MAX_ATTEMPTS:
+                raise
         except InputError as error:
             return error.with_traceback(None)
         except KernelTimeoutError:
-            return InputError(
-                f"the program takes longer than {self._timeout_s:g} s to be read and checked",
-                code="check-timeout",
-                hint="fewer or simpler conditions and indices; ROLLER_CHECK_TIMEOUT_S is the service's limit",
-            )
+            return InputError(late, code="check-timeout", hint=f"{hint}; ROLLER_CHECK_TIMEOUT_S is the service's limit")
+    raise InvariantError("no attempt was made")
 
 
 def _cache_key(request: BuildRequest) -> bytes:
@@ -145,3 +223,12 @@ def _parse_key(document: object) -> ActionKey:
     if set(parts) != set(PARTS) or not all(DIGEST.fullmatch(f"sha256:{each}") for each in parts.values()):
         raise ValueError("invalid parts")
     return ActionKey(digest, KERNEL, {part: sys.intern(parts[part]) for part in PARTS})  # most requests share most parts
+
+
+def _parse_schedule(document: object) -> CheckedSchedule:
+    if not isinstance(document, dict) or document.keys() != {"problems", "tree"}:
+        raise ValueError("invalid check of a schedule")
+    tree = document["tree"]
+    if not (tree is None or isinstance(tree, str)):
+        raise ValueError("invalid tree")
+    return CheckedSchedule(tuple(Problem(**each) for each in document["problems"]), tree)

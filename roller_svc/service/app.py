@@ -19,7 +19,7 @@ from roller_svc.farm.api_keys import ApiKeys
 from roller_svc.farm.audit import AuditLog
 from roller_svc.farm.backup import check_restored
 from roller_svc.farm.build import build_task
-from roller_svc.farm.checking import RequestValidator
+from roller_svc.farm.checking import RequestValidator, ScheduleChecker
 from roller_svc.farm.database.connect import REQUEST_BUSY_TIMEOUT_S, Database
 from roller_svc.farm.database.migrate import upgrade
 from roller_svc.farm.environment import environment_digest
@@ -121,6 +121,8 @@ def create_app(
         resources.callback(pool.shutdown, wait=True, cancel_futures=True)
     validator = RequestValidator(settings.check_timeout_s, limits, settings.remember_errors_s)
     resources.callback(validator.close)
+    schedule_checker = ScheduleChecker(settings.check_timeout_s, limits)
+    resources.callback(schedule_checker.close)
     estimators = EstimatePool(max(1, settings.workers), settings.check_timeout_s, limits)
     resources.callback(estimators.close)
     listings = ListingCache(store)
@@ -205,6 +207,7 @@ def create_app(
         queries=queries,
         submissions=submissions,
         is_cached=validator.is_cached,
+        schedule_checker=schedule_checker,
         batches=batches,
         estimate_cache=EstimateCache(estimators.estimate),
         models=models,

@@ -16,6 +16,7 @@ from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.compiler.estimates.worker import Deadline
 from roller_svc.errors import BuildServiceError
 from roller_svc.farm.actions import Explanation
+from roller_svc.farm.checking import CheckedSchedule, ScheduleChecker, ScheduleTask
 from roller_svc.farm.farm import BuildFarm, Terms
 from roller_svc.farm.idempotency import IdempotencyKeys
 from roller_svc.farm.models import Request as FarmRequest
@@ -53,6 +54,7 @@ class State:
     queries: ThreadPoolExecutor  # uses the database, which may be locked
     submissions: ThreadPoolExecutor  # waits for requests to be validated
     is_cached: Callable[[BuildRequest], bool]  # whether a request has been validated
+    schedule_checker: ScheduleChecker
     batches: ThreadPoolExecutor  # waits for estimates
     estimate_cache: EstimateCache
     models: ModelBuilds
@@ -107,6 +109,11 @@ class State:
             return await run_in(pool, work)
         with await self.shares.wait_for(Resource.CHECKS, client):
             return await run_in(self.submissions, work)
+
+    async def check_schedule(self, task: ScheduleTask, client: str) -> CheckedSchedule:
+        """Check a schedule; a client's checks wait for each other. Raises InputError."""
+        with await self.shares.wait_for(Resource.CHECKS, client):
+            return await run_in(self.submissions, lambda: self.schedule_checker.check(task))
 
     def begin_shutdown(self) -> None:
         """Wake the requests that wait for operations, which respond with the current state. Call on the event loop."""

@@ -15,7 +15,7 @@ from roller_svc.compiler.request import build_request
 from roller_svc.errors import BuildServiceError, ExprSyntaxError, InputError, KernelTimeoutError, RollerError
 from roller_svc.farm import checking as module
 from roller_svc.farm.build import LOADED_GENERATOR, BuildTask
-from roller_svc.farm.checking import MAX_ATTEMPTS, RequestValidator, compute_key
+from roller_svc.farm.checking import MAX_ATTEMPTS, RequestValidator, ScheduleChecker, ScheduleTask, check_schedule, compute_key
 
 REQUEST = build_request("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, target="cpu-x86-avx2")
 
@@ -102,6 +102,37 @@ def test_a_stalled_machine_is_not_remembered(checking: RequestValidator) -> None
         checking.digest(REQUEST)
     assert stub.asked == 1
     assert not checking.is_cached(REQUEST)
+
+
+SCHEDULE = ScheduleTask("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, None, "y: split i 100", "cpu-x86-avx2")
+
+
+def test_a_schedule_is_checked_in_a_process_that_can_be_stopped() -> None:
+    checker = ScheduleChecker(60.0)
+    try:
+        assert checker.check(SCHEDULE) == check_schedule(SCHEDULE)
+        legal = checker.check(replace(SCHEDULE, schedule="y: split i 8"))
+        assert (legal.problems, legal.tree) == ((), "serial i.outer in 8\n  serial i.inner in 8\n    let i\n      y[...] =")
+        with pytest.raises(ExprSyntaxError):
+            checker.check(replace(SCHEDULE, expression="y[i] = x[i +"))
+    finally:
+        checker.close()
+    for errors, code in (
+        ([KernelTimeoutError("late")], "check-timeout"),
+        ([BuildServiceError("died", code="worker-lost")] * MAX_ATTEMPTS, "worker-lost"),
+        ([BuildServiceError("stalled", code="worker-stalled")], "worker-stalled"),
+    ):
+        stub = Failing(*errors)
+        checker._workers = stub
+        with pytest.raises(RollerError) as refused:
+            checker.check(SCHEDULE)
+        assert (refused.value.code, stub.asked) == (code, len(errors))
+
+
+@pytest.mark.parametrize("tree", ["1", '{"problems": [], "tree": 1}', '{"problems": [{"step": 1}], "tree": null}'])
+def test_an_answer_of_another_form_is_refused(tree: str) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        module._parse_schedule(json.loads(tree))
 
 
 def test_other_code_names_no_action() -> None:
