@@ -6,6 +6,7 @@ import json
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import httpx
 import pytest
 from explorer_pages import (
     GEMM,
@@ -100,6 +101,43 @@ def test_a_kernel_is_compiled_and_its_link_shows_it_again(explorer: Explorer) ->
     assert again.get_by_test_id("source").text_content() == source
     assert again.get_by_test_id("estimate").text_content() == page.get_by_test_id("estimate").text_content()
     assert again.get_by_label("shape of x").input_value() == "4096"
+
+
+def build(explorer: Explorer, **body: Any) -> str:
+    """Have a kernel compiled by another client; return the path of its page."""
+    options = {"winograd": "never", "top_k": 1, "tiles": {"split_k": 2}, "constants": ["z"]}
+    request = {"expression": "y[m, n] +=! x[m, k] * z[k, n]", "options": options, "outputs": ["y"], **body}
+    request["inputs"] = {name: {"dtype": "float32", "shape": [64, 64]} for name in "xz"}
+    answer = httpx.post(f"{explorer.address}/v1/kernels:compile", json=request, headers={"Prefer": "wait=60"}, timeout=90)
+    assert "response" in answer.json(), answer.text
+    return "/k/" + answer.json()["response"]["digest"]
+
+
+@pytest.mark.slow
+def test_a_kernel_is_explained_as_it_was_built(explorer: Explorer) -> None:
+    spec = httpx.get(f"{explorer.address}/v1/hardware/cpu-x86-avx2").json() | {"id": "my-cpu"}
+    page = explorer.browser.new_page()
+    with page.expect_request("**/kernels:explain") as asked:
+        page.goto(explorer.address + build(explorer, hardware=spec))
+    sent = asked.value.post_data_json
+    assert sent["options"] == {"winograd": "never", "top_k": 1, "tiles": {"split_k": 2}, "constants": ["z"]}
+    assert (sent["hardware"]["id"], sent["outputs"]) == ("my-cpu", ["y"])
+    explained(page)
+    assert page.locator("[data-testid=program-1], [data-testid=remark], .diagnostics b").count() == 0
+    assert "split-k 2" in page.get_by_test_id("program-0").text_content()
+    assert 'tiles={"split_k": 2},' in page.get_by_test_id("launch-code").text_content()
+    page.get_by_role("button", name="without").click()  # another request, so no kernel
+    page.wait_for_selector("[data-testid=program-1]")
+    assert page.locator("[data-testid=options], [data-testid=source]").count() == 0
+
+
+@pytest.mark.slow
+def test_a_kernel_that_cannot_be_explained_says_so(explorer: Explorer) -> None:
+    path = build(explorer, target="cpu-x86-avx2", options={"schedule": "y: parallel m"})
+    page = explorer.browser.new_page()
+    page.goto(explorer.address + path)
+    assert "schedule by hand" in page.get_by_test_id("remark").text_content()
+    page.wait_for_selector("[data-testid=source]")
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import { Construction } from './construction.js';
 import { Desk } from './desk.js';
 import { Key } from './key.js';
 import { Programs } from './programs.js';
-import { address, load, problem, story, theme } from './state.js';
+import { address, kernel, load, problem, remark, story, theme } from './state.js';
 import { Hatch } from './termbar.js';
 import { Text } from './text.js';
 import { Verdict } from './verdict.js';
@@ -34,8 +34,10 @@ function Top() {
 }
 
 function Work() {
+  const said = remark.value && html`<p class="note" data-testid="remark">${remark.value}</p>`;
+  if (!story.value && kernel.value) return html`${said}<${Text} />`;
   if (!story.value) return html`<p class="waiting" role="status">${problem.value ? '' : 'Constructing tiles…'}</p>`;
-  return html`${problem.value && html`<p class="note">Below is the last program without errors.</p>`}<${Verdict} /><${Construction} /><${Programs} /><${Text} />`;
+  return html`${problem.value && html`<p class="note">Below is the last program without errors.</p>`}${said}<${Verdict} /><${Construction} /><${Programs} /><${Text} />`;
 }
 
 const App = () => html`<${Hatch} /><${Top} /><${Key} />

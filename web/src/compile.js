@@ -13,7 +13,7 @@ async function compile() {
       if (operation.done) break;
       operation = await getJson(`/v1/${operation.name}?wait=${WAIT_S}`);
     }
-    if (isCurrent() && operation.response) state.kernel.value = operation.response;
+    if (isCurrent() && operation.response) await state.showKernel(operation.response, isCurrent);
   } catch (error) {
     if (isCurrent()) state.report(error);
   }

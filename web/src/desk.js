@@ -71,6 +71,14 @@ function Inputs() {
     </tr>`)}</tbody></table>`;
 }
 
+// Options of a kernel that was built by another client, or of a link.
+function Options() {
+  const given = { ...(state.outputs.value && { outputs: state.outputs.value }), ...state.options.value };
+  if (!Object.keys(given).length) return null;
+  return html`<p class="quiet" data-testid="options">${Object.entries(given).map(([name, value]) => `${name} ${typeof value === 'string' ? value : JSON.stringify(value)}`).join(' · ')}
+    <button onClick=${state.dropOptions}>without</button></p>`;
+}
+
 function Device() {
   const device = state.story.value?.device;
   if (!device) return null;
@@ -113,6 +121,6 @@ export function Desk() {
     <select class="examples" aria-label="example" value=${now} onChange=${(e) => state.open(EXAMPLES[e.target.value])}>
       ${now < 0 && html`<option value="-1" selected>examples…</option>`}
       ${EXAMPLES.map((example, i) => html`<option value=${i} selected=${i === now}>${example.name}</option>`)}</select>
-    <${Editor} /><${Diagnostics} /><${Inputs} /><${Compile} /><${Device} /><${Spec} /><${Elsewhere} />
+    <${Editor} /><${Diagnostics} /><${Inputs} /><${Options} /><${Compile} /><${Device} /><${Spec} /><${Elsewhere} />
   </aside>`;
 }

@@ -50,7 +50,7 @@ function Text() {
 }
 
 export function Spec() {
-  const spec = state.spec.value, [isOpen, setOpen] = useState(false);
+  const spec = state.hardware.value ?? state.spec.value, [isOpen, setOpen] = useState(false);
   const onToggle = ({ currentTarget: { open } }) => {
     setOpen(open);
     if (open) state.loadSpec().catch(state.report);
@@ -58,6 +58,6 @@ export function Spec() {
   return html`<details class="spec" data-testid="spec" open=${isOpen || state.hardware.value !== null} onToggle=${onToggle}>
     <summary>Another device: what if …</summary>
     ${spec && html`${Object.keys(resourcesOf(spec)).map((name) => html`<${Slider} name=${name} />`)}<${Effect} />
-      ${state.hardware.value && html`<button onClick=${() => state.setTarget(state.target.value)}>as it is</button>`}<${Text} />`}
+      ${state.hardware.value && state.devices.value.some((device) => device.id === state.target.value) && html`<button onClick=${() => state.setTarget(state.target.value)}>as it is</button>`}<${Text} />`}
   </details>`;
 }

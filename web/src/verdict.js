@@ -3,7 +3,7 @@ import { html } from 'htm/preact';
 import { COMPUTE, colour, tone } from './colours.js';
 import * as f from './format.js';
 import { Levels, Roofline } from './roofline.js';
-import { kernel as compiled, mainKernel, program, story } from './state.js';
+import { builtNumber, chosen as chosenNumber, kernel as compiled, mainKernel, program, story } from './state.js';
 import { Legend, TermBar, adding, besides, secondsOf } from './termbar.js';
 
 const WORTH_SAYING = 0.01; // of the time
@@ -87,7 +87,7 @@ function Sensitivity({ resources }) {
 }
 
 export function Verdict() {
-  const { device, floor, programs } = story.value, chosen = program.value, main = mainKernel.value;
+  const { device, floor } = story.value, chosen = program.value, main = mainKernel.value;
   const executedOperations = chosen.kernels.reduce((total, each) => total + each.operations.executed, 0);
   const facts = [
     ['bound', html`<span style=${`color:${tone(device, chosen.bound)}`}>${chosen.bound}</span>`],
@@ -104,7 +104,7 @@ export function Verdict() {
     <${TermBar} kernels=${chosen.kernels} device=${device} longest=${chosen.seconds} height=${26} />
     <${Legend} kernels=${chosen.kernels} device=${device} />
     <div class="why"><div>
-        <ul class="sentences">${bound(main)}${limit(chosen, main)}${hidden(chosen)}${executed(main)}${aboveFloor(chosen, floor)}${chosen === programs[0] && measured(chosen)}</ul>
+        <ul class="sentences">${bound(main)}${limit(chosen, main)}${hidden(chosen)}${executed(main)}${aboveFloor(chosen, floor)}${chosenNumber.value === builtNumber.value && measured(chosen)}</ul>
         <div class="facts"><${Sensitivity} resources=${chosen.limited_by} /><${Levels} /></div></div>
       <${Roofline} /></div>
   </section>`;

@@ -1,0 +1,48 @@
+"""Modules of the page that need no browser, run by node."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from explorer_pages import SOURCE, run_node
+
+pytestmark = [pytest.mark.needs("node")]
+
+
+def call(module: str, function: str, *arguments: Any) -> Any:
+    """Return what a function of a module returns."""
+    program = (
+        f"import {{ {function} }} from '{(SOURCE / module).as_uri()}';"
+        f"console.log(JSON.stringify({function}(...JSON.parse(process.argv[1])) ?? null));"
+    )
+    return run_node(program, json.dumps(arguments))
+
+
+def program_of(tile: int) -> dict[str, Any]:
+    return {"kernels": [{"group": "y", "program": {"unit": "avx2", "tiles": {"l1": {"i": tile}}}}]}
+
+
+def estimate_of(seconds: float) -> dict[str, Any]:
+    return {"seconds": seconds, "bound": "dram"}
+
+
+def test_the_program_of_a_kernel_is_found_by_its_estimate() -> None:
+    story = {"programs": [program_of(8), program_of(16)]}
+    attempts = [{"estimate": estimate_of(1.0)}, {"estimate": estimate_of(2.0)}]
+    report = {"extra": {"report": {"story": story, "attempts": attempts}}}
+    assert call("built.js", "storyOf", report, {"estimate": estimate_of(2.0)}) == {"story": story, "number": 1}
+    assert call("built.js", "storyOf", report, {"estimate": estimate_of(3.0)}) is None
+    assert call("built.js", "storyOf", report, {"estimate": None}) is None  # a schedule by hand
+    assert call("built.js", "storyOf", None, {"estimate": estimate_of(2.0)}) is None
+    assert call("built.js", "findProgram", story, program_of(16)) == 1
+    assert call("built.js", "findProgram", story, program_of(32)) == -1
+
+
+def test_code_that_compiles_has_the_options_of_the_request() -> None:
+    options = {"tiles": {"split_k": 2}, "strict": True, "family": None, "constants": ["w"]}
+    body = {"expression": "y[i] = x[i]", "inputs": {"x": {"dtype": "float32", "shape": [4]}}, "target": "t", "outputs": ["y"]}
+    code = call("launch.js", "launchCodes", body | {"options": options}, None)["python"]
+    for line in ('outputs=["y"],', 'tiles={"split_k": 2},', "strict=True,", "family=None,", 'constants=["w"],'):
+        assert f"    {line}\n" in code
