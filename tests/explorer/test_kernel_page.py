@@ -153,6 +153,17 @@ def test_a_link_restores_program_search_and_step(explorer: Explorer) -> None:
 
 
 @pytest.mark.slow
+def test_a_kernel_that_runs_once_is_part_of_no_call(explorer: Explorer) -> None:
+    text = "S[n] += W[k, n]\nC[m, n] +=! A[m, k] * W[k, n]\nD[m, n] = C[m, n] + S[n]"
+    page = explorer.open(link(text, "cpu-x86-avx2", {"A": "float32[4,4096]", "W": "float32[4096,4096]"}, constant="W"))
+    assert "of constants alone" in page.get_by_test_id("once").text_content()
+    ends = page.locator(".verdict .terms rect").evaluate_all(
+        "(all) => all.map((bar) => ['x', 'width'].reduce((end, name) => end + parseFloat(bar.getAttribute(name)), 0))"
+    )
+    assert max(ends) == pytest.approx(100, abs=0.1)  # percent
+
+
+@pytest.mark.slow
 def test_another_spec_is_tried_by_sliders_and_as_text(explorer: Explorer) -> None:
     explorer.expected.append("422")
     page = explorer.open(link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, scale="l2 bandwidth=2"))

@@ -46,3 +46,11 @@ def test_code_that_compiles_has_the_options_of_the_request() -> None:
     code = call("launch.js", "launchCodes", body | {"options": options}, None)["python"]
     for line in ('outputs=["y"],', 'tiles={"split_k": 2},', "strict=True,", "family=None,", 'constants=["w"],'):
         assert f"    {line}\n" in code
+
+
+def test_kernels_that_run_once_are_part_of_no_call() -> None:
+    once, first, second = ({"seconds": s, "operations": {"executed": n}} for s, n in ((9.0, 100), (1.0, 10), (2.0, 20)))
+    program = {"kernels": [once | {"runs_once": True}, first, second]}
+    assert call("calls.js", "longest", program) == second
+    assert call("calls.js", "operationsOf", program) == 30
+    assert call("calls.js", "onceOf", program) == [once | {"runs_once": True}]

@@ -3,6 +3,7 @@ import { batch, computed, effect, signal } from '@preact/signals';
 import { readRequest, requestQuery } from './address.js';
 import { ProblemError, getJson, post } from './api.js';
 import { findProgram, requestOf, storyOf } from './built.js';
+import { longest } from './calls.js';
 import { EXAMPLES } from './examples.js';
 import { inferInputs } from './infer.js';
 import { scaled } from './scale.js';
@@ -54,7 +55,6 @@ export const listing = signal('source');
 // The number of the compiled program in the story; -1 if it is not in there.
 export const builtNumber = computed(() => (story.value && built.value ? findProgram(story.value, built.value) : -1));
 export const program = computed(() => story.value?.programs[chosen.value]);
-export const longest = (aProgram) => aProgram.kernels.reduce((a, b) => (b.seconds > a.seconds ? b : a));
 export const mainKernel = computed(() => program.value && longest(program.value));
 export const theme = signal(matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
 effect(() => {
