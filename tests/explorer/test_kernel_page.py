@@ -113,6 +113,37 @@ def build(explorer: Explorer, **body: Any) -> str:
     return "/k/" + answer.json()["response"]["digest"]
 
 
+def refuse_once(page: Any, path: str, status: int) -> None:
+    problem = {"status": status, "detail": f"no {path}", "code": "busy", "errors": []}
+    page.route(f"**/v1/{path}", lambda route: route.fulfill(status=status, json=problem), times=1)
+
+
+@pytest.mark.slow
+def test_a_service_that_refuses_once_is_asked_again(explorer: Explorer) -> None:
+    explorer.expected += ["429", "503"]
+    page = explorer.open(SMALL_LINK)
+    page.wait_for_function("() => document.querySelectorAll('[data-testid=target] svg').length >= 5")
+    paths = ("kernels:compile", "estimates", "kernels:explain")
+    for path, status in zip(paths, (429, 503, 503), strict=True):
+        refuse_once(page, path, status)
+    page.get_by_test_id("compile").click()
+    page.wait_for_function("() => /no kernels:compile/.test(document.querySelector('[data-testid=status]').textContent)")
+    page.get_by_label("shape of x").fill("2048")
+    page.get_by_label("shape of x").press("Enter")
+    page.wait_for_selector("text=Below is the last program that was explained")
+    assert page.get_by_test_id("compile").is_enabled()
+    page.get_by_test_id("again").click()
+    page.wait_for_function("() => /no estimates/.test(document.querySelector('[data-testid=trouble]')?.textContent)")
+    assert page.locator(".old").count() == 0
+    compile_kernel(page)
+    with page.expect_response("**/kernels:explain"):
+        page.get_by_test_id(f"target-{A100}").click()
+        assert page.get_by_test_id("compile").is_disabled()  # what is shown is of another device
+        assert page.locator(".waits").count() == 1
+    explained(page)
+    assert page.get_by_test_id("compile").is_enabled()
+
+
 @pytest.mark.slow
 def test_a_kernel_is_explained_as_it_was_built(explorer: Explorer) -> None:
     spec = httpx.get(f"{explorer.address}/v1/hardware/cpu-x86-avx2").json() | {"id": "my-cpu"}

@@ -18,6 +18,8 @@ export class ProblemError extends Error {
   }
 }
 
+export const problemOf = (error) => (error instanceof ProblemError ? error.problem : { detail: error.message, code: 'no-answer', errors: [] });
+
 async function request(path, options = {}) {
   const key = readKey();
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };

@@ -1,5 +1,5 @@
 import { html } from 'htm/preact';
-import { getJson, post } from './api.js';
+import { getJson, post, problemOf } from './api.js';
 import * as state from './state.js';
 
 const WAIT_S = 10; // of one request for the operation
@@ -15,14 +15,14 @@ async function compile() {
     }
     if (isCurrent() && operation.response) await state.showKernel(operation.response, isCurrent);
   } catch (error) {
-    if (isCurrent()) state.report(error);
+    if (isCurrent()) state.operation.value = { done: true, error: problemOf(error) };
   }
 }
 
 function stateOf(operation) {
   if (!operation) return '';
-  const { stage, cache, queue_position: position, waiting_for: queue } = operation.metadata;
   if (operation.error) return `failed: ${operation.error.detail}`;
+  const { stage, cache, queue_position: position, waiting_for: queue } = operation.metadata;
   if (operation.done) return cache === 'hit' ? 'compiled before' : 'compiled';
   if (queue) return `no worker takes from ${queue}`;
   return position > 0 ? `queued behind ${position}` : stage;
@@ -31,7 +31,7 @@ function stateOf(operation) {
 export function Compile() {
   const operation = state.operation.value, isRunning = operation && !operation.done;
   return html`<div class="compile">
-    <button data-testid="compile" disabled=${!state.story.value || !!state.problem.value || isRunning} onClick=${compile}>Compile</button>
+    <button data-testid="compile" disabled=${!state.canCompile.value || isRunning} onClick=${compile}>Compile</button>
     <span data-testid="status" role="status" class=${operation?.error ? 'bad' : 'quiet'}>${isRunning && html`<i class="busy"></i>`}${stateOf(operation)}</span>
   </div>`;
 }

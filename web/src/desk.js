@@ -48,7 +48,10 @@ function Diagnostics() {
   return html`<div class="diagnostics" data-testid="diagnostics" role="status">
     ${errors.map((error) => html`<p><b>${error.line ? `${error.line}:${error.column}` : where(error.pointer) ?? problem.code}</b> ${error.message}
       ${error.hint && html`<span>${error.hint}</span>`}</p>`)}
-    ${!problem && took != null && html`<p class="quiet">explained in ${Math.round(took)} ms</p>`}
+    ${problem && !state.isFault.value && html`<p><button data-testid="again" onClick=${state.explain}>ask again</button></p>`}
+    ${state.trouble.value && html`<p class="bad" data-testid="trouble">${state.trouble.value}</p>`}
+    ${state.waiting.value && html`<p class="quiet">explaining…</p>`}
+    ${!problem && !state.waiting.value && took != null && html`<p class="quiet">explained in ${Math.round(took)} ms</p>`}
   </div>`;
 }
 const where = (pointer) => pointer?.replace(/^\/inputs\//, '').replaceAll('/', ' ');

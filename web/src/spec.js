@@ -53,7 +53,7 @@ export function Spec() {
   const spec = state.hardware.value ?? state.spec.value, [isOpen, setOpen] = useState(false);
   const onToggle = ({ currentTarget: { open } }) => {
     setOpen(open);
-    if (open) state.loadSpec().catch(state.report);
+    if (open) state.loadSpec();
   };
   return html`<details class="spec" data-testid="spec" open=${isOpen || state.hardware.value !== null} onToggle=${onToggle}>
     <summary>Another device: what if …</summary>

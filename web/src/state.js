@@ -1,7 +1,7 @@
 // What the page shows. The address has all that is needed to show it again.
 import { batch, computed, effect, signal } from '@preact/signals';
 import { readRequest, requestQuery } from './address.js';
-import { ProblemError, getJson, post } from './api.js';
+import { ProblemError, getJson, post, problemOf } from './api.js';
 import { findProgram, requestOf, storyOf } from './built.js';
 import { longest } from './calls.js';
 import { EXAMPLES } from './examples.js';
@@ -39,7 +39,9 @@ export const devices = signal([]);
 export const story = signal(null); // of kernels:explain
 export const explained = signal(null); // the body that it answers
 export const explainedMs = signal(null);
-export const problem = signal(null);
+export const problem = signal(null); // why it is not explained
+export const trouble = signal(''); // what else was not answered
+export const waiting = signal(false); // for kernels:explain
 export const elsewhere = signal([]); // estimates of the same program on every device
 export const kernel = signal(null); // the compiled one
 export const built = signal(null); // its program, from the story of its build
@@ -53,7 +55,7 @@ export const step = signal(0); // of the scale-up
 export const listing = signal('source');
 
 // The number of the compiled program in the story; -1 if it is not in there.
-export const builtNumber = computed(() => (story.value && built.value ? findProgram(story.value, built.value) : -1));
+export const builtNumber = computed(() => (story.value && built.value && explained.value === body.value ? findProgram(story.value, built.value) : -1));
 export const program = computed(() => story.value?.programs[chosen.value]);
 export const mainKernel = computed(() => program.value && longest(program.value));
 export const theme = signal(matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
@@ -124,9 +126,10 @@ async function openKernel(digest) {
       choose(told.number);
       restoreSelection();
       open({ ...request, target: facts.target, constants: fixed, options: others, spec: request.hardware }, facts);
+      explained.value = body.value;
     });
   } catch (error) {
-    report(error);
+    problem.value = problemOf(error);
   }
 }
 
@@ -162,7 +165,7 @@ effect(() => {
 export async function open(request, compiled = null) {
   target.value = request.target;
   spec.value = null;
-  if (Object.keys(request.factors ?? {}).length) await loadSpec().catch(report);
+  if (Object.keys(request.factors ?? {}).length) await loadSpec();
   batch(() => {
     factors.value = request.factors ?? {};
     edited.value = request.spec ?? null;
@@ -199,8 +202,12 @@ export function setFactor(name, factor) {
 export async function loadSpec() {
   const id = target.value;
   if (spec.value || edited.value) return;
-  const answer = await getJson(`/v1/hardware/${encodeURIComponent(id)}`);
-  if (id === target.value) spec.value = answer;
+  try {
+    const answer = await getJson(`/v1/hardware/${encodeURIComponent(id)}`);
+    if (id === target.value) spec.value = answer;
+  } catch (error) {
+    say(`spec of ${id}`)(error);
+  }
 }
 export const setConstant = (name, isConstant) =>
   edit([[constants, isConstant ? [...constants.value, name] : constants.value.filter((each) => each !== name)]]);
@@ -221,22 +228,30 @@ export function look(searchNumber, stepNumber) {
   });
 }
 
-export function report(error) {
-  if (error.name === 'AbortError') return;
-  problem.value = error instanceof ProblemError ? error.problem : { detail: error.message, code: 'no-answer', errors: [] };
-}
+const FAULTS = [400, 404, 413, 422];
+// Whether the request is wrong, rather than the service busy or away.
+export const isFault = computed(() => FAULTS.includes(problem.value?.status));
+// What is compiled is what was explained, or would be if the service had answered.
+export const canCompile = computed(() => !waiting.value && !!text.value && (problem.value ? !isFault.value : explained.value === body.value));
+
+const say = (what) => (error) => {
+  if (error.name !== 'AbortError') trouble.value = `${what}: ${error.message}`;
+};
 
 let running = null;
-async function explain() {
+export async function explain() {
   running?.abort();
   const own = (running = new AbortController());
   const start = performance.now();
   const asked = body.value;
+  waiting.value = true;
+  trouble.value = '';
   try {
     const answer = await post('/v1/kernels:explain', asked, own);
     batch(() => {
       explained.value = asked;
       problem.value = null;
+      waiting.value = false;
       if (built.value && findProgram(answer, built.value) < 0) {
         remark.value = OF_THE_BUILD;
         return;
@@ -247,10 +262,16 @@ async function explain() {
       restoreSelection();
     });
     selected = null;
-    await compare(asked, own);
   } catch (error) {
-    if (running === own) report(error);
+    if (running !== own) return;
+    batch(() => {
+      problem.value = problemOf(error);
+      waiting.value = false;
+      if (built.value) remark.value = OF_THE_BUILD;
+    });
+    return;
   }
+  await compare(asked, own).catch(say('other devices'));
 }
 
 function restoreSelection() {
@@ -275,5 +296,5 @@ async function compare({ expression, inputs: given, outputs: wanted, options: al
 let devicesLoaded = null;
 export function load() {
   devicesLoaded = getJson('/v1/hardware').then((answer) => (devices.value = answer.hardware));
-  return Promise.all([devicesLoaded.catch(report), openAddress()]);
+  return Promise.all([devicesLoaded.catch(say('devices')), openAddress()]);
 }
