@@ -195,6 +195,19 @@ def test_a_kernel_that_runs_once_is_part_of_no_call(explorer: Explorer) -> None:
 
 
 @pytest.mark.slow
+def test_links_that_were_written_by_hand_open(explorer: Explorer) -> None:
+    explorer.expected.append("404")
+    for query in ("program=-1&step=-1", "scale=__proto__=2", "search=1"):
+        page = explorer.open(f"{GEMM_LINK}&{query}")
+        assert page.get_by_test_id("program-0").get_attribute("aria-current") == "true", query
+    assert page.get_by_label("search", exact=True).input_value() == "1"
+    page = explorer.browser.new_page()
+    page.goto(explorer.address + "/k/%")
+    page.wait_for_selector("[data-testid=diagnostics] b")
+    assert "%" in page.get_by_test_id("diagnostics").text_content()
+
+
+@pytest.mark.slow
 def test_another_spec_is_tried_by_sliders_and_as_text(explorer: Explorer) -> None:
     explorer.expected.append("422")
     page = explorer.open(link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, scale="l2 bandwidth=2"))

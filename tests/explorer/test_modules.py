@@ -48,6 +48,38 @@ def test_code_that_compiles_has_the_options_of_the_request() -> None:
         assert f"    {line}\n" in code
 
 
+@pytest.mark.parametrize(
+    ("query", "selection"),
+    [("program=2&search=1&step=0", (2, 1, 0)), ("program=-1&step=-1", (None, None, None)), ("step=3", (None, None, 3)),
+     ("program=1e3&search=0x1&step=", (None, None, None)), ("program=99999999999", (None, None, None))],
+)  # fmt: skip
+def test_numbers_of_an_address(query: str, selection: tuple[int | None, ...]) -> None:
+    program = f"import {{ readSelection }} from '{(SOURCE / 'address.js').as_uri()}';"
+    shown = run_node(program + "console.log(JSON.stringify(readSelection(new URLSearchParams(process.argv[1]))));", query)
+    assert tuple(shown[name] for name in ("program", "search", "step")) == selection
+
+
+def test_request_of_an_address_may_be_written_by_hand() -> None:
+    query = "expr=y&target=t&scale=__proto__=2&scale=l2%20bandwidth=2&scale=a=-1&scale=b=Infinity&options=[&input=x=float16[4,]"
+    program = f"import {{ readRequest }} from '{(SOURCE / 'address.js').as_uri()}';"
+    request = run_node(program + "console.log(JSON.stringify(readRequest(new URLSearchParams(process.argv[1]))));", query)
+    assert request["factors"] == {"__proto__": 2, "l2 bandwidth": 2}
+    assert request["options"] == {}
+    spec = {"levels": [], "tile_levels": ["l1", "registers"], "units": [], "limits": {}}
+    assert call("scale.js", "scaled", spec, {"__proto__": 2, "toString": 2}) == spec
+
+
+@pytest.mark.parametrize(("path", "digest"), [("/k/sha256%3Aab", "sha256:ab"), ("/k/%", "%"), ("/k/%E0%A4", "%E0%A4"), ("/", None)])
+def test_digest_of_an_address(path: str, digest: str | None) -> None:
+    assert call("address.js", "readDigest", path) == digest
+
+
+@pytest.mark.parametrize("text", ['{"message": "no healthy upstream"}', "null", "<html>", '{"detail": ["x"], "code": 3}', ""])
+def test_an_answer_that_is_not_of_the_service_is_a_problem(text: str) -> None:
+    expected = {"status": 503, "detail": "503 Unavailable", "code": "no-answer", "errors": []}
+    assert call("problem.js", "readProblem", {"status": 503, "statusText": "Unavailable"}, text) == expected
+
+
 def test_kernels_that_run_once_are_part_of_no_call() -> None:
     once, first, second = ({"seconds": s, "operations": {"executed": n}} for s, n in ((9.0, 100), (1.0, 10), (2.0, 20)))
     program = {"kernels": [once | {"runs_once": True}, first, second]}

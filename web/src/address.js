@@ -16,6 +16,25 @@ function readFactor(value) {
   return factor > 0 && Number.isFinite(factor) && [value.slice(0, end), factor];
 }
 
+const readNumber = (value) => (/^\d{1,9}$/.test(value ?? '') ? Number(value) : null);
+
+// What is looked at: numbers, null where the address has none.
+export const readSelection = (query) => ({
+  program: readNumber(query.get('program')),
+  search: readNumber(query.get('search')),
+  step: readNumber(query.get('step')),
+});
+
+// The digest of an address of a kernel, as it is written if it is not well formed; null of another address.
+export function readDigest(path) {
+  const written = /^\/k\/(.+)$/.exec(path)?.[1] ?? null;
+  try {
+    return written && decodeURIComponent(written);
+  } catch {
+    return written;
+  }
+}
+
 export function requestQuery({ expression, target, inputs, constants, factors, outputs, options }) {
   const query = new URLSearchParams({ expr: expression, target });
   for (const each of Object.entries(inputs)) query.append('input', inputText(each));

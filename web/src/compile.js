@@ -1,5 +1,6 @@
 import { html } from 'htm/preact';
-import { getJson, post, problemOf } from './api.js';
+import { getJson, post } from './api.js';
+import { problemOf } from './problem.js';
 import * as state from './state.js';
 
 const WAIT_S = 10; // of one request for the operation

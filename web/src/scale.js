@@ -25,5 +25,5 @@ export function resourcesOf({ levels, tile_levels: [block, thread] }) {
 
 export function scaled(spec, factors) {
   const resources = resourcesOf(spec);
-  return Object.entries(factors).reduce((changed, [name, factor]) => resources[name]?.(changed, factor) ?? changed, spec);
+  return Object.entries(factors).reduce((changed, [name, factor]) => (Object.hasOwn(resources, name) ? resources[name](changed, factor) : changed), spec);
 }

@@ -1,11 +1,12 @@
 // What the page shows. The address has all that is needed to show it again.
 import { batch, computed, effect, signal } from '@preact/signals';
-import { readRequest, requestQuery } from './address.js';
-import { ProblemError, getJson, post, problemOf } from './api.js';
+import { readDigest, readRequest, readSelection, requestQuery } from './address.js';
+import { getJson, post } from './api.js';
 import { findProgram, requestOf, storyOf } from './built.js';
 import { longest } from './calls.js';
 import { EXAMPLES } from './examples.js';
 import { inferInputs } from './infer.js';
+import { ProblemError, problemOf } from './problem.js';
 import { scaled } from './scale.js';
 
 const DTYPE = 'float16'; // of the first input that has no other
@@ -92,10 +93,10 @@ export const address = computed(() => {
 let selected = null; // by the address that was opened, until its story is there
 async function openAddress() {
   const query = new URLSearchParams(location.search);
-  selected = query.has('program') && ['program', 'search', 'step'].map((name) => Number.parseInt(query.get(name), 10) || 0);
+  selected = readSelection(query);
   listing.value = query.get('view') ?? 'source';
-  const digest = /^\/k\/(.+)$/.exec(location.pathname)?.[1];
-  if (digest) return openKernel(decodeURIComponent(digest));
+  const digest = readDigest(location.pathname);
+  if (digest) return openKernel(digest);
   if (!query.has('expr')) return open(EXAMPLES[0]);
   const { types, ...request } = readRequest(query);
   remember(types);
@@ -276,8 +277,9 @@ export async function explain() {
 
 function restoreSelection() {
   if (!selected) return;
-  const [programNumber, searchNumber, stepNumber] = selected;
-  if (programNumber < story.value.programs.length) choose(programNumber);
+  if (selected.program !== null && selected.program < story.value.programs.length) choose(selected.program);
+  if (selected.search === null && selected.step === null) return;
+  const [searchNumber, stepNumber] = [selected.search ?? search.value, selected.step ?? 0];
   if (stepNumber < (story.value.searches[searchNumber]?.steps.length ?? 0)) look(searchNumber, stepNumber);
 }
 
