@@ -201,6 +201,9 @@ def test_links_that_were_written_by_hand_open(explorer: Explorer) -> None:
         page = explorer.open(f"{GEMM_LINK}&{query}")
         assert page.get_by_test_id("program-0").get_attribute("aria-current") == "true", query
     assert page.get_by_label("search", exact=True).input_value() == "1"
+    page = explorer.open(f"{GEMM_LINK}&scale=warp drive=2")
+    page.wait_for_selector("[data-testid=trouble]")
+    assert "no warp drive; it has dram bandwidth" in page.get_by_test_id("trouble").text_content()
     page = explorer.browser.new_page()
     page.goto(explorer.address + "/k/%")
     page.wait_for_selector("[data-testid=diagnostics] b")
@@ -220,6 +223,12 @@ def test_another_spec_is_tried_by_sliders_and_as_text(explorer: Explorer) -> Non
             page.keyboard.press("ArrowLeft")
     page.wait_for_function("(old) => document.querySelector('[data-testid=estimate]').textContent !== old", arg=doubled)
     assert page.locator("[data-testid=effect]").count() == 0  # the device as it is
+    page.get_by_label("shared bandwidth").focus()
+    page.keyboard.press("End")  # four times: more than the banks give
+    page.wait_for_selector("[data-testid=held]")
+    assert "banks" in page.get_by_test_id("held").text_content()
+    assert page.get_by_label("shared bandwidth").input_value() == "0"
+    explained(page)
     page.get_by_text("as text").click()
     text = page.get_by_label("spec as text")
     text.fill(text.input_value().replace('"num_cores": 132', '"num_cores": -1'))

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from explorer_pages import SOURCE, run_node
 
+from roller_svc import hardware
+
 pytestmark = [pytest.mark.needs("node")]
 
 
@@ -86,3 +88,20 @@ def test_kernels_that_run_once_are_part_of_no_call() -> None:
     assert call("calls.js", "longest", program) == second
     assert call("calls.js", "operationsOf", program) == 30
     assert call("calls.js", "onceOf", program) == [once | {"runs_once": True}]
+
+
+def test_a_slider_steps_back_to_what_a_spec_allows() -> None:
+    assert call("scale.js", "fallbacks", 2.0) == pytest.approx([2, 2**0.5, 1])
+    assert call("scale.js", "fallbacks", 0.5) == pytest.approx([0.5, 0.5**0.5, 1])
+    assert call("scale.js", "fallbacks", 1.9) == pytest.approx([1.9, 1.9 / 2**0.5, 1])
+    assert call("scale.js", "fallbacks", 1.0) == [1]
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-b200", "cpu-x86-avx512"])
+def test_capacity_and_arithmetic_are_scaled_with_what_depends_on_them(target: str) -> None:
+    spec = dict(hardware.to_mapping(hardware.load(target)))
+    block = spec["tile_levels"][0]
+    for name in (f"{block} capacity", "arithmetic rate", "launch overhead"):
+        for factor in (0.25, 0.5, 2.0, 4.0):
+            scaled, faults = hardware.find_faults(call("scale.js", "scaled", spec, {name: factor}))
+            assert scaled is not None, (name, factor, faults)

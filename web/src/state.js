@@ -7,7 +7,7 @@ import { longest } from './calls.js';
 import { EXAMPLES } from './examples.js';
 import { inferInputs } from './infer.js';
 import { ProblemError, problemOf } from './problem.js';
-import { scaled } from './scale.js';
+import { fallbacks, resourcesOf, scaled } from './scale.js';
 
 const DTYPE = 'float16'; // of the first input that has no other
 
@@ -20,6 +20,7 @@ export const options = signal({}); // besides the constants
 export const target = signal('');
 export const spec = signal(null); // of the target, once it is needed
 export const factors = signal({}); // resource → factor of the target's own
+export const held = signal(null); // the slider that the spec stopped: name and reason
 const edited = signal(null); // a spec by hand, in place of the target's
 export const hardware = computed(() => {
   const base = edited.value ?? spec.value;
@@ -168,7 +169,8 @@ export async function open(request, compiled = null) {
   spec.value = null;
   if (Object.keys(request.factors ?? {}).length) await loadSpec();
   batch(() => {
-    factors.value = request.factors ?? {};
+    factors.value = knownFactors(request.factors ?? {});
+    held.value = null;
     edited.value = request.spec ?? null;
     outputs.value = request.outputs ?? null;
     options.value = request.options ?? {};
@@ -181,10 +183,18 @@ export async function open(request, compiled = null) {
     operation.value = null;
   });
   explain();
+  const unknown = Object.keys(request.factors ?? {}).filter((name) => !Object.hasOwn(factors.value, name));
+  if (unknown.length && spec.value) trouble.value = `scale: the device has no ${unknown.join(', no ')}; it has ${Object.keys(resourcesOf(spec.value)).join(', ')}`;
+}
+
+function knownFactors(asked) {
+  const known = spec.value ? resourcesOf(spec.value) : {};
+  return Object.fromEntries(Object.entries(asked).filter(([name]) => Object.hasOwn(known, name)));
 }
 
 export function edit(changes) {
   batch(() => {
+    held.value = null;
     for (const [one, value] of changes) one.value = value;
     kernel.value = built.value = operation.value = null;
     remark.value = '';
@@ -196,9 +206,30 @@ export const dropOptions = () => edit([[options, {}], [outputs, null]]);
 export const setInput = (name, type) => edit([[inputs, remember({ ...inputs.value, [name]: type })]]);
 export const setTarget = (id) => edit([[target, id], [spec, id === target.value ? spec.value : null], [factors, {}], [edited, null]]);
 export const setSpec = (value) => edit([[edited, value], [factors, {}]]);
-export function setFactor(name, factor) {
-  const { [name]: _, ...others } = factors.value;
-  edit([[factors, factor === 1 ? others : { ...others, [name]: factor }]]);
+// Fields of a spec are checked against each other: a slider stops at the last position that the service accepts.
+let moves = 0; // of sliders; the last counts
+export async function setFactor(name, wanted) {
+  const { [name]: _, ...others } = factors.value, base = edited.value ?? spec.value, id = target.value, own = ++moves;
+  let reason = null, changed = others;
+  for (const factor of fallbacks(wanted)) {
+    changed = factor === 1 ? others : { ...others, [name]: factor };
+    const refused = factor === 1 ? null : await refusalOf(scaled(base, changed));
+    if (own !== moves || id !== target.value) return;
+    if (!refused) break;
+    reason ??= refused;
+  }
+  edit([[factors, changed], [held, reason && { name, reason }]]);
+}
+
+// Why the service refuses a spec; null if it accepts it or does not answer.
+async function refusalOf(hardware) {
+  try {
+    await post('/v1/hardware:validate', { hardware });
+    return null;
+  } catch (error) {
+    const { status, detail, errors } = problemOf(error);
+    return status === 422 ? (errors[0]?.message ?? detail) : null;
+  }
 }
 export async function loadSpec() {
   const id = target.value;
