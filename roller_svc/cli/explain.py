@@ -99,7 +99,8 @@ def format_report(facts: Mapping[str, Any], steps: int) -> str:
     winner = facts["attempts"][0]["plan"]
     lines += ["", f"Estimate of the first: {show.format_seconds(winner['seconds'])}, bound by {winner['bound']}"]
     for kernel in best["kernels"]:
-        lines += [f"{kernel['group']}:"] if len(best["kernels"]) > 1 else []
+        once = " (once, before all calls)" if kernel.get("runs_once") else ""
+        lines += [f"{kernel['group']}{once}:"] if len(best["kernels"]) > 1 else []
         lines += [show.format_table(("term", "time", "share", "amount", "rate", ""), _terms(kernel))]
     factor = f"{winner['uncertainty']:.3g}"
     lines.append(f"occupancy {winner['occupancy']:.2f}, {winner['waves']} waves, true within a factor of {factor}")

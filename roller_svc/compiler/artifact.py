@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roller_svc.compiler.reports import report_json
+from roller_svc.compiler.request import request_body
 from roller_svc.compiler.serialize import estimate_json, kernel_digest
 from roller_svc.errors import ArgumentError, InvariantError, require
 from roller_svc.ir import canonical
@@ -33,7 +34,11 @@ def package_candidate(candidate: CandidateResult, report: BuildReport) -> Kernel
         target=report.hardware.id,
         digest=kernel_digest(candidate.compiled),
         estimate=estimate_json(candidate.plan.estimate),
-        extra={"plan": canonical.to_json(candidate.plan), "report": report_json(report)},
+        extra={
+            "plan": canonical.to_json(candidate.plan),
+            "report": report_json(report),
+            "request": request_body(report.request),
+        },
     )
 
 

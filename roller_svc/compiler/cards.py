@@ -28,14 +28,18 @@ def make_card(title: str, headline: str, lines: Iterable[str], drawing: str = ""
 
 
 def draw_plan(plan: Plan) -> str:
-    """Return a bar of terms for each kernel of a plan that has terms."""
-    whole = max(choice.estimate.seconds for choice in plan.choices)
-    return "".join(_draw_kernel(choice, whole) for choice in plan.choices if choice.terms)
+    """Return a bar of terms for each kernel of a call that has terms."""
+    whole = max(choice.estimate.seconds for choice in plan.calls)
+    return "".join(_draw_kernel(choice, whole) for choice in plan.calls if choice.terms)
 
 
 def describe_tiles(plan: Plan) -> list[str]:
-    """Return unit and tiles of each kernel."""
-    return [f"{choice.program.unit.name}: {choice.program.tile_text}" for choice in plan.choices]
+    """Return unit and tiles of each kernel, and the seconds of those that no call runs."""
+    return [f"{choice.program.unit.name}: {choice.program.tile_text}{_describe_once(choice)}" for choice in plan.choices]
+
+
+def _describe_once(choice: Candidate) -> str:
+    return f" (once, before all calls: {format_seconds(choice.estimate.seconds)})" if choice.runs_once else ""
 
 
 def _draw_kernel(choice: Candidate, whole_s: float) -> str:

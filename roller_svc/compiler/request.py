@@ -23,6 +23,7 @@ from roller_svc.ir.options import (
     SearchOptions,
     SelectionMode,
     Tiles,
+    chosen_options_json,
     deciding_options_json,
     options_of,
 )
@@ -81,6 +82,15 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "hardware": None if request.hardware is None else hardware.to_mapping(request.hardware),
         **deciding_options_json(request),
     }
+
+
+def request_body(request: BuildRequest) -> dict[str, object]:
+    """Encode a request as the body of `kernels:compile`, with the options that the caller chose."""
+    fields = request_json(request)
+    outputs = {} if request.outputs is None else {"outputs": fields["outputs"]}
+    device = "target" if request.hardware is None else "hardware"
+    program = {name: fields[name] for name in ("expression", "inputs", device)}
+    return {**program, **outputs, "options": chosen_options_json(request)}
 
 
 def read_options(

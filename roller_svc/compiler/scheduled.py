@@ -7,7 +7,7 @@ from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory, wi
 from roller_svc.codegen.symbols import name_symbols
 from roller_svc.compiler.explain import parse_request
 from roller_svc.compiler.parsing import parse_once
-from roller_svc.compiler.request import resolve_spec
+from roller_svc.compiler.request import request_body, resolve_spec
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -79,7 +79,8 @@ def build_scheduled(request: BuildRequest) -> KernelBundle:
     source = name_symbols(emit_schedule(schedule, hw), program.name)
     compiled = toolchain.compile_source(source)
     document = format_document(read_steps(request.schedule).steps, program)
-    return KernelBundle(compiled, text(program), hw.id, kernel_digest(compiled), extra={"schedule": document})
+    extra = {"schedule": document, "request": request_body(request)}
+    return KernelBundle(compiled, text(program), hw.id, kernel_digest(compiled), extra=extra)
 
 
 def emit_schedule(schedule: Schedule, hw: HardwareSpec) -> KernelSource:

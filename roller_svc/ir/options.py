@@ -243,6 +243,13 @@ def deciding_options_json(options: KernelOptions) -> dict[str, object]:
     return {name: value for name, value in options_json(options).items() if name not in unset}
 
 
+def chosen_options_json(options: KernelOptions) -> dict[str, object]:
+    """Encode the options that differ from those that the service takes by itself."""
+    known, encoded = options_of(KernelOptions), options_json(options)
+    usual = {name: each.default if each.service_default is None else each.service_default for name, each in known.items()}
+    return {name: value for name, value in encoded.items() if getattr(options, name) != usual[name]}
+
+
 def _encode_json(option: Option, value: Any) -> object:
     return dict(value) if option.type == Tiles else list(value) if isinstance(value, tuple) else encode(value)
 

@@ -34,7 +34,7 @@ class Plan:
     @property
     def estimate(self) -> Estimate:
         """Return the sum of the estimates, stage by stage: the groups run one after the other, some of them once."""
-        parts = [c.estimate for c in self._calls]
+        parts = [c.estimate for c in self.calls]
         seconds = sum(p.seconds for p in parts)
         stages: dict[str, float] = {}
         for part in parts:
@@ -51,19 +51,19 @@ class Plan:
         )
 
     @property
-    def _calls(self) -> tuple[Candidate, ...]:
+    def calls(self) -> tuple[Candidate, ...]:
         """Return the choices that run in every call."""
         return tuple(c for c in self.choices if not c.runs_once)
 
     @property
     def ranking_seconds(self) -> float:
         """Return the seconds by which plans are ranked."""
-        return sum(c.ranking_seconds for c in self._calls)
+        return sum(c.ranking_seconds for c in self.calls)
 
     @property
     def dominant_choice(self) -> Candidate:
         """Return the choice that takes longest in a call."""
-        return max(self._calls, key=lambda c: c.estimate.seconds)
+        return max(self.calls, key=lambda c: c.estimate.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
+from explorer_pages import SOURCE, run_node
 
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 
 pytestmark = [pytest.mark.needs("node")]
 
-SOURCE = Path(__file__).resolve().parents[2] / "web" / "src"
 INFER = """
 import { inferInputs } from '%s';
 const { text, known } = JSON.parse(process.argv[1]);
 const last = (name, rank) => (rank === undefined || known[name]?.shape.length === rank ? known[name] : undefined);
 console.log(JSON.stringify(inferInputs(text, last, 'float16')));
 """
-
-
-def run_node(program: str, *arguments: str) -> Any:
-    command = ["node", "--input-type=module", "--eval", program, "--", *arguments]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def infer(text: str, **known: list[int]) -> dict[str, list[int]]:

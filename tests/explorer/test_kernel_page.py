@@ -6,6 +6,7 @@ import json
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import httpx
 import pytest
 from explorer_pages import (
     GEMM,
@@ -102,6 +103,74 @@ def test_a_kernel_is_compiled_and_its_link_shows_it_again(explorer: Explorer) ->
     assert again.get_by_label("shape of x").input_value() == "4096"
 
 
+def build(explorer: Explorer, **body: Any) -> str:
+    """Have a kernel compiled by another client; return the path of its page."""
+    options = {"winograd": "never", "top_k": 1, "tiles": {"split_k": 2}, "constants": ["z"]}
+    request = {"expression": "y[m, n] +=! x[m, k] * z[k, n]", "options": options, "outputs": ["y"], **body}
+    request["inputs"] = {name: {"dtype": "float32", "shape": [64, 64]} for name in "xz"}
+    answer = httpx.post(f"{explorer.address}/v1/kernels:compile", json=request, headers={"Prefer": "wait=60"}, timeout=90)
+    assert "response" in answer.json(), answer.text
+    return "/k/" + answer.json()["response"]["digest"]
+
+
+def refuse_once(page: Any, path: str, status: int) -> None:
+    problem = {"status": status, "detail": f"no {path}", "code": "busy", "errors": []}
+    page.route(f"**/v1/{path}", lambda route: route.fulfill(status=status, json=problem), times=1)
+
+
+@pytest.mark.slow
+def test_a_service_that_refuses_once_is_asked_again(explorer: Explorer) -> None:
+    explorer.expected += ["429", "503"]
+    page = explorer.open(SMALL_LINK)
+    page.wait_for_function("() => document.querySelectorAll('[data-testid=target] svg').length >= 5")
+    paths = ("kernels:compile", "estimates", "kernels:explain")
+    for path, status in zip(paths, (429, 503, 503), strict=True):
+        refuse_once(page, path, status)
+    page.get_by_test_id("compile").click()
+    page.wait_for_function("() => /no kernels:compile/.test(document.querySelector('[data-testid=status]').textContent)")
+    page.get_by_label("shape of x").fill("2048")
+    page.get_by_label("shape of x").press("Enter")
+    page.wait_for_selector("text=Below is the last program that was explained")
+    assert page.get_by_test_id("compile").is_enabled()
+    page.get_by_test_id("again").click()
+    page.wait_for_function("() => /no estimates/.test(document.querySelector('[data-testid=trouble]')?.textContent)")
+    assert page.locator(".old").count() == 0
+    compile_kernel(page)
+    with page.expect_response("**/kernels:explain"):
+        page.get_by_test_id(f"target-{A100}").click()
+        assert page.get_by_test_id("compile").is_disabled()  # what is shown is of another device
+        assert page.locator(".waits").count() == 1
+    explained(page)
+    assert page.get_by_test_id("compile").is_enabled()
+
+
+@pytest.mark.slow
+def test_a_kernel_is_explained_as_it_was_built(explorer: Explorer) -> None:
+    spec = httpx.get(f"{explorer.address}/v1/hardware/cpu-x86-avx2").json() | {"id": "my-cpu"}
+    page = explorer.browser.new_page()
+    with page.expect_request("**/kernels:explain") as asked:
+        page.goto(explorer.address + build(explorer, hardware=spec))
+    sent = asked.value.post_data_json
+    assert sent["options"] == {"winograd": "never", "top_k": 1, "tiles": {"split_k": 2}, "constants": ["z"]}
+    assert (sent["hardware"]["id"], sent["outputs"]) == ("my-cpu", ["y"])
+    explained(page)
+    assert page.locator("[data-testid=program-1], [data-testid=remark], .diagnostics b").count() == 0
+    assert "split-k 2" in page.get_by_test_id("program-0").text_content()
+    assert 'tiles={"split_k": 2},' in page.get_by_test_id("launch-code").text_content()
+    page.get_by_role("button", name="without").click()  # another request, so no kernel
+    page.wait_for_selector("[data-testid=program-1]")
+    assert page.locator("[data-testid=options], [data-testid=source]").count() == 0
+
+
+@pytest.mark.slow
+def test_a_kernel_that_cannot_be_explained_says_so(explorer: Explorer) -> None:
+    path = build(explorer, target="cpu-x86-avx2", options={"schedule": "y: parallel m"})
+    page = explorer.browser.new_page()
+    page.goto(explorer.address + path)
+    assert "schedule by hand" in page.get_by_test_id("remark").text_content()
+    page.wait_for_selector("[data-testid=source]")
+
+
 @pytest.mark.slow
 def test_a_link_restores_program_search_and_step(explorer: Explorer) -> None:
     page = explorer.open(link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, program=1, search=0, step=2))
@@ -112,6 +181,33 @@ def test_a_link_restores_program_search_and_step(explorer: Explorer) -> None:
     again = explorer.open(page.get_by_test_id("permalink").get_attribute("href"))
     assert again.get_by_label("step", exact=True).input_value() == "3"
     assert again.get_by_test_id("step").text_content() == page.get_by_test_id("step").text_content()
+
+
+@pytest.mark.slow
+def test_a_kernel_that_runs_once_is_part_of_no_call(explorer: Explorer) -> None:
+    text = "S[n] += W[k, n]\nC[m, n] +=! A[m, k] * W[k, n]\nD[m, n] = C[m, n] + S[n]"
+    page = explorer.open(link(text, "cpu-x86-avx2", {"A": "float32[4,4096]", "W": "float32[4096,4096]"}, constant="W"))
+    assert "of constants alone" in page.get_by_test_id("once").text_content()
+    ends = page.locator(".verdict .terms rect").evaluate_all(
+        "(all) => all.map((bar) => ['x', 'width'].reduce((end, name) => end + parseFloat(bar.getAttribute(name)), 0))"
+    )
+    assert max(ends) == pytest.approx(100, abs=0.1)  # percent
+
+
+@pytest.mark.slow
+def test_links_that_were_written_by_hand_open(explorer: Explorer) -> None:
+    explorer.expected.append("404")
+    for query in ("program=-1&step=-1", "scale=__proto__=2", "search=1"):
+        page = explorer.open(f"{GEMM_LINK}&{query}")
+        assert page.get_by_test_id("program-0").get_attribute("aria-current") == "true", query
+    assert page.get_by_label("search", exact=True).input_value() == "1"
+    page = explorer.open(f"{GEMM_LINK}&scale=warp drive=2")
+    page.wait_for_selector("[data-testid=trouble]")
+    assert "no warp drive; it has dram bandwidth" in page.get_by_test_id("trouble").text_content()
+    page = explorer.browser.new_page()
+    page.goto(explorer.address + "/k/%")
+    page.wait_for_selector("[data-testid=diagnostics] b")
+    assert "%" in page.get_by_test_id("diagnostics").text_content()
 
 
 @pytest.mark.slow
@@ -127,6 +223,12 @@ def test_another_spec_is_tried_by_sliders_and_as_text(explorer: Explorer) -> Non
             page.keyboard.press("ArrowLeft")
     page.wait_for_function("(old) => document.querySelector('[data-testid=estimate]').textContent !== old", arg=doubled)
     assert page.locator("[data-testid=effect]").count() == 0  # the device as it is
+    page.get_by_label("shared bandwidth").focus()
+    page.keyboard.press("End")  # four times: more than the banks give
+    page.wait_for_selector("[data-testid=held]")
+    assert "banks" in page.get_by_test_id("held").text_content()
+    assert page.get_by_label("shared bandwidth").input_value() == "0"
+    explained(page)
     page.get_by_text("as text").click()
     text = page.get_by_label("spec as text")
     text.fill(text.input_value().replace('"num_cores": 132', '"num_cores": -1'))

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 CHROMIUM = "/usr/bin/chromium"
+SOURCE = Path(__file__).resolve().parents[2] / "web" / "src"
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 # Typing over a selection makes Chromium apply a style to it, which the policy blocks.
 HARMLESS = "Applying inline style violates"
+
+
+def run_node(program: str, *arguments: str) -> Any:
+    """Run a module in node and return the JSON that it prints."""
+    command = ["node", "--input-type=module", "--eval", program, "--", *arguments]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 @dataclass

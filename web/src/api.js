@@ -1,5 +1,6 @@
 // Requests to the service that sent this page. The API key stays in this tab and goes into a header only.
 import { signal } from '@preact/signals';
+import { ProblemError, readProblem } from './problem.js';
 
 const KEY = 'roller-key';
 export const needsKey = signal(false);
@@ -10,23 +11,13 @@ export function setKey(key) {
   needsKey.value = false;
 }
 
-// An answer that is not 2xx: `problem` is the service's (RFC 9457).
-export class ProblemError extends Error {
-  constructor(problem) {
-    super(problem.detail);
-    this.problem = problem;
-  }
-}
-
 async function request(path, options = {}) {
   const key = readKey();
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   const answer = await fetch(path, { ...options, headers });
   if (answer.ok) return answer;
   needsKey.value ||= answer.status === 401;
-  const isProblem = answer.headers.get('content-type')?.includes('json');
-  const problem = isProblem ? await answer.json() : { detail: `${answer.status} ${answer.statusText}`, code: 'no-answer', errors: [] };
-  throw new ProblemError(problem);
+  throw new ProblemError(readProblem(answer, await answer.text()));
 }
 
 export const getJson = async (path, options) => (await request(path, options)).json();

@@ -5,7 +5,7 @@ import { Construction } from './construction.js';
 import { Desk } from './desk.js';
 import { Key } from './key.js';
 import { Programs } from './programs.js';
-import { address, load, problem, story, theme } from './state.js';
+import { address, isFault, kernel, load, problem, remark, story, theme, waiting } from './state.js';
 import { Hatch } from './termbar.js';
 import { Text } from './text.js';
 import { Verdict } from './verdict.js';
@@ -34,12 +34,14 @@ function Top() {
 }
 
 function Work() {
+  const said = remark.value && html`<p class="note" data-testid="remark">${remark.value}</p>`;
+  if (!story.value && kernel.value) return html`${said}<${Text} />`;
   if (!story.value) return html`<p class="waiting" role="status">${problem.value ? '' : 'Constructing tiles…'}</p>`;
-  return html`${problem.value && html`<p class="note">Below is the last program without errors.</p>`}<${Verdict} /><${Construction} /><${Programs} /><${Text} />`;
+  return html`${problem.value && !remark.value && html`<p class="note">Below is the last program ${isFault.value ? 'without errors' : 'that was explained'}.</p>`}${said}<${Verdict} /><${Construction} /><${Programs} /><${Text} />`;
 }
 
 const App = () => html`<${Hatch} /><${Top} /><${Key} />
-  <main class="kernel"><h1 class="unseen">Why this tile</h1><${Desk} /><div class=${problem.value ? 'work old' : 'work'}><${Work} /></div></main>`;
+  <main class="kernel"><h1 class="unseen">Why this tile</h1><${Desk} /><div class=${['work', problem.value && 'old', waiting.value && 'waits'].filter(Boolean).join(' ')} aria-busy=${waiting.value}><${Work} /></div></main>`;
 
 load();
 render(html`<${App} />`, document.getElementById('app'));

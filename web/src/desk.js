@@ -48,7 +48,10 @@ function Diagnostics() {
   return html`<div class="diagnostics" data-testid="diagnostics" role="status">
     ${errors.map((error) => html`<p><b>${error.line ? `${error.line}:${error.column}` : where(error.pointer) ?? problem.code}</b> ${error.message}
       ${error.hint && html`<span>${error.hint}</span>`}</p>`)}
-    ${!problem && took != null && html`<p class="quiet">explained in ${Math.round(took)} ms</p>`}
+    ${problem && !state.isFault.value && html`<p><button data-testid="again" onClick=${state.explain}>ask again</button></p>`}
+    ${state.trouble.value && html`<p class="bad" data-testid="trouble">${state.trouble.value}</p>`}
+    ${state.waiting.value && html`<p class="quiet">explaining…</p>`}
+    ${!problem && !state.waiting.value && took != null && html`<p class="quiet">explained in ${Math.round(took)} ms</p>`}
   </div>`;
 }
 const where = (pointer) => pointer?.replace(/^\/inputs\//, '').replaceAll('/', ' ');
@@ -69,6 +72,14 @@ function Inputs() {
       <td><input type="checkbox" aria-label=${`${name} is constant`} checked=${state.constants.value.includes(name)}
         onChange=${(e) => state.setConstant(name, e.target.checked)} /></td>
     </tr>`)}</tbody></table>`;
+}
+
+// Options of a kernel that was built by another client, or of a link.
+function Options() {
+  const given = { ...(state.outputs.value && { outputs: state.outputs.value }), ...state.options.value };
+  if (!Object.keys(given).length) return null;
+  return html`<p class="quiet" data-testid="options">${Object.entries(given).map(([name, value]) => `${name} ${typeof value === 'string' ? value : JSON.stringify(value)}`).join(' · ')}
+    <button onClick=${state.dropOptions}>without</button></p>`;
 }
 
 function Device() {
@@ -113,6 +124,6 @@ export function Desk() {
     <select class="examples" aria-label="example" value=${now} onChange=${(e) => state.open(EXAMPLES[e.target.value])}>
       ${now < 0 && html`<option value="-1" selected>examples…</option>`}
       ${EXAMPLES.map((example, i) => html`<option value=${i} selected=${i === now}>${example.name}</option>`)}</select>
-    <${Editor} /><${Diagnostics} /><${Inputs} /><${Compile} /><${Device} /><${Spec} /><${Elsewhere} />
+    <${Editor} /><${Diagnostics} /><${Inputs} /><${Options} /><${Compile} /><${Device} /><${Spec} /><${Elsewhere} />
   </aside>`;
 }

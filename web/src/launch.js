@@ -2,9 +2,17 @@
 const pythonType = ({ dtype, shape }) => `("${dtype}", (${shape.join(', ')}${shape.length === 1 ? ',' : ''}))`;
 const pythonString = (text) => (text.includes('\n') ? `"""\n${text.replaceAll('\\', '\\\\').replaceAll('"""', '\\"\\"\\"')}\n"""` : JSON.stringify(text));
 
-function python({ expression, inputs, target, hardware, options }) {
+function pythonValue(value) {
+  if (value === null) return 'None';
+  if (typeof value === 'boolean') return value ? 'True' : 'False';
+  if (Array.isArray(value)) return `[${value.map(pythonValue).join(', ')}]`;
+  if (typeof value === 'object') return `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${pythonValue(each)}`).join(', ')}}`;
+  return JSON.stringify(value);
+}
+
+function python({ expression, inputs, outputs, target, hardware, options }) {
   const types = Object.entries(inputs).map(([name, type]) => `        "${name}": ${pythonType(type)},`);
-  const constants = options?.constants ? `    constants=${JSON.stringify(options.constants)},\n` : '';
+  const others = Object.entries({ ...(outputs && { outputs }), ...options }).map(([name, value]) => `    ${name}=${pythonValue(value)},\n`);
   const call = Object.keys(inputs).map((name) => `"${name}": ${name}`).join(', ');
   return `import roller_svc
 
@@ -14,7 +22,7 @@ kernel = roller_svc.compile(
 ${types.join('\n')}
     },
     ${hardware ? 'hardware=spec,  # the changed spec: YAML or JSON text' : `target=${JSON.stringify(target)}`},
-${constants})
+${others.join('')})
 results = kernel.run({${call}})`;
 }
 

@@ -1,8 +1,9 @@
 // The ranked programs. The arrow keys and a click choose one; everything else follows.
 import { html } from 'htm/preact';
 import { useState } from 'preact/hooks';
+import { callsOf, longest, onceOf } from './calls.js';
 import * as f from './format.js';
-import { choose, chosen, longest, story } from './state.js';
+import { choose, chosen, story } from './state.js';
 import { TermBar } from './termbar.js';
 
 const FIRST = 6;
@@ -22,6 +23,7 @@ function options(kernel) {
   const cluster = [kernel.cluster_m, kernel.cluster_n, kernel.cluster_k].filter((n) => n > 1);
   return [...named, cluster.length && `cluster ${cluster.join('×')}`].filter(Boolean).join(', ');
 }
+const kernels = (program) => f.plural(callsOf(program).length, 'kernel') + (onceOf(program).length ? `, ${onceOf(program).length} once` : '');
 const tile = (kernel, level) =>
   Object.entries(kernel.tiles[level] ?? {}).filter(([, n]) => n > 1).map(([axis, n]) => html`<span class="axis">${axis}<b>${n}</b></span>`);
 
@@ -48,9 +50,9 @@ export function Programs() {
         return html`<tr key=${i} tabindex=${i === chosen.value ? 0 : -1} aria-current=${i === chosen.value} data-testid=${`program-${i}`} class=${i === chosen.value ? 'on' : ''}
           onClick=${() => choose(i)} onKeyDown=${(event) => onKey(event, i)}>
           <td class="r">${i + 1}</td>
-          <td>${own.unit}${!PLAIN.includes(kernel.view ?? '') && html`<small>${kernel.view}</small>`}${each.kernels.length > 1 && html`<small>${each.kernels.length} kernels</small>`}</td>
+          <td>${own.unit}${!PLAIN.includes(kernel.view ?? '') && html`<small>${kernel.view}</small>`}${each.kernels.length > 1 && html`<small>${kernels(each)}</small>`}</td>
           <td>${tile(own, block)}</td><td>${tile(own, thread)}</td><td class="options">${options(own)}</td>
-          <td class="wide"><${TermBar} kernels=${each.kernels} device=${device} longest=${most} /></td>
+          <td class="wide"><${TermBar} kernels=${callsOf(each)} device=${device} longest=${most} /></td>
           <td class="r strong">${f.time(each.seconds)}</td><td class="r">${kernel.waves}</td><td class="r">${f.percent(kernel.occupancy)}</td></tr>`;
       })}</tbody></table></div>
     ${programs.length > FIRST && html`<button class="more" onClick=${() => setAll(!all)}>${all ? 'fewer' : `all ${programs.length}`}</button>`}

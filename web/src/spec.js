@@ -3,19 +3,20 @@ import { html } from 'htm/preact';
 import { useState } from 'preact/hooks';
 import * as f from './format.js';
 import { post } from './api.js';
-import { resourcesOf } from './scale.js';
+import { STEP, resourcesOf } from './scale.js';
 import * as state from './state.js';
 
-const OCTAVES = 2, STEP = 0.5; // of a slider: a quarter to four times
+const OCTAVES = 2; // of a slider: a quarter to four times
 
 function Slider({ name }) {
   const factor = state.factors.value[name] ?? 1;
   return html`<label class="slider"><span>${name}</span>
     <input type="range" min=${-OCTAVES} max=${OCTAVES} step=${STEP} value=${Math.log2(factor)} aria-label=${name} aria-valuetext=${f.times(factor)}
-      onChange=${(e) => state.setFactor(name, 2 ** Number(e.target.value))} /><em>${f.times(factor)}</em></label>`;
+      onChange=${(e) => state.setFactor(name, 2 ** Number(e.target.value))} /><em>${f.times(factor)}</em></label>
+    ${state.held.value?.name === name && html`<p class="quiet" data-testid="held" role="status">no further: ${state.held.value.reason}</p>`}`;
 }
 
-const tilesOf = ({ kernels: [kernel] }) => JSON.stringify(kernel.program?.tiles ?? kernel.tiles);
+const tilesOf = ({ kernels }) => JSON.stringify(kernels.map((kernel) => kernel.program?.tiles ?? kernel.tiles));
 
 // What the change does to the best program, against the device as it is.
 function Effect() {
@@ -50,14 +51,14 @@ function Text() {
 }
 
 export function Spec() {
-  const spec = state.spec.value, [isOpen, setOpen] = useState(false);
+  const spec = state.hardware.value ?? state.spec.value, [isOpen, setOpen] = useState(false);
   const onToggle = ({ currentTarget: { open } }) => {
     setOpen(open);
-    if (open) state.loadSpec().catch(state.report);
+    if (open) state.loadSpec();
   };
   return html`<details class="spec" data-testid="spec" open=${isOpen || state.hardware.value !== null} onToggle=${onToggle}>
     <summary>Another device: what if …</summary>
     ${spec && html`${Object.keys(resourcesOf(spec)).map((name) => html`<${Slider} name=${name} />`)}<${Effect} />
-      ${state.hardware.value && html`<button onClick=${() => state.setTarget(state.target.value)}>as it is</button>`}<${Text} />`}
+      ${state.hardware.value && state.devices.value.some((device) => device.id === state.target.value) && html`<button onClick=${() => state.setTarget(state.target.value)}>as it is</button>`}<${Text} />`}
   </details>`;
 }

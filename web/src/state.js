@@ -1,9 +1,13 @@
 // What the page shows. The address has all that is needed to show it again.
 import { batch, computed, effect, signal } from '@preact/signals';
-import { ProblemError, getJson, post } from './api.js';
+import { readDigest, readRequest, readSelection, requestQuery } from './address.js';
+import { getJson, post } from './api.js';
+import { findProgram, requestOf, storyOf } from './built.js';
+import { longest } from './calls.js';
 import { EXAMPLES } from './examples.js';
 import { inferInputs } from './infer.js';
-import { scaled } from './scale.js';
+import { ProblemError, problemOf } from './problem.js';
+import { fallbacks, resourcesOf, scaled } from './scale.js';
 
 const DTYPE = 'float16'; // of the first input that has no other
 
@@ -11,9 +15,12 @@ const DTYPE = 'float16'; // of the first input that has no other
 export const text = signal('');
 export const inputs = signal({}); // name → { dtype, shape }
 export const constants = signal([]);
+export const outputs = signal(null); // names; null: those that the service takes by itself
+export const options = signal({}); // besides the constants
 export const target = signal('');
 export const spec = signal(null); // of the target, once it is needed
 export const factors = signal({}); // resource → factor of the target's own
+export const held = signal(null); // the slider that the spec stopped: name and reason
 const edited = signal(null); // a spec by hand, in place of the target's
 export const hardware = computed(() => {
   const base = edited.value ?? spec.value;
@@ -34,9 +41,13 @@ export const devices = signal([]);
 export const story = signal(null); // of kernels:explain
 export const explained = signal(null); // the body that it answers
 export const explainedMs = signal(null);
-export const problem = signal(null);
+export const problem = signal(null); // why it is not explained
+export const trouble = signal(''); // what else was not answered
+export const waiting = signal(false); // for kernels:explain
 export const elsewhere = signal([]); // estimates of the same program on every device
 export const kernel = signal(null); // the compiled one
+export const built = signal(null); // its program, from the story of its build
+export const remark = signal(''); // how the story and the kernel differ
 export const operation = signal(null);
 
 // What is looked at
@@ -45,8 +56,9 @@ export const search = signal(0); // scale-up
 export const step = signal(0); // of the scale-up
 export const listing = signal('source');
 
+// The number of the compiled program in the story; -1 if it is not in there.
+export const builtNumber = computed(() => (story.value && built.value && explained.value === body.value ? findProgram(story.value, built.value) : -1));
 export const program = computed(() => story.value?.programs[chosen.value]);
-export const longest = (aProgram) => aProgram.kernels.reduce((a, b) => (b.seconds > a.seconds ? b : a));
 export const mainKernel = computed(() => program.value && longest(program.value));
 export const theme = signal(matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
 effect(() => {
@@ -55,32 +67,26 @@ effect(() => {
 
 // The body of kernels:explain and kernels:compile.
 export const body = computed(() => {
-  const known = constants.value.filter((name) => name in inputs.value);
+  const known = constants.value.filter((name) => Object.hasOwn(inputs.value, name));
+  const all = { ...options.value, ...(known.length && { constants: known }) };
   return {
     expression: text.value,
     inputs: inputs.value,
     ...(hardware.value ? { hardware: hardware.value } : { target: target.value }),
-    ...(known.length && { options: { constants: known } }),
+    ...(outputs.value && { outputs: outputs.value }),
+    ...(Object.keys(all).length && { options: all }),
   };
 });
 
 // ---------------------------------------------------------------- the address
-
-const inputText = ([name, type]) => `${name}=${type.dtype}[${type.shape.join(',')}]`; // as `roller explain --input`
-function readInput(value) {
-  const [, name, dtype, shape] = /^(\w+)=(\w+)\[([\d,]*)\]$/.exec(value) ?? [];
-  return name && [name, { dtype, shape: shape ? shape.split(',').map(Number) : [] }];
-}
 
 function selection() {
   return new URLSearchParams({ program: chosen.value, search: search.value, step: step.value, view: listing.value });
 }
 
 export const address = computed(() => {
-  const query = new URLSearchParams({ expr: text.value, target: target.value });
-  for (const each of Object.entries(inputs.value)) query.append('input', inputText(each));
-  for (const name of constants.value) query.append('constant', name);
-  for (const [name, factor] of Object.entries(factors.value)) query.append('scale', `${name}=${factor}`);
+  const asked = { expression: text, target, inputs, constants, factors, outputs, options };
+  const query = requestQuery(Object.fromEntries(Object.entries(asked).map(([name, { value }]) => [name, value])));
   for (const [name, value] of selection()) query.append(name, value);
   return kernel.value ? `/k/${kernel.value.digest}?${selection()}` : `/?${query}`;
 });
@@ -88,38 +94,65 @@ export const address = computed(() => {
 let selected = null; // by the address that was opened, until its story is there
 async function openAddress() {
   const query = new URLSearchParams(location.search);
-  selected = query.has('program') && ['program', 'search', 'step'].map((name) => Number.parseInt(query.get(name), 10) || 0);
+  selected = readSelection(query);
   listing.value = query.get('view') ?? 'source';
-  const digest = /^\/k\/(.+)$/.exec(location.pathname)?.[1];
-  if (digest) return openKernel(decodeURIComponent(digest));
+  const digest = readDigest(location.pathname);
+  if (digest) return openKernel(digest);
   if (!query.has('expr')) return open(EXAMPLES[0]);
-  const expression = query.get('expr');
-  remember(Object.fromEntries(query.getAll('input').map(readInput).filter(Boolean)));
-  return open({
-    expression,
-    inputs: infer(expression),
-    target: query.get('target') || EXAMPLES[0].target,
-    constants: query.getAll('constant'),
-    factors: query.getAll('scale').map(readFactor).filter(Boolean),
-  });
-}
-function readFactor(value) {
-  const [name, factor] = value.split('=');
-  return Number(factor) > 0 && [name, Number(factor)];
+  const { types, ...request } = readRequest(query);
+  remember(types);
+  return open({ ...request, inputs: infer(request.expression), target: request.target || EXAMPLES[0].target });
 }
 
+const NO_REQUEST = 'This kernel does not say how it was built, so its tiles cannot be explained.';
+const BY_HAND = 'This kernel was built by a schedule by hand: no tiles were searched.';
+const OF_THE_BUILD = 'What is shown is from the build of this kernel: a search of today does not give its program.';
+
+// A kernel is shown with the story of its build, until the service has explained the same request again.
 async function openKernel(digest) {
   try {
     const path = `/v1/kernels/${encodeURIComponent(digest)}`;
-    const [facts, metadata] = await Promise.all([getJson(path), getJson(`${path}/metadata`)]);
-    const given = metadata.buffers.filter((buffer) => buffer.role === 'input').map(({ name, dtype, shape }) => [name, { dtype, shape }]);
+    const [facts, report] = await Promise.all([getJson(path), readReport(path)]);
+    const request = requestOf(report), told = storyOf(report, facts);
+    if (!request || !told) {
+      batch(() => {
+        kernel.value = facts;
+        remark.value = request ? BY_HAND : NO_REQUEST;
+      });
+      return;
+    }
+    const { constants: fixed, ...others } = request.options;
     batch(() => {
-      kernel.value = facts;
-      open({ expression: facts.expression, inputs: Object.fromEntries(given), target: facts.target, constants: metadata.constants }, facts);
+      story.value = told.story;
+      built.value = told.story.programs[told.number];
+      choose(told.number);
+      restoreSelection();
+      open({ ...request, target: facts.target, constants: fixed, options: others, spec: request.hardware }, facts);
+      explained.value = body.value;
     });
   } catch (error) {
-    report(error);
+    problem.value = problemOf(error);
   }
+}
+
+// The report of a kernel; null of one that has none.
+async function readReport(path) {
+  try {
+    return await getJson(`${path}/report`);
+  } catch (error) {
+    if (error instanceof ProblemError && error.problem.code === 'unknown-artifact') return null;
+    throw error;
+  }
+}
+
+// A compiled kernel, and which program it is.
+export async function showKernel(facts, isCurrent) {
+  const told = storyOf(await readReport(`/v1/kernels/${encodeURIComponent(facts.digest)}`), facts);
+  if (!isCurrent()) return;
+  batch(() => {
+    kernel.value = facts;
+    built.value = told && told.story.programs[told.number];
+  });
 }
 
 let saving;
@@ -134,39 +167,79 @@ effect(() => {
 export async function open(request, compiled = null) {
   target.value = request.target;
   spec.value = null;
-  if (request.factors?.length) await loadSpec().catch(report);
+  if (Object.keys(request.factors ?? {}).length) await loadSpec();
   batch(() => {
-    factors.value = Object.fromEntries(request.factors ?? []);
-    edited.value = null;
+    factors.value = knownFactors(request.factors ?? {});
+    held.value = null;
+    edited.value = request.spec ?? null;
+    outputs.value = request.outputs ?? null;
+    options.value = request.options ?? {};
     text.value = request.expression;
     inputs.value = remember(request.inputs);
     constants.value = request.constants ?? [];
     kernel.value = compiled;
+    if (!compiled) built.value = null;
+    remark.value = '';
     operation.value = null;
   });
   explain();
+  const unknown = Object.keys(request.factors ?? {}).filter((name) => !Object.hasOwn(factors.value, name));
+  if (unknown.length && spec.value) trouble.value = `scale: the device has no ${unknown.join(', no ')}; it has ${Object.keys(resourcesOf(spec.value)).join(', ')}`;
+}
+
+function knownFactors(asked) {
+  const known = spec.value ? resourcesOf(spec.value) : {};
+  return Object.fromEntries(Object.entries(asked).filter(([name]) => Object.hasOwn(known, name)));
 }
 
 export function edit(changes) {
   batch(() => {
+    held.value = null;
     for (const [one, value] of changes) one.value = value;
-    kernel.value = operation.value = null;
+    kernel.value = built.value = operation.value = null;
+    remark.value = '';
   });
   explain();
 }
-export const setText = (value) => edit([[text, value], [inputs, infer(value)]]);
+export const setText = (value) => edit([[text, value], [inputs, infer(value)], [outputs, null]]);
+export const dropOptions = () => edit([[options, {}], [outputs, null]]);
 export const setInput = (name, type) => edit([[inputs, remember({ ...inputs.value, [name]: type })]]);
 export const setTarget = (id) => edit([[target, id], [spec, id === target.value ? spec.value : null], [factors, {}], [edited, null]]);
 export const setSpec = (value) => edit([[edited, value], [factors, {}]]);
-export function setFactor(name, factor) {
-  const { [name]: _, ...others } = factors.value;
-  edit([[factors, factor === 1 ? others : { ...others, [name]: factor }]]);
+// Fields of a spec are checked against each other: a slider stops at the last position that the service accepts.
+let moves = 0; // of sliders; the last counts
+export async function setFactor(name, wanted) {
+  const { [name]: _, ...others } = factors.value, base = edited.value ?? spec.value, id = target.value, own = ++moves;
+  let reason = null, changed = others;
+  for (const factor of fallbacks(wanted)) {
+    changed = factor === 1 ? others : { ...others, [name]: factor };
+    const refused = factor === 1 ? null : await refusalOf(scaled(base, changed));
+    if (own !== moves || id !== target.value) return;
+    if (!refused) break;
+    reason ??= refused;
+  }
+  edit([[factors, changed], [held, reason && { name, reason }]]);
+}
+
+// Why the service refuses a spec; null if it accepts it or does not answer.
+async function refusalOf(hardware) {
+  try {
+    await post('/v1/hardware:validate', { hardware });
+    return null;
+  } catch (error) {
+    const { status, detail, errors } = problemOf(error);
+    return status === 422 ? (errors[0]?.message ?? detail) : null;
+  }
 }
 export async function loadSpec() {
   const id = target.value;
-  if (spec.value) return;
-  const answer = await getJson(`/v1/hardware/${encodeURIComponent(id)}`);
-  if (id === target.value) spec.value = answer;
+  if (spec.value || edited.value) return;
+  try {
+    const answer = await getJson(`/v1/hardware/${encodeURIComponent(id)}`);
+    if (id === target.value) spec.value = answer;
+  } catch (error) {
+    say(`spec of ${id}`)(error);
+  }
 }
 export const setConstant = (name, isConstant) =>
   edit([[constants, isConstant ? [...constants.value, name] : constants.value.filter((each) => each !== name)]]);
@@ -187,50 +260,74 @@ export function look(searchNumber, stepNumber) {
   });
 }
 
-export function report(error) {
-  if (error.name === 'AbortError') return;
-  problem.value = error instanceof ProblemError ? error.problem : { detail: error.message, code: 'no-answer', errors: [] };
-}
+const FAULTS = [400, 404, 413, 422];
+// Whether the request is wrong, rather than the service busy or away.
+export const isFault = computed(() => FAULTS.includes(problem.value?.status));
+// What is compiled is what was explained, or would be if the service had answered.
+export const canCompile = computed(() => !waiting.value && !!text.value && (problem.value ? !isFault.value : explained.value === body.value));
+
+const say = (what) => (error) => {
+  if (error.name !== 'AbortError') trouble.value = `${what}: ${error.message}`;
+};
 
 let running = null;
-async function explain() {
+export async function explain() {
   running?.abort();
   const own = (running = new AbortController());
   const start = performance.now();
   const asked = body.value;
+  waiting.value = true;
+  trouble.value = '';
   try {
     const answer = await post('/v1/kernels:explain', asked, own);
     batch(() => {
-      story.value = answer;
       explained.value = asked;
-      explainedMs.value = performance.now() - start;
       problem.value = null;
-      choose(0);
+      waiting.value = false;
+      if (built.value && findProgram(answer, built.value) < 0) {
+        remark.value = OF_THE_BUILD;
+        return;
+      }
+      story.value = answer;
+      explainedMs.value = performance.now() - start;
+      choose(Math.max(0, builtNumber.value));
       restoreSelection();
     });
-    await compare(asked, own);
+    selected = null;
   } catch (error) {
-    if (running === own) report(error);
+    if (running !== own) return;
+    batch(() => {
+      problem.value = problemOf(error);
+      waiting.value = false;
+      if (built.value) remark.value = OF_THE_BUILD;
+    });
+    return;
   }
+  await compare(asked, own).catch(say('other devices'));
 }
 
 function restoreSelection() {
   if (!selected) return;
-  const [programNumber, searchNumber, stepNumber] = selected;
-  if (programNumber < story.value.programs.length) choose(programNumber);
+  if (selected.program !== null && selected.program < story.value.programs.length) choose(selected.program);
+  if (selected.search === null && selected.step === null) return;
+  const [searchNumber, stepNumber] = [selected.search ?? search.value, selected.step ?? 0];
   if (stepNumber < (story.value.searches[searchNumber]?.steps.length ?? 0)) look(searchNumber, stepNumber);
-  selected = null;
 }
 
-async function compare({ expression, inputs: given, options }, aborted) {
+// Options of estimates; the others are of builds.
+const ESTIMATED = ['allow_tf32', 'allow_expanded_squares', 'winograd', 'donate', 'constants'];
+
+async function compare({ expression, inputs: given, outputs: wanted, options: all = {} }, aborted) {
   await devicesLoaded;
   const ids = devices.value.map((device) => device.id);
-  const answer = await post('/v1/estimates', { items: [{ expression, inputs: given }], targets: ids, top_k: 1, ...options }, aborted);
+  const item = { expression, inputs: given, ...(wanted && { outputs: wanted }) };
+  const own = Object.fromEntries(Object.entries(all).filter(([name]) => ESTIMATED.includes(name)));
+  const answer = await post('/v1/estimates', { items: [item], targets: ids, top_k: 1, ...own }, aborted);
   elsewhere.value = answer.estimates;
 }
 
 let devicesLoaded = null;
 export function load() {
   devicesLoaded = getJson('/v1/hardware').then((answer) => (devices.value = answer.hardware));
-  return Promise.all([devicesLoaded.catch(report), openAddress()]);
+  return Promise.all([devicesLoaded.catch(say('devices')), openAddress()]);
 }

@@ -73,6 +73,7 @@ function Compiled({ kernel }) {
     resources?.spill_bytes > 0 && `spills ${f.bytes(resources.spill_bytes)}`,
   ].filter(Boolean);
   return html`<p class="quiet">${facts.join(' · ')} · <a class="mono" href=${`/k/${kernel.digest}`}>${kernel.digest.slice(0, 19)}</a></p>
+    ${state.story.value && state.builtNumber.value < 0 && html`<p class="note">The kernel is none of the programs above.</p>`}
     ${kernel.notes.map((note) => html`<p class="note">${note}</p>`)}
     <div class="choices">${kinds.map((each) => html`<button aria-pressed=${each === kind} onClick=${() => (state.listing.value = each)}>${each}</button>`)}</div>
     <${Listing} digest=${kernel.digest} kind=${kind} />`;
@@ -82,5 +83,5 @@ export function Text() {
   const kernel = state.kernel.value;
   return html`<section class="panel" aria-labelledby="text-title"><header><h2 id="text-title">Kernel</h2></header>
     ${kernel ? html`<${Compiled} kernel=${kernel} />` : html`<p class="quiet">Not compiled: all of the above is the model's word. Compile builds the first program.</p>`}
-    <${Launch} /></section>`;
+    ${state.text.value && html`<${Launch} />`}</section>`;
 }

@@ -1,9 +1,10 @@
 // The answer first: how long, why, and what would help.
 import { html } from 'htm/preact';
+import { callsOf, onceOf, operationsOf } from './calls.js';
 import { COMPUTE, colour, tone } from './colours.js';
 import * as f from './format.js';
 import { Levels, Roofline } from './roofline.js';
-import { kernel as compiled, mainKernel, program, story } from './state.js';
+import { builtNumber, chosen as chosenNumber, kernel as compiled, mainKernel, program, story } from './state.js';
 import { Legend, TermBar, adding, besides, secondsOf } from './termbar.js';
 
 const WORTH_SAYING = 0.01; // of the time
@@ -47,8 +48,8 @@ function limit({ limited_by: resources = [] }, kernel) {
 }
 
 function hidden(chosen) {
-  const lost = chosen.kernels.flatMap(adding);
-  if (!chosen.kernels.some((kernel) => besides(kernel).length) || sum(lost) < WORTH_SAYING * chosen.seconds) return null;
+  const calls = callsOf(chosen), lost = calls.flatMap(adding);
+  if (!calls.some((kernel) => besides(kernel).length) || sum(lost) < WORTH_SAYING * chosen.seconds) return null;
   const named = new Map();
   for (const term of lost) named.set(term.name, (named.get(term.name) ?? 0) + secondsOf(term));
   const parts = [...named].map(([name, seconds]) => `${name} ${f.time(seconds)}`).join(', ');
@@ -60,6 +61,13 @@ function executed({ operations }) {
   if (!(Math.abs(factor - 1) > 0.02)) return null;
   return html`<li><${Dot} name="compute" />It executes ${f.amount(operations.executed, 'operations')}, ${f.percent(factor)} of the${' '}
     ${f.amount(operations.definition, 'operations')} of the definition.</li>`;
+}
+
+function before(chosen) {
+  const once = onceOf(chosen);
+  if (!once.length) return null;
+  return html`<li data-testid="once"><i class="dot" style="--c:var(--ink-3)"></i>Once, before all calls: ${f.time(once.reduce((total, kernel) => total + kernel.seconds, 0))}${' '}
+    of ${once.map((kernel) => kernel.group).join(', ')}, of constants alone. No call has it.</li>`;
 }
 
 function aboveFloor(chosen, floor) {
@@ -87,12 +95,12 @@ function Sensitivity({ resources }) {
 }
 
 export function Verdict() {
-  const { device, floor, programs } = story.value, chosen = program.value, main = mainKernel.value;
-  const executedOperations = chosen.kernels.reduce((total, each) => total + each.operations.executed, 0);
+  const { device, floor } = story.value, chosen = program.value, main = mainKernel.value;
+  const calls = callsOf(chosen);
   const facts = [
     ['bound', html`<span style=${`color:${tone(device, chosen.bound)}`}>${chosen.bound}</span>`],
     floor && ['above the floor', f.times(chosen.seconds / floor.seconds)],
-    ['rate', f.rate(executedOperations / chosen.seconds, 'operations')],
+    ['rate', f.rate(operationsOf(chosen) / chosen.seconds, 'operations')],
     ['waves', main.waves],
     ['occupancy', f.percent(main.occupancy)],
     chosen.uncertainty && ['true within', f.times(chosen.uncertainty)],
@@ -101,10 +109,10 @@ export function Verdict() {
     <h2 class="unseen" id="verdict-title">Verdict</h2>
     <div class="headline"><p class="big" data-testid="estimate">${f.time(chosen.seconds)}</p>
       <dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></div>
-    <${TermBar} kernels=${chosen.kernels} device=${device} longest=${chosen.seconds} height=${26} />
-    <${Legend} kernels=${chosen.kernels} device=${device} />
+    <${TermBar} kernels=${calls} device=${device} longest=${chosen.seconds} height=${26} />
+    <${Legend} kernels=${calls} device=${device} />
     <div class="why"><div>
-        <ul class="sentences">${bound(main)}${limit(chosen, main)}${hidden(chosen)}${executed(main)}${aboveFloor(chosen, floor)}${chosen === programs[0] && measured(chosen)}</ul>
+        <ul class="sentences">${bound(main)}${limit(chosen, main)}${hidden(chosen)}${executed(main)}${before(chosen)}${aboveFloor(chosen, floor)}${chosenNumber.value === builtNumber.value && measured(chosen)}</ul>
         <div class="facts"><${Sensitivity} resources=${chosen.limited_by} /><${Levels} /></div></div>
       <${Roofline} /></div>
   </section>`;

@@ -59,6 +59,17 @@ def test_estimate_draws_terms_as_long_as_its_seconds(target: str) -> None:
         assert f" {term.name} " in text
 
 
+def test_kernels_that_run_once_are_named_and_not_drawn() -> None:
+    text = "S[n] += W[k, n]\nC[m, n] +=! A[m, k] * W[k, n]\nD[m, n] = C[m, n] + S[n]"
+    inputs = {"A": ("float32", (4, 512)), "W": ("float32", (512, 512))}
+    (estimate,) = roller_svc.estimate(text, inputs, "cpu-x86-avx2", constants=["W"])["cpu-x86-avx2"]
+    shown = estimate._repr_html_()
+    once = [choice for choice in estimate.plan.choices if choice.runs_once]
+    assert once
+    assert shown.count("(once, before all calls: ") == len(once)
+    assert shown.count("<svg") == len(estimate.plan.choices) - len(once)
+
+
 def test_kernel_and_candidates_show_themselves() -> None:
     kernel = roller_svc.compile("y[i] = x[i] + 1.0", {"x": ("float32", (64,))}, select="model", top_k=1, cache=False)
     check_html(kernel._repr_html_())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from roller_svc import hardware
-from roller_svc.compiler.request import build_request, request_json
+from roller_svc.compiler.request import build_request, request_body, request_json
 from roller_svc.errors import InputError
 from roller_svc.frontend.lang.input_types import tensor_type, tensor_types
 from roller_svc.ir.dtype import DType
@@ -141,3 +141,7 @@ def test_a_request_survives_its_plain_form() -> None:
         build_request(COPY, INPUTS, target="nvidia-t4", family="mma", tiles={"stages": 2, "split_k": 4}),
     ):
         assert build_request(**request_json(request)) == request
+        body = request_body(request)
+        given = {name: body[name] for name in body.keys() - {"options"}}
+        usual = {"select": "model"}  # the service's own choice
+        assert build_request(**given, **(usual | body["options"])) == request

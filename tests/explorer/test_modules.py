@@ -1,0 +1,107 @@
+"""Modules of the page that need no browser, run by node."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from explorer_pages import SOURCE, run_node
+
+from roller_svc import hardware
+
+pytestmark = [pytest.mark.needs("node")]
+
+
+def call(module: str, function: str, *arguments: Any) -> Any:
+    """Return what a function of a module returns."""
+    program = (
+        f"import {{ {function} }} from '{(SOURCE / module).as_uri()}';"
+        f"console.log(JSON.stringify({function}(...JSON.parse(process.argv[1])) ?? null));"
+    )
+    return run_node(program, json.dumps(arguments))
+
+
+def program_of(tile: int) -> dict[str, Any]:
+    return {"kernels": [{"group": "y", "program": {"unit": "avx2", "tiles": {"l1": {"i": tile}}}}]}
+
+
+def estimate_of(seconds: float) -> dict[str, Any]:
+    return {"seconds": seconds, "bound": "dram"}
+
+
+def test_the_program_of_a_kernel_is_found_by_its_estimate() -> None:
+    story = {"programs": [program_of(8), program_of(16)]}
+    attempts = [{"estimate": estimate_of(1.0)}, {"estimate": estimate_of(2.0)}]
+    report = {"extra": {"report": {"story": story, "attempts": attempts}}}
+    assert call("built.js", "storyOf", report, {"estimate": estimate_of(2.0)}) == {"story": story, "number": 1}
+    assert call("built.js", "storyOf", report, {"estimate": estimate_of(3.0)}) is None
+    assert call("built.js", "storyOf", report, {"estimate": None}) is None  # a schedule by hand
+    assert call("built.js", "storyOf", None, {"estimate": estimate_of(2.0)}) is None
+    assert call("built.js", "findProgram", story, program_of(16)) == 1
+    assert call("built.js", "findProgram", story, program_of(32)) == -1
+
+
+def test_code_that_compiles_has_the_options_of_the_request() -> None:
+    options = {"tiles": {"split_k": 2}, "strict": True, "family": None, "constants": ["w"]}
+    body = {"expression": "y[i] = x[i]", "inputs": {"x": {"dtype": "float32", "shape": [4]}}, "target": "t", "outputs": ["y"]}
+    code = call("launch.js", "launchCodes", body | {"options": options}, None)["python"]
+    for line in ('outputs=["y"],', 'tiles={"split_k": 2},', "strict=True,", "family=None,", 'constants=["w"],'):
+        assert f"    {line}\n" in code
+
+
+@pytest.mark.parametrize(
+    ("query", "selection"),
+    [("program=2&search=1&step=0", (2, 1, 0)), ("program=-1&step=-1", (None, None, None)), ("step=3", (None, None, 3)),
+     ("program=1e3&search=0x1&step=", (None, None, None)), ("program=99999999999", (None, None, None))],
+)  # fmt: skip
+def test_numbers_of_an_address(query: str, selection: tuple[int | None, ...]) -> None:
+    program = f"import {{ readSelection }} from '{(SOURCE / 'address.js').as_uri()}';"
+    shown = run_node(program + "console.log(JSON.stringify(readSelection(new URLSearchParams(process.argv[1]))));", query)
+    assert tuple(shown[name] for name in ("program", "search", "step")) == selection
+
+
+def test_request_of_an_address_may_be_written_by_hand() -> None:
+    query = "expr=y&target=t&scale=__proto__=2&scale=l2%20bandwidth=2&scale=a=-1&scale=b=Infinity&options=[&input=x=float16[4,]"
+    program = f"import {{ readRequest }} from '{(SOURCE / 'address.js').as_uri()}';"
+    request = run_node(program + "console.log(JSON.stringify(readRequest(new URLSearchParams(process.argv[1]))));", query)
+    assert request["factors"] == {"__proto__": 2, "l2 bandwidth": 2}
+    assert request["options"] == {}
+    spec = {"levels": [], "tile_levels": ["l1", "registers"], "units": [], "limits": {}}
+    assert call("scale.js", "scaled", spec, {"__proto__": 2, "toString": 2}) == spec
+
+
+@pytest.mark.parametrize(("path", "digest"), [("/k/sha256%3Aab", "sha256:ab"), ("/k/%", "%"), ("/k/%E0%A4", "%E0%A4"), ("/", None)])
+def test_digest_of_an_address(path: str, digest: str | None) -> None:
+    assert call("address.js", "readDigest", path) == digest
+
+
+@pytest.mark.parametrize("text", ['{"message": "no healthy upstream"}', "null", "<html>", '{"detail": ["x"], "code": 3}', ""])
+def test_an_answer_that_is_not_of_the_service_is_a_problem(text: str) -> None:
+    expected = {"status": 503, "detail": "503 Unavailable", "code": "no-answer", "errors": []}
+    assert call("problem.js", "readProblem", {"status": 503, "statusText": "Unavailable"}, text) == expected
+
+
+def test_kernels_that_run_once_are_part_of_no_call() -> None:
+    once, first, second = ({"seconds": s, "operations": {"executed": n}} for s, n in ((9.0, 100), (1.0, 10), (2.0, 20)))
+    program = {"kernels": [once | {"runs_once": True}, first, second]}
+    assert call("calls.js", "longest", program) == second
+    assert call("calls.js", "operationsOf", program) == 30
+    assert call("calls.js", "onceOf", program) == [once | {"runs_once": True}]
+
+
+def test_a_slider_steps_back_to_what_a_spec_allows() -> None:
+    assert call("scale.js", "fallbacks", 2.0) == pytest.approx([2, 2**0.5, 1])
+    assert call("scale.js", "fallbacks", 0.5) == pytest.approx([0.5, 0.5**0.5, 1])
+    assert call("scale.js", "fallbacks", 1.9) == pytest.approx([1.9, 1.9 / 2**0.5, 1])
+    assert call("scale.js", "fallbacks", 1.0) == [1]
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-b200", "cpu-x86-avx512"])
+def test_capacity_and_arithmetic_are_scaled_with_what_depends_on_them(target: str) -> None:
+    spec = dict(hardware.to_mapping(hardware.load(target)))
+    block = spec["tile_levels"][0]
+    for name in (f"{block} capacity", "arithmetic rate", "launch overhead"):
+        for factor in (0.25, 0.5, 2.0, 4.0):
+            scaled, faults = hardware.find_faults(call("scale.js", "scaled", spec, {name: factor}))
+            assert scaled is not None, (name, factor, faults)
