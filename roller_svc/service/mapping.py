@@ -14,7 +14,7 @@ from roller_svc.compiler.estimates.batch import Item
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.build import BINARY, METADATA, SOURCE
-from roller_svc.farm.models import summarize_record
+from roller_svc.farm.models import summarize_request
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
 from roller_svc.ir.options import EstimateOptions, options_of
@@ -85,7 +85,7 @@ def operation_json(operation: Operation) -> Json:
         "name": f"operations/{operation.id}",
         "done": operation.done,
         "metadata": metadata,
-        "request": summarize_record(operation.request),
+        "request": summarize_request(operation),
     }
     if operation.facts is not None:
         is_model = LANGUAGE not in operation.facts

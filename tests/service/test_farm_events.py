@@ -93,3 +93,20 @@ def test_failure_is_counted_by_its_code(client: httpx.Client) -> None:
     failing = BODY | {"options": {**BODY["options"], "top_k": 99}}
     client.post("/v1/kernels:compile", json=failing, headers={"Prefer": "wait=30"})
     assert client.get("/v1/farm").json()["ended"] == {"compile-failed": 1}
+
+
+def test_clients_that_share_an_operation_do_not_see_each_others_texts(tmp_path: Path, builder: Builder) -> None:
+    """The program is read, so that its canonical text is known before and after it is built."""
+    builder.gate.clear()
+    written = BODY["expression"] + "  # of a secret project"
+    shown = []
+    with served(create_app(Settings(store=tmp_path / "store", workers=1), builder)) as client:
+        for text in (written, BODY["expression"]):
+            operation = client.post("/v1/kernels:compile", json=BODY | {"expression": text}).json()
+            shown.append(operation["request"]["expression"])
+        assert operation["metadata"]["cache"] == "joined"
+        with client.stream("GET", "/v1/farm/events", headers={"Last-Event-ID": "0"}) as response:
+            shown.append(next(data for _, kind, data in events(response) if kind == "operation")["request"]["expression"])
+        builder.gate.set()
+    assert shown == ["C[m, n] +=! A[m, k] * B[k, n] where m in 8, n in 8, k in 8"] * 3
+    assert builder.expressions == [written]
