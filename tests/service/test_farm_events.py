@@ -12,6 +12,7 @@ import pytest
 from builders import BODY, Builder, digest_of
 from serving import served
 
+from roller_svc.service import farm_events
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
 
@@ -110,3 +111,31 @@ def test_clients_that_share_an_operation_do_not_see_each_others_texts(tmp_path: 
         builder.gate.set()
     assert shown == ["C[m, n] +=! A[m, k] * B[k, n] where m in 8, n in 8, k in 8"] * 3
     assert builder.expressions == [written]
+
+
+def test_a_client_that_was_cut_misses_no_operation(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several pages are found at one look, and the client is cut after the first event."""
+    monkeypatch.setattr(farm_events, "PAGE_OPERATIONS", 2)
+    with client.stream("GET", "/v1/farm/events") as response:
+        start = next(events(response))[0]
+    names = set()
+    for number in range(5):
+        body = BODY | {"expression": f"{BODY['expression']} # {number}"}
+        names.add(client.post("/v1/kernels:compile", json=body, headers={"Prefer": "wait=30"}).json()["name"])
+    seen = set()
+    for _ in range(2):  # every event of a look resumes before it
+        with client.stream("GET", "/v1/farm/events", headers={"Last-Event-ID": start}) as response:
+            start, kind, data = next(events(response))
+            assert kind == "operation"
+            seen.add(data["name"])
+    assert len(seen) == 1
+    with client.stream("GET", "/v1/farm/events", headers={"Last-Event-ID": start}) as response:
+        lines = response.iter_lines()
+        for line in lines:
+            if line.startswith('data: {"name"'):
+                seen.add(json.loads(line.removeprefix("data: "))["name"])
+            if line == "event: figures":
+                break
+        assert seen == names
+        end = next(line for line in lines if line.startswith("id: "))
+    assert float(end.removeprefix("id: ")) > float(start)
