@@ -56,16 +56,20 @@ def inputs_from_body(body: ProgramModel) -> dict[str, object]:
 
 
 def check_devices_differ(targets: Sequence[str], *where: str | int) -> None:
-    """Raise RequestValidationError if two names of targets mean one device. An unknown name has its own error later.
+    """Raise RequestValidationError if a target is there twice, by one name or by two. An unknown one has its own error later.
 
     `where` is the place of the request in the body.
     """
     names: dict[str, str] = {}
     for name in targets:
-        meant = hardware.find_meanings(name)
-        if len(meant) == 1 and (other := names.setdefault(meant[0], name)) != name:
-            message = f"expected each target once: {other!r} and {name!r} are both {meant[0]}"
-            raise RequestValidationError([{"type": "not_distinct", "loc": ("body", *where, "targets"), "msg": message}])
+        meanings = hardware.find_meanings(name)
+        meant = meanings[0] if len(meanings) == 1 else name
+        if meant not in names:
+            names[meant] = name
+            continue
+        told = f"got {name!r} twice" if names[meant] == name else f"{names[meant]!r} and {name!r} are both {meant}"
+        fault = {"type": "not_distinct", "loc": ("body", *where, "targets"), "msg": f"expected each target once: {told}"}
+        raise RequestValidationError([fault])
 
 
 def operation_json(operation: Operation) -> Json:
