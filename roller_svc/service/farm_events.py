@@ -2,7 +2,7 @@
 
 An event's id is a time of the database's clock. A client that reconnects with `Last-Event-ID` gets every operation that
 changed since then, perhaps one twice: an event has the whole operation, so that the last one counts. The events of one
-look at the database have the time of the look before: a block without data, which is no event, ends them with theirs.
+look at the database have the time of the look before: a block without data ends them with the time of theirs.
 """
 
 from __future__ import annotations

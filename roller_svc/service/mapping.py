@@ -67,8 +67,8 @@ def check_devices_differ(targets: Sequence[str], *where: str | int) -> None:
         if meant not in names:
             names[meant] = name
             continue
-        told = f"got {name!r} twice" if names[meant] == name else f"{names[meant]!r} and {name!r} are both {meant}"
-        fault = {"type": "not_distinct", "loc": ("body", *where, "targets"), "msg": f"expected each target once: {told}"}
+        reason = f"got {name!r} twice" if names[meant] == name else f"{names[meant]!r} and {name!r} are both {meant}"
+        fault = {"type": "not_distinct", "loc": ("body", *where, "targets"), "msg": f"expected each target once: {reason}"}
         raise RequestValidationError([fault])
 
 

@@ -84,7 +84,7 @@ class ProfileIndex:
         return None
 
     def record(self, variable: Variable, choice: int, context: Mapping[str, str], seconds: float) -> None:
-        """Add a sample. Seconds that are no time, such as NaN, are not one."""
+        """Add a sample. Seconds that cannot be a time, such as NaN, are left out."""
         if _is_duration(seconds):
             self._execute(_RECORD, (*self._key(variable, choice, context), seconds, time.time()))
 
@@ -163,7 +163,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _decode(text: bytes) -> str | bytes:
-    """Return a text of a column; its bytes if they are none: sqlite3 would refuse the row."""
+    """Return a text of a column; its bytes if they are not UTF-8: sqlite3 would refuse the row."""
     try:
         return text.decode()
     except UnicodeDecodeError:
