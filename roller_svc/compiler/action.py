@@ -15,10 +15,11 @@ from roller_svc import hardware, toolchain
 from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import request_json, resolve_spec
 from roller_svc.hardware.mapping import RATES_FOR
-from roller_svc.ir import canonical
+from roller_svc.ir import canonical, printer
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.options import deciding_options_json
+from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildRequest
 
 SCHEMA = 2  # of the results of actions; raise it when the fields of the store's manifests change
@@ -36,23 +37,24 @@ class ActionKey:
     digest: str
     kind: str  # kernel or model: keys of one kind are compared
     parts: Mapping[str, str]
+    text: str = ""  # of a kernel's program, in canonical form: it does not show who wrote it
 
 
 def action_digest(request: BuildRequest) -> str:
     """Return the action's digest, "sha256:<hex>". Parse the program; raise InputError if it is invalid."""
-    return _action_digest(request, _program_content(request))
+    return _action_digest(request, canonical.to_json(_program(request)))
 
 
 def action_key(request: BuildRequest) -> ActionKey:
     """Return the action's key. Parse the program; raise InputError if it is invalid."""
-    program = _program_content(request)
-    contents = part_contents(request)
-    parts = hash_parts(contents) | {"expression": _digest({"program": program})}
-    return ActionKey(_action_digest(request, program), KERNEL, parts)
+    program = _program(request)
+    content = canonical.to_json(program)
+    parts = hash_parts(part_contents(request)) | {"expression": _digest({"program": content})}
+    return ActionKey(_action_digest(request, content), KERNEL, parts, printer.text(program))
 
 
-def _program_content(request: BuildRequest) -> object:
-    return canonical.to_json(parse_once(request.expression, request.inputs, request.outputs)[0])
+def _program(request: BuildRequest) -> TensorProgram:
+    return parse_once(request.expression, request.inputs, request.outputs)[0]
 
 
 def part_contents(request: BuildRequest) -> dict[str, object]:

@@ -206,23 +206,26 @@ def _cache_key(request: BuildRequest) -> bytes:
 def _result_bytes(result: ActionKey | InputError) -> int:
     """Return the memory that a result takes."""
     if isinstance(result, ActionKey):
-        return KEY_BYTES
+        return KEY_BYTES + sys.getsizeof(result.text)
     return ERROR_BYTES + sys.getsizeof(result.message) + sys.getsizeof(result.hint)
 
 
 def _key_json(key: ActionKey) -> object:
-    return {"digest": key.digest, "parts": dict(key.parts)}
+    return {"digest": key.digest, "parts": dict(key.parts), "text": key.text}
 
 
 def _parse_key(document: object) -> ActionKey:
-    if not isinstance(document, dict) or document.keys() != {"digest", "parts"}:
+    if not isinstance(document, dict) or document.keys() != {"digest", "parts", "text"}:
         raise ValueError("invalid key")
-    digest, parts = document["digest"], document["parts"]
+    digest, parts, text = document["digest"], document["parts"], document["text"]
     if not (isinstance(digest, str) and DIGEST.fullmatch(digest) and isinstance(parts, dict)):
         raise ValueError("invalid digest")
     if set(parts) != set(PARTS) or not all(DIGEST.fullmatch(f"sha256:{each}") for each in parts.values()):
         raise ValueError("invalid parts")
-    return ActionKey(digest, KERNEL, {part: sys.intern(parts[part]) for part in PARTS})  # most requests share most parts
+    if not isinstance(text, str):
+        raise ValueError("invalid text")
+    interned = {part: sys.intern(parts[part]) for part in PARTS}  # most requests share most parts
+    return ActionKey(digest, KERNEL, interned, text)
 
 
 def _parse_schedule(document: object) -> CheckedSchedule:

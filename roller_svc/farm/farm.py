@@ -127,7 +127,7 @@ class BuildFarm:
         hit = self.find_hit(request)
         if hit is not None:
             return hit
-        action, record, queue = self._digests.digest(request), request_record(request), queue_of(request)
+        (key, contents), queue = self._digests.explained_key(request), queue_of(request)
         is_served = self._is_served(queue)
         if queue.startswith(MACHINE_PREFIX) and not is_served:
             raise ArgumentError(
@@ -138,8 +138,8 @@ class BuildFarm:
         if isinstance(request, BuildRequest) and not is_served and not is_known_queue(queue):
             check_measurable(self.registry.alive(), self.queue.generator, request)
         submission = Submission(
-            action,
-            record,
+            key.digest,
+            request_record(request, key.text),
             queue,
             terms.client,
             terms.priority,
@@ -152,7 +152,7 @@ class BuildFarm:
             request_id=terms.request_id,
             traceparent=terms.traceparent,
         )
-        self._actions.record(*self._digests.explained_key(request))
+        self._actions.record(key, contents)
         if isinstance(request, ModelRequest) and request.content is not None:
             self._store_content(request.blob, request.content, submission, terms)
         operation = self.queue.submit(submission)

@@ -13,14 +13,13 @@ from roller_svc.compiler.action import toolchain_versions
 from roller_svc.errors import ArgumentError, InputError
 from roller_svc.farm.environment import environment_digest
 from roller_svc.farm.registry import Worker
-from roller_svc.farm.routing import cpu_level, machine_queue, queue_of_device
+from roller_svc.farm.routing import cpu_level, levels_below, machine_queue, queue_of_device
 from roller_svc.hardware.catalog import LOCAL
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.runtime.cuda.module import CudaDevice, list_devices
 from roller_svc.toolchain import availability
 from roller_svc.version import __version__
 
-_X86_LEVELS = ("x86-64-v3", "x86-64-v4")  # psABI, each with the instructions of those before it
 MAX_HOST_CHARACTERS = 60
 
 
@@ -35,7 +34,7 @@ def machine_queues() -> tuple[str, ...]:
         queues |= {queue_of_device(spec, is_measured=True) for spec in gpus if _capability(spec) in capabilities}
     local = _local_spec()
     if local is not None and availability(local).ok:
-        queues |= {machine_queue(), *(f"build.cpu.{level}" for level in _levels(cpu_level(local)))}
+        queues |= {machine_queue(), *(f"build.cpu.{level}" for level in levels_below(cpu_level(local)))}
     return tuple(sorted(queues))
 
 
@@ -74,11 +73,6 @@ def _device_json(device: CudaDevice) -> dict[str, object]:
 
 def _capability(spec: HardwareSpec) -> tuple[int, int] | None:
     return divmod(spec.arch.number, 10) if spec.family is TargetKind.CUDA else None
-
-
-def _levels(level: str) -> tuple[str, ...]:
-    """Return the levels whose programs run on a CPU of a level."""
-    return _X86_LEVELS[: _X86_LEVELS.index(level) + 1] if level in _X86_LEVELS else (level,)
 
 
 def _local_spec() -> HardwareSpec | None:

@@ -23,12 +23,14 @@ from roller_svc.compiler.action import (
 )
 from roller_svc.compiler.request import build_request, request_json
 from roller_svc.errors import InputError
+from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import BuildRequest
 
 ONNX, JSON_GRAPH = "onnx", "graph"  # formats of models
 RECORD_FIELD = "model"  # of the record of a request that has one
+TEXT_FIELD = "text"  # of the record of a kernel: its program in canonical form
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,10 @@ class ModelRequest:
 Request = BuildRequest | ModelRequest
 
 
-def request_record(request: Request) -> Json:
-    """Encode a request for the record of its operation."""
+def request_record(request: Request, text: str | None = None) -> Json:
+    """Encode a request for the record of its operation, with the canonical text of a kernel's program if it is known."""
     if isinstance(request, BuildRequest):
-        return request_json(request)
+        return request_json(request) | ({} if text is None else {TEXT_FIELD: text})
     model = {
         "blob": request.blob,
         "format": request.format,
@@ -58,13 +60,18 @@ def request_record(request: Request) -> Json:
     return {RECORD_FIELD: model}
 
 
-def summarize_record(record: Mapping[str, object]) -> Json:
-    """Return what a record asks for: the expression, or the blob of the model, and the device."""
+def summarize_request(operation: Operation) -> Json:
+    """Return what an operation was asked for: the canonical text of its program, or the blob of the model, and the device.
+
+    Clients share an operation, so that none sees the text that another one wrote.
+    """
+    record, facts = operation.request, operation.facts or {}
     model = record.get(RECORD_FIELD)
     if isinstance(model, dict):
         return {"model": f"sha256:{model.get('blob')}", "target": model.get("target")}
     spec = record.get("hardware")
-    return {"expression": record.get("expression"), "target": spec.get("id") if isinstance(spec, dict) else record.get("target")}
+    text = facts.get("expression", record.get(TEXT_FIELD))
+    return {"expression": text, "target": spec.get("id") if isinstance(spec, dict) else record.get("target")}
 
 
 def parse_record(record: Mapping[str, object]) -> Request:
@@ -72,7 +79,7 @@ def parse_record(record: Mapping[str, object]) -> Request:
     model = record.get(RECORD_FIELD)
     try:
         if model is None:
-            return build_request(**record)
+            return build_request(**{name: value for name, value in record.items() if name != TEXT_FIELD})
         if not isinstance(model, dict):
             raise TypeError("its model is not an object")
         return ModelRequest(**model)

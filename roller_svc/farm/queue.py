@@ -199,26 +199,29 @@ class OperationQueue:
         with self.database.read() as connection:
             return [_to_operation(row) for row in connection.execute(query)]
 
-    def changes(self, client: str | None, since_s: float | None, overlap_s: float, limit: int) -> tuple[float, list[Operation]]:
-        """Return the time, and the operations that were created, claimed or ended since another one, in their order.
+    def read_time_s(self) -> float:
+        """Return the time of the database's clock."""
+        with self.database.read() as connection:
+            return float(connection.scalar(select(now_s())) or 0.0)
+
+    def changes(self, client: str | None, since_s: float, *, after: str, limit: int) -> list[Operation]:
+        """Return the operations that were created, claimed or ended since a time of the database's clock, the oldest first.
 
         Args:
             client: whose operations; None: of all clients.
-            since_s: a time that this returned before; None: now.
-            overlap_s: how long before it changes count, too.
-            limit: operations at most, the latest.
+            since_s: the time.
+            after: id of the last operation of the previous page; "": the first page.
+            limit: operations at most.
         """
+        # ids have the time of another clock: the index narrows, the column decides
+        is_new = (operations.c.id >= f"{int((since_s - MAX_CLOCK_ERROR_S) * 1000):013d}") & (operations.c.create_time > since_s)
+        is_changed = or_(is_new, operations.c.end_time > since_s, _IS_ALIVE & (operations.c.claim_time > since_s))
+        query = select(operations).where(is_changed, operations.c.id > after).order_by(operations.c.id).limit(limit)
+        if client is not None:
+            mine = select(interests.c.operation).where(interests.c.client == client)
+            query = query.where(operations.c.id.in_(mine))
         with self.database.read() as connection:
-            now = float(connection.scalar(select(now_s())) or 0.0)
-            start = (now if since_s is None else since_s) - overlap_s
-            # ids have the time of another clock: the index narrows, the column decides
-            is_new = (operations.c.id >= f"{int((start - MAX_CLOCK_ERROR_S) * 1000):013d}") & (operations.c.create_time > start)
-            is_changed = or_(is_new, operations.c.end_time > start, _IS_ALIVE & (operations.c.claim_time > start))
-            query = select(operations).where(is_changed).order_by(operations.c.id.desc()).limit(limit)
-            if client is not None:
-                mine = select(interests.c.operation).where(interests.c.client == client)
-                query = query.where(operations.c.id.in_(mine))
-            return now, [_to_operation(row) for row in connection.execute(query)][::-1]
+            return [_to_operation(row) for row in connection.execute(query)]
 
     def position(self, operation_id: str) -> int | None:
         """Return how many builds of its queue start before an operation, or None if it is not queued.

@@ -19,6 +19,7 @@ from roller_svc.ir.options import RuntimeChoice, SelectionMode
 
 CPU_PREFIX, MEASURE_PREFIX = "build.cpu.", "measure."
 CPU, GPU = "cpu", "gpu"  # kinds of devices that builds measure on
+_X86_LEVELS = ("x86-64-v3", "x86-64-v4")  # psABI, each with the instructions of those before it
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
@@ -89,10 +90,15 @@ def _queues_of_catalog() -> frozenset[str]:
 
 
 def can_measure(worker: Worker, queue: str) -> bool:
-    """Whether a worker takes measurements of a queue. A device other than a CPU must be in its queues by name."""
+    """Whether a worker takes measurements of a queue.
+
+    A worker of every queue also builds for devices that it lacks: it measures on its own CPU alone.
+    """
     if worker.is_draining or not queue.startswith((MEASURE_PREFIX, CPU_PREFIX, MACHINE_PREFIX)):
         return False
-    return queue in worker.queues or (EVERY_QUEUE in worker.queues and queue.startswith(CPU_PREFIX))
+    cpu = worker.facts.get("cpu")
+    own = levels_below(str(cpu.get("level"))) if isinstance(cpu, dict) else ()
+    return queue in worker.queues or (EVERY_QUEUE in worker.queues and queue in {f"{CPU_PREFIX}{level}" for level in own})
 
 
 def cpu_level(spec: HardwareSpec) -> str:
@@ -100,6 +106,11 @@ def cpu_level(spec: HardwareSpec) -> str:
     if "avx512f" in spec.isa:
         return "x86-64-v4"
     return "x86-64-v3" if "avx2" in spec.isa else platform_level(spec)
+
+
+def levels_below(level: str) -> tuple[str, ...]:
+    """Return the levels whose programs run on a CPU of a level."""
+    return _X86_LEVELS[: _X86_LEVELS.index(level) + 1] if level in _X86_LEVELS else (level,)
 
 
 def platform_level(spec: HardwareSpec) -> str:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
-from fastapi.middleware.gzip import GZipMiddleware
 
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.farm.api_keys import ApiKeys
@@ -51,6 +50,7 @@ from roller_svc.service.builds import (
     worker_limits,
 )
 from roller_svc.service.client_uses import UseRecorder
+from roller_svc.service.compression import CompressionMiddleware
 from roller_svc.service.connections import descriptor_limit, fit_limits
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.hits import HitAnswers
@@ -229,7 +229,10 @@ def create_app(
         hits=hits,
     )
     app.add_middleware(
-        GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL, exclude_content_types=NOT_COMPRESSED
+        CompressionMiddleware,
+        minimum_size=MIN_COMPRESSED_BYTES,
+        compresslevel=COMPRESSION_LEVEL,
+        exclude_content_types=NOT_COMPRESSED,
     )
     if tracing is not None:
         app.add_middleware(tracing.middleware, tracing=tracing)

@@ -82,7 +82,7 @@ def key_function(digest: Digest) -> Key:
     """Return a function that gives actions these digests, and parts of which no program is parsed."""
 
     def compute_key(request: BuildRequest) -> ActionKey:
-        return ActionKey(digest(request), KERNEL, hash_parts(part_contents(request)))
+        return ActionKey(digest(request), KERNEL, hash_parts(part_contents(request)), request.expression)
 
     return compute_key
 

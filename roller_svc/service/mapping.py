@@ -14,7 +14,7 @@ from roller_svc.compiler.estimates.batch import Item
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.build import BINARY, METADATA, SOURCE
-from roller_svc.farm.models import summarize_record
+from roller_svc.farm.models import summarize_request
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
 from roller_svc.ir.options import EstimateOptions, options_of
@@ -56,16 +56,20 @@ def inputs_from_body(body: ProgramModel) -> dict[str, object]:
 
 
 def check_devices_differ(targets: Sequence[str], *where: str | int) -> None:
-    """Raise RequestValidationError if two names of targets mean one device. An unknown name has its own error later.
+    """Raise RequestValidationError if a target is there twice, by one name or by two. An unknown one has its own error later.
 
     `where` is the place of the request in the body.
     """
     names: dict[str, str] = {}
     for name in targets:
-        meant = hardware.find_meanings(name)
-        if len(meant) == 1 and (other := names.setdefault(meant[0], name)) != name:
-            message = f"expected each target once: {other!r} and {name!r} are both {meant[0]}"
-            raise RequestValidationError([{"type": "not_distinct", "loc": ("body", *where, "targets"), "msg": message}])
+        meanings = hardware.find_meanings(name)
+        meant = meanings[0] if len(meanings) == 1 else name
+        if meant not in names:
+            names[meant] = name
+            continue
+        reason = f"got {name!r} twice" if names[meant] == name else f"{names[meant]!r} and {name!r} are both {meant}"
+        fault = {"type": "not_distinct", "loc": ("body", *where, "targets"), "msg": f"expected each target once: {reason}"}
+        raise RequestValidationError([fault])
 
 
 def operation_json(operation: Operation) -> Json:
@@ -85,7 +89,7 @@ def operation_json(operation: Operation) -> Json:
         "name": f"operations/{operation.id}",
         "done": operation.done,
         "metadata": metadata,
-        "request": summarize_record(operation.request),
+        "request": summarize_request(operation),
     }
     if operation.facts is not None:
         is_model = LANGUAGE not in operation.facts

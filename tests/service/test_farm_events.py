@@ -12,6 +12,7 @@ import pytest
 from builders import BODY, Builder, digest_of
 from serving import served
 
+from roller_svc.service import farm_events
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
 
@@ -93,3 +94,48 @@ def test_failure_is_counted_by_its_code(client: httpx.Client) -> None:
     failing = BODY | {"options": {**BODY["options"], "top_k": 99}}
     client.post("/v1/kernels:compile", json=failing, headers={"Prefer": "wait=30"})
     assert client.get("/v1/farm").json()["ended"] == {"compile-failed": 1}
+
+
+def test_clients_that_share_an_operation_do_not_see_each_others_texts(tmp_path: Path, builder: Builder) -> None:
+    """The program is read, so that its canonical text is known before and after it is built."""
+    builder.gate.clear()
+    written = BODY["expression"] + "  # of a secret project"
+    shown = []
+    with served(create_app(Settings(store=tmp_path / "store", workers=1), builder)) as client:
+        for text in (written, BODY["expression"]):
+            operation = client.post("/v1/kernels:compile", json=BODY | {"expression": text}).json()
+            shown.append(operation["request"]["expression"])
+        assert operation["metadata"]["cache"] == "joined"
+        with client.stream("GET", "/v1/farm/events", headers={"Last-Event-ID": "0"}) as response:
+            shown.append(next(data for _, kind, data in events(response) if kind == "operation")["request"]["expression"])
+        builder.gate.set()
+    assert shown == ["C[m, n] +=! A[m, k] * B[k, n] where m in 8, n in 8, k in 8"] * 3
+    assert builder.expressions == [written]
+
+
+def test_a_client_that_was_cut_misses_no_operation(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several pages are found at one look, and the client is cut after the first event."""
+    monkeypatch.setattr(farm_events, "PAGE_OPERATIONS", 2)
+    with client.stream("GET", "/v1/farm/events") as response:
+        start = next(events(response))[0]
+    names = set()
+    for number in range(5):
+        body = BODY | {"expression": f"{BODY['expression']} # {number}"}
+        names.add(client.post("/v1/kernels:compile", json=body, headers={"Prefer": "wait=30"}).json()["name"])
+    seen = set()
+    for _ in range(2):  # every event of a look resumes before it
+        with client.stream("GET", "/v1/farm/events", headers={"Last-Event-ID": start}) as response:
+            start, kind, data = next(events(response))
+            assert kind == "operation"
+            seen.add(data["name"])
+    assert len(seen) == 1
+    with client.stream("GET", "/v1/farm/events", headers={"Last-Event-ID": start}) as response:
+        lines = response.iter_lines()
+        for line in lines:
+            if line.startswith('data: {"name"'):
+                seen.add(json.loads(line.removeprefix("data: "))["name"])
+            if line == "event: figures":
+                break
+        assert seen == names
+        end = next(line for line in lines if line.startswith("id: "))
+    assert float(end.removeprefix("id: ")) > float(start)

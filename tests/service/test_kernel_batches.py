@@ -239,3 +239,16 @@ def test_two_names_of_one_device_are_one_target_twice(client: Client, builder: B
     items = [{"expression": "y[i] = x[i]", "inputs": {"x": {"dtype": "float32", "shape": [4]}}}]
     response = client.post("/v1/estimates", json={"items": items, "targets": targets})
     assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "/targets")
+
+
+def test_hardware_and_targets_have_different_ids(client: Client) -> None:
+    """Two results with one target could not be told apart."""
+    spec = client.get("/v1/hardware/nvidia-h200-sxm").json()
+    body = {"items": [{"expression": "y[i] = x[i]", "inputs": {"x": {"dtype": "float32", "shape": [4]}}}], "hardware": spec}
+    for targets in (["nvidia-h200-sxm"], ["sm_90"], ["cpu-x86-avx2, nvidia-h200-sxm"]):
+        response = client.post("/v1/estimates", json=body | {"targets": targets})
+        assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "/targets")
+        assert "got 'nvidia-h200-sxm' twice" in response.json()["detail"]
+    for hardware, targets in ((spec, ["cpu-x86-avx2"]), (spec | {"id": "mine"}, ["nvidia-h200-sxm"])):
+        response = client.post("/v1/estimates", json=body | {"hardware": hardware, "targets": targets})
+        assert [entry["target"] for entry in response.json()["estimates"]] == [*targets, hardware["id"]]

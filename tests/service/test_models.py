@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import time
 import zipfile
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from roller_svc.settings import Settings
 
 MAX_BLOB_BYTES = 1 << 16
 CPU = "cpu-x86-avx2"
+OTHER_CPU = CPU if platform.machine() in ("aarch64", "arm64") else "cpu-arm-neon"  # no worker of this machine has it
 GRAPH = {
     "format": FORMAT,
     "name": "twice",
@@ -275,6 +277,7 @@ def test_invalid_requests(http: httpx.Client, verb: str, change: dict[str, Any],
         ({"options": {"tune": "now", "tune_options": {"budget_s": 0}}}, "invalid-body"),
         ({"options": {"tune": "now", "tune_options": {"share": 0.5}}}, "invalid-body"),
         ({"options": {"tune": "now"}, "target": "nvidia-h200-sxm"}, "cannot-measure"),
+        ({"options": {"tune": "now"}, "target": OTHER_CPU}, "cannot-measure"),
     ],
 )
 def test_trials_that_cannot_be_made_are_refused(http: httpx.Client, change: dict[str, Any], code: str) -> None:

@@ -240,7 +240,10 @@ def test_files_of_a_kernel(client: Client) -> None:
     unchanged = client.get(answer["links"]["source"], headers={"If-None-Match": f'"other", {tag}'})
     assert (unchanged.status_code, unchanged.content) == (304, b"")
     assert client.get(answer["links"]["binary"]).content == b"\x7fELF"
-    assert client.get(answer["links"]["metadata"]).json() == {}
+    metadata = client.get(answer["links"]["metadata"])
+    assert (metadata.json(), metadata.headers["etag"]) == ({}, f'W/"{digest}/metadata"')  # sent with and without gzip
+    for tag in (metadata.headers["etag"], f'"{digest}/metadata"'):
+        assert client.get(answer["links"]["metadata"], headers={"If-None-Match": tag}).status_code == 304
     bundle = client.get(answer["links"]["bundle"])
     with zipfile.ZipFile(io.BytesIO(bundle.content)) as archive:
         assert sorted(archive.namelist()) == ["kernel.c", "kernel.so", "metadata.json"]

@@ -29,7 +29,7 @@ _SCHEMA = f"""
         updated REAL NOT NULL, PRIMARY KEY ({", ".join(_KEY)})
     ) WITHOUT ROWID
 """
-_LOOK_UP = f"SELECT least_s FROM profile WHERE {' AND '.join(f'{name} = ?' for name in _KEY)} AND samples >= ?"
+_LOOK_UP = f"SELECT least_s, samples FROM profile WHERE {' AND '.join(f'{name} = ?' for name in _KEY)}"
 _FORGET = f"DELETE FROM profile WHERE {' AND '.join(f'{name} = ?' for name in _KEY)}"
 _RECORD = f"""
     INSERT INTO profile VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?)
@@ -74,15 +74,19 @@ class ProfileIndex:
 
     def look_up(self, variable: Variable, choice: int, context: Mapping[str, str]) -> float | None:
         """Return the least seconds of a choice in a context; None if they are not known."""
-        row = self._execute(_LOOK_UP, (*self._key(variable, choice, context), self._min_samples))
-        if row is None or _is_duration(row[0]):
-            return None if row is None else float(row[0])
+        row = self._execute(_LOOK_UP, self._key(variable, choice, context))
+        if row is None:
+            return None
+        least_s, samples = row
+        if _is_duration(least_s) and _is_count(samples):
+            return float(least_s) if samples >= self._min_samples else None
         self._execute(_FORGET, self._key(variable, choice, context))  # SQLite takes any value, and damage wins nothing
         return None
 
     def record(self, variable: Variable, choice: int, context: Mapping[str, str], seconds: float) -> None:
-        """Add a sample."""
-        self._execute(_RECORD, (*self._key(variable, choice, context), seconds, time.time()))
+        """Add a sample. Seconds that cannot be a time, such as NaN, are left out."""
+        if _is_duration(seconds):
+            self._execute(_RECORD, (*self._key(variable, choice, context), seconds, time.time()))
 
     def close(self) -> None:
         if self._connection is not None:
@@ -96,12 +100,12 @@ class ProfileIndex:
             json.dumps(context, sort_keys=True), origin.bucket,
         )  # fmt: skip
 
-    def _execute(self, statement: str, values: tuple[object, ...]) -> tuple[float] | None:
+    def _execute(self, statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
         if self._connection is None:
             return None
         try:
             with self._connection, closing(self._connection.execute(statement, values)) as cursor:
-                row: tuple[float] | None = cursor.fetchone()
+                row: tuple[Any, ...] | None = cursor.fetchone()
                 return row
         except sqlite3.OperationalError as error:  # a full disk, a lock that another process does not release
             self._give_up(str(error))
@@ -144,6 +148,7 @@ class ProfileIndex:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+    connection.text_factory = _decode
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -155,6 +160,14 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _decode(text: bytes) -> str | bytes:
+    """Return a text of a column; its bytes if they are not UTF-8: sqlite3 would refuse the row."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
 
 
 @contextmanager
@@ -171,12 +184,16 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def export_profiles(path: Path) -> dict[str, Any]:
-    """Return the seconds of an index as a document; without a file there are none. Raises ArgumentError."""
+    """Return the seconds of an index as a document; without a file there are none. Raises ArgumentError.
+
+    A damaged row is left out.
+    """
     rows: list[tuple[Any, ...]] = []
     if path.exists():
         with _opened(path) as connection:
             rows = connection.execute(f"SELECT * FROM profile ORDER BY {', '.join(_KEY)}").fetchall()
-    return {"format": FORMAT, "profiles": [dict(zip(_COLUMNS, row, strict=True)) for row in rows]}
+    profiles = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+    return {"format": FORMAT, "profiles": [profile for profile in profiles if _is_profile(profile)]}
 
 
 def import_profiles(path: Path, document: object) -> int:
@@ -214,9 +231,13 @@ def _is_duration(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value < 1 << 62
+
+
 def _is_profile(row: object) -> bool:
     if not isinstance(row, Mapping) or row.keys() != set(_COLUMNS):
         return False
     least_s, samples, updated = (row[name] for name in _COLUMNS[len(_KEY) :])
     numbers = all(map(_is_duration, (least_s, updated)))
-    return all(isinstance(row[name], str) for name in _KEY) and numbers and type(samples) is int and 0 < samples < 1 << 62
+    return all(isinstance(row[name], str) for name in _KEY) and numbers and _is_count(samples)

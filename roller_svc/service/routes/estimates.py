@@ -34,11 +34,12 @@ async def estimates(body: EstimateRequest, request: Request) -> Response:
     """
     state = state_of(request)
     spec = validate_hardware(body.hardware)
-    targets = [*hardware.expand_targets(body.targets or ()), *([] if spec is None else [spec])]
+    names = hardware.expand_targets(body.targets or ())
+    targets = [*names, *([] if spec is None else [spec])]
     count = len(body.items) * len(targets)
     if count > state.settings.max_items:
         raise ArgumentError(f"too many estimates: the limit is {state.settings.max_items}, got {count}", code="too-many-items")
-    check_devices_differ([*(body.targets or ()), *([] if spec is None else [spec.id])])
+    check_devices_differ([*names, *([] if spec is None else [spec.id])])
     top_k = read_top_k(body.top_k)
     max_plans = PLANS_PER_ITEM * state.settings.max_items
     if count * top_k > max_plans:

@@ -118,7 +118,8 @@ async def kernel_file(
     if launchers and kind != "bundle":
         raise ArgumentError(f"launchers are in a bundle, got {kind[:40]!r}", code="unknown-launcher", hint="ask for the bundle")
     # A digest's files never change, but launchers are of the service's version.
-    headers = {} if launchers else immutable_headers(f"{digest}/{kind}", is_public=state.is_open)
+    is_json = _MEDIA_TYPES.get(kind) == "application/json"
+    headers = {} if launchers else immutable_headers(f"{digest}/{kind}", is_public=state.is_open, is_weak=is_json)
     if headers and (current := not_modified(if_none_match, headers)):
         return current
     if kind in MAKERS:

@@ -167,7 +167,7 @@ async def model_tuning(digest: str, request: Request, if_none_match: Annotated[s
     """Return the trials of a model of `tune: now`: the tree of choices, each trial, and what was chosen."""
     state = state_of(request)
     content = await state.run(lambda: _tuning(state.store, digest))
-    headers = immutable_headers(f"{digest}/{TUNING}", is_public=state.is_open)
+    headers = immutable_headers(f"{digest}/{TUNING}", is_public=state.is_open, is_weak=True)
     return not_modified(if_none_match, headers) or Response(content, media_type="application/json", headers=headers)
 
 

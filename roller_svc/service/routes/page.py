@@ -11,10 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Header, HTTPException
+from fastapi import APIRouter, Header, HTTPException, Request
 from fastapi.responses import Response
 
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
+from roller_svc.service.compression import accepts_gzip
 
 router = APIRouter(include_in_schema=False)
 
@@ -45,14 +46,14 @@ async def page() -> Response:
 @router.get("/page/{name}", responses={304: NOT_MODIFIED})
 async def page_file(
     name: str,
-    accept_encoding: Annotated[str, Header()] = "",
+    request: Request,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Return a file of the page, whose name has the hash of its content."""
     media_type = MEDIA_TYPES.get(Path(name).suffix)
     if media_type is None or name not in _files():
         raise HTTPException(404, f"the page has no file {name[:80]!r}")
-    is_compressed = "gzip" in accept_encoding
+    is_compressed = accepts_gzip(request.headers)
     headers = immutable_headers(f"{name}.gz" if is_compressed else name, is_public=True) | {"Vary": "Accept-Encoding"}
     if is_compressed:
         headers["Content-Encoding"] = "gzip"

@@ -10,7 +10,8 @@ from roller_svc import hardware
 from roller_svc.compiler.request import build_request
 from roller_svc.farm.models import ModelRequest
 from roller_svc.farm.queue import MACHINE_PREFIX
-from roller_svc.farm.routing import machine_queue, measured_on, queue_of
+from roller_svc.farm.registry import Worker
+from roller_svc.farm.routing import can_measure, machine_queue, measured_on, queue_of
 from roller_svc.ir.report import BuildRequest
 
 CUDA = "nvidia-h200-sxm"
@@ -73,3 +74,21 @@ def test_models_measure_on_the_cpu_if_they_select_so() -> None:
 
 def test_an_arm_cpu_has_a_level() -> None:
     assert queue_of(request(target="cpu-arm-neon", select="model")) == "build.cpu.armv8"
+
+
+@pytest.mark.parametrize(
+    ("queues", "level", "queue", "can"),
+    [
+        (("*",), "x86-64-v3", "build.cpu.x86-64-v3", True),
+        (("*",), "x86-64-v4", "build.cpu.x86-64-v3", True),
+        (("*",), "x86-64-v3", "build.cpu.x86-64-v4", False),
+        (("*",), "x86-64-v4", "build.cpu.armv8", False),
+        (("*",), "armv8", "build.cpu.armv8", True),
+        (("*",), None, "build.cpu.x86-64-v3", False),
+        (("build.cpu.armv8",), "armv8", "build.cpu.armv8", True),
+        (("*",), "x86-64-v4", "measure.sm_90a", False),
+    ],
+)
+def test_a_worker_of_every_queue_measures_on_its_own_cpu(queues: tuple[str, ...], level: str | None, queue: str, can: bool) -> None:
+    worker = Worker("w", queues, "g", {"cpu": None if level is None else {"name": "CPU", "level": level}})
+    assert can_measure(worker, queue) is can

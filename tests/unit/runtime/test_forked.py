@@ -51,3 +51,14 @@ def test_no_fork_is_left_and_a_refused_one_finds_nothing(monkeypatch: pytest.Mon
         os.waitpid(made[0], os.WNOHANG)
     monkeypatch.setattr(os, "fork", refuse)
     assert find_fatal_end(fail, 1) == ""
+
+
+def test_a_process_that_ignores_the_ends_of_its_children_finds_them() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert find_fatal_end(lambda: None, 60) == ""
+        assert find_fatal_end(fail, 60) == ""
+        assert find_fatal_end(partial(kill_itself, signal.SIGSEGV), 60) == "a call ends the process"
+        assert find_fatal_end(threading.Event().wait, 0.05) == "a call does not return within 0.05 s"
+    finally:
+        signal.signal(signal.SIGCHLD, before)

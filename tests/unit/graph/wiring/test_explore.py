@@ -24,6 +24,7 @@ from roller_svc.graph.classes import find_classes
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.explore import find_dependences
+from roller_svc.graph.wiring.index import export_profiles
 from roller_svc.graph.wiring.tree import Node, Variable, count_trials, find_variables
 from roller_svc.tuning import Origin, ProfileIndex, explore
 
@@ -306,18 +307,36 @@ def test_a_damaged_index_is_set_aside_and_the_search_goes_on(tmp_path, damage):
     assert count_made_trials(tree, path) == 0
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("-inf"), "fast", "", b"\x00", b"1.0"])
-def test_seconds_that_are_none_never_win_and_are_measured_again(tmp_path, value):
+NO_SECONDS = ("0.0", "-1.0", "9e999", "-9e999", "'fast'", "''", "x'00'", "x'312e30'", "CAST(x'ff' AS TEXT)")
+NO_COUNTS = ("'abc'", "0", "-1", "1e300", "x'ff'", "CAST(x'ff' AS TEXT)")
+DAMAGES = [*(f"least_s = {value}" for value in NO_SECONDS), *(f"samples = {value}" for value in NO_COUNTS)]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_row_never_wins_and_is_measured_again(tmp_path, damage):
     path, tree = tmp_path / "wiring.sqlite", variable("v", 4)
     assert count_made_trials(tree, path) == 4
     slowest = max(range(4), key=lambda choice: Oracle(tree).cost("v", {"v": choice}))
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE profile SET least_s = ? WHERE choice = ?", (value, tree.choices[slowest]))
+        connection.execute(f"UPDATE profile SET {damage} WHERE choice = ?", (tree.choices[slowest],))
+    assert len(export_profiles(path)["profiles"]) == 3
     oracle = Oracle(tree)
     found = explore(tree, oracle, budget_trials=10, index=ProfileIndex(path, ORIGIN))
     assert found.trials == 1
     assert dict(found) == best(tree, oracle, {})[0]
     assert count_made_trials(tree, path) == 0
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
+def test_what_is_no_time_is_not_recorded(tmp_path, seconds, recwarn):
+    path, tree = tmp_path / "wiring.sqlite", variable("v", 2)
+    index = ProfileIndex(path, ORIGIN)
+    index.record(tree, 0, {}, 1.0)
+    for choice in (0, 1):
+        index.record(tree, choice, {}, seconds)
+    assert (index.look_up(tree, 0, {}), index.look_up(tree, 1, {})) == (1.0, None)
+    assert [profile["samples"] for profile in export_profiles(path)["profiles"]] == [1]
+    assert not recwarn.list
 
 
 def test_sixty_damages_of_an_index_end_no_search(tmp_path):
