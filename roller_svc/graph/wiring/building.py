@@ -5,7 +5,6 @@ The process ends with the thread that started it. Its temporary files are in a f
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
@@ -20,16 +19,14 @@ from threading import Lock
 from typing import IO, Any
 
 from roller_svc.errors import BuildServiceError, RollerError
+from roller_svc.graph.wiring.child import PREPARE, start_program
 from roller_svc.graph.wiring.kernels import build_alternatives
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain.sandbox import die_with_parent
 
 NICENESS = 19
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from roller_svc.graph.wiring.building import answer_requests; answer_requests(int(sys.argv[2]))"
-)
+_PROGRAM = PREPARE + "from roller_svc.graph.wiring.building import answer_requests; answer_requests(int(sys.argv[2]))"
 _one_at_a_time = Lock()  # of a program that serves several models
 
 
@@ -64,14 +61,7 @@ class BuildingProcess:
         with self._lock:
             if self._is_stopped:
                 raise _ended()
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | {"TMPDIR": str(folder)},
-                start_new_session=True,  # an interrupt of the terminal is not for it
-            )
+            self._process = start_program(_PROGRAM, os.environ | {"TMPDIR": str(folder)})
             return self._process
 
     def _read_answers(self, process: subprocess.Popen[bytes], requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:

@@ -90,9 +90,8 @@ def explore_online(
     def add_models(made: Mapping[str, ModelPlan]) -> None:
         """Bind plans by their names, if their results are right."""
         for name, plan in made.items():
-            model = choices.bind(plan)
-            fault = choices.find_fault(model)
-            if fault:
+            model, fault = choices.bind_right(plan)
+            if model is None:
                 choices.removed.setdefault("plan", {})[name] = fault
             else:
                 plans[name], models[name] = plan, model
@@ -102,8 +101,7 @@ def explore_online(
 
     def bind_kernels(kind: str, chosen: Mapping[str, int]) -> BoundModel | None:
         plan = make_plans(chosen).get(kind)
-        model = None if plan is None else choices.bind(plan)
-        return None if model is None or choices.find_fault(model) else model
+        return None if plan is None else choices.bind_right(plan)[0]
 
     def find_finalists(bests: Mapping[str, Mapping[str, int]]) -> dict[str, CpuCalls]:
         if any(any(best.values()) for best in bests.values()) or before.chosen or not choices.choices:
