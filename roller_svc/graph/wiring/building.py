@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from typing import IO, Any
 
 from roller_svc.errors import BuildServiceError, RollerError
@@ -34,7 +34,7 @@ class BuildingProcess:
     """A process that builds kernels. It starts when it is first needed."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()  # a collected model stops its tuning in any thread, at any time
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
 
@@ -62,6 +62,8 @@ class BuildingProcess:
             if self._is_stopped:
                 raise _ended()
             self._process = start_program(_PROGRAM, os.environ | {"TMPDIR": str(folder)})
+            if self._is_stopped:  # meanwhile, by this thread
+                self._process.kill()
             return self._process
 
     def _read_answers(self, process: subprocess.Popen[bytes], requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:

@@ -43,6 +43,7 @@ DISTURBED_RATIO = 1.1  # of the first finalist's seconds to its least: such a ro
 MAX_REPEATED = 3 * CALLS
 LOWEST, APART = "lowest", "apart"  # places of tensors: shared by those that are not needed at once, or not
 IDLE_S = 0.1  # without a call, after which calls with random arrays are trials in the background
+UNEXPECTED = "an error of the package ended exploring: its traceback is on the standard error"
 NEVER = 1 << 62  # samples that no value of an index has
 
 Explore = Callable[["OnlineTuning"], Callable[[], None] | None]  # returns what binds a better choice; None: there is none
@@ -245,20 +246,22 @@ class OnlineTuning:
         self.start()
 
     def _run(self) -> None:
-        state = STOPPED
+        state, note = STOPPED, UNEXPECTED
         try:
             bind = self._explore(self)
             if not self._is_stopped and (bind is not None or MACHINE_BUSY not in self.found.notes):
                 if bind is not None:
                     bind()
                 state = COMMITTED
+            note = ""
         except IndexRangeError:
-            self.found.notes.append(OUT_OF_RANGE)
+            note = OUT_OF_RANGE
         except RollerError as error:
-            self.found.notes.append(error.message)
+            note = error.message
         except OSError as error:  # such as a full disk
-            self.found.notes.append(f"cannot build other kernels: {error.strerror}")
+            note = f"cannot build other kernels: {error.strerror}"
         finally:
+            self.found.notes += [note] if note else []
             self._wirer.end()
             self._switch(explores=False)
             with self._condition:

@@ -164,6 +164,38 @@ def test_a_full_disk_leaves_the_model_as_it_was(cache: Path, monkeypatch: pytest
     np.testing.assert_array_equal(model(x=X)["y"], expected)
 
 
+def test_any_end_of_the_thread_has_a_note(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(_: BuildingProcess, requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
+        assert begin.wait(60)
+        raise TypeError("unexpected")
+
+    begin, raised = threading.Event(), list[Any]()
+    monkeypatch.setattr(online.BuildingProcess, "build", build)
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    model = compiled(tune="background")
+    model(x=X)
+    thread = tuning_of(model)._thread
+    assert thread is not None
+    begin.set()
+    thread.join(60)
+    assert [each.exc_type for each in raised] == [TypeError]
+    assert tuning_of(model).wait(0)
+    assert (tuning_of(model).state, tuning_of(model).notes) == ("stopped", [online.UNEXPECTED])
+
+
+def test_a_stop_by_the_thread_that_starts_the_process_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = BuildingProcess()
+    start = building.start_program
+
+    def stop_meanwhile(*arguments: Any) -> Any:
+        process.stop()
+        return start(*arguments)
+
+    monkeypatch.setattr(building, "start_program", stop_meanwhile)
+    with pytest.raises(BuildServiceError, match=ENDED):
+        next(process.build([REQUEST]))
+
+
 def test_no_process_starts_after_a_stop() -> None:
     process = BuildingProcess()
     process.stop()
