@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,15 +41,20 @@ class BuildingProcess:
 
     def build(self, requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
         """Yield the fastest kernels of each request, alone. Raises BuildServiceError if the process ends before."""
-        with _one_at_a_time, tempfile.TemporaryDirectory(prefix="roller-build-", ignore_cleanup_errors=True) as folder:
-            process = self._start(Path(folder))
-            stopping = weakref.finalize(process, _kill, process.pid)  # before the folder is removed, when the program exits
+        with _one_at_a_time:
+            folder = Path(tempfile.mkdtemp(prefix="roller-build-"))
+            clean = weakref.finalize(self, _remove, folder, os.getpid())
             try:
-                yield from self._read_answers(process, requests)
+                process = self._start(folder)
+                stopping = weakref.finalize(process, _kill, process.pid, os.getpid())  # before, when the program exits
+                try:
+                    yield from self._read_answers(process, requests)
+                finally:
+                    stopping.detach()
+                    process.kill()
+                    process.communicate()
             finally:
-                stopping.detach()
-                process.kill()
-                process.communicate()
+                clean()
 
     def stop(self) -> None:
         """End the process, and start no other."""
@@ -82,10 +88,26 @@ def _ended() -> BuildServiceError:
     return BuildServiceError("the process that builds other kernels was ended", code="compiler-killed")
 
 
-def _kill(pid: int) -> None:
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not in a fork, which has the finalizers too
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill(pid: int, owner: int) -> None:
+    if os.getpid() != owner:
+        return
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _renew_lock() -> None:
+    """Forget a lock whose holder, a thread, a fork does not have."""
+    global _one_at_a_time
+    _one_at_a_time = Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def answer_requests(parent: int) -> None:

@@ -83,7 +83,7 @@ class CheckingProcess:
                 self._process = start_program(_PROGRAM)
             except OSError:
                 return ""
-            weakref.finalize(self, _end, self._process)
+            weakref.finalize(self, _end, self._process, os.getpid())
             fault = self._ask((self._program, self._samples), START_S)
             if fault:
                 return f"first calls cannot be made: {fault}"
@@ -101,16 +101,18 @@ class CheckingProcess:
             process.stdin.flush()
             if not selector.select(limit_s):
                 self._process = None
-                _end(process)
+                _end(process, os.getpid())
                 return f"a call does not return within {limit_s:.3g} s"
             return str(pickle.load(process.stdout))  # of a process of ours
         self._process = None
         code = process.wait()
-        _end(process)
+        _end(process, os.getpid())
         return f"a call ends the process by {signal.Signals(-code).name}" if code < 0 else "a call ends the process"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:  # in a fork, which has the finalizers too
+        return
     process.kill()
     with suppress(BrokenPipeError):
         process.communicate()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Thread
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from roller_svc.errors import ArgumentError, IndexRangeError, LaunchError, RollerError, require
 from roller_svc.graph.inputs import Sample
@@ -43,6 +45,7 @@ DISTURBED_RATIO = 1.1  # of the first finalist's seconds to its least: such a ro
 MAX_REPEATED = 3 * CALLS
 LOWEST, APART = "lowest", "apart"  # places of tensors: shared by those that are not needed at once, or not
 IDLE_S = 0.1  # without a call, after which calls with random arrays are trials in the background
+FORKED = "the process is a fork of the one that explored"
 UNEXPECTED = "an error of the package ended exploring: its traceback is on the standard error"
 NEVER = 1 << 62  # samples that no value of an index has
 
@@ -164,6 +167,7 @@ class OnlineTuning:
         self._state = EXPLORING
         self.found = Tuning(Node("parallel", ()), state=EXPLORING)
         wirer.on_first_call = self.start
+        _of_this_process.add(self)
 
     @property
     def state(self) -> str:
@@ -245,6 +249,15 @@ class OnlineTuning:
         self._switch(explores=True)
         self.start()
 
+    def stop_in_fork(self) -> None:
+        """Be stopped in a fork, which has no thread that explores. Where none has begun, only locks are renewed."""
+        self._condition = Condition()
+        self.building = BuildingProcess()
+        if self._thread is not None:
+            self._wirer.end_in_fork()
+            self._thread, self._is_stopped, self._state = None, True, STOPPED
+            self.found = Tuning(self.found.root, notes=[FORKED], state=STOPPED)
+
     def _run(self) -> None:
         state, note = STOPPED, UNEXPECTED
         try:
@@ -268,6 +281,17 @@ class OnlineTuning:
                 self._state = self.found.state = state
                 self._thread = None
                 self._condition.notify_all()
+
+
+_of_this_process: WeakSet[OnlineTuning] = WeakSet()
+
+
+def _stop_in_fork() -> None:
+    for tuning in list(_of_this_process):
+        tuning.stop_in_fork()
+
+
+os.register_at_fork(after_in_child=_stop_in_fork)
 
 
 class CallTimer:

@@ -143,6 +143,10 @@ class Wirer:
         with self._condition:
             self._is_ended = False
 
+    def end_in_fork(self) -> None:
+        """Measure nothing more in a fork, which has no thread that measures, nor one that holds a lock."""
+        self._condition, self._offer, self._is_ended, self._running = Condition(), None, True, 0
+
     def _take(self, *, may_measure: bool) -> _Offer | None:
         """Return what a call measures: the offer, unless another call does, or too many calls have measured."""
         with self._condition:

@@ -6,7 +6,9 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +183,34 @@ def test_any_end_of_the_thread_has_a_note(cache: Path, monkeypatch: pytest.Monke
     assert [each.exc_type for each in raised] == [TypeError]
     assert tuning_of(model).wait(0)
     assert (tuning_of(model).state, tuning_of(model).notes) == ("stopped", [online.UNEXPECTED])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # which is what is tested
+def test_a_fork_serves_the_model_as_it_is_and_leaves_the_process_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_program(monkeypatch, "import time; time.sleep(600)")
+    model = compiled(tune="background")
+    tuning, expected = tuning_of(model), model(x=X)["y"].copy()
+    while tuning.building._process is None:
+        threading.Event().wait(0.01)
+    fork = os.fork()
+    if fork == 0:
+        status = 1
+        try:
+            assert building._one_at_a_time.acquire(blocking=False)
+            assert np.array_equal(model(x=X)["y"], expected)
+            assert tuning.wait(0)
+            tuning.commit()
+            tuning.stop()
+            weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # as at an exit of Python
+            status = 0 if (tuning.state, tuning.notes) == ("stopped", [online.FORKED]) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+    assert tuning.state == "exploring"
+    assert tuning.building._process.poll() is None
+    assert list(Path(tempfile.gettempdir()).glob("roller-build-*"))
+    tuning.stop()
+    assert tuning.wait(60)
 
 
 def test_a_stop_by_the_thread_that_starts_the_process_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
