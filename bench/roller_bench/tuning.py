@@ -112,8 +112,8 @@ def _bind(choices: KernelChoices, source: OnlineSource, kernels: Sequence[int]) 
     bound: dict[Choice, CpuCalls] = {}
     for buffers in (LOWEST, APART):
         for kind, plan in source.make_plans(assigned, share_memory=buffers == LOWEST).items():
-            model = choices.bind(plan)
-            if not choices.find_fault(model):
+            model = choices.bind_right(plan)[0]
+            if model is not None:
                 bound[tuple(kernels), kind, buffers] = model
     return bound
 

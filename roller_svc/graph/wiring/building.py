@@ -5,9 +5,9 @@ The process ends with the thread that started it. Its temporary files are in a f
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,20 +16,18 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from typing import IO, Any
 
 from roller_svc.errors import BuildServiceError, RollerError
+from roller_svc.graph.wiring.child import PREPARE, start_program
 from roller_svc.graph.wiring.kernels import build_alternatives
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain.sandbox import die_with_parent
 
 NICENESS = 19
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from roller_svc.graph.wiring.building import answer_requests; answer_requests(int(sys.argv[2]))"
-)
+_PROGRAM = PREPARE + "from roller_svc.graph.wiring.building import answer_requests; answer_requests(int(sys.argv[2]))"
 _one_at_a_time = Lock()  # of a program that serves several models
 
 
@@ -37,21 +35,26 @@ class BuildingProcess:
     """A process that builds kernels. It starts when it is first needed."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()  # a collected model stops its tuning in any thread, at any time
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
 
     def build(self, requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
         """Yield the fastest kernels of each request, alone. Raises BuildServiceError if the process ends before."""
-        with _one_at_a_time, tempfile.TemporaryDirectory(prefix="roller-build-", ignore_cleanup_errors=True) as folder:
-            process = self._start(Path(folder))
-            stopping = weakref.finalize(process, _kill, process.pid)  # before the folder is removed, when the program exits
+        with _one_at_a_time:
+            folder = Path(tempfile.mkdtemp(prefix="roller-build-"))
+            clean = weakref.finalize(self, _remove, folder, os.getpid())
             try:
-                yield from self._read_answers(process, requests)
+                process = self._start(folder)
+                stopping = weakref.finalize(process, _kill, process.pid, os.getpid())  # before, when the program exits
+                try:
+                    yield from self._read_answers(process, requests)
+                finally:
+                    stopping.detach()
+                    process.kill()
+                    process.communicate()
             finally:
-                stopping.detach()
-                process.kill()
-                process.communicate()
+                clean()
 
     def stop(self) -> None:
         """End the process, and start no other."""
@@ -64,14 +67,9 @@ class BuildingProcess:
         with self._lock:
             if self._is_stopped:
                 raise _ended()
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | {"TMPDIR": str(folder)},
-                start_new_session=True,  # an interrupt of the terminal is not for it
-            )
+            self._process = start_program(_PROGRAM, os.environ | {"TMPDIR": str(folder)})
+            if self._is_stopped:  # meanwhile, by this thread
+                self._process.kill()
             return self._process
 
     def _read_answers(self, process: subprocess.Popen[bytes], requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
@@ -90,10 +88,26 @@ def _ended() -> BuildServiceError:
     return BuildServiceError("the process that builds other kernels was ended", code="compiler-killed")
 
 
-def _kill(pid: int) -> None:
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not in a fork, which has the finalizers too
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill(pid: int, owner: int) -> None:
+    if os.getpid() != owner:
+        return
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _renew_lock() -> None:
+    """Forget a lock whose holder, a thread, a fork does not have."""
+    global _one_at_a_time
+    _one_at_a_time = Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def answer_requests(parent: int) -> None:

@@ -25,6 +25,7 @@ from roller_svc.compiler.kernel_cache import SERIAL, KernelCache
 from roller_svc.compiler.pipeline import compile_candidates, select_candidate
 from roller_svc.errors import IndexRangeError, RollerError, require
 from roller_svc.graph.inputs import Sample, draw_sample
+from roller_svc.graph.wiring.checking import CheckingProcess, SwitchableProgram
 from roller_svc.graph.wiring.explore import Choices, Profiles, explore
 from roller_svc.graph.wiring.index import FILE, Origin, ProfileIndex
 from roller_svc.graph.wiring.tree import Node, Variable, tree_to_json
@@ -33,7 +34,6 @@ from roller_svc.ir.model_plan import KernelStep, ModelPlan
 from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.forked import find_fatal_end
 from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
 from roller_svc.runtime.graphs.switchable import BoundModel, SwitchableModel
 from roller_svc.runtime.saved.plan_json import plan_to_json
@@ -189,6 +189,7 @@ class KernelChoices:
         start_s = time.perf_counter()
         self._expected = [_run_once(self.by_fastest, sample) for sample in self._samples]
         self._limit_s = HANG_S + HANG_RATIO * (time.perf_counter() - start_s)
+        self._checking = CheckingProcess(SwitchableProgram.of(self._switchable, self.plan, sources), len(self._samples))
         self._checked: dict[tuple[str, int], bool] = {}
         self.removed: dict[str, dict[str, str]] = {}
 
@@ -213,26 +214,35 @@ class KernelChoices:
         """Return a plan of some of the kernels as a model."""
         return self._switchable.bind(plan)
 
-    def bind_kernels(self, chosen: Mapping[str, int]) -> BoundModel:
-        """Return the serial plan of kernels as a model."""
-        return self.bind(self._make_plan(self.assign(chosen)))
+    def make_plan(self, chosen: Mapping[str, int]) -> ModelPlan:
+        """Return the serial plan of kernels."""
+        return self._make_plan(self.assign(chosen))
 
     def is_right(self, name: str, choice: int) -> bool:
         """Return whether the results of a choice with the fastest other kernels are right; it is checked once."""
         if choice == 0:
             return True
         if (name, choice) not in self._checked:
-            reason = self.find_fault(self.bind_kernels({name: choice}))
+            reason = self.bind_right(self.make_plan({name: choice}))[1]
             self._checked[name, choice] = not reason
             if reason:
                 self.removed.setdefault(name, {})[self.choices[name][1][choice].digest] = reason
         return self._checked[name, choice]
 
-    def find_fault(self, model: BoundModel) -> str:
-        """Return why a model may not answer calls; \"\" if its results are right. Its first calls are in a fork (ADR 0101)."""
-        fatal = find_fatal_end(lambda: [_run_once(model, sample) for sample in self._samples], self._limit_s)
-        if fatal:
-            return fatal
+    def bind_right(self, plan: ModelPlan) -> tuple[BoundModel | None, str]:
+        """Return a plan as a model, and ""; or None, and why it may not answer calls.
+
+        Its kernels are called in another process first (ADR 0101).
+        """
+        fault = self._checking.find_fault(plan, self._limit_s)
+        if fault:
+            return None, fault
+        model = self.bind(plan)
+        fault = self._find_difference(model)
+        return (None if fault else model), fault
+
+    def _find_difference(self, model: BoundModel) -> str:
+        """Return how results differ from those of the model in use; "" if they do not."""
         for sample, expected in zip(self._samples, self._expected, strict=True):
             try:
                 results = _run_once(model, sample)
@@ -373,12 +383,12 @@ def tune_kernels(
             """Whole calls decide: kernels that are the fastest themselves may slow others down."""
             models: dict[str, CpuCalls] = {"alone": choices.by_fastest}
             best = bests[SERIAL]
-            tuned = choices.bind_kernels(best)
-            return models | {SERIAL: tuned} if any(best.values()) and not choices.find_fault(tuned) else models
+            tuned = choices.bind_right(choices.make_plan(best))[0] if any(best.values()) else None
+            return models if tuned is None else models | {SERIAL: tuned}
 
         timer = _SampleTimer(choices.sample, time.perf_counter() + options.budget_s)
         opened = partial(open_index, choices.plan, cache, requests[0], options)
-        binders: dict[str, BindKernels] = {SERIAL: choices.bind_kernels}
+        binders: dict[str, BindKernels] = {SERIAL: lambda chosen: choices.bind(choices.make_plan(chosen))}
         best, _ = choose_kernels(choices, timer, opened, tuning, binders, find_finalists, budget_trials=options.budget_trials)
     return choices.assign(best), tuning
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Thread
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from roller_svc.errors import ArgumentError, IndexRangeError, LaunchError, RollerError, require
 from roller_svc.graph.inputs import Sample
@@ -43,6 +45,8 @@ DISTURBED_RATIO = 1.1  # of the first finalist's seconds to its least: such a ro
 MAX_REPEATED = 3 * CALLS
 LOWEST, APART = "lowest", "apart"  # places of tensors: shared by those that are not needed at once, or not
 IDLE_S = 0.1  # without a call, after which calls with random arrays are trials in the background
+FORKED = "the process is a fork of the one that explored"
+UNEXPECTED = "an error of the package ended exploring: its traceback is on the standard error"
 NEVER = 1 << 62  # samples that no value of an index has
 
 Explore = Callable[["OnlineTuning"], Callable[[], None] | None]  # returns what binds a better choice; None: there is none
@@ -90,9 +94,8 @@ def explore_online(
     def add_models(made: Mapping[str, ModelPlan]) -> None:
         """Bind plans by their names, if their results are right."""
         for name, plan in made.items():
-            model = choices.bind(plan)
-            fault = choices.find_fault(model)
-            if fault:
+            model, fault = choices.bind_right(plan)
+            if model is None:
                 choices.removed.setdefault("plan", {})[name] = fault
             else:
                 plans[name], models[name] = plan, model
@@ -102,8 +105,7 @@ def explore_online(
 
     def bind_kernels(kind: str, chosen: Mapping[str, int]) -> BoundModel | None:
         plan = make_plans(chosen).get(kind)
-        model = None if plan is None else choices.bind(plan)
-        return None if model is None or choices.find_fault(model) else model
+        return None if plan is None else choices.bind_right(plan)[0]
 
     def find_finalists(bests: Mapping[str, Mapping[str, int]]) -> dict[str, CpuCalls]:
         if any(any(best.values()) for best in bests.values()) or before.chosen or not choices.choices:
@@ -165,6 +167,7 @@ class OnlineTuning:
         self._state = EXPLORING
         self.found = Tuning(Node("parallel", ()), state=EXPLORING)
         wirer.on_first_call = self.start
+        _of_this_process.add(self)
 
     @property
     def state(self) -> str:
@@ -246,27 +249,49 @@ class OnlineTuning:
         self._switch(explores=True)
         self.start()
 
+    def stop_in_fork(self) -> None:
+        """Be stopped in a fork, which has no thread that explores. Where none has begun, only locks are renewed."""
+        self._condition = Condition()
+        self.building = BuildingProcess()
+        if self._thread is not None:
+            self._wirer.end_in_fork()
+            self._thread, self._is_stopped, self._state = None, True, STOPPED
+            self.found = Tuning(self.found.root, notes=[FORKED], state=STOPPED)
+
     def _run(self) -> None:
-        state = STOPPED
+        state, note = STOPPED, UNEXPECTED
         try:
             bind = self._explore(self)
             if not self._is_stopped and (bind is not None or MACHINE_BUSY not in self.found.notes):
                 if bind is not None:
                     bind()
                 state = COMMITTED
+            note = ""
         except IndexRangeError:
-            self.found.notes.append(OUT_OF_RANGE)
+            note = OUT_OF_RANGE
         except RollerError as error:
-            self.found.notes.append(error.message)
+            note = error.message
         except OSError as error:  # such as a full disk
-            self.found.notes.append(f"cannot build other kernels: {error.strerror}")
+            note = f"cannot build other kernels: {error.strerror}"
         finally:
+            self.found.notes += [note] if note else []
             self._wirer.end()
             self._switch(explores=False)
             with self._condition:
                 self._state = self.found.state = state
                 self._thread = None
                 self._condition.notify_all()
+
+
+_of_this_process: WeakSet[OnlineTuning] = WeakSet()
+
+
+def _stop_in_fork() -> None:
+    for tuning in list(_of_this_process):
+        tuning.stop_in_fork()
+
+
+os.register_at_fork(after_in_child=_stop_in_fork)
 
 
 class CallTimer:

@@ -44,7 +44,8 @@ class _Offer:
 class Wirer:
     """A model whose calls measure others that compute the same. Calls may overlap.
 
-    A model that fails in a call, or gives a NaN that the model itself does not give, does not answer it.
+    A model that fails in a call, or gives a NaN that the model itself does not give, does not answer it. A call with arrays
+    of others than numpy in `out`, or beside it, measures nothing: what they share is not known.
     """
 
     def __init__(self, load: Callable[[], CpuModel], share: float = 0.5, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -95,7 +96,9 @@ class Wirer:
 
     def run(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> Results:
         """Return the outputs by name, as CpuModel.run does."""
-        offer = self._take()
+        offer = self._take(
+            may_measure=out is None or all(isinstance(each, np.ndarray) for each in (*arrays.values(), *out.values()))
+        )
         try:
             if offer is not None:
                 return self._measure(offer, arrays, out)
@@ -140,13 +143,23 @@ class Wirer:
         with self._condition:
             self._is_ended = False
 
-    def _take(self) -> _Offer | None:
+    def end_in_fork(self) -> None:
+        """Measure nothing more in a fork, which has no thread that measures, nor one that holds a lock."""
+        self._condition, self._offer, self._is_ended, self._running = Condition(), None, True, 0
+
+    def _take(self, *, may_measure: bool) -> _Offer | None:
         """Return what a call measures: the offer, unless another call does, or too many calls have measured."""
         with self._condition:
             self._calls += 1
             self._running += 1
             offer = self._offer
-            if offer is None or offer.is_taken or self._is_ended or self._measured + 1 > self._share * self._calls:
+            if (
+                not may_measure
+                or offer is None
+                or offer.is_taken
+                or self._is_ended
+                or self._measured + 1 > self._share * self._calls
+            ):
                 return None
             offer.is_taken = True
             self._measured += 1
@@ -165,12 +178,13 @@ class Wirer:
 
     def _answer(self, offer: _Offer, arrays: Mapping[str, Any], out: Mapping[str, Any] | None) -> tuple[Results, TimedCall]:
         names = [name for name, _ in self.model.plan.states]
+        inputs = arrays if out is None else _keep_inputs(arrays, out)
         before = {name: np.array(out[name]) for name in names if out is not None and name in out}
 
         def answer_by_model(reason: str) -> tuple[Results, TimedCall]:
             for name, array in before.items():
                 np.copyto((out or {})[name], array)
-            return self.model.run(arrays, out), TimedCall(0.0, failure=reason)
+            return self.model.run(inputs, out), TimedCall(0.0, failure=reason)
 
         start = self._clock()
         try:
@@ -185,6 +199,14 @@ class Wirer:
         if all(np.array_equal(np.isnan(measured[name]), np.isnan(array)) for name, array in results.items()):
             return results, TimedCall(seconds, moments)
         return results, failed
+
+
+def _keep_inputs(arrays: Mapping[str, Any], out: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs, with copies of those that a call may write to."""
+    return {
+        name: array.copy() if any(np.may_share_memory(array, written) for written in out.values()) else array
+        for name, array in arrays.items()
+    }
 
 
 def _has_nan(array: Array) -> bool:

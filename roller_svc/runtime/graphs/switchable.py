@@ -103,6 +103,7 @@ class SwitchableModel:
         for kernel in kernels:
             check_features(kernel)
         self.name = name
+        self.binary = binary
         self.library = load_library(binary, name)
         weakref.finalize(self, unload_library, self.library._handle).atexit = False
         self.weights = weights

@@ -6,7 +6,9 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +164,66 @@ def test_a_full_disk_leaves_the_model_as_it_was(cache: Path, monkeypatch: pytest
     assert tuning_of(model).wait(60)
     assert (tuning_of(model).state, tuning_of(model).notes) == ("stopped", [f"cannot build other kernels: {os.strerror(28)}"])
     np.testing.assert_array_equal(model(x=X)["y"], expected)
+
+
+def test_any_end_of_the_thread_has_a_note(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(_: BuildingProcess, requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
+        assert begin.wait(60)
+        raise TypeError("unexpected")
+
+    begin, raised = threading.Event(), list[Any]()
+    monkeypatch.setattr(online.BuildingProcess, "build", build)
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    model = compiled(tune="background")
+    model(x=X)
+    thread = tuning_of(model)._thread
+    assert thread is not None
+    begin.set()
+    thread.join(60)
+    assert [each.exc_type for each in raised] == [TypeError]
+    assert tuning_of(model).wait(0)
+    assert (tuning_of(model).state, tuning_of(model).notes) == ("stopped", [online.UNEXPECTED])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # which is what is tested
+def test_a_fork_serves_the_model_as_it_is_and_leaves_the_process_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_program(monkeypatch, "import time; time.sleep(600)")
+    model = compiled(tune="background")
+    tuning, expected = tuning_of(model), model(x=X)["y"].copy()
+    while tuning.building._process is None:
+        threading.Event().wait(0.01)
+    fork = os.fork()
+    if fork == 0:
+        status = 1
+        try:
+            assert building._one_at_a_time.acquire(blocking=False)
+            assert np.array_equal(model(x=X)["y"], expected)
+            assert tuning.wait(0)
+            tuning.commit()
+            tuning.stop()
+            weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # as at an exit of Python
+            status = 0 if (tuning.state, tuning.notes) == ("stopped", [online.FORKED]) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+    assert tuning.state == "exploring"
+    assert tuning.building._process.poll() is None
+    assert list(Path(tempfile.gettempdir()).glob("roller-build-*"))
+    tuning.stop()
+    assert tuning.wait(60)
+
+
+def test_a_stop_by_the_thread_that_starts_the_process_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = BuildingProcess()
+    start = building.start_program
+
+    def stop_meanwhile(*arguments: Any) -> Any:
+        process.stop()
+        return start(*arguments)
+
+    monkeypatch.setattr(building, "start_program", stop_meanwhile)
+    with pytest.raises(BuildServiceError, match=ENDED):
+        next(process.build([REQUEST]))
 
 
 def test_no_process_starts_after_a_stop() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -27,7 +25,8 @@ from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
-from roller_svc.graph.wiring import kernels
+from roller_svc.graph.wiring import checking, kernels
+from roller_svc.graph.wiring.child import PREPARE
 from roller_svc.graph.wiring.index import Origin, ProfileIndex
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning, choose_kernels
 from roller_svc.graph.wiring.tree import Node, Variable
@@ -162,18 +161,14 @@ def test_kernels_with_wrong_results_are_not_bound(measures: Measures, cache: Ker
 def test_kernels_that_crash_or_hang_are_not_bound(
     measures: Measures, cache: KernelCache, monkeypatch: pytest.MonkeyPatch, end: str, reason: str
 ) -> None:
-    plain, fastest = kernels._run_once, list[list[str]]()
-
-    def run_once(model: CpuCalls, sample: Sample) -> dict[str, Any]:
-        keys = [kernel.source.key for kernel in model.plan.kernels]
-        if not fastest:
-            fastest.append(keys)
-        if keys != fastest[0]:
-            ctypes.string_at(0) if end == "crash" else threading.Event().wait()
-        return plain(model, sample)
-
-    monkeypatch.setattr(kernels, "_run_once", run_once)
-    monkeypatch.setattr(kernels, "HANG_S", 0.2)
+    ends = "ctypes.string_at(0)" if end == "crash" else "threading.Event().wait()"
+    program = (
+        "import ctypes, threading; from roller_svc.graph.wiring import checking; "
+        "from roller_svc.runtime.graphs.switchable import BoundModel; "
+        f"BoundModel.run = lambda *_: {ends}; checking.answer_checks(int(sys.argv[2]))"
+    )
+    monkeypatch.setattr(checking, "_PROGRAM", PREPARE + program)
+    monkeypatch.setattr(kernels, "HANG_S", 60.0 if end == "crash" else 0.2)
     monkeypatch.setattr(kernels, "HANG_RATIO", 0.0)
     built = build(cache)
     assert built.tuning is not None

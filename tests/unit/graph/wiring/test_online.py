@@ -164,6 +164,43 @@ def test_a_candidate_that_fails_or_gives_nan_does_not_answer(clock: Clock, fault
     assert len(tuning.notes) == 2
 
 
+@pytest.mark.parametrize("fault", [fail, lambda: "nan"])
+def test_a_call_that_writes_to_its_inputs_is_answered_from_those_of_before(clock: Clock, fault: Callable[[], Any]) -> None:
+    class InPlace(Model):
+        def run(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+            self.calls += 1
+            assert out is not None
+            out["y"][:] = arrays["x"] * 2
+            if self.fault() == "nan":
+                out["y"][:] = np.nan
+            return dict(out)
+
+    default: Any = InPlace(clock, 1.0)
+    bad: Any = InPlace(clock, 0.1, fault=fault)
+    wirer = Wirer(lambda: default, 1.0, clock)
+    tuning = tune(wirer, lambda tuning: tuning.timer.time_kernels(bad) and None)
+    while tuning.state == "exploring":
+        x = X.copy()
+        assert wirer.run({"x": x}, {"y": x})["y"] is x
+        np.testing.assert_array_equal(x, X * 2)
+    assert bad.calls == 1
+
+
+def test_a_call_whose_arrays_are_not_known_to_be_apart_is_no_trial(clock: Clock) -> None:
+    default: Any = Model(clock, 1.0)
+    other: Any = Model(clock, 0.5)
+    wirer = Wirer(lambda: default, 1.0, clock)
+    tuning = tune(wirer, lambda tuning: tuning.timer.time_kernels(other) and None)
+    wirer.run({"x": X})
+    while wirer._offer is None:
+        threading.Event().wait(0.001)
+    wirer.run({"x": X.tolist()}, {"s": np.zeros(4)})
+    assert (other.calls, tuning.state) == (0, "exploring")
+    wirer.run({"x": X}, {"s": np.zeros(4)})
+    assert tuning.wait(60)
+    assert other.calls == 1
+
+
 def test_a_nan_that_the_model_gives_too_is_an_answer(clock: Clock) -> None:
     default: Any = Model(clock, 1.0, fault=lambda: "nan")
     other: Any = Model(clock, 0.5, fault=lambda: "nan")
