@@ -163,6 +163,7 @@ REFUSED = (
     (SCATTER, "", "schedule-launch", "two stages", "without a schedule"),
     (SCALAR, "", "schedule-launch", "two stages", "without a schedule"),
     (BLUR, "", "schedule-launch", "without blocks", "B: block y"),
+    (program("o[] = A[] + 1.0", A="float32"), "", "schedule-launch", "without blocks", "has no loop to run on blocks"),
     (BLUR, "B: block y\nB: parallel x", "schedule-launch", "is parallel", "block or thread"),
     (BLUR, "B: thread y\nB: thread x", "schedule-launch", "without blocks", "B: block y"),
     (
