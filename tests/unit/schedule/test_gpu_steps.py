@@ -224,7 +224,7 @@ REFUSED = (
         BLUR,
         f"B: split x 3\nB: block y\nB: thread x.inner\nB: reorder y x.inner x.outer\n{BX_INSIDE}x.outer\nbx: store_in shared",
         "schedule-barrier",
-        "divergent",
+        "divergent control flow: threads disagree on a condition or loop around it, as where they share a tile of an extent",
         None,
     ),
     (
