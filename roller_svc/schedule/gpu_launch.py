@@ -88,7 +88,9 @@ def _check_launch(nests: Nests, root: Function, members: list[Function], hw: Har
         raise ScheduleError(
             f"{root.name} is a launch of {hw.id} without blocks",
             code=LAUNCH_CODE,
-            hint=f"{root.name}: block {nest.loops[0].name}" if nest.loops else None,
+            hint=f"{root.name}: block {nest.loops[0].name}"
+            if nest.loops
+            else "it has no loop to run on blocks: compile the program without a schedule",
         )
     if (grid := _extent(blocks)) > MAX_GRID_BLOCKS:
         raise ScheduleError(f"{root.name} has too many blocks: expected at most {MAX_GRID_BLOCKS}, got {grid}", code=LAUNCH_CODE)

@@ -343,7 +343,11 @@ class _Verifier:
         known = {"warp": self.warp, "warpgroup": WARPGROUP_THREADS}
         uneven = any(threads not in known or alike % known[threads] for alike in self.widths)
         if uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.scopes.loops):
-            raise ScheduleError(f"{threads}-collective node in divergent control flow", code="schedule-barrier")
+            raise ScheduleError(
+                f"{threads}-collective node in divergent control flow: threads disagree on a condition or loop around it, "
+                "as where they share a tile of an extent that a split does not divide",
+                code="schedule-barrier",
+            )
 
     def _lanes(self, node: HorizontalReduce | WarpReduce | WarpScan) -> None:
         """Check a reduction over lanes of a vector, or over threads: their values must be in registers."""

@@ -163,6 +163,7 @@ REFUSED = (
     (SCATTER, "", "schedule-launch", "two stages", "without a schedule"),
     (SCALAR, "", "schedule-launch", "two stages", "without a schedule"),
     (BLUR, "", "schedule-launch", "without blocks", "B: block y"),
+    (program("o[] = A[] + 1.0", A="float32"), "", "schedule-launch", "without blocks", "has no loop to run on blocks"),
     (BLUR, "B: block y\nB: parallel x", "schedule-launch", "is parallel", "block or thread"),
     (BLUR, "B: thread y\nB: thread x", "schedule-launch", "without blocks", "B: block y"),
     (
@@ -223,7 +224,7 @@ REFUSED = (
         BLUR,
         f"B: split x 3\nB: block y\nB: thread x.inner\nB: reorder y x.inner x.outer\n{BX_INSIDE}x.outer\nbx: store_in shared",
         "schedule-barrier",
-        "divergent",
+        "divergent control flow: threads disagree on a condition or loop around it, as where they share a tile of an extent",
         None,
     ),
     (
