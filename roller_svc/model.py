@@ -1049,10 +1049,13 @@ def _model(
             model._adopt(changed)
             return loaded
 
-    for number, (_, each) in enumerate(built):
-        if each.online is not None:
-            tuning = _explore_bucket(model, number, each, each.online, adopt)
-            model.tuning = tuning if number == 0 else model.tuning
+    explored = [
+        _explore_bucket(model, number, each, each.online, adopt)
+        for number, (_, each) in enumerate(built)
+        if each.online is not None
+    ]
+    if explored:
+        model.tuning, *explored[0].others = explored
     return model
 
 

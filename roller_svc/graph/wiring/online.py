@@ -158,6 +158,7 @@ class OnlineTuning:
         """
         self.timer = CallTimer(self, wirer)
         self.building = BuildingProcess()
+        self.others: list[OnlineTuning] = []  # of other buckets, which are stopped, committed and waited for with this one
         self._switch = switch
         self._wirer = wirer
         self._explore = explore
@@ -171,8 +172,8 @@ class OnlineTuning:
 
     @property
     def state(self) -> str:
-        """The state: exploring, committed or stopped."""
-        return self._state
+        """The state: exploring, committed or stopped. It is exploring while any bucket is."""
+        return EXPLORING if any(each.state == EXPLORING for each in self.others) else self._state
 
     @property
     def is_stopped(self) -> bool:
@@ -218,12 +219,15 @@ class OnlineTuning:
 
     def commit(self) -> None:
         """Bind the best choice so far, and return when it is bound."""
-        self.start()
-        self._wirer.end()
+        for each in (self, *self.others):
+            each.start()
+            each._wirer.end()
         self.wait()
 
     def stop(self) -> None:
         """End exploring. Calls run the model as it was compiled."""
+        for each in self.others:
+            each.stop()
         with self._condition:
             self._is_stopped = True
             if self._thread is None and self._state == EXPLORING:
@@ -234,20 +238,27 @@ class OnlineTuning:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the model explores no more; return whether it does. Trials online need calls by other threads."""
+        end_s = math.inf if timeout is None else time.monotonic() + timeout
+        return all(each._wait_alone(end_s) for each in (self, *self.others))
+
+    def _wait_alone(self, end_s: float) -> bool:
         self.start()
         with self._condition:
-            return self._condition.wait_for(lambda: self._state != EXPLORING, timeout)
+            left_s = None if end_s == math.inf else max(0.0, end_s - time.monotonic())
+            return self._condition.wait_for(lambda: self._state != EXPLORING, left_s)
 
     def reopen(self) -> None:
         """Explore again, from nothing."""
         with self._condition:
-            if self._state == EXPLORING:
+            if self.state == EXPLORING:
                 raise ArgumentError("a model that explores cannot be reopened: expected it committed or stopped")
             self._thread, self._is_stopped, self._state = None, False, EXPLORING
             self.building = BuildingProcess()
         self._wirer.resume()
         self._switch(explores=True)
         self.start()
+        for each in self.others:
+            each.reopen()
 
     def stop_in_fork(self) -> None:
         """Be stopped in a fork, which has no thread that explores. Where none has begun, only locks are renewed."""

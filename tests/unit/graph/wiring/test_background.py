@@ -201,7 +201,8 @@ def test_a_fork_serves_the_model_as_it_is_and_leaves_the_process_alone(cache: Pa
             assert tuning.wait(0)
             tuning.commit()
             tuning.stop()
-            weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # as at an exit of Python
+            finalize: Any = weakref.finalize
+            finalize._exitfunc()  # as at an exit of Python
             status = 0 if (tuning.state, tuning.notes) == ("stopped", [online.FORKED]) else 2
         finally:
             os._exit(status)

@@ -289,6 +289,30 @@ def test_a_commit_measures_without_users_and_a_stop_binds_nothing(clock: Clock, 
     assert unused.wait(0)
 
 
+def test_the_tuning_of_a_first_bucket_waits_for_all_and_stops_all(clock: Clock) -> None:
+    default: Any = Model(clock, 1.0)
+    go = threading.Event()
+    first, second, third = (
+        tune(Wirer(lambda: default, 1.0, clock), explore)
+        for explore in (lambda _: None, lambda _: go.wait(60) and None, lambda _: None)
+    )
+    first.others = [second, third]
+    assert not first.wait(0.2)
+    assert (first._state, first.state, third._thread) == ("committed", "exploring", None)
+    go.set()
+    assert first.wait(60)
+    assert [each.state for each in (first, second, third)] == ["committed"] * 3
+    go.clear()
+    first.reopen()
+    first.stop()
+    go.set()
+    assert first.wait(60)
+    assert second.state == "stopped"
+    first.reopen()
+    first.commit()
+    assert [each.state for each in (first, second, third)] == ["committed"] * 3
+
+
 def test_no_trial_begins_after_the_budget(clock: Clock) -> None:
     model: Any = Model(clock, 1.0)
     tuning = tune(Wirer(lambda: model, 1.0, clock), lambda _: None)
