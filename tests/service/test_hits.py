@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import gzip
 import json
 import re
 import socket
@@ -94,7 +95,7 @@ class Service:
         monkeypatch.setattr(state.hits, "find", counted)
 
     def ask(self, sent: Sent) -> tuple[list[bytes], bytes]:
-        """The head's lines but the date, and the content of an answer; its time is replaced."""
+        """The head's lines but the date, and the content of an answer, expanded; its time is replaced."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60.0) as connection:
             connection.sendall(sent.encode(self.port))
             answer = b""
@@ -103,6 +104,9 @@ class Service:
             answer = answer or answer_of(connection)
         head, _, content = answer.partition(b"\r\n\r\n")
         lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"date:")]
+        if b"content-encoding: gzip" in lines:  # the length is of compressed text with the time
+            content = gzip.decompress(content)
+            lines = [line for line in lines if not line.startswith(b"content-length:")]
         return lines, TIME.sub(b'"create_time":""', content)
 
     def hit(self, sent: Sent) -> bool:
