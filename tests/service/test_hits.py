@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import gzip
+import hashlib
 import json
 import re
 import socket
