@@ -1,6 +1,6 @@
 """Make the first calls of plans in a process of its own: kernels that crash or do not return end that process alone.
 
-Constants that are no integers are zeros there: they choose no address, and zeros that nobody writes take no memory.
+Constants of other types than integers are zeros there: they choose no address, and zeros that nobody writes take no memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROGRAM = PREPARE + "from roller_svc.graph.wiring.checking import answer_checks
 
 @dataclass(frozen=True, slots=True)
 class SwitchableProgram:
-    """What a process loads a switchable model from."""
+    """The parts of a switchable model that another process loads."""
 
     name: str
     binary: bytes
@@ -67,7 +67,7 @@ class CheckingProcess:
     """A process that makes first calls. It starts when it is first needed, and again after an end."""
 
     def __init__(self, program: SwitchableProgram, samples: int) -> None:
-        """Prepare to start it, to call each plan with so many random inputs."""
+        """Prepare to start it, to call each plan with this number of random inputs."""
         self._program = program
         self._samples = samples
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,12 +84,12 @@ class CheckingProcess:
             except OSError:
                 return ""
             weakref.finalize(self, _end, self._process, os.getpid())
-            fault = self._ask((self._program, self._samples), START_S)
+            fault = self._find_answer((self._program, self._samples), START_S)
             if fault:
                 return f"first calls cannot be made: {fault}"
-        return self._ask((plan, get_num_threads(0)), limit_s)
+        return self._find_answer((plan, get_num_threads(0)), limit_s)
 
-    def _ask(self, question: object, limit_s: float) -> str:
+    def _find_answer(self, question: object, limit_s: float) -> str:
         """Return the answer of the process. It ends if it gives none."""
         process = self._process
         assert process is not None
