@@ -25,6 +25,7 @@ from roller_svc.farm.database.connect import Database
 from roller_svc.service import key_cache
 from roller_svc.service.access import OPEN_PATHS, RequiredScope, needs_key, routes_of
 from roller_svc.service.app import create_app
+from roller_svc.service.routes.page import FOLDER
 from roller_svc.settings import Settings
 
 ENVIRONMENT_KEY = "key-of-the-environment"
@@ -94,7 +95,7 @@ def test_the_table_of_scopes_is_the_one_of_the_page(app: FastAPI) -> None:
 
 def example(path: str) -> str:
     values = {"operation_id": "x", "device_id": "local", "digest": "sha256:" + "0" * 64, "kind": "source"}
-    return path.format(**values)
+    return path.format(**values, name=next(FOLDER.glob("*.js")).name)
 
 
 def request(client: Client, method: str, path: str) -> Response:

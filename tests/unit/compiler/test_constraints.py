@@ -67,7 +67,7 @@ def test_what_excludes_a_demand_gives_way() -> None:
     streamed = best(large, stream_k=7)
     assert (streamed.pipeline.stream_k_blocks, streamed.pipeline.raster) == (7, 1)
     few = replace(AMPERE, num_cores=5)
-    _, construction = rank_units(SMALL, few, 1, ScheduleConstraints(op_class=OpClass.MMA, tiles=(("split_k", 3),)))
+    _, construction = rank_units(SMALL, few, 1, ScheduleConstraints(op_class=OpClass.MMA))
     assert any(program.pipeline.stream_k_blocks for program in construction.programs)
     assert best(SMALL, few, split_k=3).pipeline.stream_k_blocks == 0
 

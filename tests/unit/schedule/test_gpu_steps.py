@@ -142,7 +142,7 @@ def test_a_shared_tile_that_no_loop_distributes_is_made_by_one_thread() -> None:
 
 
 BX_INSIDE = "bx: compute_root\nbx: compute_at B "
-ROWS = program("s[r] +=! A[r, c]; o[r, c] = A[r, c] / s[r]", A="float32 8 16")
+DIVIDED = program("s[r] +=! A[r, c]; o[r, c] = A[r, c] / s[r]", A="float32 8 16")
 ROWS_IN_MEMORY = "s: compute_at o r\ns: store_root\n"
 SQUARE = program("b[i, j] = a[j, i] + a[i, j]", a="float32 512 512")
 SMALL_SQUARE = program("b[i, j] = a[j, i] + a[i, j]", a="float32 256 256")
@@ -155,7 +155,7 @@ ACCEPTED = (
         "s: compute_at o i\nt: compute_at o i\nA: cache s.update i stack\nB: cache t.update i stack\no: block i",
     ),  # one after the other
     (program("b[i] = a[i] + 1.0", a="float32 4096"), "b: split i 512\nb: block i.outer\nb: vectorise i.inner"),
-    (ROWS, "o: split r 2\no: block c\ns: compute_at o r.inner\ns: store_at o r.outer"),  # blocks inside have tiles of their own
+    (DIVIDED, "o: split r 2\no: block c\ns: compute_at o r.inner\ns: store_at o r.outer"),  # blocks inside have tiles of their own
 )
 REFUSED = (
     (program("b[i, j] = a[i, j]", a="int8 65536 40000"), "b: block i\nb: block j", "schedule-launch", "too many blocks", None),
@@ -204,10 +204,10 @@ REFUSED = (
         "smaller factor",
     ),
     (MATMUL, "C.update: thread k", "schedule-dependence", "same elements", None),
-    (ROWS, f"{ROWS_IN_MEMORY}o: block c", "schedule-dependence", "each block of c of o would write all of s", "s: store_at o r"),
-    (ROWS, f"o: block r\no: thread c\n{ROWS_IN_MEMORY}", "schedule-dependence", "r, which is block", "compute_root"),
+    (DIVIDED, f"{ROWS_IN_MEMORY}o: block c", "schedule-dependence", "each block of c of o would write all of s", "s: store_at o r"),
+    (DIVIDED, f"o: block r\no: thread c\n{ROWS_IN_MEMORY}", "schedule-dependence", "r, which is block", "compute_root"),
     (
-        ROWS,
+        DIVIDED,
         f"o: split c 4\no: thread c.inner\n{ROWS_IN_MEMORY}",
         "schedule-dependence",
         "each thread of c.inner of o would write all of s",
