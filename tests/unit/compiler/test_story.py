@@ -21,7 +21,7 @@ from roller_svc.verify.corpus import Case, Run, case_request, parse_cases
 
 PUBLIC = Path(__file__).parents[3] / "bench" / "data" / "public.json"
 TARGETS = ("nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "amd-mi300x", "cpu-x86-avx512")
-QUICK_CASES, ALL_CASES = 240, 1  # one of so many
+QUICK_CASES, MORE_CASES = 240, 20  # one of so many
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
 WIDE = {"A": ("bfloat16", (4096, 64)), "B": ("bfloat16", (64, 4096))}
 FEW_ROWS = {"A": ("float16", (1, 4096)), "B": ("float16", (4096, 4096))}
@@ -103,8 +103,8 @@ def test_public_cases_tell_where_their_tiles_are_from_and_what_they_cost(target:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_public_case_tells_where_its_tiles_are_from(target: str) -> None:
-    for case in public_cases(ALL_CASES):
+def test_more_public_cases_tell_where_their_tiles_are_from(target: str) -> None:
+    for case in public_cases(MORE_CASES):
         try:
             story = explain_request(request_of(case, target))
         except NoCandidateError:
