@@ -222,7 +222,8 @@ def _model(options: argparse.Namespace) -> Model:
     if _is_saved(options):
         return load_model(path, runtime)
     if server := common.server_url(options):
-        bundle = remote.model_bundle(options, server, graph_options(options))
+        tuning = {"tune": "now", "tune_options": _tune_options(options)} if options.kind == "tune" else {}
+        bundle = remote.model_bundle(options, server, graph_options(options, **tuning))
         with tempfile.TemporaryDirectory(prefix="roller-") as folder:
             remote.unpack(bundle, Path(folder))
             return load_model(folder, runtime)
@@ -288,16 +289,14 @@ def _estimated(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return facts, f"{text}\n\n{show.format_table(('uses', 'estimate', 'program'), rows)}"
 
 
-def graph_options(options: argparse.Namespace) -> GraphOptions:
-    """Return the options of the request to a service. Raises ArgumentError."""
+def graph_options(options: argparse.Namespace, **more: object) -> GraphOptions:
+    """Return the options of the request to a service, with more fields. Raises ArgumentError."""
     types = {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in _types(options).items()}
     constants = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in _constants(options).items()}
     fields = {
         "threads": options.threads, "plan": options.plan, "dims": _dims(options) or {}, "inputs": types,
-        "constants": constants, "states": _states(options), **common.option_values(options, NamedOptions),
+        "constants": constants, "states": _states(options), **common.option_values(options, NamedOptions), **more,
     }  # fmt: skip
-    if options.kind == "tune":
-        fields |= {"tune": "now", "tune_options": _tune_options(options)}
     return remote.validate_body(GraphOptions, fields)
 
 
