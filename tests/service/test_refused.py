@@ -82,7 +82,6 @@ def test_a_form_of_another_page_is_no_request(client: Client, media: str | None)
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
         "/v1/version",
         "//healthz",
         "/healthz/",

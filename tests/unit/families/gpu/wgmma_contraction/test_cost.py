@@ -147,8 +147,8 @@ def test_overlapped_results_share_the_last_cache_with_loads(layout: str, shape: 
     in_turn = [c for c in best(found, 40) if c.program.pipeline.pingpong]
     assert in_turn
     for candidate in in_turn:
-        loads_s = {stage.name: stage.seconds for stage in candidate.estimate.stages}["l2"]
-        assert candidate.estimate.seconds >= loads_s + results_s
+        moves_s = {stage.name: stage.seconds for stage in candidate.estimate.stages}["l2"]
+        assert candidate.estimate.seconds >= moves_s > results_s
 
 
 def test_long_mainloops_and_few_tiles_have_no_ping_pong() -> None:
@@ -163,8 +163,9 @@ def test_pairs_of_blocks_ask_less_of_the_last_cache() -> None:
     (pair,) = best(found)
     alone = pair.program.with_pipeline(cluster=(1, 1))
     again = prepare_model(found, H200, alone.unit).estimate(alone)
-    asked = {stage.name: stage.seconds for stage in again.stages}["l2"]
-    assert asked == pytest.approx(1.5 * {s.name: s.seconds for s in pair.estimate.stages}["l2"])
+    results_s = 2 * 8192**2 / H200.level("l2").bandwidth_bytes_per_s
+    alone_s, pair_s = ({s.name: s.seconds for s in each.stages}["l2"] - results_s for each in (again, pair.estimate))
+    assert alone_s == pytest.approx(1.5 * pair_s)
     assert again.seconds > pair.estimate.seconds
 
 
