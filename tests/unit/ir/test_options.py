@@ -54,10 +54,10 @@ SIGNATURES = [
         "tiles": None, "schedule": None, "constants": (), "donate": (), "strict": False,
     }),
     (roller_svc.compile_model, SEARCH | {"plan": "auto", "runtime": "auto", "dims": None, "constants": None, "states": None,
-                                         "name": None, "tune": "off", "tune_options": None, "devices": None, "across": "merged",
+                                         "name": None, "tune": None, "tune_options": None, "devices": None, "across": "merged",
                                          "order": "dataflow", "sink": "auto"}),
     (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "states": None, "name": None}),
-    (roller_svc.estimate, COMMON | {"donate": (), "strict": False}),
+    (roller_svc.estimate, COMMON | {"constants": (), "winograd": "auto", "donate": (), "strict": False}),
 ]  # fmt: skip
 
 
