@@ -10,15 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache
-from typing import Any, NewType, TypedDict, get_args, get_type_hints
+from typing import Any, Self, TypedDict, get_args, get_type_hints
 
 from roller_svc.ir.constraints import TILE_FIELDS, OpClass, ScheduleConstraints, WinogradMode
 
 InputNames = tuple[str, ...]
 Tiles = tuple[tuple[str, int], ...]  # (public option, value); see TILE_FIELDS
-ScheduleText = NewType("ScheduleText", str)  # canonical text of a schedule by hand: schedule/step_text.py
 LAUNCHERS = ("ctypes", "cupy", "torch", "cpp")  # of saved kernels and models, by what the caller has
 HOST_LAUNCHERS = tuple(name for name in LAUNCHERS if name != "cupy")  # of code for CPUs
+
+
+class ScheduleText(str):
+    """Canonical text of a schedule by hand (schedule/step_text.py). Equal ones are equal, however they were written."""
+
+    written: object  # the text, document or steps that it was read from: errors name its lines
+
+    def __new__(cls, text: str, written: object = None) -> Self:
+        schedule = super().__new__(cls, text)
+        schedule.written = text if written is None else written
+        return schedule
 
 
 class SelectionMode(Enum):
