@@ -74,9 +74,10 @@ from roller_svc.ir.quantities import format_seconds
 from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
 from roller_svc.modes.events import Event
-from roller_svc.modes.loading import gpu_model, load_built
+from roller_svc.modes.loading import load_built, load_variant
 from roller_svc.modes.mixed import DATAFLOW, ORDERS, MixedModel, MixedSteps, build_parts
 from roller_svc.modes.registration import register_python_ops
+from roller_svc.modes.saved import MixedBundle, is_mixed, load_mixed, save_mixed
 from roller_svc.modes.stepping import PrepareSteps, Stepper, prepare_steps
 from roller_svc.runtime.binding import ELEMENT_ALIGNMENT, Array, Binding, NumpyArrays, check_names
 from roller_svc.runtime.graphs.buffers import bind_call, call_buffers
@@ -438,11 +439,18 @@ class Model:
             launcher: also write launch.py, for callers that have some of ctypes and torch. A model for an NVIDIA device has
                 "cpp" alone: model.h, model_host.c and plan.bin, a program for the CUDA driver.
         """
-        if self._variants[0].mixed is not None:
-            raise ArgumentError(
-                "a model over several devices cannot be saved", code="not-saveable", hint="save the models of its subgraphs"
-            )
         launchers = [launcher] if isinstance(launcher, str) else list(launcher)
+        loaded = self._variants[0].loaded if self._variants[0].mixed is not None else None
+        if isinstance(loaded, MixedModel):
+            if launchers:
+                raise ArgumentError(
+                    "launchers are of models for one device",
+                    code="unknown-launcher",
+                    hint="roller_svc.load_model loads the folder",
+                )
+            kernels = tuple(self._kernel_bundles[position] for position in self._variants[0].kernels)
+            mixed = MixedBundle(self.digest, self.name, self.target, loaded.program, kernels, self.report)
+            return save_mixed(loaded, mixed, folder, model_header)
         if launchers and not self._variants[0].binary:
             check_model_launchers(launchers, self.target, hardware.load(self.target).family)
         variants = tuple(
@@ -627,7 +635,11 @@ def compile_model(
     spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
     if any(place_nodes(graph, labels, spec) is not None for graph in graphs):
         if len(graphs) > 1 or tune not in (None, TUNE_KINDS[0]) or not isinstance(plan, str):
-            raise ArgumentError("a model over several devices has one bucket, and no tuning or plan by hand", code="invalid-option")
+            raise ArgumentError(
+                "a model over several devices has one bucket, and no tuning or plan by hand",
+                code="invalid-option",
+                hint='compile a model for each extent, as dims={"batch": 1}, with tune="off"' if len(graphs) > 1 else None,
+            )
         calibrate_at_first_use((target_id,), log.warning)
         chosen = _options(target_id, threads, plan, checked)
         model = _mixed_model(graphs[0], labels, weights, chosen, cache, runs_in, across, order)
@@ -684,10 +696,10 @@ def _mixed_model(
     placed = require(place_nodes(replace(graph, states=()), labels, options.hardware), "second device")
     placed = replace(placed, graph=remove_dead_nodes(placed.graph))
     parts = build_parts(placed, graph.states, weights, options, cache, runtime, across, order)
-    bundles = {bundle.digest: bundle for each in parts.built.values() for bundle in each.kernels}
-    positions = {digest: position for position, digest in enumerate(bundles)}
-    kernels = tuple(positions[bundle.digest] for each in parts.built.values() for bundle in each.kernels)
-    content = json.dumps([options.name, parts.plan.to_json(), plan_to_json(parts.caller), list(bundles), order])
+    listed = tuple(bundle for each in parts.built.values() for bundle in each.kernels)
+    content = json.dumps(
+        [options.name, parts.plan.to_json(), plan_to_json(parts.caller), list(dict.fromkeys(each.digest for each in listed)), order]
+    )
     digits = hashlib.sha256(content.encode()).hexdigest()
     name = options.name or default_name(digits)
     copies_s = sum(copy.seconds for copy in parts.plan.copies)
@@ -702,16 +714,26 @@ def _mixed_model(
     def prepare(*, fused: bool) -> Stepper:
         return MixedSteps(parts, replace(options, fuse=fused and options.fuse), cache)
 
-    variant = _Variant(
-        (), name, parts.caller, kernels, lambda: MixedModel(parts), b"", runtime, prepare, parts.plan
-    )  # fmt: skip
     report = {
         "plan": across, "plan_seconds": {across: parts.plan.seconds}, "plan_is_measured": False,
         "threads": options.hardware.num_cores if options.hardware.family is TargetKind.CPU else None,
         "order": order, "sinks": _sinks_of(parts.plan),
         "passes": [], "seconds": {}, "classes": [], "buckets": [], "lowerings": {}, "cache": {},
     }  # fmt: skip
-    return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), (variant,), report)
+    bundle = MixedBundle(f"sha256:{digits}", name, options.hardware.id, parts.program, listed, report)
+    return _join_parts(bundle, prepare)
+
+
+def _join_parts(bundle: MixedBundle, prepare: PrepareSteps | None) -> Model:
+    """Return the model of subgraphs, which are loaded at the first call."""
+    kernels = {kernel.digest: kernel for kernel in bundle.kernels}
+    positions = {digest: position for position, digest in enumerate(kernels)}
+    program = bundle.program
+    variant = _Variant(
+        (), bundle.name, program.caller, tuple(positions[kernel.digest] for kernel in bundle.kernels),
+        lambda: MixedModel(program), b"", program.runtime, prepare, program.plan,
+    )  # fmt: skip
+    return Model(bundle.digest, bundle.name, bundle.target, tuple(kernels.values()), (variant,), bundle.report)
 
 
 def _sinks_of(plan: MixedPlan) -> dict[str, Any]:
@@ -791,6 +813,9 @@ def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
     load only models from trusted sources. `runtime` is that of compile_model; the emulator needs a C++ compiler.
     """
     runs_in = _runtime(runtime)
+    if is_mixed(folder):
+        register_python_ops()
+        return _join_parts(load_mixed(folder, runs_in), None)
     bundle = saved.load_model(folder)
     if runs_in is RuntimeChoice.EMULATOR and bundle.variants[0].binary:
         reject_emulation(bundle.target)
@@ -1115,12 +1140,7 @@ def _built_variant(
 
 
 def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeChoice) -> _Variant:
-    def load() -> CpuModel | GpuModel:
-        if bundle.binary:
-            return CpuModel(bundle.plan, bundle.name, bundle.binary, bundle.weights, bundle.packed)
-        kernels = tuple(model.kernels[position] for position in bundle.kernels)
-        return gpu_model(bundle.plan, kernels, bundle.weights, runtime)
-
+    load = partial(load_variant, bundle, model, runtime)
     return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary, runtime)
 
 
