@@ -60,6 +60,7 @@ from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, p
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
+from roller_svc.graph.wiring.drift import WatchedModel
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
 from roller_svc.graph.wiring.online import OnlineSource, OnlineTuning, explore_online
 from roller_svc.graph.wiring.tree import KINDS
@@ -159,7 +160,7 @@ class Profile(list[ProfiledStep]):
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-_Loaded = CpuModel | GpuModel | MixedModel | Wirer
+_Loaded = CpuModel | GpuModel | MixedModel | Wirer | WatchedModel
 
 
 class _Variant:
@@ -327,7 +328,7 @@ class Model:
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         variant, padded = self._padded(arrays, out or {})
         if padded is None:
-            if len(self._variants) == 1 and isinstance(variant.loaded, CpuModel):
+            if len(self._variants) == 1 and isinstance(variant.loaded, CpuModel | WatchedModel):
                 self._run_plain = variant.loaded.run_plain
             return variant.loaded.run(arrays, out)
         if self.takes_device_arrays:
@@ -1100,12 +1101,13 @@ def _explore_bucket(
         if used is not None:
             wirer.use(adopt(used, number, rebuild_model(built, kernels, kind, plan, tuning.found)))
 
-    def switch(*, explores: bool) -> None:
+    def switch(loaded: Wirer | WatchedModel | CpuModel) -> None:
         used = owner()
         if used is not None:
-            used._wire(number, wirer if explores else wirer.model)
+            used._wire(number, loaded)
 
-    tuning = OnlineTuning(wirer, partial(explore_online, source, wirer, bind), switch)
+    reopens = source.options.exact or not source.options.is_background  # results of the default change their bits once at most
+    tuning = OnlineTuning(wirer, partial(explore_online, source, wirer, bind), switch, reopens=reopens)
     weakref.finalize(model, tuning.stop)
     return tuning
 
