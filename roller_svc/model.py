@@ -807,13 +807,21 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     }
 
 
-def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
+def load_model(folder: str | os.PathLike[str], runtime: str = "auto", *, tune: str = TUNE_KINDS[0]) -> Model:
     """Load a saved model, without a compiler.
 
     Loading runs no code. Calling the model runs the machine code in its directory with the rights of this process, so
-    load only models from trusted sources. `runtime` is that of compile_model; the emulator needs a C++ compiler.
+    load only models from trusted sources. `runtime` is that of compile_model; the emulator needs a C++ compiler. A saved
+    model has the kernels that trials have chosen, and cannot be tuned: `tune` must be "off".
     """
     runs_in = _runtime(runtime)
+    if _tune_options(tune, None) is not None:
+        raise ArgumentError(
+            f'tune must be "off" for a saved model, got "{tune}": trials make plans of its graph and pack its weights, '
+            "and it has kernels, packed weights and one plan",
+            code="cannot-measure",
+            hint=f'compile its source: roller_svc.compile_model(source, tune="{tune}") makes no trial that the cache knows',
+        )
     if is_mixed(folder):
         register_python_ops()
         return _join_parts(load_mixed(folder, runs_in), None)

@@ -453,6 +453,11 @@ def test_a_model_binds_other_kernels_while_it_is_called_and_finds_them_again(ora
     loaded = roller_svc.load_model(model.save(oracle / "saved"))
     assert loaded.report["tuning"]["chosen"] == tuning.chosen
     np.testing.assert_array_equal(loaded(x=x)["y"], model(x=x)["y"])
+    for kind, code in (("online", "cannot-measure"), ("now", "cannot-measure"), ("sometimes", "invalid-option")):
+        with pytest.raises(ArgumentError, match="tune must be") as refusal:
+            roller_svc.load_model(oracle / "saved", tune=kind)
+        assert refusal.value.code == code
+    assert roller_svc.load_model(oracle / "saved", tune="off").digest == model.digest
 
 
 @pytest.mark.slow
