@@ -2,6 +2,7 @@
 
     python tests/support/joined_models.py                        (all models and targets, 20 orders of each)
     python tests/support/joined_models.py sigmoid --target nvidia-h200-sxm --orders 3
+    python tests/support/joined_models.py --lint                 (machine code for whole devices, which is not run)
 
 Each model is compiled as `waves` and `persistent`, for a device of as many cores as the emulator runs blocks together.
 Outputs are compared with the interpreter's, and their bits with those of the launches and the CUDA graph of the same
@@ -25,6 +26,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from gpu_models import DECODE_MODELS, LAYER, NASNET, PARTIAL, constant
+from persistent import STREAMED, find_faults
 
 from roller_bench.gpu.graph_models import lstm, sigmoid
 from roller_svc import hardware
@@ -111,7 +113,7 @@ def make_case(source: dict[str, Any]) -> Case:
 
 def check_case(case: Case, target: str, orders: int) -> tuple[bool, str]:
     """Return whether all is right, and a line that says what ran."""
-    by_waves, joined = (_try_compile(case, target, kind) for kind in (waves.KIND, persistent.KIND))
+    by_waves, joined = (_try_compile(case.source, target, kind) for kind in (waves.KIND, persistent.KIND))
     if joined is None:
         return False, "refused"
     plan = joined._variants[0].plan
@@ -145,10 +147,23 @@ def check_case(case: Case, target: str, orders: int) -> tuple[bool, str]:
     return error <= 1 and not spills and not others, "; ".join(parts)
 
 
-def _try_compile(case: Case, target: str, kind: str) -> Model | None:
+def lint_model(source: dict[str, Any], target: str) -> tuple[bool, str]:
+    """Return whether the machine code of a persistent kernel is as it should be, and a line about it."""
+    model = _try_compile(source, target, persistent.KIND)
+    if model is None:
+        return False, "refused"
+    compiled = model._kernel_bundles[-1].compiled
+    (launch, *_), (used, *_) = compiled.source.launches, compiled.resources
+    faults = find_faults(compiled)
+    streamed = compiled.source.text.count(STREAMED)
+    line = f"{launch.grid[0]} blocks of {launch.block[0]} threads; {used.registers_per_thread} registers; {streamed} stream"
+    return not faults, f"{line}; {', '.join(faults) or 'no faults'}"
+
+
+def _try_compile(source: dict[str, Any], target: str, kind: str) -> Model | None:
     """Return the model, or None if a node refuses `waves`."""
     try:
-        return compile_model(copy.deepcopy(case.source), target, plan=kind, select="model", top_k=1, runtime="emulator")
+        return compile_model(copy.deepcopy(source), target, plan=kind, select="model", top_k=1, runtime="emulator")
     except ArgumentError as refused:
         if refused.code != NOT_JOINABLE_CODE:
             raise
@@ -163,16 +178,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="models (default: all)")
     parser.add_argument("--target", action="append", choices=TARGETS, help="a target (default: all)")
+    parser.add_argument("--lint", action="store_true", help="read the machine code for whole devices in place of running it")
     parser.add_argument("--orders", type=int, default=ORDERS, help="orders of threads (default: %(default)s)")
     options = parser.parse_args()
-    hardware.load = _load_small
+    if not options.lint:
+        hardware.load = _load_small
     failures = 0
     with tempfile.TemporaryDirectory(prefix="roller-joined-") as cache:
         use(read_settings(cache=Path(cache)))
         for name in options.models or MODELS:
-            case = make_case(MODELS[name]())
+            source = MODELS[name]()
+            case = None if options.lint else make_case(source)
             for target in options.target or TARGETS:
-                is_right, line = check_case(case, target, options.orders)
+                is_right, line = lint_model(source, target) if case is None else check_case(case, target, options.orders)
                 failures += not is_right
                 print(f"{'ok' if is_right else 'WRONG':<6}{name:<10} {target}: {line}; load {os.getloadavg()[0]:.1f}", flush=True)
     return min(failures, 1)
