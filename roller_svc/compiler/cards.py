@@ -28,14 +28,16 @@ def make_card(title: str, headline: str, lines: Iterable[str], drawing: str = ""
     )
 
 
-def draw_plan(plan: Plan) -> str:
-    """Return a bar of terms for each kernel of a call that has terms."""
+def draw_plan(plan: Plan | None) -> str:
+    """Return a bar of terms for each kernel of a call that has terms; nothing without a plan."""
+    if plan is None:
+        return ""
     whole = max(choice.estimate.seconds for choice in plan.calls)
     return "".join(_draw_kernel(choice, whole) for choice in plan.calls if choice.terms)
 
 
 def draw_timeline(story: ModelStory) -> str:
-    """Return what each core does when, and the names of the longest operators. Boxes within a pixel are one."""
+    """Return what each core does when, the longest operators darkest. Boxes within a pixel are one."""
     most = max((node.seconds for node in story.nodes), default=0.0) or 1.0
     lanes: dict[int, float] = {}  # where the last box of each core ends
     parts = []
@@ -57,8 +59,10 @@ def draw_timeline(story: ModelStory) -> str:
     return f'<svg width="{WIDTH}" height="{story.veus * HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
-def describe_tiles(plan: Plan) -> list[str]:
-    """Return unit and tiles of each kernel, and the seconds of those that no call runs."""
+def describe_tiles(plan: Plan | None) -> list[str]:
+    """Return unit and tiles of each kernel, and the seconds of those that no call runs. None: of a schedule by hand."""
+    if plan is None:
+        return ["a schedule by hand"]
     return [f"{choice.program.unit.name}: {choice.program.tile_text}{_describe_once(choice)}" for choice in plan.choices]
 
 

@@ -26,7 +26,7 @@ from roller_svc.client.schemas import (
 from roller_svc.compiler.request import validate_name, validate_target
 from roller_svc.errors import ArgumentError, SlowRequestError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
-from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest
+from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest, named_devices
 from roller_svc.farm.routing import check_measurable
 from roller_svc.farm.store import Store
 from roller_svc.farm.usage import BLOCK_BYTES
@@ -176,7 +176,9 @@ async def model_tuning(digest: str, request: Request, if_none_match: Annotated[s
 )
 async def model_story(digest: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Return the story of a model: its nodes, what each core does when, and where tensors lie."""
-    return await _model_part(request, digest, STORY, "by a version that told no story", if_none_match)
+    return await _model_part(
+        request, digest, STORY, "without a story: for several devices, or by an earlier version", if_none_match
+    )
 
 
 async def _model_part(request: Request, digest: str, kind: str, lacking: str, if_none_match: str | None) -> Response:
@@ -211,6 +213,9 @@ def _request(state: State, body: GraphRequest, *, builds: bool = True) -> ModelR
     spec = check_target(target, body.options.threads, body.options.plan)
     validate_name(body.options.name)
     wanted = _with_source(state.store, body, target)
+    named_devices(wanted, spec)
+    if body.options.devices and not builds:
+        raise ArgumentError("devices: estimates are of models on one device", code="invalid-option")
     if builds and body.options.tune == "now":
         if spec.family is not TargetKind.CPU:
             raise ArgumentError(f"tune: trials are of models for CPUs, and {spec.id} is a GPU", code="cannot-measure")
