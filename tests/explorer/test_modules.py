@@ -37,6 +37,9 @@ def test_the_program_of_a_kernel_is_found_by_its_estimate() -> None:
     assert call("built.js", "storyOf", report, {"estimate": estimate_of(2.0)}) == {"story": story, "number": 1}
     assert call("built.js", "storyOf", report, {"estimate": estimate_of(3.0)}) is None
     assert call("built.js", "storyOf", report, {"estimate": None}) is None  # a schedule by hand
+    timed = {"extra": {"report": {"story": story, "attempts": [*attempts[:1], attempts[1] | {"measurement": {"median_s": 3.0}}]}}}
+    assert call("built.js", "measuredOf", timed) == {call("built.js", "programText", program_of(16)): 3.0}
+    assert call("built.js", "measuredOf", None) == {}
     assert call("built.js", "storyOf", None, {"estimate": estimate_of(2.0)}) is None
     assert call("built.js", "findProgram", story, program_of(16)) == 1
     assert call("built.js", "findProgram", story, program_of(32)) == -1
