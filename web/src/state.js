@@ -56,6 +56,7 @@ export const chosen = signal(0); // program
 export const search = signal(0); // scale-up
 export const step = signal(0); // of the scale-up
 export const listing = signal('source');
+export const compared = signal(''); // digest of the kernel that the compiled one is compared with
 
 // The number of the compiled program in the story; -1 if it is not in there.
 export const builtNumber = computed(() => (story.value && built.value && explained.value === body.value ? findProgram(story.value, built.value) : -1));
@@ -82,7 +83,8 @@ export const body = computed(() => {
 // ---------------------------------------------------------------- the address
 
 function selection() {
-  return new URLSearchParams({ program: chosen.value, search: search.value, step: step.value, view: listing.value });
+  const other = kernel.value && compared.value ? { compare: compared.value } : {};
+  return new URLSearchParams({ program: chosen.value, search: search.value, step: step.value, view: listing.value, ...other });
 }
 
 export const address = computed(() => {
@@ -97,6 +99,7 @@ async function openAddress() {
   const query = new URLSearchParams(location.search);
   selected = readSelection(query);
   listing.value = query.get('view') ?? 'source';
+  compared.value = query.get('compare') ?? '';
   const digest = readDigest(location.pathname);
   if (digest) return openKernel(digest);
   if (!query.has('expr')) return open(EXAMPLES[0]);
@@ -138,7 +141,7 @@ async function openKernel(digest) {
 }
 
 // The report of a kernel; null of one that has none.
-async function readReport(path) {
+export async function readReport(path) {
   try {
     return await getJson(`${path}/report`);
   } catch (error) {
