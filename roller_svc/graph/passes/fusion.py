@@ -2,7 +2,8 @@
 
 A node joins the fused node of one of its producers if the program of both has fewer kernels than the two, and the
 performance model estimates that they take no longer. A node that only moves data for one reader is offered to the
-reader first.
+reader first. A node that reads products through a softmax joins both at once: attention is one kernel, and neither
+half of it is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from roller_svc.graph.merge import can_merge, merge_nodes
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.expr import Load
 from roller_svc.ir.graph import Graph, LoopNode, Node, OpNode, in_dependency_order
-from roller_svc.ir.program import StatementKind
+from roller_svc.ir.program import Combine, StatementKind
 
 MAX_NODES = 24  # of a fused node
 # Fusing must not make the estimate worse than by this factor: the model's own noise.
@@ -35,6 +36,11 @@ class _Cluster:
     nodes: list[OpNode]
     cost: Cost
     fixed: bool = False  # it stays alone: no candidate fits, or it updates a tensor
+
+
+def _sums(cluster: _Cluster) -> bool:
+    """Return whether a statement of the cluster adds up."""
+    return any(statement.combine is Combine.SUM for node in cluster.nodes for statement in node.program.statements)
 
 
 class _Fusion:
@@ -91,7 +97,7 @@ class _Fusion:
                 if cluster is own or cluster.fixed or id(cluster) in tried:
                     continue
                 tried.add(id(cluster))
-                merged = self._merge(cluster, views, own)
+                merged = self._merge((cluster, own), views) or self._merge_around(cluster, views, own)
                 if merged is not None:
                     for each in merged.nodes:
                         self.cluster_of[each.name] = merged
@@ -113,16 +119,35 @@ class _Fusion:
                 found.append((producer, views[::-1]))
         return sorted(found, key=lambda pair: -self.order[pair[0].name])
 
-    def _merge(self, first: _Cluster, views: Sequence[OpNode], second: _Cluster) -> _Cluster | None:
-        members = {node.name: node for node in (*first.nodes, *views, *second.nodes)}
+    def _merge_around(self, middle: _Cluster, views: Sequence[OpNode], last: _Cluster) -> _Cluster | None:
+        """Merge a cluster that sums products with one that it reads, and with what that reads: scores and softmax."""
+        if not self.costs.computes_attention or not _sums(last) or not _sums(middle):
+            return None
+        for producer, other_views in self._producers(middle):
+            first = self.cluster_of[producer.name]
+            if first not in (middle, last) and not first.fixed and _sums(first):
+                merged = self._merge((first, middle, last), [*other_views, *views], is_counted_first=True)
+                if merged is not None:
+                    return merged
+        return None
+
+    def _merge(self, clusters: Sequence[_Cluster], views: Sequence[OpNode], *, is_counted_first: bool = False) -> _Cluster | None:
+        """Return the clusters as one, with views between them; None if that has as many kernels, or takes longer.
+
+        `is_counted_first`: whether kernels are counted before the estimate, since few of these merge.
+        """
+        members = {node.name: node for node in (*views, *(node for each in clusters for node in each.nodes))}
         nodes = sorted(members.values(), key=lambda node: self.order[node.name])
         if len(nodes) > MAX_NODES or not can_merge(nodes) or self._is_cyclic(nodes):
             return None
         merged = merge_nodes(nodes, self._visible(nodes))
-        cost = self.costs.cost(merged, self.graph.constants)
-        if cost is None or cost.kernels >= first.cost.kernels + second.cost.kernels:
+        kernels = sum(each.cost.kernels for each in clusters)
+        if is_counted_first and self.costs.count_kernels(merged, self.graph.constants) >= kernels:
             return None
-        if cost.seconds > TOLERANCE * (first.cost.seconds + second.cost.seconds):
+        cost = self.costs.cost(merged, self.graph.constants)
+        if cost is None or cost.kernels >= kernels:
+            return None
+        if cost.seconds > TOLERANCE * sum(each.cost.seconds for each in clusters):
             return None
         return _Cluster(nodes, cost)
 

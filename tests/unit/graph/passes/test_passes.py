@@ -23,6 +23,7 @@ from roller_svc.graph.passes.forms import choose_forms
 from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.serialize import FORMAT, graph_from_json
+from roller_svc.graph.views import view_offset_elements
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
@@ -131,6 +132,32 @@ def test_two_products_stay_two_kernels() -> None:
     fused = verify(fuse_operators(graph, CostTable(CPU)))
     assert operators(fused) == [FUSED, FUSED]
     check_equal(graph, fused, weights)
+
+
+def scores_and_values(*outputs: str) -> Graph:
+    """Return two products around a softmax, whose heads are one axis, with the tensors of these names as outputs."""
+    builder, _ = builder_of()
+    query, keys, values = (add_input(builder, name, 2, 64, 64, dtype=DType.FLOAT16) for name in "qkv")
+    scores = builder.call("matmul", [query, builder.call("transpose", [keys], permutation=(0, 2, 1))])
+    weights = builder.call("softmax", [builder.call("reshape", [scores], shape=(128, 64))])
+    mixed = builder.call("matmul", [builder.call("reshape", [weights], shape=(2, 64, 64)), values])
+    found = {"scores": scores, "weights": weights, "mixed": mixed}
+    return builder.finish([(name, found[name]) for name in outputs])
+
+
+def test_products_around_a_softmax_are_one_node_where_attention_is_one_kernel() -> None:
+    for target, nodes in (("nvidia-h200-sxm", 1), ("nvidia-v100-sxm2", 3), ("cpu-x86-avx2", 3)):
+        graph = scores_and_values("mixed")
+        fused = verify(fuse_operators(graph, CostTable(load(target))))
+        kernels = [node for node in fused.nodes if isinstance(node, OpNode) and view_offset_elements(node) is None]
+        assert len(kernels) == nodes, target
+    check_equal(graph, fused, Weights())
+
+
+def test_products_around_a_softmax_stay_apart_where_others_read_between() -> None:
+    for name in ("scores", "weights"):
+        fused = verify(fuse_operators(scores_and_values("mixed", name), CostTable(load("nvidia-h200-sxm"))))
+        assert sum(isinstance(node, OpNode) and view_offset_elements(node) is None for node in fused.nodes) > 1
 
 
 def test_a_view_between_nodes_does_not_keep_them_apart() -> None:
