@@ -10,8 +10,10 @@ from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import rank_partitions
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.matching import supports_attention
+from roller_svc.graph.concats import is_contiguous_concat
+from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.constraints import ScheduleConstraints, WinogradMode
-from roller_svc.ir.graph import Constant, OpNode
+from roller_svc.ir.graph import Constant, Graph, OpNode
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.printer import text
 from roller_svc.ir.program import TensorProgram
@@ -56,6 +58,17 @@ class CostTable:
             found = self.stored[digest]
             self.known[key] = None if found is None else Cost(int(found[0]), found[1])
         return self.known[key]
+
+    def graph_seconds(self, graph: Graph) -> float | None:
+        """Return the estimate of all nodes but loops, one after the other; None if one has no candidate."""
+        total = 0.0
+        for node in graph.nodes:
+            if isinstance(node, OpNode) and view_offset_elements(node) is None and not is_contiguous_concat(node):
+                cost = self.cost(node, graph.constants)
+                if cost is None:
+                    return None
+                total += cost.seconds
+        return total
 
     def is_faster(self, merged: OpNode, members: Iterable[OpNode], constants: Mapping[str, Constant]) -> bool:
         """Return whether the model expects a node to take less time than those it is merged of."""

@@ -20,7 +20,7 @@ from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
 from roller_svc.graph.passes.forms import choose_forms
-from roller_svc.graph.passes.fusion import fuse_operators
+from roller_svc.graph.passes.fusion import _Fusion, fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.serialize import FORMAT, graph_from_json
 from roller_svc.graph.views import view_offset_elements
@@ -158,6 +158,43 @@ def test_products_around_a_softmax_stay_apart_where_others_read_between() -> Non
     for name in ("scores", "weights"):
         fused = verify(fuse_operators(scores_and_values("mixed", name), CostTable(load("nvidia-h200-sxm"))))
         assert sum(isinstance(node, OpNode) and view_offset_elements(node) is None for node in fused.nodes) > 1
+
+
+def rotations() -> tuple[Graph, Weights]:
+    """Return two tensors that are multiplied by the same two tables, which are repeated first."""
+    builder, weights = builder_of()
+    angles = builder.call("mul", [add_input(builder, "position", 1, 1), add_random(builder, 0, 1, 32)])
+    tables = [builder.call("tile", [builder.call(name, [angles])], repeats=(1, 2)) for name in ("cos", "sin")]
+    results = []
+    for name, heads in (("q", 8), ("k", 2)):
+        x = add_input(builder, name, heads, 1, 64)
+        low, high = (builder.call("slice", [x], axes=(2,), starts=(i,), stops=(i + 32,)) for i in (0, 32))
+        crossed = builder.call("concat", [builder.call("neg", [high]), low], axis=2)
+        turned = [builder.call("mul", [each, table]) for each, table in zip((x, crossed), tables, strict=True)]
+        results.append((name, builder.call("add", turned)))
+    return builder.finish([(f"{name}_turned", result) for name, result in results]), weights
+
+
+def test_maps_that_several_nodes_share_are_computed_by_each() -> None:
+    graph, weights = rotations()
+    for target in ("nvidia-h200-sxm", "cpu-x86-avx2"):
+        costs = CostTable(load(target))
+        fused = verify(fuse_operators(graph, costs))
+        stored = verify(_Fusion(graph, costs).run())
+        before, after = (costs.graph_seconds(each) or 0.0 for each in (stored, fused))
+        assert 0.0 < after < before, target
+        assert len(fused.nodes) == 3 < len(stored.nodes), target  # the tables, and a node for each rotation
+        check_equal(graph, fused, weights)
+
+
+def test_shared_maps_that_are_outputs_are_stored() -> None:
+    for target in ("nvidia-h200-sxm", "cpu-x86-avx2"):
+        graph, weights = rotations()
+        tables = [node for node in graph.nodes if isinstance(node, OpNode) and node.operator == "tile"]
+        graph = replace(graph, outputs=(*graph.outputs, *((each.name, each.outputs[0]) for each in tables)))
+        fused = verify(fuse_operators(graph, CostTable(load(target))))
+        assert not any(f"{table.name}@" in node.name for node in fused.nodes for table in tables), target
+        check_equal(graph, fused, weights)
 
 
 def test_a_view_between_nodes_does_not_keep_them_apart() -> None:
