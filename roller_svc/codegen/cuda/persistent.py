@@ -150,7 +150,7 @@ class TabledRow(NamedTuple):
     function: int
     arguments: int  # the first one of the rOperator, which no other has
     first: int  # rTask; of a wait the arrivals
-    count: int
+    tasks: int
     event: int | None  # None: rTasks at whose end nothing arrives
 
 

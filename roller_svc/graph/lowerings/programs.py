@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roller_svc.codegen.cuda.persistent import EXECUTE, ROWS, STARTS, WAIT, TabledRow, read_rows
 from roller_svc.codegen.cuda.task_kernel import Table
@@ -18,7 +19,7 @@ from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, ModelPlan, u
 Program = list[dict[str, list[Any]]]
 
 
-def read_programs(plan: ModelPlan, weights: Table) -> list[list[Program]]:
+def read_programs(plan: ModelPlan, weights: NDArray[Any]) -> list[list[Program]]:
     """Return prog[vEU][order] of each launch of a persistent kernel.
 
     An instruction is {"execute": [node, first rTask, rTasks]} or {"wait": [node]}. Operators that no vEU waits for
@@ -35,7 +36,7 @@ def _cooperative(plan: ModelPlan) -> Iterator[tuple[KernelStep, LaunchSpec]]:
                 yield step, launch
 
 
-def _read_launch(plan: ModelPlan, step: KernelStep, launch: LaunchSpec, weights: Table) -> list[Program]:
+def _read_launch(plan: ModelPlan, step: KernelStep, launch: LaunchSpec, weights: NDArray[Any]) -> list[Program]:
     """Return the program of each vEU of a launch. Its first arguments are its own tables."""
     buffers = {buffer.symbol: buffer for buffer in plan.kernels[step.kernel].source.buffers}
     copies = {copy.target: copy for copy in unroll_steps(plan.prepack) if isinstance(copy, CopyStep)}
@@ -55,7 +56,7 @@ def _read_launch(plan: ModelPlan, step: KernelStep, launch: LaunchSpec, weights:
     return [[_instruction(row, step.events, names) for row in rows] for rows in veus]
 
 
-def _table_at(weights: Table, place: Address, shape: Sequence[int]) -> Table:
+def _table_at(weights: NDArray[Any], place: Address, shape: Sequence[int]) -> Table:
     words = math.prod(shape)
     part = weights.reshape(-1).view(np.uint8)[place.offset_bytes : place.offset_bytes + words * DType.UINT32.bytes]
     return part.view(np.uint32).reshape(tuple(shape))
@@ -64,4 +65,4 @@ def _table_at(weights: Table, place: Address, shape: Sequence[int]) -> Table:
 def _instruction(row: TabledRow, events: Sequence[str], names: Mapping[int, str]) -> dict[str, list[Any]]:
     if row.opcode == WAIT:
         return {"wait": [events[require(row.event, "event of a wait")]]}
-    return {"execute": [names[row.arguments], row.first, row.count]}
+    return {"execute": [names[row.arguments], row.first, row.tasks]}
