@@ -86,7 +86,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     common.add_target(parser, "local")
     common.add_calibration(parser)
     add_graph_options(parser)
-    _add_devices(parser)
     common.add_server(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
 
@@ -145,6 +144,7 @@ def add_graph_options(parser: argparse.ArgumentParser, **defaults: str) -> None:
         "(default: %(default)s)",
     )
     common.offer_values(plan, dict.fromkeys((*PLANS, *GPU_PLANS, EAGER)))
+    _add_devices(parser)
     common.add_options(parser, NamedOptions, **defaults)
 
 
@@ -190,8 +190,8 @@ def _check_options(options: argparse.Namespace) -> None:
             code="cannot-measure",
             hint="give it the source of the model",
         )
-    if options.device and (options.kind == "estimate" or common.server_url(options)):
-        raise ArgumentError("--device is for models that are compiled and run here", code="invalid-option")
+    if options.device and options.kind == "estimate":
+        raise ArgumentError("--device is for models that are compiled: estimates are of one device", code="invalid-option")
     if _is_saved(options):
         flags = {
             "--device": options.device,
@@ -296,7 +296,8 @@ def graph_options(options: argparse.Namespace, **more: object) -> GraphOptions:
     constants = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in _constants(options).items()}
     fields = {
         "threads": options.threads, "plan": options.plan, "dims": _dims(options) or {}, "inputs": types,
-        "constants": constants, "states": _states(options), **common.option_values(options, NamedOptions), **more,
+        "constants": constants, "states": _states(options), "devices": _devices(options), "across": options.across,
+        "order": options.order, **common.option_values(options, NamedOptions), **more,
     }  # fmt: skip
     return remote.validate_body(GraphOptions, fields)
 
