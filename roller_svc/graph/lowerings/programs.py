@@ -1,4 +1,4 @@
-"""What each vEU of a model executes on a GPU: the rows of its persistent kernel, read back from the tables."""
+"""Programs of vEUs on a GPU: the rows of persistent kernels, read back from their tables."""
 
 from __future__ import annotations
 
