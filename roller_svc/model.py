@@ -56,6 +56,7 @@ from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph, prepare_source
 from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
+from roller_svc.graph.model_story import StorySource, tell_model_story
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.states import pair_states
@@ -66,9 +67,11 @@ from roller_svc.graph.wiring.online import OnlineSource, OnlineTuning, explore_o
 from roller_svc.graph.wiring.tree import KINDS
 from roller_svc.graph.wiring.wirer import Wirer
 from roller_svc.hardware.catalog import restrict_cores
+from roller_svc.ir.canonical import to_json
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
+from roller_svc.ir.model_story import ModelStory
 from roller_svc.ir.options import NamedArguments, NamedOptions, RuntimeChoice, SelectionMode
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.quantities import format_seconds
@@ -177,6 +180,7 @@ class _Variant:
         runtime: RuntimeChoice,
         prepare_steps: PrepareSteps | None = None,
         mixed: MixedPlan | None = None,
+        story_source: StorySource | None = None,
     ) -> None:
         self.dims = dims
         self.name = name
@@ -187,6 +191,7 @@ class _Variant:
         self.is_on_device = not binary and mixed is None and runtime is not RuntimeChoice.EMULATOR
         self._load: Callable[[], _Loaded] | None = load
         self._loaded: _Loaded | None = None
+        self.story_source = story_source  # None: of a saved model, or of one over several devices, which have no graph
         self._prepare_steps = prepare_steps  # None: of a saved model, which has no source
         self._steps: dict[bool, Stepper] = {}  # by whether nodes are fused
         self._lock = Lock()
@@ -431,6 +436,15 @@ class Model:
             return plans[0]
         listed = [{"dims": dict(variant.dims)} | plan for variant, plan in zip(self._variants, plans, strict=True)]
         return {"kind": plans[0]["kind"], "buckets": listed}
+
+    @property
+    def story(self) -> dict[str, Any]:
+        """The story as JSON-compatible values: nodes, when each core does what, and memory. With buckets, one for each.
+
+        Times are the performance model's. Raises ArgumentError for a saved model and for one over several devices.
+        """
+        stories = [{"dims": dict(variant.dims)} | to_json(_tell(variant)) for variant in self._variants]
+        return stories[0] if len(stories) == 1 else {"buckets": stories}
 
     def save(self, folder: str | os.PathLike[str], launcher: str | Iterable[str] = ()) -> Path:
         """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model.
@@ -1062,7 +1076,7 @@ def _model(
             known[number].with_kernels(_positions(each, positions))
             if number in known
             else _built_variant(
-                dims, variant_name(named, number), each, weights, _positions(each, positions), runtime, steps[number]
+                dims, variant_name(named, number), each, weights, _positions(each, positions), runtime, steps[number], options
             )
             for number, (dims, each) in enumerate(built)
         )
@@ -1140,13 +1154,35 @@ def _built_variant(
     kernels: tuple[int, ...],
     runtime: RuntimeChoice,
     steps: PrepareSteps,
+    options: ModelOptions,
 ) -> _Variant:
     plan, binary = built.plan, built.link(name)
 
     def load() -> CpuModel | GpuModel:
         return load_built(built, name, binary, weights, runtime)
 
-    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime, steps)
+    lowering = built.lowerings.get(plan.lowering) or {}
+    story_source = StorySource(
+        built.graph,
+        built.classes,
+        tuple(bundle.digest for bundle in built.kernels[: len(built.classes)]),
+        plan,
+        built.choice.kind if options.fuse else EAGER,
+        built.passes,
+        options.hardware,
+        lowering.get("seconds"),
+    )
+    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime, steps, story_source=story_source)
+
+
+def _tell(variant: _Variant) -> ModelStory:
+    if variant.story_source is None:
+        raise ArgumentError(
+            f"{variant.name} has no story: it was saved, or runs on several devices",
+            code="no-story",
+            hint="compile its source for one device by roller_svc.compile_model",
+        )
+    return tell_model_story(variant.story_source)
 
 
 def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeChoice) -> _Variant:

@@ -185,10 +185,11 @@ class ScheduleProblem(BaseModel):
 
 
 class CheckedSchedule(BaseModel):
-    """The first step that breaks a rule, if one does; else the schedule tree, as text."""
+    """The first step that breaks a rule, if one does; else the schedule tree, as text, and its price on the device."""
 
     problems: list[ScheduleProblem]
     tree: str | None
+    cost: dict[str, Any] | None = Field(description="an estimate with `launches`; null without a device")
 
 
 class BuildTerms(RequestModel):

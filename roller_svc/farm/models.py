@@ -22,7 +22,7 @@ from roller_svc.compiler.action import (
     spec_content,
     toolchain_versions,
 )
-from roller_svc.compiler.request import build_request, request_json
+from roller_svc.compiler.request import read_request, request_json
 from roller_svc.errors import ArgumentError, InputError
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
@@ -118,7 +118,7 @@ def parse_record(record: Mapping[str, object]) -> Request:
     model = record.get(RECORD_FIELD)
     try:
         if model is None:
-            return build_request(**{name: value for name, value in record.items() if name != TEXT_FIELD})
+            return read_request(**{name: value for name, value in record.items() if name != TEXT_FIELD})
         if not isinstance(model, dict):
             raise TypeError("its model is not an object")
         return ModelRequest(**model)

@@ -10,15 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache
-from typing import Any, NewType, TypedDict, get_args, get_type_hints
+from typing import Any, Self, TypedDict, get_args, get_type_hints
 
 from roller_svc.ir.constraints import TILE_FIELDS, OpClass, ScheduleConstraints, WinogradMode
 
 InputNames = tuple[str, ...]
 Tiles = tuple[tuple[str, int], ...]  # (public option, value); see TILE_FIELDS
-ScheduleText = NewType("ScheduleText", str)  # canonical text of a schedule by hand: schedule/step_text.py
 LAUNCHERS = ("ctypes", "cupy", "torch", "cpp")  # of saved kernels and models, by what the caller has
 HOST_LAUNCHERS = tuple(name for name in LAUNCHERS if name != "cupy")  # of code for CPUs
+
+
+class ScheduleText(str):
+    """Canonical text of a schedule by hand (schedule/step_text.py). Equal ones are equal, however they were written."""
+
+    written: object  # the text, document or steps that it was read from: errors name its lines
+
+    def __new__(cls, text: str, written: object = None) -> Self:
+        schedule = super().__new__(cls, text)
+        schedule.written = text if written is None else written
+        return schedule
 
 
 class SelectionMode(Enum):
@@ -36,6 +46,11 @@ CONSTANTS = {"help": "inputs that do not change between calls: CPU kernels prepa
 WINOGRAD = {
     "help": "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
     "metavar": "WHEN",
+}
+SCHEDULE = {
+    "help": "schedule by hand, instead of construction: docs/schedule.md",
+    "metavar": "FILE",
+    "only_if_set": True,
 }
 STRICT = {"help": "fail if there is a note: something slow or mistaken that the compiler sees", "only_if_set": True}
 
@@ -66,6 +81,7 @@ class EstimateOptions(CommonOptions):
     winograd: WinogradMode = field(default=WinogradMode.AUTO, metadata=WINOGRAD)
     donate: InputNames = field(default=(), metadata=DONATE)
     strict: bool = field(default=False, metadata=STRICT)
+    schedule: ScheduleText | None = field(default=None, metadata=SCHEDULE)
 
     @property
     def constraints(self) -> ScheduleConstraints:
@@ -140,14 +156,7 @@ class KernelOptions(NamedOptions):
             "metavar": "split_k=4,stages=3",
         },
     )
-    schedule: ScheduleText | None = field(
-        default=None,
-        metadata={
-            "help": "schedule by hand, instead of construction: docs/schedule.md",
-            "metavar": "FILE",
-            "only_if_set": True,
-        },
-    )
+    schedule: ScheduleText | None = field(default=None, metadata=SCHEDULE)
     constants: InputNames = field(default=(), metadata=CONSTANTS)
     donate: InputNames = field(default=(), metadata=DONATE)
     strict: bool = field(default=False, metadata=STRICT)
@@ -169,6 +178,7 @@ class EstimateArguments(CommonArguments, total=False):
     winograd: str
     donate: Sequence[str]
     strict: bool
+    schedule: str | Mapping[str, Any] | None
 
 
 class SearchArguments(CommonArguments, total=False):

@@ -238,11 +238,14 @@ def _same_slice(write: Position, read: Position, var: str) -> bool:
 
 
 def _selects_one_iteration(cond: Expr, var: str, variables: Variables) -> bool:
-    """Return whether the condition holds in one iteration: a conjunct is an equality with the variable."""
+    """Return whether the condition holds in one iteration: a conjunct is an equality with the variable, or says that it is 0."""
     match cond:
         case Op(kind=OpKind.LAND, args=args):
             return any(_selects_one_iteration(arg, var, variables) for arg in args)
         case Op(kind=OpKind.EQ, args=(a, b)):
             return var in variables.value(a).loops or var in variables.value(b).loops
+        case Op(kind=OpKind.LT, args=(a, Const(value=1))):
+            terms = variables.value(a).terms or ()
+            return var in dict(terms) and all(name and c > 0 for name, c in terms)
         case _:
             return False

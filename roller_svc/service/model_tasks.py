@@ -21,8 +21,8 @@ from roller_svc.graph.python_ops import declare_python_ops
 from roller_svc.graph.wiring.kernels import Tuning
 from roller_svc.model import Model, compile_model, estimate_model
 
-BUNDLE, PLAN, SOURCE, HEADER, TUNING = "bundle", "plan", "source", "header", "tuning"
-KINDS = frozenset({BUNDLE, PLAN, SOURCE})  # of every model; a CPU's has a C header too, and its trials
+BUNDLE, PLAN, SOURCE, HEADER, TUNING, STORY = "bundle", "plan", "source", "header", "tuning", "story"
+KINDS = frozenset({BUNDLE, PLAN, SOURCE, STORY})  # of every model; a CPU's has a C header too, and its trials
 MAX_FILES_BYTES = 640 << 20  # of a built model; base64 of it fits a worker's response
 NOT_ESTIMATED = frozenset({"tune", "tune_options", "across", "order", "sink"})  # options that change no estimate
 SUMMARY = ("kind", "veus", "threads", "launches", "waits", "arena", "buckets")  # of a plan, in a response
@@ -58,6 +58,7 @@ def build_model_task(task: ModelTask) -> Artifact:
                 BUNDLE: _archive(folder),
                 PLAN: _encode(model.plan),
                 SOURCE: "\n".join(kernel.source for kernel in model.kernels).encode(),
+                STORY: _encode(model.story),
             }
             header = folder / "model.h"
             files |= {HEADER: header.read_bytes()} if header.is_file() else {}

@@ -304,6 +304,11 @@ def test_a_model_is_tuned_where_it_is_built(
     assert plain is not None
     assert plain.tuning is None
     problem(http.get(f"/v1/models/{plain.digest}/tuning"), 404, "unknown-artifact")
+    story = client.model_story(plain.digest)
+    assert story["seconds"] == sum(step["seconds"] for step in story["steps"])
+    assert [node["name"] for node in story["nodes"]] == ["add"]
+    assert http.get(plain.links["story"]).json() == story
+    problem(http.get("/v1/models/sha256:0/story"), 404, "unknown-kernel")
     problem(http.get("/v1/models/sha256:0/tuning"), 404, "unknown-kernel")
     file = tmp_path / "model.json"
     file.write_text(json.dumps(GRAPH))

@@ -1,12 +1,12 @@
-"""Write models of the zoo as ONNX files, with random weights: python -m roller_bench.zoo.models FOLDER [NAME...].
+"""Write models of the zoo as ONNX files, with random weights.
 
 RAMMER's six models have the shapes of its artifact (OSDI 2020, §5). Networks of torchvision are written out here.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -346,4 +346,8 @@ def write_models(folder: Path, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    write_models(Path(sys.argv[1]), sys.argv[2:] or list(MODELS))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="*", choices=list(MODELS), help="all without a name")
+    options = parser.parse_args()
+    write_models(options.folder, options.models or list(MODELS))

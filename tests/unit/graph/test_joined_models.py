@@ -16,6 +16,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gpu_models import DECODE_MODELS, MODELS, PARTIAL, RAMMER_MODELS, constant, graph, node, tensor
+from joined_models import MODELS as LARGE_MODELS
+from joined_models import check_case, make_case
 
 from roller_svc import hardware
 from roller_svc.compiler import joinable
@@ -167,6 +169,16 @@ def test_a_decode_layer_with_a_paged_cache_is_one_kernel(name: str, target: str)
             np.testing.assert_array_equal(found[output], value)
     for state in loaded.states:
         np.testing.assert_array_equal(found[state], plain[state])
+
+
+@pytest.mark.slow
+@pytest.mark.emulator
+@pytest.mark.parametrize(("name", "target"), [("sigmoid", H200), ("lstm", A100)])
+def test_large_models_are_one_kernel_with_the_bits_of_launches_graph_and_waves(name: str, target: str) -> None:
+    """RAMMER's example of 1024 x 1024, and four layers of 20 steps. More orders: tests/support/joined_models.py."""
+    is_right, line = check_case(make_case(LARGE_MODELS[name]()), target, orders=1)
+    assert is_right, line
+    assert "in 1 launches" in line
 
 
 @pytest.fixture
