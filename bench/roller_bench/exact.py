@@ -29,7 +29,7 @@ def tune_once(file: str, threads: int) -> dict[str, Any]:
     (settings().cache_folder / FILE).unlink(missing_ok=True)
     options = {"exact": True, "share": 1.0}
     model = compile_model(file, threads=threads, tune="online", tune_options=options)
-    inputs, digests, calls = random_arrays(model.inputs), set(), 0
+    inputs, digests, calls, before = random_arrays(model.inputs), set(), 0, model.digest
     tuning = model.tuning
     assert isinstance(tuning, OnlineTuning)
     while tuning.state == "exploring":
@@ -39,6 +39,7 @@ def tune_once(file: str, threads: int) -> dict[str, Any]:
     removed = sum(map(len, tuning.tree.get("removed", {}).values()))
     return {
         "results": sorted(digests), "model": model.digest, "trials": tuning.trials, "calls": calls, "removed": removed,
+        "is_rebound": model.digest != before,
         "state": tuning.state, "notes": tuning.notes, "load": os.getloadavg()[0],
     }  # fmt: skip
 

@@ -63,7 +63,7 @@ def compare_choices(file: Path, threads: int, top_k: int) -> Row:
     used = (0,) * len(variables), before, LOWEST
     seconds, number = time_choices(choices, source, sample, used, pick)
     best = min(seconds, key=lambda choice: seconds[choice])
-    pair_s = time_in_turns({choice: _bind(choices, source, choice[0])[choice] for choice in (pick, best)}, sample, PAIR_ROUNDS)
+    pair_s = time_interleaved({choice: _bind(choices, source, choice[0])[choice] for choice in (pick, best)}, sample, PAIR_ROUNDS)
     return {
         "file": file.name, "threads": threads, "load": os.getloadavg()[0], "compiled_s": compiled_s, "tuned_s": tuned_s,
         "calls": calls, "trials": tuning.trials, "gain": tuning.gain, "notes": tuning.notes,
@@ -102,10 +102,10 @@ def time_choices(
                 timed[choice] = bound
     for choice in sorted(screened, key=lambda each: screened[each])[:FINALISTS]:
         timed[choice] = _bind(choices, source, choice[0])[choice]
-    return time_in_turns(timed, sample, ROUNDS), len(screened)
+    return time_interleaved(timed, sample, ROUNDS), len(screened)
 
 
-def time_in_turns(models: Mapping[Choice, CpuCalls], sample: Sample, rounds: int) -> dict[Choice, float]:
+def time_interleaved(models: Mapping[Choice, CpuCalls], sample: Sample, rounds: int) -> dict[Choice, float]:
     """Return the least seconds of a call of each model."""
     seconds = dict.fromkeys(models, math.inf)
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What trials in calls gain: models by kernels that were measured alone, and by those that calls have chosen.
+"""Measure the gain of trials in calls: models by kernels that were measured alone, and by those that calls have chosen.
 
 A model takes a process of its own: python -m roller_bench.zoo.gain FILE THREADS SECONDS
 """
@@ -45,7 +45,7 @@ def measure_gain(file: str, threads: int, limit_s: float) -> dict[str, Any]:
         tuning.commit()
     ended_s = time.perf_counter() - start_s
     wrong += not all(_is_near(model.run(inputs)[name], array) for name, array in expected.items())
-    alone_s, tuned_s = _time_in_turns(alone, model, inputs)
+    alone_s, tuned_s = _time_interleaved(alone, model, inputs)
     return {
         "file": Path(file).name, "threads": threads, "load": os.getloadavg()[0],
         "alone_s": alone_s, "tuned_s": tuned_s, "speedup": alone_s / tuned_s, "is_rebound": model.digest != alone.digest,
@@ -60,7 +60,7 @@ def _is_near(result: Any, expected: Any) -> bool:
     return bool(np.allclose(result, expected, rtol=TOLERANCE, atol=limit, equal_nan=True))
 
 
-def _time_in_turns(first: Model, second: Model, inputs: dict[str, Any]) -> tuple[float, float]:
+def _time_interleaved(first: Model, second: Model, inputs: dict[str, Any]) -> tuple[float, float]:
     """Return the least seconds of a call of each model."""
     least = [math.inf, math.inf]
     end_s, rounds = time.perf_counter() + TIMED_S, 0
