@@ -37,6 +37,7 @@ WINOGRAD = {
     "help": "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
     "metavar": "WHEN",
 }
+TOP_K = {"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"}
 STRICT = {"help": "fail if there is a note: something slow or mistaken that the compiler sees", "only_if_set": True}
 
 
@@ -76,7 +77,7 @@ class EstimateOptions(CommonOptions):
 class SearchOptions(CommonOptions):
     """Options of the search for a kernel, or for each kernel of a model."""
 
-    top_k: int = field(default=10, metadata={"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"})
+    top_k: int = field(default=3, metadata=TOP_K)
     select: SelectionMode = field(
         default=SelectionMode.MEASURE,
         metadata={
@@ -117,6 +118,7 @@ class NamedOptions(SearchOptions):
 class KernelOptions(NamedOptions):
     """Options of kernels."""
 
+    top_k: int = field(default=10, metadata=TOP_K)
     runtime: RuntimeChoice = field(
         default=RuntimeChoice.AUTO,
         metadata={
