@@ -20,7 +20,9 @@ from roller_svc.compiler.action import KERNEL, PARTS, ActionKey, action_key
 from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
 from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import build_request, request_json, resolve_spec
-from roller_svc.compiler.scheduled import check_device, schedule_for_device
+from roller_svc.compiler.schedule_cost import price_schedule, schedule_cost_json
+from roller_svc.compiler.scheduled import check_device, check_schedule, schedule_for_device
+from roller_svc.compiler.serialize import Json
 from roller_svc.errors import BuildServiceError, InputError, InvariantError, KernelTimeoutError, ScheduleError
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
@@ -39,11 +41,13 @@ MEMORY_BYTES = 2 << 30  # limit of one worker process
 
 
 def compute_key(task: BuildTask) -> ActionKey:
-    """Return the action's key.
+    """Return the action's key, once its schedule, if it has one, is legal.
 
     Raises InputError for an invalid request and BuildServiceError if this process runs other code than the service.
     """
     task.check_generator()
+    if task.request.schedule is not None:
+        check_schedule(task.request)
     return action_key(task.request)
 
 
@@ -61,13 +65,14 @@ class ScheduleTask:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSchedule:
-    """The first problem of a schedule, or the tree of a legal one as text."""
+    """The first problem of a schedule, or the tree of a legal one as text, with its price on the device, if one is named."""
 
     problems: tuple[Problem, ...]
     tree: str | None
+    cost: Json | None = None
 
 
-def check_schedule(task: ScheduleTask) -> CheckedSchedule:
+def check_task(task: ScheduleTask) -> CheckedSchedule:
     """Check a schedule. Raises InputError for an invalid program or device."""
     given = {"target": task.target, "hardware": task.hardware}
     device = {name: value for name, value in given.items() if value is not None}
@@ -80,7 +85,8 @@ def check_schedule(task: ScheduleTask) -> CheckedSchedule:
         schedule = schedule_for_device(program, task.schedule, spec)
     except ScheduleError as error:
         return CheckedSchedule((Problem.from_error(error),), None)
-    return CheckedSchedule((), render(build_tree(schedule)))
+    cost = None if spec is None else schedule_cost_json(price_schedule(schedule, spec))
+    return CheckedSchedule((), render(build_tree(schedule)), cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +155,7 @@ class RequestValidator:
         return _run(
             partial(self._workers.call, BuildTask(request, LOADED_GENERATOR)),
             f"the program takes longer than {self._timeout_s:g} s to be read and checked",
-            "fewer or simpler conditions and indices",
+            "fewer or simpler conditions and indices, or fewer steps of a schedule",
         )
 
 
@@ -164,7 +170,7 @@ class ScheduleChecker:
     def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:
         self._timeout_s = timeout_s
         codec = JsonCodec(asdict, _parse_schedule)
-        self._workers = WorkerPool(check_schedule, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
+        self._workers = WorkerPool(check_task, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
 
     def check(self, task: ScheduleTask) -> CheckedSchedule:
         """Return the schedule's first problem, or its tree.
@@ -200,7 +206,9 @@ def _run(call: Callable[[], R], late: str, hint: str) -> R | InputError:
 
 
 def _cache_key(request: BuildRequest) -> bytes:
-    return hashlib.sha256(json.dumps(request_json(request), sort_keys=True).encode()).digest()
+    """Return what names a request, with the schedule as it is written: its errors name lines."""
+    content = {"request": request_json(request), "schedule": None if request.schedule is None else request.schedule.written}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).digest()
 
 
 def _result_bytes(result: ActionKey | InputError) -> int:
@@ -229,9 +237,9 @@ def _parse_key(document: object) -> ActionKey:
 
 
 def _parse_schedule(document: object) -> CheckedSchedule:
-    if not isinstance(document, dict) or document.keys() != {"problems", "tree"}:
+    if not isinstance(document, dict) or document.keys() != {"problems", "tree", "cost"}:
         raise ValueError("invalid check of a schedule")
-    tree = document["tree"]
-    if not (tree is None or isinstance(tree, str)):
-        raise ValueError("invalid tree")
-    return CheckedSchedule(tuple(Problem(**each) for each in document["problems"]), tree)
+    tree, cost = document["tree"], document["cost"]
+    if not (tree is None or isinstance(tree, str)) or not (cost is None or isinstance(cost, dict)):
+        raise ValueError("invalid tree or cost")
+    return CheckedSchedule(tuple(Problem(**each) for each in document["problems"]), tree, cost)

@@ -152,7 +152,7 @@ def build_model(
         *,
         share_memory: bool = options.share_memory,
     ) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
-        return plan_model(
+        planned = plan_model(
             graph,
             kernels,
             kernel_of,
@@ -163,6 +163,7 @@ def build_model(
             efficient=efficient,
             alignment_bytes=1 if is_cpu else hw.vector_bytes,
         )
+        return planned.plan, planned.steps
 
     if not is_cpu:
         kind = lowering_kind(options)

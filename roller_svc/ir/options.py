@@ -10,15 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache
-from typing import Any, NewType, TypedDict, get_args, get_type_hints
+from typing import Any, Self, TypedDict, get_args, get_type_hints
 
 from roller_svc.ir.constraints import TILE_FIELDS, OpClass, ScheduleConstraints, WinogradMode
 
 InputNames = tuple[str, ...]
 Tiles = tuple[tuple[str, int], ...]  # (public option, value); see TILE_FIELDS
-ScheduleText = NewType("ScheduleText", str)  # canonical text of a schedule by hand: schedule/step_text.py
 LAUNCHERS = ("ctypes", "cupy", "torch", "cpp")  # of saved kernels and models, by what the caller has
 HOST_LAUNCHERS = tuple(name for name in LAUNCHERS if name != "cupy")  # of code for CPUs
+
+
+class ScheduleText(str):
+    """Canonical text of a schedule by hand (schedule/step_text.py). Equal ones are equal, however they were written."""
+
+    written: object  # the text, document or steps that it was read from: errors name its lines
+
+    def __new__(cls, text: str, written: object = None) -> Self:
+        schedule = super().__new__(cls, text)
+        schedule.written = text if written is None else written
+        return schedule
 
 
 class SelectionMode(Enum):
@@ -38,6 +48,11 @@ WINOGRAD = {
     "metavar": "WHEN",
 }
 TOP_K = {"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"}
+SCHEDULE = {
+    "help": "schedule by hand, instead of construction: docs/schedule.md",
+    "metavar": "FILE",
+    "only_if_set": True,
+}
 STRICT = {"help": "fail if there is a note: something slow or mistaken that the compiler sees", "only_if_set": True}
 
 
@@ -67,6 +82,7 @@ class EstimateOptions(CommonOptions):
     winograd: WinogradMode = field(default=WinogradMode.AUTO, metadata=WINOGRAD)
     donate: InputNames = field(default=(), metadata=DONATE)
     strict: bool = field(default=False, metadata=STRICT)
+    schedule: ScheduleText | None = field(default=None, metadata=SCHEDULE)
 
     @property
     def constraints(self) -> ScheduleConstraints:
@@ -142,14 +158,7 @@ class KernelOptions(NamedOptions):
             "metavar": "split_k=4,stages=3",
         },
     )
-    schedule: ScheduleText | None = field(
-        default=None,
-        metadata={
-            "help": "schedule by hand, instead of construction: docs/schedule.md",
-            "metavar": "FILE",
-            "only_if_set": True,
-        },
-    )
+    schedule: ScheduleText | None = field(default=None, metadata=SCHEDULE)
     constants: InputNames = field(default=(), metadata=CONSTANTS)
     donate: InputNames = field(default=(), metadata=DONATE)
     strict: bool = field(default=False, metadata=STRICT)
@@ -171,6 +180,7 @@ class EstimateArguments(CommonArguments, total=False):
     winograd: str
     donate: Sequence[str]
     strict: bool
+    schedule: str | Mapping[str, Any] | None
 
 
 class SearchArguments(CommonArguments, total=False):

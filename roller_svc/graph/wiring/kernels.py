@@ -110,6 +110,7 @@ class Tuning:
     removed: dict[str, dict[str, str]] = field(default_factory=dict)  # by variable: why each of these kernels was removed
     notes: list[str] = field(default_factory=list)
     state: str = COMMITTED
+    call_s: float | None = None  # least seconds of a call by what was chosen; None if no calls were compared
 
     def stop(self) -> None:
         """Do nothing: trials that precede all calls have ended."""
@@ -355,7 +356,9 @@ def choose_model(
         return used
     fastest = min(models, key=lambda name: seconds[name])
     if seconds[used] < MIN_GAIN * seconds[fastest]:
+        tuning.call_s = seconds[used]
         return used
+    tuning.call_s = seconds[fastest]
     tuning.gain *= seconds[used] / seconds[fastest]
     return fastest
 
