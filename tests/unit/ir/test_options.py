@@ -111,7 +111,7 @@ def test_defaults_are_the_same_everywhere() -> None:
 
 
 def test_the_service_takes_the_options_of_the_records() -> None:
-    own = {"threads", "plan", "dims", "constants", "inputs", "states", "tune", "tune_options"}
+    own = {"threads", "plan", "dims", "constants", "inputs", "states", "tune", "tune_options", "devices", "across", "order", "sink"}
     assert CompileOptions.model_fields.keys() == options_of(KernelOptions).keys()
     assert GraphOptions.model_fields.keys() - own == options_of(NamedOptions).keys()
     assert EstimateRequest.model_fields.keys() - {"items", "targets", "hardware", "top_k"} == options_of(EstimateOptions).keys()
