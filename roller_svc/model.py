@@ -56,6 +56,7 @@ from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph, prepare_source
 from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
+from roller_svc.graph.lowerings.programs import Program, read_programs
 from roller_svc.graph.model_story import StorySource, tell_model_story
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.passes.dead import remove_dead_nodes
@@ -436,6 +437,15 @@ class Model:
             return plans[0]
         listed = [{"dims": dict(variant.dims)} | plan for variant, plan in zip(self._variants, plans, strict=True)]
         return {"kind": plans[0]["kind"], "buckets": listed}
+
+    def programs(self) -> list[list[Program]]:
+        """Return prog[vEU][order] of each launch of a persistent kernel on a GPU; nothing for other plans.
+
+        An instruction is {"execute": [node, first rTask, rTasks]} or {"wait": [node]}. With buckets the first is shown.
+        """
+        first = self._variants[0]
+        loaded = None if first.binary or first.mixed is not None else first.loaded
+        return read_programs(first.plan, loaded.weights) if isinstance(loaded, GpuModel) else []
 
     @property
     def has_story(self) -> bool:

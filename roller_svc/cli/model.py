@@ -31,6 +31,7 @@ from roller_svc.graph.devices.plan import ACROSS, MERGED
 from roller_svc.graph.inputs import Sample, random_arrays
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
+from roller_svc.graph.lowerings.programs import Program
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
@@ -609,9 +610,13 @@ def _plan_text(model: Model) -> str:
     parts = [_summary(model), show.format_table(("uses", "estimate", "kernel", "program"), rows)]
     if subgraphs := model.plan.get("subgraphs"):
         parts.append(_subgraph_text(subgraphs, model.plan["copies"]))
-    if programs := _program_rows(model.plan["steps"]):
-        parts.append(f"prog[vEU][order]\n{show.format_table(('vEU', 'order', 'executes', 'rTasks'), programs)}")
+    if programs := [*_program_rows(model.plan["steps"]), *_event_rows(model.programs())]:
+        parts.append(_program_table(programs))
     return "\n\n".join(parts)
+
+
+def _program_table(rows: Sequence[tuple[object, ...]]) -> str:
+    return f"prog[vEU][order]\n{show.format_table(('vEU', 'order', 'executes', 'rTasks'), rows)}"
 
 
 def _subgraph_text(subgraphs: Sequence[Mapping[str, Any]], copies: Sequence[Mapping[str, Any]]) -> str:
@@ -650,7 +655,25 @@ def _program_rows(steps: Sequence[Mapping[str, Any]]) -> list[tuple[object, ...]
     return rows
 
 
+def _event_rows(launches: Sequence[Sequence[Program]]) -> list[tuple[object, ...]]:
+    """Return what each vEU of a GPU executes, launch by launch, and which nodes it waits for."""
+    rows: list[tuple[object, ...]] = []
+    for number, programs in enumerate(launches):
+        for veu, program in enumerate(programs):
+            name = veu if len(launches) == 1 else f"{veu} of launch {number}"
+            for order, instruction in enumerate(program):
+                if "wait" in instruction:
+                    rows.append((name, order, f"wait for {instruction['wait'][0]}", ""))
+                else:
+                    node, first, count = instruction["execute"]
+                    rows.append((name, order, node[:90], f"{first}..{first + count - 1}"))
+    return rows
+
+
 def _profile(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    if (programs := model.programs()) and not options.trace:
+        text = f"times are not measured: {model.target} is a GPU, and profiles are of CPUs"
+        return {"programs": programs, "steps": []}, f"{text}\n\n{_program_table(_event_rows(programs))}"
     sample = _sample(model, _arrays(model, options))
     calls = (model.profile(sample.inputs, sample.restore()) for _ in range(RUNS))
     profile = min(calls, key=lambda steps: max((step.end_s for step in steps), default=0.0))

@@ -610,6 +610,32 @@ def test_a_plan_without_a_wait_is_found_before_anything_is_compiled(monkeypatch:
             compiled("encoder", plan=persistent.KIND)
 
 
+def test_programs_of_veus_are_read_back_from_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = persistent.schedule_by_ranges
+    noted: list[VDevicePlan] = []
+
+    def note(*arguments: Any) -> VDevicePlan:
+        noted.append(schedule(*arguments))
+        return noted[-1]
+
+    monkeypatch.setattr(KernelCache, "load_lowering", nothing)
+    monkeypatch.setattr(persistent, "schedule_by_ranges", note)
+    model = compiled("encoder", plan=persistent.KIND)
+    ((step,), (device,)) = plan_of(model).steps, noted
+    nodes = [each.node for each in unroll_steps(plan_of(model).fallback)]
+    assert isinstance(step, KernelStep)
+
+    def shown(each: Any) -> dict[str, list[Any]]:
+        if isinstance(each, WaitEvent):
+            return {"wait": [step.events[each.event]]}
+        return {"execute": [nodes[each.operator], each.first, each.count]}
+
+    expected_programs = [[shown(each) for each in program] for program in device.programs]
+    assert model.programs() == [expected_programs]
+    assert load_model(model.save(tmp_path), runtime="emulator").programs() == [expected_programs]
+    assert compiled("encoder", plan=waves.KIND).programs() == []
+
+
 def test_waves_that_overlap_dependent_nodes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def merged(predecessors: Sequence[Sequence[int]]) -> list[list[int]]:
         return [list(range(len(predecessors)))]
