@@ -15,6 +15,7 @@ from typing import Any
 
 from roller_svc.api import Inputs, Kernel
 from roller_svc.api import compile as compile_kernel
+from roller_svc.compiler.as_schedule import explain_as_schedule, first_plan
 from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import build_request, resolve_spec
 from roller_svc.compiler.schedule_cost import price_schedule
@@ -62,6 +63,31 @@ class Schedule:
         """
         self._request = build_request(expression, inputs or {}, target=target, outputs=outputs, hardware=hardware)
         self._written = read_steps([] if steps is None else steps, self.program)
+
+    @classmethod
+    def from_construction(
+        cls,
+        expression: str,
+        inputs: Inputs | None = None,
+        target: str = "local",
+        *,
+        outputs: Sequence[str] | None = None,
+        hardware: HardwareSpec | str | None = None,
+        **options: Any,
+    ) -> Schedule:
+        """Return the model's first plan as a schedule: `roller explain --as-schedule`. `options` are those of `compile`.
+
+        Raises ScheduleError (schedule-construction) with what no step says.
+        """
+        request = build_request(expression, inputs or {}, target=target, outputs=outputs, hardware=hardware, **options)
+        found = explain_as_schedule(request, first_plan(request))
+        if found.steps is None:
+            raise ScheduleError(
+                f"construction's plan has no steps: {found.missing}",
+                code="schedule-construction",
+                hint=f"its tiles are the options {found.options}",
+            )
+        return cls(expression, inputs, target, found.steps, outputs=outputs, hardware=hardware)
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -361,7 +361,7 @@ def _gpu_parts(visits: TreeVisits, statements: Sequence[_Statement], mach: Machi
     needs = BlockResources(threads, _registers(visits.storages, mach), shared_bytes(_shared(visits.storages)))
     resident = blocks_per_core(needs, hw)
     busy = min(grid, resident * mach.cores) * threads
-    in_flight = busy * sum(a.element.dtype.bytes for e in statements for a in e.accesses if a.scope is None) * min(UNROLL, batches)
+    in_flight = busy * sum(map(_bytes_in_flight, statements))
     launch = Launch((), (), 1, 1, grid, threads, 0)
     operations = sum(each.operations for each in statements)
     costs = simt_costs(
@@ -412,6 +412,13 @@ def _sectors(access: _Access, visit: Visit, mach: Machine) -> float:
         return warp
     along = min(thread.extent, warp)
     return min(float(warp), warp / along * max(1.0, along * abs(step) * access.element.dtype.bytes / SECTOR_BYTES))
+
+
+def _bytes_in_flight(statement: _Statement) -> int:
+    """Return the bytes of memory that a thread asks for before it waits: of its lanes, and some rounds of its loops."""
+    copies = statement.visit.extent(LoopKind.VECTOR) * statement.visit.extent(LoopKind.UNROLL)
+    loaded = sum(access.element.dtype.bytes for access in statement.accesses if access.scope is None)
+    return loaded * copies * min(UNROLL, _rounds(statement))
 
 
 def _rounds(statement: _Statement) -> int:

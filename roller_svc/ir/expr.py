@@ -111,7 +111,7 @@ COMPARISONS = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE, OpKind.EQ, 
 
 
 class _Known:
-    """What `axes_of` and `loads_of` have found of a node, which never changes: stages ask often."""
+    """Keep the results of `axes_of` and `loads_of` for a node, which never changes: stages ask often."""
 
     __slots__ = ("axes", "loads")
     axes: frozenset[str]

@@ -20,6 +20,7 @@ from roller_svc.errors import ArgumentError, ScheduleError
 from roller_svc.ir.program import TensorProgram
 from roller_svc.schedule import build_tree
 from roller_svc.schedule.by_hand import schedule_by_hand
+from roller_svc.schedule.schedule import At
 from roller_svc.schedule.steps import OPERATIONS, Step, apply_step
 
 EXPRESSION = "C[m, n] +=! A[m, k] * B[k, n]"
@@ -153,6 +154,16 @@ def test_what_cannot_be_accumulated_in_a_loop_is_refused() -> None:
             schedule_by_hand(MATMUL, steps)
     with pytest.raises(ScheduleError, match="is not a reduction"):
         schedule_by_hand(BLUR, "B: accumulate_at y")
+
+
+def test_copies_and_accumulators_have_names_of_their_own() -> None:
+    steps = "A: cache C.update k stack\nB: cache C.update k stack\nC.update: split k 4 as ko ki\nC.update: rfactor ki\n"
+    schedule = schedule_by_hand(MATMUL, steps + "C.update: split ki 2 as a b\nC.update: rfactor a")
+    assert [f.name for f in schedule.functions] == ["A.cache", "B.cache", "C.part", "C.part2", "C"]
+    assert [f.computed for f in schedule.functions[:2]] == 2 * [At("C.part.update", "ki")]
+    squares = program("o[i] = a[i] * 2.0; p[i] = o[i] + a[i]", ["o", "p"], a="float32 9")
+    copied = schedule_by_hand(squares, "a: cache o i stack\na: cache p i stack")
+    assert [f.name for f in copied.functions] == ["a.cache", "o", "a.cache2", "p"]
 
 
 def test_a_function_in_a_loop_of_an_update_stays_there() -> None:
