@@ -290,7 +290,7 @@ def loads_of(expr: Expr) -> tuple[Load, ...]:
     try:
         return expr.loads
     except AttributeError:
-        loads = (expr,) if isinstance(expr, Load) else ()
+        loads: tuple[Load, ...] = (expr,) if isinstance(expr, Load) else ()
         for child in children(expr):
             loads += loads_of(child)
         object.__setattr__(expr, "loads", loads)
