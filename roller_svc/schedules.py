@@ -282,6 +282,10 @@ class Stage:
         """Run the iterations of a loop on threads of a block."""
         return self._then("thread", loop=loop)
 
+    def add_threads(self, name: str, extent: int) -> Stage:
+        """Add a loop over threads of a block, the first of which does the work of the stage."""
+        return self._then("add_threads", name=name, extent=extent)
+
     def unroll(self, loop: str) -> Stage:
         """Unroll a loop completely."""
         return self._then("unroll", loop=loop)
@@ -289,6 +293,10 @@ class Stage:
     def accumulate_at(self, loop: str) -> Stage:
         """Accumulate the reduction in a tile in each iteration of a loop, which then writes it."""
         return self._then("accumulate_at", loop=loop)
+
+    def rfactor(self, loop: str) -> Stage:
+        """Give each iteration of a loop of a split reduced axis an accumulator of its own, `C.part`."""
+        return self._then("rfactor", loop=loop)
 
     def inline(self) -> Stage:
         """Replace each load of the function by its value."""

@@ -55,6 +55,25 @@ def build_request(
     **options: object,
 ) -> BuildRequest:
     """Validate a request. Raises InputError that names the invalid option, TypeError for one that does not exist."""
+    request = read_request(expression, inputs, target=target, outputs=outputs, hardware=hardware, **options)
+    if request.schedule is not None:
+        check_schedule(request)
+    return request
+
+
+def read_request(
+    expression: object,
+    inputs: object,
+    *,
+    target: object = "local",
+    outputs: object = None,
+    hardware: object = None,
+    **options: object,
+) -> BuildRequest:
+    """Validate a request but for its schedule, whose steps are read and not applied. Raises as `build_request` does.
+
+    So it takes milliseconds whatever a client sends.
+    """
     text, types = validate_expression(expression), tensor_types(inputs)
     request = BuildRequest(
         text,
@@ -64,8 +83,6 @@ def build_request(
         validate_hardware(hardware),
         **read_options(KernelOptions, options, types),
     )
-    if request.schedule is not None:
-        check_schedule(request, options["schedule"])
     if request.runtime is RuntimeChoice.EMULATOR:
         check_emulable(resolve_spec(request))
         return replace(request, select=SelectionMode.MODEL)  # emulator times say nothing about a GPU

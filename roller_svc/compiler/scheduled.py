@@ -25,12 +25,10 @@ from roller_svc.schedule.step_json import format_document
 EXCLUDED = ("family", "tiles", "constants", "donate", "max_workspace_bytes")  # options of construction
 
 
-def check_schedule(request: BuildRequest, source: object) -> None:
-    """Raise ArgumentError for options that a schedule excludes, ScheduleError for an illegal one, also on the device.
+def check_schedule(request: BuildRequest) -> None:
+    """Check the schedule of a request, which may take minutes: a service does so in a process with a time limit.
 
-    Args:
-        request: the request with the schedule.
-        source: the schedule as it was given.
+    Raises ArgumentError for options that a schedule excludes, ScheduleError for an illegal one, also on the device.
     """
     for name in EXCLUDED:
         if getattr(request, name) != options_of(KernelOptions)[name].default:
@@ -40,7 +38,9 @@ def check_schedule(request: BuildRequest, source: object) -> None:
             )
     spec = resolve_spec(request)
     check_device(spec)
-    schedule_for_device(parse_once(request.expression, request.inputs, request.outputs)[0], source, spec)
+    if request.schedule is None:
+        raise InvariantError("the request has no schedule")
+    schedule_for_device(parse_once(request.expression, request.inputs, request.outputs)[0], request.schedule.written, spec)
 
 
 def schedule_for_device(program: TensorProgram, source: object, spec: HardwareSpec | None) -> Schedule:

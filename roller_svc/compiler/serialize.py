@@ -136,6 +136,8 @@ def parse_error(facts: Mapping[str, Any]) -> RollerError:
         error = kind(tuple(nodes), hint=facts["hint"])
     elif issubclass(kind, InputError):
         error = kind(message, **{name: facts[name] for name in ("line", "column", "end_column", "hint")})
+        if isinstance(error, ScheduleError) and facts["step"] is not None:
+            error.step = int(facts["step"])
     elif issubclass(kind, CompileError):
         error = kind(message, log=str(facts["log"]))
     else:

@@ -21,7 +21,7 @@ from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
 from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import build_request, request_json, resolve_spec
 from roller_svc.compiler.schedule_cost import price_schedule, schedule_cost_json
-from roller_svc.compiler.scheduled import check_device, schedule_for_device
+from roller_svc.compiler.scheduled import check_device, check_schedule, schedule_for_device
 from roller_svc.compiler.serialize import Json
 from roller_svc.errors import BuildServiceError, InputError, InvariantError, KernelTimeoutError, ScheduleError
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
@@ -41,11 +41,13 @@ MEMORY_BYTES = 2 << 30  # limit of one worker process
 
 
 def compute_key(task: BuildTask) -> ActionKey:
-    """Return the action's key.
+    """Return the action's key, once its schedule, if it has one, is legal.
 
     Raises InputError for an invalid request and BuildServiceError if this process runs other code than the service.
     """
     task.check_generator()
+    if task.request.schedule is not None:
+        check_schedule(task.request)
     return action_key(task.request)
 
 
@@ -70,7 +72,7 @@ class CheckedSchedule:
     cost: Json | None = None
 
 
-def check_schedule(task: ScheduleTask) -> CheckedSchedule:
+def check_task(task: ScheduleTask) -> CheckedSchedule:
     """Check a schedule. Raises InputError for an invalid program or device."""
     given = {"target": task.target, "hardware": task.hardware}
     device = {name: value for name, value in given.items() if value is not None}
@@ -153,7 +155,7 @@ class RequestValidator:
         return _run(
             partial(self._workers.call, BuildTask(request, LOADED_GENERATOR)),
             f"the program takes longer than {self._timeout_s:g} s to be read and checked",
-            "fewer or simpler conditions and indices",
+            "fewer or simpler conditions and indices, or fewer steps of a schedule",
         )
 
 
@@ -168,7 +170,7 @@ class ScheduleChecker:
     def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:
         self._timeout_s = timeout_s
         codec = JsonCodec(asdict, _parse_schedule)
-        self._workers = WorkerPool(check_schedule, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
+        self._workers = WorkerPool(check_task, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
 
     def check(self, task: ScheduleTask) -> CheckedSchedule:
         """Return the schedule's first problem, or its tree.
@@ -204,7 +206,9 @@ def _run(call: Callable[[], R], late: str, hint: str) -> R | InputError:
 
 
 def _cache_key(request: BuildRequest) -> bytes:
-    return hashlib.sha256(json.dumps(request_json(request), sort_keys=True).encode()).digest()
+    """Return what names a request, with the schedule as it is written: its errors name lines."""
+    content = {"request": request_json(request), "schedule": None if request.schedule is None else request.schedule.written}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).digest()
 
 
 def _result_bytes(result: ActionKey | InputError) -> int:

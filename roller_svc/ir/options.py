@@ -10,15 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache
-from typing import Any, NewType, TypedDict, get_args, get_type_hints
+from typing import Any, Self, TypedDict, get_args, get_type_hints
 
 from roller_svc.ir.constraints import TILE_FIELDS, OpClass, ScheduleConstraints, WinogradMode
 
 InputNames = tuple[str, ...]
 Tiles = tuple[tuple[str, int], ...]  # (public option, value); see TILE_FIELDS
-ScheduleText = NewType("ScheduleText", str)  # canonical text of a schedule by hand: schedule/step_text.py
 LAUNCHERS = ("ctypes", "cupy", "torch", "cpp")  # of saved kernels and models, by what the caller has
 HOST_LAUNCHERS = tuple(name for name in LAUNCHERS if name != "cupy")  # of code for CPUs
+
+
+class ScheduleText(str):
+    """Canonical text of a schedule by hand (schedule/step_text.py). Equal ones are equal, however they were written."""
+
+    written: object  # the text, document or steps that it was read from: errors name its lines
+
+    def __new__(cls, text: str, written: object = None) -> Self:
+        schedule = super().__new__(cls, text)
+        schedule.written = text if written is None else written
+        return schedule
 
 
 class SelectionMode(Enum):
@@ -37,6 +47,7 @@ WINOGRAD = {
     "help": "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
     "metavar": "WHEN",
 }
+TOP_K = {"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"}
 SCHEDULE = {
     "help": "schedule by hand, instead of construction: docs/schedule.md",
     "metavar": "FILE",
@@ -82,7 +93,7 @@ class EstimateOptions(CommonOptions):
 class SearchOptions(CommonOptions):
     """Options of the search for a kernel, or for each kernel of a model."""
 
-    top_k: int = field(default=10, metadata={"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"})
+    top_k: int = field(default=3, metadata=TOP_K)
     select: SelectionMode = field(
         default=SelectionMode.MEASURE,
         metadata={
@@ -123,6 +134,7 @@ class NamedOptions(SearchOptions):
 class KernelOptions(NamedOptions):
     """Options of kernels."""
 
+    top_k: int = field(default=10, metadata=TOP_K)
     runtime: RuntimeChoice = field(
         default=RuntimeChoice.AUTO,
         metadata={

@@ -16,7 +16,7 @@ from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, iter_subexpressions
 from roller_svc.ir.index import add, ceil_div, div, mod, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 from roller_svc.ir.schedule import LoopKind, Scope
-from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Rename, Schedule, Site, Split, Stage, StagePart
+from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Rename, Repeat, Schedule, Site, Split, Stage, StagePart
 
 # Copies of a statement by unrolled and vector loops: compilers take seconds for some hundreds.
 MAX_COPIES = 512
@@ -312,6 +312,8 @@ def _nest(function: Function, stage: Stage, region: tuple[Range, ...], path: tup
         start = ranges[axis.name].first if axis.name in ranges else num(0)
         placed[axis.name] = expression(linear(add(start, values[axis.name]))) if start != num(0) else values[axis.name]
         guards += _domain(axis, placed[axis.name], start, extents[axis.name], in_scope)
+    for value, size in stage.limits:
+        guards.append(Guard(expression(linear(substitute(value, placed))), size, below=False, above=True))
     return Nest(stage, prefix, path, loops, placed, tuple(guards), reads)
 
 
@@ -334,6 +336,8 @@ def _check_depth(stage: Stage, outer: int) -> None:
                 nodes[cut.outer] = nodes[cut.inner] = nodes[cut.fused] + 2
             case Rename():
                 nodes[cut.loop] = nodes[cut.name]
+            case Repeat():
+                pass
     if max(nodes.values(), default=0) > MAX_INDEX_NODES:
         loop = max(nodes, key=nodes.__getitem__)
         raise ScheduleError(
@@ -360,6 +364,8 @@ def extents_of(stage: Stage, axes: Mapping[str, int]) -> dict[str, int]:
                     )
             case Rename():
                 whole[cut.name] = whole[cut.loop]
+            case Repeat():
+                whole[cut.name] = cut.extent
     return whole
 
 
@@ -385,6 +391,8 @@ def _values(stage: Stage, whole: Mapping[str, int], loops: Mapping[str, Expr]) -
                 values[cut.inner] = mod(values[fused], whole[cut.inner])
             case Rename():
                 values[cut.loop] = values[cut.name]
+            case Repeat():
+                ragged.append((values[cut.name], 1))
     return values, ragged
 
 

@@ -44,8 +44,7 @@ def check_launches(schedule: Schedule) -> Nests:
     buffers = inputs | nests.outputs | {*rooted.values()}
     for root, members in nests.launches.items():
         stages = [stage.name for member in members for stage in nests.functions[member].stages]
-        same = known is not None and known.launches.get(root) == members
-        if known is None or not same or any(nests.nests[stage] is not known.nests.get(stage) for stage in stages):
+        if known is None or any(nests.nests[stage] is not known.nests.get(stage) for stage in stages):
             check(builder.stages(nests.functions[root]), buffers)
     return nests
 
@@ -114,16 +113,34 @@ class _TreeBuilder:
         lets = {a: _let_name(nest, a) for a in nest.values if _wants_let(nest, a)}
         names = {a: ref(lets[a]) if a in lets else value for a, value in nest.values.items()}
         nodes: tuple[Node, ...] = (self._compute(function, nest, names),)
+        meeting = self._deepest_meeting(nest)
+        divergent = [g for g in nest.guards if _depth(nest, g.value) <= meeting and _depends_on_threads(nest, g)]
         for depth in range(len(nest.loops), -1, -1):
             loop = nest.loops[depth - 1] if depth else None
+            if divergent and depth == meeting:
+                nodes = _where(divergent, nodes)
             if loop is not None:
                 nodes = self.at_site(At(nest.stage.name, loop.name), nodes)
-            guards = [g for g in nest.guards if _depth(nest, g.value) == depth]
+            guards = [g for g in nest.guards if _depth(nest, g.value) == depth and g not in divergent]
             here = [(lets[a], v) for a, v in nest.values.items() if a in lets and _depth(nest, v) == depth]
             nodes = (
                 _threaded(nest, loop, guards, here, nodes) if _shares_threads(nest, loop) else _looped(loop, guards, here, nodes)
             )
         return nodes
+
+    def _deepest_meeting(self, nest: Nest) -> int:
+        """Return the depth of the innermost loop at whose site threads meet at barriers, or 0.
+
+        All threads run this loop and those around it: guards that threads see differently are inside of the site.
+        """
+        sites = [At(nest.stage.name, loop.name) for loop in nest.loops]
+        return max((depth for depth, site in enumerate(sites, 1) if self._has_barriers(site)), default=0)
+
+    def _has_barriers(self, site: Site) -> bool:
+        """Return whether a shared tile is computed at a site, or in a loop of what is computed there."""
+        computed = [function for function in self.nests.functions.values() if function.computed == site]
+        inside = [At(stage.name, loop.name) for function in computed for stage in function.stages for loop in stage.loops]
+        return any(f.scope is Scope.SHARED for f in computed) or any(self._has_barriers(each) for each in inside)
 
     # one point ------------------------------------------------------------------------------------------------------
     def _compute(self, function: Function, nest: Nest, names: Mapping[str, Expr]) -> Node:
@@ -279,11 +296,21 @@ def _threaded(
         value = mod(value, loop.extent)
     elif inside * loop.extent != threads:
         guards = (Guard(ref(loop.var), loop.extent, below=False, above=True), *guards)
-    conditions = _conditions(guards)
-    below: tuple[Node, ...] = nodes if conditions is None else (Branch(conditions, nodes),)
+    below = _where(guards, nodes)
     for name, let in reversed(lets):
         below = (Let(name, let, below),)
     return (Let(loop.var, value, below),)
+
+
+def _depends_on_threads(nest: Nest, guard: Guard) -> bool:
+    """Return whether threads of a block may see a guard differently."""
+    return not axes_of(guard.value).isdisjoint(loop.var for loop in nest.scope if loop.kind is LoopKind.THREAD)
+
+
+def _where(guards: Sequence[Guard], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return the nodes where the guards hold."""
+    conditions = _conditions(guards)
+    return nodes if conditions is None else (Branch(conditions, nodes),)
 
 
 def _conditions(guards: Sequence[Guard]) -> Expr | None:

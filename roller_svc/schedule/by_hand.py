@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from roller_svc.errors import ScheduleError
+from roller_svc.ir.options import ScheduleText
 from roller_svc.ir.program import TensorProgram
 from roller_svc.schedule.check_steps import apply_steps
 from roller_svc.schedule.default import default_schedule
@@ -63,9 +64,10 @@ def _parse_json(text: str) -> object:
         raise ScheduleError("not a schedule: too deep, or a number that is too long", code=SYNTAX_CODE) from error
 
 
-def schedule_text(source: object, program: TensorProgram | None = None) -> str:
+def schedule_text(source: object) -> ScheduleText:
     """Return the canonical text of a schedule, which is part of the key of its action. Raises as `read_steps` does."""
-    return format_steps(read_steps(source, program).steps)
+    steps = read_steps(source).steps
+    return ScheduleText(format_steps(steps), steps if isinstance(source, HasSteps) else source)
 
 
 def schedule_by_hand(program: TensorProgram, source: object) -> Schedule:

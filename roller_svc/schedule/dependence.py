@@ -191,10 +191,7 @@ class Dependence:
             # threads of a block may share elements: barriers order them
             if loop.kind is LoopKind.THREAD or are_disjoint(position, loop.var, loop.extent, inner):
                 return
-        elif any(
-            each.holds and each.depth > level and _selects_one_iteration(each.cond, loop.var, self.variables)
-            for each in self.branches
-        ):
+        elif any(each.holds and _selects_one_iteration(each.cond, loop.var, self.variables) for each in self.branches):
             return
         raise ScheduleError(
             f"iterations of {loop.kind.value} loop {loop.var} write the same elements of {tensor}",
@@ -238,11 +235,14 @@ def _same_slice(write: Position, read: Position, var: str) -> bool:
 
 
 def _selects_one_iteration(cond: Expr, var: str, variables: Variables) -> bool:
-    """Return whether the condition holds in one iteration: a conjunct is an equality with the variable."""
+    """Return whether the condition holds in one iteration: a conjunct is an equality with the variable, or says that it is 0."""
     match cond:
         case Op(kind=OpKind.LAND, args=args):
             return any(_selects_one_iteration(arg, var, variables) for arg in args)
         case Op(kind=OpKind.EQ, args=(a, b)):
             return var in variables.value(a).loops or var in variables.value(b).loops
+        case Op(kind=OpKind.LT, args=(a, Const(value=1))):
+            terms = variables.value(a).terms or ()
+            return var in dict(terms) and all(name and c > 0 for name, c in terms)
         case _:
             return False

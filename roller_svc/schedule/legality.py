@@ -11,10 +11,11 @@ import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, iter_subexpressions
+from roller_svc.ir.expr import Expr, Load, axes_of, iter_subexpressions, loads_of
 from roller_svc.ir.index import add, ref
 from roller_svc.ir.rprogram import WARPGROUP_THREADS
 from roller_svc.ir.schedule import (
@@ -123,12 +124,11 @@ class ScopeTracker:
             raise ScheduleError(f"{tensor} is used outside of its storage node", code="schedule-scope")
 
     def check_expr(self, expr: Expr) -> None:
-        for node in iter_subexpressions(expr):
-            if isinstance(node, AxisRef):
-                if node.name not in self.variables.values:
-                    raise ScheduleError(f"{node.name} is used outside of its loop", code="schedule-scope")
-            elif isinstance(node, Load):
-                self.check_load(node)
+        outside = sorted(axes_of(expr) - self.variables.values.keys())
+        if outside:
+            raise ScheduleError(f"{outside[0]} is used outside of its loop", code="schedule-scope")
+        for load in loads_of(expr):
+            self.check_load(load)
 
     def check_load(self, load: Load) -> None:
         tensor = load.tensor
@@ -168,7 +168,7 @@ def tensors_of(nodes: tuple[Node, ...]) -> set[str]:
             value = getattr(node, name, None)
             names.update({value} if isinstance(value, str) else {getattr(value, "tensor", "")})
         for expr in expressions(node):
-            names.update(load.tensor for load in iter_subexpressions(expr) if isinstance(load, Load))
+            names.update(load.tensor for load in loads_of(expr))
     return names
 
 
@@ -211,12 +211,19 @@ def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
     return strides
 
 
+class _Width(NamedTuple):
+    """How many consecutive threads agree on what is around a node."""
+
+    threads: int
+    cause: str  # what they agree on
+
+
 @dataclass(slots=True)
 class _Verifier:
     scopes: ScopeTracker
     strides: dict[str, int]  # thread loop → consecutive threads with the same value
     warp: int  # threads
-    widths: list[int] = field(default_factory=list)  # of enclosing branches and loops: consecutive threads that agree
+    widths: list[_Width] = field(default_factory=list)  # of enclosing branches and loops
 
     def nodes(self, nodes: tuple[Node, ...]) -> None:
         for node in nodes:
@@ -265,7 +272,7 @@ class _Verifier:
                 f"loop {loop.var} is inside of a vector loop: only innermost loops can be vectorized",
                 code="schedule-vector-inner",
             )
-        alike: tuple[int, ...] = ()
+        alike: tuple[_Width, ...] = ()
         if loop.stop is not None:
             if loop.kind is not LoopKind.SERIAL:
                 raise ScheduleError(
@@ -273,7 +280,7 @@ class _Verifier:
                     code="schedule-extent",
                 )
             self.scopes.check_expr(loop.stop)
-            alike = self._convergence_widths(loop.stop)
+            alike = self._convergence_widths(loop.stop, f"the end of loop {loop.var}")
         self.widths += alike
         with self.scopes.bind(loop.var, Value.of_loop(loop.var)), self.scopes.dependence.inside(loop):
             self.nodes(loop.body)
@@ -316,7 +323,7 @@ class _Verifier:
         self.scopes.check_expr(branch.cond)
         if branch.elect:
             self._check_convergent("warp")
-        alike = self._convergence_widths(branch.cond)
+        alike = self._convergence_widths(branch.cond, "a condition")
         self.widths += alike
         branches = self.scopes.dependence.branches
         for holds, nodes in ((True, branch.then), (False, branch.otherwise)):
@@ -341,11 +348,13 @@ class _Verifier:
 
     def _check_convergent(self, threads: str) -> None:
         known = {"warp": self.warp, "warpgroup": WARPGROUP_THREADS}
-        uneven = any(threads not in known or alike % known[threads] for alike in self.widths)
-        if uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.scopes.loops):
+        uneven = [cause for alike, cause in self.widths if threads not in known or alike % known[threads]]
+        uneven += [f"{x.kind.value} loop {x.var}" for x in self.scopes.loops if x.kind in (LoopKind.VECTOR, LoopKind.PARALLEL)]
+        if uneven:
+            tiles = [name for name, (_, scope) in self.scopes.storages_in_scope.items() if scope is Scope.SHARED]
+            where = f" where they share {tiles[-1]}" if tiles else ""
             raise ScheduleError(
-                f"{threads}-collective node in divergent control flow: threads disagree on a condition or loop around it, "
-                "as where they share a tile of an extent that a split does not divide",
+                f"{threads}-collective node in divergent control flow: threads disagree on {uneven[0]}{where}",
                 code="schedule-barrier",
             )
 
@@ -496,14 +505,14 @@ class _Verifier:
             case _:
                 pass
 
-    def _convergence_widths(self, expr: Expr) -> tuple[int, ...]:
+    def _convergence_widths(self, expr: Expr, what: str) -> tuple[_Width, ...]:
         """Return how many consecutive threads agree on a value, where threads of a block may differ."""
         value = self.scopes.variables.value(expr)
         threads = {loop.var for loop in self.scopes.loops if loop.kind is LoopKind.THREAD}
         if threads and value.from_data:
-            return (1,)
-        strides = [self.strides[var] for var in threads & value.loops]
-        return (math.gcd(*strides),) if strides else ()
+            return (_Width(1, f"{what} that follows from data"),)
+        strides = {var: self.strides[var] for var in sorted(threads & value.loops)}
+        return (_Width(math.gcd(*strides.values()), f"{what} that follows from {', '.join(strides)}"),) if strides else ()
 
     def _compute(self, node: Compute) -> None:
         self.scopes.check_in_scope(node.tensor)

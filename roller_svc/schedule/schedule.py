@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from roller_svc.errors import ScheduleError
+from roller_svc.ir.expr import Expr
 from roller_svc.ir.program import Axis, TensorExpr, TensorProgram
 from roller_svc.ir.schedule import LoopKind, Scope
 
@@ -72,7 +73,15 @@ class Rename:
     name: str
 
 
-Cut = Split | Fuse | Rename
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A loop of no axis, whose first iteration does the work of the stage."""
+
+    name: str
+    extent: int
+
+
+Cut = Split | Fuse | Rename | Repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +92,17 @@ class StageLoop:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage. Its `loops`, outermost first, come from `axes` by `cuts`, in order."""
+    """A stage. Its `loops`, outermost first, come from `axes` by `cuts`, in order.
+
+    It runs where each of `limits`, an expression of axes and a size, is less than the size.
+    """
 
     name: str
     part: StagePart
     axes: tuple[Axis, ...]
     loops: tuple[StageLoop, ...]
     cuts: tuple[Cut, ...] = ()
+    limits: tuple[tuple[Expr, int], ...] = ()
 
     def position(self, loop: str) -> int:
         for i, stage_loop in enumerate(self.loops):
@@ -108,7 +121,7 @@ class Stage:
                     names |= {cut.outer, cut.inner}
                 case Fuse():
                     names.add(cut.fused)
-                case Rename():
+                case Rename() | Repeat():
                     names.add(cut.name)
         return frozenset(names)
 
@@ -123,6 +136,8 @@ class Stage:
                     origin[cut.fused] = origin[cut.outer] | origin[cut.inner]
                 case Rename():
                     origin[cut.name] = origin[cut.loop]
+                case Repeat():
+                    origin[cut.name] = frozenset()
         return origin[loop]
 
 

@@ -109,6 +109,8 @@ OPERATIONS = {
     "block": Operation(STAGE, (_LOOP,), transforms.block),
     "thread": Operation(STAGE, (_LOOP,), transforms.thread),
     "unroll": Operation(STAGE, (_LOOP,), transforms.unroll),
+    "add_threads": Operation(STAGE, (Field("name", FieldKind.NEW_NAME), Field("extent", FieldKind.NUMBER)), transforms.add_threads),
+    "rfactor": Operation(STAGE, (_LOOP,), transforms.rfactor),
     "accumulate_at": Operation(STAGE, (_LOOP,), transforms.accumulate_at),
     "inline": Operation(PRODUCER, (), transforms.inline),
     "compute_root": Operation(PRODUCER, (), transforms.compute_root),

@@ -54,6 +54,10 @@ def _steps_before(schedule: Schedule, stage: Stage, refused: Step, code: str) ->
     names = [loop.name for loop in stage.loops]
     if refused.op == "accumulate_at":
         yield from _accumulated(schedule, refused.subject)
+    if refused.op == "rfactor":
+        reduced = {axis.name for axis in schedule.owner(stage.name).statement.reduced}
+        split = [Step("split", stage.name, (("loop", name), ("factor", 32))) for name in names if name in reduced]
+        yield from (_with_factor(step, factor) for step in split for factor in COMMON_FACTORS)
     match code, values:
         case "schedule-vector-inner", {"loop": str(loop)} if loop in names:
             yield _innermost(stage, loop)

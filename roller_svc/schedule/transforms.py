@@ -1,4 +1,4 @@
-"""Schedule → Schedule: split, reorder, fuse, tile, rename, vectorise, unroll, parallel, compute_at, store_at, inline.
+"""Schedule → Schedule: split, reorder, fuse, tile, rename, vectorise, parallel, compute_at, store_at, rfactor and others.
 
 Each is a pure function that returns a legal schedule or raises ScheduleError. None changes what is computed.
 """
@@ -10,11 +10,11 @@ from itertools import count
 
 from roller_svc.analysis.inlining import is_inlinable
 from roller_svc.errors import ScheduleError
-from roller_svc.ir.expr import Expr, Load, rewrite
-from roller_svc.ir.index import ref
+from roller_svc.ir.expr import Expr, Load, rewrite, substitute
+from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 from roller_svc.ir.schedule import LoopKind, Scope
-from roller_svc.schedule.bounds import extents_of, infer_bounds
+from roller_svc.schedule.bounds import MAX_LANES, extents_of, infer_bounds
 from roller_svc.schedule.build_tree import check_launches
 from roller_svc.schedule.default import split_accumulator, stage_of
 from roller_svc.schedule.nest_statements import acc_name
@@ -25,6 +25,7 @@ from roller_svc.schedule.schedule import (
     Function,
     Fuse,
     Rename,
+    Repeat,
     Schedule,
     Site,
     Split,
@@ -168,7 +169,7 @@ def accumulate_at(schedule: Schedule, stage: str, loop: str) -> Schedule:
     if function.statement.kind is StatementKind.REDUCE:
         schedule = _with_accumulator(schedule, function)
     elif all(f.name != producer for f in schedule.functions):
-        raise ScheduleError(f"{function.name} is no reduction and accumulates nothing", code="schedule-scope")
+        raise ScheduleError(f"{function.name} is not a reduction and accumulates nothing", code="schedule-scope")
     return compute_at(schedule, producer, stage, loop)
 
 
@@ -184,6 +185,84 @@ def _with_accumulator(schedule: Schedule, function: Function) -> Schedule:
     for loop in update.loops:
         schedule = _moved(schedule, At(update.name, loop.name), At(name + UPDATE, loop.name))
     return schedule
+
+
+def rfactor(schedule: Schedule, stage: str, loop: str) -> Schedule:
+    """Give each iteration of a loop of a reduction `C` an accumulator of its own (Halide's rfactor).
+
+    The loop is one of the two that a split of a reduced axis has made. The accumulators are a function `C.part`, with
+    one dimension more, whose loops are those that the stage had. `C` reduces them.
+    """
+    function = schedule.owner(stage)
+    here = schedule.stage(stage)
+    here.position(loop)
+    reduced = {axis.name: axis.extent for axis in function.statement.reduced}
+    splits = [c for c in here.cuts if isinstance(c, Split) and c.loop in reduced and loop in (c.outer, c.inner)]
+    if not splits:
+        raise ScheduleError(
+            f"{loop} of {stage} is not a loop of a split reduced axis: expected one that rfactor can give accumulators",
+            code="schedule-scope",
+        )
+    (cut,) = splits
+    names = {f.name for f in schedule.functions}
+    name = next(each for n in count(1) if (each := f"{function.name}.part{n if n > 1 else ''}") not in names)
+    part, rest = _factored(function, here, cut, loop, name)
+    at = schedule.functions.index(function)
+    schedule = replace(schedule, functions=(*schedule.functions[:at], part, rest, *schedule.functions[at + 1 :]))
+    for stage_loop in here.loops:
+        schedule = _moved(schedule, At(stage, stage_loop.name), At(name + UPDATE, stage_loop.name))
+    return _legal(schedule)
+
+
+def _factored(function: Function, update: Stage, cut: Split, loop: str, name: str) -> tuple[Function, Function]:
+    """Return a reduction as two: its accumulators for each iteration of a loop, and their reduction."""
+    statement = function.statement
+    extents = extents_of(update, statement.extents)
+    lanes = Axis(loop, extents[loop], AxisKind.SPATIAL)
+    rest = cut.outer if loop == cut.inner else cut.inner
+    reduced = (Axis(rest, extents[rest], a.kind) if a.name == cut.loop else a for a in statement.reduced)
+    whole = add(mul(ref(cut.outer), num(extents[cut.inner])), ref(cut.inner))
+    dtype, index = statement.accumulator, (*statement.index, ref(loop))
+    partial = replace(
+        statement,
+        output=name,
+        name=name,
+        type=TensorType(dtype, (*statement.type.shape, lanes.extent)),
+        axes=(*statement.spatial, lanes, *reduced),
+        index=index,
+        body=substitute(statement.body, {cut.loop: whole}),
+    )
+    total = replace(statement, axes=(*statement.spatial, replace(lanes, kind=AxisKind.REDUCE)), body=Load(name, index, dtype))
+    ragged = extents[cut.loop] % extents[cut.inner] != 0
+    moved = replace(
+        update,
+        name=name + UPDATE,
+        axes=partial.axes,
+        cuts=tuple(each for each in update.cuts if each is not cut),
+        limits=(
+            *((substitute(value, {cut.loop: whole}), size) for value, size in update.limits),
+            *(((whole, extents[cut.loop]),) if ragged else ()),
+        ),
+    )
+    start = function.stages[0]
+    site = function.computed
+    return (
+        Function(partial, (stage_of(name, StagePart.INIT, (*statement.spatial, lanes)), moved), site, site),
+        replace(function, statement=total, stages=(start, stage_of(update.name, StagePart.UPDATE, total.axes))),
+    )
+
+
+def add_threads(schedule: Schedule, stage: str, name: str, extent: int) -> Schedule:
+    """Add an innermost loop over threads of a block. The first thread does the work of the stage.
+
+    All threads take part in what is computed inside of the loop.
+    """
+    here = schedule.stage(stage)
+    if not 1 <= extent <= MAX_LANES:
+        raise ScheduleError(f"invalid number of threads: expected 1 to {MAX_LANES}, got {extent}", code="schedule-extent")
+    _check_new_names(here, name)
+    loops = (*here.loops, StageLoop(name, LoopKind.THREAD))
+    return _legal(schedule.with_stage(replace(here, loops=loops, cuts=(*here.cuts, Repeat(name, extent)))))
 
 
 def compute_root(schedule: Schedule, producer: str) -> Schedule:
@@ -225,7 +304,7 @@ def cache(schedule: Schedule, tensor: str, stage: str, loop: str, scope: Scope) 
     schedule.stage(stage).position(loop)
     types = dict(schedule.program.inputs)
     if tensor not in types:
-        raise ScheduleError(f"there is no input {tensor}", code="schedule-name", hint=f"inputs: {', '.join(types)}")
+        raise ScheduleError(f"no input is named {tensor}", code="schedule-name", hint=f"inputs: {', '.join(types)}")
     loads = [load for load in reader.statement.reads if load.tensor == tensor]
     if not loads:
         raise ScheduleError(

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from roller_svc import hardware
 from roller_svc.client.schemas import CompileRequest, EstimateRequest, ProgramModel
 from roller_svc.compiler.estimates.batch import Item
-from roller_svc.compiler.request import build_request
+from roller_svc.compiler.request import read_request
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.build import BINARY, METADATA, SOURCE
 from roller_svc.farm.models import summarize_request
@@ -26,8 +26,9 @@ LANGUAGE = "language"  # a field of kernels' facts, which models lack
 
 
 def build_request_from_body(body: CompileRequest) -> BuildRequest:
+    """Return a request whose schedule is checked where its key is computed, in a process with a time limit."""
     device: dict[str, Any] = {"target": body.target} if body.hardware is None else {"hardware": body.hardware}
-    return build_request(body.expression, inputs_from_body(body), outputs=body.outputs, **body.options.model_dump(), **device)
+    return read_request(body.expression, inputs_from_body(body), outputs=body.outputs, **body.options.model_dump(), **device)
 
 
 def items_from_body(body: EstimateRequest) -> list[Item]:
@@ -81,7 +82,13 @@ def operation_json(operation: Operation) -> Json:
         "action": operation.action,
         "attempt": operation.attempt,
     }
-    details = {"queue": operation.queue or None, "worker": operation.worker, "queue_position": operation.queue_position}
+    details = {
+        "queue": operation.queue or None,
+        "worker": operation.worker,
+        "queue_position": operation.queue_position,
+        "start_time": operation.start_time,
+        "end_time": operation.end_time,
+    }
     metadata |= {name: value for name, value in details.items() if value is not None}
     if operation.is_unserved:
         metadata["waiting_for"] = operation.queue  # no worker takes from it

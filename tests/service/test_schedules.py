@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from httpx import Client
 from serving import running
 
-from roller_svc.service.app import create_app
+from roller_svc.service.app import COMPUTE_THREADS, create_app
 from roller_svc.settings import Settings
 
 PROGRAM = {
@@ -38,6 +40,7 @@ def test_a_schedule_is_checked_and_compiled(client: Client) -> None:
     assert refused["tree"] is None
     (problem,) = refused["problems"]
     assert (problem["step"], problem["rule"], problem["line"], problem["column"]) == (1, "vector-inner", 2, 1)
+    vector_hint = problem["hint"]
     legal = f"C.update: split m 8\n{problem['hint']}\nC.update: vectorise n"
     assert check(client, legal)["problems"] == []
     assert "vector n in 30" in check(client, legal)["tree"]
@@ -64,6 +67,12 @@ def test_a_schedule_is_checked_and_compiled(client: Client) -> None:
         "schedule-vector-inner",
         "/options/schedule/steps/1",
     )
+    assert (error["line"], error["column"], error["hint"]) == (2, 1, vector_hint)
+    body["options"] = {"schedule": f"# tiled\n\n{STEPS}"}  # the same steps, and another place
+    (error,) = client.post("/v1/kernels:compile", json=body).json()["errors"]
+    assert error["line"] == 4
+    body["options"] = {"schedule": {"format": "roller-schedule/1", "program": "sha256:0", "steps": []}}
+    assert client.post("/v1/kernels:compile", json=body).json()["code"] == "schedule-program"
 
     body["options"] = {"schedule": legal}
     done = client.post("/v1/kernels:compile", json=body, headers={"Prefer": "wait=60"}).json()
@@ -72,3 +81,26 @@ def test_a_schedule_is_checked_and_compiled(client: Client) -> None:
     source = client.get(f"/v1/kernels/{done['response']['digest']}/source").text
     assert "scheduled by hand" in source
     assert client.get(f"/v1/kernels/{done['response']['digest']}/report").json()["log"] is not None
+
+
+@pytest.mark.slow
+def test_schedules_that_take_minutes_stop_no_one(tmp_path: Path) -> None:
+    """As many as the service has threads for requests, of a long statement: others are answered meanwhile."""
+    loads = ["(" + " + ".join(f"x[i, j + {60 * row + k}]" for k in range(60)) + ")" for row in range(50)]
+    names = ["i", *(f"r{n}" for n in range(256))]
+    body = {
+        "expression": f"y[i, j] = {' + '.join(loads)} where j in 9",
+        "inputs": {"x": {"dtype": "float32", "shape": [9, 4000]}},
+        "target": "cpu-x86-avx2",
+        "options": {"schedule": "\n".join(f"y: rename {old} {new}" for old, new in pairwise(names))},
+    }
+    settings = Settings(store=tmp_path / "store", workers=1, check_timeout_s=4.0)
+    with (
+        running(create_app(settings)) as (_, port),
+        Client(base_url=f"http://127.0.0.1:{port}", timeout=300.0) as client,
+        ThreadPoolExecutor(COMPUTE_THREADS) as pool,
+    ):
+        slow = [pool.submit(client.post, "/v1/kernels:compile", json=body) for _ in range(COMPUTE_THREADS)]
+        assert client.get(f"/v1/kernels/sha256:{'0' * 64}").status_code == 404
+        assert not any(each.done() for each in slow)
+        assert {(each.result().status_code, each.result().json()["code"]) for each in slow} == {(422, "check-timeout")}

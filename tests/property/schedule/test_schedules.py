@@ -17,7 +17,7 @@ from roller_svc.ir.program import StatementKind
 from roller_svc.schedule.by_hand import read_steps, schedule_by_hand
 from roller_svc.schedule.default import default_schedule
 from roller_svc.schedule.nest_statements import acc_name
-from roller_svc.schedule.schedule import UPDATE, At, Schedule
+from roller_svc.schedule.schedule import UPDATE, At, Schedule, Split
 from roller_svc.schedule.step_json import format_document
 from roller_svc.schedule.step_text import format_steps
 from roller_svc.schedule.steps import Step, apply_step
@@ -28,8 +28,9 @@ RULES = {
 }
 FACTORS = (1, 2, 3, 4, 5, 8, 0, -2, 100)
 Numbers = tuple[int, ...]
+OPERATIONS = 22  # that `step_of` chooses from
 steps: st.SearchStrategy[list[Numbers]] = st.lists(
-    st.tuples(st.integers(0, 20), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12
+    st.tuples(st.integers(0, OPERATIONS - 1), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12
 )
 names = st.sampled_from(sorted(PROGRAMS))
 
@@ -85,6 +86,11 @@ def step_of(schedule: Schedule, numbers: Numbers) -> Step:
         case 19:
             tensor = schedule.program.inputs[c % len(schedule.program.inputs)][0]
             return Step("cache", tensor, (("stage", stage.name), ("loop", loop), ("scope", ("registers", "stack")[c % 2])))
+        case 20:
+            reduced = [s for f in schedule.functions if f.statement.reduced for s in f.stages[1:]]
+            stage = (reduced or stages)[a % len(reduced or stages)]
+            halves = [x.inner if b % 2 else x.outer for x in stage.cuts if isinstance(x, Split)] or loops
+            return Step("rfactor", stage.name, (("loop", halves[c % len(halves)]),))
         case _:
             return Step("serial", stage.name, (("loop", loop),))
 
@@ -160,7 +166,7 @@ def test_row_27_most_hints_are_legal_steps() -> None:
     hints: list[Step | None] = []
     while len(hints) < 200:
         name = numbers.choice(("matmul", "blur", "softmax", "windowed"))
-        chosen = [tuple(numbers.randrange(21 if i == 0 else 31) for i in range(4)) for _ in range(6)]
+        chosen = [tuple(numbers.randrange(OPERATIONS if i == 0 else 31) for i in range(4)) for _ in range(6)]
         for refusal in follow(name, chosen)[2]:
             if means_nothing(refusal):
                 continue
@@ -201,5 +207,5 @@ def test_row_25_compiled_schedules_give_the_reference(name: str, recipes: list[l
 def test_row_25_two_hundred_compiled_schedules_give_the_reference(name: str) -> None:
     numbers = Random(1)
     for _ in range(4):
-        recipes = [[tuple(numbers.randrange(21 if i == 0 else 31) for i in range(4)) for _ in range(12)] for _ in range(50)]
+        recipes = [[tuple(numbers.randrange(OPERATIONS if i == 0 else 31) for i in range(4)) for _ in range(12)] for _ in range(50)]
         compiled_schedules_agree(name, recipes)

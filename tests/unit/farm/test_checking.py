@@ -11,11 +11,20 @@ from dataclasses import replace
 import pytest
 
 from roller_svc.compiler.action import PARTS, ActionKey, action_digest, action_key
-from roller_svc.compiler.request import build_request
-from roller_svc.errors import BuildServiceError, ExprSyntaxError, InputError, KernelTimeoutError, RollerError
+from roller_svc.compiler.request import build_request, read_request
+from roller_svc.errors import (
+    ArgumentError,
+    BuildServiceError,
+    ExprSyntaxError,
+    InputError,
+    KernelTimeoutError,
+    RollerError,
+    ScheduleError,
+)
 from roller_svc.farm import checking as module
 from roller_svc.farm.build import LOADED_GENERATOR, BuildTask
-from roller_svc.farm.checking import MAX_ATTEMPTS, RequestValidator, ScheduleChecker, ScheduleTask, check_schedule, compute_key
+from roller_svc.farm.checking import MAX_ATTEMPTS, RequestValidator, ScheduleChecker, ScheduleTask, check_task, compute_key
+from roller_svc.ir.constraints import OpClass
 
 REQUEST = build_request("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, target="cpu-x86-avx2")
 
@@ -110,7 +119,7 @@ SCHEDULE = ScheduleTask("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, None, "y
 def test_a_schedule_is_checked_in_a_process_that_can_be_stopped() -> None:
     checker = ScheduleChecker(60.0)
     try:
-        assert checker.check(SCHEDULE) == check_schedule(SCHEDULE)
+        assert checker.check(SCHEDULE) == check_task(SCHEDULE)
         legal = checker.check(replace(SCHEDULE, schedule="y: split i 8"))
         assert (legal.problems, legal.tree) == ((), "serial i.outer in 8\n  serial i.inner in 8\n    let i\n      y[...] =")
         with pytest.raises(ExprSyntaxError):
@@ -127,6 +136,19 @@ def test_a_schedule_is_checked_in_a_process_that_can_be_stopped() -> None:
         with pytest.raises(RollerError) as refused:
             checker.check(SCHEDULE)
         assert (refused.value.code, stub.asked) == (code, len(errors))
+
+
+def test_a_schedule_of_a_request_is_checked_where_its_key_is_computed(checking: RequestValidator) -> None:
+    """Reading a request applies no step: that may take minutes."""
+    request = read_request("y[i] = x[i]", {"x": ("float32", (64,))}, schedule="# halves\ny: split i 100", target="cpu-x86-avx2")
+    for _ in range(2):
+        with pytest.raises(ScheduleError) as refused:
+            checking.digest(request)
+        error = refused.value
+        assert (error.code, error.step, error.line, error.hint) == ("schedule-extent", 0, 2, "y: split i 64")
+    assert checking.is_cached(request)
+    with pytest.raises(ArgumentError, match="family and schedule"):
+        compute_key(BuildTask(replace(request, family=OpClass.SIMT), LOADED_GENERATOR))
 
 
 @pytest.mark.parametrize("tree", ["1", '{"problems": [], "tree": 1}', '{"problems": [{"step": 1}], "tree": null}'])

@@ -110,6 +110,9 @@ LEGAL: dict[str, Node] = {
     "own elements": loop("i", 4, write("out", "i"), kind=LoopKind.PARALLEL),
     "own accumulator": loop("i", 4, room("acc", (), write("acc"), JOIN, Compute("out", (ref("i"),), load("acc"))),
                             kind=LoopKind.PARALLEL),
+    "the first thread of both loops writes": loop(
+        "v", 4, loop("w", 4, Branch(lt(add(mul(ref("v"), num(4)), ref("w")), num(1)), (write("out"),)), kind=LoopKind.THREAD),
+        kind=LoopKind.THREAD),
     "one lane writes": loop("v", 4, Branch(eq(ref("v"), num(0)), (write("out"),)), kind=LoopKind.THREAD),
     "tiles": loop("i", 4, loop("j", 8, Compute("out", (add(mul(ref("i"), num(8)), ref("j")),), ONE)),
                   kind=LoopKind.PARALLEL),
@@ -218,6 +221,15 @@ ILLEGAL: dict[str, tuple[str, Node]] = {
         loop("v", 4, write("p", "v"), at("p", add(ref("v"), num(8))),
              Compute("out", (ref("v"),), Load("p", (add(ref("v"), num(9)),), F32)), kind=LoopKind.PARALLEL),
     ),
+    "two threads below a bound": (
+        "schedule-dependence", loop("v", 4, Branch(lt(ref("v"), num(2)), (write("out"),)), kind=LoopKind.THREAD)),
+    "threads whose difference is below a bound": (
+        "schedule-dependence",
+        loop("v", 4, loop("w", 4, Branch(lt(sub(ref("v"), ref("w")), num(1)), (write("out"),)), kind=LoopKind.THREAD),
+             kind=LoopKind.THREAD)),
+    "threads below a bound from elsewhere": (
+        "schedule-dependence",
+        loop("v", 4, Branch(lt(sub(ref("v"), num(2)), num(1)), (write("out"),)), kind=LoopKind.THREAD)),
     "a shared element for all threads": (
         "schedule-dependence",
         loop("v", 4, room("p", (), write("p"), scope=Scope.SHARED), kind=LoopKind.THREAD),

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import examples
-from schedule_support import BLUR, MATMUL, compiled, inputs_of, judged, program
+from schedule_support import BLUR, MATMUL, SOFTMAX, compiled, inputs_of, interpreted, judged, program
 
 import roller_svc
 from roller_svc.cli import main
 from roller_svc.compiler.request import build_request, request_json
 from roller_svc.errors import ArgumentError, ScheduleError
+from roller_svc.ir.program import TensorProgram
 from roller_svc.schedule import build_tree
 from roller_svc.schedule.by_hand import schedule_by_hand
+from roller_svc.schedule.schedule import At
 from roller_svc.schedule.steps import OPERATIONS, Step, apply_step
 
 EXPRESSION = "C[m, n] +=! A[m, k] * B[k, n]"
@@ -97,6 +99,51 @@ def test_a_reduction_is_accumulated_in_a_tile(dtype: str, rows: int, columns: in
     assert ("C_acc_tile[" in kernel.source) == (columns % 32 > 0)
 
 
+LANES = "C.update: split k 4\nC.update: rfactor k.inner\n"
+FACTORED = (
+    (MATMUL, LANES + "C.part: vectorise k.inner\nC.part.update: reorder m n k.outer k.inner\nC.part.update: vectorise k.inner"),
+    (MATMUL, "C: accumulate_at m\nC.acc.update: split k 5 as ko ki\nC.acc.update: rfactor ko\nC.acc.part.update: parallel ko"),
+    (MATMUL, LANES + "C.part.update: split k.outer 1 as a b\nC.part.update: rfactor a\nC.part: compute_at C.update k.inner"),
+    (MATMUL, "A: cache C.update k stack\n" + LANES),
+    (MATMUL, LANES + "C.update: split k.inner 2\nC.update: rfactor k.inner.outer"),
+    (
+        SOFTMAX,
+        "mx.update: split c 4\nmx.update: rfactor c.inner\ns: compute_at o r\nmx: compute_at o r\nmx.part: compute_at mx.update r",
+    ),
+    (program("s[] +=! x[i]", x="int8 37"), "s.acc.update: split i 8\ns.acc.update: rfactor i.outer"),
+    (program("p[r] *=! x[r, c]", x="float32 3 7"), "p.update: split c 3\np.update: rfactor c.inner"),
+)
+
+
+@pytest.mark.parametrize(("scheduled", "steps"), FACTORED)
+def test_iterations_of_a_reduction_have_accumulators(scheduled: TensorProgram, steps: str) -> None:
+    """Those beyond the end of a ragged split add nothing."""
+    schedule = schedule_by_hand(scheduled, steps)
+    inputs = inputs_of(scheduled)
+    assert any(f.name.endswith(".part") for f in schedule.functions)
+    for values in (interpreted(schedule, inputs), *(module.run(inputs) for module in compiled([schedule]))):
+        verdict = judged(scheduled, inputs, values)
+        assert verdict.ok, verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("steps", "code", "message", "hint"),
+    [
+        ("C.update: rfactor k", "schedule-scope", "k of C.update is not a loop of a split reduced axis", "C.update: split k 4"),
+        ("C.update: split m 2\nC.update: rfactor m.inner", "schedule-scope", "m.inner of C.update is not", "C.update: split k 4"),
+        ("C: split m 2\nC: rfactor m.inner", "schedule-scope", "m.inner of C is not a loop", None),
+        ("C: add_threads t 0", "schedule-extent", "invalid number of threads: expected 1 to 1024, got 0", "C: add_threads t 64"),
+        ("C: add_threads t 2000", "schedule-extent", "got 2000", "C: add_threads t 64"),
+        ("C: add_threads m 8", "schedule-name", "had, a loop m", "C: add_threads m_new 8"),
+    ],
+)
+def test_what_has_no_accumulators_or_threads_is_refused(steps: str, code: str, message: str, hint: str | None) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        schedule_by_hand(MATMUL, steps)
+    assert (refused.value.code, refused.value.hint) == (code, hint)
+    assert message in refused.value.message
+
+
 def test_what_cannot_be_accumulated_in_a_loop_is_refused() -> None:
     for steps, message in (
         ("C.update: accumulate_at m", "not the stage that writes C"),
@@ -105,8 +152,18 @@ def test_what_cannot_be_accumulated_in_a_loop_is_refused() -> None:
     ):
         with pytest.raises(ScheduleError, match=message):
             schedule_by_hand(MATMUL, steps)
-    with pytest.raises(ScheduleError, match="no reduction"):
+    with pytest.raises(ScheduleError, match="is not a reduction"):
         schedule_by_hand(BLUR, "B: accumulate_at y")
+
+
+def test_copies_and_accumulators_have_names_of_their_own() -> None:
+    steps = "A: cache C.update k stack\nB: cache C.update k stack\nC.update: split k 4 as ko ki\nC.update: rfactor ki\n"
+    schedule = schedule_by_hand(MATMUL, steps + "C.update: split ki 2 as a b\nC.update: rfactor a")
+    assert [f.name for f in schedule.functions] == ["A.cache", "B.cache", "C.part", "C.part2", "C"]
+    assert [f.computed for f in schedule.functions[:2]] == 2 * [At("C.part.update", "ki")]
+    squares = program("o[i] = a[i] * 2.0; p[i] = o[i] + a[i]", ["o", "p"], a="float32 9")
+    copied = schedule_by_hand(squares, "a: cache o i stack\na: cache p i stack")
+    assert [f.name for f in copied.functions] == ["a.cache", "o", "a.cache2", "p"]
 
 
 def test_a_function_in_a_loop_of_an_update_stays_there() -> None:
