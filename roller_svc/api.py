@@ -7,7 +7,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, Unpack
@@ -34,6 +34,7 @@ from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelOpti
 from roller_svc.ir.quantities import format_seconds
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule_cost import ScheduleCost, ScheduledEstimate
 from roller_svc.ir.story import Story
 from roller_svc.on_use import OnUse
 from roller_svc.runtime import thread_pool
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from roller_svc.compiler.explain import explain_request
     from roller_svc.compiler.kernel_cache import KernelCache
     from roller_svc.compiler.pipeline import build_kernel
+    from roller_svc.compiler.plans import TargetEstimate
     from roller_svc.compiler.scheduled import build_scheduled
     from roller_svc.runtime.cuda.module import CudaModule
     from roller_svc.runtime.saved import serialization as saved
@@ -110,7 +112,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Estimate:
-    """The performance model's estimate of a plan."""
+    """The performance model's estimate of a plan, or of a schedule by hand."""
 
     seconds: float
     stages: tuple[Stage, ...]
@@ -118,13 +120,14 @@ class Estimate:
     occupancy: float
     waves: int
     uncertainty: float
-    program: RProgram  # of the plan's slowest kernel
-    plan: Plan  # all kernels
+    program: RProgram | None  # of the plan's slowest kernel; None for a schedule by hand
+    plan: Plan | None  # all kernels; None for a schedule by hand
     roofline: tuple[RooflineBound, ...] = ()  # lower bounds for every plan of these kernels; empty for a compiled kernel
     floor: ProgramFloor | None = None  # the least time of the program, whichever kernels compute it
     above_floor: str = ""  # why the estimate is more than three times the floor
     notes: tuple[str, ...] = ()  # on the first plan
     once_s: float = 0.0  # of launches that read constants alone and run once; not part of `seconds`
+    schedule_cost: ScheduleCost | None = None  # of a schedule by hand
 
     @classmethod
     def from_plan(
@@ -135,16 +138,33 @@ class Estimate:
         above_floor: str = "",
         notes: tuple[str, ...] = (),
     ) -> Estimate:
-        total: ir_estimate.Estimate = plan.estimate
-        stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
+        program = plan.dominant_choice.program
+        return cls._of(plan.estimate, program, plan, roofline, floor, above_floor, notes)
+
+    @classmethod
+    def from_schedule(cls, scheduled: ScheduledEstimate) -> Estimate:
+        estimate = cls._of(scheduled.cost.estimate, None, None, scheduled.roofline, scheduled.floor, "", ())
+        return replace(estimate, schedule_cost=scheduled.cost)
+
+    @classmethod
+    def _of(
+        cls,
+        total: ir_estimate.Estimate,
+        program: RProgram | None,
+        plan: Plan | None,
+        roofline: tuple[RooflineBound, ...],
+        floor: ProgramFloor | None,
+        above_floor: str,
+        notes: tuple[str, ...],
+    ) -> Estimate:
         return cls(
             total.seconds,
-            stages,
+            tuple(Stage(stage.name, stage.seconds) for stage in total.stages),
             total.bound,
             total.occupancy,
             total.waves,
             total.uncertainty,
-            plan.dominant_choice.program,
+            program,
             plan,
             roofline,
             floor,
@@ -154,7 +174,8 @@ class Estimate:
         )
 
     def __repr__(self) -> str:
-        return f"<roller_svc.Estimate {self.seconds:.4g} s, bound by {self.bound}: {self.program.tile_text}>"
+        by = "a schedule by hand" if self.program is None else self.program.tile_text
+        return f"<roller_svc.Estimate {self.seconds:.4g} s, bound by {self.bound}: {by}>"
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the seconds, and the terms of which they are made."""
@@ -480,13 +501,17 @@ def estimate(
             hint="give each spec its own id: dataclasses.replace(spec, id=...)",
         )
     _warn([f"{each.spec.id}: {note}" for each in estimates for note in each.notes])
-    return {
-        each.spec.id: [
-            Estimate.from_plan(plan, each.roofline, each.floor, reason, each.notes if plan is each.plans[0] else ())
-            for plan, reason in zip(each.plans, each.reasons, strict=True)
-        ]
-        for each in estimates
-    }
+    return {each.spec.id: _estimates_of(each) for each in estimates}
+
+
+def _estimates_of(found: TargetEstimate | ScheduledEstimate) -> list[Estimate]:
+    """Return the estimates of one device as callers see them."""
+    if isinstance(found, ScheduledEstimate):
+        return [Estimate.from_schedule(found)]
+    return [
+        Estimate.from_plan(plan, found.roofline, found.floor, reason, found.notes if plan is found.plans[0] else ())
+        for plan, reason in zip(found.plans, found.reasons, strict=True)
+    ]
 
 
 @shows_options(KernelOptions)

@@ -56,27 +56,33 @@ from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph, prepare_source
 from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
+from roller_svc.graph.lowerings.programs import Program, read_programs
+from roller_svc.graph.model_story import StorySource, tell_model_story
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
+from roller_svc.graph.wiring.drift import WatchedModel
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
 from roller_svc.graph.wiring.online import OnlineSource, OnlineTuning, explore_online
 from roller_svc.graph.wiring.tree import KINDS
 from roller_svc.graph.wiring.wirer import Wirer
 from roller_svc.hardware.catalog import restrict_cores
+from roller_svc.ir.canonical import to_json
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
+from roller_svc.ir.model_story import ModelStory
 from roller_svc.ir.options import NamedArguments, NamedOptions, RuntimeChoice, SelectionMode
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.quantities import format_seconds
 from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
 from roller_svc.modes.events import Event
-from roller_svc.modes.loading import gpu_model, load_built
+from roller_svc.modes.loading import load_built, load_variant
 from roller_svc.modes.mixed import DATAFLOW, ORDERS, MixedModel, MixedSteps, build_parts
 from roller_svc.modes.registration import register_python_ops
+from roller_svc.modes.saved import MixedBundle, is_mixed, load_mixed, save_mixed
 from roller_svc.modes.stepping import PrepareSteps, Stepper, prepare_steps
 from roller_svc.runtime.binding import ELEMENT_ALIGNMENT, Array, Binding, NumpyArrays, check_names
 from roller_svc.runtime.graphs.buffers import bind_call, call_buffers
@@ -158,7 +164,7 @@ class Profile(list[ProfiledStep]):
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-_Loaded = CpuModel | GpuModel | MixedModel | Wirer
+_Loaded = CpuModel | GpuModel | MixedModel | Wirer | WatchedModel
 
 
 class _Variant:
@@ -175,6 +181,7 @@ class _Variant:
         runtime: RuntimeChoice,
         prepare_steps: PrepareSteps | None = None,
         mixed: MixedPlan | None = None,
+        story_source: StorySource | None = None,
     ) -> None:
         self.dims = dims
         self.name = name
@@ -185,6 +192,7 @@ class _Variant:
         self.is_on_device = not binary and mixed is None and runtime is not RuntimeChoice.EMULATOR
         self._load: Callable[[], _Loaded] | None = load
         self._loaded: _Loaded | None = None
+        self.story_source = story_source  # None: of a saved model, or of one over several devices, which have no graph
         self._prepare_steps = prepare_steps  # None: of a saved model, which has no source
         self._steps: dict[bool, Stepper] = {}  # by whether nodes are fused
         self._lock = Lock()
@@ -326,7 +334,7 @@ class Model:
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> dict[str, Any]:
         variant, padded = self._padded(arrays, out or {})
         if padded is None:
-            if len(self._variants) == 1 and isinstance(variant.loaded, CpuModel):
+            if len(self._variants) == 1 and isinstance(variant.loaded, CpuModel | WatchedModel):
                 self._run_plain = variant.loaded.run_plain
             return variant.loaded.run(arrays, out)
         if self.takes_device_arrays:
@@ -430,6 +438,24 @@ class Model:
         listed = [{"dims": dict(variant.dims)} | plan for variant, plan in zip(self._variants, plans, strict=True)]
         return {"kind": plans[0]["kind"], "buckets": listed}
 
+    def programs(self) -> list[list[Program]]:
+        """Return prog[vEU][order] of each launch of a persistent kernel on a GPU; nothing for other plans.
+
+        An instruction is {"execute": [node, first rTask, rTasks]} or {"wait": [node]}. With buckets the first is shown.
+        """
+        first = self._variants[0]
+        loaded = None if first.binary or first.mixed is not None else first.loaded
+        return read_programs(first.plan, loaded.weights) if isinstance(loaded, GpuModel) else []
+
+    @property
+    def story(self) -> dict[str, Any]:
+        """The story as JSON-compatible values: nodes, when each core does what, and memory. With buckets, one for each.
+
+        Times are the performance model's. Raises ArgumentError for a saved model and for one over several devices.
+        """
+        stories = [{"dims": dict(variant.dims)} | to_json(_tell(variant)) for variant in self._variants]
+        return stories[0] if len(stories) == 1 else {"buckets": stories}
+
     def save(self, folder: str | os.PathLike[str], launcher: str | Iterable[str] = ()) -> Path:
         """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model.
 
@@ -438,11 +464,18 @@ class Model:
             launcher: also write launch.py, for callers that have some of ctypes and torch. A model for an NVIDIA device has
                 "cpp" alone: model.h, model_host.c and plan.bin, a program for the CUDA driver.
         """
-        if self._variants[0].mixed is not None:
-            raise ArgumentError(
-                "a model over several devices cannot be saved", code="not-saveable", hint="save the models of its subgraphs"
-            )
         launchers = [launcher] if isinstance(launcher, str) else list(launcher)
+        loaded = self._variants[0].loaded if self._variants[0].mixed is not None else None
+        if isinstance(loaded, MixedModel):
+            if launchers:
+                raise ArgumentError(
+                    "launchers are of models for one device",
+                    code="unknown-launcher",
+                    hint="roller_svc.load_model loads the folder",
+                )
+            kernels = tuple(self._kernel_bundles[position] for position in self._variants[0].kernels)
+            mixed = MixedBundle(self.digest, self.name, self.target, loaded.program, kernels, self.report)
+            return save_mixed(loaded, mixed, folder, model_header)
         if launchers and not self._variants[0].binary:
             check_model_launchers(launchers, self.target, hardware.load(self.target).family)
         variants = tuple(
@@ -627,7 +660,11 @@ def compile_model(
     spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
     if any(place_nodes(graph, labels, spec) is not None for graph in graphs):
         if len(graphs) > 1 or tune not in (None, TUNE_KINDS[0]) or not isinstance(plan, str):
-            raise ArgumentError("a model over several devices has one bucket, and no tuning or plan by hand", code="invalid-option")
+            raise ArgumentError(
+                "a model over several devices has one bucket, and no tuning or plan by hand",
+                code="invalid-option",
+                hint='compile a model for each extent, as dims={"batch": 1}, with tune="off"' if len(graphs) > 1 else None,
+            )
         calibrate_at_first_use((target_id,), log.warning)
         chosen = _options(target_id, threads, plan, checked)
         model = _mixed_model(graphs[0], labels, weights, chosen, cache, runs_in, across, order)
@@ -684,10 +721,10 @@ def _mixed_model(
     placed = require(place_nodes(replace(graph, states=()), labels, options.hardware), "second device")
     placed = replace(placed, graph=remove_dead_nodes(placed.graph))
     parts = build_parts(placed, graph.states, weights, options, cache, runtime, across, order)
-    bundles = {bundle.digest: bundle for each in parts.built.values() for bundle in each.kernels}
-    positions = {digest: position for position, digest in enumerate(bundles)}
-    kernels = tuple(positions[bundle.digest] for each in parts.built.values() for bundle in each.kernels)
-    content = json.dumps([options.name, parts.plan.to_json(), plan_to_json(parts.caller), list(bundles), order])
+    listed = tuple(bundle for each in parts.built.values() for bundle in each.kernels)
+    content = json.dumps(
+        [options.name, parts.plan.to_json(), plan_to_json(parts.caller), list(dict.fromkeys(each.digest for each in listed)), order]
+    )
     digits = hashlib.sha256(content.encode()).hexdigest()
     name = options.name or default_name(digits)
     copies_s = sum(copy.seconds for copy in parts.plan.copies)
@@ -702,16 +739,26 @@ def _mixed_model(
     def prepare(*, fused: bool) -> Stepper:
         return MixedSteps(parts, replace(options, fuse=fused and options.fuse), cache)
 
-    variant = _Variant(
-        (), name, parts.caller, kernels, lambda: MixedModel(parts), b"", runtime, prepare, parts.plan
-    )  # fmt: skip
     report = {
         "plan": across, "plan_seconds": {across: parts.plan.seconds}, "plan_is_measured": False,
         "threads": options.hardware.num_cores if options.hardware.family is TargetKind.CPU else None,
         "order": order, "sinks": _sinks_of(parts.plan),
         "passes": [], "seconds": {}, "classes": [], "buckets": [], "lowerings": {}, "cache": {},
     }  # fmt: skip
-    return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), (variant,), report)
+    bundle = MixedBundle(f"sha256:{digits}", name, options.hardware.id, parts.program, listed, report)
+    return _join_parts(bundle, prepare)
+
+
+def _join_parts(bundle: MixedBundle, prepare: PrepareSteps | None) -> Model:
+    """Return the model of subgraphs, which are loaded at the first call."""
+    kernels = {kernel.digest: kernel for kernel in bundle.kernels}
+    positions = {digest: position for position, digest in enumerate(kernels)}
+    program = bundle.program
+    variant = _Variant(
+        (), bundle.name, program.caller, tuple(positions[kernel.digest] for kernel in bundle.kernels),
+        lambda: MixedModel(program), b"", program.runtime, prepare, program.plan,
+    )  # fmt: skip
+    return Model(bundle.digest, bundle.name, bundle.target, tuple(kernels.values()), (variant,), bundle.report)
 
 
 def _sinks_of(plan: MixedPlan) -> dict[str, Any]:
@@ -784,13 +831,24 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     }
 
 
-def load_model(folder: str | os.PathLike[str], runtime: str = "auto") -> Model:
+def load_model(folder: str | os.PathLike[str], runtime: str = "auto", *, tune: str = TUNE_KINDS[0]) -> Model:
     """Load a saved model, without a compiler.
 
     Loading runs no code. Calling the model runs the machine code in its directory with the rights of this process, so
-    load only models from trusted sources. `runtime` is that of compile_model; the emulator needs a C++ compiler.
+    load only models from trusted sources. `runtime` is that of compile_model; the emulator needs a C++ compiler. A saved
+    model has the kernels that trials have chosen, and cannot be tuned: `tune` must be "off".
     """
     runs_in = _runtime(runtime)
+    if _tune_options(tune, None) is not None:
+        raise ArgumentError(
+            f'tune must be "off" for a saved model, got "{tune}": trials make plans of its graph and pack its weights, '
+            "and it has kernels, packed weights and one plan",
+            code="cannot-measure",
+            hint=f'compile its source: roller_svc.compile_model(source, tune="{tune}") makes no trial that the cache knows',
+        )
+    if is_mixed(folder):
+        register_python_ops()
+        return _join_parts(load_mixed(folder, runs_in), None)
     bundle = saved.load_model(folder)
     if runs_in is RuntimeChoice.EMULATOR and bundle.variants[0].binary:
         reject_emulation(bundle.target)
@@ -1028,7 +1086,7 @@ def _model(
             known[number].with_kernels(_positions(each, positions))
             if number in known
             else _built_variant(
-                dims, variant_name(named, number), each, weights, _positions(each, positions), runtime, steps[number]
+                dims, variant_name(named, number), each, weights, _positions(each, positions), runtime, steps[number], options
             )
             for number, (dims, each) in enumerate(built)
         )
@@ -1075,12 +1133,13 @@ def _explore_bucket(
         if used is not None:
             wirer.use(adopt(used, number, rebuild_model(built, kernels, kind, plan, tuning.found)))
 
-    def switch(*, explores: bool) -> None:
+    def switch(loaded: Wirer | WatchedModel | CpuModel) -> None:
         used = owner()
         if used is not None:
-            used._wire(number, wirer if explores else wirer.model)
+            used._wire(number, loaded)
 
-    tuning = OnlineTuning(wirer, partial(explore_online, source, wirer, bind), switch)
+    reopens = source.options.exact or not source.options.is_background  # results of the default change their bits once at most
+    tuning = OnlineTuning(wirer, partial(explore_online, source, wirer, bind), switch, reopens=reopens)
     weakref.finalize(model, tuning.stop)
     return tuning
 
@@ -1105,22 +1164,39 @@ def _built_variant(
     kernels: tuple[int, ...],
     runtime: RuntimeChoice,
     steps: PrepareSteps,
+    options: ModelOptions,
 ) -> _Variant:
     plan, binary = built.plan, built.link(name)
 
     def load() -> CpuModel | GpuModel:
         return load_built(built, name, binary, weights, runtime)
 
-    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime, steps)
+    lowering = built.lowerings.get(plan.lowering) or {}
+    story_source = StorySource(
+        built.graph,
+        built.classes,
+        tuple(bundle.digest for bundle in built.kernels[: len(built.classes)]),
+        plan,
+        built.choice.kind if options.fuse else EAGER,
+        built.passes,
+        options.hardware,
+        lowering.get("seconds"),
+    )
+    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary, runtime, steps, story_source=story_source)
+
+
+def _tell(variant: _Variant) -> ModelStory:
+    if variant.story_source is None:
+        raise ArgumentError(
+            f"{variant.name} has no story: it was saved, or runs on several devices",
+            code="no-story",
+            hint="compile its source for one device by roller_svc.compile_model",
+        )
+    return tell_model_story(variant.story_source)
 
 
 def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeChoice) -> _Variant:
-    def load() -> CpuModel | GpuModel:
-        if bundle.binary:
-            return CpuModel(bundle.plan, bundle.name, bundle.binary, bundle.weights, bundle.packed)
-        kernels = tuple(model.kernels[position] for position in bundle.kernels)
-        return gpu_model(bundle.plan, kernels, bundle.weights, runtime)
-
+    load = partial(load_variant, bundle, model, runtime)
     return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary, runtime)
 
 

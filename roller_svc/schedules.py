@@ -15,17 +15,20 @@ from typing import Any
 
 from roller_svc.api import Inputs, Kernel
 from roller_svc.api import compile as compile_kernel
+from roller_svc.compiler.as_schedule import explain_as_schedule, first_plan
 from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import build_request, resolve_spec
-from roller_svc.compiler.scheduled import build_device_launches
+from roller_svc.compiler.schedule_cost import price_schedule
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.schedule_cost import ScheduleCost
 from roller_svc.ir.schedule_text import render
 from roller_svc.schedule.build_tree import build_tree
 from roller_svc.schedule.by_hand import read_steps
 from roller_svc.schedule.check_steps import Problem, apply_steps
 from roller_svc.schedule.default import default_schedule
+from roller_svc.schedule.device_launches import build_device_launches
 from roller_svc.schedule.schedule import Schedule as AppliedSchedule
 from roller_svc.schedule.step_json import format_document
 from roller_svc.schedule.step_text import format_steps
@@ -60,6 +63,31 @@ class Schedule:
         """
         self._request = build_request(expression, inputs or {}, target=target, outputs=outputs, hardware=hardware)
         self._written = read_steps([] if steps is None else steps, self.program)
+
+    @classmethod
+    def from_construction(
+        cls,
+        expression: str,
+        inputs: Inputs | None = None,
+        target: str = "local",
+        *,
+        outputs: Sequence[str] | None = None,
+        hardware: HardwareSpec | str | None = None,
+        **options: Any,
+    ) -> Schedule:
+        """Return the model's first plan as a schedule: `roller explain --as-schedule`. `options` are those of `compile`.
+
+        Raises ScheduleError (schedule-construction) with what no step says.
+        """
+        request = build_request(expression, inputs or {}, target=target, outputs=outputs, hardware=hardware, **options)
+        found = explain_as_schedule(request, first_plan(request))
+        if found.steps is None:
+            raise ScheduleError(
+                f"construction's plan has no steps: {found.missing}",
+                code="schedule-construction",
+                hint=f"its tiles are the options {found.options}",
+            )
+        return cls(expression, inputs, target, found.steps, outputs=outputs, hardware=hardware)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -100,6 +128,10 @@ class Schedule:
     def to_json(self) -> dict[str, object]:
         """Return the steps as JSON: `roller-schedule/1`."""
         return format_document(self.steps, self.program)
+
+    def cost(self) -> ScheduleCost:
+        """Return the performance model's price on the device. Raises ScheduleError if the device cannot run it."""
+        return price_schedule(self._apply(), resolve_spec(self._request))
 
     def compile(self, **options: Any) -> Kernel:
         """Compile the program by this schedule. `options` are those of `roller_svc.compile`. Raises ScheduleError."""

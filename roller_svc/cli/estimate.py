@@ -9,6 +9,7 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.options import EstimateOptions
+from roller_svc.ir.schedule_cost import ScheduledEstimate
 from roller_svc.on_use import OnUse
 
 if TYPE_CHECKING:
@@ -78,11 +79,14 @@ def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
     targets = [*hardware.expand_targets(options.target), *specs] or [hardware.LOCAL]
     common.calibrate_local(options, *targets)
+    if options.sensitivity and options.schedule is not None:
+        raise ArgumentError("--sensitivity is of tiles, which a schedule by hand does not have", code="invalid-option")
     results = estimate_item(item, targets, count)
     estimates = [{"item": 0, "target": result.spec.id} | target_estimate_json(result) for result in results]
     if options.sensitivity:
         for estimate, result in zip(estimates, results, strict=True):
-            estimate["sensitivity"] = plan_sensitivity_json(item, result.spec, result.plans[0])
+            if not isinstance(result, ScheduledEstimate):
+                estimate["sensitivity"] = plan_sensitivity_json(item, result.spec, result.plans[0])
     return estimates
 
 
@@ -143,9 +147,9 @@ def _rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
                     show.format_seconds(plan["seconds"]),
                     show.format_rate(plan, estimate["floor"]),
                     f"{plan['floor_share']:.0%}",
-                    len(plan["kernels"]),
+                    len(plan["kernels"]) or len(plan["launches"]),
                     plan["bound"],
-                    f"{plan['unit']} | {show.format_plan_tiles(plan)}",
+                    f"{plan['unit']} | {show.format_plan_tiles(plan)}" if plan["kernels"] else "scheduled by hand",
                 )
             )
     return rows

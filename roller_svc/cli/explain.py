@@ -14,6 +14,7 @@ from roller_svc.ir.options import KernelOptions
 from roller_svc.on_use import OnUse
 
 if TYPE_CHECKING:
+    from roller_svc.compiler.as_schedule import explain_as_schedule, first_plan
     from roller_svc.compiler.explain import assess_plan, explored_of, parse_request, rank_request
     from roller_svc.compiler.notes import reject_notes
     from roller_svc.compiler.pipeline import build_kernel
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from roller_svc.compiler.request import resolve_spec
     from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult
 else:
+    explain_as_schedule = OnUse("roller_svc.compiler.as_schedule:explain_as_schedule")
+    first_plan = OnUse("roller_svc.compiler.as_schedule:first_plan")
     reject_notes = OnUse("roller_svc.compiler.notes:reject_notes")
     assess_plan = OnUse("roller_svc.compiler.explain:assess_plan")
     build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
@@ -45,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_options(parser, KernelOptions, select="model")
     parser.add_argument("--source", action="store_true", help="print the kernel's source too")
     parser.add_argument(
+        "--as-schedule",
+        action="store_true",
+        help="print the model's first plan as a schedule by hand, and as options (--json)",
+    )
+    parser.add_argument(
         "--steps",
         type=int,
         default=DEFAULT_STEPS,
@@ -56,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     common.check_program(options)
     request = common.parse_request(options)
+    if options.as_schedule:
+        found = explain_as_schedule(request, first_plan(request))
+        show.print_result(options, found.to_json(), found.text())
+        return 0
     try:
         report = build_kernel(request)
     except ToolchainMissingError as missing:

@@ -30,6 +30,7 @@ from roller_svc.graph.devices.plan import ACROSS, MERGED
 from roller_svc.graph.inputs import Sample, random_arrays
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
+from roller_svc.graph.lowerings.programs import Program
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
@@ -85,7 +86,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     common.add_target(parser, "local")
     common.add_calibration(parser)
     add_graph_options(parser)
-    _add_devices(parser)
     common.add_server(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
 
@@ -144,6 +144,7 @@ def add_graph_options(parser: argparse.ArgumentParser, **defaults: str) -> None:
         "(default: %(default)s)",
     )
     common.offer_values(plan, dict.fromkeys((*PLANS, *GPU_PLANS, EAGER)))
+    _add_devices(parser)
     common.add_options(parser, NamedOptions, **defaults)
 
 
@@ -189,8 +190,8 @@ def _check_options(options: argparse.Namespace) -> None:
             code="cannot-measure",
             hint="give it the source of the model",
         )
-    if options.device and (options.kind == "estimate" or common.server_url(options)):
-        raise ArgumentError("--device is for models that are compiled and run here", code="invalid-option")
+    if options.device and options.kind == "estimate":
+        raise ArgumentError("--device is for models that are compiled: estimates are of one device", code="invalid-option")
     if _is_saved(options):
         flags = {
             "--device": options.device,
@@ -295,7 +296,8 @@ def graph_options(options: argparse.Namespace, **more: object) -> GraphOptions:
     constants = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in _constants(options).items()}
     fields = {
         "threads": options.threads, "plan": options.plan, "dims": _dims(options) or {}, "inputs": types,
-        "constants": constants, "states": _states(options), **common.option_values(options, NamedOptions), **more,
+        "constants": constants, "states": _states(options), "devices": _devices(options), "across": options.across,
+        "order": options.order, **common.option_values(options, NamedOptions), **more,
     }  # fmt: skip
     return remote.validate_body(GraphOptions, fields)
 
@@ -597,9 +599,13 @@ def _plan_text(model: Model) -> str:
     parts = [_summary(model), show.format_table(("uses", "estimate", "kernel", "program"), rows)]
     if subgraphs := model.plan.get("subgraphs"):
         parts.append(_subgraph_text(subgraphs, model.plan["copies"]))
-    if programs := _program_rows(model.plan["steps"]):
-        parts.append(f"prog[vEU][order]\n{show.format_table(('vEU', 'order', 'executes', 'rTasks'), programs)}")
+    if programs := [*_program_rows(model.plan["steps"]), *_event_rows(model.programs())]:
+        parts.append(_program_table(programs))
     return "\n\n".join(parts)
+
+
+def _program_table(rows: Sequence[tuple[object, ...]]) -> str:
+    return f"prog[vEU][order]\n{show.format_table(('vEU', 'order', 'executes', 'rTasks'), rows)}"
 
 
 def _subgraph_text(subgraphs: Sequence[Mapping[str, Any]], copies: Sequence[Mapping[str, Any]]) -> str:
@@ -638,7 +644,25 @@ def _program_rows(steps: Sequence[Mapping[str, Any]]) -> list[tuple[object, ...]
     return rows
 
 
+def _event_rows(launches: Sequence[Sequence[Program]]) -> list[tuple[object, ...]]:
+    """Return what each vEU of a GPU executes, launch by launch, and which nodes it waits for."""
+    rows: list[tuple[object, ...]] = []
+    for number, programs in enumerate(launches):
+        for veu, program in enumerate(programs):
+            name = veu if len(launches) == 1 else f"{veu} of launch {number}"
+            for order, instruction in enumerate(program):
+                if "wait" in instruction:
+                    rows.append((name, order, f"wait for {instruction['wait'][0]}", ""))
+                else:
+                    node, first, count = instruction["execute"]
+                    rows.append((name, order, node[:90], f"{first}..{first + count - 1}"))
+    return rows
+
+
 def _profile(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    if (programs := model.programs()) and not options.trace:
+        text = f"times are not measured: {model.target} is a GPU, and profiles are of CPUs"
+        return {"programs": programs, "steps": []}, f"{text}\n\n{_program_table(_event_rows(programs))}"
     sample = _sample(model, _arrays(model, options))
     calls = (model.profile(sample.inputs, sample.restore()) for _ in range(RUNS))
     profile = min(calls, key=lambda steps: max((step.end_s for step in steps), default=0.0))

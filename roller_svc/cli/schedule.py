@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
@@ -14,6 +15,7 @@ from roller_svc.on_use import OnUse
 if TYPE_CHECKING:
     from roller_svc.compiler.parsing import parse_once
     from roller_svc.compiler.request import build_request, resolve_spec
+    from roller_svc.compiler.schedule_cost import price_schedule, schedule_cost_json
     from roller_svc.compiler.scheduled import check_device, emit_schedule, schedule_for_device
     from roller_svc.ir.schedule_text import render
     from roller_svc.schedule.build_tree import build_tree
@@ -22,6 +24,8 @@ else:
     parse_once = OnUse("roller_svc.compiler.parsing:parse_once")
     build_request = OnUse("roller_svc.compiler.request:build_request")
     resolve_spec = OnUse("roller_svc.compiler.request:resolve_spec")
+    price_schedule = OnUse("roller_svc.compiler.schedule_cost:price_schedule")
+    schedule_cost_json = OnUse("roller_svc.compiler.schedule_cost:schedule_cost_json")
     check_device = OnUse("roller_svc.compiler.scheduled:check_device")
     emit_schedule = OnUse("roller_svc.compiler.scheduled:emit_schedule")
     schedule_for_device = OnUse("roller_svc.compiler.scheduled:schedule_for_device")
@@ -47,6 +51,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             common.add_device(each)
 
 
+def format_cost(cost: Mapping[str, Any]) -> str:
+    """Format the price of a legal schedule."""
+    columns = ("launch", "estimated", "bound", "operations", "stored", "moved", "threads")
+    rows = [
+        (
+            launch["name"],
+            show.format_seconds(launch["estimate"]["seconds"]),
+            launch["estimate"]["bound"],
+            launch["operations"],
+            show.format_bytes(launch["stored_bytes"]),
+            ", ".join(f"{level} {show.format_bytes(moved)}" for level, moved in launch["moved_bytes"].items()),
+            launch["threads"],
+        )
+        for launch in cost["launches"]
+    ]
+    return f"legal, estimated {show.format_seconds(cost['seconds'])}\n{show.format_table(columns, rows)}"
+
+
 def execute(options: argparse.Namespace) -> int:
     names_device = options.verb == "apply" or (options.verb == "check" and (options.target or options.hardware))
     device = common.parse_device(options) if names_device else {}
@@ -65,7 +87,8 @@ def execute(options: argparse.Namespace) -> int:
         return 2
     match options.verb:
         case "check":
-            show.print_result(options, {"problems": []}, "legal")
+            cost = None if spec is None else schedule_cost_json(price_schedule(schedule, spec))
+            show.print_result(options, {"problems": [], "cost": cost}, "legal" if cost is None else format_cost(cost))
         case "show":
             tree = render(build_tree(schedule))
             show.print_result(options, {"tree": tree}, tree)

@@ -10,7 +10,7 @@ from roller_svc import settings
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote
-from roller_svc.compiler.action import action_key, part_contents
+from roller_svc.compiler.action import action_key, shown_contents
 from roller_svc.farm.actions import ActionLog, explanation_json
 from roller_svc.farm.database.migrate import open_upgraded
 from roller_svc.farm.store import Store
@@ -38,7 +38,8 @@ def execute(options: argparse.Namespace) -> int:
 def _explain_locally(options: argparse.Namespace) -> dict[str, Any]:
     """Compare with the store and the database of the settings."""
     request = common.parse_request(options)
-    key, contents = action_key(request), part_contents(request)
+    key = action_key(request)
+    contents = shown_contents(request, key)
     current = settings.read_settings(store=options.store)
     with open_upgraded(current.database_url) as database:
         log = ActionLog(database, Store(current.store, settings.s3_options()))

@@ -198,6 +198,10 @@ class AsyncClient:
         """Return the trials of a model that was compiled with `tune="now"`: choices, seconds, what was chosen."""
         return await self._run(self._calls.model_tuning(digest))
 
+    async def model_story(self, digest: str) -> dict[str, Any]:
+        """Return the story of a model: nodes, when each core does what, and memory, as `Model.story`."""
+        return await self._run(self._calls.model_story(digest))
+
     async def file(self, link: str) -> bytes:
         """Download a file by its link."""
         return await self._run(self._calls.file(link))

@@ -313,6 +313,10 @@ class Calls:
         """Return the trials of a model that was compiled with `tune="now"`."""
         return self._json(Send("GET", f"/v1/models/{digest}/tuning"))
 
+    def model_story(self, digest: str) -> Call[dict[str, Any]]:
+        """Return the story of a model."""
+        return self._json(Send("GET", f"/v1/models/{digest}/story"))
+
     def file(self, link: str) -> Call[bytes]:
         """Download a file by its link."""
         response = yield from self._request(Send("GET", link))

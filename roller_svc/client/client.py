@@ -194,6 +194,10 @@ class Client:
         """Return the trials of a model that was compiled with `tune="now"`: choices, seconds, what was chosen."""
         return self._run(self._calls.model_tuning(digest))
 
+    def model_story(self, digest: str) -> dict[str, Any]:
+        """Return the story of a model: nodes, when each core does what, and memory, as `Model.story`."""
+        return self._run(self._calls.model_story(digest))
+
     def file(self, link: str) -> bytes:
         """Download a file by its link."""
         return self._run(self._calls.file(link))

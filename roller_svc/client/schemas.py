@@ -185,10 +185,11 @@ class ScheduleProblem(BaseModel):
 
 
 class CheckedSchedule(BaseModel):
-    """The first step that breaks a rule, if one does; else the schedule tree, as text."""
+    """The first step that breaks a rule, if one does; else the schedule tree, as text, and its price on the device."""
 
     problems: list[ScheduleProblem]
     tree: str | None
+    cost: dict[str, Any] | None = Field(description="an estimate with `launches`; null without a device")
 
 
 class BuildTerms(RequestModel):
@@ -328,6 +329,12 @@ class GraphOptions(_NamedOptions):
     states: Annotated[dict[Name, Name], check_size(MAX_INPUTS)] = Field(
         {}, description="inputs that calls update in place, each with the output that is its new value; a * in both is any text"
     )
+    devices: Annotated[dict[Name, Name], check_size(MAX_INPUTS)] = Field(
+        {}, description="devices of nodes by name, or by a pattern with *: an id, or python:NAME for a function of the service"
+    )
+    across: Literal["merged", "split"] = Field("merged", description="how subgraphs of several devices follow each other")
+    order: Literal["dataflow", "serial"] = "dataflow"
+    sink: Literal["auto", "require"] = Field("auto", description="`require` refuses a model whose call is several submissions")
 
     @model_validator(mode="before")
     @classmethod
@@ -342,6 +349,8 @@ class GraphOptions(_NamedOptions):
             raise ValueError('tune measures kernels: expected select "measure", got "model"')
         if self.tune == "off" and self.tune_options != TuneOptionsModel():
             raise ValueError('tune_options are those of tune "now"')
+        if self.tune == "now" and self.devices:
+            raise ValueError('trials are of models on one device: expected tune "off" with devices')
         return self
 
 
@@ -540,6 +549,28 @@ class ModelSeconds(BaseModel):
     seconds: float
 
 
+class ModelSubgraph(BaseModel):
+    """Nodes that one device runs in a call, or one function of Python."""
+
+    device: str
+    nodes: list[str]
+    inputs: list[str]
+    outputs: list[str]
+    seconds: float
+
+
+class OutsideNode(BaseModel):
+    node: str
+    reason: str
+
+
+class ModelSinks(BaseModel):
+    """How many submissions a call is, and the nodes outside of them."""
+
+    submissions: int
+    outside: list[OutsideNode]
+
+
 class ModelResponse(BaseModel):
     digest: str
     target: str
@@ -553,6 +584,9 @@ class ModelResponse(BaseModel):
         {}, description="of a GPU: the seconds of a call by each kind of plans, or why the model cannot have it"
     )
     tuning: dict[str, Any] | None = Field(None, description="of `tune: now`: the kernels that trials have chosen, and the gain")
+    subgraphs: list[ModelSubgraph] = Field([], description="of a model over several devices")
+    copies: list[dict[str, Any]] = Field([], description="between memories of devices: tensor, from, to, bytes, seconds, reason")
+    sinks: ModelSinks | None = None
     links: dict[str, str]
 
 

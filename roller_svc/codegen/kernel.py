@@ -15,7 +15,7 @@ from roller_svc.codegen.cuda import function as cuda
 from roller_svc.codegen.names import Names
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, axes_of, iter_subexpressions
+from roller_svc.ir.expr import Expr, axes_of, loads_of
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role, RuntimeCheck
 from roller_svc.ir.printer import expression_text
@@ -312,7 +312,7 @@ def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
         if isinstance(node, Compute | Transpose):
             accessed.add(node.tensor)
         for expr in expressions(node):
-            accessed.update(n.tensor for n in iter_subexpressions(expr) if isinstance(n, Load))
+            accessed.update(load.tensor for load in loads_of(expr))
     return tuple(buffer for tensor, buffer in buffers.items() if tensor in accessed)
 
 
@@ -323,7 +323,7 @@ def _has_checks(nodes: tuple[Node, ...]) -> bool:
         if isinstance(node, Let) and node.bounds_check is not None:
             return True
         for expr in expressions(node):
-            if any(isinstance(n, Load) and any(n.bounds_checked) for n in iter_subexpressions(expr)):
+            if any(any(load.bounds_checked) for load in loads_of(expr)):
                 return True
     return False
 

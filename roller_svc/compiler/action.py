@@ -70,6 +70,12 @@ def part_contents(request: BuildRequest) -> dict[str, object]:
     }
 
 
+def shown_contents(request: BuildRequest, key: ActionKey) -> dict[str, object]:
+    """Return the contents of the parts of the request's key, as any client may see them: the program in canonical form."""
+    contents, written = part_contents(request), request_json(request)
+    return contents | {"expression": {"expression": key.text} | {name: written[name] for name in ("inputs", "outputs")}}
+
+
 def spec_content(spec: HardwareSpec) -> dict[str, object]:
     """Return the values of a spec that decide results: neither measurements, nor for which cores its rates were stated."""
     mapping = hardware.to_mapping(replace(spec, measured=()))

@@ -27,14 +27,18 @@ def make_card(title: str, headline: str, lines: Iterable[str], drawing: str = ""
     )
 
 
-def draw_plan(plan: Plan) -> str:
-    """Return a bar of terms for each kernel of a call that has terms."""
+def draw_plan(plan: Plan | None) -> str:
+    """Return a bar of terms for each kernel of a call that has terms; nothing without a plan."""
+    if plan is None:
+        return ""
     whole = max(choice.estimate.seconds for choice in plan.calls)
     return "".join(_draw_kernel(choice, whole) for choice in plan.calls if choice.terms)
 
 
-def describe_tiles(plan: Plan) -> list[str]:
-    """Return unit and tiles of each kernel, and the seconds of those that no call runs."""
+def describe_tiles(plan: Plan | None) -> list[str]:
+    """Return unit and tiles of each kernel, and the seconds of those that no call runs. None: of a schedule by hand."""
+    if plan is None:
+        return ["a schedule by hand"]
     return [f"{choice.program.unit.name}: {choice.program.tile_text}{_describe_once(choice)}" for choice in plan.choices]
 
 

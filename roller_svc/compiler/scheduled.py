@@ -14,13 +14,11 @@ from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.options import KernelOptions, options_of
 from roller_svc.ir.printer import text
-from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildRequest
-from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.runtime.saved.serialization import KernelBundle
-from roller_svc.schedule.build_tree import build_launches
 from roller_svc.schedule.by_hand import read_steps, schedule_by_hand
-from roller_svc.schedule.gpu_launch import check_device_loops, check_tile_bytes
+from roller_svc.schedule.device_launches import build_device_launches
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.step_json import format_document
 
@@ -92,20 +90,6 @@ def emit_schedule(schedule: Schedule, hw: HardwareSpec) -> KernelSource:
     buffers = tensors_in_memory(program, program.types, exchanged)
     source = emit("kernel", (part,), buffers, hw, _header(program, hw))
     return with_program_indices(source, program)
-
-
-def build_device_launches(
-    schedule: Schedule, hw: HardwareSpec
-) -> tuple[tuple[ScheduleTree, ...], tuple[tuple[str, TensorType], ...]]:
-    """Return the launches of a schedule and the buffers that they exchange.
-
-    Raises ScheduleError (schedule-launch, schedule-memory) if the device cannot run them.
-    """
-    check_device_loops(schedule, hw)
-    trees, exchanged = build_launches(schedule, "kernel")
-    if hw.family is not TargetKind.CPU:
-        check_tile_bytes(trees, hw)
-    return trees, exchanged
 
 
 def _header(program: TensorProgram, hw: HardwareSpec) -> str:

@@ -20,7 +20,9 @@ from roller_svc.compiler.action import KERNEL, PARTS, ActionKey, action_key
 from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
 from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import build_request, request_json, resolve_spec
+from roller_svc.compiler.schedule_cost import price_schedule, schedule_cost_json
 from roller_svc.compiler.scheduled import check_device, check_schedule, schedule_for_device
+from roller_svc.compiler.serialize import Json
 from roller_svc.errors import BuildServiceError, InputError, InvariantError, KernelTimeoutError, ScheduleError
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
@@ -63,10 +65,11 @@ class ScheduleTask:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSchedule:
-    """The first problem of a schedule, or the tree of a legal one as text."""
+    """The first problem of a schedule, or the tree of a legal one as text, with its price on the device, if one is named."""
 
     problems: tuple[Problem, ...]
     tree: str | None
+    cost: Json | None = None
 
 
 def check_task(task: ScheduleTask) -> CheckedSchedule:
@@ -82,7 +85,8 @@ def check_task(task: ScheduleTask) -> CheckedSchedule:
         schedule = schedule_for_device(program, task.schedule, spec)
     except ScheduleError as error:
         return CheckedSchedule((Problem.from_error(error),), None)
-    return CheckedSchedule((), render(build_tree(schedule)))
+    cost = None if spec is None else schedule_cost_json(price_schedule(schedule, spec))
+    return CheckedSchedule((), render(build_tree(schedule)), cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +237,9 @@ def _parse_key(document: object) -> ActionKey:
 
 
 def _parse_schedule(document: object) -> CheckedSchedule:
-    if not isinstance(document, dict) or document.keys() != {"problems", "tree"}:
+    if not isinstance(document, dict) or document.keys() != {"problems", "tree", "cost"}:
         raise ValueError("invalid check of a schedule")
-    tree = document["tree"]
-    if not (tree is None or isinstance(tree, str)):
-        raise ValueError("invalid tree")
-    return CheckedSchedule(tuple(Problem(**each) for each in document["problems"]), tree)
+    tree, cost = document["tree"], document["cost"]
+    if not (tree is None or isinstance(tree, str)) or not (cost is None or isinstance(cost, dict)):
+        raise ValueError("invalid tree or cost")
+    return CheckedSchedule(tuple(Problem(**each) for each in document["problems"]), tree, cost)

@@ -13,6 +13,7 @@ from functools import cache
 from roller_svc.compiler.action import library_versions, toolchain_versions
 from roller_svc.farm.build import LOADED_GENERATOR
 from roller_svc.farm.models import reader_versions
+from roller_svc.graph.python_ops import describe_python_ops
 
 
 @cache
@@ -22,5 +23,5 @@ def environment_digest() -> str:
         "generator": LOADED_GENERATOR,
         "toolchain": toolchain_versions(),
         "libraries": library_versions() | reader_versions(),
-    }
+    } | ({"python": functions} if (functions := describe_python_ops()) else {})
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

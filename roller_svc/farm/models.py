@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from roller_svc import hardware
 from roller_svc.compiler.action import (
     MODEL,
     SCHEMA,
@@ -22,9 +23,12 @@ from roller_svc.compiler.action import (
     toolchain_versions,
 )
 from roller_svc.compiler.request import read_request, request_json
-from roller_svc.errors import InputError
+from roller_svc.errors import ArgumentError, InputError
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
+from roller_svc.graph.devices.labels import find_device
+from roller_svc.graph.python_ops import PREFIX, describe_python_ops, find_python_op
+from roller_svc.hardware.catalog import LOCAL
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import BuildRequest
 
@@ -45,6 +49,41 @@ class ModelRequest:
 
 
 Request = BuildRequest | ModelRequest
+
+
+def named_devices(request: ModelRequest, target: HardwareSpec) -> dict[str, HardwareSpec]:
+    """Return the devices, other than the target, that the labels of the request name, by id.
+
+    Raises InputError for an unknown device, the CPU of whoever builds the model, and a function that is not registered.
+    """
+    specs: dict[str, HardwareSpec] = {}
+    labels = request.options.get("devices")
+    for label in dict.fromkeys(labels.values() if isinstance(labels, dict) else ()):
+        if label.startswith(PREFIX):
+            find_python_op(label.removeprefix(PREFIX))
+            continue
+        spec = find_device(label, target)
+        if spec.id == LOCAL and target.id != LOCAL:
+            raise ArgumentError(
+                f"devices: {label!r} is the CPU of the worker that builds the model",
+                code="unknown-device",
+                hint="name the id of a CPU",
+            )
+        specs |= {spec.id: spec} if spec.id != target.id else {}
+    return specs
+
+
+def check_named(request: ModelRequest, devices: Iterable[str]) -> None:
+    """Raise ArgumentError if labels in the model's file name a device that the request, and so its digest, does not."""
+    target = hardware.load(request.target)
+    known = {target.id, *named_devices(request, target)}
+    for device in devices:
+        if not device.startswith(PREFIX) and device not in known:
+            raise ArgumentError(
+                f"labels in the model's file name {device}: expected it in options.devices too",
+                code="invalid-option",
+                hint=f'"devices": {{NODE: "{device}"}}',
+            )
 
 
 def request_record(request: Request, text: str | None = None) -> Json:
@@ -97,6 +136,7 @@ def model_digest(request: ModelRequest, spec: HardwareSpec) -> str:
         "generator": generator_digest(),
         "toolchain": toolchain_versions(spec.family),
         "libraries": library_versions() | reader_versions(),
+        **_others_content(request, spec),
     }
     content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
@@ -106,11 +146,18 @@ def model_part_contents(request: ModelRequest, spec: HardwareSpec) -> dict[str, 
     """Return the contents of the parts of the action's key."""
     return {
         "expression": {"format": request.format, "blob": request.blob},
-        "spec": spec_content(spec),
+        "spec": spec_content(spec) | _others_content(request, spec),
         "options": request.options,
         "compiler": compiler_content(spec.family, reader_versions()),
         "generator": generator_content(),
     }
+
+
+def _others_content(request: ModelRequest, target: HardwareSpec) -> dict[str, object]:
+    """Return the other devices with their compilers, and the signatures of functions of Python; {} without any."""
+    others = {spec.id: [spec_content(spec), toolchain_versions(spec.family)] for spec in named_devices(request, target).values()}
+    functions = describe_python_ops()
+    return ({"devices": others} if others else {}) | ({"python": functions} if functions else {})
 
 
 def model_key(request: ModelRequest, spec: HardwareSpec) -> ActionKey:

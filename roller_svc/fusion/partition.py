@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.columns import share_lines
@@ -24,7 +24,7 @@ from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
 from roller_svc.fusion.equal_statements import merge_equal_statements
 from roller_svc.fusion.few_bits import state_bytes
-from roller_svc.fusion.grouped_axes import split_grouped_axes
+from roller_svc.fusion.grouped_axes import split_grouped_axes, split_reshaped_axes
 from roller_svc.fusion.grouped_gemm import group_rows
 from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise, is_expensive
 from roller_svc.fusion.linear_sums import split_linear_sums
@@ -150,8 +150,9 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
     if hw.is_cpu:
         grouped = split_grouped_axes(statements, types)
         statements, types = grouped.statements, grouped.types
-    statements, attention = match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
+    attention: Mapping[str, AttentionMatch] = {}
     if hw.attention_dtypes:
+        statements, types, attention = _match_attentions(statements, types, outputs, hw)
         statements, chains = match_chains(statements, outputs, hw.attention_dtypes, attention)
         attention = {**attention, **chains}
     other_statements = tuple(s for s in statements if s.output not in attention)
@@ -163,6 +164,19 @@ def partition_statements(program: TensorProgram, statements: tuple[TensorExpr, .
     groups = tuple(_group(draft, f"kernel{i}", types, outputs | read_by[i], hw) for i, draft in enumerate(drafts))
     _check_stored(groups, program)
     return tuple(_with_constants(groups, program))
+
+
+def _match_attentions(
+    statements: tuple[TensorExpr, ...], types: dict[str, TensorType], outputs: Collection[str], hw: FusionOptions
+) -> tuple[tuple[TensorExpr, ...], dict[str, TensorType], Mapping[str, AttentionMatch]]:
+    """Match attention, also with views of scores and results where softmax has one axis for all heads."""
+    matched, attention = match_attentions(statements, outputs, hw.attention_dtypes)
+    views = split_reshaped_axes(statements, types)
+    if views.statements != statements:
+        viewed, found = match_attentions(views.statements, outputs, hw.attention_dtypes)
+        if len(found) > len(attention):
+            return viewed, views.types, found
+    return matched, types, attention
 
 
 def _check_stored(groups: Sequence[KernelGroup], program: TensorProgram) -> None:

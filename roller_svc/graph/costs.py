@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import rank_partitions
 from roller_svc.errors import NoCandidateError
+from roller_svc.families.matching import supports_attention
+from roller_svc.graph.concats import is_contiguous_concat
+from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.constraints import ScheduleConstraints, WinogradMode
-from roller_svc.ir.graph import Constant, OpNode
+from roller_svc.ir.graph import Constant, Graph, OpNode
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.printer import text
 from roller_svc.ir.program import TensorProgram
@@ -34,10 +37,18 @@ class CostTable:
     stored: StoredCosts = field(default_factory=dict)  # of earlier compiles too
     known: dict[tuple[TensorProgram, tuple[str, ...]], Cost | None] = field(default_factory=dict)
 
+    @property
+    def computes_attention(self) -> bool:
+        """Whether products on both sides of a softmax may be one kernel of the device."""
+        return any(supports_attention(unit, self.hw) for unit in self.hw.units)
+
+    def count_kernels(self, node: OpNode, constants: Mapping[str, Constant]) -> int:
+        """Return the kernels of the node's default partition, which takes less time to find than its cost."""
+        return len(PartitionCache(replace(node.program, constants=_listed(node, constants))).groups(self.hw))
+
     def cost(self, node: OpNode, constants: Mapping[str, Constant]) -> Cost | None:
         """Return the cost of a node; None if no candidate fits the device."""
-        named = zip(node.program.inputs, node.inputs, strict=True)
-        listed = tuple(name for (name, _), tensor in named if tensor in constants)
+        listed = _listed(node, constants)
         key = (node.program, listed)
         if key not in self.known:
             program = replace(node.program, constants=listed)
@@ -47,6 +58,17 @@ class CostTable:
             found = self.stored[digest]
             self.known[key] = None if found is None else Cost(int(found[0]), found[1])
         return self.known[key]
+
+    def graph_seconds(self, graph: Graph) -> float | None:
+        """Return the estimate of all nodes but loops, one after the other; None if one has no candidate."""
+        total = 0.0
+        for node in graph.nodes:
+            if isinstance(node, OpNode) and view_offset_elements(node) is None and not is_contiguous_concat(node):
+                cost = self.cost(node, graph.constants)
+                if cost is None:
+                    return None
+                total += cost.seconds
+        return total
 
     def is_faster(self, merged: OpNode, members: Iterable[OpNode], constants: Mapping[str, Constant]) -> bool:
         """Return whether the model expects a node to take less time than those it is merged of."""
@@ -61,6 +83,12 @@ class CostTable:
             return None
         live = [candidates[0].estimate.seconds for candidates in best.candidates if not candidates[0].runs_once]
         return [len(live), sum(live)]
+
+
+def _listed(node: OpNode, constants: Mapping[str, Constant]) -> tuple[str, ...]:
+    """Return the names of the node's constant inputs in its program."""
+    named = zip(node.program.inputs, node.inputs, strict=True)
+    return tuple(name for (name, _), tensor in named if tensor in constants)
 
 
 def _digest(program: TensorProgram) -> str:

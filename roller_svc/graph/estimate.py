@@ -108,7 +108,7 @@ def _choose_lowering(
     Raises ArgumentError as a build does, and for a kind whose estimate needs the registers of the kernels.
     """
     kind = lowering_kind(options)
-    plan, _ = plan_model(
+    plan = plan_model(
         graph,
         [each.kernel for each in kernels],
         {node: number for number, each in enumerate(classes) for node in each.nodes},
@@ -116,7 +116,7 @@ def _choose_lowering(
         options.hardware.id,
         share_memory=options.share_memory,
         alignment_bytes=options.hardware.vector_bytes,
-    )
+    ).plan
     joins = [each.refused is None for each in kernels]
     uncompiled = {each: Refusal(UNCOMPILED) for each in LOWERING_KINDS if needs_compiled(each, joins)}
     if kind in uncompiled:

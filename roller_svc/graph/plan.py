@@ -48,8 +48,8 @@ def plan_model(
     schedule: Schedule | None = None,
     efficient: Mapping[int, ModelKernel] | None = None,
     alignment_bytes: int = 1,
-) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
-    """Return the plan of a graph, and the steps that a schedule gets.
+) -> PlannedModel:
+    """Return the plan of a graph, the steps that a schedule gets, its launches, and the buffers between nodes.
 
     Args:
         graph: the graph.
@@ -91,7 +91,7 @@ def plan_model(
         planner.num_slots,
         tuple((name, input_types[name]) for name in graph.states),
     )
-    return order_parameters(plan), planner.steps
+    return PlannedModel(order_parameters(plan), planner.steps, planner.launches, planner.buffers)
 
 
 def kernel_key(path: str, node: Node) -> str:
@@ -103,6 +103,7 @@ def kernel_key(path: str, node: Node) -> str:
 class _Buffer:
     """Memory of a tensor that no input, constant or output provides."""
 
+    name: str  # for stories: the tensor, or what else it is for
     bytes: int
     address: Address | None = None  # set once it is placed
 
@@ -204,8 +205,13 @@ class PlannedStep:
     kernel: int | None = None  # in the plan's kernels; None: a copy or a loop
     launch: int = 0
     num_tasks: tuple[int, ...] = ()  # of each phase of the launch; empty if it cannot be divided
-    is_loop: bool = False
+    loop: tuple[int, tuple[Step, ...]] | None = None  # of a loop: how many steps, and the body
     efficient: ModelKernel | None = None  # most efficient rKernel: a launch of one phase or none; None: the fastest
+
+    @property
+    def is_loop(self) -> bool:
+        """Return whether the step is a loop, which cannot be divided."""
+        return self.loop is not None
 
     def phases(self, rkernel: int) -> tuple[int, ...]:
         """Return the rTasks of each phase of an rKernel's launch; none if it cannot be divided."""
@@ -230,6 +236,27 @@ class Launch:
 Schedule = Callable[[Sequence[PlannedStep]], Sequence[Launch]]
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedBuffer:
+    """Memory in the arena, and the steps that use it."""
+
+    name: str
+    offset_bytes: int
+    bytes: int
+    read_by: tuple[int, ...]
+    written_by: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A plan, and what it was made of. Bodies of loops are parts of their steps, launches and buffers."""
+
+    plan: ModelPlan
+    steps: tuple[PlannedStep, ...]
+    launches: tuple[Launch, ...]
+    buffers: tuple[PlannedBuffer, ...]
+
+
 @dataclass(slots=True)
 class _Planner:
     kernels: tuple[ModelKernel, ...]
@@ -240,7 +267,10 @@ class _Planner:
     efficient: Mapping[int, ModelKernel]  # by the number of the fastest
     alignment_bytes: int
     unaligned_slots: set[int] = field(default_factory=set)  # of loops: whose address is not always a multiple of it
-    steps: tuple[PlannedStep, ...] = ()  # of the model, without bodies of loops
+    # of the model, without bodies of loops
+    steps: tuple[PlannedStep, ...] = ()
+    launches: tuple[Launch, ...] = ()
+    buffers: tuple[PlannedBuffer, ...] = ()
     prepack: list[Step] = field(default_factory=list)
     packed_bytes: int = 0
     tensor_bytes: int = 0
@@ -354,13 +384,14 @@ class _Level:
         pending += self._store_states()
         accesses = [_accesses(each) for each in pending]
         steps = _planned_steps(pending, accesses, self.planner.efficient)
-        if self.path == "":
-            self.planner.steps = tuple(steps)
-        launches = self.schedule(steps)
+        launches = tuple(self.schedule(steps))
         lifetimes = _lifetimes(self.buffers, accesses, launches)
         offsets, total = place(lifetimes, share=self.planner.share_memory)
         for buffer, offset in zip(self.buffers, offsets, strict=True):
             buffer.address = Address(self.arena, offset)
+        if self.path == "":
+            self.planner.steps, self.planner.launches = tuple(steps), launches
+            self.planner.buffers = _placed_buffers(self.buffers, offsets, accesses)
         return tuple(step for launch in launches for step in self._launch_steps(launch, pending)), total
 
     def _launch_steps(self, launch: Launch, pending: Sequence[_Pending]) -> list[Step]:
@@ -420,7 +451,7 @@ class _Level:
         stored: list[_Pending] = []
         for node, target, source, size_bytes in missing:
             if isinstance(source.base, Address) and Address(source.base.slot) in overwritten:
-                buffer = self._buffer(size_bytes)
+                buffer = self._buffer(f"new {node}", size_bytes)
                 saved.append(_PendingCopy(node, buffer, source, size_bytes))
                 source = buffer
             stored.append(_PendingCopy(node, target, source, size_bytes))
@@ -431,8 +462,8 @@ class _Level:
             self.places[tensor] = _Place(self.planner.weight(self.graph.constants[tensor]))
         return self.places[tensor]
 
-    def _buffer(self, size_bytes: int) -> _Place:
-        buffer = _Buffer(size_bytes)
+    def _buffer(self, name: str, size_bytes: int) -> _Place:
+        buffer = _Buffer(name, size_bytes)
         self.buffers.append(buffer)
         return _Place(buffer)
 
@@ -444,11 +475,11 @@ class _Level:
         if tensor in self.pieces:
             piece = self.pieces[tensor]
             place = self._result(piece.host, self.types[piece.host], direct).moved(piece.offset_bytes)
-            self.places[tensor] = place if self.planner.is_aligned(place) else self._buffer(type_.bytes)
+            self.places[tensor] = place if self.planner.is_aligned(place) else self._buffer(tensor, type_.bytes)
         elif tensor in direct:
             self.places[tensor] = _Place(direct[tensor])
         else:
-            self.places[tensor] = self._buffer(type_.bytes)
+            self.places[tensor] = self._buffer(tensor, type_.bytes)
         return self.places[tensor]
 
     def _concat(self, node: Node, direct: Mapping[str, Address]) -> list[_Pending]:
@@ -479,7 +510,7 @@ class _Level:
             elif buffer.symbol in packed:
                 places[buffer.symbol] = _Place(packed[buffer.symbol])
             elif buffer.role is Role.WORKSPACE:
-                places[buffer.symbol] = self._buffer(buffer.bytes)
+                places[buffer.symbol] = self._buffer(f"workspace of {node.name}", buffer.bytes)
         other = self.planner.efficient.get(kernel)
         efficient = None if other is None else _efficient_launch(node, kernel, other.source, tensors)
         return [
@@ -497,7 +528,7 @@ class _Level:
         if self.planner.is_aligned(place):
             return place
         if tensor not in self.aligned:
-            self.aligned[tensor] = self._buffer(type_.bytes)
+            self.aligned[tensor] = self._buffer(f"aligned {tensor}", type_.bytes)
             copies.append(_PendingCopy(node.name, self.aligned[tensor], place, type_.bytes))
         return self.aligned[tensor]
 
@@ -529,7 +560,7 @@ class _Level:
                 outputs.append(each)
                 continue
             half = align(type_.bytes)
-            state = self._buffer(2 * half)
+            state = self._buffer(f"state {name} of {node.name}", 2 * half)
             steps.append(_PendingCopy(node.name, state, self._place(tensor), type_.bytes))
             read, write = planner.new_slot(), planner.new_slot()
             updates += [_PendingUpdate(read, state, 0, half), _PendingUpdate(write, state.moved(half), 0, -half)]
@@ -555,7 +586,7 @@ class _Level:
             outputs.append(self._slices(node, piece, result_place, updates, backward=backward))
         arena = planner.new_slot()
         inner, size = planner.plan(body, kernel_key(self.path, node), inputs, outputs, arena)
-        updates.append(_PendingUpdate(arena, self._buffer(size)))
+        updates.append(_PendingUpdate(arena, self._buffer(f"body of {node.name}", size)))
         return [*steps, _PendingLoop(node, updates, inner)]
 
     def _slices(
@@ -588,7 +619,7 @@ class _Level:
         Returns the place of the first state, and the distance to the slice of the first step.
         """
         size_bytes, backward = type_.bytes, node.stacked[stack - node.carried]
-        memory = self._buffer((node.steps + 1) * size_bytes)
+        memory = self._buffer(node.outputs[stack], (node.steps + 1) * size_bytes)
         self.planner.tensor_bytes += node.steps * size_bytes
         self.places[node.outputs[stack]] = memory if backward else memory.moved(size_bytes)
         return (memory.moved(node.steps * size_bytes), -size_bytes) if backward else (memory, size_bytes)
@@ -650,8 +681,25 @@ def _planned_steps(
             planned.append(PlannedStep(step.node, before, step.kernel, step.launch, tasks, efficient=other))
         else:
             name = step.node if isinstance(step, _PendingCopy) else step.node.name
-            planned.append(PlannedStep(name, before, is_loop=isinstance(step, _PendingLoop)))
+            loop = (step.node.steps, step.body) if isinstance(step, _PendingLoop) else None
+            planned.append(PlannedStep(name, before, loop=loop))
     return planned
+
+
+def _placed_buffers(
+    buffers: Sequence[_Buffer], offsets: Sequence[int], accesses: Sequence[Sequence[_Access]]
+) -> tuple[PlannedBuffer, ...]:
+    """Return the buffers that have elements, each with the steps that use it."""
+    users: dict[int, tuple[dict[int, None], dict[int, None]]] = {id(buffer): ({}, {}) for buffer in buffers}
+    for step, used in enumerate(accesses):
+        for access in used:
+            if isinstance(access.place.base, _Buffer):
+                users[id(access.place.base)][access.is_write][step] = None
+    return tuple(
+        PlannedBuffer(buffer.name, offset, buffer.bytes, *map(tuple, users[id(buffer)]))
+        for buffer, offset in zip(buffers, offsets, strict=True)
+        if buffer.bytes
+    )
 
 
 def _in_order(steps: Sequence[PlannedStep]) -> list[Launch]:

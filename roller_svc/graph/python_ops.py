@@ -12,6 +12,7 @@ import numpy as np
 from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.weights import Array
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.graph import ANYTHING, Effects, HostNode
 from roller_svc.ir.program import TensorType
 from roller_svc.runtime.binding import numpy_dtype
@@ -82,6 +83,30 @@ def find_python_op(name: str) -> PythonOp:
             hint="roller_svc.python_op registers one where the model runs; ROLLER_PYTHON_OPS names a function that does so",
         )
     return known
+
+
+def describe_python_ops() -> list[Any]:
+    """Return what compiled models depend on of each registered function: its name, types and effects, as JSON-compatible values."""
+    return [
+        [
+            op.name,
+            *([[name, t.dtype.value, list(t.shape)] for name, t in types] for types in (op.inputs, op.outputs)),
+            sorted(op.effects.reads),
+            sorted(op.effects.writes),
+        ]
+        for _, op in sorted(_registered.items())
+    ]
+
+
+def declare_python_ops(described: Iterable[Any]) -> None:
+    """Register functions by what `describe_python_ops` returned, for a process that compiles models and never calls them."""
+    for name, *tensors, reads, writes in described:
+        taken, given = (tuple((each, TensorType(DType(dtype), tuple(shape))) for each, dtype, shape in part) for part in tensors)
+        _registered[name] = PythonOp(name, _refuse_call, taken, given, Effects(frozenset(reads), frozenset(writes)))
+
+
+def _refuse_call(*_: Array) -> Array:
+    raise InvariantError("a process that compiles models calls no function of Python")
 
 
 def make_host_node(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
@@ -89,6 +90,23 @@ class Estimate:
     def bound(self) -> str:
         """Return the name of the longest stage."""
         return max(self.stages, key=lambda s: s.seconds).name
+
+
+def add_estimates(parts: Sequence[Estimate]) -> Estimate:
+    """Return the sum of estimates, stage by stage, of kernels that run one after the other."""
+    seconds = sum(p.seconds for p in parts)
+    stages: dict[str, float] = {}
+    for part in parts:
+        for stage in part.stages:
+            stages[stage.name] = stages.get(stage.name, 0.0) + stage.seconds
+    weight = [p.seconds / seconds for p in parts]
+    return Estimate(
+        seconds=seconds,
+        stages=tuple(StageCost(name, cost) for name, cost in stages.items()),
+        occupancy=sum(w * p.occupancy for w, p in zip(weight, parts, strict=True)),
+        waves=max(p.waves for p in parts),
+        uncertainty=math.prod(p.uncertainty**w for w, p in zip(weight, parts, strict=True)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

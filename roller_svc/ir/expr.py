@@ -110,6 +110,14 @@ class OpKind(Enum):
 COMPARISONS = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE, OpKind.EQ, OpKind.NE})
 
 
+class _Known:
+    """What `axes_of` and `loads_of` have found of a node, which never changes: stages ask often."""
+
+    __slots__ = ("axes", "loads")
+    axes: frozenset[str]
+    loads: tuple[Load, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Const:
     """A number. `value` is a float exactly if `dtype` is a float type."""
@@ -130,7 +138,7 @@ class AxisRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(_Known):
     """tensor[index]."""
 
     tensor: str
@@ -140,14 +148,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class Op(_Known):
     kind: OpKind
     args: tuple[Expr, ...]
     dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(_Known):
     """Conversion to `dtype`. Float to integer truncates and saturates, and NaN gives 0. To float8 saturates.
 
     An explicit cast of an integer to its own type is a cut: arithmetic below it may wrap (frontend/lang/cuts.py).
@@ -170,7 +178,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
+class Select(_Known):
     """`then` where `cond` is not 0, else `otherwise`. The other branch is not read. Both have `dtype`.
 
     If it is restated, `then` is a product of which a factor has the condition, too, and `otherwise` is 0. A kernel may
@@ -185,6 +193,7 @@ class Select:
 
 
 Expr = Const | AxisRef | Load | Op | Cast | Select
+_NO_AXES = frozenset[str]()
 
 
 # A table, because code generators call `children` often and matching takes twice as long.
@@ -262,23 +271,27 @@ def convert(expr: Expr, dtype: DType) -> Expr:
 
 def axes_of(expr: Expr) -> frozenset[str]:
     """Return the names of the axes in the expression."""
-    names, stack = set[str](), [expr]
-    while stack:  # no generator: code generators call this for every index
-        node = stack.pop()
-        if isinstance(node, AxisRef):
-            names.add(node.name)
-        else:
-            stack += children(node)
-    return frozenset(names)
+    if isinstance(expr, Const):
+        return _NO_AXES
+    if isinstance(expr, AxisRef):
+        return frozenset((expr.name,))
+    try:
+        return expr.axes
+    except AttributeError:
+        axes = _NO_AXES.union(*[axes_of(child) for child in children(expr)])
+        object.__setattr__(expr, "axes", axes)
+        return axes
 
 
 def loads_of(expr: Expr) -> tuple[Load, ...]:
     """Return the loads in the expression, in indices too, in order of occurrence."""
-    loads, stack = list[Load](), [expr]
-    while stack:  # no generator: all passes call this for every statement
-        node = stack.pop()
-        if isinstance(node, Load):
-            loads.append(node)
-        if operands := children(node):
-            stack += operands[::-1]
-    return tuple(loads)
+    if isinstance(expr, Const | AxisRef):
+        return ()
+    try:
+        return expr.loads
+    except AttributeError:
+        loads = (expr,) if isinstance(expr, Load) else ()
+        for child in children(expr):
+            loads += loads_of(child)
+        object.__setattr__(expr, "loads", loads)
+        return loads

@@ -47,6 +47,11 @@ WINOGRAD = {
     "help": "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
     "metavar": "WHEN",
 }
+SCHEDULE = {
+    "help": "schedule by hand, instead of construction: docs/schedule.md",
+    "metavar": "FILE",
+    "only_if_set": True,
+}
 STRICT = {"help": "fail if there is a note: something slow or mistaken that the compiler sees", "only_if_set": True}
 
 
@@ -76,6 +81,7 @@ class EstimateOptions(CommonOptions):
     winograd: WinogradMode = field(default=WinogradMode.AUTO, metadata=WINOGRAD)
     donate: InputNames = field(default=(), metadata=DONATE)
     strict: bool = field(default=False, metadata=STRICT)
+    schedule: ScheduleText | None = field(default=None, metadata=SCHEDULE)
 
     @property
     def constraints(self) -> ScheduleConstraints:
@@ -150,14 +156,7 @@ class KernelOptions(NamedOptions):
             "metavar": "split_k=4,stages=3",
         },
     )
-    schedule: ScheduleText | None = field(
-        default=None,
-        metadata={
-            "help": "schedule by hand, instead of construction: docs/schedule.md",
-            "metavar": "FILE",
-            "only_if_set": True,
-        },
-    )
+    schedule: ScheduleText | None = field(default=None, metadata=SCHEDULE)
     constants: InputNames = field(default=(), metadata=CONSTANTS)
     donate: InputNames = field(default=(), metadata=DONATE)
     strict: bool = field(default=False, metadata=STRICT)
@@ -179,6 +178,7 @@ class EstimateArguments(CommonArguments, total=False):
     winograd: str
     donate: Sequence[str]
     strict: bool
+    schedule: str | Mapping[str, Any] | None
 
 
 class SearchArguments(CommonArguments, total=False):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.errors import BuildError
-from roller_svc.ir.estimate import Candidate, Construction, Estimate, ProgramFloor, StageCost
+from roller_svc.ir.estimate import Candidate, Construction, Estimate, ProgramFloor, add_estimates
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Measurement
@@ -34,21 +33,8 @@ class Plan:
     @property
     def estimate(self) -> Estimate:
         """Return the sum of the estimates, stage by stage: the groups run one after the other, some of them once."""
-        parts = [c.estimate for c in self.calls]
-        seconds = sum(p.seconds for p in parts)
-        stages: dict[str, float] = {}
-        for part in parts:
-            for stage in part.stages:
-                stages[stage.name] = stages.get(stage.name, 0.0) + stage.seconds
-        weight = [p.seconds / seconds for p in parts]
-        return Estimate(
-            seconds=seconds,
-            stages=tuple(StageCost(name, cost) for name, cost in stages.items()),
-            occupancy=sum(w * p.occupancy for w, p in zip(weight, parts, strict=True)),
-            waves=max(p.waves for p in parts),
-            uncertainty=math.prod(p.uncertainty**w for w, p in zip(weight, parts, strict=True)),
-            once_s=sum(c.estimate.seconds for c in self.choices if c.runs_once),
-        )
+        once_s = sum(c.estimate.seconds for c in self.choices if c.runs_once)
+        return replace(add_estimates([c.estimate for c in self.calls]), once_s=once_s)
 
     @property
     def calls(self) -> tuple[Candidate, ...]:

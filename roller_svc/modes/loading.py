@@ -1,4 +1,4 @@
-"""Built models → models that can be called."""
+"""Built models, and saved ones → models that can be called."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from roller_svc.runtime.graphs.cpu import CpuModel
 from roller_svc.runtime.graphs.cuda import CudaModel
 from roller_svc.runtime.graphs.emulated import EmulatedModel
 from roller_svc.runtime.graphs.gpu import GpuModel, Runner
+from roller_svc.runtime.saved.models import ModelBundle, VariantBundle
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain import compile_cxx
 
@@ -25,6 +26,13 @@ def load_built(built: BuiltModel, name: str, binary: bytes, weights: Weights, ru
     plan = built.plan
     block = place_weights(plan, weights)
     return CpuModel(plan, name, binary, block) if binary else gpu_model(plan, built.kernels, block, runtime)
+
+
+def load_variant(variant: VariantBundle, model: ModelBundle, runtime: RuntimeChoice) -> CpuModel | GpuModel:
+    """Return a saved model for one set of shapes."""
+    if variant.binary:
+        return CpuModel(variant.plan, variant.name, variant.binary, variant.weights, variant.packed)
+    return gpu_model(variant.plan, tuple(model.kernels[position] for position in variant.kernels), variant.weights, runtime)
 
 
 def gpu_model(plan: ModelPlan, bundles: Sequence[KernelBundle], weights: Array, runtime: RuntimeChoice) -> GpuModel:

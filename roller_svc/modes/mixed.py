@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ from roller_svc.runtime.binding import ELEMENT_ALIGNMENT, Array, NumpyArrays
 from roller_svc.runtime.graphs.buffers import bind_call, call_buffers
 from roller_svc.runtime.graphs.cpu import CpuModel
 from roller_svc.runtime.graphs.gpu import GpuModel
+from roller_svc.runtime.saved.serialization import KernelBundle
 
 DATAFLOW = "dataflow"
 ORDERS = (DATAFLOW, SERIAL)
@@ -51,6 +53,28 @@ class MixedMoment(NamedTuple):
     end_s: float
 
 
+class LoadedPart(NamedTuple):
+    """A subgraph that can be called, and what it was loaded from."""
+
+    name: str  # begins the names of its functions
+    model: CpuModel | GpuModel
+    kernels: tuple[KernelBundle, ...]
+    binary: bytes  # empty for a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class MixedProgram:
+    """A model over several devices, whose subgraphs can be loaded."""
+
+    plan: MixedPlan
+    caller: ModelPlan  # the inputs, outputs and states, and all kernels
+    graph: Graph  # its inputs and outputs; of its nodes the functions of Python, and of its constants what these and outputs read
+    constants: Mapping[str, Array]  # by tensor
+    parts: Mapping[str, Callable[[], LoadedPart]]  # by the first node of a subgraph
+    runtime: RuntimeChoice
+    order: str
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltParts:
     """The compiled subgraphs of a graph, and the plan that runs them."""
@@ -62,6 +86,24 @@ class BuiltParts:
     weights: Weights
     runtime: RuntimeChoice
     order: str
+
+    @property
+    def program(self) -> MixedProgram:
+        """The parts of a model that runs the subgraphs."""
+        graph = self.placed.graph
+        hosts = tuple(node for node in graph.nodes if isinstance(node, HostNode))
+        read = {tensor for _, tensor in graph.outputs}.union(*(node.inputs for node in hosts))
+        constants = {tensor: constant for tensor, constant in graph.constants.items() if tensor in read}
+        arrays = {tensor: self.weights.array(constant) for tensor, constant in constants.items()}
+        parts = {node: partial(_load_part, built, self.weights, self.runtime) for node, built in self.built.items()}
+        shell = replace(graph, nodes=hosts, constants=constants)
+        return MixedProgram(self.plan, self.caller, shell, arrays, parts, self.runtime, self.order)
+
+
+def _load_part(built: BuiltModel, weights: Weights, runtime: RuntimeChoice) -> LoadedPart:
+    name = built.plan.name
+    binary = built.link(name)
+    return LoadedPart(name, load_built(built, name, binary, weights, runtime), tuple(built.kernels), binary)
 
 
 def build_parts(
@@ -120,24 +162,25 @@ def _caller_plan(placed: Placed, states: Sequence[str], built: Mapping[str, Buil
 class MixedModel:
     """A loaded model over several devices. Calls from several threads may overlap."""
 
-    def __init__(self, parts: BuiltParts) -> None:
-        """Load the subgraphs. Raises ArgumentError for a GPU that is not emulated."""
-        _check_emulated(parts)
-        self.plan = parts.caller
+    def __init__(self, program: MixedProgram) -> None:
+        """Load the subgraphs."""
+        self.plan = program.caller
+        self.program = program
+        self.parts = {node: load() for node, load in program.parts.items()}  # by the first node of a subgraph
         self.weights: Array = np.empty(0, np.uint8)
         self.packed: Array = np.empty(0, np.uint8)
-        self._graph = parts.placed.graph
-        self._mixed = parts.plan
-        self._in_order = parts.order == SERIAL
-        self._buffers = call_buffers(parts.caller)
-        self._constants = {t: parts.weights.array(parts.placed.graph.constants[t]) for t in _constant_outputs(parts.placed.graph)}
-        nodes = {node.name: node for node in parts.placed.graph.nodes}
-        self._calls = {each.nodes[0]: _call(each, nodes, parts) for each in parts.plan.subgraphs}  # by the first node of a subgraph
+        self._mixed = program.plan
+        self._in_order = program.order == SERIAL
+        self._buffers = call_buffers(program.caller)
+        self._calls: dict[str, Call] = {node: part.model.run for node, part in self.parts.items()}
+        hosts = [node for node in program.graph.nodes if isinstance(node, HostNode)]
+        self._calls |= {node.name: _call_host(node, program.constants) for node in hosts}
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Return the outputs by name; write them to arrays in `out` if given. States are in `out`, and are results too.
 
-        States are written after the last step. Raises as CpuModel.run does, and what a function of Python raises.
+        States are written after the last step. Raises as CpuModel.run does, what a function of Python raises, and
+        ArgumentError for a GPU that is not emulated.
         """
         return self._run(arrays, out, [])
 
@@ -151,6 +194,7 @@ class MixedModel:
         )
 
     def _run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None, moments: list[MixedMoment]) -> dict[str, Array]:
+        _check_emulated(self._mixed, self.program.runtime)
         binding = bind_call(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
         first, end = len(self.plan.inputs), len(self.plan.inputs) + len(self.plan.outputs)
         states = {b.name: binding.memory[b.symbol] for b in self._buffers[end:]}
@@ -159,16 +203,17 @@ class MixedModel:
         written = {b.name: binding.memory[b.symbol] for b in self._buffers[first:end]} | states
         memory = {(HOST, name): array for name, array in given.items()}
         _Execution(self._mixed, self._calls, memory, moments).run(in_order=self._in_order)
-        results = [(name, self._constants.get(tensor, memory.get((HOST, tensor)))) for name, tensor in self._graph.outputs]
+        constants, outputs = self.program.constants, self.program.graph.outputs
+        results = [(name, constants.get(tensor, memory.get((HOST, tensor)))) for name, tensor in outputs]
         for name, array in results:
             written[name][...] = require(array, f"value of the output {name}")
         binding.copy_back()
         return binding.results()
 
 
-def _check_emulated(parts: BuiltParts) -> None:
-    gpus = [each.device for each in parts.plan.subgraphs if each.memory != HOST]
-    if gpus and parts.runtime is not RuntimeChoice.EMULATOR:
+def _check_emulated(plan: MixedPlan, runtime: RuntimeChoice) -> None:
+    gpus = [each.device for each in plan.subgraphs if each.memory != HOST]
+    if gpus and runtime is not RuntimeChoice.EMULATOR:
         raise ArgumentError(
             f"nodes on {gpus[0]} beside those of another device run in the emulator alone",
             code="unsupported-target",
@@ -176,30 +221,14 @@ def _check_emulated(parts: BuiltParts) -> None:
         )
 
 
-def _constant_outputs(graph: Graph) -> list[str]:
-    return [tensor for _, tensor in graph.outputs if tensor in graph.constants]
+def _call_host(node: HostNode, constants: Mapping[str, Array]) -> Call:
+    """Return what runs a function of Python on the arrays of the host's memory."""
 
+    def call(values: Mapping[str, Array]) -> Mapping[str, Array]:
+        known = {**constants, **values}
+        return dict(zip(node.outputs, run_python_op(node, [known[tensor] for tensor in node.inputs]), strict=True))
 
-def _call(part: Subgraph, nodes: Mapping[str, Any], parts: BuiltParts) -> Call:
-    """Return what runs a subgraph on the arrays of its memory."""
-    first = nodes[part.nodes[0]]
-    if isinstance(first, HostNode):
-        constants = _constants_of(first, parts)
-
-        def call_host(values: Mapping[str, Array]) -> Mapping[str, Array]:
-            known = {**constants, **values}
-            return dict(zip(first.outputs, run_python_op(first, [known[tensor] for tensor in first.inputs]), strict=True))
-
-        return call_host
-    built = parts.built[part.nodes[0]]
-    name = built.plan.name
-    model: CpuModel | GpuModel = load_built(built, name, built.link(name), parts.weights, parts.runtime)
-    return model.run
-
-
-def _constants_of(node: HostNode, parts: BuiltParts) -> dict[str, Array]:
-    constants = parts.placed.graph.constants
-    return {tensor: parts.weights.array(constants[tensor]) for tensor in node.inputs if tensor in constants}
+    return call
 
 
 class _Execution:
@@ -273,7 +302,7 @@ class MixedSteps:
 
     def __init__(self, parts: BuiltParts, options: ModelOptions, cache: KernelCache) -> None:
         """Compile the nodes. Raises ArgumentError for a GPU that is not emulated."""
-        _check_emulated(parts)
+        _check_emulated(parts.plan, parts.runtime)
         self._parts = parts
         self._hosts = {node.name: node for node in parts.placed.graph.nodes if isinstance(node, HostNode)}
         self._steps: dict[str, Steps] = {}

@@ -52,7 +52,7 @@ class Timed(NamedTuple):
         stages = [stage for stage in costs.stage_seconds if stage[0] != EXPOSED]
         if costs.core_stage is not None:
             terms = self._terms_of(Combines.OVERLAPS, [*stages, (costs.core_stage, costs.core_s)])
-            body_s = _overlap_stages(costs)
+            body_s = overlap_stages(costs)
         elif self.machine.is_gpu:
             terms, body_s = self._terms_of(Combines.OVERLAPS, stages), costs.core_s
         else:
@@ -136,7 +136,7 @@ class Model(Generic[F]):
             launch = launch._replace(compiled=needs)
         mach = p.machine
         costs = self.cost(p, launch)
-        body = costs.core_s if costs.core_stage is None else _overlap_stages(costs)
+        body = costs.core_s if costs.core_stage is None else overlap_stages(costs)
         joining = second_launch_s(mach, launch.workspace_bytes) if launch.workspace_bytes else 0.0
         copying = second_launch_s(mach, p.space.copied_bytes) if p.space.copied_bytes else 0.0
         launching = launch_overhead_s(mach, launch.grid)
@@ -172,7 +172,7 @@ def read_launch(p: Workload[F], program: RProgram) -> Launch:
     )
 
 
-def _overlap_stages(costs: Costs) -> float:
+def overlap_stages(costs: Costs) -> float:
     """Return the seconds of stages that overlap imperfectly.
 
     A block that loads once exposes IMPERFECT_OVERLAP of the other stages: memory is idle while its wave computes. With

@@ -141,7 +141,7 @@ def prepare_workload(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, foot
     Args:
         footprints: Footprints of the same program's spaces, from other devices and units. Grows.
     """
-    lines = _lines(hw)
+    lines = lines_of(hw)
     prepared = None if footprints is None else footprints.get((space, lines))
     if prepared is None:
         prepared = footprint(space, lines)
@@ -196,7 +196,7 @@ def _mnk_selector(m: int | None, n: int | None, k: int | None) -> Callable[[Tile
     return select
 
 
-def _lines(hw: HardwareSpec) -> Lines:
+def lines_of(hw: HardwareSpec) -> Lines:
     """Return the transaction bytes of memory and of its cache, which may differ.
 
     An L2 miss of a V100 fetches 64 bytes, a hit moves 32.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, iter_subexpressions
+from roller_svc.ir.expr import Expr, Load, axes_of, iter_subexpressions, loads_of
 from roller_svc.ir.index import add, ref
 from roller_svc.ir.rprogram import WARPGROUP_THREADS
 from roller_svc.ir.schedule import (
@@ -124,12 +124,11 @@ class ScopeTracker:
             raise ScheduleError(f"{tensor} is used outside of its storage node", code="schedule-scope")
 
     def check_expr(self, expr: Expr) -> None:
-        for node in iter_subexpressions(expr):
-            if isinstance(node, AxisRef):
-                if node.name not in self.variables.values:
-                    raise ScheduleError(f"{node.name} is used outside of its loop", code="schedule-scope")
-            elif isinstance(node, Load):
-                self.check_load(node)
+        outside = sorted(axes_of(expr) - self.variables.values.keys())
+        if outside:
+            raise ScheduleError(f"{outside[0]} is used outside of its loop", code="schedule-scope")
+        for load in loads_of(expr):
+            self.check_load(load)
 
     def check_load(self, load: Load) -> None:
         tensor = load.tensor
@@ -169,7 +168,7 @@ def tensors_of(nodes: tuple[Node, ...]) -> set[str]:
             value = getattr(node, name, None)
             names.update({value} if isinstance(value, str) else {getattr(value, "tensor", "")})
         for expr in expressions(node):
-            names.update(load.tensor for load in iter_subexpressions(expr) if isinstance(load, Load))
+            names.update(load.tensor for load in loads_of(expr))
     return names
 
 

@@ -36,6 +36,7 @@ from roller_svc.farm.runner import BuildRunner
 from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
 from roller_svc.farm.store_keeper import StoreKeeper
+from roller_svc.modes.registration import register_python_ops
 from roller_svc.service.access import routes_of
 from roller_svc.service.announcements import Announcements
 from roller_svc.service.api import create_api
@@ -93,6 +94,7 @@ def create_app(
         ready: start the estimate workers before the first request.
         tracing: of requests and builds; closed with the application.
     """
+    register_python_ops()
     resources = contextlib.ExitStack()  # closed in the reverse order
     if tracing is not None:
         resources.callback(tracing.close)

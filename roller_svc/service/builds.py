@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from roller_svc.compiler.action import KERNEL, ActionKey, hash_parts, part_contents
+from roller_svc.compiler.action import KERNEL, ActionKey, hash_parts, part_contents, shown_contents
 from roller_svc.farm.build import LOADED_GENERATOR, BuildTask, artifact_json, build_task, parse_artifact
 from roller_svc.farm.confinement import gpu_devices, readable_by_builds
 from roller_svc.farm.models import Request
@@ -74,7 +74,8 @@ class RequestDigests:
 
     def explained_key(self, request: Request) -> tuple[ActionKey, Mapping[str, object]]:
         if isinstance(request, BuildRequest):
-            return self._kernel_key(request), part_contents(request)
+            key = self._kernel_key(request)
+            return key, shown_contents(request, key)
         return self._models.explained_key(request)
 
 

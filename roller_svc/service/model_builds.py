@@ -14,6 +14,7 @@ from roller_svc.farm.store import Artifact, Json, Store
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.graph.choose import AUTO, EAGER
 from roller_svc.graph.compile import check_device, check_plan_kind
+from roller_svc.graph.python_ops import describe_python_ops
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.model import device_spec
 from roller_svc.service.model_tasks import (
@@ -69,7 +70,7 @@ class ModelBuilds:
         content = self._store.get(request.blob) if request.content is None else request.content
         if content is None:
             raise UnknownKernelError(f"no blob sha256:{request.blob}", code="unknown-blob")
-        return ModelTask(replace(request, content=None), content)
+        return ModelTask(replace(request, content=None), content, functions=tuple(describe_python_ops()))
 
 
 def check_target(target: str, threads: int | None, plan: str = AUTO) -> HardwareSpec:

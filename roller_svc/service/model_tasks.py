@@ -15,14 +15,16 @@ from typing import Any
 from roller_svc import settings
 from roller_svc.errors import ArgumentError, BuildError, BuildServiceError
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, decode_files
-from roller_svc.farm.models import JSON_GRAPH, ModelRequest
+from roller_svc.farm.models import JSON_GRAPH, ModelRequest, check_named
 from roller_svc.farm.store import MODELS, Artifact, Json
+from roller_svc.graph.python_ops import declare_python_ops
 from roller_svc.graph.wiring.kernels import Tuning
 from roller_svc.model import Model, compile_model, estimate_model
 
-BUNDLE, PLAN, SOURCE, HEADER, TUNING = "bundle", "plan", "source", "header", "tuning"
-KINDS = frozenset({BUNDLE, PLAN, SOURCE})  # of every model; a CPU's has a C header too, and its trials
+BUNDLE, PLAN, SOURCE, HEADER, TUNING, STORY = "bundle", "plan", "source", "header", "tuning", "story"
+KINDS = frozenset({BUNDLE, PLAN, SOURCE, STORY})  # of every model; a CPU's has a C header too, and its trials
 MAX_FILES_BYTES = 640 << 20  # of a built model; base64 of it fits a worker's response
+NOT_ESTIMATED = frozenset({"tune", "tune_options", "across", "order", "sink"})  # options that change no estimate
 SUMMARY = ("kind", "veus", "threads", "launches", "waits", "arena", "buckets")  # of a plan, in a response
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that a model always gives the same archive
 
@@ -34,6 +36,7 @@ class ModelTask:
     request: ModelRequest
     content: bytes
     generator: str = LOADED_GENERATOR
+    functions: tuple[Any, ...] = ()  # of Python that the service has, without their code
 
 
 def build_model_task(task: ModelTask) -> Artifact:
@@ -45,14 +48,17 @@ def build_model_task(task: ModelTask) -> Artifact:
     source, options = _arguments(task)
     with tempfile.TemporaryDirectory(prefix="roller-") as temporary:
         current = settings.settings()
-        settings.use(current.model_copy(update={"cache": Path(temporary) / "cache"}))
+        settings.use(current.model_copy(update={"cache": Path(temporary) / "cache", "python_ops": ""}))
+        declare_python_ops(task.functions)
         try:
             model = compile_model(source, task.request.target, **{"tune": "off", **options})
+            check_named(task.request, (each["device"] for each in model.plan.get("subgraphs", ())))
             folder = model.save(Path(temporary) / "model")
             files = {
                 BUNDLE: _archive(folder),
                 PLAN: _encode(model.plan),
                 SOURCE: "\n".join(kernel.source for kernel in model.kernels).encode(),
+                STORY: _encode(model.story),
             }
             header = folder / "model.h"
             files |= {HEADER: header.read_bytes()} if header.is_file() else {}
@@ -68,8 +74,8 @@ def build_model_task(task: ModelTask) -> Artifact:
 def estimate_model_task(task: ModelTask) -> Json:
     """Return the estimate of a model as JSON."""
     source, options = _arguments(task)
-    measured = {"tune", "tune_options"}  # an estimate makes no trial
-    return estimate_model(source, task.request.target, **{name: value for name, value in options.items() if name not in measured})
+    estimated = {name: value for name, value in options.items() if name not in NOT_ESTIMATED}
+    return estimate_model(source, task.request.target, **estimated)
 
 
 def parse_model_artifact(document: Mapping[str, Any]) -> Artifact:
@@ -131,6 +137,9 @@ def _facts(digest: str, model: Model, files: Mapping[str, bytes]) -> Json:
         "estimate": {"seconds": model.estimate.seconds},
         "lowerings": model.report.get("lowerings", {}),
         "tuning": model.tuning.to_json() if isinstance(model.tuning, Tuning) else None,
+        "subgraphs": model.plan.get("subgraphs", []),
+        "copies": model.plan.get("copies", []),
+        "sinks": model.report["sinks"],
         "files": {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()},
     }
     parsed: Json = json.loads(_encode(facts))  # tuples become lists, as the service sees them

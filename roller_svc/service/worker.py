@@ -26,6 +26,7 @@ from roller_svc.farm.results import is_result
 from roller_svc.farm.runner import BuildRunner
 from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
+from roller_svc.modes.registration import register_python_ops
 from roller_svc.service.announcements import Announcements
 from roller_svc.service.builds import BuildWork, RequestBuilds, worker_limits
 from roller_svc.service.logs import configure_logging
@@ -72,6 +73,7 @@ class FarmWorker:
         work: BuildWork = build_task,
         tracing: Tracing | None = None,
     ) -> None:
+        register_python_ops()
         self._on_attempt = (lambda _: None) if tracing is None else tracing.record
         with contextlib.ExitStack() as resources:  # closed in the reverse order
             self._open(settings, queues, work, resources)

@@ -59,6 +59,7 @@ def fork_supervised(lifeline: int, private: int, restrict: Callable[[], object])
     This process must have one thread.
     """
     global _requests
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, which processes inherit, none can be waited for
     requests, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     child = os.fork()

@@ -75,6 +75,16 @@ def test_a_request_is_explained_without_a_build(client: httpx.Client) -> None:
     assert refused.status_code == 422
 
 
+def test_explanations_show_no_text_of_other_clients(client: httpx.Client) -> None:
+    compiled_text = BODY["expression"] + "  # of another client"
+    client.post("/v1/kernels:compile", json=BODY | {"expression": compiled_text}, headers={"Prefer": "wait=30"})
+    wanted = BODY | {"expression": BODY["expression"].replace("*", "+")}
+    nearest = client.post("/v1/actions:explain", json=wanted).json()["nearest"]
+    (difference,) = [part["fields"] for part in nearest["differences"] if part["part"] == "expression"]
+    assert difference[0]["nearest"].startswith("C[")
+    assert "another" not in str(nearest)
+
+
 def test_the_command_line_explains_requests(client: httpx.Client, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     compiled(client, top_k=10)
     current.use(settings)

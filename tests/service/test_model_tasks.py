@@ -15,7 +15,7 @@ from roller_svc.farm.models import ModelRequest
 from roller_svc.farm.store import MODELS
 from roller_svc.service.model_tasks import ModelTask, build_model_task, parse_estimate, parse_model_artifact
 
-FILES = {"bundle": b"b", "plan": b"{}", "source": b"int x;", "header": b"int x;"}
+FILES = {"bundle": b"b", "plan": b"{}", "source": b"int x;", "story": b"{}", "header": b"int x;"}
 Change = Callable[[dict[str, Any]], object]
 
 

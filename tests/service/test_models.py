@@ -11,6 +11,7 @@ import platform
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,21 @@ from onnx import helper
 from onnx_models import branching, mlp, model
 from serving import connected, running, served
 
+from roller_svc import hardware
 from roller_svc.cli import main
 from roller_svc.client.client import Client
 from roller_svc.client.schemas import GraphOptions, TuneOptionsModel
 from roller_svc.errors import InputError, UnsupportedModelError
-from roller_svc.farm.models import ModelRequest, model_digest
+from roller_svc.farm.models import ModelRequest, check_named, model_digest
+from roller_svc.graph import python_ops
 from roller_svc.graph.serialize import FORMAT
 from roller_svc.hardware import load
 from roller_svc.model import device_spec, load_model
 from roller_svc.service.app import create_app
-from roller_svc.settings import Settings
+from roller_svc.settings import Settings, read_settings, use
 
 MAX_BLOB_BYTES = 1 << 16
-CPU = "cpu-x86-avx2"
+CPU, H200 = "cpu-x86-avx2", "nvidia-h200-sxm"
 OTHER_CPU = CPU if platform.machine() in ("aarch64", "arm64") else "cpu-arm-neon"  # no worker of this machine has it
 GRAPH = {
     "format": FORMAT,
@@ -301,6 +304,11 @@ def test_a_model_is_tuned_where_it_is_built(
     assert plain is not None
     assert plain.tuning is None
     problem(http.get(f"/v1/models/{plain.digest}/tuning"), 404, "unknown-artifact")
+    story = client.model_story(plain.digest)
+    assert story["seconds"] == sum(step["seconds"] for step in story["steps"])
+    assert [node["name"] for node in story["nodes"]] == ["add"]
+    assert http.get(plain.links["story"]).json() == story
+    problem(http.get("/v1/models/sha256:0/story"), 404, "unknown-kernel")
     problem(http.get("/v1/models/sha256:0/tuning"), 404, "unknown-kernel")
     file = tmp_path / "model.json"
     file.write_text(json.dumps(GRAPH))
@@ -363,7 +371,70 @@ def test_a_graph_is_compiled_for_a_gpu(client: Client, tmp_path: Path) -> None:
     assert estimate.seconds == pytest.approx(response.estimate.seconds)
 
 
-def test_everything_that_decides_a_model_is_in_its_digest() -> None:
+CHAIN = GRAPH | {
+    "nodes": [
+        *GRAPH["nodes"],
+        {"name": "sub", "expression": "z[i] = y[i] - 1", "inputs": {"y": "y"}, "outputs": {"z": "z"}},
+    ],
+    "outputs": {"z": "z"},
+}
+CODE = [
+    "python:os.system", "python:", "python:__import__('os')", "python:lambda x: x", "python:exec", "python:a b", "python:../x",
+    "python:nms\n", "python:os:system", "python:eval(input())", "python:builtins.exec", "python:" + "n" * 150, "python:*",
+    "python:/bin/sh", "python:$(id)", "python:`id`", "python:pickle.loads", "python:\0", "python:numpy.load", "python:__main__.f",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_row_43_a_request_with_code_in_place_of_a_name_is_refused(http: httpx.Client, name: str) -> None:
+    body = {"model": {"graph": CHAIN}, "target": "local", "options": {"devices": {"sub": name}}}
+    problem(http.post("/v1/graphs:compile", json=body), 422, "unknown-python-op")
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"devices": {"sub": {"python": "f"}}}, "invalid-body"),
+        ({"devices": ["sub"]}, "invalid-body"),
+        ({"across": "sideways"}, "invalid-body"),
+        ({"order": "random"}, "invalid-body"),
+        ({"sink": "never"}, "invalid-body"),
+        ({"devices": {"sub": H200}, "tune": "now"}, "invalid-body"),
+        ({"devices": {"sub": "nvidia-h20000"}}, "unknown-hardware"),
+        ({"devices": {"sub": "gpu"}}, "unknown-device"),
+        ({"devices": {"sub": "cpu"}, "target": H200}, "unknown-device"),
+    ],
+)
+def test_labels_of_a_request_are_checked(http: httpx.Client, options: dict[str, Any], code: str) -> None:
+    target = options.get("target", "local")
+    body = {"model": {"graph": CHAIN}, "target": target, "options": {k: v for k, v in options.items() if k != "target"}}
+    answer = http.post("/v1/graphs:compile", json=body)
+    problem(answer, 404 if code == "unknown-hardware" else 422, code)
+
+
+@pytest.mark.slow
+def test_a_model_over_several_devices_is_compiled(http: httpx.Client, client: Client, tmp_path: Path) -> None:
+    """An estimate of it, and labels of the file that the request lacks, are refused."""
+    options = GraphOptions(threads=1, devices={"sub": H200}, across="split", order="serial")
+    response = client.compile_model(CHAIN, "local", options).response
+    assert response is not None
+    assert [(each.device, each.nodes) for each in response.subgraphs] == [("local", ["add"]), (H200, ["sub"])]
+    assert [(each["tensor"], each["from"], each["to"]) for each in response.copies] == [("y", "host", H200), ("z", H200, "host")]
+    assert response.sinks is not None
+    assert (response.sinks.submissions, response.sinks.outside, response.plan["kind"]) == (2, [], "split")
+    zipfile.ZipFile(io.BytesIO(client.file(response.links["bundle"]))).extractall(tmp_path)
+    model = load_model(tmp_path, runtime="emulator")
+    np.testing.assert_array_equal(model(x=np.ones(4, np.float32))["z"], np.ones(4, np.float32))
+    problem(http.post("/v1/graphs:estimate", json=_body(options)), 422, "invalid-option")
+    with pytest.raises(InputError, match=f"labels in the model's file name {H200}"):
+        check_named(ModelRequest("0" * 64, "graph", "local", {"devices": {"add": "cpu"}}), ["local", "python:f", H200])
+
+
+def _body(options: GraphOptions) -> dict[str, Any]:
+    return {"model": {"graph": CHAIN}, "target": "local", "options": options.model_dump(exclude_defaults=True)}
+
+
+def test_everything_that_decides_a_model_is_in_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = load(CPU)
     request = ModelRequest("0" * 64, "onnx", CPU, {"threads": 1})
     others = [
@@ -374,6 +445,16 @@ def test_everything_that_decides_a_model_is_in_its_digest() -> None:
     ]
     assert model_digest(request, spec) == model_digest(request, spec)
     assert len({model_digest(request, spec), *(model_digest(*other) for other in others)}) == len(others) + 1
+    mixed = ModelRequest("0" * 64, "onnx", CPU, {"threads": 1, "devices": {"a": H200, "b": "cpu"}})
+    h200 = load(H200)
+    monkeypatch.setattr(hardware, "load", lambda name: replace(h200, num_cores=h200.num_cores // 2) if name == H200 else load(name))
+    with_other_spec = model_digest(mixed, spec)
+    monkeypatch.undo()
+    assert model_digest(mixed, spec) != with_other_spec
+    monkeypatch.setattr(python_ops, "_registered", {})
+    plain = model_digest(request, spec)
+    python_ops.python_op("f", abs, {"a": ("float32", (4,))}, {"b": ("float32", (4,))})
+    assert model_digest(request, spec) != plain
 
 
 def test_a_file_is_read_by_its_path(client: Client, tmp_path: Path) -> None:
@@ -395,6 +476,32 @@ def test_a_model_is_compiled_on_the_command_line(http: httpx.Client, tmp_path: P
     assert load_model(tmp_path / "saved").digest == facts["digest"]
     assert main(["model", "run", str(graph), *server]) == 0
     assert json.loads(capsys.readouterr().out)["digest"] == facts["digest"]
+    graph.write_text(json.dumps(CHAIN))
+    assert main(["model", "run", str(graph), *server, "--device", f"sub={H200}", "--order", "serial", "--emulate"]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] != facts["digest"]
+
+
+@pytest.mark.slow
+def test_a_function_of_python_that_the_service_has_is_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "service_ops.py").write_text(
+        "import roller_svc\n\n\ndef add_all():\n"
+        '    roller_svc.python_op("service_halve", lambda a: a / 2, {"a": ("float32", (4,))}, {"b": ("float32", (4,))})\n'
+    )
+    monkeypatch.setattr(python_ops, "_registered", {})
+    monkeypatch.syspath_prepend(tmp_path)
+    use(read_settings(python_ops="service_ops:add_all"))
+    try:
+        with served(create_app(Settings(store=tmp_path, workers=1))) as http, Client(str(http.base_url)) as client:
+            options = GraphOptions(threads=1, devices={"sub": "python:service_halve"})
+            response = client.compile_model(CHAIN, "local", options).response
+            assert response is not None
+            assert response.sinks is not None
+            assert [each.node for each in response.sinks.outside] == ["sub"]
+            zipfile.ZipFile(io.BytesIO(client.file(response.links["bundle"]))).extractall(tmp_path / "model")
+        np.testing.assert_array_equal(load_model(tmp_path / "model")(x=np.ones(4, np.float32))["z"], np.ones(4, np.float32))
+    finally:
+        monkeypatch.undo()
+        use(read_settings())
 
 
 @pytest.mark.parametrize(

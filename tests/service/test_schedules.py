@@ -47,7 +47,15 @@ def test_a_schedule_is_checked_and_compiled(client: Client) -> None:
 
     (problem,) = check(client, legal, target="nvidia-h200-sxm")["problems"]
     assert (problem["step"], problem["rule"], problem["hint"]) == (None, "launch", "C: accumulate_at n")
-    assert check(client, legal, target="cpu-x86-avx2")["problems"] == []
+    assert check(client, legal)["cost"] is None
+    cost = check(client, legal, target="cpu-x86-avx2")["cost"]
+    assert cost["seconds"] > 0
+    assert [launch["operations"] for launch in cost["launches"]] == [2 * 50 * 20 * 30]
+    estimates = client.post("/v1/estimates", json={"items": [PROGRAM], "targets": ["cpu-x86-avx2"], "schedule": legal}).json()
+    (candidate,) = estimates["estimates"][0]["candidates"]
+    assert candidate["seconds"] == cost["seconds"]
+    refused = client.post("/v1/estimates", json={"items": [PROGRAM], "targets": ["cpu-x86-avx2"], "schedule": STEPS}).json()
+    assert refused["estimates"][0]["error"]["code"] == "schedule-vector-inner"
     both = PROGRAM | {"schedule": legal, "target": "local", "hardware": {}}
     assert client.post("/v1/schedules:check", json=both).status_code == 422
 

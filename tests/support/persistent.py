@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 from emulator_support import module
 
 from roller_svc import hardware
-from roller_svc.codegen.cuda.persistent import build_persistent
+from roller_svc.codegen.cuda.instructions import HOPPER
+from roller_svc.codegen.cuda.persistent import BLOCK_BARRIER, build_persistent
 from roller_svc.codegen.cuda.task_kernel import TaskKernel, TaskOperator
 from roller_svc.compiler.lower_and_emit import emit_plan_tasks
 from roller_svc.compiler.plans import best_plans, rank_best_partition
@@ -24,14 +26,16 @@ from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.kernel import Buffer, KernelSource, Role
+from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
 from roller_svc.ir.model_plan import Address
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import VDevicePlan
 from roller_svc.semantics.interpreter import reference
+from roller_svc.toolchain.binaries import sass
 
 ALIGNMENT_BYTES = 256
 ARENA = 0
+STREAMED = "ring_claim(ring_page_"  # in the text of a product whose matrix streams, once
 TOP_K = 20  # candidates, of which the first one is taken that can be rTasks
 Arrays = dict[str, np.ndarray]
 
@@ -165,6 +169,24 @@ def with_text(kernel: TaskKernel, old: str, new: str, occurrence: int = 0) -> Ta
     text = old.join(parts[: occurrence + 1]) + new + old.join(parts[occurrence + 1 :])
     source: KernelSource = dataclasses.replace(kernel.source, text=text)
     return dataclasses.replace(kernel, source=source)
+
+
+def find_faults(compiled: CompiledKernel) -> list[str]:
+    """Return what a persistent kernel and its machine code have that they should not, or lack."""
+    code, text = sass.sass_text(compiled.binary), compiled.source.text
+    faults = [f"{used.spill_bytes} bytes spilled" for used in compiled.resources if used.spill_bytes]
+    # Operators write what later ones read: no cache that is not coherent may be between them.
+    faults += [f"{load}, which is not coherent" for load in sorted(set(re.findall(r"LD\w*\.[\w.]*CONSTANT[\w.]*", code)))]
+    # One before the first row and one after each rTask; a vote after each wait. The compiler may copy the loop of rTasks.
+    meets = len(re.findall(rf"__syncthreads\(\)|named_barrier\({BLOCK_BARRIER},", text))
+    votes = len(re.findall(rf"__syncthreads_or\(|named_any\({BLOCK_BARRIER},", text))
+    if (meets, votes) != (2, 1):
+        faults.append(f"{meets} barriers and {votes} votes of the block, expected 2 and 1")
+    if STREAMED in text:
+        copies = "UBLKCP" if compiled.source.arch >= HOPPER else "LDGSTS.E.BYPASS.128"
+        functions, found = text.count(STREAMED), code.count(copies)
+        faults += [f"{found} {copies} of {functions} products that stream"] if found < functions else []
+    return faults
 
 
 def events(kernel: TaskKernel, sync: np.ndarray) -> list[int]:

@@ -140,9 +140,64 @@ def test_row_43_add_on_a_cpu_sub_on_a_gpu_and_a_function_of_python(register: Cal
         ("add", model.target), ("sub", H200), ("negate", "python:negate"), ("copy add", f"{HOST} to {H200}"),
         ("copy y", f"{HOST} to {H200}"), ("copy sub", f"{H200} to {HOST}"),
     }  # fmt: skip
+
+
+def test_a_model_over_several_devices_is_saved_and_loaded(
+    register: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register("scale", lambda a, k: a * k, {"a": FLOATS, "k": FLOATS}, {"b": FLOATS}, writes=["log"])
+    source = diamond(b=H200)
+    source["constants"]["k"] = constant(4, 8)
+    source["nodes"] += [host("scale", "c", "k"), node("e", ADD, A="scale", B="s") | {"updates": {"C": "s"}}]
+    source["outputs"] |= {"scale": "scale", "k": "k"}
+    source["states"] = {"s": MATRIX}
+    x, y, s = numbers(4, 8), numbers(4, 8), np.ones((4, 8), np.float32)
+    built = compiled(source, order="serial")
+    folder = built.save(tmp_path / "first")
+    loaded = roller_svc.load_model(folder, "emulator")
+    assert (loaded.digest, loaded.name, loaded.plan) == (built.digest, built.name, built.plan)
+    assert [each.uses for each in loaded.kernels] == [each.uses for each in built.kernels]
+    results = loaded.run({"x": x, "y": y}, states={"s": s})
+    w, k = (np.array(source["constants"][name]["values"], np.float32) for name in "wk")
+    c = (x + y) - y
+    for name, want in (("c", c), ("scale", c * k), ("k", k)):
+        np.testing.assert_array_equal(results[name], want)
+    np.testing.assert_array_equal(s, c * k + 1)
+    np.testing.assert_allclose(results["d"], (x + y) @ w * c, rtol=1e-5, atol=1e-6)
+    again = roller_svc.load_model(loaded.save(tmp_path / "again"))
+    assert (again.digest, again.plan) == (built.digest, built.plan)
     with pytest.raises(ArgumentError) as refusal:
-        model.save("never")
-    assert refusal.value.code == "not-saveable"
+        roller_svc.load_model(folder).run({"x": x, "y": y}, states={"s": s})
+    assert refusal.value.code == "unsupported-target"
+    with pytest.raises(ArgumentError, match="launchers are of models for one device"):
+        built.save(tmp_path / "other", launcher="ctypes")
+    part = roller_svc.load_model(folder / "part.0")  # each subgraph is a model
+    assert [info.name for info in part.inputs] == ["x", "y"]
+
+    def refuse(code: str) -> None:
+        with pytest.raises(ArgumentError) as refusal:
+            roller_svc.load_model(folder, "emulator")
+        assert refusal.value.code == code
+
+    monkeypatch.setattr(python_ops, "_registered", {})
+    refuse("unknown-python-op")
+    register("scale", lambda a, k: (a, k), {"a": FLOATS, "k": FLOATS}, {"b": FLOATS, "c": FLOATS})
+    refuse("shape-mismatch")
+    monkeypatch.setattr(python_ops, "_registered", {})
+    register("scale", lambda a, k: a * k, {"a": FLOATS, "k": FLOATS}, {"b": FLOATS})
+    damage = json.loads((folder / "metadata.json").read_text())
+    for change in (
+        {"order": "random"}, {"parts": damage["parts"][:-1]}, {"outputs": damage["outputs"][1:]},
+        {"plan": damage["plan"] | {"steps": damage["plan"]["steps"][1:], "before": damage["plan"]["before"][1:]}},
+        {"hosts": []}, {"format": "roller-mixed-model/0"},
+    ):  # fmt: skip
+        (folder / "metadata.json").write_text(json.dumps(damage | change))
+        refuse("damaged-kernel")
+    (folder / "metadata.json").write_text(json.dumps(damage))
+    content = bytearray((folder / "constants.bin").read_bytes())
+    content[0] ^= 1
+    (folder / "constants.bin").write_bytes(content)
+    refuse("damaged-kernel")
 
 
 CODE = [

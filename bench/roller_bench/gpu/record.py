@@ -18,8 +18,8 @@ from roller_svc.errors import ArgumentError
 
 Json = dict[str, Any]
 SECTIONS = (
-    "planned", "verification", "sanitizer", "smoke", "probes", "measurements", "comparisons", "checked", "skipped",
-    "stages",
+    "planned", "verification", "sanitizer", "smoke", "probes", "measurements", "graphs", "comparisons", "checked",
+    "skipped", "stages",
 )  # fmt: skip
 
 

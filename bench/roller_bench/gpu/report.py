@@ -14,7 +14,8 @@ from roller_bench.gpu.record import finite, merge_runs, read
 from roller_bench.gpu.targets import geometric_mean, speed_ratios, target_lines, targets
 
 Json = dict[str, Any]
-BAD = ("wrong", "error", "refused", "timeout")
+REFUSED = "refused"
+BAD = ("wrong", "error", REFUSED, "timeout")
 
 
 def report_of(paths: Sequence[Path]) -> Json:
@@ -52,8 +53,10 @@ def wrong(document: Json) -> list[str]:
     """Return the names of everything that ran and was wrong. Failures of baselines do not count."""
     rows = [*document["verification"], *({"id": row["tool"], **row} for row in document["sanitizer"])]
     rows += [{"id": row["name"], **row} for row in (*document["smoke"], *document["probes"])]
+    rows += [row for row in document["graphs"] if row["status"] != REFUSED]
     names = [row["id"] for row in rows if row.get("status") in BAD]
     names += [row["id"] for row in document["measurements"] if "error" in row or _failed_check(row)]
+    names += [row["id"] for row in document["graphs"] if _failed_check(row)]
     return [*names, *(f"stage {row['stage']}" for row in document["stages"] if row["ended"] not in ("done", "time"))]
 
 
@@ -85,6 +88,9 @@ def table(document: Json) -> str:
     if document["probes"]:
         lines += ["", f"{'probe':<32}{'value':>12}  unit"]
         lines += [f"{row['name']:<32}{_number(row.get('value')):>12}  {row.get('unit', '')}" for row in document["probes"]]
+    if document["graphs"]:
+        lines += ["", f"{'model and lowering':<36}{'us':>10}{'predicted':>11}{'launches':>10}  result"]
+        lines += [_graph_line(row) for row in document["graphs"]]
     if total["classes"]:
         lines += ["", f"{'class':<24}{'cases':>6}{'predicted/measured':>20}{'first/best':>12}{'library/ours':>14}"]
     for cls, one in total["classes"].items():
@@ -94,6 +100,13 @@ def table(document: Json) -> str:
         lines += ["", *target_lines(total["targets"])]
     lines += ["", f"not right: {', '.join(total['wrong']) or 'nothing'}"]
     return "\n".join(lines)
+
+
+def _graph_line(row: Json) -> str:
+    """Return the line of a model by one lowering."""
+    times = [f"{row[key] * 1e6:.1f}" if key in row else "-" for key in ("median_s", "predicted_s")]
+    result = row.get("checked", f"{row['status']} {row.get('detail', '')}".strip())
+    return f"{row['id']:<36}{times[0]:>10}{times[1]:>11}{row.get('launches', '-'):>10}  {result[:80]}"
 
 
 def _class_summary(rows: Sequence[Json]) -> Json:

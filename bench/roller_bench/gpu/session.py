@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from roller_bench.gpu.baselines.triton_baseline import has_triton_kernel
 from roller_bench.gpu.cases import in_order_of_value
 from roller_bench.gpu.cases.check import Check
 from roller_bench.gpu.device_errors import OUT_OF_MEMORY
+from roller_bench.gpu.graphs import BUILD_S, MODELS, REHEARSED, GraphTask, build_graphs, ids, time_graphs
 from roller_bench.gpu.probing import ProbeTask, probe_names, run_probe
 from roller_bench.gpu.record import Record
 from roller_bench.gpu.samples import TimedCase, references
@@ -43,8 +45,10 @@ R = TypeVar("R")
 Device = Callable[[Callable[[T], R]], Callable[[T], R]]
 
 # Minutes of each stage if all run, ten in total, in order of value. Other totals are divided in these proportions.
-STAGE_MINUTES = {"smoke": 1.25, "verify": 1.75, "measure": 3.0, "probe": 0.75, "compare": 2.0, "sanitize": 1.25}
-DRY_STAGES = ("verify", "measure", "probe")
+STAGE_MINUTES = {
+    "smoke": 1.25, "verify": 1.75, "measure": 3.0, "probe": 0.75, "graphs": 1.0, "compare": 1.25, "sanitize": 1.0,
+}  # fmt: skip
+DRY_STAGES = ("verify", "measure", "probe", "graphs")
 MAX_JOBS_ON_DEVICE = 12  # each opens a context: about 0.5 GB and one second
 STOP_S = 4.0  # reserved at the end of each stage to stop its processes
 ALIVE_S = 15.0  # time limit for a fresh process to open the device after a failure
@@ -112,7 +116,7 @@ class Session:
     def run(self) -> None:
         """Run all stages."""
         runs = {"smoke": self.smoke, "verify": self.verify, "measure": self.measure, "probe": self.probe,
-                "compare": self.compare, "sanitize": self.sanitize}  # fmt: skip
+                "graphs": self.graphs, "compare": self.compare, "sanitize": self.sanitize}  # fmt: skip
         began, end, lost = time.monotonic(), 0.0, ""
         for stage, seconds in stage_seconds(self.options.stages, self.options.minutes).items():
             end += seconds
@@ -206,6 +210,28 @@ class Session:
             self._left += 1
             self._measure_copy()
         self._time(self.work.cases)
+
+    def graphs(self) -> None:
+        """Time whole models by every lowering, one model at a time, while the CPU builds others."""
+        options, models = self.options, _models(self.options)
+        self._left = len(ids(models))
+        limit_s = max(BUILD_S, options.timeout_s)
+        worker = BoundedWorker(self._device(time_graphs), limit_s)
+        with tempfile.TemporaryDirectory(prefix="gpu-bench-graphs-") as folder:
+            tasks = [GraphTask(model, options.target, folder, self._bus_id) for model in models]
+            for task, built in map_unordered(build_graphs, tasks, max(1, options.jobs - 1), limit_s, self._until):
+                if isinstance(built, RollerError):
+                    built = [{"id": each, "status": "error", "detail": error_text(built)} for each in ids([task.model])]
+                timed = []
+                if not options.dry and any(row["status"] == "built" for row in built):
+                    timed = self._call_worker(worker, task)
+                failed: Json = {"status": "error", "detail": timed["error"]} if isinstance(timed, dict) else {}
+                rows = {} if failed else {row["id"]: row for row in timed}
+                for row in built:
+                    more = rows.get(row["id"], failed) if row["status"] == "built" else {}
+                    self._add_row("graphs", row | more)
+                    print(_graph_line(row | more), flush=True)
+            worker.close()
 
     def compare(self) -> None:
         """Time baseline compilers, each in its own process, interleaved with our kernels."""
@@ -381,10 +407,23 @@ def planned_rows(options: Options, work: Tasks) -> dict[str, dict[str, list[str]
         "verify": {"verification": checks},
         "measure": {"measurements": cases},
         "probe": {"probes": probes},
+        "graphs": {"graphs": ids(_models(options))},
         "compare": {"comparisons": [f"{case.id} {name}" for case, name in _pairs(work.cases)]},
         "sanitize": {"sanitizer": list(SANITIZERS)},
     }
     return {stage: rows[stage] for stage in options.stages}
+
+
+def _models(options: Options) -> list[str]:
+    """Return the models of the stage `graphs`."""
+    names = REHEARSED if options.rehearse else MODELS
+    return [name for name in names if options.only.search(f"graph/{name}")]
+
+
+def _graph_line(row: Json) -> str:
+    if "median_s" not in row:
+        return f"{row['status']:>9}  {row['id']}  {row.get('detail', '')[:160]}"
+    return f"{row['median_s'] * 1e6:>9.1f}  us {row['id']}, predicted {row['predicted_s'] * 1e6:.1f}, {row['checked'][:80]}"
 
 
 def error_text(failure: RollerError) -> str:

@@ -1,12 +1,12 @@
-"""Write models of the zoo as ONNX files, with random weights: python -m roller_bench.zoo.models FOLDER [NAME...].
+"""Write models of the zoo as ONNX files, with random weights.
 
 RAMMER's six models have the shapes of its artifact (OSDI 2020, §5). Networks of torchvision are written out here.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -303,6 +303,31 @@ def mlp(batch: int) -> Any:
     return nn.Sequential(*layers[:-1]), {"x": torch.randn(batch, 1024)}
 
 
+class Towers(nn.Module):
+    """Towers of two convolutions of one input, side by side."""
+
+    def __init__(self, number: int, width: int) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU())
+            for _ in range(number)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tower(x) for tower in self.towers], 1)
+
+
+class OneCell(nn.Module):
+    """A normal cell of NASNet-A with one input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell = NasCell(width, width, width, 1, halves=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x, x)[1]
+
+
 def _image(size: int, batch: int = 1) -> dict[str, torch.Tensor]:
     return {"x": torch.randn(batch, 3, size, size)}
 
@@ -327,13 +352,21 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+SMALL: dict[str, Callable[[], Any]] = {  # whose choices can all be compared
+    "lstm_4x20": lambda: (Lstm(4, 64), {"x": torch.randn(20, 1, 64)}),
+    "towers_8": lambda: (Towers(8, 16), {"x": torch.randn(1, 16, 16, 16)}),
+    "nasnet_cell": lambda: (OneCell(32), {"x": torch.randn(1, 32, 16, 16)}),
+    "encoder_2": lambda: encoder(2, 128, 32),
+}
+
+
 def write_models(folder: Path, names: Sequence[str]) -> None:
     """Write models, each as NAME.onnx."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.backends.mha.set_fastpath_enabled(False)  # its operator has no ONNX form
     for name in names:
         torch.manual_seed(SEED)
-        module, inputs = MODELS[name]()
+        module, inputs = (MODELS | SMALL)[name]()
         for each in module.parameters():
             nn.init.normal_(each, 0, 0.05)  # layers that are copies of one are not equal
         path = folder / f"{name}.onnx"
@@ -346,4 +379,8 @@ def write_models(folder: Path, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    write_models(Path(sys.argv[1]), sys.argv[2:] or list(MODELS))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="*", choices=[*MODELS, *SMALL], help="all without a name")
+    options = parser.parse_args()
+    write_models(options.folder, options.models or list(MODELS))

@@ -7,7 +7,7 @@ between two of them does not depend on the host.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,7 +34,13 @@ class Launch:
         launch(self._function.ptr, self._launch, self._parameters, stream.ptr)
 
 
-def queued_seconds(cupy: Any, launch: Launch, runs: int, delay: Launch, delay_ns: Any) -> float:
+class Launched(Protocol):
+    """Work that can be launched on a stream of CuPy."""
+
+    def launch(self, stream: Any) -> None: ...
+
+
+def queued_seconds(cupy: Any, launch: Launched, runs: int, delay: Launch, delay_ns: Any) -> float:
     """Return the seconds that a device takes for launches that wait in a stream.
 
     Args:

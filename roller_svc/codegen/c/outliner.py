@@ -23,6 +23,7 @@ from roller_svc.ir.expr import (
     Op,
     OpKind,
     Select,
+    axes_of,
     children,
     iter_subexpressions,
     loads_of,
@@ -195,10 +196,7 @@ class _Outliner:
     # expressions ----------------------------------------------------------------------------------------------------
     def _is_inner(self, expr: Expr) -> bool:
         """Return whether the value changes in the body."""
-        return any(
-            x.name in self.inner if isinstance(x, AxisRef) else isinstance(x, Load) and x.tensor in self.storages
-            for x in iter_subexpressions(expr)
-        )
+        return not self.inner.isdisjoint(axes_of(expr)) or any(load.tensor in self.storages for load in loads_of(expr))
 
     def _expr(self, expr: Expr) -> Expr:
         match expr:
@@ -272,7 +270,7 @@ class _Outliner:
 
 def _never_reads(value: Expr | None) -> None:
     """Check that an argument, which is computed before the call, does not load."""
-    if value is not None and any(isinstance(x, Load) for x in iter_subexpressions(value)):
+    if value is not None and loads_of(value):
         raise _NotOutlinableError
 
 

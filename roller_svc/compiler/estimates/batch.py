@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from roller_svc import hardware
 from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
@@ -34,13 +34,20 @@ from roller_svc.compiler.request import (
 )
 from roller_svc.compiler.sensitivity import analyze_sensitivity
 from roller_svc.compiler.serialize import Json, sensitivity_json
-from roller_svc.errors import EstimatesTimeoutError, RollerError
+from roller_svc.errors import ArgumentError, EstimatesTimeoutError, RollerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.ir.canonical import digest
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.options import EstimateOptions
 from roller_svc.ir.report import BuildRequest, Plan
+from roller_svc.ir.schedule_cost import ScheduledEstimate
+from roller_svc.on_use import OnUse
+
+if TYPE_CHECKING:
+    from roller_svc.compiler.schedule_cost import estimate_scheduled
+else:  # which loads schedules and their rules
+    estimate_scheduled = OnUse("roller_svc.compiler.schedule_cost:estimate_scheduled")
 
 # Capacities of the caches: device specs, errors of rejected programs, and results of one program on one device.
 MAX_SPECS, MAX_REJECTION_BYTES, MAX_RESULT_BYTES = 256, 4 << 20, 24 << 20
@@ -72,12 +79,13 @@ class ItemResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _ParsedItem:
-    """A validated program text, constraints on its kernels, whether notes are errors, and the digest of the text."""
+    """A validated program text, how its kernels are found, whether notes are errors, and the digest of the text."""
 
     program: ProgramText
     constraints: ScheduleConstraints
     strict: bool
     digest: bytes
+    schedule: str | None  # by hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +164,12 @@ class EstimateCache:
     def _look_up_or_compute(self, queries: Sequence[_Query], top_k: int, deadline: Deadline) -> dict[bytes, bytes]:
         """Return the result of each query; compute missing ones, all devices of a program in one task."""
         results: dict[bytes, bytes] = {}
-        missing: dict[tuple[bytes, ScheduleConstraints, bool], dict[bytes, _Query]] = {}
+        missing: dict[_ParsedItem, dict[bytes, _Query]] = {}
         for query in queries:
             if (cached := self._look_up(query)) is not None:
                 results[query.key] = cached
             else:
-                missing.setdefault((query.item.digest, query.item.constraints, query.item.strict), {})[query.key] = query
+                missing.setdefault(query.item, {})[query.key] = query
         groups = [tuple(group.values()) for group in missing.values()]
         tasks = [_task(group, top_k) for group in groups]
         for group, result in zip(groups, self._compute(tasks, deadline), strict=True):
@@ -195,11 +203,16 @@ class EstimateCache:
         return device
 
 
-def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[TargetEstimate]:
-    """Return the best plans for each device. Raises InputError for an invalid program or device id."""
+def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[TargetEstimate | ScheduledEstimate]:
+    """Return the best plans for each device, or the price of the item's schedule.
+
+    Raises InputError for an invalid program or device id, or an illegal schedule.
+    """
     specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in hardware.expand_targets(targets)]
     text, options = _read_item(item)
     partitions = PartitionCache.of_forms(text.parse())
+    if options.schedule is not None:
+        return [estimate_scheduled(partitions, spec, options.schedule, options.constraints) for spec in specs]
     estimates = (estimate_program(partitions, spec, top_k, options.constraints) for spec in specs)
     return [add_notes(partitions, each, options.constraints, strict=options.strict) for each in estimates]
 
@@ -220,7 +233,7 @@ def _or_error(resolve: Callable[[T], R], value: T) -> R | bytes:
 
 def _parse_item(item: Item) -> _ParsedItem:
     text, options = _read_item(item)
-    return _ParsedItem(text, options.constraints, options.strict, _text_digest(text))
+    return _ParsedItem(text, options.constraints, options.strict, _text_digest(text), options.schedule)
 
 
 def _query(item: _ParsedItem | bytes, device: _Device | bytes, top_k: int) -> _Query | bytes:
@@ -229,14 +242,15 @@ def _query(item: _ParsedItem | bytes, device: _Device | bytes, top_k: int) -> _Q
         return device
     if isinstance(item, bytes):
         return item
-    rest = f"{device.digest} {top_k} {item.constraints} {item.strict}"
+    rest = f"{device.digest} {top_k} {item.constraints} {item.strict} {item.schedule}"
     return _Query(_hash(item.digest + rest.encode()), item, device)
 
 
 def _task(group: Sequence[_Query], top_k: int) -> EstimateTask:
     """Combine the queries of one program into a task."""
     item = group[0].item
-    return EstimateTask(item.program, tuple(query.device.spec for query in group), top_k, item.constraints, item.strict)
+    specs = tuple(query.device.spec for query in group)
+    return EstimateTask(item.program, specs, top_k, item.constraints, item.strict, item.schedule)
 
 
 def _read_item(item: Item) -> tuple[ProgramText, EstimateOptions]:
@@ -244,6 +258,9 @@ def _read_item(item: Item) -> tuple[ProgramText, EstimateOptions]:
     expression, inputs = validate_expression(item.expression), tensor_types(item.inputs)
     outputs = validate_outputs(item.outputs)
     options = EstimateOptions(**read_options(EstimateOptions, item.options, inputs))
+    if options.schedule is not None and (options.constants or options.donate):
+        name = "constants" if options.constants else "donate"
+        raise ArgumentError(f"{name} and schedule exclude each other", code="invalid-option", hint=f"leave out {name}")
     return ProgramText(expression, inputs, outputs, options.donate, options.constants), options
 
 

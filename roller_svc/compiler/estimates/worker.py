@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from roller_svc.compiler.donation import donate_targets
 from roller_svc.compiler.explain import explain_request
@@ -22,6 +23,14 @@ from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Forms, TensorType
 from roller_svc.ir.report import BuildRequest
+from roller_svc.ir.schedule_cost import ScheduledEstimate
+from roller_svc.on_use import OnUse
+
+if TYPE_CHECKING:
+    from roller_svc.compiler.schedule_cost import estimate_scheduled, schedule_cost_json
+else:  # which loads schedules and their rules
+    estimate_scheduled = OnUse("roller_svc.compiler.schedule_cost:estimate_scheduled")
+    schedule_cost_json = OnUse("roller_svc.compiler.schedule_cost:schedule_cost_json")
 
 SLICE_S = 0.05  # time slice of a chunk: a worker starts no further estimate after it
 CACHED_PROGRAMS = 4  # most recently parsed: the devices of a program may be split over several slices
@@ -53,6 +62,7 @@ class EstimateTask:
     top_k: int
     constraints: ScheduleConstraints
     strict: bool = False  # notes are errors
+    schedule: str | None = None  # by hand, in place of construction
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +139,10 @@ def estimate_slice(tasks: Sequence[Task]) -> list[EstimateResult]:
     return results
 
 
-def target_estimate_json(estimate: TargetEstimate) -> Json:
+def target_estimate_json(estimate: TargetEstimate | ScheduledEstimate) -> Json:
     """Return an entry of the response to POST /v1/estimates, without item and target."""
+    if isinstance(estimate, ScheduledEstimate):
+        return _scheduled_estimate_json(estimate)
     return {
         "roofline": roofline_json(estimate.roofline),
         "floor": floor_json(estimate.floor),
@@ -139,6 +151,17 @@ def target_estimate_json(estimate: TargetEstimate) -> Json:
             | {"floor_share": estimate.floor.seconds / plan.estimate.seconds, "above_floor": reason or None}
             for plan, reason in zip(estimate.plans, estimate.reasons, strict=True)
         ],
+        "notes": list(estimate.notes),
+    }
+
+
+def _scheduled_estimate_json(estimate: ScheduledEstimate) -> Json:
+    """Return the same entry for a schedule by hand: its only candidate has launches, and no kernels of construction."""
+    candidate = schedule_cost_json(estimate.cost) | {"tiles": {}, "unit": "", "kernels": []}
+    return {
+        "roofline": roofline_json(estimate.roofline),
+        "floor": floor_json(estimate.floor),
+        "candidates": [candidate | {"floor_share": estimate.floor.seconds / estimate.cost.seconds, "above_floor": None}],
         "notes": list(estimate.notes),
     }
 
@@ -175,6 +198,8 @@ def _fill_result(
 
 def _device_result(partitions: PartitionCache, spec: HardwareSpec, task: EstimateTask) -> bytes:
     try:
+        if task.schedule is not None:
+            return compact_json(target_estimate_json(estimate_scheduled(partitions, spec, task.schedule, task.constraints)))
         found = estimate_program(partitions, spec, task.top_k, task.constraints)
         return compact_json(target_estimate_json(add_notes(partitions, found, task.constraints, strict=task.strict)))
     except RollerError as error:

@@ -32,7 +32,9 @@ from roller_svc.ir.program import TensorType
 
 DOMAINS = ("", "ai.onnx")
 FUNCTION_HINT = "add a function with its name to the model, in operators of ai.onnx"
-DEQUANTIZE_LINEAR = "DequantizeLinear"
+# Operators that read elements of 4 bits as the numbers that they are, and those whose results have 4 bits too.
+READ_FOUR_BITS = ("DequantizeLinear", "Cast", "Shape", "Size")
+MOVE_FOUR_BITS = ("Identity", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 DEVICE_KEY = "roller.device"  # in the metadata of a node: its label
 MAX_DEPTH = 32  # functions and subgraphs within each other
 
@@ -129,15 +131,18 @@ class Importer:
         if any(tensor.failed for tensor in tensors):
             self._note_unknown(node)
             return failed
-        if any(tensor.has_four_bits for tensor in tensors) and not self.is_standard(node, DEQUANTIZE_LINEAR):
-            self._note(node, f"elements of 4 bits are only read by {DEQUANTIZE_LINEAR}")
+        has_four_bits = any(tensor.has_four_bits for tensor in tensors)
+        if has_four_bits and not self.is_standard(node, *READ_FOUR_BITS, *MOVE_FOUR_BITS):
+            self._note(node, f"elements of 4 bits are only read by {', '.join(READ_FOUR_BITS + MOVE_FOUR_BITS)}")
             return failed
         before = self.builder.at
         self.builder.at = before or _label(node)
         if not before:
             self.builder.device = next((each.value for each in node.metadata_props if each.key == DEVICE_KEY), "")
         try:
-            return self._convert(node, tensors, scope)
+            results = self._convert(node, tensors, scope)
+            moved = has_four_bits and node.op_type in MOVE_FOUR_BITS
+            return [replace(result, has_four_bits=True) for result in results] if moved else results
         except SubgraphError:
             return failed
         except InputError as error:
@@ -157,9 +162,9 @@ class Importer:
             raise ArgumentError(f"output {name[:80]!r} has elements of 4 bits, expected 8 or more", code="unsupported-type")
         return scope.operand(tensor, f"output {name[:80]!r}")
 
-    def is_standard(self, node: NodeProto, op_type: str) -> bool:
-        """Return whether a node is an operator of ONNX, which no function of the model replaces."""
-        return node.op_type == op_type and node.domain in DOMAINS and (node.domain, node.op_type) not in self.functions
+    def is_standard(self, node: NodeProto, *op_types: str) -> bool:
+        """Return whether a node is one of these operators of ONNX, which no function of the model replaces."""
+        return node.op_type in op_types and node.domain in DOMAINS and (node.domain, node.op_type) not in self.functions
 
     def _convert(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
         function = self.functions.get((node.domain, node.op_type))
@@ -170,6 +175,8 @@ class Importer:
         if node.domain not in (*DOMAINS, MICROSOFT_DOMAIN):
             raise UnknownOpError(f"domain {node.domain[:60]!r} is not supported", hint=FUNCTION_HINT)
         _check_inputs(node, self.opset)
+        if node.op_type == "Constant" and (few_bits := _four_bit_value(node)) is not None:
+            return [self._constant(few_bits, scope)]
         if node.op_type in SUBGRAPHS:
             return SUBGRAPHS[node.op_type](self, node, tensors, scope)
         try:
@@ -293,6 +300,12 @@ class Importer:
         known = node.op_type in NODES or node.op_type in EXPANSIONS or node.op_type in SUBGRAPHS
         if node.domain in DOMAINS and not known and not onnx.defs.has(node.op_type):
             self._note(node, "the operator is not supported")
+
+
+def _four_bit_value(node: NodeProto) -> TensorProto | None:
+    """Return the tensor of a constant whose elements have 4 bits."""
+    values = [attribute.t for attribute in node.attribute if attribute.name == "value"]
+    return next((each for each in values if each.data_type in FOUR_BITS), None)
 
 
 def _expanded(expansion: Expansion, node: Node, builder: GraphBuilder) -> Sequence[Tensor]:

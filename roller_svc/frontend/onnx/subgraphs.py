@@ -29,7 +29,7 @@ class Importer(Protocol):
     def convert_subgraph(self, graph: GraphProto, inputs: Sequence[Tensor], scope: Scope) -> list[Tensor]:
         """Convert a subgraph whose inputs are these tensors; return its outputs."""
 
-    def is_standard(self, node: NodeProto, op_type: str) -> bool:
+    def is_standard(self, node: NodeProto, *op_types: str) -> bool:
         """Return whether a node is an operator of ONNX, which no function of the model replaces."""
 
 

@@ -78,3 +78,30 @@ def cut(nodes: Sequence[str], devices: Mapping[str, str], before: Mapping[str, S
         last = run(after, own)
         parts += [Part(devices[nodes[i]], (nodes[i],)) for i in own if (last & ~after) >> i & 1]
     return parts
+
+
+def check_cut(
+    parts: Sequence[Part],
+    nodes: Sequence[str],
+    devices: Mapping[str, str],
+    before: Mapping[str, Sequence[str]],
+    hosts: Sequence[str],
+) -> None:
+    """Raise InvariantError unless parts run all nodes once, on their devices, after all that these need.
+
+    The arguments are those of `cut`. A part runs its nodes in the order that it has.
+    """
+    done: set[str] = set()
+    for part in parts:
+        if len(part.nodes) != 1 and not set(hosts).isdisjoint(part.nodes):
+            raise InvariantError(f"{', '.join(part.nodes)} are one part, and one of them is a function of Python")
+        for name in part.nodes:
+            if devices.get(name) != part.device:
+                raise InvariantError(f"node {name} runs on {part.device}, its device is {devices.get(name)}")
+            if name in done:
+                raise InvariantError(f"node {name} runs twice")
+            if missing := [each for each in before.get(name, ()) if each not in done]:
+                raise InvariantError(f"node {name} runs before {missing[0]}")
+            done.add(name)
+    if missing := [name for name in nodes if name not in done]:
+        raise InvariantError(f"node {missing[0]} is in no part")

@@ -72,7 +72,7 @@ def place_nodes(graph: Graph, labels: Mapping[str, str], target: HardwareSpec) -
         elif isinstance(node, HostNode):
             raise ArgumentError(f"node {node.name!r} is {node.operator}, which no device runs: {label}", code="invalid-option")
         else:
-            spec = _find_spec(label, target)
+            spec = find_device(label, target)
             specs[spec.id] = spec
             devices[node.name] = spec.id
         nodes.append(placed)
@@ -81,7 +81,8 @@ def place_nodes(graph: Graph, labels: Mapping[str, str], target: HardwareSpec) -
     return Placed(replace(graph, nodes=tuple(nodes), devices={}), devices, specs)
 
 
-def _find_spec(label: str, target: HardwareSpec) -> HardwareSpec:
+def find_device(label: str, target: HardwareSpec) -> HardwareSpec:
+    """Return the device of a label that does not name a function of Python. Raises InputError if there is none."""
     is_cpu = target.family is TargetKind.CPU
     if label in (CPU, GPU) and is_cpu == (label == CPU):
         return target

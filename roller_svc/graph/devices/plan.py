@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roller_svc.errors import InvariantError
-from roller_svc.graph.devices.cut import Part, cut
+from roller_svc.graph.devices.cut import Part, check_cut, cut
 from roller_svc.graph.effects import check_order, order_effects
 from roller_svc.graph.python_ops import PREFIX
 from roller_svc.graph.subgraphs import extract_nodes
@@ -100,7 +100,10 @@ def cut_graph(graph: Graph, devices: Mapping[str, str]) -> list[Part]:
     """Return the parts of a graph, with the order of data and effects."""
     before = find_before(graph)
     hosts = [node.name for node in graph.nodes if isinstance(node, HostNode)]
-    return cut([node.name for node in graph.nodes], devices, before, hosts)
+    names = [node.name for node in graph.nodes]
+    parts = cut(names, devices, before, hosts)
+    check_cut(parts, names, devices, before, hosts)
+    return parts
 
 
 def find_before(graph: Graph) -> dict[str, list[str]]:

@@ -182,6 +182,11 @@ def choose_lowering(
     return ChosenLowering(best, results, unrolled[numbers[best]], numbers[best])
 
 
+def makes_kernel(kind: str) -> bool:
+    """Return whether a kind of lowering runs a kernel of its own. A CPU's plan has no lowering, an empty word."""
+    return any(each.kind == kind and each.build is not None for each in LOWERINGS)
+
+
 def _lowering_of(kind: str) -> Lowering:
     return next(each for each in LOWERINGS if each.kind == kind)
 

@@ -127,7 +127,12 @@ def moved_bytes(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> int:
 
 def count_operations(unrolled: UnrolledPlan) -> int:
     """Return how many kernels, copies and fills with zeros a call has."""
-    return sum(1 + len(step.zeroed) if isinstance(step, KernelStep) else 1 for step in unrolled.steps)
+    return sum(map(operations_of, unrolled.steps))
+
+
+def operations_of(step: KernelStep | CopyStep) -> int:
+    """Return how many kernels, copies and fills with zeros a step has."""
+    return 1 + len(step.zeroed) if isinstance(step, KernelStep) else 1
 
 
 def launch_seconds(unrolled: UnrolledPlan, hw: HardwareSpec) -> float:

@@ -2,7 +2,9 @@
 
 A node joins the fused node of one of its producers if the program of both has fewer kernels than the two, and the
 performance model estimates that they take no longer. A node that only moves data for one reader is offered to the
-reader first.
+reader first. A map that several fused nodes read is computed by each of them, where the whole graph is then faster. A
+node that reads products through a softmax joins both at once: attention is one kernel, and neither
+half of it is.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from roller_svc.graph.merge import can_merge, merge_nodes
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.expr import Load
 from roller_svc.ir.graph import Graph, LoopNode, Node, OpNode, in_dependency_order
-from roller_svc.ir.program import StatementKind
+from roller_svc.ir.program import Combine, StatementKind
 
 MAX_NODES = 24  # of a fused node
 # Fusing must not make the estimate worse than by this factor: the model's own noise.
@@ -25,7 +27,14 @@ TOLERANCE = 1.02
 
 def fuse_operators(graph: Graph, costs: CostTable) -> Graph:
     """Return the graph with nodes merged for the device of the costs, in bodies of loops too."""
-    return _Fusion(graph, costs).run()
+    fusion = _Fusion(graph, costs)
+    fused = fusion.run()
+    copied = fusion.copy_shared_maps()
+    if copied is None:
+        return fused
+    other = _Fusion(copied, costs).run()
+    stored_s, copied_s = costs.graph_seconds(fused), costs.graph_seconds(other)
+    return other if stored_s is not None and copied_s is not None and copied_s < stored_s else fused
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +44,11 @@ class _Cluster:
     nodes: list[OpNode]
     cost: Cost
     fixed: bool = False  # it stays alone: no candidate fits, or it updates a tensor
+
+
+def _sums(cluster: _Cluster) -> bool:
+    """Return whether a statement of the cluster adds up."""
+    return any(statement.combine is Combine.SUM for node in cluster.nodes for statement in node.program.statements)
 
 
 class _Fusion:
@@ -52,7 +66,7 @@ class _Fusion:
         moves: list[OpNode] = []
         for node in self.graph.nodes:
             if isinstance(node, LoopNode):
-                others.append(replace(node, body=_Fusion(node.body, self.costs).run()))
+                others.append(replace(node, body=fuse_operators(node.body, self.costs)))
             elif not isinstance(node, OpNode) or node.name in self.views or is_contiguous_concat(node):
                 others.append(node)
             else:
@@ -91,7 +105,7 @@ class _Fusion:
                 if cluster is own or cluster.fixed or id(cluster) in tried:
                     continue
                 tried.add(id(cluster))
-                merged = self._merge(cluster, views, own)
+                merged = self._merge((cluster, own), views) or self._merge_around(cluster, views, own)
                 if merged is not None:
                     for each in merged.nodes:
                         self.cluster_of[each.name] = merged
@@ -99,6 +113,58 @@ class _Fusion:
                     break
             else:
                 return
+
+    def copy_shared_maps(self) -> Graph | None:
+        """Return the graph as it was, where readers in several fused nodes have copies of the maps that they share.
+
+        None if no such map costs less in its readers. Run it after `run`.
+        """
+        changed: dict[str, OpNode] = {}
+        copies: dict[str, list[OpNode]] = {}
+        for node in self.graph.nodes:
+            if not isinstance(node, OpNode) or not self._is_shared_map(node):
+                continue
+            (tensor,) = node.outputs
+            readers = [each for each in self.readers[tensor] if isinstance(each, OpNode)]
+            own = [replace(node, name=f"{node.name}@{each.name}", outputs=(f"{tensor}@{each.name}",)) for each in readers]
+            if not self._are_faster(node, own, readers):
+                continue
+            copies[node.name] = own
+            for copy, reader in zip(own, readers, strict=True):
+                current = changed.get(reader.name, reader)
+                inputs = tuple(copy.outputs[0] if each == tensor else each for each in current.inputs)
+                changed[reader.name] = replace(current, inputs=inputs)
+        nodes = [new for node in self.graph.nodes for new in copies.get(node.name, [changed.get(node.name, node)])]
+        return replace(self.graph, nodes=tuple(nodes)) if copies else None
+
+    def _is_shared_map(self, node: OpNode) -> bool:
+        """Return whether a node computes maps of one tensor, which several fused nodes read and its own begins with."""
+        own = self.cluster_of.get(node.name)
+        if own is None or own.fixed or len(node.outputs) != 1 or node.outputs[0] in self.outputs:
+            return False
+        readers = self.readers.get(node.outputs[0], ())
+        clusters = {id(self.cluster_of.get(each.name)) for each in readers}
+        is_map = all(statement.kind is StatementKind.MAP for statement in node.program.statements)
+        if not is_map or len(clusters) < 2 or any(each.name not in self.cluster_of for each in readers):
+            return False
+        return all(self.cluster_of[each.name] is not own for each, _ in self._producers(_Cluster([node], own.cost)))
+
+    def _are_faster(self, node: OpNode, copies: Sequence[OpNode], readers: Sequence[OpNode]) -> bool:
+        """Return whether the model expects readers with copies of a node to be faster, each as many kernels as alone."""
+        stored = self.costs.cost(node, self.graph.constants)
+        if stored is None:
+            return False
+        before_s, after_s = stored.seconds, 0.0
+        for copy, reader in zip(copies, readers, strict=True):
+            if not can_merge([copy, reader]):
+                return False
+            inputs = tuple(copy.outputs[0] if each == node.outputs[0] else each for each in reader.inputs)
+            merged = merge_nodes([copy, replace(reader, inputs=inputs)], set(reader.outputs))
+            alone, cost = self.costs.cost(reader, self.graph.constants), self.costs.cost(merged, self.graph.constants)
+            if alone is None or cost is None or cost.kernels > alone.kernels:
+                return False
+            before_s, after_s = before_s + alone.seconds, after_s + cost.seconds
+        return after_s < before_s
 
     def _producers(self, cluster: _Cluster) -> list[tuple[OpNode, list[OpNode]]]:
         """Return the nodes that a cluster's last node reads, the latest first, with the views between."""
@@ -113,16 +179,35 @@ class _Fusion:
                 found.append((producer, views[::-1]))
         return sorted(found, key=lambda pair: -self.order[pair[0].name])
 
-    def _merge(self, first: _Cluster, views: Sequence[OpNode], second: _Cluster) -> _Cluster | None:
-        members = {node.name: node for node in (*first.nodes, *views, *second.nodes)}
+    def _merge_around(self, middle: _Cluster, views: Sequence[OpNode], last: _Cluster) -> _Cluster | None:
+        """Merge a cluster that sums products with one that it reads, and with what that reads: scores and softmax."""
+        if not self.costs.computes_attention or not _sums(last) or not _sums(middle):
+            return None
+        for producer, other_views in self._producers(middle):
+            first = self.cluster_of[producer.name]
+            if first not in (middle, last) and not first.fixed and _sums(first):
+                merged = self._merge((first, middle, last), [*other_views, *views], is_counted_first=True)
+                if merged is not None:
+                    return merged
+        return None
+
+    def _merge(self, clusters: Sequence[_Cluster], views: Sequence[OpNode], *, is_counted_first: bool = False) -> _Cluster | None:
+        """Return the clusters as one, with views between them; None if that has as many kernels, or takes longer.
+
+        `is_counted_first`: whether kernels are counted before the estimate, since few of these merge.
+        """
+        members = {node.name: node for node in (*views, *(node for each in clusters for node in each.nodes))}
         nodes = sorted(members.values(), key=lambda node: self.order[node.name])
         if len(nodes) > MAX_NODES or not can_merge(nodes) or self._is_cyclic(nodes):
             return None
         merged = merge_nodes(nodes, self._visible(nodes))
-        cost = self.costs.cost(merged, self.graph.constants)
-        if cost is None or cost.kernels >= first.cost.kernels + second.cost.kernels:
+        kernels = sum(each.cost.kernels for each in clusters)
+        if is_counted_first and self.costs.count_kernels(merged, self.graph.constants) >= kernels:
             return None
-        if cost.seconds > TOLERANCE * (first.cost.seconds + second.cost.seconds):
+        cost = self.costs.cost(merged, self.graph.constants)
+        if cost is None or cost.kernels >= kernels:
+            return None
+        if cost.seconds > TOLERANCE * sum(each.cost.seconds for each in clusters):
             return None
         return _Cluster(nodes, cost)
 

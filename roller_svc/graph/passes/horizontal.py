@@ -16,7 +16,6 @@ from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.fusion import fuse_operators
-from roller_svc.graph.views import view_offset_elements
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode
 
@@ -40,7 +39,7 @@ def fuse_horizontally(graph: Graph, weights: Weights, costs: CostTable) -> Graph
     if len(contiguous) < len(groups):
         strided = [group for group in groups if not group[0].is_contiguous]
         other = fuse_operators(_merge_groups(best, strided, weights), costs)
-        before, after = _seconds(best, costs), _seconds(other, costs)
+        before, after = costs.graph_seconds(best), costs.graph_seconds(other)
         if before is not None and after is not None and after < before:
             return other
     return best
@@ -84,15 +83,3 @@ def _with_weights(merged: OpNode, group: Sequence[Branch], constants: dict[str, 
         inputs[position] = f"{merged.outputs[0]}.{name}"
         constants[inputs[position]] = weights.add_typed(np.concatenate(arrays, axis=dim), type_)
     return replace(merged, inputs=tuple(inputs))
-
-
-def _seconds(graph: Graph, costs: CostTable) -> float | None:
-    """Return the estimate of all nodes but loops, one after the other; None if one has no candidate."""
-    total = 0.0
-    for node in graph.nodes:
-        if isinstance(node, OpNode) and view_offset_elements(node) is None and not is_contiguous_concat(node):
-            cost = costs.cost(node, graph.constants)
-            if cost is None:
-                return None
-            total += cost.seconds
-    return total

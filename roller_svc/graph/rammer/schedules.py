@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.graph.plan import Launch, PlannedStep, Schedule
@@ -15,10 +15,12 @@ from roller_svc.graph.rammer.wavefront import (
     schedule_side_by_side,
 )
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.model_plan import ModelKernel, ROperator
+from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelKernel, ROperator, Step, VDeviceStep
 
 WAIT_S = 0.2e-6  # a cache line from the L2 of one core to that of another, twice
 LAUNCH_S = 1e-6  # of a plan, whose vEUs do not sleep
+
+OVERHEADS = Overheads(WAIT_S, LAUNCH_S)
 
 Policy = Callable[[Sequence[Operator], int, Overheads], Sequence[Segment]]
 POLICIES: dict[str, Policy] = {"rammer": schedule_by_waves, "parallel": schedule_side_by_side}
@@ -40,13 +42,12 @@ def find_segments(policy: str, steps: Sequence[PlannedStep], times: StepTimes, n
     A policy that chooses rKernels wave by wave may end later than with the fastest ones alone. The better of the two
     is returned.
     """
-    operators = [_operator(step, times, number, num_veus) for number, step in enumerate(steps)]
-    overheads = Overheads(WAIT_S, LAUNCH_S)
-    segments = POLICIES[policy](operators, num_veus, overheads)
+    operators = [operator_of(step, times, number, num_veus) for number, step in enumerate(steps)]
+    segments = POLICIES[policy](operators, num_veus, OVERHEADS)
     if all(len(rkernels) == 1 for each in operators for rkernels in each.roperators):
         return segments
     fastest = [replace(each, roperators=tuple(rkernels[:1] for rkernels in each.roperators)) for each in operators]
-    return min(POLICIES[policy](fastest, num_veus, overheads), segments, key=_seconds)
+    return min(POLICIES[policy](fastest, num_veus, OVERHEADS), segments, key=_seconds)
 
 
 def _seconds(segments: Sequence[Segment]) -> float:
@@ -72,14 +73,36 @@ def model_times(steps: Sequence[PlannedStep], kernels: Sequence[ModelKernel], hw
         other = step.efficient
         efficient.append(None if other is None else _modelled_alone_s(other.estimate_s, step.efficient_tasks, hw))
         if step.kernel is None:
-            alone.append(LAUNCH_S)
-            launch.append(LAUNCH_S)
+            seconds = LAUNCH_S if step.loop is None else step.loop[0] * body_seconds(step.loop[1], kernels)
+            alone.append(seconds)
+            launch.append(seconds)
             continue
         kernel = kernels[step.kernel]
-        seconds = kernel.estimate_s / sum(not each.is_prepack for each in kernel.source.launches)
+        seconds = launch_seconds(kernel)
         launch.append(seconds)
         alone.append(_modelled_alone_s(seconds, max(step.num_tasks, default=1), hw))
     return StepTimes(tuple(alone), tuple(launch), is_measured=False, efficient_s=tuple(efficient))
+
+
+def launch_seconds(kernel: ModelKernel) -> float:
+    """Return the seconds of a launch of a kernel, whose estimate its launches share."""
+    return kernel.estimate_s / sum(not each.is_prepack for each in kernel.source.launches)
+
+
+def body_seconds(steps: Iterable[Step], kernels: Sequence[ModelKernel]) -> float:
+    """Return the seconds of a step of a loop, by the performance model."""
+    seconds = 0.0
+    for step in steps:
+        match step:
+            case KernelStep():
+                seconds += launch_seconds(kernels[step.kernel])
+            case LoopStep():
+                seconds += step.steps * body_seconds(step.body, kernels)
+            case VDeviceStep():
+                seconds += body_seconds(step.steps, kernels)
+            case CopyStep():
+                seconds += LAUNCH_S
+    return seconds
 
 
 def _modelled_alone_s(seconds: float, tasks: int, hw: HardwareSpec) -> float:
@@ -88,7 +111,8 @@ def _modelled_alone_s(seconds: float, tasks: int, hw: HardwareSpec) -> float:
     return max(0.0, seconds - hw.limits.launch_overhead_s) * workers if workers > 1 else seconds
 
 
-def _operator(step: PlannedStep, times: StepTimes, number: int, num_veus: int) -> Operator:
+def operator_of(step: PlannedStep, times: StepTimes, number: int, num_veus: int) -> Operator:
+    """Return a step with its times, for a policy."""
     alone_s, launch_s = times.alone_s[number], times.launch_s[number]
     phases = step.num_tasks or (1,)
     rkernels: tuple[tuple[RKernel, ...], ...] = tuple(

@@ -15,6 +15,7 @@ from weakref import WeakSet
 from roller_svc.errors import ArgumentError, IndexRangeError, LaunchError, RollerError, require
 from roller_svc.graph.inputs import Sample
 from roller_svc.graph.wiring.building import BuildingProcess
+from roller_svc.graph.wiring.drift import WatchedModel
 from roller_svc.graph.wiring.index import ProfileIndex
 from roller_svc.graph.wiring.kernels import (
     COMMITTED,
@@ -33,7 +34,7 @@ from roller_svc.graph.wiring.kernels import (
 from roller_svc.graph.wiring.tree import Node, Variable
 from roller_svc.graph.wiring.wirer import ExploringEndedError, TimedCall, Wirer
 from roller_svc.ir.model_plan import ModelPlan
-from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
+from roller_svc.runtime.graphs.cpu import CpuCalls, CpuModel, Moment
 from roller_svc.runtime.graphs.switchable import BoundModel
 from roller_svc.runtime.saved.serialization import KernelBundle
 
@@ -49,13 +50,11 @@ FORKED = "the process is a fork of the one that explored"
 UNEXPECTED = "an error of the package ended exploring: its traceback is on the standard error"
 NEVER = 1 << 62  # samples that no value of an index has
 
+DRIFTED = "calls have become slower than those of the trials"
+REOPEN_S = 3600.0  # at least, between two times that slower calls let a model explore again
+
+Switch = Callable[[Wirer | WatchedModel | CpuModel], None]  # lets calls run it
 Explore = Callable[["OnlineTuning"], Callable[[], None] | None]  # returns what binds a better choice; None: there is none
-
-
-class Switch(Protocol):
-    """A way to let calls run a wirer, or its model alone."""
-
-    def __call__(self, *, explores: bool) -> None: ...
 
 
 class MakePlans(Protocol):
@@ -148,13 +147,23 @@ class OnlineTuning:
     A thread prepares what calls measure, and binds the best when all is measured. It begins after the first call.
     """
 
-    def __init__(self, wirer: Wirer, explore: Explore, switch: Switch) -> None:
+    def __init__(
+        self,
+        wirer: Wirer,
+        explore: Explore,
+        switch: Switch,
+        *,
+        reopens: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """Prepare to begin.
 
         Args:
             wirer: has the calls.
             explore: finds the best choice, in a thread.
-            switch: lets calls run the wirer, or its model alone once nothing is measured.
+            switch: lets calls run the wirer, or its model once nothing is measured.
+            reopens: whether the model explores again once its calls have become slower. Otherwise a note says so.
+            clock: returns seconds.
         """
         self.timer = CallTimer(self, wirer)
         self.building = BuildingProcess()
@@ -162,6 +171,9 @@ class OnlineTuning:
         self._switch = switch
         self._wirer = wirer
         self._explore = explore
+        self._reopens, self._clock = reopens, clock
+        self._reopened_s = -math.inf  # when slower calls have last let the model explore again
+        self._reason = ""  # why the model explores again
         self._condition = Condition()
         self._thread: Thread | None = None
         self._is_stopped = False
@@ -249,16 +261,32 @@ class OnlineTuning:
 
     def reopen(self) -> None:
         """Explore again, from nothing."""
+        if self.state == EXPLORING:
+            raise ArgumentError("a model that explores cannot be reopened: expected it committed or stopped")
+        for each in (self, *self.others):
+            each._reopen("")
+
+    def _reopen(self, reason: str) -> None:
         with self._condition:
-            if self.state == EXPLORING:
-                raise ArgumentError("a model that explores cannot be reopened: expected it committed or stopped")
-            self._thread, self._is_stopped, self._state = None, False, EXPLORING
+            if self._state == EXPLORING:
+                return
+            self._thread, self._is_stopped, self._state, self._reason = None, False, EXPLORING, reason
             self.building = BuildingProcess()
         self._wirer.resume()
-        self._switch(explores=True)
+        self._switch(self._wirer)
         self.start()
-        for each in self.others:
-            each.reopen()
+
+    def _note_drift(self) -> None:
+        """Explore again because calls have become slower, or note it."""
+        now_s = self._clock()
+        with self._condition:
+            if self._state != COMMITTED or self._is_stopped or now_s - self._reopened_s < REOPEN_S:
+                return
+            self._reopened_s = now_s
+            if not self._reopens:
+                self.found.notes += [DRIFTED] if DRIFTED not in self.found.notes else []
+                return
+        self._reopen(DRIFTED)
 
     def stop_in_fork(self) -> None:
         """Be stopped in a fork, which has no thread that explores. Where none has begun, only locks are renewed."""
@@ -285,9 +313,10 @@ class OnlineTuning:
         except OSError as error:  # such as a full disk
             note = f"cannot build other kernels: {error.strerror}"
         finally:
-            self.found.notes += [note] if note else []
+            self.found.notes += [each for each in (self._reason, note) if each]
             self._wirer.end()
-            self._switch(explores=False)
+            model, call_s = self._wirer.model, self.found.call_s
+            self._switch(WatchedModel(model, call_s, self._note_drift, self._clock) if state == COMMITTED else model)
             with self._condition:
                 self._state = self.found.state = state
                 self._thread = None

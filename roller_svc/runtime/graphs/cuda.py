@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -17,7 +18,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, ModelPlan, unroll_steps
-from roller_svc.runtime.binding import Array
+from roller_svc.runtime.binding import Array, Binding
 from roller_svc.runtime.cuda.arrays import CupyArrays, DeviceArray, import_cupy
 from roller_svc.runtime.cuda.driver import Driver, Parameters, driver
 from roller_svc.runtime.cuda.graph import Graph, Node
@@ -54,6 +55,18 @@ class _Loaded:
     prepared: dict[tuple[int, ...], _Prepared] = field(default_factory=dict)  # by the addresses of the slots
 
 
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A call's arrays, and the addresses of its slots. It keeps their memory."""
+
+    cupy: Any
+    loaded: _Loaded
+    binding: Binding[DeviceArray]
+    slots: tuple[int, ...]
+    stream: int
+    arena: DeviceArray
+
+
 class CudaModel:
     """A model of cubins, loaded on each device at the first call there."""
 
@@ -86,6 +99,30 @@ class CudaModel:
         Raises ArgumentError for arrays that do not fit, LaunchError (no-device, no-cupy, wrong-device, out-of-memory,
         persistent-too-large), and KernelTimeoutError if a wait in a cooperative launch reached its deadline.
         """
+        with self._bound(arrays, out) as call:
+            self._prepared(call.cupy, call.loaded, call.slots)(call.stream)
+            for step, events in find_cooperative(self.plan, call.loaded.steps):
+                _check_deadline(call.cupy, step, _address(call.slots, events), call.stream)
+            call.binding.copy_back()
+            return call.binding.results()
+
+    def prepare(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Start:
+        """Return what starts calls on these arrays in a stream, to time the device.
+
+        Nothing waits for such a call, and nobody learns that a wait in it has reached its deadline.
+        """
+        with self._bound(arrays, out) as call:
+            loaded, slots = call.loaded, call.slots
+            start = self._graph(loaded, slots) if loaded.as_graph else self._in_stream(call.cupy, loaded, loaded.steps, slots)
+
+        def start_bound(stream: int, _: _Bound = call) -> None:
+            start(stream)
+
+        return start_bound
+
+    @contextmanager
+    def _bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None) -> Iterator[_Bound]:
+        """Bind a call's arrays on their device, which is current meanwhile."""
         if not device_present():
             raise LaunchError(
                 f"{self.plan.name} is for {self.plan.target} and there is no NVIDIA device here "
@@ -102,11 +139,7 @@ class CudaModel:
             slots = [loaded.weights.address, loaded.packed.address, arena.address]
             slots += [binding.memory[buffer.symbol].address for buffer in self._buffers]
             with library.noted_writes(binding):
-                self._prepared(cupy, loaded, tuple(slots))(stream)
-                for step, events in find_cooperative(self.plan, loaded.steps):
-                    _check_deadline(cupy, step, _address(slots, events), stream)
-                binding.copy_back()
-            return binding.results()
+                yield _Bound(cupy, loaded, binding, tuple(slots), stream, arena)
 
     def _on_device(self, cupy: Any, device: int, stream: int) -> _Loaded:
         """Return the model on a device; load it and pack its weights there once."""

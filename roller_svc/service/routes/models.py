@@ -26,7 +26,7 @@ from roller_svc.client.schemas import (
 from roller_svc.compiler.request import validate_name, validate_target
 from roller_svc.errors import ArgumentError, SlowRequestError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
-from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest
+from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest, named_devices
 from roller_svc.farm.routing import check_measurable
 from roller_svc.farm.store import Store
 from roller_svc.farm.usage import BLOCK_BYTES
@@ -37,7 +37,7 @@ from roller_svc.service.batches import submit_batch
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.middleware import too_large
 from roller_svc.service.model_builds import check_target
-from roller_svc.service.model_tasks import TUNING
+from roller_svc.service.model_tasks import STORY, TUNING
 from roller_svc.service.parts_response import PartsResponse
 from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import State, needs_place, state_of
@@ -165,9 +165,25 @@ async def batch_compile_graphs(body: GraphBatchRequest, request: Request) -> Res
 )
 async def model_tuning(digest: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Return the trials of a model of `tune: now`: the tree of choices, each trial, and what was chosen."""
+    return await _model_part(request, digest, TUNING, "without trials", if_none_match)
+
+
+@router.get(
+    "/models/{digest}/story",
+    response_class=JSONResponse,
+    responses={304: NOT_MODIFIED},
+    dependencies=[requires(Scope.READ)],
+)
+async def model_story(digest: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    """Return the story of a model: its nodes, what each core does when, and where tensors lie."""
+    return await _model_part(request, digest, STORY, "by a version that told no story", if_none_match)
+
+
+async def _model_part(request: Request, digest: str, kind: str, lacking: str, if_none_match: str | None) -> Response:
+    """Return a part of a model that is JSON. Raises UnknownKernelError where it was built without."""
     state = state_of(request)
-    content = await state.run(lambda: _tuning(state.store, digest))
-    headers = immutable_headers(f"{digest}/{TUNING}", is_public=state.is_open, is_weak=True)
+    content = await state.run(lambda: _read_part(state.store, digest, kind, lacking))
+    headers = immutable_headers(f"{digest}/{kind}", is_public=state.is_open, is_weak=True)
     return not_modified(if_none_match, headers) or Response(content, media_type="application/json", headers=headers)
 
 
@@ -195,6 +211,9 @@ def _request(state: State, body: GraphRequest, *, builds: bool = True) -> ModelR
     spec = check_target(target, body.options.threads, body.options.plan)
     validate_name(body.options.name)
     wanted = _with_source(state.store, body, target)
+    named_devices(wanted, spec)
+    if body.options.devices and not builds:
+        raise ArgumentError("devices: estimates are of models on one device", code="invalid-option")
     if builds and body.options.tune == "now":
         if spec.family is not TargetKind.CPU:
             raise ArgumentError(f"tune: trials are of models for CPUs, and {spec.id} is a GPU", code="cannot-measure")
@@ -214,16 +233,15 @@ def _with_source(store: Store, body: GraphRequest, target: str) -> ModelRequest:
     return ModelRequest(bare, ONNX, target, options)
 
 
-def _tuning(store: Store, digest: str) -> bytes:
-    """Return the trials of a model. Raises UnknownKernelError."""
+def _read_part(store: Store, digest: str, kind: str, lacking: str) -> bytes:
     facts = store.model(digest) if _DIGEST.fullmatch(digest) else None
     if facts is None:
         raise UnknownKernelError(f"no model {digest[:80]}")
     files = facts.get("files")
-    blob = files.get(TUNING) if isinstance(files, dict) else None
+    blob = files.get(kind) if isinstance(files, dict) else None
     content = store.get(blob) if isinstance(blob, str) else None
     if content is None:
-        raise UnknownKernelError(f"model {digest} was built without trials", code="unknown-artifact")
+        raise UnknownKernelError(f"model {digest} was built {lacking}", code="unknown-artifact")
     return content
 
 

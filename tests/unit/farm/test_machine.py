@@ -94,7 +94,9 @@ def test_another_compiler_or_library_is_another_environment(monkeypatch: pytest.
     monkeypatch.setattr(environment, "toolchain_versions", lambda: {"cc": "gcc 99"})
     after = digest()
     monkeypatch.setattr(environment, "reader_versions", lambda: {"onnx": "99"})
-    assert len({before, after, digest()}) == 3
+    with_reader = digest()
+    monkeypatch.setattr(environment, "describe_python_ops", lambda: [["f", [], [], [], []]])
+    assert len({before, after, with_reader, digest()}) == 4
 
 
 class Driver:

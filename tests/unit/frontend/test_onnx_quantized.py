@@ -171,11 +171,44 @@ def test_constants_of_four_bits_are_dequantized(data_type: int) -> None:
     np.testing.assert_array_equal(found, want + x)
 
 
-@pytest.mark.parametrize("op_type", ["Transpose", "Cast", "Identity"])
+def test_constants_of_four_bits_are_moved_and_cast() -> None:
+    """Weights of a Constant node behind operators that move them, and as whole numbers."""
+    int4, helper = onnx.TensorProto.INT4, onnx.helper
+    numbers = RNG.integers(-8, 8, (32, 6))
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=helper.make_tensor("v", int4, [192], numbers.reshape(-1))),
+        helper.make_node("Identity", ["c"], ["i"]),
+        helper.make_node("Reshape", ["i", "shape"], ["w"]),
+        helper.make_node("Transpose", ["w"], ["t"]),
+        helper.make_node("DequantizeLinear", ["t", "s", "z"], ["f"], axis=1, block_size=16),
+        helper.make_node("Cast", ["t"], ["g"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Add", ["f", "g"], ["h"]),
+        helper.make_node("Add", ["h", "x0"], ["y"]),
+    ]
+    scale = RNG.random((6, 2)).astype(np.float32)
+    constants = [
+        onnx.numpy_helper.from_array(np.array([32, 6]), "shape"),
+        onnx.numpy_helper.from_array(scale, "s"),
+        helper.make_tensor("z", int4, [6, 2], [1] * 12),
+    ]
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [6, 32]) for name in ("x0", "y")]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x, moved = np.ones((6, 32), np.float32), numbers.T.astype(np.float32)
+    (found,) = run_node(model, [x])
+    np.testing.assert_array_equal(found, (moved - 1) * scale.repeat(16, axis=1) + moved + x)
+
+
+@pytest.mark.parametrize("op_type", ["Add", "Concat", "QuantizeLinear"])
 def test_other_nodes_read_no_elements_of_four_bits(op_type: str) -> None:
     """Bytes hold them: what rounds or saturates to 4 bits would be wrong."""
     model, _ = four_bit_model(onnx.TensorProto.INT4, op_type)
-    if op_type == "Cast":
-        model.graph.node[0].attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.FLOAT))
     with pytest.raises(UnsupportedModelError, match="elements of 4 bits are only read by DequantizeLinear"):
+        import_node(model)
+
+
+def test_casts_to_four_bits_are_refused() -> None:
+    model, _ = four_bit_model(onnx.TensorProto.INT4, "Cast")
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.UINT4))
+    with pytest.raises(UnsupportedModelError, match="a cast to 21 is not supported"):
         import_node(model)

@@ -57,7 +57,7 @@ SIGNATURES = [
                                          "name": None, "tune": None, "tune_options": None, "devices": None, "across": "merged",
                                          "order": "dataflow", "sink": "auto"}),
     (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "states": None, "name": None}),
-    (roller_svc.estimate, COMMON | {"constants": (), "winograd": "auto", "donate": (), "strict": False}),
+    (roller_svc.estimate, COMMON | {"constants": (), "winograd": "auto", "donate": (), "strict": False, "schedule": None}),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from roller_bench.gpu.graphs import GraphTask
 from roller_bench.gpu.rehearsal import Plan
 from roller_bench.gpu.timing import CheckTask, TimingTask
 from roller_svc import hardware
@@ -51,6 +52,7 @@ class Device:
         self.functions: dict[int, Function] = {}
         self.predicted_s: dict[str, float] = {}
         self.uncomputed = False
+        self.computes = True
         self.broken = ""
         self._ticks = 0
         self._launches_left = math.inf
@@ -59,6 +61,7 @@ class Device:
     def begin(self, task: object) -> None:
         """Take the model's estimates of the task's kernels, and schedule the fault."""
         self.uncomputed = False
+        self.computes = not isinstance(task, GraphTask)  # a model's launches share memory, which the emulator does not place
         if isinstance(task, TimingTask):
             self.predicted_s |= {one.compiled.source.key: one.predicted_s for one in task.candidates}
         with (self.plan.folder / "tasks").open("ab") as counted:
@@ -75,6 +78,8 @@ class Device:
         """Skip the check of results if the kernel was too large for the emulator."""
         if self.uncomputed and isinstance(result, tuple) and isinstance(result[1], CheckTask):
             return result[0] | {"checked": "not checked: rehearsal, and too large to be emulated"}, None
+        if not self.computes:
+            return [row | {"checked": "not checked: rehearsal, which runs no model"} for row in result]
         return result
 
     def check(self) -> None:
@@ -134,26 +139,25 @@ class Function:
     def run(self, addresses: list[int], stream: int) -> None:
         """Launch the kernel. While a graph is recorded only its time is, and replays compute nothing."""
         self.device.count_launch()
-        source = self.loaded.source
-        predicted = self.device.predicted_s.get(source.key)
-        size = sum(b.bytes for b in source.buffers)
-        share = len(source.launches)
-
-        def advance_clock() -> None:
-            if predicted is None:
-                self.device.work(size / share)
-            else:
-                self.device.advance(predicted / share)
-
         recording = Stream.recording(stream)
         if recording is not None:
-            recording.append(advance_clock)
+            recording.append(self.advance_clock)
             return
-        advance_clock()
+        self.advance_clock()
+        source = self.loaded.source
         launch = source.launches[self.index]
         self.loaded.memory |= dict(zip(launch.args, addresses, strict=True))
-        if self.index == share - 1:
+        if self.index == len(source.launches) - 1:
             self.loaded.compute()
+
+    def advance_clock(self) -> None:
+        """Let the time of the launch pass."""
+        source = self.loaded.source
+        predicted, share = self.device.predicted_s.get(source.key), len(source.launches)
+        if predicted is None:
+            self.device.work(sum(b.bytes for b in source.buffers) / share)
+        else:
+            self.device.advance(predicted / share)
 
 
 class Module:
@@ -177,7 +181,7 @@ class Module:
 
     def compute(self) -> None:
         outer = [b for b in self.source.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
-        if all(b.role is Role.INPUT for b in outer):
+        if not self.device.computes or all(b.role is Role.INPUT for b in outer):
             return
         is_known = all(b.symbol in self.memory and self.memory[b.symbol] < NOWHERE for b in outer)
         together = max((launch.grid[0] for launch in self.source.launches if launch.cooperative), default=0)

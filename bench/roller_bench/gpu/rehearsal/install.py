@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from roller_bench.gpu import clocks, probing
+from roller_bench.gpu import clocks, graphs, probing
 from roller_bench.gpu.rehearsal import Plan
 from roller_bench.gpu.rehearsal.driver import Device, Module
 from roller_bench.gpu.rehearsal.libraries import install_libraries
@@ -20,6 +20,7 @@ from roller_svc.calibration.cuda.kernels import Sizes
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.runtime.cuda import driver as cuda_driver
 from roller_svc.runtime.cuda import module as cuda
+from roller_svc.runtime.graphs import cuda as models
 
 # Sizes of calibration kernels, whose arrays the host fills, and the seconds for each group of them.
 _SIZES = Sizes(cores=0, last_cache_bytes=1 << 16, dram_bytes=1 << 18, rounds=64, steps=64)
@@ -40,12 +41,13 @@ def install_device(plan: Plan) -> Device:
 
     replaced: list[tuple[Any, str, Any]] = [
         (cuda, "load_functions", load_emulated_module), (cuda_spec, "load_functions", load_emulated_module),
-        (cuda, "device_present", lambda: True),
+        (models, "load_functions", load_emulated_module), (graphs, "load_functions", load_emulated_module),
+        (cuda, "device_present", lambda: True), (models, "device_present", lambda: True),
         (clocks, "nvml_library", NvmlLibrary), (samples, "runqueue_wait_s", lambda: 0.0),
         (probing, "SECONDS", _SECONDS), (probing, "sizes_of", lambda hw: replace(_SIZES, cores=hw.num_cores)),
     ]  # fmt: skip
-    driver = cuda_driver.Driver(DriverLibrary(device.functions), fix_small_maps=True)
-    replaced += [(module, "driver", lambda: driver) for module in (cuda, cuda_driver, launches)]
+    driver = cuda_driver.Driver(DriverLibrary(device.functions, device.work), fix_small_maps=True)
+    replaced += [(module, "driver", lambda: driver) for module in (cuda, cuda_driver, launches, models)]
     for module, name, value in replaced:
         setattr(module, name, value)
     return device

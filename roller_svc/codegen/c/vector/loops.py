@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from roller_svc.analysis.lookup_tables import find_byte_index
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, loads_of, rewrite, substitute
 from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage, iter_nodes
 
@@ -128,10 +128,4 @@ def read_tensors(node: Node) -> set[str]:
     """Return the tensors that a statement reads; none for other nodes."""
     if not isinstance(node, Compute):
         return set()
-    names, stack = set[str](), [node.value, *node.index]
-    while stack:  # no generator: code generators call this for every statement
-        expr = stack.pop()
-        if isinstance(expr, Load):
-            names.add(expr.tensor)
-        stack += children(expr)
-    return names
+    return {load.tensor for expr in (node.value, *node.index) for load in loads_of(expr)}

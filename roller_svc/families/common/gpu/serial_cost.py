@@ -47,13 +47,13 @@ def make_block_cycles(mach: Machine, warps: int, instructions: float, requests: 
     return block_cycles
 
 
-def simt_costs(p: Workload[Any], launch: Launch, needs: BlockResources, work: ThreadWork, traffic: Traffic, fma_s: float) -> Costs:
+def simt_costs(mach: Machine, launch: Launch, needs: BlockResources, work: ThreadWork, traffic: Traffic, fma_s: float) -> Costs:
     """Return the longest of issue, cache and DRAM time, but for what a block's chain takes.
 
     Args:
         needs: of a block, as the model assumes them.
     """
-    mach, hw, last = p.machine, p.machine.hw, p.machine.llc
+    hw, last = mach.hw, mach.llc
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // hw.limits.warp_size)
     block_cycles = make_block_cycles(mach, warps, work.instructions, work.requests, work.chain_cycles)
@@ -103,7 +103,7 @@ def serial_cost(p: Workload[Any], launch: Launch) -> Costs:
     in_flight = busy * launch.threads * per_thread * p.elem_bytes * sectors * max(1.0, loads) * min(iterations, UNROLL)
     traffic = Traffic(requested, _dram_bytes(p, launch, block_bytes), in_flight)
     compute_s = p.space.flops * _padding_factor(p, launch) / mach.unit.flops_per_s
-    return simt_costs(p, launch, needs, work, traffic, compute_s)
+    return simt_costs(mach, launch, needs, work, traffic, compute_s)
 
 
 def _thread_instructions(p: Workload[Any], launch: Launch, per_thread: int) -> tuple[float, float]:

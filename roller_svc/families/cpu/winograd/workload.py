@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from roller_svc.analysis.winograd import Transforms, transforms
 from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space
@@ -16,62 +17,74 @@ L2_PRODUCTS_FRACTION = 0.5
 LINE_ELEMENTS = 16  # float32 elements of a cache line
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WinogradSpace:
     """A convolution's tile space with the transforms of its output tiles."""
 
     image: ImageSpace
     transforms: Transforms
 
-    @property
+    @cached_property
     def m(self) -> int:
         return self.transforms.m
 
-    @property
+    @cached_property
     def positions(self) -> int:
         return self.transforms.positions
 
-    @property
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Return the axes of the window dimensions' outputs, and then that of filters."""
+        names = [axis.name for axis in self.image.space.axes]
+        wanted = (*(slide.pixel for slide in self.image.window_dims), self.image.filters)
+        return tuple(names.index(axis.name) for axis in wanted)
+
+    @cached_property
     def depth(self) -> int:
         """Return the products that are summed for one position, tile and filter."""
         return summed_products(self.image)
 
-    @property
+    @cached_property
     def plane_dims(self) -> tuple[ImageWindowDim, ...]:
         """Return the dimensions beside rows and columns, outermost first: images, and the planes of an image."""
         return self.image.window_dims[:-2]
 
-    @property
+    @cached_property
     def planes(self) -> ImageWindowDim | None:
         """Return the dimension with taps beside rows and columns: its taps are summed as channels are."""
         return next((slide for slide in self.plane_dims if slide.tap is not None), None)
 
     def unit(self, slide: ImageWindowDim) -> int:
         """Return the output positions of a tile along a dimension: m along rows and columns, 1 along others."""
-        return 1 if slide in self.plane_dims else self.m
+        return self.units[self.image.window_dims.index(slide)]
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """Return the output positions of a tile along each window dimension."""
+        return (*(1 for _ in self.plane_dims), self.m, self.m)
 
     def count(self, slide: ImageWindowDim) -> int:
         """Return the tiles along a dimension."""
         return -(-slide.pixel.extent // self.unit(slide))
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """Return the tiles of all outputs."""
         return math.prod(self.count(slide) for slide in self.image.window_dims)
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """Return the convolutions that share no channel and no filter: groups."""
         return math.prod(axis.extent for axis in self.image.space.role(AxisRole.BATCH))
 
-    @property
+    @cached_property
     def transformed_bytes(self) -> int:
         """Return the bytes of the transformed weights."""
         image = self.image
         return self.batch * self.positions * self.depth * image.filters.extent * image.element_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WinogradTask:
     """Sizes of one task: a block of tiles and of filters."""
 
@@ -83,24 +96,23 @@ class WinogradTask:
     registers: int
     l2_bytes: int
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """Return the tiles of the block along each window dimension."""
-        dims = self.space.image.window_dims
-        return tuple(n // self.space.unit(slide) for slide, n in zip(dims, self.pixels, strict=True))
+        return tuple([n // unit for n, unit in zip(self.pixels, self.space.units, strict=True)])
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         return math.prod(self.counts)
 
-    @property
+    @cached_property
     def input_counts(self) -> tuple[int, ...]:
         """Return the input tiles along each window dimension: more than output tiles where planes have taps."""
         planes = self.space.plane_dims
         dims = zip(self.space.image.window_dims, self.counts, strict=True)
         return tuple(slide.input_extent(n) if slide in planes else n for slide, n in dims)
 
-    @property
+    @cached_property
     def input_tiles(self) -> int:
         return math.prod(self.input_counts)
 
@@ -112,7 +124,7 @@ class WinogradTask:
             return 0
         return math.prod(self.counts[self.space.image.window_dims.index(planes) + 1 :])
 
-    @property
+    @cached_property
     def padded(self) -> ImageSpace:
         """Return the image with whole blocks of output positions along each dimension."""
         image = self.space.image
@@ -123,15 +135,15 @@ class WinogradTask:
         return replace(image, window_dims=dims)
 
     # products -------------------------------------------------------------------------------------------------------
-    @property
+    @cached_property
     def vectors(self) -> int:
         return self.wide // self.lanes
 
-    @property
+    @cached_property
     def panels(self) -> int:
         return self.block_filters // self.wide
 
-    @property
+    @cached_property
     def calls(self) -> int:
         """Return the micro-kernel's calls that cover the tiles."""
         return -(-self.tiles // self._max_rows)
@@ -145,7 +157,7 @@ class WinogradTask:
     def _max_rows(self) -> int:
         return max(1, (self.registers - self.vectors - 1) // self.vectors)
 
-    @property
+    @cached_property
     def group_panels(self) -> int:
         """Return the panels whose products are kept until the outputs are transformed: a divisor of the panels."""
         limit = int(L2_PRODUCTS_FRACTION * self.l2_bytes) // self.products_bytes(1)
@@ -156,7 +168,7 @@ class WinogradTask:
         """Return the groups of panels of the block."""
         return self.panels // self.group_panels
 
-    @property
+    @cached_property
     def products_pitch(self) -> int:
         """Return the elements between positions of the products."""
         return _odd_lines(self.tiles * self.wide)
@@ -171,11 +183,11 @@ class WinogradTask:
         """Return the channels that are staged and transformed together: a vector of them."""
         return self.lanes
 
-    @property
+    @cached_property
     def steps(self) -> int:
         return -(-self.space.image.depth // self.chunk)
 
-    @property
+    @cached_property
     def channel_pitch(self) -> int:
         """Return the elements between tiles of the transformed inputs."""
         return _odd_lines(self.steps * self.chunk)
@@ -185,7 +197,7 @@ class WinogradTask:
         """Return the elements between positions of the transformed inputs."""
         return _odd_lines(self.input_tiles * self.channel_pitch)
 
-    @property
+    @cached_property
     def inputs_bytes(self) -> int:
         """Return the bytes of the transformed inputs."""
         return self.space.positions * self.inputs_pitch * self.space.image.element_bytes
@@ -193,14 +205,12 @@ class WinogradTask:
 
 def plan_task(p: Workload[WinogradSpace], block: Tile, thread: Tile) -> WinogradTask:
     """Return the task of a block's and a register tile's extents."""
-    image, hw, names = p.facts.image, p.machine.hw, [axis.name for axis in p.space.axes]
-    of_block, of_thread = (dict(zip(names, tile, strict=True)) for tile in (block, thread))
-    pixels, filters = tuple(of_block[slide.pixel.name] for slide in image.window_dims), image.filters.name
+    hw, (*pixels, filters) = p.machine.hw, p.facts.places
     return WinogradTask(
         p.facts,
-        pixels,
-        of_block[filters],
-        of_thread[filters],
+        tuple([block[i] for i in pixels]),
+        block[filters],
+        thread[filters],
         p.machine.unit.shape[-1],
         hw.limits.max_registers_per_thread,
         hw.block_level.capacity_bytes,

@@ -95,7 +95,7 @@ def elementwise_cost(p: Workload[MapSpace], launch: Launch) -> Costs:
     fma_s = p.space.flops * launch.grid * math.prod(launch.block) / p.outer_points / mach.unit.flops_per_s
     traffic = Traffic(requested, dram_bytes_of_blocks(p, moved), in_flight)
     work = ThreadWork(instructions, requests, chain)
-    return simt_costs(p, launch, needs, work, traffic, fma_s)._replace(
+    return simt_costs(mach, launch, needs, work, traffic, fma_s)._replace(
         issue_s=mach.seconds(launch.grid * warps * instructions / mach.issue_per_cycle / mach.cores),
         resident_blocks=min(resident, -(-launch.grid // mach.cores)),
     )

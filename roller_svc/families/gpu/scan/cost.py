@@ -71,7 +71,7 @@ def scan_cost(p: Workload[ScanSpace], launch: Launch) -> Costs:
         # an access of a warp writes a part of each sector, of which L2 merges several
         requested += sum([access.requested_bytes(rows) for access in p.footprint.writes])
     traffic = Traffic(launch.grid * requested, dram_bytes_of_blocks(p, moved), in_flight)
-    costs = simt_costs(p, launch, needs, work, traffic, fma_s)
+    costs = simt_costs(mach, launch, needs, work, traffic, fma_s)
     return costs if launch.split_k == 1 else _with_totals(p, launch, costs)
 
 

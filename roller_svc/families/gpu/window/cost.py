@@ -53,7 +53,7 @@ def window_cost(p: Workload[WindowFacts], launch: Launch) -> Costs:
     padded = launch.grid * math.prod(launch.block[i] for i in p.spatial) / p.outer_points
     fma_s = p.space.flops * padded / mach.unit.flops_per_s
     traffic = Traffic(requested, dram_bytes_of_blocks(p, moved), in_flight)
-    return simt_costs(p, launch, needs, ThreadWork(instructions, requests, chain), traffic, fma_s)
+    return simt_costs(mach, launch, needs, ThreadWork(instructions, requests, chain), traffic, fma_s)
 
 
 def _thread_work(p: Workload[Any], windows: WindowSpace, launch: Launch) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from emulator_support import module
-from persistent import ARENA, Arrays, Built, Node, build_graph, events, expected, run, spec, tasks_of, with_text
+from persistent import ARENA, Arrays, Built, Node, build_graph, events, expected, find_faults, run, spec, tasks_of, with_text
 from reference_kernels import SM_80
 
 from roller_svc import toolchain
@@ -112,14 +112,28 @@ def test_launches_with_tensor_maps_cannot_join() -> None:
 def test_no_spills_and_no_loads_past_the_coherent_caches() -> None:
     nodes, types, outputs = SIGMOID_MATMUL_RELU
     for target in (A100, H200):
-        compiled = toolchain.compile_source(build_graph(nodes, types, outputs, spec(target)).kernel().source)
-        (used,) = compiled.resources
-        assert used.spill_bytes == 0
+        kernel = build_graph(nodes, types, outputs, spec(target)).kernel()
+        compiled = toolchain.compile_source(kernel.source)
+        assert find_faults(compiled) == []
         code = sass.sass_text(compiled.binary)
-        assert not re.search(r"LD\w*\.[\w.]*CONSTANT", code)
         assert "LDG.E.STRONG.GPU" in code  # the wait
         assert "CCTL.IVALL" in code  # an acquire drops what L1 has
         assert "MEMBAR" in code  # a release
+
+
+def test_faults_in_machine_code_are_found() -> None:
+    nodes, types, outputs = SIGMOID_MATMUL_RELU
+    kernel = build_graph(nodes, types, outputs, spec(A100)).kernel()
+    barrier = "      __syncthreads();\n"
+    changes = {
+        "3 barriers": (f"await_fetched();\n{barrier}", f"await_fetched();\n{2 * barrier}"),
+        "CONSTANT": ("const unsigned int code = row[0]", "const unsigned int code = __ldg(rows + 4 * at)"),
+    }
+    for fault, (old, new) in changes.items():
+        compiled = toolchain.compile_source(with_text(kernel, old, new).source)
+        assert any(fault in each for each in find_faults(compiled)), (fault, find_faults(compiled))
+    used = tuple(dataclasses.replace(each, spill_bytes=8) for each in compiled.resources)
+    assert "8 bytes spilled" in find_faults(dataclasses.replace(compiled, resources=used))
 
 
 # a model by hand ------------------------------------------------------------------------------------------------------

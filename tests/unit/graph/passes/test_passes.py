@@ -20,9 +20,10 @@ from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
 from roller_svc.graph.passes.forms import choose_forms
-from roller_svc.graph.passes.fusion import fuse_operators
+from roller_svc.graph.passes.fusion import _Fusion, fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.serialize import FORMAT, graph_from_json
+from roller_svc.graph.views import view_offset_elements
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
@@ -131,6 +132,69 @@ def test_two_products_stay_two_kernels() -> None:
     fused = verify(fuse_operators(graph, CostTable(CPU)))
     assert operators(fused) == [FUSED, FUSED]
     check_equal(graph, fused, weights)
+
+
+def scores_and_values(*outputs: str) -> Graph:
+    """Return two products around a softmax, whose heads are one axis, with the tensors of these names as outputs."""
+    builder, _ = builder_of()
+    query, keys, values = (add_input(builder, name, 2, 64, 64, dtype=DType.FLOAT16) for name in "qkv")
+    scores = builder.call("matmul", [query, builder.call("transpose", [keys], permutation=(0, 2, 1))])
+    weights = builder.call("softmax", [builder.call("reshape", [scores], shape=(128, 64))])
+    mixed = builder.call("matmul", [builder.call("reshape", [weights], shape=(2, 64, 64)), values])
+    found = {"scores": scores, "weights": weights, "mixed": mixed}
+    return builder.finish([(name, found[name]) for name in outputs])
+
+
+def test_products_around_a_softmax_are_one_node_where_attention_is_one_kernel() -> None:
+    for target, nodes in (("nvidia-h200-sxm", 1), ("nvidia-v100-sxm2", 3), ("cpu-x86-avx2", 3)):
+        graph = scores_and_values("mixed")
+        fused = verify(fuse_operators(graph, CostTable(load(target))))
+        kernels = [node for node in fused.nodes if isinstance(node, OpNode) and view_offset_elements(node) is None]
+        assert len(kernels) == nodes, target
+    check_equal(graph, fused, Weights())
+
+
+def test_products_around_a_softmax_stay_apart_where_others_read_between() -> None:
+    for name in ("scores", "weights"):
+        fused = verify(fuse_operators(scores_and_values("mixed", name), CostTable(load("nvidia-h200-sxm"))))
+        assert sum(isinstance(node, OpNode) and view_offset_elements(node) is None for node in fused.nodes) > 1
+
+
+def rotations() -> tuple[Graph, Weights]:
+    """Return two tensors that are multiplied by the same two tables, which are repeated first."""
+    builder, weights = builder_of()
+    angles = builder.call("mul", [add_input(builder, "position", 1, 1), add_random(builder, 0, 1, 32)])
+    tables = [builder.call("tile", [builder.call(name, [angles])], repeats=(1, 2)) for name in ("cos", "sin")]
+    results = []
+    for name, heads in (("q", 8), ("k", 2)):
+        x = add_input(builder, name, heads, 1, 64)
+        low, high = (builder.call("slice", [x], axes=(2,), starts=(i,), stops=(i + 32,)) for i in (0, 32))
+        crossed = builder.call("concat", [builder.call("neg", [high]), low], axis=2)
+        turned = [builder.call("mul", [each, table]) for each, table in zip((x, crossed), tables, strict=True)]
+        results.append((name, builder.call("add", turned)))
+    return builder.finish([(f"{name}_turned", result) for name, result in results]), weights
+
+
+def test_maps_that_several_nodes_share_are_computed_by_each() -> None:
+    graph, weights = rotations()
+    for target in ("nvidia-h200-sxm", "cpu-x86-avx2"):
+        costs = CostTable(load(target))
+        fused = verify(fuse_operators(graph, costs))
+        stored = verify(_Fusion(graph, costs).run())
+        before, after = (costs.graph_seconds(each) or 0.0 for each in (stored, fused))
+        assert 0.0 < after < before, target
+        assert len(fused.nodes) == 3 < len(stored.nodes), target  # the tables, and a node for each rotation
+        check_equal(graph, fused, weights)
+
+
+def test_shared_maps_that_are_outputs_are_stored() -> None:
+    for target in ("nvidia-h200-sxm", "cpu-x86-avx2"):
+        graph, weights = rotations()
+        tables = [node for node in graph.nodes if isinstance(node, OpNode) and node.operator == "tile"]
+        graph = replace(graph, outputs=(*graph.outputs, *((each.name, each.outputs[0]) for each in tables)))
+        fused = verify(fuse_operators(graph, CostTable(load(target))))
+        assert not any(f"{table.name}@" in node.name for node in fused.nodes for table in tables), target
+        check_equal(graph, fused, weights)
 
 
 def test_a_view_between_nodes_does_not_keep_them_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from onnx_models import mlp
 import roller_svc
 from roller_svc.errors import ArgumentError, IndexRangeError
 from roller_svc.graph.inputs import Sample
-from roller_svc.graph.wiring import kernels, online
+from roller_svc.graph.wiring import drift, kernels, online
 from roller_svc.graph.wiring.explore import explore
 from roller_svc.graph.wiring.kernels import Tuning
 from roller_svc.graph.wiring.online import CALLS, MAX_REPEATED, ROUNDS, CallTimer, OnlineTuning
@@ -76,7 +77,75 @@ def call_until_done(wirer: Wirer, tuning: OnlineTuning, most: int = 100_000) -> 
 
 
 def tune(wirer: Wirer, explore: Callable[[OnlineTuning], Any]) -> OnlineTuning:
-    return OnlineTuning(wirer, explore, lambda *, explores: None)
+    return OnlineTuning(wirer, explore, lambda _: None)
+
+
+@pytest.mark.parametrize("reopens", [True, False])
+def test_calls_that_are_slower_for_long_let_a_committed_model_explore_again(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, reopens: bool
+) -> None:
+    """The least of 16 timed calls counts, two windows in a row decide, and an hour lies between two times."""
+    monkeypatch.setattr(drift, "TIMED_EVERY", 4)
+    seconds = [1.0]
+
+    def delay() -> None:
+        clock.now_s += seconds[0]
+
+    model: Any = Model(clock, fault=delay)
+    model.run_plain = model.run
+    used: list[Any] = []
+    searches = 0
+
+    def search(tuning: OnlineTuning) -> None:
+        nonlocal searches
+        searches += 1
+        tuning.found = Tuning(Node("parallel", ()), call_s=1.0)
+
+    tuning = OnlineTuning(Wirer(lambda: model, 1.0, clock), search, used.append, reopens=reopens, clock=clock)
+    assert tuning.wait(60)
+
+    def call(windows: int, slower: float) -> None:
+        seconds[0] = slower
+        for _ in range(windows * drift.WINDOW * drift.TIMED_EVERY):
+            np.testing.assert_array_equal(used[-1].run({"x": X})["y"], X * 2)
+        assert tuning.wait(60)
+
+    call(3, 1.1)  # within what noise explains
+    call(1, 1.2)
+    call(1, 1.0)
+    call(1, 1.2)
+    assert (searches, tuning.notes) == (1, [])
+    call(1, 1.2)
+    assert (searches, tuning.notes, tuning.state) == (1 + reopens, [online.DRIFTED], "committed")
+    assert isinstance(used[-1], drift.WatchedModel)
+    assert any(isinstance(each, Wirer) for each in used) == reopens
+    call(8, 1.2)  # 600 s: the hour is not over
+    assert searches == 1 + reopens
+    clock.now_s += online.REOPEN_S
+    call(2, 1.2)
+    assert searches == 1 + 2 * reopens
+    tuning.stop()
+    clock.now_s += online.REOPEN_S
+    call(4, 1.2)
+    assert searches == 1 + 2 * reopens
+
+
+def test_a_model_whose_calls_were_not_compared_is_watched_by_its_first_calls(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift, "TIMED_EVERY", 1)
+    noticed: list[float] = []
+    seconds = itertools.chain([2.0] * drift.WINDOW, [2.2] * drift.WINDOW, [2.4] * 2 * drift.WINDOW)
+
+    def delay() -> None:
+        clock.now_s += next(seconds)
+
+    model: Any = Model(clock, fault=delay)
+    model.run_plain = lambda arrays, out=None: None if arrays is None else model.run(arrays, out)
+    watched = drift.WatchedModel(model, None, lambda: noticed.append(clock.now_s), clock)
+    assert watched.run_plain(None) is None  # arrays that have to be converted are not timed
+    for _ in range(4 * drift.WINDOW):
+        assert not noticed
+        watched.run({"x": X})
+    assert len(noticed) == 1
 
 
 def test_row_7_each_call_is_answered_and_the_best_of_an_oracle_is_found(clock: Clock) -> None:
@@ -378,9 +447,17 @@ def test_a_model_binds_other_kernels_while_it_is_called_and_finds_them_again(ora
     assert isinstance(again.tuning, OnlineTuning)
     assert again.tuning.wait(60)  # without a call
     assert (again.tuning.trials, again.tuning.chosen, again.digest) == (0, tuning.chosen, model.digest)
+    assert isinstance(model._variants[0].loaded, drift.WatchedModel)
+    assert model._run_plain is not None
+    assert {step.kernel for step in model.profile({"x": x})} == {chosen}
     loaded = roller_svc.load_model(model.save(oracle / "saved"))
     assert loaded.report["tuning"]["chosen"] == tuning.chosen
     np.testing.assert_array_equal(loaded(x=x)["y"], model(x=x)["y"])
+    for kind, code in (("online", "cannot-measure"), ("now", "cannot-measure"), ("sometimes", "invalid-option")):
+        with pytest.raises(ArgumentError, match="tune must be") as refusal:
+            roller_svc.load_model(oracle / "saved", tune=kind)
+        assert refusal.value.code == code
+    assert roller_svc.load_model(oracle / "saved", tune="off").digest == model.digest
 
 
 @pytest.mark.slow

@@ -1,0 +1,282 @@
+"""Tell what a model's plan does: the times that the performance model predicts for it, and the memory that it has.
+
+The plan is the one that runs: it is placed again as it is, and each instruction starts when what it waits for has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from roller_svc.errors import InvariantError
+from roller_svc.graph.classes import NodeClass
+from roller_svc.graph.lowerings import makes_kernel
+from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
+from roller_svc.graph.lowerings.lowering import UnrolledPlan, operations_of, step_seconds
+from roller_svc.graph.passes import PassReport
+from roller_svc.graph.plan import Launch, PlannedModel, PlannedStep, kernel_key, plan_model
+from roller_svc.graph.rammer.by_hand import schedule_by_hand
+from roller_svc.graph.rammer.schedules import OVERHEADS, StepTimes, model_times, operator_of
+from roller_svc.graph.rammer.wavefront import RKernel
+from roller_svc.graph.views import view_offset_elements
+from roller_svc.ir.graph import Graph, OpNode
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.model_plan import KernelStep, ModelPlan, iter_steps, unroll_steps
+from roller_svc.ir.model_story import (
+    EXECUTE,
+    LAUNCH,
+    SYNCHRONIZE,
+    WAIT,
+    ModelStory,
+    StoryBuffer,
+    StoryEdge,
+    StoryInstruction,
+    StoryModelKernel,
+    StoryNode,
+    StoryPass,
+    StoryStepOfModel,
+)
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.vdevice import Barrier, Execute, VDevicePlan
+from roller_svc.runtime.saved.plan_json import plan_to_json
+
+ROUNDING = 1e-9  # by which sums of the same seconds may differ
+FUSED_BY = "+"  # between the names of a fused node's members
+
+
+@dataclass(frozen=True, slots=True)
+class StorySource:
+    """A built model, for its story."""
+
+    graph: Graph  # after the passes
+    classes: tuple[NodeClass, ...]
+    digests: tuple[str, ...]  # of the classes' kernels
+    plan: ModelPlan
+    kind: str
+    passes: tuple[PassReport, ...]
+    hardware: HardwareSpec
+    seconds: float | None = None  # of a GPU: of a call by the lowering, with launches, signals and waits
+
+
+def tell_model_story(source: StorySource) -> ModelStory:
+    """Return the story of a model."""
+    planned = _place_again(source)
+    is_cpu = source.hardware.family is TargetKind.CPU
+    times = model_times(planned.steps, planned.plan.kernels, source.hardware) if is_cpu else _gpu_times(source, planned)
+    instructions, seconds = _replay(planned, times, source.hardware.num_cores)
+    if source.seconds is not None:
+        if source.seconds > seconds * (1 + ROUNDING):
+            instructions.append(StoryInstruction(SYNCHRONIZE, seconds, source.seconds))
+        seconds = source.seconds
+    numbers = {node.name: number for number, node in enumerate(source.graph.nodes)}
+    kernel_of = _kernels_of(source.classes)
+    steps = tuple(
+        StoryStepOfModel(step.node, _kind(step), times.launch_s[i], numbers.get(step.node), step.kernel)
+        for i, step in enumerate(planned.steps)
+    )
+    return ModelStory(
+        name=source.graph.name,
+        target=source.hardware.id,
+        device=source.hardware.name,
+        plan=source.kind,
+        seconds=seconds,
+        veus=max((each.plan.num_veus for each in planned.launches if each.plan is not None), default=1),
+        passes=tuple(StoryPass(each.name, each.nodes_before, each.nodes_after) for each in source.passes),
+        kernels=tuple(_tell_kernels(source)),
+        nodes=_tell_nodes(source.graph, kernel_of, steps),
+        edges=_tell_edges(source.graph, numbers),
+        steps=steps,
+        instructions=tuple(sorted(instructions, key=lambda each: each.start_s)),
+        buffers=_tell_buffers(planned, instructions),
+        arena_bytes=planned.plan.arena_bytes,
+        tensor_bytes=planned.plan.tensor_bytes,
+    )
+
+
+def _kernels_of(classes: Sequence[NodeClass]) -> dict[str, int]:
+    return {node: number for number, each in enumerate(classes) for node in each.nodes}
+
+
+def _place_again(source: StorySource) -> PlannedModel:
+    """Place the tensors of a plan again. A lowering with a kernel of its own has the story of the plan before it.
+
+    Raises InvariantError if another plan results.
+    """
+    plan, is_cpu = source.plan, source.hardware.family is TargetKind.CPU
+    kernel_of = _kernels_of(source.classes)
+    others = (each for each in iter_steps(plan.steps) if isinstance(each, KernelStep) and each.rkernel)
+    efficient = {kernel_of[f"/{each.node}"]: plan.kernels[each.kernel] for each in others}
+    for share_memory in (True, False):
+        planned = plan_model(
+            source.graph,
+            plan.kernels[: len(source.classes)],
+            kernel_of,
+            plan.name,
+            plan.target,
+            share_memory=share_memory,
+            schedule=schedule_by_hand(plan_to_json(plan)) if is_cpu else None,
+            efficient=efficient,
+            alignment_bytes=1 if is_cpu else source.hardware.vector_bytes,
+        )
+        if planned.plan.steps == plan.steps or (makes_kernel(plan.lowering) and planned.plan.arena_bytes <= plan.arena_bytes):
+            return planned
+    raise InvariantError(f"{plan.name}: the plan is not one of its graph")
+
+
+def _gpu_times(source: StorySource, planned: PlannedModel) -> StepTimes:
+    """Return the seconds of steps on a GPU, with the overhead of a launch, or of a node of a CUDA graph, for each."""
+    limits = source.hardware.limits
+    overheads = {"launches": limits.launch_overhead_s, CUDA_GRAPH.kind: limits.graph_node_s or 0.0}
+    overhead_s = overheads.get(source.plan.lowering, 0.0)
+    unrolled = UnrolledPlan(planned.plan, ())
+    seconds = tuple(
+        sum(step_seconds(unrolled, each, source.hardware) + operations_of(each) * overhead_s for each in unroll_steps((step,)))
+        for step in planned.plan.steps
+    )
+    return StepTimes(seconds, seconds, is_measured=False)
+
+
+def _kind(step: PlannedStep) -> str:
+    return "loop" if step.is_loop else "copy" if step.kernel is None else "kernel"
+
+
+# ---------------------------------------------------------------- times
+
+
+def _replay(planned: PlannedModel, times: StepTimes, num_veus: int) -> tuple[list[StoryInstruction], float]:
+    """Return the instructions of a plan with their times, and the end of the last one."""
+    instructions: list[StoryInstruction] = []
+    orders: dict[int, int] = {}  # of each vEU: its instructions so far
+    now = 0.0
+    for launch in planned.launches:
+        if launch.plan is None:
+            for step in launch.steps:
+                end = now + times.launch_s[step]
+                instructions.append(StoryInstruction(LAUNCH, now, end, step))
+                now = end
+            continue
+        rkernels = [_rkernel_of(planned, launch, number, times, num_veus) for number in range(len(launch.operators))]
+        ends_s = _replay_launch(launch.plan, rkernels)
+        for veu, (program, program_ends) in enumerate(zip(launch.plan.programs, ends_s, strict=True)):
+            for order, (instruction, (start_s, end_s)) in enumerate(zip(program, program_ends, strict=True), orders.get(veu, 0)):
+                at = now + start_s, now + end_s
+                if isinstance(instruction, Execute):
+                    operator = launch.operators[instruction.operator]
+                    tasks = instruction.first, instruction.count
+                    step = launch.steps[operator.step]
+                    instructions.append(StoryInstruction(EXECUTE, *at, step, veu, order, operator.phase, tasks))
+                elif isinstance(instruction, Barrier):
+                    waits = tuple((other, orders.get(other, 0) + number) for other, number in instruction.waits)
+                    instructions.append(StoryInstruction(WAIT, *at, None, veu, order, waits=waits))
+        for veu, program in enumerate(launch.plan.programs):
+            orders[veu] = orders.get(veu, 0) + len(program)
+        now += max(end for program_ends in ends_s for _, end in program_ends[-1:])
+    return instructions, now
+
+
+def _rkernel_of(planned: PlannedModel, launch: Launch, number: int, times: StepTimes, num_veus: int) -> RKernel:
+    """Return the rKernel of an rOperator: a phase of its step, or the whole step as one rTask."""
+    operator = launch.operators[number]
+    step = launch.steps[operator.step]
+    choice = launch.rkernels[operator.step] if launch.rkernels else 0
+    phases = [rkernels[choice] for rkernels in operator_of(planned.steps[step], times, step, num_veus).roperators]
+    if operator.phase is not None:
+        return phases[operator.phase]
+    seconds = sum(each.alone_s for each in phases)
+    return RKernel(1, seconds, seconds)
+
+
+def _replay_launch(plan: VDevicePlan, rkernels: Sequence[RKernel]) -> list[list[tuple[float, float]]]:
+    """Return when each instruction of each vEU starts and ends, since the start of the launch.
+
+    Raises InvariantError if vEUs wait for each other.
+    """
+    spans: list[list[tuple[float, float]]] = [[] for _ in plan.programs]
+    remaining = sum(map(len, plan.programs))
+    while remaining:
+        before = remaining
+        for veu, program in enumerate(plan.programs):
+            for instruction in program[len(spans[veu]) :]:
+                start_s = spans[veu][-1][1] if spans[veu] else OVERHEADS.launch_s
+                if isinstance(instruction, Execute):
+                    rkernel = rkernels[instruction.operator]
+                    is_whole = instruction.count == rkernel.tasks
+                    seconds = rkernel.alone_s if is_whole else instruction.count * rkernel.task_s
+                    spans[veu].append((start_s, start_s + seconds))
+                elif isinstance(instruction, Barrier):
+                    if any(order >= len(spans[other]) for other, order in instruction.waits):
+                        break
+                    ends = (spans[other][order][1] + OVERHEADS.wait_s * (other != veu) for other, order in instruction.waits)
+                    spans[veu].append((start_s, max(start_s, *ends)))
+                else:
+                    raise InvariantError("a plan with events is of a GPU")
+                remaining -= 1
+        if remaining == before:
+            raise InvariantError("vEUs of a plan wait for each other")
+    return spans
+
+
+# ---------------------------------------------------------------- nodes and memory
+
+
+def _tell_kernels(source: StorySource) -> Iterator[StoryModelKernel]:
+    for each, digest, kernel in zip(source.classes, source.digests, source.plan.kernels, strict=False):
+        inputs = tuple((name, type_.dtype.value, type_.shape) for name, type_ in each.inputs)
+        yield StoryModelKernel(digest, each.expression, inputs, each.outputs, each.constants, kernel.estimate_s)
+
+
+def _tell_nodes(graph: Graph, kernel_of: Mapping[str, int], steps: Sequence[StoryStepOfModel]) -> tuple[StoryNode, ...]:
+    seconds = [0.0] * len(graph.nodes)
+    for step in steps:
+        if step.node is not None:
+            seconds[step.node] += step.seconds
+    return tuple(
+        StoryNode(
+            node.name,
+            node.operator,
+            tuple(node.name.split(FUSED_BY)),
+            seconds[number],
+            _text(node.output_types[0]) if node.output_types else "",
+            kernel_of.get(kernel_key("", node)) if isinstance(node, OpNode) else None,
+            view_offset_elements(node) is not None,
+        )
+        for number, node in enumerate(graph.nodes)
+    )
+
+
+def _text(type_: TensorType) -> str:
+    return f"{type_.dtype.value}[{', '.join(map(str, type_.shape))}]"
+
+
+def _tell_edges(graph: Graph, numbers: Mapping[str, int]) -> tuple[StoryEdge, ...]:
+    types, producers = graph.types, graph.producers
+    return tuple(
+        StoryEdge(numbers[producers[tensor].name], target, types[tensor].bytes)
+        for target, node in enumerate(graph.nodes)
+        for tensor in dict.fromkeys(node.inputs)
+        if tensor in producers
+    )
+
+
+def _tell_buffers(planned: PlannedModel, instructions: Sequence[StoryInstruction]) -> tuple[StoryBuffer, ...]:
+    """Return the buffers that steps use, in order of their first use."""
+    starts = [float("inf")] * len(planned.steps)
+    ends = [0.0] * len(planned.steps)
+    for each in instructions:
+        if each.step is not None:
+            starts[each.step] = min(starts[each.step], each.start_s)
+            ends[each.step] = max(ends[each.step], each.end_s)
+    buffers = [
+        StoryBuffer(
+            each.name,
+            each.offset_bytes,
+            each.bytes,
+            min(starts[step] for step in (*each.read_by, *each.written_by)),
+            max(ends[step] for step in (*each.read_by, *each.written_by)),
+            each.read_by,
+            each.written_by,
+        )
+        for each in planned.buffers
+        if each.read_by or each.written_by
+    ]
+    return tuple(sorted(buffers, key=lambda each: (each.start_s, each.offset_bytes)))

@@ -1,0 +1,24 @@
+"""Schedule → the launches of a device, with its rules checked."""
+
+from __future__ import annotations
+
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.schedule import ScheduleTree
+from roller_svc.schedule.build_tree import build_launches
+from roller_svc.schedule.gpu_launch import check_device_loops, check_tile_bytes
+from roller_svc.schedule.schedule import Schedule
+
+
+def build_device_launches(
+    schedule: Schedule, hw: HardwareSpec
+) -> tuple[tuple[ScheduleTree, ...], tuple[tuple[str, TensorType], ...]]:
+    """Return the launches of a schedule and the buffers that they exchange.
+
+    Raises ScheduleError (schedule-launch, schedule-memory) if the device cannot run them.
+    """
+    check_device_loops(schedule, hw)
+    trees, exchanged = build_launches(schedule, "kernel")
+    if hw.family is not TargetKind.CPU:
+        check_tile_bytes(trees, hw)
+    return trees, exchanged

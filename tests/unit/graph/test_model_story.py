@@ -1,0 +1,212 @@
+"""Stories of models: replayed plans take the seconds of their schedules, and memory is one buffer's at a time."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.graph import model_story
+from roller_svc.graph.plan import PlannedModel, PlannedStep
+from roller_svc.graph.rammer.schedules import POLICIES, StepTimes, find_segments, make_schedule
+from roller_svc.graph.rammer.wavefront import RKernel
+from roller_svc.ir.model_plan import ModelPlan
+from roller_svc.ir.model_story import StoryInstruction
+from roller_svc.ir.vdevice import Barrier, Execute, VDevicePlan, WaitEvent
+from roller_svc.model import Model, compile_model, load_model
+from roller_svc.settings import read_settings, use
+
+RNG = np.random.default_rng(0)
+US = 1e-6
+EMPTY = ModelPlan("m", "local", (), (), (), (), (), (), 0, 0, 0, 0, 0, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    use(read_settings(cache=folder))
+    yield folder
+    use(read_settings())
+
+
+def random_steps(rng: random.Random) -> tuple[list[PlannedStep], StepTimes]:
+    """Return steps that depend on earlier ones, with phases, loops and copies, and their times."""
+    steps, alone, launch = [], [], []
+    for number in range(rng.randrange(1, 14)):
+        before = tuple(sorted(rng.sample(range(number), min(number, rng.randrange(3)))))
+        kind = rng.randrange(6)
+        tasks = tuple(rng.randrange(1, 40) for _ in range(rng.choice((1, 1, 2)))) if kind > 1 else ()
+        loop = (rng.randrange(1, 5), ()) if kind == 0 else None
+        steps.append(PlannedStep(f"n{number}", before, None if kind < 2 else 0, 0, tasks, loop))
+        launch.append(rng.uniform(1, 80) * US)
+        alone.append(launch[-1] * rng.uniform(0.9, 4))
+    return steps, StepTimes(tuple(alone), tuple(launch), is_measured=False)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("veus", [2, 3, 8])
+def test_a_replayed_schedule_takes_its_seconds(policy: str, veus: int) -> None:
+    rng = random.Random(veus)
+    for _ in range(40):
+        steps, times = random_steps(rng)
+        launches = tuple(make_schedule(policy, times, veus)(steps))
+        instructions, seconds = model_story._replay(PlannedModel(EMPTY, tuple(steps), launches, ()), times, veus)
+        segments = find_segments(policy, steps, times, veus)
+        assert seconds == pytest.approx(sum(each.seconds for each in segments), rel=1e-12)
+        assert max(each.end_s for each in instructions) == seconds
+        check_waits([shown(each) for each in instructions])
+
+
+def shown(instruction: StoryInstruction) -> dict[str, Any]:
+    return {"veu": instruction.veu, "order": instruction.order, "end_s": instruction.end_s, "for": instruction.waits}
+
+
+def check_waits(instructions: list[dict[str, Any]]) -> None:
+    """Every wait is for instructions of vEUs that end before it does."""
+    ends = {(each["veu"], each["order"]): each["end_s"] for each in instructions if each.get("veu") is not None}
+    for each in instructions:
+        assert all(ends[tuple(position)] <= each["end_s"] for position in each.get("for", ()))
+
+
+def test_vEUs_that_wait_for_each_other_have_no_story() -> None:
+    waits = VDevicePlan((1,), ((Barrier(((1, 0),)),), (Barrier(((0, 0),)), Execute(0, 0, 1))))
+    with pytest.raises(InvariantError, match="wait for each other"):
+        model_story._replay_launch(waits, [RKernel(1, US)])
+    events = VDevicePlan((1,), ((Execute(0, 0, 1), WaitEvent(0)),), (1,))
+    with pytest.raises(InvariantError, match="events"):
+        model_story._replay_launch(events, [RKernel(1, US)])
+
+
+def constant(*shape: int) -> dict[str, Any]:
+    return {"dtype": "float32", "shape": list(shape), "values": (RNG.standard_normal(shape) / shape[-1]).tolist()}
+
+
+def node(name: str, expression: str, inputs: dict[str, str]) -> dict[str, Any]:
+    return {"name": name, "expression": expression, "inputs": inputs, "outputs": {"C": name}}
+
+
+PRODUCT = "C[i, j] +=! A[i, k] * B[k, j]"
+TOWERS = {
+    "format": "roller-graph/1",
+    "name": "towers",
+    "inputs": {"x": {"dtype": "float32", "shape": [64, 256]}},
+    "constants": {name: constant(256, 256) for name in "abcd"},
+    "nodes": [
+        *(node(f"{name}0", PRODUCT, {"A": "x", "B": name}) for name in "abcd"),
+        *(node(f"{name}1", "C[i] +=! exp(A[i, j])", {"A": f"{name}0"}) for name in "abcd"),
+        {"name": "flat", "operator": "reshape", "inputs": ["a0"], "outputs": ["flat"], "parameters": {"shape": [16384]}},
+        node("sum", "C[i] = A[i] + B[i] + D[i] + E[i] + F[i * 256]", {"A": "a1", "B": "b1", "D": "c1", "E": "d1", "F": "flat"}),
+    ],
+    "outputs": {"y": "sum"},
+}
+
+
+def compiled(plan: Any, **options: Any) -> Model:
+    given = {"select": "model", "top_k": 1, "threads": 2, "plan": plan} | options
+    return compile_model(copy.deepcopy(TOWERS), **given)
+
+
+def check_story(story: dict[str, Any]) -> None:
+    instructions, steps, buffers = story["instructions"], story["steps"], story["buffers"]
+    assert max(each["end_s"] for each in instructions) == story["seconds"]
+    assert {each["step"] for each in instructions if "step" in each} == set(range(len(steps)))
+    check_waits(instructions)
+    for first, second in combinations(buffers, 2):
+        overlap = first["offset_bytes"] < second["offset_bytes"] + second["bytes"] and (
+            second["offset_bytes"] < first["offset_bytes"] + first["bytes"]
+        )
+        assert not overlap or first["end_s"] <= second["start_s"] or second["end_s"] <= first["start_s"]
+    assert all(each["offset_bytes"] + each["bytes"] <= story["arena_bytes"] for each in buffers)
+    assert all(each["written_by"] for each in buffers)
+    assert all(each["from"] < each["to"] for each in story["edges"])
+    assert sum(each["seconds"] for each in story["nodes"]) == pytest.approx(
+        sum(each["seconds"] for each in steps if "node" in each)
+    )
+
+
+@pytest.mark.slow
+def test_the_story_of_a_model_is_that_of_its_plan(tmp_path: Path) -> None:
+    model = compiled("serial")
+    check_story(model.story)
+    eager = compiled("eager")
+    check_story(eager.story)
+    nodes = {each["name"]: each for each in eager.story["nodes"]}
+    assert len(nodes) == len(TOWERS["nodes"])
+    assert nodes["flat"]["view"]
+    assert "kernel" not in nodes["flat"]
+    assert eager.story["kernels"][nodes["a0"]["kernel"]]["digest"] == eager.kernels[nodes["a0"]["kernel"]].digest
+    assert model.story["seconds"] == pytest.approx(sum(each["seconds"] for each in model.story["steps"]))
+    for plan in ("parallel", "rammer"):
+        model = compiled(plan)
+        story = model.story
+        check_story(story)
+        assert story["seconds"] == model.report["plan_seconds"][plan]
+        assert (story["plan"], story["veus"]) == (plan, 2)
+        assert {each["kind"] for each in story["instructions"]} >= {"execute"}
+    by_hand = compiled(model.plan).story
+    assert by_hand | {"plan": "rammer"} == story
+    with pytest.raises(ArgumentError) as refusal:
+        _ = load_model(model.save(tmp_path / "saved")).story
+    assert refusal.value.code == "no-story"
+
+
+LOOP = {
+    "format": "roller-graph/1",
+    "name": "loop",
+    "inputs": {"x": {"dtype": "float32", "shape": [5, 1, 64]}, "h": {"dtype": "float32", "shape": [1, 64]}},
+    "constants": {"w": constant(64, 64)},
+    "nodes": [
+        {
+            "name": "rnn",
+            "loop": {
+                "steps": 5,
+                "carried": 1,
+                "scanned": [False],
+                "stacked": [False],
+                "body": {
+                    "format": "roller-graph/1",
+                    "name": "body",
+                    "inputs": {"h": {"dtype": "float32", "shape": [1, 64]}, "x": {"dtype": "float32", "shape": [1, 64]}},
+                    "constants": {"w": constant(64, 64)},
+                    "nodes": [
+                        node("p", PRODUCT, {"A": "h", "B": "w"}),
+                        node("s", "C[i, j] = tanh(A[i, j] + B[i, j])", {"A": "p", "B": "x"}),
+                    ],
+                    "outputs": {"next": "s", "all": "s"},
+                },
+            },
+            "inputs": ["h", "x"],
+            "outputs": ["last", "all"],
+        },
+        node("sum", "C[i, j] = A[i, j] * 2", {"A": "last"}),
+    ],
+    "outputs": {"y": "sum"},
+}
+
+
+@pytest.mark.slow
+def test_a_loop_takes_the_seconds_of_its_steps() -> None:
+    model = compile_model(copy.deepcopy(LOOP), select="model", top_k=1, threads=2, plan="rammer")
+    story = model.story
+    check_story(story)
+    loop = next(each for each in story["steps"] if each["kind"] == "loop")
+    body = [each["seconds"] for each in story["kernels"]][:-1]
+    assert loop["seconds"] == pytest.approx(5 * sum(body))
+
+
+@pytest.mark.slow
+def test_the_story_of_a_gpu_has_the_seconds_of_its_lowering() -> None:
+    for plan in ("launches", "graph", "persistent"):
+        model = compile_model(copy.deepcopy(TOWERS), "nvidia-h200-sxm", select="model", top_k=1, plan=plan)
+        story = model.story
+        assert story["seconds"] == model.report["lowerings"][plan]["seconds"]
+        assert story["seconds"] == pytest.approx(max(each["end_s"] for each in story["instructions"]))
+        assert story["plan"] == plan
+        assert {each["kind"] for each in story["instructions"]} <= {"launch", "synchronize"}
