@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -64,6 +64,7 @@ from roller_svc.toolchain import compile_source, link_model, tool_version
 
 MAX_LEFT_OUT = 4  # kernels that are launches because the kernel of all would spill registers: each takes a compile
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
+EMITTED_AHEAD = 1  # texts, which Python emits one after the other
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
 GPU_PLANS = (AUTO, SERIAL, *LOWERING_KINDS)
 
@@ -476,25 +477,17 @@ def _build_kernels(
 ) -> tuple[list[_ClassKernels], int]:
     """Return the kernels of each request, and how many the cache had.
 
-    Candidates of several requests are compiled on all cores, and then measured while nothing else runs.
     Raises UnsupportedModelError with every node that no kernel can compute.
     """
-    cores = len(os.sched_getaffinity(0))
     built: list[_ClassKernels | InputError | None] = [_load_kernels(request, cache) for request in requests]
     missing = [i for i, kernels in enumerate(built) if kernels is None]
     done = len(requests) - len(missing)
     progress("kernels", done, len(requests))
-    with ThreadPoolExecutor(cores) as pool:
-        for first in range(0, len(missing), CLASSES_AT_ONCE * cores):
-            batch = missing[first : first + CLASSES_AT_ONCE * cores]
-            compiled = list(pool.map(_compile_candidates, (requests[i] for i in batch)))
-            for i, candidates in zip(batch, compiled, strict=True):
-                if isinstance(candidates, InputError):
-                    built[i] = candidates
-                    continue
-                built[i] = _select_kernels(candidates, requests[i], cache)
-                done += 1
-                progress("kernels", done, len(requests))
+    for i, kernels in zip(missing, _build_missing([requests[i] for i in missing], cache), strict=True):
+        built[i] = kernels
+        if isinstance(kernels, _ClassKernels):
+            done += 1
+            progress("kernels", done, len(requests))
     unsupported = [
         UnsupportedNode(each.expression[:MAX_EXPRESSION_SHOWN], node.removeprefix("/"), result.message)
         for each, result in zip(classes, built, strict=True)
@@ -506,6 +499,25 @@ def _build_kernels(
     return [result for result in built if isinstance(result, _ClassKernels)], len(requests) - len(missing)
 
 
+def _build_missing(requests: Sequence[BuildRequest], cache: KernelCache) -> Iterator[_ClassKernels | InputError]:
+    """Yield the kernels of each request, or why there are none, in order.
+
+    Candidates to measure are compiled on all cores, those of several requests at once, and then measured while nothing
+    else runs. Where the model selects, a text is emitted ahead, so that compilers use all cores meanwhile.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if all(request.select is SelectionMode.MODEL for request in requests):
+        with ThreadPoolExecutor(cores + EMITTED_AHEAD) as pool:
+            yield from pool.map(lambda request: _select_kernels(_compile_candidates(request), request, cache), requests)
+        return
+    with ThreadPoolExecutor(cores) as pool:
+        for first in range(0, len(requests), CLASSES_AT_ONCE * cores):
+            batch = requests[first : first + CLASSES_AT_ONCE * cores]
+            compiled = list(pool.map(_compile_candidates, batch))
+            for candidates, request in zip(compiled, batch, strict=True):
+                yield _select_kernels(candidates, request, cache)
+
+
 def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | None:
     fastest = cache.load(request)
     if fastest is None:
@@ -513,7 +525,11 @@ def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | 
     return _ClassKernels(fastest, cache.load_efficient(request) if fastest.compiled.source.language is Language.C else None)
 
 
-def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: KernelCache) -> _ClassKernels:
+def _select_kernels(
+    compiled: CompiledCandidates | InputError, request: BuildRequest, cache: KernelCache
+) -> _ClassKernels | InputError:
+    if isinstance(compiled, InputError):
+        return compiled
     report = select_candidate(compiled)
     fastest, second = package_kernel(report), None
     if report.hardware.family is TargetKind.CUDA:
