@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.compile import candidates_table
+from roller_svc.cli.page_file import KERNEL, write_page
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.ir.options import KernelOptions
 from roller_svc.on_use import OnUse
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="construction steps to print (default: %(default)s)",
     )
+    parser.add_argument("--html", metavar="FILE", help="write the page of the kernel to FILE, which needs no service")
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -75,6 +77,8 @@ def execute(options: argparse.Namespace) -> int:
     facts = report_json(report, limits=True)
     common.print_notes((*report.notes, *report.remarks))
     source = _source(report)
+    if options.html is not None:
+        write_page(options.html, KERNEL, {"story": facts["story"], "source": source})
     shown = [format_report(facts, options.steps), *([source] if options.source and source is not None else [])]
     show.print_result(options, facts | {"source": source}, "\n\n".join(shown))
     return 0

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote, stepping
+from roller_svc.cli.page_file import MODEL, write_page
 from roller_svc.client.schemas import GraphOptions
 from roller_svc.errors import ArgumentError, InvariantError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
@@ -71,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--emulate", action="store_true", help="run a GPU's model in the emulator on the CPU, and do not time it")
     run.add_argument("--check", action="store_true", help="compare the results with the reference interpreter's")
     stepping.add_arguments(run)
-    _add_model(kinds.add_parser("plan", help="show kernels, steps and memory of a model", allow_abbrev=False))
+    planned = kinds.add_parser("plan", help="show kernels, steps and memory of a model", allow_abbrev=False)
+    _add_model(planned)
+    planned.add_argument("--html", metavar="FILE", help="write the page of the model to FILE, which needs no service")
     _add_model(
         kinds.add_parser("estimate", help="estimate a call by the performance model, without a compiler", allow_abbrev=False)
     )
@@ -171,6 +174,8 @@ def execute(options: argparse.Namespace) -> int:
             facts, text = _run(model, options)
         case "plan":
             facts, text = model.plan, _plan_text(model)
+            if options.html is not None:
+                write_page(options.html, MODEL, model.story)
         case _:
             facts, text = _profile(model, options)
     show.print_result(options, facts, text)
@@ -189,6 +194,12 @@ def _check_options(options: argparse.Namespace) -> None:
             "tune measures kernels that it compiles, and was given a saved model",
             code="cannot-measure",
             hint="give it the source of the model",
+        )
+    if options.kind == "plan" and options.html and (_is_saved(options) or options.device or common.server_url(options)):
+        raise ArgumentError(
+            "--html is for the source of a model for one device, which is compiled here",
+            code="no-story",
+            hint="a service shows its models at /m/DIGEST",
         )
     if options.device and options.kind == "estimate":
         raise ArgumentError("--device is for models that are compiled: estimates are of one device", code="invalid-option")
