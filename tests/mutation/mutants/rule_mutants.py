@@ -45,8 +45,8 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ("storage is used outside", "if tensor in self.storages or (", "if ("),
             (
                 "a loop variable is out of scope",
-                "if node.name not in self.variables.values:",
-                "if False and node.name not in self.variables.values:",
+                "if outside:",
+                "if False and outside:",
             ),
             (
                 "a tensor is read before it is written",
