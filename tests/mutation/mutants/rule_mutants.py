@@ -195,6 +195,16 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
         ),
     },
     "schedule.bounds": {
+        "test_steps:test_a_tile_has_the_region_that_is_written": (
+            ("a region of the tensor's size has another start", "if high - low + 1 >= size:", "if high - low + 1 > size:"),
+            ("data selects in its dimension alone", "part = None if any(load.bounds_checked) else _part(", "part = _part("),
+            ("a tile is smaller than what is written", "Range(num(0), size) if part.extent == size else stored", "stored"),
+            (
+                "data selects one element",
+                "if any(isinstance(node, Load) for node in iter_subexpressions(index)):",
+                "if False:",
+            ),
+        ),
         "test_steps:test_iterations_of_a_reduction_have_accumulators": (
             (
                 "accumulators beyond the end",
