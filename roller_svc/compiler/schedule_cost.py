@@ -171,7 +171,7 @@ class _Statement:
 
 def _price(tree: ScheduleTree, memory: Mapping[str, TensorType], hw: HardwareSpec) -> LaunchCost:
     visits = visit_tree(tree)
-    tiles = {storage.tensor: storage for storage in visits.storages}
+    tiles = {storage.tensor: storage for storage in _spill(visits.storages, hw)}
     statements = tuple(_statement(visit, compute, tiles, memory, hw) for visit, compute in visits.computes)
     compute_types = {load.dtype.compute for each in statements for load in loads_of(each.value)}
     widest = max(compute_types or {DType.FLOAT32}, key=lambda dtype: (dtype.is_float, dtype.bits))
@@ -189,6 +189,14 @@ def _price(tree: ScheduleTree, memory: Mapping[str, TensorType], hw: HardwareSpe
         vector_fraction=in_vectors / operations if operations else 0.0,
         estimate=parts.estimate,
     )
+
+
+def _spill(storages: Sequence[Storage], hw: HardwareSpec) -> tuple[Storage, ...]:
+    """Return the storage of a tree: tiles in registers are on the stack if a thread's registers do not hold them all."""
+    needed = sum(storage.bytes for storage in storages if storage.scope is Scope.REGISTER)
+    if needed <= hw.thread_level.capacity_bytes:
+        return tuple(storages)
+    return tuple(replace(each, scope=Scope.STACK) if each.scope is Scope.REGISTER else each for each in storages)
 
 
 def _tile_bytes(storages: Sequence[Storage], mach: Machine) -> int:

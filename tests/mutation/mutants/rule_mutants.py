@@ -45,8 +45,8 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ("storage is used outside", "if tensor in self.storages or (", "if ("),
             (
                 "a loop variable is out of scope",
-                "if node.name not in self.variables.values:",
-                "if False and node.name not in self.variables.values:",
+                "outside = sorted(axes_of(expr) - self.variables.values.keys())",
+                "outside = sorted(axes_of(expr) - axes_of(expr))",
             ),
             (
                 "a tensor is read before it is written",
@@ -130,7 +130,8 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
                 "return var in dict(terms) and all(c > 0 for name, c in terms if name)",
             ),
             ("tiles overlap by one", "if abs(c) <= span:", "if abs(c) < span:"),
-            ("all write where one does not", "each.holds and _selects", "_selects"),
+            ("all write where one does not", "each.holds and each.depth > level and", "each.depth > level and"),
+            ("a branch around a loop selects its iteration", "each.holds and each.depth > level and", "each.holds and"),
             ("threads at or above a bound", "if branch.holds:\n", "if True:\n"),
             ("a bound is rounded down", "-(-bound // c)", "bound // c"),
             ("a bound of a difference", "if all(name and c > 0 for name, c in terms):", "if terms:"),
