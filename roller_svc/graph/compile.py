@@ -64,7 +64,7 @@ from roller_svc.toolchain import compile_source, link_model, tool_version
 
 MAX_LEFT_OUT = 4  # kernels that are launches because the kernel of all would spill registers: each takes a compile
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
-EMITTED_AHEAD = 1  # texts, which Python emits one after the other
+EMITTING_THREADS = 1  # beside those that wait for compilers: Python emits one text after the other
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
 GPU_PLANS = (AUTO, SERIAL, *LOWERING_KINDS)
 
@@ -507,7 +507,7 @@ def _build_missing(requests: Sequence[BuildRequest], cache: KernelCache) -> Iter
     """
     cores = len(os.sched_getaffinity(0))
     if all(request.select is SelectionMode.MODEL for request in requests):
-        with ThreadPoolExecutor(cores + EMITTED_AHEAD) as pool:
+        with ThreadPoolExecutor(cores + EMITTING_THREADS) as pool:
             yield from pool.map(lambda request: _select_kernels(_compile_candidates(request), request, cache), requests)
         return
     with ThreadPoolExecutor(cores) as pool:
