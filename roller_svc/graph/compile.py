@@ -503,7 +503,7 @@ def _build_missing(requests: Sequence[BuildRequest], cache: KernelCache) -> Iter
     """Yield the kernels of each request, or why there are none, in order.
 
     Candidates to measure are compiled on all cores, those of several requests at once, and then measured while nothing
-    else runs. Where the model selects, a text is emitted ahead, so that compilers use all cores meanwhile.
+    else runs. Where the model selects, the next text is emitted while compilers run, so that they use all cores.
     """
     cores = len(os.sched_getaffinity(0))
     if all(request.select is SelectionMode.MODEL for request in requests):

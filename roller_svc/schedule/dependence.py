@@ -191,7 +191,10 @@ class Dependence:
             # threads of a block may share elements: barriers order them
             if loop.kind is LoopKind.THREAD or are_disjoint(position, loop.var, loop.extent, inner):
                 return
-        elif any(each.holds and _selects_one_iteration(each.cond, loop.var, self.variables) for each in self.branches):
+        elif any(
+            each.holds and each.depth > level and _selects_one_iteration(each.cond, loop.var, self.variables)
+            for each in self.branches
+        ):
             return
         raise ScheduleError(
             f"iterations of {loop.kind.value} loop {loop.var} write the same elements of {tensor}",

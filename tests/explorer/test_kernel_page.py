@@ -104,6 +104,15 @@ def test_a_kernel_is_compiled_and_its_link_shows_it_again(explorer: Explorer) ->
     assert again.get_by_test_id("source").text_content() == source
     assert again.get_by_test_id("estimate").text_content() == page.get_by_test_id("estimate").text_content()
     assert again.get_by_label("shape of x").input_value() == "4096"
+    other = build(explorer, target="cpu-x86-avx2")
+    again.get_by_test_id("compare").fill(explorer.address + other)
+    again.get_by_test_id("compare").press("Enter")
+    again.wait_for_selector("[data-testid=differences]")
+    assert "register" in again.get_by_test_id("differences").text_content()
+    assert again.locator("[data-testid=difference] .added").count() > 0
+    again.wait_for_function("() => location.search.includes('compare=sha256')")
+    restored = explorer.open(again.get_by_test_id("permalink").get_attribute("href"))
+    restored.wait_for_selector("[data-testid=difference]")
 
 
 def build(explorer: Explorer, **body: Any) -> str:

@@ -110,6 +110,23 @@ def compile_kernel(page: Any) -> None:
     page.wait_for_selector("[data-testid=source]", timeout=60_000)
 
 
+OTHER = """async () => {
+  const body = { expression: 'y[i] = x[i] * 2.0', inputs: { x: { dtype: 'float32', shape: [4096] } }, target: 'cpu-x86-avx2' };
+  const headers = { 'Content-Type': 'application/json', Prefer: 'wait=60' };
+  const answer = await fetch('/v1/kernels:compile', { method: 'POST', body: JSON.stringify(body), headers });
+  return (await answer.json()).response.digest;
+}"""
+
+
+def compare_kernels(page: Any) -> None:
+    """Compile a kernel, and compare it with another one."""
+    compile_kernel(page)
+    page.get_by_test_id("compare").fill(page.evaluate(OTHER))
+    page.get_by_test_id("compare").press("Enter")
+    page.wait_for_selector("[data-testid=difference]")
+    page.get_by_test_id("difference").scroll_into_view_if_needed()
+
+
 def show_sass(page: Any) -> None:
     compile_kernel(page)
     page.get_by_role("button", name="sass").click()
@@ -186,6 +203,7 @@ STATES = (
     ),
     State("compiled", SMALL_LINK, compile_kernel),
     State("sass", GEMM_LINK, show_sass),
+    State("compare", SMALL_LINK, compare_kernels),
     State("open-model", "/m", ready="[data-testid=model-file]"),
     State("model", MODEL_PATH, prepare=lambda page: answer_story(page, make_story(40))),
     State("operator", MODEL_PATH, pick_and_zoom, prepare=lambda page: answer_story(page, make_story(40))),

@@ -360,21 +360,26 @@ SMALL: dict[str, Callable[[], Any]] = {  # whose choices can all be compared
 }
 
 
+def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], list[str], list[str]]:
+    """Return a module, its inputs, and their names and those of the outputs, for `roller bench model-zoo --modules`."""
+    torch.manual_seed(SEED)
+    module, inputs = (MODELS | SMALL)[name]()
+    for each in module.parameters():
+        nn.init.normal_(each, 0, 0.05)  # layers that are copies of one are not equal
+    return module.eval(), tuple(inputs.values()), list(inputs), ["y"]
+
+
 def write_models(folder: Path, names: Sequence[str]) -> None:
     """Write models, each as NAME.onnx."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.backends.mha.set_fastpath_enabled(False)  # its operator has no ONNX form
     for name in names:
-        torch.manual_seed(SEED)
-        module, inputs = (MODELS | SMALL)[name]()
-        for each in module.parameters():
-            nn.init.normal_(each, 0, 0.05)  # layers that are copies of one are not equal
+        module, inputs, input_names, output_names = build(name)
         path = folder / f"{name}.onnx"
         with torch.no_grad():
             torch.onnx.export(
-                module.eval(), tuple(inputs.values()), str(path), input_names=list(inputs), output_names=["y"],
-                opset_version=OPSET, dynamo=False,
-            )  # fmt: skip
+                module, inputs, str(path), input_names=input_names, output_names=output_names, opset_version=OPSET, dynamo=False
+            )
         print(f"{path}: {path.stat().st_size} bytes", flush=True)
 
 
