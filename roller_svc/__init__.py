@@ -36,18 +36,19 @@ if TYPE_CHECKING:
     from roller_svc.ir.hardware import HardwareSpec
     from roller_svc.model import Model, compile_model, load_model
     from roller_svc.modes.eager import eager
-    from roller_svc.schedules import Schedule
+    from roller_svc.schedules import Schedule, tune
 
 __all__ = [
     "Estimate", "HardwareSpec", "Kernel", "Model", "RollerWarning", "Schedule", "__version__", "compile", "compile_model", "eager",
     "errors", "estimate", "explain", "get_num_threads", "load", "load_model", "ops", "python_op", "reference", "set_num_threads",
-    "targets",
+    "targets", "tune",
 ]  # fmt: skip
 
 _SUBMODULES = frozenset({"onnx_backend", "torch", "torch_backend", "tuning"})
 _FROM_MODEL = frozenset({"Model", "compile_model", "load_model"})
 _MODULES = {  # of names that are in neither roller_svc.model nor roller_svc.api
-    "Schedule": "roller_svc.schedules", "eager": "roller_svc.modes.eager", "python_op": "roller_svc.graph.python_ops",
+    "Schedule": "roller_svc.schedules", "tune": "roller_svc.schedules", "eager": "roller_svc.modes.eager",
+    "python_op": "roller_svc.graph.python_ops",
 }  # fmt: skip
 _FROM_API = frozenset(__all__) - {"RollerWarning", "__version__", "errors", "ops", *_MODULES} - _FROM_MODEL
 

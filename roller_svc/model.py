@@ -23,7 +23,7 @@ from roller_svc.api import Kernel, Stage, TensorInfo
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
-from roller_svc.compiler.cards import make_card
+from roller_svc.compiler.cards import draw_timeline, make_card
 from roller_svc.compiler.kernel_cache import SERIAL, KernelCache
 from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import (
@@ -56,6 +56,7 @@ from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph, prepare_source
 from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
+from roller_svc.graph.lowerings.programs import Program, read_programs
 from roller_svc.graph.model_story import StorySource, tell_model_story
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.passes.dead import remove_dead_nodes
@@ -437,6 +438,20 @@ class Model:
         listed = [{"dims": dict(variant.dims)} | plan for variant, plan in zip(self._variants, plans, strict=True)]
         return {"kind": plans[0]["kind"], "buckets": listed}
 
+    def programs(self) -> list[list[Program]]:
+        """Return prog[vEU][order] of each launch of a persistent kernel on a GPU; nothing for other plans.
+
+        An instruction is {"execute": [node, first rTask, rTasks]} or {"wait": [node]}. With buckets the first is shown.
+        """
+        first = self._variants[0]
+        loaded = None if first.binary or first.mixed is not None else first.loaded
+        return read_programs(first.plan, loaded.weights) if isinstance(loaded, GpuModel) else []
+
+    @property
+    def has_story(self) -> bool:
+        """Whether the model has a story: it was compiled here, for one device."""
+        return all(variant.story_source is not None for variant in self._variants)
+
     @property
     def story(self) -> dict[str, Any]:
         """The story as JSON-compatible values: nodes, when each core does what, and memory. With buckets, one for each.
@@ -551,12 +566,13 @@ class Model:
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the device, the estimate, and the kernels that take longest."""
+        """Return what a notebook shows: the device, the estimate, the plan, and the kernels that take longest."""
         tensors = [f"{each.name}: {each.dtype}{list(each.shape)}" for each in (*self.inputs, *self.states, *self.outputs)]
         slowest = sorted(self.estimate.stages, key=lambda stage: -stage.seconds)[:SHOWN_KERNELS]
         kernels = [f"{format_seconds(stage.seconds)} {stage.name[:19]}" for stage in slowest]
         headline = f"for {self.target}: {format_seconds(self.estimate.seconds)} a call, {len(self.estimate.stages)} kernels"
-        return make_card(self.name, headline, [", ".join(tensors), *kernels, f"digest {self.digest}"])
+        drawing = draw_timeline(_tell(self._variants[0])) if self.has_story else ""
+        return make_card(self.name, headline, [", ".join(tensors), *kernels, f"digest {self.digest}"], drawing)
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{each.name}: {each.dtype}{list(each.shape)}" for each in (*self.inputs, *self.states))

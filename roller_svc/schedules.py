@@ -9,29 +9,40 @@ The operations and their rules are in docs/schedule.md.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from roller_svc.api import Inputs, Kernel
 from roller_svc.api import compile as compile_kernel
+from roller_svc.compiler.as_schedule import explain_as_schedule, first_plan
+from roller_svc.compiler.autotune import DISTINCT_VALUES
+from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import build_request, resolve_spec
 from roller_svc.compiler.schedule_cost import price_schedule
-from roller_svc.errors import ScheduleError
+from roller_svc.compiler.schedule_tuner import Trial, search_schedules
+from roller_svc.errors import BuildError, ScheduleError
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.schedule_cost import ScheduleCost
 from roller_svc.ir.schedule_text import render
+from roller_svc.runtime.measure import measure
 from roller_svc.schedule.build_tree import build_tree
 from roller_svc.schedule.by_hand import read_steps
 from roller_svc.schedule.check_steps import Problem, apply_steps
 from roller_svc.schedule.default import default_schedule
 from roller_svc.schedule.device_launches import build_device_launches
+from roller_svc.schedule.random_steps import StepSpace
 from roller_svc.schedule.schedule import Schedule as AppliedSchedule
 from roller_svc.schedule.step_json import format_document
 from roller_svc.schedule.step_text import format_steps
 from roller_svc.schedule.steps import Step, Value
+from roller_svc.semantics.inputs import random_inputs
+
+TRIAL_S = 0.1  # of measuring, for each trial
 
 
 class Schedule:
@@ -62,6 +73,31 @@ class Schedule:
         """
         self._request = build_request(expression, inputs or {}, target=target, outputs=outputs, hardware=hardware)
         self._written = read_steps([] if steps is None else steps, self.program)
+
+    @classmethod
+    def from_construction(
+        cls,
+        expression: str,
+        inputs: Inputs | None = None,
+        target: str = "local",
+        *,
+        outputs: Sequence[str] | None = None,
+        hardware: HardwareSpec | str | None = None,
+        **options: Any,
+    ) -> Schedule:
+        """Return the model's first plan as a schedule: `roller explain --as-schedule`. `options` are those of `compile`.
+
+        Raises ScheduleError (schedule-construction) with what no step says.
+        """
+        request = build_request(expression, inputs or {}, target=target, outputs=outputs, hardware=hardware, **options)
+        found = explain_as_schedule(request, first_plan(request))
+        if found.steps is None:
+            raise ScheduleError(
+                f"construction's plan has no steps: {found.missing}",
+                code="schedule-construction",
+                hint=f"its tiles are the options {found.options}",
+            )
+        return cls(expression, inputs, target, found.steps, outputs=outputs, hardware=hardware)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -126,6 +162,77 @@ class Schedule:
     def _apply(self) -> AppliedSchedule:
         """Return the default schedule after the steps. Raises ScheduleError."""
         return apply_steps(default_schedule(self.program), self.steps, self._written.lines, self._written.text)
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """The schedules that a search has built."""
+
+    best: Schedule
+    trials: tuple[Trial, ...]
+
+    @property
+    def history(self) -> list[dict[str, object]]:
+        """Return the trials as JSON-compatible values: steps as text, the price, and the seconds if it was measured."""
+        return [{"steps": format_steps(trial.steps), "priced_s": trial.priced_s, "seconds": trial.seconds} for trial in self.trials]
+
+
+def tune(
+    expression: str,
+    inputs: Inputs | None = None,
+    target: str = "local",
+    *,
+    outputs: Sequence[str] | None = None,
+    hardware: HardwareSpec | str | None = None,
+    trials: int = 100,
+    seed: int = 0,
+    start: object = None,
+    budget_s: float = 60.0,
+) -> TuneResult:
+    """Search the schedules of a program for the fastest one: by measuring, or by price where the device is absent.
+
+    Args:
+        expression: the program.
+        inputs: dtype and shape of each input, or arrays.
+        target: id of the device.
+        outputs: names of the outputs; default: tensors that are never read.
+        hardware: a spec, or its YAML text, instead of `target`.
+        trials: schedules that are built, at most.
+        seed: of the search. It gives the same schedules in the same order, whatever their times are.
+        start: steps that are mutated besides those of construction and of the default schedule.
+        budget_s: seconds after which no trial begins.
+
+    Raises ScheduleError for an illegal `start`, or if no schedule was built.
+    """
+    first = Schedule(expression, inputs, target, start, outputs=outputs, hardware=hardware)
+    request, spec = first._request, resolve_spec(first._request)
+    space = StepSpace(default_schedule(first.program), lanes=max(1, spec.vector_bytes // 4))
+    first._apply()
+    constructed = explain_as_schedule(request, first_plan(request)).steps
+    starts = [*([first.steps] if start is not None else []), *([constructed] if constructed is not None else []), ()]
+    is_present = backend_for(spec).is_present(spec)
+    arrays = random_inputs(first.program, seed=0, distinct=DISTINCT_VALUES) if is_present else {}
+    end_s = time.monotonic() + budget_s
+
+    def build_and_time(steps: tuple[Step, ...], _: AppliedSchedule) -> float | None:
+        try:
+            kernel = Schedule(expression, inputs, target, steps, outputs=outputs, hardware=hardware).compile()
+        except BuildError:
+            return None
+        return measure(kernel.runner().bind(arrays), TRIAL_S).min_s if is_present else None
+
+    found = search_schedules(
+        space, starts, spec, build_and_time, trials=trials, seed=seed, has_time=lambda: time.monotonic() < end_s
+    )
+    timed = [trial for trial in found if trial.seconds is not None] if is_present else [*found]
+    if not timed:
+        raise ScheduleError(
+            f"no schedule was built within {budget_s:g} s and {trials} trials",
+            code="schedule-tune",
+            hint="give it more, or a start that the device can run",
+        )
+    best = min(timed, key=lambda trial: trial.priced_s if trial.seconds is None else trial.seconds)
+    return TuneResult(Schedule(expression, inputs, target, best.steps, outputs=outputs, hardware=hardware), found)
 
 
 class Stage:

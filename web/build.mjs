@@ -22,15 +22,33 @@ const { metafile } = await build({
   metafile: true,
 });
 
-const outputs = Object.entries(metafile.outputs);
+// What `roller explain --html` writes into its file, as one script.
+const single = await build({
+  entryPoints: ['src/file.js'],
+  outdir: folder,
+  entryNames: '[name]-[hash]',
+  bundle: true,
+  format: 'iife',
+  minify: true,
+  charset: 'utf8',
+  target: 'es2022',
+  legalComments: 'none',
+  metafile: true,
+});
+
+const outputs = Object.entries({ ...metafile.outputs, ...single.metafile.outputs });
 const nameOf = (source) => basename(outputs.find(([, output]) => output.entryPoint === source)[0]);
+// What the page needs at once is asked for with it, and not after the first file has come.
+const appOf = outputs.find(([, output]) => output.entryPoint === 'src/app.js')[1];
+const needed = appOf.imports.filter(({ kind }) => kind === 'import-statement').map(({ path }) => `<link rel="modulepreload" href="/page/${basename(path)}">`);
 const index = readFileSync('src/index.html', 'utf8')
   .replace('APP', `/page/${nameOf('src/app.js')}`)
+  .replace('<!-- PRELOADS -->', needed.join('\n'))
   .replace('CSS', `/page/${nameOf('src/page.css')}`);
 writeFileSync(join(folder, 'index.html'), index);
 
 // The licences of the packages whose code is in the files.
-const sources = Object.values(metafile.outputs).flatMap((output) => Object.keys(output.inputs));
+const sources = outputs.map(([, output]) => output).flatMap((output) => Object.keys(output.inputs));
 const packages = new Set(sources.map((source) => /node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(source)?.[1]).filter(Boolean));
 const licences = [...packages].sort().map((name) => {
   const own = join('node_modules', name), { version, license } = JSON.parse(readFileSync(join(own, 'package.json'), 'utf8'));

@@ -31,6 +31,7 @@ from roller_svc.settings import settings
 
 MAX_COMBINATIONS = 64  # of kernels: of more, a random part that has those in use and those that were picked
 SCREENING_CALLS, ROUNDS = 5, 60
+PAIR_ROUNDS = 1000  # of the pick and the best of all alone, in turns: the best of several least times is partly luck
 FINALISTS = 6
 
 Choice = tuple[tuple[int, ...], str, str]  # of kernels, of the plan, of buffers
@@ -62,11 +63,13 @@ def compare_choices(file: Path, threads: int, top_k: int) -> Row:
     used = (0,) * len(variables), before, LOWEST
     seconds, number = time_choices(choices, source, sample, used, pick)
     best = min(seconds, key=lambda choice: seconds[choice])
+    pair_s = time_interleaved({choice: _bind(choices, source, choice[0])[choice] for choice in (pick, best)}, sample, PAIR_ROUNDS)
     return {
         "file": file.name, "threads": threads, "load": os.getloadavg()[0], "compiled_s": compiled_s, "tuned_s": tuned_s,
         "calls": calls, "trials": tuning.trials, "gain": tuning.gain, "notes": tuning.notes,
         "choices": [len(each) for _, each in choices.choices.values()],
         "compared": number, "used_s": seconds[used], "picked_s": seconds[pick], "best_s": seconds[best],
+        "pair_picked_s": pair_s[pick], "pair_best_s": pair_s[best],
         "used": before, "picked": [*map(str, pick)], "best": [*map(str, best)],
     }  # fmt: skip
 
@@ -99,11 +102,16 @@ def time_choices(
                 timed[choice] = bound
     for choice in sorted(screened, key=lambda each: screened[each])[:FINALISTS]:
         timed[choice] = _bind(choices, source, choice[0])[choice]
-    seconds = dict.fromkeys(timed, math.inf)
-    for _ in range(ROUNDS):
-        for choice, bound in timed.items():
-            seconds[choice] = min(seconds[choice], time_call(bound, sample))
-    return seconds, len(screened)
+    return time_interleaved(timed, sample, ROUNDS), len(screened)
+
+
+def time_interleaved(models: Mapping[Choice, CpuCalls], sample: Sample, rounds: int) -> dict[Choice, float]:
+    """Return the least seconds of a call of each model."""
+    seconds = dict.fromkeys(models, math.inf)
+    for _ in range(rounds):
+        for choice, model in models.items():
+            seconds[choice] = min(seconds[choice], time_call(model, sample))
+    return seconds
 
 
 def _bind(choices: KernelChoices, source: OnlineSource, kernels: Sequence[int]) -> Mapping[Choice, CpuCalls]:

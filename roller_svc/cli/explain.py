@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.compile import candidates_table
+from roller_svc.cli.page_file import KERNEL, write_page
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.ir.options import KernelOptions
 from roller_svc.on_use import OnUse
 
 if TYPE_CHECKING:
+    from roller_svc.compiler.as_schedule import explain_as_schedule, first_plan
     from roller_svc.compiler.explain import assess_plan, explored_of, parse_request, rank_request
     from roller_svc.compiler.notes import reject_notes
     from roller_svc.compiler.pipeline import build_kernel
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from roller_svc.compiler.request import resolve_spec
     from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult
 else:
+    explain_as_schedule = OnUse("roller_svc.compiler.as_schedule:explain_as_schedule")
+    first_plan = OnUse("roller_svc.compiler.as_schedule:first_plan")
     reject_notes = OnUse("roller_svc.compiler.notes:reject_notes")
     assess_plan = OnUse("roller_svc.compiler.explain:assess_plan")
     build_kernel = OnUse("roller_svc.compiler.pipeline:build_kernel")
@@ -45,17 +49,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_options(parser, KernelOptions, select="model")
     parser.add_argument("--source", action="store_true", help="print the kernel's source too")
     parser.add_argument(
+        "--as-schedule",
+        action="store_true",
+        help="print the model's first plan as a schedule by hand, and as options (--json)",
+    )
+    parser.add_argument(
         "--steps",
         type=int,
         default=DEFAULT_STEPS,
         metavar="N",
         help="construction steps to print (default: %(default)s)",
     )
+    parser.add_argument("--html", metavar="FILE", help="write the page of the kernel to FILE, which needs no service")
 
 
 def execute(options: argparse.Namespace) -> int:
     common.check_program(options)
     request = common.parse_request(options)
+    if options.as_schedule:
+        found = explain_as_schedule(request, first_plan(request))
+        show.print_result(options, found.to_json(), found.text())
+        return 0
     try:
         report = build_kernel(request)
     except ToolchainMissingError as missing:
@@ -63,6 +77,8 @@ def execute(options: argparse.Namespace) -> int:
     facts = report_json(report, limits=True)
     common.print_notes((*report.notes, *report.remarks))
     source = _source(report)
+    if options.html is not None:
+        write_page(options.html, KERNEL, {"story": facts["story"], "source": source})
     shown = [format_report(facts, options.steps), *([source] if options.source and source is not None else [])]
     show.print_result(options, facts | {"source": source}, "\n\n".join(shown))
     return 0

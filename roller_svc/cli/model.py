@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote, stepping
+from roller_svc.cli.page_file import MODEL, write_page
 from roller_svc.client.schemas import GraphOptions
 from roller_svc.errors import ArgumentError, InvariantError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
@@ -30,6 +31,7 @@ from roller_svc.graph.devices.plan import ACROSS, MERGED
 from roller_svc.graph.inputs import Sample, random_arrays
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
+from roller_svc.graph.lowerings.programs import Program
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
@@ -70,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--emulate", action="store_true", help="run a GPU's model in the emulator on the CPU, and do not time it")
     run.add_argument("--check", action="store_true", help="compare the results with the reference interpreter's")
     stepping.add_arguments(run)
-    _add_model(kinds.add_parser("plan", help="show kernels, steps and memory of a model", allow_abbrev=False))
+    planned = kinds.add_parser("plan", help="show kernels, steps and memory of a model", allow_abbrev=False)
+    _add_model(planned)
+    planned.add_argument("--html", metavar="FILE", help="write the page of the model to FILE, which needs no service")
     _add_model(
         kinds.add_parser("estimate", help="estimate a call by the performance model, without a compiler", allow_abbrev=False)
     )
@@ -170,6 +174,8 @@ def execute(options: argparse.Namespace) -> int:
             facts, text = _run(model, options)
         case "plan":
             facts, text = model.plan, _plan_text(model)
+            if options.html is not None:
+                write_page(options.html, MODEL, model.story)
         case _:
             facts, text = _profile(model, options)
     show.print_result(options, facts, text)
@@ -188,6 +194,12 @@ def _check_options(options: argparse.Namespace) -> None:
             "tune measures kernels that it compiles, and was given a saved model",
             code="cannot-measure",
             hint="give it the source of the model",
+        )
+    if options.kind == "plan" and options.html and (_is_saved(options) or options.device or common.server_url(options)):
+        raise ArgumentError(
+            "--html is for the source of a model for one device, which is compiled here",
+            code="no-story",
+            hint="a service shows its models at /m/DIGEST",
         )
     if options.device and options.kind == "estimate":
         raise ArgumentError("--device is for models that are compiled: estimates are of one device", code="invalid-option")
@@ -598,9 +610,13 @@ def _plan_text(model: Model) -> str:
     parts = [_summary(model), show.format_table(("uses", "estimate", "kernel", "program"), rows)]
     if subgraphs := model.plan.get("subgraphs"):
         parts.append(_subgraph_text(subgraphs, model.plan["copies"]))
-    if programs := _program_rows(model.plan["steps"]):
-        parts.append(f"prog[vEU][order]\n{show.format_table(('vEU', 'order', 'executes', 'rTasks'), programs)}")
+    if programs := [*_program_rows(model.plan["steps"]), *_event_rows(model.programs())]:
+        parts.append(_program_table(programs))
     return "\n\n".join(parts)
+
+
+def _program_table(rows: Sequence[tuple[object, ...]]) -> str:
+    return f"prog[vEU][order]\n{show.format_table(('vEU', 'order', 'executes', 'rTasks'), rows)}"
 
 
 def _subgraph_text(subgraphs: Sequence[Mapping[str, Any]], copies: Sequence[Mapping[str, Any]]) -> str:
@@ -639,7 +655,25 @@ def _program_rows(steps: Sequence[Mapping[str, Any]]) -> list[tuple[object, ...]
     return rows
 
 
+def _event_rows(launches: Sequence[Sequence[Program]]) -> list[tuple[object, ...]]:
+    """Return what each vEU of a GPU executes, launch by launch, and which nodes it waits for."""
+    rows: list[tuple[object, ...]] = []
+    for number, programs in enumerate(launches):
+        for veu, program in enumerate(programs):
+            name = veu if len(launches) == 1 else f"{veu} of launch {number}"
+            for order, instruction in enumerate(program):
+                if "wait" in instruction:
+                    rows.append((name, order, f"wait for {instruction['wait'][0]}", ""))
+                else:
+                    node, first, count = instruction["execute"]
+                    rows.append((name, order, node[:90], f"{first}..{first + count - 1}"))
+    return rows
+
+
 def _profile(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    if (programs := model.programs()) and not options.trace:
+        text = f"times are not measured: {model.target} is a GPU, and profiles are of CPUs"
+        return {"programs": programs, "steps": []}, f"{text}\n\n{_program_table(_event_rows(programs))}"
     sample = _sample(model, _arrays(model, options))
     calls = (model.profile(sample.inputs, sample.restore()) for _ in range(RUNS))
     profile = min(calls, key=lambda steps: max((step.end_s for step in steps), default=0.0))

@@ -1,4 +1,4 @@
-"""roller schedule: check a schedule by hand, show its tree, or print the source that it makes."""
+"""roller schedule: check a schedule by hand, show its tree, print the source that it makes, or search one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from roller_svc.ir.schedule_text import render
     from roller_svc.schedule.build_tree import build_tree
     from roller_svc.schedule.check_steps import Problem
+    from roller_svc.schedules import tune
 else:
     parse_once = OnUse("roller_svc.compiler.parsing:parse_once")
     build_request = OnUse("roller_svc.compiler.request:build_request")
@@ -32,6 +33,7 @@ else:
     render = OnUse("roller_svc.ir.schedule_text:render")
     build_tree = OnUse("roller_svc.schedule.build_tree:build_tree")
     Problem = OnUse("roller_svc.schedule.check_steps:Problem")
+    tune = OnUse("roller_svc.schedules:tune")
 
 VERBS = {
     "check": "say which step breaks which rule, and a step that would do; with --target also what the device cannot run",
@@ -39,6 +41,8 @@ VERBS = {
     "apply": "print the source of the kernel; roller compile --schedule compiles it",
 }
 ON_DEVICES = ("check", "apply")
+TUNE = "tune"
+TUNE_TEXT = "search the fastest schedule by trials; the same seed builds the same schedules"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         common.add_program(each)
         if verb in ON_DEVICES:
             common.add_device(each)
+    search = verbs.add_parser(TUNE, help=TUNE_TEXT, description=TUNE_TEXT)
+    common.add_program(search)
+    common.add_device(search)
+    search.add_argument("--trials", type=int, default=100, metavar="N", help="schedules to build (default: %(default)s)")
+    search.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: %(default)s)")
+    search.add_argument("--budget", type=float, default=60.0, metavar="S", help="seconds (default: %(default)g)")
+    search.add_argument("--start", metavar="FILE", help="schedule that is mutated too")
 
 
 def format_cost(cost: Mapping[str, Any]) -> str:
@@ -70,6 +81,8 @@ def format_cost(cost: Mapping[str, Any]) -> str:
 
 
 def execute(options: argparse.Namespace) -> int:
+    if options.verb == TUNE:
+        return search_fastest(options)
     names_device = options.verb == "apply" or (options.verb == "check" and (options.target or options.hardware))
     device = common.parse_device(options) if names_device else {}
     request = build_request(common.read_expression(options), common.parse_inputs(options), outputs=options.output or None, **device)
@@ -95,4 +108,23 @@ def execute(options: argparse.Namespace) -> int:
         case _:
             source = emit_schedule(schedule, spec or resolve_spec(request)).text
             show.print_result(options, {"source": source}, source)
+    return 0
+
+
+def search_fastest(options: argparse.Namespace) -> int:
+    """Search the fastest schedule, and print it."""
+    found = tune(
+        common.read_expression(options),
+        common.parse_inputs(options),
+        outputs=options.output or None,
+        trials=options.trials,
+        seed=options.seed,
+        budget_s=options.budget,
+        start=common.read_text_file(options.start) if options.start else None,
+        **common.parse_device(options),
+    )
+    fastest = min((trial.seconds for trial in found.trials if trial.seconds is not None), default=None)
+    how = "not measured: cheapest by price" if fastest is None else show.format_seconds(fastest)
+    text = f"# {how}, of {len(found.trials)} trials\n{found.best.text().rstrip()}"
+    show.print_result(options, {"best": found.best.to_json(), "seconds": fastest, "history": found.history}, text)
     return 0

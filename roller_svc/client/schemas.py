@@ -454,6 +454,8 @@ class OperationMetadata(BaseModel):
     stage: Literal["queued", "building", "done"]
     cache: Literal["hit", "miss", "joined"]
     create_time: str
+    start_time: str | None = Field(None, description="when a worker began the last attempt")
+    end_time: str | None = Field(None, description="when it was done")
     action: str | None = Field(None, description="digest of everything that decides the result")
     attempt: int = Field(0, description="workers that have begun to build it so far")
     queue: str | None = Field(None, description="machines that can build it")

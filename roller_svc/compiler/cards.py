@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from roller_svc.ir.estimate import Candidate, Combines, Term
+from roller_svc.ir.model_story import WAIT, ModelStory
 from roller_svc.ir.quantities import format_seconds
 from roller_svc.ir.report import Plan
 
@@ -33,6 +34,29 @@ def draw_plan(plan: Plan | None) -> str:
         return ""
     whole = max(choice.estimate.seconds for choice in plan.calls)
     return "".join(_draw_kernel(choice, whole) for choice in plan.calls if choice.terms)
+
+
+def draw_timeline(story: ModelStory) -> str:
+    """Return what each core does when, the longest operators darkest. Boxes within a pixel are one."""
+    most = max((node.seconds for node in story.nodes), default=0.0) or 1.0
+    lanes: dict[int, float] = {}  # where the last box of each core ends
+    parts = []
+    for each in story.instructions:
+        node = None if each.step is None else story.steps[each.step].node
+        if each.kind == WAIT:
+            continue
+        x, end = (WIDTH * at / story.seconds for at in (each.start_s, each.end_s))
+        veus = range(story.veus) if each.veu is None else (each.veu,)
+        if end < min(lanes.get(veu, -1.0) for veu in veus) + 1:
+            continue
+        lanes |= dict.fromkeys(veus, end)
+        share = 0.25 if node is None else 0.25 + 0.75 * story.nodes[node].seconds / most
+        parts.append(
+            f'<rect x="{x:.1f}" y="{veus[0] * HEIGHT}" width="{max(0.5, end - x - 0.5):.1f}" height="{len(veus) * HEIGHT - 2}" '
+            f'fill="{_CACHE}" fill-opacity="{share:.2f}"/>'
+        )
+    label = f"{len(story.instructions)} instructions on {story.veus} cores in {format_seconds(story.seconds)}"
+    return f'<svg width="{WIDTH}" height="{story.veus * HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
 def describe_tiles(plan: Plan | None) -> list[str]:

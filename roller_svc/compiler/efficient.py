@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from roller_svc.compiler.autotune import DISTINCT_VALUES, build_alone, link_alone
 from roller_svc.compiler.backends import Backend
-from roller_svc.compiler.pipeline import CompiledCandidates
+from roller_svc.compiler.pipeline import RANKED_FOR_MODELS, CompiledCandidates
+from roller_svc.compiler.plans import merge_ranked_plans
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Role
 from roller_svc.ir.program import TensorProgram
@@ -37,7 +38,8 @@ def find_efficient(compiled: CompiledCandidates, report: BuildReport) -> Candida
         return None
     if compiled.backend is not None:
         return _measured(fastest, report.results, report.program, hw, compiled.backend)
-    return _modelled(fastest, compiled.shortlist, report.program, hw)
+    count = max(compiled.request.top_k, RANKED_FOR_MODELS) if compiled.request.top_k > 1 else 1
+    return _modelled(fastest, merge_ranked_plans(compiled.partitions, count), report.program, hw)
 
 
 def _measured(

@@ -50,9 +50,10 @@ def parse_request(request: BuildRequest) -> Forms:
     return tuple(donate_targets(program, request.donate) for program in named)
 
 
-def rank_request(request: BuildRequest, forms: Forms, hw: HardwareSpec) -> RankedPartitions:
-    """Rank the candidates of a request. Raises NoCandidateError if there is none."""
-    cache, count, limit = PartitionCache.of_forms(forms), request.top_k + FALLBACK_PLANS, request.max_workspace_bytes
+def rank_request(request: BuildRequest, forms: Forms, hw: HardwareSpec, least: int = 0) -> RankedPartitions:
+    """Rank the candidates of a request, `least` of them at least. Raises NoCandidateError if there is none."""
+    cache, limit = PartitionCache.of_forms(forms), request.max_workspace_bytes
+    count = max(least, request.top_k + FALLBACK_PLANS)
     if limit is None:
         return rank_partitions(cache, hw, count, request.constraints)
     return rank_within(cache, hw, count, request.constraints, limit)

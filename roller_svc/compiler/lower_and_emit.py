@@ -152,7 +152,7 @@ def lower_launches(
     group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: HardwareSpec
 ) -> Iterator[tuple[GroupLaunches, Workspaces]]:
     """Lower the launches that compute a group, each with the tensors that it accesses and the program does not name."""
-    for piece, its_tiles, extra in _launches(group, tiles, hw):
+    for piece, its_tiles, extra in split_launches(group, tiles, hw):
         part, buffers = _lower_with_prepacking(_with_constants(piece, group, program), its_tiles, program, hw)
         yield part, (*extra, *buffers)
 
@@ -190,7 +190,7 @@ def _select_launches(source: KernelSource, program: Program) -> KernelSource:
     return replace(source, launches=launches, buffers=buffers)
 
 
-def _launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[tuple[KernelGroup, RProgram, Workspaces]]:
+def split_launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[tuple[KernelGroup, RProgram, Workspaces]]:
     """Return the launches that compute a group, each with tiles: its own, or the best of a group of its own."""
     for launch in family_of(group, program, hw).launches(group, program, hw):
         yield launch.group, launch.program or _best(launch.group, hw), launch.workspace

@@ -29,6 +29,9 @@ from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan
 from roller_svc.toolchain import availability
 
+# Candidates of a model's kernel that the performance model ranks: the most efficient is rarely among the few built.
+RANKED_FOR_MODELS = 10
+
 T = TypeVar("T")
 Trace = Callable[[str, Any], Any]
 
@@ -88,7 +91,8 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace, *, for_mo
     clock.record("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.record("hardware")
-    partitions = rank_request(request, forms, hw)
+    may_share_cores = for_model and request.top_k > 1 and hw.num_cores > 1
+    partitions = rank_request(request, forms, hw, RANKED_FOR_MODELS if may_share_cores else 0)
     trace("construct", partitions)
     plans = merge_ranked_plans(partitions, request.top_k + FALLBACK_PLANS)
     shortlist: tuple[GroupedPlan, ...] = trace("shortlist", select_for_measurement(plans, partitions, request.top_k))

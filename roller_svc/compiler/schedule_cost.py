@@ -171,7 +171,7 @@ class _Statement:
 
 def _price(tree: ScheduleTree, memory: Mapping[str, TensorType], hw: HardwareSpec) -> LaunchCost:
     visits = visit_tree(tree)
-    tiles = {storage.tensor: storage for storage in visits.storages}
+    tiles = {storage.tensor: storage for storage in _spill(visits.storages, hw)}
     statements = tuple(_statement(visit, compute, tiles, memory, hw) for visit, compute in visits.computes)
     compute_types = {load.dtype.compute for each in statements for load in loads_of(each.value)}
     widest = max(compute_types or {DType.FLOAT32}, key=lambda dtype: (dtype.is_float, dtype.bits))
@@ -189,6 +189,14 @@ def _price(tree: ScheduleTree, memory: Mapping[str, TensorType], hw: HardwareSpe
         vector_fraction=in_vectors / operations if operations else 0.0,
         estimate=parts.estimate,
     )
+
+
+def _spill(storages: Sequence[Storage], hw: HardwareSpec) -> tuple[Storage, ...]:
+    """Return the storage of a tree: tiles in registers are on the stack if a thread's registers do not hold them all."""
+    needed = sum(storage.bytes for storage in storages if storage.scope is Scope.REGISTER)
+    if needed <= hw.thread_level.capacity_bytes:
+        return tuple(storages)
+    return tuple(replace(each, scope=Scope.STACK) if each.scope is Scope.REGISTER else each for each in storages)
 
 
 def _tile_bytes(storages: Sequence[Storage], mach: Machine) -> int:
@@ -361,7 +369,7 @@ def _gpu_parts(visits: TreeVisits, statements: Sequence[_Statement], mach: Machi
     needs = BlockResources(threads, _registers(visits.storages, mach), shared_bytes(_shared(visits.storages)))
     resident = blocks_per_core(needs, hw)
     busy = min(grid, resident * mach.cores) * threads
-    in_flight = busy * sum(a.element.dtype.bytes for e in statements for a in e.accesses if a.scope is None) * min(UNROLL, batches)
+    in_flight = busy * sum(map(_bytes_in_flight, statements))
     launch = Launch((), (), 1, 1, grid, threads, 0)
     operations = sum(each.operations for each in statements)
     costs = simt_costs(
@@ -412,6 +420,13 @@ def _sectors(access: _Access, visit: Visit, mach: Machine) -> float:
         return warp
     along = min(thread.extent, warp)
     return min(float(warp), warp / along * max(1.0, along * abs(step) * access.element.dtype.bytes / SECTOR_BYTES))
+
+
+def _bytes_in_flight(statement: _Statement) -> int:
+    """Return the bytes of memory that a thread asks for before it waits: of its lanes, and some rounds of its loops."""
+    copies = statement.visit.extent(LoopKind.VECTOR) * statement.visit.extent(LoopKind.UNROLL)
+    loaded = sum(access.element.dtype.bytes for access in statement.accesses if access.scope is None)
+    return loaded * copies * min(UNROLL, _rounds(statement))
 
 
 def _rounds(statement: _Statement) -> int:

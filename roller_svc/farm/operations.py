@@ -44,6 +44,8 @@ class Operation:
     queue: str = ""
     worker: str | None = None  # that builds it
     queue_position: int | None = None  # builds that start first, while it is queued
+    start_time: str | None = None  # of the last attempt
+    end_time: str | None = None
     is_unserved: bool = False  # whether it is queued and no worker takes from its queue
 
     @property

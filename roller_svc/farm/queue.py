@@ -812,6 +812,8 @@ def _to_operation(row: Row[Any], cache: CacheStatus = CacheStatus.MISS) -> Opera
         attempt=row.attempt,
         queue=row.queue,
         worker=row.worker,
+        start_time=None if row.claim_time is None or row.state == _QUEUED else format_time(row.claim_time),
+        end_time=None if row.end_time is None else format_time(row.end_time),
         is_unserved=row.state == _QUEUED and row.unserved_since is not None,
     )
 

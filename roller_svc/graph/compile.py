@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from roller_svc.analysis.model_tables import list_functions
-from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit, switchable_unit
+from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_unit, model_unit, switchable_unit
 from roller_svc.codegen.kernel import Tasks
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import load_plan, package_candidate, package_kernel, replace_candidate
@@ -37,6 +36,7 @@ from roller_svc.graph.lowerings.launches import LAUNCHES
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoadTasks, LoweringEstimate
 from roller_svc.graph.lowerings.persistent import PERSISTENT
 from roller_svc.graph.lowerings.stored import lowering_digest, read_lowering, store_lowering
+from roller_svc.graph.objects import compile_objects, compile_once, object_key
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
@@ -60,10 +60,11 @@ from roller_svc.ir.options import NamedOptions, SearchOptions, SelectionMode, op
 from roller_svc.ir.report import BuildRequest, CandidateResult
 from roller_svc.runtime.graphs.switchable import SwitchableModel
 from roller_svc.runtime.saved.serialization import KernelBundle
-from roller_svc.toolchain import compile_object, compile_source, link_model, object_command, tool_version
+from roller_svc.toolchain import compile_source, link_model, tool_version
 
 MAX_LEFT_OUT = 4  # kernels that are launches because the kernel of all would spill registers: each takes a compile
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
+EMITTED_AHEAD = 1  # texts, which Python emits one after the other
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
 GPU_PLANS = (AUTO, SERIAL, *LOWERING_KINDS)
 
@@ -142,7 +143,7 @@ def build_model(
     efficient = {i: _model_kernel(each.second, 0) for i, each in enumerate(built) if each.second is not None}
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
     if is_cpu:
-        _compile_objects([each.source for each in kernels], cache, progress)
+        compile_objects([each.source for each in kernels], cache, partial(progress, "objects"))
         clock.record("objects")
 
     def plan_with(
@@ -476,25 +477,17 @@ def _build_kernels(
 ) -> tuple[list[_ClassKernels], int]:
     """Return the kernels of each request, and how many the cache had.
 
-    Candidates of several requests are compiled on all cores, and then measured while nothing else runs.
     Raises UnsupportedModelError with every node that no kernel can compute.
     """
-    cores = len(os.sched_getaffinity(0))
     built: list[_ClassKernels | InputError | None] = [_load_kernels(request, cache) for request in requests]
     missing = [i for i, kernels in enumerate(built) if kernels is None]
     done = len(requests) - len(missing)
     progress("kernels", done, len(requests))
-    with ThreadPoolExecutor(cores) as pool:
-        for first in range(0, len(missing), CLASSES_AT_ONCE * cores):
-            batch = missing[first : first + CLASSES_AT_ONCE * cores]
-            compiled = list(pool.map(_compile_candidates, (requests[i] for i in batch)))
-            for i, candidates in zip(batch, compiled, strict=True):
-                if isinstance(candidates, InputError):
-                    built[i] = candidates
-                    continue
-                built[i] = _select_kernels(candidates, requests[i], cache)
-                done += 1
-                progress("kernels", done, len(requests))
+    for i, kernels in zip(missing, _build_missing([requests[i] for i in missing], cache), strict=True):
+        built[i] = kernels
+        if isinstance(kernels, _ClassKernels):
+            done += 1
+            progress("kernels", done, len(requests))
     unsupported = [
         UnsupportedNode(each.expression[:MAX_EXPRESSION_SHOWN], node.removeprefix("/"), result.message)
         for each, result in zip(classes, built, strict=True)
@@ -506,6 +499,25 @@ def _build_kernels(
     return [result for result in built if isinstance(result, _ClassKernels)], len(requests) - len(missing)
 
 
+def _build_missing(requests: Sequence[BuildRequest], cache: KernelCache) -> Iterator[_ClassKernels | InputError]:
+    """Yield the kernels of each request, or why there are none, in order.
+
+    Candidates to measure are compiled on all cores, those of several requests at once, and then measured while nothing
+    else runs. Where the model selects, the next text is emitted while compilers run, so that they use all cores.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if all(request.select is SelectionMode.MODEL for request in requests):
+        with ThreadPoolExecutor(cores + EMITTED_AHEAD) as pool:
+            yield from pool.map(lambda request: _select_kernels(_compile_candidates(request), request, cache), requests)
+        return
+    with ThreadPoolExecutor(cores) as pool:
+        for first in range(0, len(requests), CLASSES_AT_ONCE * cores):
+            batch = requests[first : first + CLASSES_AT_ONCE * cores]
+            compiled = list(pool.map(_compile_candidates, batch))
+            for candidates, request in zip(compiled, batch, strict=True):
+                yield _select_kernels(candidates, request, cache)
+
+
 def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | None:
     fastest = cache.load(request)
     if fastest is None:
@@ -513,7 +525,11 @@ def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | 
     return _ClassKernels(fastest, cache.load_efficient(request) if fastest.compiled.source.language is Language.C else None)
 
 
-def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: KernelCache) -> _ClassKernels:
+def _select_kernels(
+    compiled: CompiledCandidates | InputError, request: BuildRequest, cache: KernelCache
+) -> _ClassKernels | InputError:
+    if isinstance(compiled, InputError):
+        return compiled
     report = select_candidate(compiled)
     fastest, second = package_kernel(report), None
     if report.hardware.family is TargetKind.CUDA:
@@ -525,7 +541,7 @@ def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: 
             cache.save_efficient(request, second)
     source, object_code = fastest.compiled.source, fastest.compiled.object_code
     if object_code and compiled.backend is None:  # that of measured candidates has all of them
-        cache.save_object(_object_key(source, kernel_unit(source)), object_code)
+        cache.save_object(object_key(source, kernel_unit(source)), object_code)
     cache.save(request, fastest)
     return _ClassKernels(fastest, second)
 
@@ -547,22 +563,6 @@ def _seconds(bundle: KernelBundle) -> float:
     return float(seconds)
 
 
-def _compile_objects(kernels: Sequence[KernelSource], cache: KernelCache, progress: Progress) -> dict[str, bytes]:
-    """Return the kernels' objects by prefix. Those that the cache does not have are compiled on all cores."""
-    sources = {source.key: source for source in kernels}
-    done = 0
-
-    def compile_missing(source: KernelSource) -> tuple[str, bytes]:
-        nonlocal done
-        compiled = _object(source, kernel_unit(source), cache)
-        done += 1
-        progress("objects", done, len(sources))
-        return kernel_prefix(source), compiled
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return dict(pool.map(compile_missing, sources.values()))
-
-
 def _link(plan: ModelPlan, name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
     """Link the kernels' objects and the plan's unit to the shared object of a model of that name."""
     sources = [kernel.source for kernel in plan.kernels]  # also of other rKernels than the fastest
@@ -576,25 +576,7 @@ def _link_switchable(plan: ModelPlan, sources: Sequence[KernelSource], cache: Ke
 
 
 def _link_unit(text: str, sources: Sequence[KernelSource], name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
-    objects = _compile_objects(sources, cache, no_progress)
+    objects = compile_objects(sources, cache)
     model = KernelSource(name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
-    objects[MODEL] = _object(model, text, cache, parallel=True)
+    objects[MODEL] = compile_once(model, text, cache, parallel=True)
     return link_model(model, exported_functions(name), objects)
-
-
-def _object(source: KernelSource, text: str, cache: KernelCache, *, parallel: bool | None = None) -> bytes:
-    """Return the object of a text with a source's options, which is compiled unless the cache has it."""
-    key = _object_key(source, text, parallel=parallel)
-    compiled = cache.load_object(key)
-    if compiled is None:
-        compiled = compile_object(source, text, parallel=parallel)
-        cache.save_object(key, compiled)
-    return compiled
-
-
-def _object_key(source: KernelSource, text: str, *, parallel: bool | None = None) -> str:
-    """Return the digest of what determines the object of a text."""
-    unit = replace(source, text=text)
-    command = shlex.join(object_command(unit, parallel=parallel))
-    content = f"{unit.key}\n{command}\n{tool_version(Language.C, source.arch)}"
-    return hashlib.sha256(content.encode()).hexdigest()

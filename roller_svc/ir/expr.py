@@ -111,7 +111,7 @@ COMPARISONS = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE, OpKind.EQ, 
 
 
 class _Known:
-    """What `axes_of` and `loads_of` have found of a node, which never changes: stages ask often."""
+    """Keep the results of `axes_of` and `loads_of` for a node, which never changes: stages ask often."""
 
     __slots__ = ("axes", "loads")
     axes: frozenset[str]
@@ -290,7 +290,7 @@ def loads_of(expr: Expr) -> tuple[Load, ...]:
     try:
         return expr.loads
     except AttributeError:
-        loads = (expr,) if isinstance(expr, Load) else ()
+        loads: tuple[Load, ...] = (expr,) if isinstance(expr, Load) else ()
         for child in children(expr):
             loads += loads_of(child)
         object.__setattr__(expr, "loads", loads)

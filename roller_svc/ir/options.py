@@ -47,6 +47,7 @@ WINOGRAD = {
     "help": "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
     "metavar": "WHEN",
 }
+TOP_K = {"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"}
 SCHEDULE = {
     "help": "schedule by hand, instead of construction: docs/schedule.md",
     "metavar": "FILE",
@@ -92,7 +93,7 @@ class EstimateOptions(CommonOptions):
 class SearchOptions(CommonOptions):
     """Options of the search for a kernel, or for each kernel of a model."""
 
-    top_k: int = field(default=10, metadata={"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"})
+    top_k: int = field(default=3, metadata=TOP_K)
     select: SelectionMode = field(
         default=SelectionMode.MEASURE,
         metadata={
@@ -133,6 +134,7 @@ class NamedOptions(SearchOptions):
 class KernelOptions(NamedOptions):
     """Options of kernels."""
 
+    top_k: int = field(default=10, metadata=TOP_K)
     runtime: RuntimeChoice = field(
         default=RuntimeChoice.AUTO,
         metadata={

@@ -398,8 +398,6 @@ def _values(stage: Stage, whole: Mapping[str, int], loops: Mapping[str, Expr]) -
 
 def _domain(axis: Axis, value: Expr, first: Expr, extent: int, extents: Mapping[str, int]) -> list[Guard]:
     """Return a guard if the region may exceed the tensor: in a guarded read, or in a ragged last round."""
-    if first == num(0):
-        return []
     low, high = span(linear(first), extents)
     below, above = low < 0, high + extent > axis.extent
     return [Guard(value, axis.extent, below, above)] if below or above else []

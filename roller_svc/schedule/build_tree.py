@@ -44,8 +44,7 @@ def check_launches(schedule: Schedule) -> Nests:
     buffers = inputs | nests.outputs | {*rooted.values()}
     for root, members in nests.launches.items():
         stages = [stage.name for member in members for stage in nests.functions[member].stages]
-        same = known is not None and known.launches.get(root) == members
-        if known is None or not same or any(nests.nests[stage] is not known.nests.get(stage) for stage in stages):
+        if known is None or any(nests.nests[stage] is not known.nests.get(stage) for stage in stages):
             check(builder.stages(nests.functions[root]), buffers)
     return nests
 

@@ -1,4 +1,4 @@
-"""Schedule → Schedule: split, reorder, fuse, tile, rename, vectorise, unroll, parallel, compute_at, store_at, inline.
+"""Schedule → Schedule: split, reorder, fuse, tile, rename, vectorise, parallel, compute_at, store_at, rfactor and others.
 
 Each is a pure function that returns a legal schedule or raises ScheduleError. None changes what is computed.
 """
@@ -209,8 +209,8 @@ def rfactor(schedule: Schedule, stage: str, loop: str) -> Schedule:
     part, rest = _factored(function, here, cut, loop, name)
     at = schedule.functions.index(function)
     schedule = replace(schedule, functions=(*schedule.functions[:at], part, rest, *schedule.functions[at + 1 :]))
-    for held in here.loops:
-        schedule = _moved(schedule, At(stage, held.name), At(name + UPDATE, held.name))
+    for stage_loop in here.loops:
+        schedule = _moved(schedule, At(stage, stage_loop.name), At(name + UPDATE, stage_loop.name))
     return _legal(schedule)
 
 

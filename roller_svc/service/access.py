@@ -14,7 +14,7 @@ from roller_svc.errors import ForbiddenError
 from roller_svc.farm.api_keys import Scope
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # without a key
-PAGE_PATHS = re.compile(r"/|/k/[^/]*|/page/[^/]*")  # files of the page, the same for everybody
+PAGE_PATHS = re.compile(r"/|/[km]/[^/]*|/m|/farm|/page/[^/]*")  # files of the page, the same for everybody
 PROBE_PATHS = OPEN_PATHS | {"/metrics"}  # on connections of their own
 EVERY_SCOPE = frozenset(Scope)
 

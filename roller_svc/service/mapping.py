@@ -82,7 +82,13 @@ def operation_json(operation: Operation) -> Json:
         "action": operation.action,
         "attempt": operation.attempt,
     }
-    details = {"queue": operation.queue or None, "worker": operation.worker, "queue_position": operation.queue_position}
+    details = {
+        "queue": operation.queue or None,
+        "worker": operation.worker,
+        "queue_position": operation.queue_position,
+        "start_time": operation.start_time,
+        "end_time": operation.end_time,
+    }
     metadata |= {name: value for name, value in details.items() if value is not None}
     if operation.is_unserved:
         metadata["waiting_for"] = operation.queue  # no worker takes from it

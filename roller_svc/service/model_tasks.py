@@ -22,7 +22,8 @@ from roller_svc.graph.wiring.kernels import Tuning
 from roller_svc.model import Model, compile_model, estimate_model
 
 BUNDLE, PLAN, SOURCE, HEADER, TUNING, STORY = "bundle", "plan", "source", "header", "tuning", "story"
-KINDS = frozenset({BUNDLE, PLAN, SOURCE, STORY})  # of every model; a CPU's has a C header too, and its trials
+KINDS = frozenset({BUNDLE, PLAN, SOURCE})  # of every model; a CPU's has a C header too, and its trials
+OTHERS = frozenset({HEADER, TUNING, STORY})  # that some models have
 MAX_FILES_BYTES = 640 << 20  # of a built model; base64 of it fits a worker's response
 NOT_ESTIMATED = frozenset({"tune", "tune_options", "across", "order", "sink"})  # options that change no estimate
 SUMMARY = ("kind", "veus", "threads", "launches", "waits", "arena", "buckets")  # of a plan, in a response
@@ -58,10 +59,10 @@ def build_model_task(task: ModelTask) -> Artifact:
                 BUNDLE: _archive(folder),
                 PLAN: _encode(model.plan),
                 SOURCE: "\n".join(kernel.source for kernel in model.kernels).encode(),
-                STORY: _encode(model.story),
             }
             header = folder / "model.h"
             files |= {HEADER: header.read_bytes()} if header.is_file() else {}
+            files |= {STORY: _encode(model.story)} if model.has_story else {}
             files |= {TUNING: _encode(model.tuning.to_document())} if isinstance(model.tuning, Tuning) else {}
         finally:
             settings.use(current)
@@ -86,7 +87,7 @@ def parse_model_artifact(document: Mapping[str, Any]) -> Artifact:
     if not isinstance(facts, dict) or facts.get("digest") != digest:
         raise ValueError("the facts describe another model")
     files = decode_files(document["files"])
-    if set(files) - {HEADER, TUNING} != KINDS or f"sha256:{hashlib.sha256(files[BUNDLE]).hexdigest()}" != digest:
+    if set(files) - OTHERS != KINDS or f"sha256:{hashlib.sha256(files[BUNDLE]).hexdigest()}" != digest:
         raise ValueError("the files are not those of the model")
     blobs = {kind: hashlib.sha256(content).hexdigest() for kind, content in files.items()}
     if facts.get("files") != blobs:

@@ -43,8 +43,7 @@ def main() -> None:
 def picture(explorer: Explorer, state: State, folder: Path) -> None:
     for theme, widths in WIDTHS.items():
         for width in widths:
-            page = explorer.open(state.path, width, theme)
-            state.reach(page)
+            page = state.open(explorer, width, theme)
             page.wait_for_timeout(SETTLE_MS)
             page.screenshot(path=folder / f"{state.name}-{width}-{theme}.png", full_page=width == 390)
             page.context.close()

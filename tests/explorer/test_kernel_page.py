@@ -12,12 +12,15 @@ from explorer_pages import (
     GEMM,
     GEMM_INPUTS,
     GEMM_LINK,
+    HOSTILE,
     SMALL_LINK,
     STATES,
     Explorer,
     State,
+    check_shown_as_text,
     compile_kernel,
     link,
+    poison,
     replace_text,
     type_error,
 )
@@ -101,6 +104,15 @@ def test_a_kernel_is_compiled_and_its_link_shows_it_again(explorer: Explorer) ->
     assert again.get_by_test_id("source").text_content() == source
     assert again.get_by_test_id("estimate").text_content() == page.get_by_test_id("estimate").text_content()
     assert again.get_by_label("shape of x").input_value() == "4096"
+    other = build(explorer, target="cpu-x86-avx2")
+    again.get_by_test_id("compare").fill(explorer.address + other)
+    again.get_by_test_id("compare").press("Enter")
+    again.wait_for_selector("[data-testid=differences]")
+    assert "register" in again.get_by_test_id("differences").text_content()
+    assert again.locator("[data-testid=difference] .added").count() > 0
+    again.wait_for_function("() => location.search.includes('compare=sha256')")
+    restored = explorer.open(again.get_by_test_id("permalink").get_attribute("href"))
+    restored.wait_for_selector("[data-testid=difference]")
 
 
 def build(explorer: Explorer, **body: Any) -> str:
@@ -251,8 +263,7 @@ def test_axe_finds_nothing(explorer: Explorer, axe: str, state: State) -> None:
         explorer.expected.append("422")
     number = STATES.index(state)
     for width, theme in VIEWS if number == 0 else (VIEWS[number % len(VIEWS)],):
-        page = explorer.open(state.path, width, theme, bypass_csp=True)  # the policy would stop axe
-        state.reach(page)
+        page = state.open(explorer, width, theme, bypass_csp=True)  # the policy would stop axe
         page.evaluate(axe)
         found = page.evaluate("axe.run().then((result) => result.violations)")
         assert [(each["id"], [node["target"] for node in each["nodes"]]) for each in found] == [], (width, theme)
@@ -262,39 +273,11 @@ def test_axe_finds_nothing(explorer: Explorer, axe: str, state: State) -> None:
 
 # ---------------------------------------------------------------- text is shown as text
 
-HOSTILE = (
-    "<img src=x onerror=pwned()>",
-    '"><script>pwned()</script>',
-    "<svg onload=pwned()>",
-    "javascript:pwned()",
-    "`${pwned()}`",
-    "'-pwned()-'",
-    "</script><script>pwned()</script>",
-    "<iframe srcdoc='<script>parent.pwned()</script>'>",
-    "{{constructor.constructor('pwned()')()}}",
-    "<style>*{background:url(//evil.example/x)}</style>",
-)
-SHOWN = ("name", "unit", "family", "view", "rule", "resource", "bound", "group")  # fields of a story that the page shows
-
-
-def poison(value: Any, text: str) -> Any:
-    """Return a story whose names are hostile."""
-    if isinstance(value, dict):
-        return {key: text if key in SHOWN and isinstance(each, str) else poison(each, text) for key, each in value.items()}
-    return [poison(each, text) for each in value] if isinstance(value, list) else value
-
 
 def answer_explain(page: Any, **answer: Any) -> None:
     """Have the page get an answer that no service gives."""
     page.unroute("**/kernels:explain")
     page.route("**/kernels:explain", lambda route: route.fulfill(**answer))
-
-
-def check_shown_as_text(page: Any) -> None:
-    """Nothing of a hostile text has run or become an element."""
-    assert page.evaluate("typeof pwned") == "undefined"
-    assert page.locator("#app :is(script, iframe, img, object, embed)").count() == 0
-    assert page.evaluate("[...document.querySelectorAll('a')].every((each) => each.href.startsWith(location.origin))")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -37,6 +38,9 @@ def test_the_program_of_a_kernel_is_found_by_its_estimate() -> None:
     assert call("built.js", "storyOf", report, {"estimate": estimate_of(2.0)}) == {"story": story, "number": 1}
     assert call("built.js", "storyOf", report, {"estimate": estimate_of(3.0)}) is None
     assert call("built.js", "storyOf", report, {"estimate": None}) is None  # a schedule by hand
+    timed = {"extra": {"report": {"story": story, "attempts": [*attempts[:1], attempts[1] | {"measurement": {"median_s": 3.0}}]}}}
+    assert call("built.js", "measuredOf", timed) == {call("built.js", "programText", program_of(16)): 3.0}
+    assert call("built.js", "measuredOf", None) == {}
     assert call("built.js", "storyOf", None, {"estimate": estimate_of(2.0)}) is None
     assert call("built.js", "findProgram", story, program_of(16)) == 1
     assert call("built.js", "findProgram", story, program_of(32)) == -1
@@ -105,3 +109,24 @@ def test_capacity_and_arithmetic_are_scaled_with_what_depends_on_them(target: st
         for factor in (0.25, 0.5, 2.0, 4.0):
             scaled, faults = hardware.find_faults(call("scale.js", "scaled", spec, {name: factor}))
             assert scaled is not None, (name, factor, faults)
+
+
+def test_a_difference_has_the_lines_of_both_texts_and_as_many_equal_ones_as_there_can_be() -> None:
+    rng = random.Random(0)
+    pairs = [["\n".join(rng.choices("abc", k=rng.randrange(1, 12))) for _ in range(2)] for _ in range(300)]
+    program = f"import {{ diffLines }} from '{(SOURCE / 'diff.js').as_uri()}';"
+    found = run_node(
+        program + "console.log(JSON.stringify(JSON.parse(process.argv[1]).map((pair) => diffLines(...pair))));", json.dumps(pairs)
+    )
+    for (before, after), lines in zip(pairs, found, strict=True):
+        assert "\n".join(line for sign, line in lines if sign != "+") == before
+        assert "\n".join(line for sign, line in lines if sign != "-") == after
+        assert sum(sign == " " for sign, _ in lines) == longest_common(before.split("\n"), after.split("\n"))
+
+
+def longest_common(before: list[str], after: list[str]) -> int:
+    table = [[0] * (len(after) + 1) for _ in range(len(before) + 1)]
+    for i, first in enumerate(before):
+        for j, second in enumerate(after):
+            table[i + 1][j + 1] = table[i][j] + 1 if first == second else max(table[i][j + 1], table[i + 1][j])
+    return table[-1][-1]

@@ -35,15 +35,15 @@ def first_files() -> list[str]:
 
 
 def test_the_page_needs_no_key_and_its_data_do(client: Client) -> None:
-    for path in ("/", "/k/sha256:abc", f"/page/{first_files()[0]}"):
+    for path in ("/", "/k/sha256:abc", "/m", "/m/sha256:abc", "/farm", f"/page/{first_files()[0]}"):
         assert client.get(path).status_code == 200
-    for path in ("/v1/hardware", "/openapi.json", "/page", "/page/a/b", "/k", "/k/a/b"):
+    for path in ("/v1/hardware", "/openapi.json", "/page", "/page/a/b", "/k", "/k/a/b", "/m/a/b", "/farm/a"):
         assert client.get(path).status_code == 401, path
 
 
 def test_each_answer_has_its_own_nonce_and_a_strict_policy(client: Client) -> None:
     nonces = set()
-    for path in ("/", "/k/sha256:abc"):
+    for path in ("/", "/k/sha256:abc", "/m", "/farm"):
         answer = client.get(path)
         policy = answer.headers["content-security-policy"]
         nonce = re.search(r"'nonce-([\w-]+)'", policy)
@@ -54,7 +54,7 @@ def test_each_answer_has_its_own_nonce_and_a_strict_policy(client: Client) -> No
         assert "frame-ancestors 'none'" in policy
         assert answer.headers["cache-control"] == "no-store"
         nonces.add(nonce[1])
-    assert len(nonces) == 2
+    assert len(nonces) == 4
 
 
 def test_files_are_immutable_and_others_do_not_exist(client: Client) -> None:

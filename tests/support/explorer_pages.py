@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from model_stories import make_story
+
+ESTIMATE = "[data-testid=estimate]"
 CHROMIUM = "/usr/bin/chromium"
 SOURCE = Path(__file__).resolve().parents[2] / "web" / "src"
 OPTIONS = (
@@ -35,14 +38,24 @@ class Explorer:
     faults: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)  # faults that the test causes: parts of their text
 
-    def open(self, path: str = "/", width: int = 1280, theme: str = "light", *, bypass_csp: bool = False) -> Any:
-        """Open a tab and wait for a verdict."""
+    def open(
+        self,
+        path: str = "/",
+        width: int = 1280,
+        theme: str = "light",
+        *,
+        bypass_csp: bool = False,
+        ready: str = ESTIMATE,
+        prepare: Callable[[Any], object] = lambda _: None,
+    ) -> Any:
+        """Open a tab, which `prepare` gets before, and wait for what is ready: a verdict."""
         page = self.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme, bypass_csp=bypass_csp)
         page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self._note(str(error)))
         page.on("request", lambda request: self._check(request.url))
+        prepare(page)
         page.goto(self.address + path)
-        page.wait_for_selector("[data-testid=estimate]")
+        page.wait_for_selector(ready)
         return page
 
     def _note(self, text: str) -> None:
@@ -97,6 +110,23 @@ def compile_kernel(page: Any) -> None:
     page.wait_for_selector("[data-testid=source]", timeout=60_000)
 
 
+OTHER = """async () => {
+  const body = { expression: 'y[i] = x[i] * 2.0', inputs: { x: { dtype: 'float32', shape: [4096] } }, target: 'cpu-x86-avx2' };
+  const headers = { 'Content-Type': 'application/json', Prefer: 'wait=60' };
+  const answer = await fetch('/v1/kernels:compile', { method: 'POST', body: JSON.stringify(body), headers });
+  return (await answer.json()).response.digest;
+}"""
+
+
+def compare_kernels(page: Any) -> None:
+    """Compile a kernel, and compare it with another one."""
+    compile_kernel(page)
+    page.get_by_test_id("compare").fill(page.evaluate(OTHER))
+    page.get_by_test_id("compare").press("Enter")
+    page.wait_for_selector("[data-testid=difference]")
+    page.get_by_test_id("difference").scroll_into_view_if_needed()
+
+
 def show_sass(page: Any) -> None:
     compile_kernel(page)
     page.get_by_role("button", name="sass").click()
@@ -111,8 +141,56 @@ class State:
     name: str
     path: str
     reach: Callable[[Any], None] = lambda _: None
+    ready: str = ESTIMATE
+    prepare: Callable[[Any], None] = lambda _: None
+
+    def open(self, explorer: Explorer, width: int, theme: str, *, bypass_csp: bool = False) -> Any:
+        """Open a tab in this state."""
+        page = explorer.open(self.path, width, theme, bypass_csp=bypass_csp, ready=self.ready, prepare=self.prepare)
+        self.reach(page)
+        return page
 
 
+def answer_story(page: Any, story: dict[str, Any]) -> None:
+    """Have a page get the story of a model."""
+    page.route("**/v1/models/*/story", lambda route: route.fulfill(json=story))
+
+
+def answer_farm(page: Any, operations: list[dict[str, Any]], **figures: Any) -> None:
+    """Have a page get operations, and what is not usual of the farm's figures."""
+    usual = {"window_s": 300.0, "queues": [], "workers": {"active": 1}, "ended": {"ok": 3}, "wait_s": {"0.5": 0.2}, "build_s": {}}
+    farm = usual | {"submissions": {"hit": 14, "miss": 26, "joined": 0}} | figures
+    page.route("**/v1/farm", lambda route: route.fulfill(json=farm))
+    listed = {"operations": operations, "next_page_token": ""}
+    page.route("**/v1/operations?*", lambda route: route.fulfill(json=listed))
+    page.route("**/v1/farm/events", lambda route: route.fulfill(content_type="text/event-stream", body="retry: 2000\n\n"))
+
+
+def make_operation(number: int, **fields: Any) -> dict[str, Any]:
+    """Return an operation that waited and was built for a second each."""
+    times = {f"{name}_time": f"2026-11-21T18:27:{number + i:02d}.000Z" for i, name in enumerate(("create", "start", "end"))}
+    return {
+        "name": f"operations/{number}",
+        "done": True,
+        "metadata": {"stage": "done", "cache": "miss", "action": None, "attempt": 1, **times},
+        "request": {"expression": f"C[m, n] +=! A[m, k] * B[k, n] where m in {number}", "target": "nvidia-h200-sxm"},
+        **fields,
+    }
+
+
+FAILED = {"status": 501, "detail": "hipcc is not installed", "code": "toolchain-missing", "errors": []}
+OPERATIONS = [make_operation(1, response={"digest": "sha256:abc"}), make_operation(3, error=FAILED), make_operation(4)]
+
+
+def pick_and_zoom(page: Any) -> None:
+    """Choose the second kernel's operator, and zoom into the timeline."""
+    page.locator("[data-testid=operators] button").nth(1).click()
+    page.get_by_test_id("timeline").focus()
+    for key in "wwd":
+        page.keyboard.press(key)
+
+
+MODEL_PATH = "/m/sha256:" + "a" * 64
 STATES = (
     State("verdict", GEMM_LINK),
     State("error", GEMM_LINK, type_error),
@@ -125,4 +203,50 @@ STATES = (
     ),
     State("compiled", SMALL_LINK, compile_kernel),
     State("sass", GEMM_LINK, show_sass),
+    State("compare", SMALL_LINK, compare_kernels),
+    State("open-model", "/m", ready="[data-testid=model-file]"),
+    State("model", MODEL_PATH, prepare=lambda page: answer_story(page, make_story(40))),
+    State("operator", MODEL_PATH, pick_and_zoom, prepare=lambda page: answer_story(page, make_story(40))),
+    State(
+        "farm",
+        "/farm",
+        lambda page: page.locator("[data-testid=operations] button").nth(1).click(),
+        "[data-testid=operations]",
+        lambda page: answer_farm(page, OPERATIONS, ended={"ok": 2, "toolchain-missing": 1}),
+    ),
 )
+
+
+# ---------------------------------------------------------------- text is shown as text
+
+HOSTILE = (
+    "<img src=x onerror=pwned()>",
+    '"><script>pwned()</script>',
+    "<svg onload=pwned()>",
+    "javascript:pwned()",
+    "`${pwned()}`",
+    "'-pwned()-'",
+    "</script><script>pwned()</script>",
+    "<iframe srcdoc='<script>parent.pwned()</script>'>",
+    "{{constructor.constructor('pwned()')()}}",
+    "<style>*{background:url(//evil.example/x)}</style>",
+)
+# fields of stories that the page shows: of kernels, then of models
+SHOWN = {"name", "unit", "family", "view", "rule", "resource", "bound", "group"}
+SHOWN |= {"expression", "result", "device", "plan", "operator", "members"}
+
+
+def poison(value: Any, text: str, *, is_shown: bool = False) -> Any:
+    """Return a story whose names are hostile."""
+    if isinstance(value, dict):
+        return {key: poison(each, text, is_shown=key in SHOWN) for key, each in value.items()}
+    if isinstance(value, list):
+        return [poison(each, text, is_shown=is_shown) for each in value]
+    return text if is_shown and isinstance(value, str) else value
+
+
+def check_shown_as_text(page: Any) -> None:
+    """Nothing of a hostile text has run or become an element."""
+    assert page.evaluate("typeof pwned") == "undefined"
+    assert page.locator("#app :is(script, iframe, img, object, embed)").count() == 0
+    assert page.evaluate("[...document.querySelectorAll('a')].every((each) => new URL(each.href).origin === location.origin)")

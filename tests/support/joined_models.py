@@ -29,6 +29,7 @@ from gpu_models import DECODE_MODELS, LAYER, NASNET, PARTIAL, constant
 from persistent import STREAMED, find_faults
 
 from roller_bench.gpu.graph_models import lstm, sigmoid
+from roller_bench.gpu.graphs import write_model
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError
 from roller_svc.graph.interpret import interpret
@@ -60,7 +61,9 @@ MODELS: dict[str, Callable[[], dict[str, Any]]] = {
     "decode_4": lambda: DECODE_MODELS["decode_4"],
     "partial": lambda: PARTIAL,
 }
+LARGE_MODELS = ("decode-1b", "decode-8b", "decode-8b-int4")  # of bench/gpu, whose weights stream: for --lint
 load_spec = hardware.load
+Source = dict[str, Any] | Path
 Arrays = dict[str, Any]
 
 
@@ -78,7 +81,7 @@ class Case:
         kernels: list[CompiledKernel] = [bundle.compiled for bundle in model._kernel_bundles]
         emulated = EmulatedModel(plan, kernels, model._variants[0].loaded.weights, compile_cxx, seed=seed, races=races)
         states = {name: array.copy() for name, array in self.states.items()}
-        return emulated.run(self.inputs | states) | states
+        return emulated.run(self.inputs, states) | states
 
     def has_equal_bits(self, results: Mapping[str, Array], others: Mapping[str, Array]) -> bool:
         return all(results[name].tobytes() == others[name].tobytes() for name in self.wanted)
@@ -147,7 +150,7 @@ def check_case(case: Case, target: str, orders: int) -> tuple[bool, str]:
     return error <= 1 and not spills and not others, "; ".join(parts)
 
 
-def lint_model(source: dict[str, Any], target: str) -> tuple[bool, str]:
+def lint_model(source: Source, target: str) -> tuple[bool, str]:
     """Return whether the machine code of a persistent kernel is as it should be, and a line about it."""
     model = _try_compile(source, target, persistent.KIND)
     if model is None:
@@ -160,7 +163,7 @@ def lint_model(source: dict[str, Any], target: str) -> tuple[bool, str]:
     return not faults, f"{line}; {', '.join(faults) or 'no faults'}"
 
 
-def _try_compile(source: dict[str, Any], target: str, kind: str) -> Model | None:
+def _try_compile(source: Source, target: str, kind: str) -> Model | None:
     """Return the model, or None if a node refuses `waves`."""
     try:
         return compile_model(copy.deepcopy(source), target, plan=kind, select="model", top_k=1, runtime="emulator")
@@ -176,19 +179,23 @@ def _load_small(target: str) -> HardwareSpec:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="models (default: all)")
+    parser.add_argument("models", nargs="*", choices=[[], *MODELS, *LARGE_MODELS], help="models (default: all)")
     parser.add_argument("--target", action="append", choices=TARGETS, help="a target (default: all)")
     parser.add_argument("--lint", action="store_true", help="read the machine code for whole devices in place of running it")
     parser.add_argument("--orders", type=int, default=ORDERS, help="orders of threads (default: %(default)s)")
     options = parser.parse_args()
+    if not options.lint and set(options.models) & set(LARGE_MODELS):
+        parser.error(f"{', '.join(LARGE_MODELS)} are too large to be run: --lint")
     if not options.lint:
         hardware.load = _load_small
     failures = 0
     with tempfile.TemporaryDirectory(prefix="roller-joined-") as cache:
         use(read_settings(cache=Path(cache)))
-        for name in options.models or MODELS:
-            source = MODELS[name]()
-            case = None if options.lint else make_case(source)
+        for name in options.models or [*MODELS, *(LARGE_MODELS if options.lint else ())]:
+            source: Source = MODELS[name]() if name in MODELS else Path(cache) / name
+            if isinstance(source, Path):
+                write_model(name, source)
+            case = None if isinstance(source, Path) or options.lint else make_case(source)
             for target in options.target or TARGETS:
                 is_right, line = lint_model(source, target) if case is None else check_case(case, target, options.orders)
                 failures += not is_right

@@ -27,7 +27,7 @@ export const readSelection = (query) => ({
 
 // The digest of an address of a kernel, as it is written if it is not well formed; null of another address.
 export function readDigest(path) {
-  const written = /^\/k\/(.+)$/.exec(path)?.[1] ?? null;
+  const written = /^\/[km]\/(.+)$/.exec(path)?.[1] ?? null;
   try {
     return written && decodeURIComponent(written);
   } catch {

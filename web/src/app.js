@@ -16,7 +16,10 @@ const Mark = () => html`<svg width="18" height="18" viewBox="0 0 18 18" aria-hid
   <rect width="6" height="6" style="fill:var(--thread)" />
 </svg>`;
 
-function Top() {
+const PAGES = [['Kernel', '/'], ['Model', '/m'], ['Farm', '/farm']];
+const current = /^\/m(\/|$)/.test(location.pathname) ? '/m' : location.pathname === '/farm' ? '/farm' : '/';
+
+function Top({ address }) {
   const [copied, setCopied] = useState(false);
   const copy = async (event) => {
     event.preventDefault();
@@ -27,7 +30,7 @@ function Top() {
   const other = theme.value === 'dark' ? 'light' : 'dark';
   return html`<header class="top">
     <a class="brand" href="/"><${Mark} /><b>roller</b></a>
-    <span class="quiet tagline">see why this tile</span>
+    <nav aria-label="pages">${PAGES.map(([name, path]) => html`<a href=${path} aria-current=${path === current ? 'page' : null}>${name}</a>`)}</nav>
     <a class="link" data-testid="permalink" href=${address.value} onClick=${copy}>${copied ? 'copied' : 'copy link'}</a>
     <button class="theme" onClick=${() => (theme.value = other)}>${other}</button>
   </header>`;
@@ -40,8 +43,13 @@ function Work() {
   return html`${problem.value && !remark.value && html`<p class="note">Below is the last program ${isFault.value ? 'without errors' : 'that was explained'}.</p>`}${said}<${Verdict} /><${Construction} /><${Programs} /><${Text} />`;
 }
 
-const App = () => html`<${Hatch} /><${Top} /><${Key} />
-  <main class="kernel"><h1 class="unseen">Why this tile</h1><${Desk} /><div class=${['work', problem.value && 'old', waiting.value && 'waits'].filter(Boolean).join(' ')} aria-busy=${waiting.value}><${Work} /></div></main>`;
+const KernelPage = () => html`<main class="kernel"><h1 class="unseen">Why this tile</h1><${Desk} /><div class=${['work', problem.value && 'old', waiting.value && 'waits'].filter(Boolean).join(' ')} aria-busy=${waiting.value}><${Work} /></div></main>`;
 
-load();
+// Pages of models and of the farm are loaded where they are asked for.
+const page = current === '/m' ? await import('./modelpage.js') : current === '/farm' ? await import('./farm.js') : { Page: KernelPage, address, load };
+document.title = { '/': 'roller: see why this tile', '/m': 'roller: a model', '/farm': 'roller: the build farm' }[current];
+
+const App = () => html`<${Hatch} /><${Top} address=${page.address} /><${Key} load=${page.load} /><${page.Page} />`;
+
+page.load();
 render(html`<${App} />`, document.getElementById('app'));

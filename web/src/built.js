@@ -10,7 +10,14 @@ export function storyOf(report, facts) {
   return number < 0 ? null : { story, number };
 }
 
-const programText = (program) => JSON.stringify(program.kernels.map((kernel) => [kernel.group, kernel.program]));
+// The measured seconds of the programs that a build has timed, by their texts.
+export function measuredOf(report) {
+  const { story, attempts } = report?.extra?.report ?? {};
+  const timed = (attempts ?? []).flatMap(({ measurement }, i) => (measurement && story.programs[i] ? [[programText(story.programs[i]), measurement.median_s]] : []));
+  return Object.fromEntries(timed);
+}
+
+export const programText = (program) => JSON.stringify(program.kernels.map((kernel) => [kernel.group, kernel.program]));
 
 // The number in a story of the program that another story has; -1 if it has none like it.
 export const findProgram = (story, program) => story.programs.findIndex((each) => programText(each) === programText(program));

@@ -1,11 +1,10 @@
 import { html } from 'htm/preact';
 import { needsKey, setKey } from './api.js';
-import { load } from './state.js';
 
 const SENDABLE = '[\\x21-\\x7e]+'; // in a header
 
 // Asks for the API key of a service that needs one. It is kept in this tab only.
-export function Key() {
+export function Key({ load }) {
   if (!needsKey.value) return null;
   const send = (event) => {
     event.preventDefault();

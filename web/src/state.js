@@ -2,7 +2,7 @@
 import { batch, computed, effect, signal } from '@preact/signals';
 import { readDigest, readRequest, readSelection, requestQuery } from './address.js';
 import { getJson, post } from './api.js';
-import { findProgram, requestOf, storyOf } from './built.js';
+import { findProgram, measuredOf, requestOf, storyOf } from './built.js';
 import { longest } from './calls.js';
 import { EXAMPLES } from './examples.js';
 import { inferInputs } from './infer.js';
@@ -47,6 +47,7 @@ export const waiting = signal(false); // for kernels:explain
 export const elsewhere = signal([]); // estimates of the same program on every device
 export const kernel = signal(null); // the compiled one
 export const built = signal(null); // its program, from the story of its build
+export const measured = signal({}); // seconds of the programs that its build has timed, by their texts
 export const remark = signal(''); // how the story and the kernel differ
 export const operation = signal(null);
 
@@ -55,6 +56,7 @@ export const chosen = signal(0); // program
 export const search = signal(0); // scale-up
 export const step = signal(0); // of the scale-up
 export const listing = signal('source');
+export const compared = signal(''); // digest of the kernel that the compiled one is compared with
 
 // The number of the compiled program in the story; -1 if it is not in there.
 export const builtNumber = computed(() => (story.value && built.value && explained.value === body.value ? findProgram(story.value, built.value) : -1));
@@ -81,7 +83,8 @@ export const body = computed(() => {
 // ---------------------------------------------------------------- the address
 
 function selection() {
-  return new URLSearchParams({ program: chosen.value, search: search.value, step: step.value, view: listing.value });
+  const other = kernel.value && compared.value ? { compare: compared.value } : {};
+  return new URLSearchParams({ program: chosen.value, search: search.value, step: step.value, view: listing.value, ...other });
 }
 
 export const address = computed(() => {
@@ -96,6 +99,7 @@ async function openAddress() {
   const query = new URLSearchParams(location.search);
   selected = readSelection(query);
   listing.value = query.get('view') ?? 'source';
+  compared.value = query.get('compare') ?? '';
   const digest = readDigest(location.pathname);
   if (digest) return openKernel(digest);
   if (!query.has('expr')) return open(EXAMPLES[0]);
@@ -124,6 +128,7 @@ async function openKernel(digest) {
     const { constants: fixed, ...others } = request.options;
     batch(() => {
       story.value = told.story;
+      measured.value = measuredOf(report);
       built.value = told.story.programs[told.number];
       choose(told.number);
       restoreSelection();
@@ -136,7 +141,7 @@ async function openKernel(digest) {
 }
 
 // The report of a kernel; null of one that has none.
-async function readReport(path) {
+export async function readReport(path) {
   try {
     return await getJson(`${path}/report`);
   } catch (error) {
@@ -147,11 +152,12 @@ async function readReport(path) {
 
 // A compiled kernel, and which program it is.
 export async function showKernel(facts, isCurrent) {
-  const told = storyOf(await readReport(`/v1/kernels/${encodeURIComponent(facts.digest)}`), facts);
+  const report = await readReport(`/v1/kernels/${encodeURIComponent(facts.digest)}`), told = storyOf(report, facts);
   if (!isCurrent()) return;
   batch(() => {
     kernel.value = facts;
     built.value = told && told.story.programs[told.number];
+    measured.value = measuredOf(report);
   });
 }
 
@@ -178,13 +184,18 @@ export async function open(request, compiled = null) {
     inputs.value = remember(request.inputs);
     constants.value = request.constants ?? [];
     kernel.value = compiled;
-    if (!compiled) built.value = null;
+    if (!compiled) forgetBuild();
     remark.value = '';
     operation.value = null;
   });
   explain();
   const unknown = Object.keys(request.factors ?? {}).filter((name) => !Object.hasOwn(factors.value, name));
   if (unknown.length && spec.value) trouble.value = `scale: the device has no ${unknown.join(', no ')}; it has ${Object.keys(resourcesOf(spec.value)).join(', ')}`;
+}
+
+function forgetBuild() {
+  built.value = null;
+  measured.value = {};
 }
 
 function knownFactors(asked) {
@@ -196,7 +207,8 @@ export function edit(changes) {
   batch(() => {
     held.value = null;
     for (const [one, value] of changes) one.value = value;
-    kernel.value = built.value = operation.value = null;
+    kernel.value = operation.value = null;
+    forgetBuild();
     remark.value = '';
   });
   explain();

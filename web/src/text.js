@@ -2,6 +2,7 @@
 import { html } from 'htm/preact';
 import { useEffect, useState } from 'preact/hooks';
 import { getText } from './api.js';
+import { Compare } from './compare.js';
 import * as f from './format.js';
 import { launchCodes } from './launch.js';
 import * as state from './state.js';
@@ -76,7 +77,8 @@ function Compiled({ kernel }) {
     ${state.story.value && state.builtNumber.value < 0 && html`<p class="note">The kernel is none of the programs above.</p>`}
     ${kernel.notes.map((note) => html`<p class="note">${note}</p>`)}
     <div class="choices">${kinds.map((each) => html`<button aria-pressed=${each === kind} onClick=${() => (state.listing.value = each)}>${each}</button>`)}</div>
-    <${Listing} digest=${kernel.digest} kind=${kind} />`;
+    <${Listing} digest=${kernel.digest} kind=${kind} />
+    <${Compare} kernel=${kernel} />`;
 }
 
 export function Text() {

@@ -13,6 +13,7 @@ from roller_bench.cases import BenchCase, performance_cases
 from roller_bench.cli import cpu as cpu_bench
 from roller_bench.cli import gpu_models as gpu_models_bench
 from roller_bench.cli import model as model_bench
+from roller_bench.cli import tuning as tuning_bench
 from roller_bench.cli import zoo as zoo_bench
 from roller_bench.construct import bench_construct
 from roller_svc import hardware
@@ -63,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     zoo_bench.add_arguments(
         kinds.add_parser("model-zoo", help="compare whole models with other engines on this CPU", allow_abbrev=False)
     )
+    tuning_bench.add_arguments(
+        kinds.add_parser("tuning", help="compare models with those that trials in their calls have tuned", allow_abbrev=False)
+    )
     gpu_models_bench.add_arguments(
         kinds.add_parser("gpu-models", help="compile whole models for GPUs, without a device", allow_abbrev=False)
     )
@@ -82,6 +86,8 @@ def execute(options: argparse.Namespace) -> int:
             return model_bench.execute(options)
         case "model-zoo":
             return zoo_bench.execute(options)
+        case "tuning":
+            return tuning_bench.execute(options)
         case "gpu-models":
             return gpu_models_bench.execute(options)
         case "lint":

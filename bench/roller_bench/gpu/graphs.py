@@ -77,7 +77,7 @@ class GraphTask:
 
 @dataclass
 class _Constants:
-    """Makes constants whose arrays are beside the graph."""
+    """Makes constants whose arrays are in a file of their own."""
 
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(SEED))
     arrays: dict[str, tuple[TensorType, Array]] = field(default_factory=dict)  # by digest
@@ -108,14 +108,20 @@ def ids(models: Iterable[str]) -> list[str]:
     return [_id(model, lowering) for model in models for lowering in LOWERINGS]
 
 
+def write_model(name: str, folder: Path) -> Json:
+    """Write a model of the table to a new folder, which `load_graph` reads, and return its graph."""
+    folder.mkdir()
+    constants = _Constants()
+    document = MODELS[name](constants)
+    (folder / GRAPH_FILE).write_text(json.dumps(document), encoding="utf-8")
+    (folder / WEIGHTS_FILE).write_bytes(constants.to_safetensors())
+    return document
+
+
 def build_graphs(task: GraphTask) -> list[Json]:
     """Compile a model by each lowering and save it; return a row for each."""
     folder = Path(task.folder) / task.model
-    folder.mkdir()
-    constants = _Constants()
-    document = MODELS[task.model](constants)
-    (folder / GRAPH_FILE).write_text(json.dumps(document), encoding="utf-8")
-    (folder / WEIGHTS_FILE).write_bytes(constants.to_safetensors())
+    document = write_model(task.model, folder)
     if task.model in INTERPRETED:
         weights = Weights()
         graph = load_graph(folder, weights)

@@ -303,6 +303,31 @@ def mlp(batch: int) -> Any:
     return nn.Sequential(*layers[:-1]), {"x": torch.randn(batch, 1024)}
 
 
+class Towers(nn.Module):
+    """Towers of two convolutions of one input, side by side."""
+
+    def __init__(self, number: int, width: int) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU())
+            for _ in range(number)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tower(x) for tower in self.towers], 1)
+
+
+class OneCell(nn.Module):
+    """A normal cell of NASNet-A with one input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell = NasCell(width, width, width, 1, halves=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x, x)[1]
+
+
 def _image(size: int, batch: int = 1) -> dict[str, torch.Tensor]:
     return {"x": torch.randn(batch, 3, size, size)}
 
@@ -327,27 +352,40 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+SMALL: dict[str, Callable[[], Any]] = {  # whose choices can all be compared
+    "lstm_4x20": lambda: (Lstm(4, 64), {"x": torch.randn(20, 1, 64)}),
+    "towers_8": lambda: (Towers(8, 16), {"x": torch.randn(1, 16, 16, 16)}),
+    "nasnet_cell": lambda: (OneCell(32), {"x": torch.randn(1, 32, 16, 16)}),
+    "encoder_2": lambda: encoder(2, 128, 32),
+}
+
+
+def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], list[str], list[str]]:
+    """Return a module, its inputs, and their names and those of the outputs, for `roller bench model-zoo --modules`."""
+    torch.manual_seed(SEED)
+    module, inputs = (MODELS | SMALL)[name]()
+    for each in module.parameters():
+        nn.init.normal_(each, 0, 0.05)  # layers that are copies of one are not equal
+    return module.eval(), tuple(inputs.values()), list(inputs), ["y"]
+
+
 def write_models(folder: Path, names: Sequence[str]) -> None:
     """Write models, each as NAME.onnx."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.backends.mha.set_fastpath_enabled(False)  # its operator has no ONNX form
     for name in names:
-        torch.manual_seed(SEED)
-        module, inputs = MODELS[name]()
-        for each in module.parameters():
-            nn.init.normal_(each, 0, 0.05)  # layers that are copies of one are not equal
+        module, inputs, input_names, output_names = build(name)
         path = folder / f"{name}.onnx"
         with torch.no_grad():
             torch.onnx.export(
-                module.eval(), tuple(inputs.values()), str(path), input_names=list(inputs), output_names=["y"],
-                opset_version=OPSET, dynamo=False,
-            )  # fmt: skip
+                module, inputs, str(path), input_names=input_names, output_names=output_names, opset_version=OPSET, dynamo=False
+            )
         print(f"{path}: {path.stat().st_size} bytes", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("models", nargs="*", choices=list(MODELS), help="all without a name")
+    parser.add_argument("models", nargs="*", choices=[*MODELS, *SMALL], help="all without a name")
     options = parser.parse_args()
     write_models(options.folder, options.models or list(MODELS))

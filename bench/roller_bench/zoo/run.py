@@ -15,8 +15,8 @@ from typing import Any
 from roller_svc.errors import ArgumentError
 
 OWN_ENGINE = "ours"
-INDUCTOR = "inductor"
-BASELINES = ("onnxruntime", "openvino", INDUCTOR)
+INDUCTOR, MAX_AUTOTUNE = "inductor", "inductor-max-autotune"
+BASELINES = ("onnxruntime", "openvino", INDUCTOR, MAX_AUTOTUNE)
 PAUSE_S = 0.5  # between processes, so that the threads of one have ended
 TIMEOUT_S = 1800.0
 
@@ -40,9 +40,10 @@ def bench_models(
     """
     if unknown := [name for name in baselines if name not in BASELINES]:
         raise ArgumentError(f"--peers {unknown[0]}: expected some of {', '.join(BASELINES)}", code="invalid-option")
-    if INDUCTOR in baselines and modules is None:
+    of_modules = [name for name in baselines if name in (INDUCTOR, MAX_AUTOTUNE)]
+    if of_modules and modules is None:
         raise ArgumentError(
-            "--peers inductor: compiles torch modules, and ONNX files have none",
+            f"--peers {of_modules[0]}: compiles torch modules, and ONNX files have none",
             code="invalid-option",
             hint="name a Python file with build(name) by --modules",
         )
@@ -57,7 +58,7 @@ def bench_models(
                 if "error" in own[-1]:
                     break
                 for name, rows in timed.items():
-                    extra = modules if name == INDUCTOR and modules is not None else ""
+                    extra = modules if name in of_modules and modules is not None else ""
                     rows.append(_run([name, timed_file, str(threads), arrays, extra], threads))
         yield _row(file, threads, _best(own), {name: _best(rows) for name, rows in timed.items() if rows})
 

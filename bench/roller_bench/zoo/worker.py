@@ -21,6 +21,7 @@ from roller_svc.graph.inputs import random_arrays
 from roller_svc.model import compile_model
 
 MIN_RUNS, MAX_RUNS, TIMED_S, WARM_S = 20, 2000, 1.0, 0.3
+INDUCTOR_MODES = {"inductor": None, "inductor-max-autotune": "max-autotune"}
 MAX_ATTEMPTS, QUIET_RATIO = 3, 1.3  # timed again while the median is further above the minimum
 
 
@@ -103,8 +104,8 @@ def run_openvino(file: str, threads: int, arrays: Mapping[str, Any]) -> dict[str
     }
 
 
-def run_inductor(file: str, threads: int, arrays: Mapping[str, Any], modules: str) -> dict[str, Any]:
-    """Time torch.compile with frozen weights, on the module that build(name) of the Python file returns."""
+def run_inductor(file: str, threads: int, arrays: Mapping[str, Any], modules: str, mode: str | None = None) -> dict[str, Any]:
+    """Time torch.compile with frozen weights in a mode, on the module that build(name) of the Python file returns."""
     import torch
     from torch._dynamo.utils import counters
 
@@ -120,7 +121,7 @@ def run_inductor(file: str, threads: int, arrays: Mapping[str, Any], modules: st
     given = _named(arrays, "in_")
     inputs = tuple(torch.from_numpy(given[name]) for name in input_names)
     with torch.no_grad():
-        compiled = torch.compile(module.eval())
+        compiled = torch.compile(module.eval(), mode=mode)
         results = compiled(*inputs)
         results = results if isinstance(results, tuple) else (results,)
         if not counters["stats"]["unique_graphs"]:
@@ -146,8 +147,8 @@ def main(engine: str, file: str, threads: str, arrays: str, option: str) -> None
     else:
         with np.load(arrays) as loaded:
             named = {name: loaded[name] for name in loaded}
-        if engine == "inductor":
-            row = run_inductor(file, int(threads), named, option)
+        if engine in INDUCTOR_MODES:
+            row = run_inductor(file, int(threads), named, option, INDUCTOR_MODES[engine])
         else:
             engines = {"onnxruntime": run_onnxruntime, "openvino": run_openvino}
             row = engines[engine](file, int(threads), named)

@@ -35,7 +35,7 @@ class Launch:
 
 
 class Launched(Protocol):
-    """What can be launched on a stream of CuPy."""
+    """Work that can be launched on a stream of CuPy."""
 
     def launch(self, stream: Any) -> None: ...
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,6 +53,7 @@ from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
 from roller_svc.ir.quoting import require_identifier
 from roller_svc.ir.vdevice import Execute, Stream, VDevicePlan, WaitEvent
 
+ROWS, STARTS = "rows", "starts"  # tables: the first arguments of a launch
 EXECUTE, WAIT, STREAM = 1, 2, 3  # opcodes
 ARRIVES = 1  # flag of a row: its rTasks arrive at its event
 ARGUMENTS_BIT = 9  # of a row's first word: from there on the number of its arguments
@@ -138,6 +141,30 @@ def build_launches(name: str, runs: Sequence[PersistentRun], slots: Sequence[Buf
     language, checks = dialect_of(hw.arch).language, runtime_checks(functions)
     source = KernelSource(name, language, hw.arch, text, (*buffers, *slots), tuple(launches), checks)
     return TaskKernel(source, tables, tuple(states))
+
+
+class TabledRow(NamedTuple):
+    """A row of the tables, as a vEU reads it."""
+
+    opcode: int
+    function: int
+    arguments: int  # the first one of the rOperator, which no other has
+    first: int  # rTask; of a wait the arrivals
+    tasks: int
+    event: int | None  # None: rTasks at whose end nothing arrives
+
+
+def read_rows(rows: Table, starts: Table) -> list[list[TabledRow]]:
+    """Return what each vEU executes and waits for, from the tables of a launch."""
+    places = [int(each) for each in starts[:-1]]  # the last one is the number of events
+    return [[_read_row(row) for row in rows[first:end].tolist()] for first, end in pairwise(places)]
+
+
+def _read_row(row: Sequence[int]) -> TabledRow:
+    code, arguments, first, last = row
+    opcode, arrives = code & 0xFF, code >> 8 & ARRIVES
+    event = last >> 16 if opcode == WAIT or arrives else None
+    return TabledRow(opcode, code >> 16, arguments, first, last & 0xFFFF, event)
 
 
 def _numbered(name: str, number: int) -> str:
@@ -256,7 +283,7 @@ def _tables(
         streams.append(len(rows))
         pages.append(sum(operators[each.operator].function.count_pages(each.first, each.count) for each in own))
     row_table = np.array(rows, np.uint32).reshape(-1, ROW_WORDS)
-    tables = {"rows": row_table, "starts": np.array(starts, np.uint32), "arguments": arguments}
+    tables = {ROWS: row_table, STARTS: np.array(starts, np.uint32), "arguments": arguments}
     return tables | ({"streams": np.array([*streams, *pages], np.uint32)} if has_ring else {})
 
 

@@ -19,14 +19,15 @@ from pathlib import Path
 from threading import Lock, RLock
 from typing import IO, Any
 
+from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.errors import BuildServiceError, RollerError
-from roller_svc.graph.wiring.child import PREPARE, start_program
+from roller_svc.graph.objects import compile_objects
+from roller_svc.graph.wiring.child import NICENESS, PREPARE, start_program
 from roller_svc.graph.wiring.kernels import build_alternatives
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain.sandbox import die_with_parent
 
-NICENESS = 19
 _PROGRAM = PREPARE + "from roller_svc.graph.wiring.building import answer_requests; answer_requests(int(sys.argv[2]))"
 _one_at_a_time = Lock()  # of a program that serves several models
 
@@ -39,8 +40,11 @@ class BuildingProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
 
-    def build(self, requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
-        """Yield the fastest kernels of each request, alone. Raises BuildServiceError if the process ends before."""
+    def build(self, requests: Sequence[BuildRequest], cache: KernelCache) -> Iterator[list[KernelBundle]]:
+        """Yield the fastest kernels of each request, alone. Raises BuildServiceError if the process ends before.
+
+        The cache then has the objects of these kernels: compilers that this process starts would delay its calls.
+        """
         with _one_at_a_time:
             folder = Path(tempfile.mkdtemp(prefix="roller-build-"))
             clean = weakref.finalize(self, _remove, folder, os.getpid())
@@ -48,7 +52,7 @@ class BuildingProcess:
                 process = self._start(folder)
                 stopping = weakref.finalize(process, _kill, process.pid, os.getpid())  # before, when the program exits
                 try:
-                    yield from self._read_answers(process, requests)
+                    yield from self._read_answers(process, (list(requests), cache.folder))
                 finally:
                     stopping.detach()
                     process.kill()
@@ -72,13 +76,15 @@ class BuildingProcess:
                 self._process.kill()
             return self._process
 
-    def _read_answers(self, process: subprocess.Popen[bytes], requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
+    def _read_answers(
+        self, process: subprocess.Popen[bytes], question: tuple[Sequence[BuildRequest], Path]
+    ) -> Iterator[list[KernelBundle]]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            pickle.dump(list(requests), process.stdin)
+            pickle.dump(question, process.stdin)
             process.stdin.flush()
-            for _ in requests:
+            for _ in question[0]:
                 yield pickle.load(process.stdout)  # of a process of ours
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise _ended() from error
@@ -116,13 +122,15 @@ def answer_requests(parent: int) -> None:
     os.nice(NICENESS)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # prints do not mix with answers
-        for request in pickle.load(sys.stdin.buffer):  # of the process that started this one
-            _answer(request, answers)
+        requests, folder = pickle.load(sys.stdin.buffer)  # of the process that started this one
+        for request in requests:
+            _answer(request, KernelCache(folder), answers)
 
 
-def _answer(request: BuildRequest, answers: IO[Any]) -> None:
+def _answer(request: BuildRequest, cache: KernelCache, answers: IO[Any]) -> None:
     try:
         kernels = build_alternatives(request)
+        compile_objects([each.compiled.source for each in kernels], cache)
     except (RollerError, OSError):  # its first kernel stays
         kernels = []
     pickle.dump(kernels, answers)

@@ -21,7 +21,7 @@ import numpy as np
 
 from roller_svc.errors import RollerError
 from roller_svc.graph.inputs import draw_sample
-from roller_svc.graph.wiring.child import PREPARE, start_program
+from roller_svc.graph.wiring.child import NICENESS, PREPARE, start_program
 from roller_svc.ir.kernel import ALIGNMENT_BYTES, KernelSource
 from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.runtime.binding import Array
@@ -127,6 +127,7 @@ def answer_checks(parent: int) -> None:
         program, number = pickle.load(sys.stdin.buffer)  # of the process that started this one
         model = program.load()
         samples = [draw_sample(program.plan, seed) for seed in range(number)]
+        os.nice(NICENESS)
         pickle.dump("", answers)
         while True:
             try:

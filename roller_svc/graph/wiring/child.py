@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+NICENESS = 19  # of what is built and tried while users call a model
 PREPARE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "  # what a program begins with
 
 

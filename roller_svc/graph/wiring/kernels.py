@@ -56,7 +56,8 @@ COMMITTED = "committed"
 OUT_OF_RANGE = "random inputs are indices out of range: choices cannot be checked"
 
 MakePlan = Callable[[Sequence[KernelBundle]], ModelPlan]  # a serial one, of a kernel of each class
-Build = Callable[[Sequence[BuildRequest]], Iterable[list[KernelBundle]]]  # the fastest kernels of each request, alone
+# Yields the fastest kernels of each request, alone. The cache may then have their objects.
+Build = Callable[[Sequence[BuildRequest], KernelCache], Iterable[list[KernelBundle]]]
 BindKernels = Callable[[Mapping[str, int]], BoundModel | None]  # None: their results are wrong, or there is no such plan
 OpenIndex = Callable[[int], ProfileIndex]  # which knows seconds of that number of samples
 Open = Callable[[ModelPlan, Sequence[KernelSource]], SwitchableModel]  # links a plan's model with further kernels
@@ -426,7 +427,7 @@ def find_alternatives(
     found = {number: cache.load_alternatives(request) for number, request in wanted.items()}
     missing = [number for number, kernels in found.items() if kernels is None]
     if missing:
-        for number, kernels in zip(missing, build([wanted[number] for number in missing]), strict=True):
+        for number, kernels in zip(missing, build([wanted[number] for number in missing], cache), strict=True):
             found[number] = kernels
             cache.save_alternatives(wanted[number], kernels)
     return {
@@ -456,8 +457,8 @@ def _leading_classes(plan: ModelPlan) -> list[int]:
     return [number for number, done in zip(longest, before, strict=False) if done < LEADING_SHARE * sum(seconds)]
 
 
-def build_here(requests: Sequence[BuildRequest]) -> Iterable[list[KernelBundle]]:
-    """Build the fastest kernels of each request in this process."""
+def build_here(requests: Sequence[BuildRequest], _: KernelCache) -> Iterable[list[KernelBundle]]:
+    """Build the fastest kernels of each request in this process, without their objects."""
     return map(build_alternatives, requests)
 
 

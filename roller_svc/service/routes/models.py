@@ -176,7 +176,7 @@ async def model_tuning(digest: str, request: Request, if_none_match: Annotated[s
 )
 async def model_story(digest: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Return the story of a model: its nodes, what each core does when, and where tensors lie."""
-    return await _model_part(request, digest, STORY, "by a version that told no story", if_none_match)
+    return await _model_part(request, digest, STORY, "for several devices, or by a version without stories", if_none_match)
 
 
 async def _model_part(request: Request, digest: str, kind: str, lacking: str, if_none_match: str | None) -> Response:

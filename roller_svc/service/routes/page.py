@@ -32,6 +32,9 @@ POLICY = (
 
 @router.get("/")
 @router.get("/k/{digest}")
+@router.get("/m")
+@router.get("/m/{digest}")
+@router.get("/farm")
 async def page() -> Response:
     """Return the page. Only the style sheet of the editor has the nonce; each response has another."""
     nonce = secrets.token_urlsafe(NONCE_BYTES)

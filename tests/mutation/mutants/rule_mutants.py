@@ -45,8 +45,8 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ("storage is used outside", "if tensor in self.storages or (", "if ("),
             (
                 "a loop variable is out of scope",
-                "if node.name not in self.variables.values:",
-                "if False and node.name not in self.variables.values:",
+                "if outside:",
+                "if False and outside:",
             ),
             (
                 "a tensor is read before it is written",
@@ -131,6 +131,7 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ),
             ("tiles overlap by one", "if abs(c) <= span:", "if abs(c) < span:"),
             ("all write where one does not", "each.holds and each.depth > level and", "each.depth > level and"),
+            ("a branch around a loop selects its iteration", "each.holds and each.depth > level and", "each.holds and"),
             ("threads at or above a bound", "if branch.holds:\n", "if True:\n"),
             ("a bound is rounded down", "-(-bound // c)", "bound // c"),
             ("a bound of a difference", "if all(name and c > 0 for name, c in terms):", "if terms:"),
@@ -194,6 +195,16 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
         ),
     },
     "schedule.bounds": {
+        "test_steps:test_a_tile_has_the_region_that_is_written": (
+            ("a region of the tensor's size has another start", "if high - low + 1 >= size:", "if high - low + 1 > size:"),
+            ("data selects in its dimension alone", "part = None if any(load.bounds_checked) else _part(", "part = _part("),
+            ("a tile is smaller than what is written", "Range(num(0), size) if part.extent == size else stored", "stored"),
+            (
+                "data selects one element",
+                "if any(isinstance(node, Load) for node in iter_subexpressions(index)):",
+                "if False:",
+            ),
+        ),
         "test_steps:test_iterations_of_a_reduction_have_accumulators": (
             (
                 "accumulators beyond the end",
@@ -459,9 +470,8 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ),
             (
                 "changed nests are not checked",
-                "if known is None or not same or any(nests.nests[stage] is not known.nests.get(stage) for stage "
-                "in stages):",
-                "if known is None or not same:",
+                "if known is None or any(nests.nests[stage] is not known.nests.get(stage) for stage in stages):",
+                "if known is None:",
             ),
         ),
         "test_gpu_steps:test_barriers_are_where_a_tile_changes_hands": (
@@ -504,9 +514,13 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ("limits of a factored axis", "(substitute(value, {cut.loop: whole}), size) for", "(value, size) for"),
             (
                 "tiles in factored loops stay behind",
-                "schedule = _moved(schedule, At(stage, held.name), At(name + UPDATE, held.name))",
+                "schedule = _moved(schedule, At(stage, stage_loop.name), At(name + UPDATE, stage_loop.name))",
                 "pass",
             ),
+        ),
+        "test_steps:test_copies_and_accumulators_have_names_of_their_own": (
+            ("two copies of one name", ".cache{n if n > 1 else ''}\") not in names", ".cache{n if n > 1 else ''}\") or True"),
+            ("two parts of one name", ".part{n if n > 1 else ''}\") not in names", ".part{n if n > 1 else ''}\") or True"),
         ),
         "test_steps:test_what_has_no_accumulators_or_threads_is_refused": (
             (

@@ -38,12 +38,13 @@ def test_engines_take_turns_and_least_times_count(monkeypatch: pytest.MonkeyPatc
     assert row["ratio"] == 3
 
 
-def test_inductor_needs_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["inductor", "inductor-max-autotune"])
+def test_inductor_needs_modules(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     with pytest.raises(ArgumentError, match="compiles torch modules"):
-        next(run.bench_models(["a.onnx"], 1, ["inductor"], "model"))
-    called = answers(monkeypatch, {"ours": [times(3, 4)], "inductor": [times(6, 7)]})
-    (row,) = run.bench_models(["a.onnx"], 1, ["inductor"], "model", modules="made.py")
-    assert called == ["ours", "inductor"]
+        next(run.bench_models(["a.onnx"], 1, [engine], "model"))
+    called = answers(monkeypatch, {"ours": [times(3, 4)], engine: [times(6, 7)]})
+    (row,) = run.bench_models(["a.onnx"], 1, [engine], "model", modules="made.py")
+    assert called == ["ours", engine]
     assert row["ratio"] == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,25 @@ def test_timed_calls_do_not_advance_a_state(capsys: pytest.CaptureFixture[str], 
     code, facts, err = run(capsys, "profile", *words)
     assert code == 0, err
     assert {"row", "inc"} <= facts["seconds_by_operator"].keys()
+
+
+def test_a_profile_for_a_gpu_shows_the_programs_of_its_veus(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    nodes = [
+        {"name": "sum", "expression": "C[i] +=! A[i, j]", "inputs": {"A": "x"}, "outputs": {"C": "s"}},
+        {"name": "all", "expression": "C[i, j] +=! A[i] * B[k, j]", "inputs": {"A": "s", "B": "x"}, "outputs": {"C": "y"}},
+    ]
+    file = tmp_path / "two.json"
+    file.write_text(json.dumps(graph({"x": tensor(4, 4)}, {}, nodes, "y")))
+    words = (str(file), *QUICK, "--target", "nvidia-a100-sxm-80gb")
+    code, text, err = run(capsys, "profile", *words, "--plan", "persistent")
+    assert code == 0, err
+    assert "times are not measured: nvidia-a100-sxm-80gb is a GPU" in text
+    assert re.search(r"\d +wait for sum", text)
+    assert "wait for sum" in run(capsys, "plan", *words, "--plan", "persistent")[1]
+    for more in (("--plan", "launches"), ("--plan", "persistent", "--trace", str(tmp_path / "t.json"))):
+        code, _, err = run(capsys, "profile", *words, *more)
+        assert code == 2
+        assert "profiles are of CPUs" in err
 
 
 def test_a_type_that_is_open_is_asked_for_in_words_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

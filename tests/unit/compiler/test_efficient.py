@@ -24,12 +24,13 @@ VECTOR, MATRIX = TensorType(DType.FLOAT32, (256,)), TensorType(DType.FLOAT32, (2
 ROWS = TensorType(DType.FLOAT32, (192, 256))
 
 
-def compiled(first: TensorType = VECTOR, cores: int = 2) -> CompiledCandidates:
+def compiled(first: TensorType = VECTOR, cores: int = 2, top_k: int = 8) -> CompiledCandidates:
     """Return compiled candidates of a product: a nest for a vector; rows have constant weights, which are packed."""
     text, constants = ("C[n] +=! A[k] * B[k, n]", ()) if first is VECTOR else ("C[m, n] +=! A[m, k] * B[k, n]", ("B",))
     hw = restrict_cores(load("local"), cores)
     inputs = (("A", first), ("B", MATRIX))
-    return compile_candidates(BuildRequest(text, inputs, select=SelectionMode.MODEL, top_k=8, hardware=hw, constants=constants))
+    request = BuildRequest(text, inputs, select=SelectionMode.MODEL, top_k=top_k, hardware=hw, constants=constants)
+    return compile_candidates(request, for_model=True)
 
 
 def selected(candidates: CompiledCandidates) -> tuple[CompiledCandidates, BuildReport]:
@@ -54,6 +55,12 @@ def test_the_model_takes_a_kernel_with_fewer_tasks_beyond_a_margin(monkeypatch: 
     assert found.compiled is not None
     monkeypatch.setattr(efficient, "MODELLED_RATIO", 2.0)
     assert find_efficient(candidates, report) is None
+
+
+def test_the_model_looks_beyond_the_candidates_that_may_be_built_unless_one_alone_may(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(efficient, "MODELLED_RATIO", 1.0)
+    assert tasks(find_efficient(*selected(compiled(top_k=2)))) == 1
+    assert find_efficient(*selected(compiled(top_k=1))) is None
 
 
 def test_kernels_with_packed_weights_are_left_out(monkeypatch: pytest.MonkeyPatch):

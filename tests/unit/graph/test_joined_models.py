@@ -173,10 +173,9 @@ def test_a_decode_layer_with_a_paged_cache_is_one_kernel(name: str, target: str)
 
 @pytest.mark.slow
 @pytest.mark.emulator
-@pytest.mark.parametrize(("name", "target"), [("sigmoid", H200), ("lstm", A100)])
-def test_large_models_are_one_kernel_with_the_bits_of_launches_graph_and_waves(name: str, target: str) -> None:
-    """RAMMER's example of 1024 x 1024, and four layers of 20 steps. More orders: tests/support/joined_models.py."""
-    is_right, line = check_case(make_case(LARGE_MODELS[name]()), target, orders=1)
+def test_a_large_model_is_one_kernel_with_the_bits_of_launches_graph_and_waves() -> None:
+    """RAMMER's example of 1024 x 1024. tests/support/joined_models.py runs more models, orders and targets."""
+    is_right, line = check_case(make_case(LARGE_MODELS["sigmoid"]()), H200, orders=1)
     assert is_right, line
     assert "in 1 launches" in line
 
@@ -608,6 +607,32 @@ def test_a_plan_without_a_wait_is_found_before_anything_is_compiled(monkeypatch:
         dropped = number
         with pytest.raises(InvariantError, match="depends on"):
             compiled("encoder", plan=persistent.KIND)
+
+
+def test_programs_of_veus_are_read_back_from_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = persistent.schedule_by_ranges
+    noted: list[VDevicePlan] = []
+
+    def note(*arguments: Any) -> VDevicePlan:
+        noted.append(schedule(*arguments))
+        return noted[-1]
+
+    monkeypatch.setattr(KernelCache, "load_lowering", nothing)
+    monkeypatch.setattr(persistent, "schedule_by_ranges", note)
+    model = compiled("encoder", plan=persistent.KIND)
+    ((step,), (device,)) = plan_of(model).steps, noted
+    nodes = [each.node for each in unroll_steps(plan_of(model).fallback)]
+    assert isinstance(step, KernelStep)
+
+    def shown(each: Any) -> dict[str, list[Any]]:
+        if isinstance(each, WaitEvent):
+            return {"wait": [step.events[each.event]]}
+        return {"execute": [nodes[each.operator], each.first, each.count]}
+
+    expected_programs = [[shown(each) for each in program] for program in device.programs]
+    assert model.programs() == [expected_programs]
+    assert load_model(model.save(tmp_path), runtime="emulator").programs() == [expected_programs]
+    assert compiled("encoder", plan=waves.KIND).programs() == []
 
 
 def test_waves_that_overlap_dependent_nodes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,9 @@ def test_the_story_of_a_model_is_that_of_its_plan(tmp_path: Path) -> None:
         assert {each["kind"] for each in story["instructions"]} >= {"execute"}
     by_hand = compiled(model.plan).story
     assert by_hand | {"plan": "rammer"} == story
+    shown = model._repr_html_()
+    assert shown.count("<rect") >= 2
+    assert f"{len(story['instructions'])} instructions on 2 cores" in shown
     with pytest.raises(ArgumentError) as refusal:
         _ = load_model(model.save(tmp_path / "saved")).story
     assert refusal.value.code == "no-story"

@@ -47,11 +47,11 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "strict": (True, ["--strict"]),
 }
 COMMON = {"allow_tf32": False, "allow_expanded_squares": False}
-SEARCH = COMMON | {"top_k": 10, "select": "measure", "winograd": "auto", "max_workspace_bytes": None}
+SEARCH = COMMON | {"top_k": 3, "select": "measure", "winograd": "auto", "max_workspace_bytes": None}
 SIGNATURES = [
     (roller_svc.compile, SEARCH | {
-        "target": "local", "outputs": None, "hardware": None, "cache": True, "name": None, "runtime": "auto", "family": None,
-        "tiles": None, "schedule": None, "constants": (), "donate": (), "strict": False,
+        "top_k": 10, "target": "local", "outputs": None, "hardware": None, "cache": True, "name": None, "runtime": "auto",
+        "family": None, "tiles": None, "schedule": None, "constants": (), "donate": (), "strict": False,
     }),
     (roller_svc.compile_model, SEARCH | {"plan": "auto", "runtime": "auto", "dims": None, "constants": None, "states": None,
                                          "name": None, "tune": None, "tune_options": None, "devices": None, "across": "merged",
@@ -111,7 +111,7 @@ def test_defaults_are_the_same_everywhere() -> None:
 
 
 def test_the_service_takes_the_options_of_the_records() -> None:
-    own = {"threads", "plan", "dims", "constants", "inputs", "states", "tune", "tune_options"}
+    own = {"threads", "plan", "dims", "constants", "inputs", "states", "tune", "tune_options", "devices", "across", "order", "sink"}
     assert CompileOptions.model_fields.keys() == options_of(KernelOptions).keys()
     assert GraphOptions.model_fields.keys() - own == options_of(NamedOptions).keys()
     assert EstimateRequest.model_fields.keys() - {"items", "targets", "hardware", "top_k"} == options_of(EstimateOptions).keys()

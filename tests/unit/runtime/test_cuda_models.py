@@ -156,6 +156,23 @@ def test_a_model_computes_what_the_interpreter_does(name: str, as_graph: bool, m
     assert device.library.launched == once * ["kernel"] + 2 * (call + (["graph"] if as_graph else call))
 
 
+@pytest.mark.parametrize("as_graph", [False, True])
+def test_a_prepared_call_starts_as_often_as_it_is_launched(as_graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(compiled("branches"), monkeypatch)
+    arrays, want = inputs_of("branches", 0)
+    out = on_device(want)
+    start = device.load(as_graph=as_graph).prepare(on_device(arrays), out)
+    launched = list(device.library.launched)  # those that pack
+    for _ in range(2):
+        for each in out.values():
+            each.numpy[...] = 99
+        start(7)
+        for output, value in want.items():
+            np.testing.assert_allclose(out[output].numpy, value, rtol=1e-5, atol=1e-5)
+    kernels = sum(isinstance(step, KernelStep) for step in device.plan.steps)
+    assert device.library.launched == launched + 2 * (["graph"] if as_graph else kernels * ["kernel"])
+
+
 @pytest.mark.parametrize("plan", ["launches", "graph"])
 def test_the_command_copies_arrays_to_the_device_and_waits_for_calls(
     plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulator_support import module
+from gpu_schedules import PROGRAMS, draw
 from schedule_support import BLUR, MATMUL, SCALAR, SCATTER, inputs_of, judged, program
 
 import roller_svc
@@ -430,56 +431,14 @@ def test_examples_are_right_and_each_barrier_is_needed(name: str) -> None:
             has_right_values(scheduled, mutant, [0])
 
 
-CONVOLUTION = program("Y[f, o] +=! X[c, o * 2 + k] * W[f, c, k] where o in 8", X="float32 4 18", W="float32 8 4 3")
-
-
-def random_steps(name: str, numbers: Random) -> tuple[TensorProgram, str]:
-    """Return a program and random factors, orders, tiles and marks of a schedule for a GPU."""
-
-    def one_of(*values: Any) -> Any:
-        return numbers.choice(values)
-
-    scope = one_of("shared", "stack", "registers")
-    distributed = one_of(
-        "", "A.cache: thread d0\n", "A.cache: fuse d0 d1\nA.cache: split d0.d1.fused 4\nA.cache: thread d0.d1.fused.inner\n"
-    )
-    distributed = distributed if scope == "shared" else ""
-    match name:
-        case "matmul":
-            m, n, r = one_of(16, 32), one_of(8, 32), one_of(1, 2, 4)
-            lines = f"C: tile m {m} n {n}\nC: split m.inner {r} as mt mr\nC: reorder m.outer n.outer mt n.inner mr\n"
-            lines += "C: block m.outer\nC: block n.outer\nC: thread mt\nC: thread n.inner\nC: accumulate_at n.inner\n"
-            lines += f"C.acc.update: split k {one_of(4, 8, 32)} as ko ki\nC.acc.update: reorder ko {one_of('ki m', 'm ki')}\n"
-            lines += f"A: cache C.acc.update ko {scope}\n{distributed}" + one_of("", "C.acc.update: unroll n\n")
-            return PRODUCT, lines
-        case "convolution":
-            lines = f"Y: split o {one_of(2, 4)}\nY: reorder o.outer f o.inner\nY: block o.outer\nY: thread f\nY: accumulate_at f\n"
-            lines += f"Y.acc.update: reorder c {one_of('k o', 'o k')}\nX: cache Y.acc.update c {scope}\n"
-            return CONVOLUTION, lines + distributed.replace("A.", "X.")
-        case "blur":
-            y, x = one_of(4, 8, 16), one_of(8, 32)
-            lines = f"B: tile y {y} x {x}\nB: block y.outer\nB: block x.outer\nB: thread y.inner\nB: thread x.inner\n"
-            lines += f"bx: compute_root\nbx: compute_at B x.inner\nbx: store_in {scope}\n"
-            return TWO_BLURS, lines + (
-                one_of("bx: thread x\n", "bx: split y 2\nbx: thread y.inner\n", "") if scope == "shared" else ""
-            )
-        case _:
-            lines = f"o: split r {one_of(2, 3, 16, 32)}\no: block r.outer\no: thread r.inner\n"
-            lines += one_of(
-                "", "s: compute_at o r.inner\nmx: compute_at o r.inner\n" + f"s: store_in {one_of('registers', 'stack')}\n"
-            )
-            if "s:" not in lines:
-                lines += "".join(
-                    f"{f}: accumulate_at r\n{f}: split r 8\n{f}: block r.outer\n{f}: thread r.inner\n" for f in ("mx", "s")
-                )
-            return ROWS, lines
-
-
 @pytest.mark.slow
 @pytest.mark.emulator
-@pytest.mark.parametrize("name", ["matmul", "blur", "softmax", "convolution"])
-def test_random_schedules_are_right_in_the_emulator(name: str) -> None:
-    numbers = Random(1)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_row_25_random_schedules_are_right_in_the_emulator(name: str) -> None:
+    """A sample of what tests/fuzz/fuzz_schedules.py runs."""
+    numbers = Random(2)
     for target in 2 * (A100, "nvidia-h200-sxm", "amd-mi250x"):
-        scheduled, steps = random_steps(name, numbers)
-        has_right_values(scheduled, source_of(scheduled, steps, target), [0, 1])
+        hw = hardware.load(target)
+        drawn = draw(name, numbers, hw)
+        has_right_values(drawn.program, emit_schedule(drawn.schedule, hw), [0, 1])
+        assert drawn.schedule == schedule_by_hand(drawn.program, drawn.text)

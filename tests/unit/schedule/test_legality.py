@@ -221,6 +221,9 @@ ILLEGAL: dict[str, tuple[str, Node]] = {
         loop("v", 4, write("p", "v"), at("p", add(ref("v"), num(8))),
              Compute("out", (ref("v"),), Load("p", (add(ref("v"), num(9)),), F32)), kind=LoopKind.PARALLEL),
     ),
+    "an outer loop of the same name selects": (
+        "schedule-dependence",
+        loop("v", 4, Branch(eq(ref("v"), num(0)), (loop("v", 4, write("out"), kind=LoopKind.PARALLEL),)))),
     "two threads below a bound": (
         "schedule-dependence", loop("v", 4, Branch(lt(ref("v"), num(2)), (write("out"),)), kind=LoopKind.THREAD)),
     "threads whose difference is below a bound": (

@@ -373,3 +373,11 @@ def test_the_page_on_schedules_says_what_happens() -> None:
     failed, tried = doctest.testfile(str(ROOT / "docs" / "schedule.md"), module_relative=False)
     assert not failed
     assert tried > 15
+
+
+@pytest.mark.slow
+@pytest.mark.emulator
+def test_the_recipes_have_the_values_of_their_programs() -> None:
+    failed, tried = doctest.testfile(str(ROOT / "docs" / "schedule_recipes.md"), module_relative=False)
+    assert not failed
+    assert tried > 10

@@ -18,8 +18,10 @@ from roller_svc.cli import main
 from roller_svc.compiler.request import build_request, request_json
 from roller_svc.errors import ArgumentError, ScheduleError
 from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.schedule_text import render
 from roller_svc.schedule import build_tree
 from roller_svc.schedule.by_hand import schedule_by_hand
+from roller_svc.schedule.schedule import At
 from roller_svc.schedule.steps import OPERATIONS, Step, apply_step
 
 EXPRESSION = "C[m, n] +=! A[m, k] * B[k, n]"
@@ -153,6 +155,49 @@ def test_what_cannot_be_accumulated_in_a_loop_is_refused() -> None:
             schedule_by_hand(MATMUL, steps)
     with pytest.raises(ScheduleError, match="is not a reduction"):
         schedule_by_hand(BLUR, "B: accumulate_at y")
+
+
+REGIONS = (
+    (  # as large as the tensor: all of it, without guards
+        program("t[y] = a[y] * 2.0; o[y] = t[y - 1].when(y >= 1, 0.0) + t[y] + t[y + 1].when(y < 2, 0.0)", a="float32 3"),
+        "t: compute_root\nt: compute_at o y",
+        "stack t.tile: float32[3]\n    serial t.y in 3\n      t.tile[...] =",
+    ),
+    (  # of elements that data selects, all, in each dimension
+        program("t[i, c] = a[i, c] * 2.0; o[n, c] = t[ids[n], c]", a="float32 4 3", ids="int32 5"),
+        "t: compute_root\nt: compute_at o c",
+        "stack t.tile: float32[4, 3]",
+    ),
+    (
+        program("t[i] = a[i] * 2.0; o[n] = t[ids[n] % 4]", a="float32 8", ids="int32 5"),
+        "t: compute_root\nt: compute_at o n",
+        "stack t.tile: float32[8]",
+    ),
+    (  # of a tensor that is computed whole, also where its readers need less
+        program("t[i] = a[i] * 2.0; o[r, i, j] = t[i] + t[j] + b[r] where i in 4, j in 4", a="float32 9", b="float32 2"),
+        "t: compute_root\nt: compute_at o j\nt: store_at o r",
+        "stack t.tile: float32[9]",
+    ),
+)
+
+
+@pytest.mark.parametrize(("scheduled", "steps", "tile"), REGIONS)
+def test_a_tile_has_the_region_that_is_written(scheduled: TensorProgram, steps: str, tile: str) -> None:
+    schedule = schedule_by_hand(scheduled, steps)
+    assert tile in render(build_tree.build_tree(schedule))
+    inputs = inputs_of(scheduled)
+    verdict = judged(scheduled, inputs, interpreted(schedule, inputs))
+    assert verdict.ok, verdict.detail
+
+
+def test_copies_and_accumulators_have_names_of_their_own() -> None:
+    steps = "A: cache C.update k stack\nB: cache C.update k stack\nC.update: split k 4 as ko ki\nC.update: rfactor ki\n"
+    schedule = schedule_by_hand(MATMUL, steps + "C.update: split ki 2 as a b\nC.update: rfactor a")
+    assert [f.name for f in schedule.functions] == ["A.cache", "B.cache", "C.part", "C.part2", "C"]
+    assert [f.computed for f in schedule.functions[:2]] == 2 * [At("C.part.update", "ki")]
+    squares = program("o[i] = a[i] * 2.0; p[i] = o[i] + a[i]", ["o", "p"], a="float32 9")
+    copied = schedule_by_hand(squares, "a: cache o i stack\na: cache p i stack")
+    assert [f.name for f in copied.functions] == ["a.cache", "o", "a.cache2", "p"]
 
 
 def test_a_function_in_a_loop_of_an_update_stays_there() -> None:

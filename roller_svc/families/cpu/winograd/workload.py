@@ -36,8 +36,8 @@ class WinogradSpace:
     def places(self) -> tuple[int, ...]:
         """Return the axes of the window dimensions' outputs, and then that of filters."""
         names = [axis.name for axis in self.image.space.axes]
-        wanted = (*(slide.pixel for slide in self.image.window_dims), self.image.filters)
-        return tuple(names.index(axis.name) for axis in wanted)
+        wanted = [slide.pixel.name for slide in self.image.window_dims]
+        return tuple(names.index(name) for name in (*wanted, self.image.filters.name))
 
     @cached_property
     def depth(self) -> int:

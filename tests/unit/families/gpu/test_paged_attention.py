@@ -138,6 +138,29 @@ def test_the_operator_agrees_with_the_interpreter(target: HardwareSpec, queries:
     assert agreement.ok, agreement.detail
 
 
+@pytest.mark.slow
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=lambda spec: spec.id)
+@pytest.mark.parametrize("split_k", [1, 4])
+def test_blocks_beyond_the_length_read_neither_pages_nor_keys(target: HardwareSpec, split_k: int) -> None:
+    """Their pages do not exist: a block with a part of the keys, all of them beyond the length, ends at once."""
+    half, index, cache = DType.BFLOAT16, DType.INT32, TensorType(DType.BFLOAT16, (32, PAGE, 2, 64))
+    inputs = {"Q": TensorType(half, (2, 1, 4, 64)), "K": cache, "V": cache, "T": TensorType(index, (2, 16))}
+    compute = parse("Y = paged_attention(Q, K, V, T, L)", inputs | {"L": TensorType(index, (2,))}, None)
+    source = source_of(compute, target, ScheduleConstraints(tiles=(("split_k", split_k),)))
+    arrays = random_inputs(compute, 3)
+    arrays["T"] = np.random.default_rng(3).permutation(32).reshape(2, 16).astype(np.int32)
+    arrays["L"] = np.array([19, 0], np.int32)
+    want = evaluate(compute, arrays)
+    arrays["T"][:, 8:] = 1 << 20  # beyond the tile that has the last key
+    got = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
+    agreement = agrees(compute, got, want)
+    assert agreement.ok, agreement.detail
+    arrays["L"] = np.array([19, 129], np.int32)  # its last key is in a page that does not exist
+    with pytest.raises(IndexRangeError):
+        load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
+
+
 SCALED = """S[b, h, n]: float32 +=! Q[b, h, d] * K[T[b, n // 16], n % 16, h // 4, d] where n in {keys}, h in {heads};
     A[b, h, n] = where(n < L[b], S[b, h, n] * (ks[h // 4] * 0.125), const(`-inf`));
     M[b, h] >=! A[b, h, n];

@@ -21,8 +21,11 @@ from gpu_models import MATMUL, constant, node, tensor
 from gpu_models import graph as json_graph
 
 import roller_svc
+from roller_svc.codegen.c.model import kernel_unit
+from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.errors import ArgumentError, BuildServiceError
 from roller_svc.graph.compile import ModelOptions, may_tune
+from roller_svc.graph.objects import object_key
 from roller_svc.graph.wiring import building, kernels, online
 from roller_svc.graph.wiring.building import BuildingProcess
 from roller_svc.graph.wiring.kernels import TuneOptions, build_here
@@ -66,7 +69,7 @@ class Times:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.first: list[str] = []
         monkeypatch.setattr(kernels, "MAX_RATIO", float("inf"))
-        monkeypatch.setattr(online.BuildingProcess, "build", lambda _, requests: build_here(requests))
+        monkeypatch.setattr(online.BuildingProcess, "build", lambda _, *asked: build_here(*asked))
         monkeypatch.setattr(online, "sum_kernels", self.of_kernels)
         monkeypatch.setattr(online.CallTimer, "time_calls", lambda _, models: [2.0, *[1.0] * (len(models) - 1)])
 
@@ -155,7 +158,7 @@ def test_a_process_that_is_stopped_or_killed_leaves_the_model_as_it_was(cache: P
 
 
 def test_a_full_disk_leaves_the_model_as_it_was(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(_: BuildingProcess, requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
+    def build(_: BuildingProcess, requests: Sequence[BuildRequest], cache: KernelCache) -> Iterator[list[KernelBundle]]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(online.BuildingProcess, "build", build)
@@ -167,7 +170,7 @@ def test_a_full_disk_leaves_the_model_as_it_was(cache: Path, monkeypatch: pytest
 
 
 def test_any_end_of_the_thread_has_a_note(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(_: BuildingProcess, requests: Sequence[BuildRequest]) -> Iterator[list[KernelBundle]]:
+    def build(_: BuildingProcess, requests: Sequence[BuildRequest], cache: KernelCache) -> Iterator[list[KernelBundle]]:
         assert begin.wait(60)
         raise TypeError("unexpected")
 
@@ -214,7 +217,7 @@ def test_a_fork_serves_the_model_as_it_is_and_leaves_the_process_alone(cache: Pa
     assert tuning.wait(60)
 
 
-def test_a_stop_by_the_thread_that_starts_the_process_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_by_the_thread_that_starts_the_process_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = BuildingProcess()
     start = building.start_program
 
@@ -224,20 +227,20 @@ def test_a_stop_by_the_thread_that_starts_the_process_ends_it(monkeypatch: pytes
 
     monkeypatch.setattr(building, "start_program", stop_meanwhile)
     with pytest.raises(BuildServiceError, match=ENDED):
-        next(process.build([REQUEST]))
+        next(process.build([REQUEST], KernelCache(tmp_path)))
 
 
-def test_no_process_starts_after_a_stop() -> None:
+def test_no_process_starts_after_a_stop(tmp_path: Path) -> None:
     process = BuildingProcess()
     process.stop()
     with pytest.raises(BuildServiceError, match=ENDED):
-        next(process.build([REQUEST]))
+        next(process.build([REQUEST], KernelCache(tmp_path)))
     assert process._process is None
 
 
-def test_a_process_that_ends_before_it_has_answered_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_before_it_has_answered_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_program(monkeypatch, "import pickle, sys; pickle.load(sys.stdin.buffer); pickle.dump([], sys.stdout.buffer)")
-    answers = BuildingProcess().build([REQUEST, REQUEST])
+    answers = BuildingProcess().build([REQUEST, REQUEST], KernelCache(tmp_path))
     assert next(answers) == []
     with pytest.raises(BuildServiceError, match=ENDED):
         next(answers)
@@ -258,7 +261,9 @@ def test_the_default_begins_by_the_model_where_nothing_is_asked(cache: Path) -> 
 
 @pytest.mark.slow
 def test_the_process_builds_kernels_and_ends_with_the_program(tmp_path: Path) -> None:
-    (found,) = BuildingProcess().build([BuildRequest(MATMUL, INPUTS, "local", hardware=load("local"), top_k=2)])
+    cache = KernelCache(tmp_path / "objects")
+    (found,) = BuildingProcess().build([BuildRequest(MATMUL, INPUTS, "local", hardware=load("local"), top_k=2)], cache)
+    assert all(cache.load_object(object_key(each.compiled.source, kernel_unit(each.compiled.source))) for each in found)
     a, b = (np.random.default_rng(seed).standard_normal((8, 8)).astype(np.float32) for seed in range(2))
     assert found
     for bundle in found:

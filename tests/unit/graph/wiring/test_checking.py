@@ -50,6 +50,8 @@ def test_a_crash_names_its_signal_and_a_new_process_checks_the_next_plan(program
     checking = CheckingProcess(program, 1)
     assert checking.find_fault(plan, 60) == ""
     process = checking._process
+    assert process is not None
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == child.NICENESS
     assert checking.find_fault(replace(plan, steps=tuple(steps)), 60) == "a call ends the process by SIGSEGV"
     assert checking.find_fault(plan, 60) == ""
     assert checking._process is not process

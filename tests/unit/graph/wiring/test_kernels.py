@@ -113,6 +113,35 @@ def test_kernels_that_are_faster_in_the_model_are_bound_and_found_again(measures
     assert [bundle.digest for bundle in again.kernels] == [bundle.digest for bundle in first.kernels]
 
 
+def test_row_6_the_tree_of_three_operators_has_a_variable_of_each_class_and_no_choice_beyond_the_limits(
+    measures: Measures, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two products are one class. A class that takes too little of a call, and kernels with too large workspaces, are left out."""
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 8, 64)
+    first, second = (builder.call("matmul", [x, add_random(builder, seed, 64, 48)]) for seed in range(2))
+    graph = builder.finish([("y", builder.call("softmax", [first], axis=1)), ("z", second)])
+
+    def tree(**more: Any) -> list[dict[str, Any]]:
+        options = ModelOptions(
+            restrict_cores(hardware.load("local"), 1), top_k=3, tune=TuneOptions(budget_trials=1), fuse=False, **more
+        )
+        tuning = build_model(graph, weights, options, cache).tuning
+        assert tuning is not None
+        assert (tuning.tree["format"], tuning.tree["mode"]) == ("roller-wiring/1", "parallel")
+        return list(tuning.tree["children"])
+
+    variables = tree()
+    assert [(each["variable"], each["kind"], each["default"]) for each in variables] == [
+        ("kernel:0", "kernel", 0), ("kernel:1", "kernel", 0)
+    ]  # fmt: skip
+    assert all(len(set(each["choices"])) == len(each["choices"]) > 1 for each in variables)
+    monkeypatch.setattr(kernels, "MIN_SHARE", 0.5)
+    assert len(tree()) == 1
+    request = BuildRequest("C[i] = A[i]", (("A", TensorType(DType.FLOAT32, (4,))),), "local", max_workspace_bytes=1)
+    assert TuneOptions().request_alternatives(request).max_workspace_bytes == 1
+
+
 def test_seconds_of_another_spec_compiler_generator_or_model_are_not_known(
     measures: Measures, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,132 @@
+"""Search of schedules by trials: seeded, within a budget, and cheap before it builds.
+
+Illegal steps, schedules of a text that is known, and those that the model prices at a multiple of the best price are
+rejected before they are built. Which schedules are built follows from the seed and the prices alone: a measurement
+decides which one is the best, and never which one is next. So that a seed gives the same history on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from roller_svc.compiler.schedule_cost import price_schedule
+from roller_svc.compiler.scheduled import emit_schedule
+from roller_svc.errors import ScheduleError
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.schedule.random_steps import Steps, StepSpace
+from roller_svc.schedule.schedule import Schedule
+
+MAX_PRICE_RATIO = 4.0  # of a schedule that is built, over the best price
+PROPOSALS = 6  # that are priced for each one that is built
+MAX_ROUNDS = 20  # of proposals, for one that is built
+MAX_POOL = 8  # schedules of the lowest prices, which are mutated
+EXPLORED_FRACTION = 0.25  # of trials, which build a random proposal in place of the cheapest one
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A schedule that was built."""
+
+    steps: Steps
+    priced_s: float
+    seconds: float | None  # measured; None where it was not, or did not compile
+
+
+Measure = Callable[[Steps, Schedule], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    steps: Steps
+    schedule: Schedule
+    seconds: float
+
+
+def search_schedules(
+    space: StepSpace,
+    starts: Sequence[Steps],
+    hw: HardwareSpec,
+    measure: Measure,
+    *,
+    trials: int,
+    seed: int,
+    has_time: Callable[[], bool],
+) -> tuple[Trial, ...]:
+    """Build schedules until there are enough trials, or the time is up, and return them in order.
+
+    Args:
+        starts: legal steps from which mutations start, and which are the first trials.
+        measure: returns the seconds of a schedule, or None.
+        has_time: whether a further trial may begin.
+    """
+    search = _Search(space, hw, random.Random(seed))
+    history: list[Trial] = []
+    for steps in starts:
+        search.add(steps, space.apply(steps), is_start=True)
+    while len(history) < trials and has_time():
+        chosen = search.choose()
+        if chosen is None:
+            break
+        history.append(Trial(chosen.steps, chosen.seconds, measure(chosen.steps, chosen.schedule)))
+    return tuple(history)
+
+
+class _Search:
+    """The schedules that are known, and those that are mutated."""
+
+    def __init__(self, space: StepSpace, hw: HardwareSpec, chance: random.Random) -> None:
+        self._space = space
+        self._hw = hw
+        self._chance = chance
+        self._known: set[Steps] = set()
+        self._texts: set[bytes] = set()
+        self._starts: list[_Priced] = []
+        self._pool: list[_Priced] = []  # of the lowest prices
+        self._waiting: list[_Priced] = []  # proposals that are not built yet, the cheapest first
+
+    def add(self, steps: Steps, schedule: Schedule, *, is_start: bool = False) -> None:
+        """Remember legal steps, unless they are known, too expensive, or not for the device."""
+        if steps in self._known:
+            return
+        self._known.add(steps)
+        try:
+            priced = _Priced(steps, schedule, price_schedule(schedule, self._hw).seconds)
+        except ScheduleError:
+            return
+        if priced.seconds > self._limit_s and not is_start:
+            return
+        (self._starts if is_start else self._waiting).append(priced)
+        self._pool = sorted((*self._pool, priced), key=lambda each: each.seconds)[:MAX_POOL]
+
+    def choose(self) -> _Priced | None:
+        """Return the schedule to build next, of a text that is not known; None where mutations give no other one."""
+        for _ in range(MAX_ROUNDS):
+            if self._starts:
+                chosen = self._starts.pop(0)
+            else:
+                self._propose()
+                self._waiting = sorted((p for p in self._waiting if p.seconds <= self._limit_s), key=lambda each: each.seconds)
+                if not self._waiting:
+                    continue
+                explores = self._chance.random() < EXPLORED_FRACTION
+                chosen = self._waiting.pop(self._chance.randrange(len(self._waiting)) if explores else 0)
+            text = hashlib.sha256(emit_schedule(chosen.schedule, self._hw).text.encode()).digest()
+            if text not in self._texts:
+                self._texts.add(text)
+                return chosen
+        return None
+
+    @property
+    def _limit_s(self) -> float:
+        return MAX_PRICE_RATIO * self._pool[0].seconds if self._pool else math.inf
+
+    def _propose(self) -> None:
+        for _ in range(PROPOSALS):
+            parent = self._chance.choice(self._pool).steps if self._pool else ()
+            mutated = self._space.mutate(parent, self._chance)
+            if mutated is not None:
+                self.add(*mutated)

@@ -1,0 +1,175 @@
+"""The pages of models and of the farm in Chromium: from a file to its slowest operator's kernel, and a build as it happens."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from explorer_pages import HOSTILE, MODEL_PATH, Explorer, answer_farm, answer_story, check_shown_as_text, make_operation, poison
+from model_stories import make_story
+
+from roller_svc.cli.page_file import KERNEL, MODEL, write_page
+from roller_svc.compiler.cards import draw_timeline, make_card
+from roller_svc.errors import RollerError
+from roller_svc.ir.canonical import from_json
+from roller_svc.ir.model_story import ModelStory
+
+pytestmark = [pytest.mark.needs("chromium"), pytest.mark.slow]
+
+PRODUCT = "C[i, j] +=! A[i, k] * B[k, j]"
+GRAPH = {
+    "format": "roller-graph/1",
+    "name": "two",
+    "inputs": {"x": {"dtype": "float32", "shape": [64, 64]}, "w": {"dtype": "float32", "shape": [64, 64]}},
+    "constants": {},
+    "nodes": [
+        {"name": "product", "expression": PRODUCT, "inputs": {"A": "x", "B": "w"}, "outputs": {"C": "p"}},
+        {"name": "rows", "expression": "C[i] +=! exp(A[i, j])", "inputs": {"A": "p"}, "outputs": {"C": "y"}},
+    ],
+    "outputs": {"y": "y"},
+}
+
+
+def test_a_model_is_opened_and_its_slowest_operator_leads_to_its_kernel(explorer: Explorer, tmp_path: Path) -> None:
+    file = tmp_path / "two.json"
+    file.write_text(json.dumps(GRAPH))
+    page = explorer.open("/m", ready="[data-testid=model-file]")
+    page.get_by_test_id("model-file").set_input_files(file)
+    page.get_by_label("device").select_option("local")
+    page.get_by_label("plan").select_option("rammer")
+    page.get_by_test_id("compile").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-testid=timeline]", timeout=60_000)
+    assert re.fullmatch(r"/m/sha256:[0-9a-f]{64}", page.evaluate("location.pathname"))
+    story = httpx.get(f"{explorer.address}/v1/models/{page.evaluate('location.pathname')[3:]}/story").json()
+    slowest = max(story["nodes"], key=lambda node: float(node["seconds"]))
+    page.locator("[data-testid=operators] button").first.focus()
+    page.keyboard.press("Enter")
+    assert slowest["name"] in page.get_by_test_id("node").text_content()
+    page.wait_for_function("() => location.search.includes('node=')")
+    again = explorer.open(page.get_by_test_id("permalink").get_attribute("href"))
+    assert slowest["name"] in again.get_by_test_id("node").text_content()
+    assert again.get_by_test_id("estimate").text_content() == page.get_by_test_id("estimate").text_content()
+    page.get_by_test_id("kernel-link").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-testid=programs]")
+    assert page.locator(".diagnostics b").count() == 0
+    for testid in ("graph", "timeline", "arena"):  # and the keys of the drawings
+        again.get_by_test_id(testid).focus()
+        again.keyboard.press("Escape")
+    assert again.get_by_test_id("node").count() == 0
+    again.get_by_test_id("graph").focus()
+    again.keyboard.press("ArrowRight")
+    again.wait_for_selector("[data-testid=node]")
+    explorer.expected.append("404")
+    unknown = explorer.open("/m/sha256:0", ready="[data-testid=problem]")
+    assert "sha256:0" in unknown.get_by_test_id("problem").text_content()
+
+
+FRAMES = """async () => {
+  const drawing = document.querySelector('[data-testid=timeline]'), times = [];
+  for (let i = 0; i < 60; i++) {
+    drawing.dispatchEvent(new KeyboardEvent('keydown', { key: i < 6 ? 'w' : i % 40 < 20 ? 'd' : 'a' }));
+    const start = performance.now();
+    await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    times.push(performance.now() - start);
+  }
+  return times.sort((a, b) => a - b)[30];
+}"""
+
+
+def test_a_model_of_three_thousand_operators_stays_fluid(explorer: Explorer) -> None:
+    story = make_story(1250)  # 5,000 operators
+    assert len(story["instructions"]) >= 20_000
+    page = explorer.open(MODEL_PATH, prepare=lambda page: answer_story(page, story))
+    assert page.evaluate(FRAMES) < 40  # ms of a frame; it is far below where nothing else runs
+
+
+def test_operations_are_shown_as_they_happen(explorer: Explorer) -> None:
+    page = explorer.open("/farm", ready="[data-testid=farm]")
+    page.wait_for_selector("text=live")
+    request = {"expression": "y[i] = x[i] * 3.5", "inputs": {"x": {"dtype": "float32", "shape": [977]}}, "target": "cpu-x86-avx2"}
+    httpx.post(f"{explorer.address}/v1/kernels:compile", json=request, headers={"Prefer": "wait=60"}, timeout=90)
+    row = page.locator("[data-testid=operations] tr", has_text="3.5")
+    row.wait_for(timeout=30_000)
+    page.wait_for_function("() => /3.5.*done/.test(document.querySelector('[data-testid=operations]').textContent)")
+    row.get_by_role("button").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="open the kernel").wait_for()
+    bad = GRAPH | {"nodes": [GRAPH["nodes"][0] | {"expression": PRODUCT + " + Q[i]"}, GRAPH["nodes"][1]]}
+    body = {"model": {"graph": bad}, "target": "cpu-x86-avx2"}
+    failed = httpx.post(f"{explorer.address}/v1/graphs:compile", json=body, headers={"Prefer": "wait=60"}, timeout=90).json()
+    assert failed["error"]["code"] == "unsupported-model"
+    page.get_by_role("button", name="failed", exact=True).click()
+    page.locator("[data-testid=operations] tr", has_text="unsupported-model").get_by_role("button").click()
+    assert failed["error"]["detail"] in page.locator(".failure").text_content()
+
+
+def open_file(explorer: Explorer, file: Path) -> Any:
+    """Open a file without a network, and return the tab and the addresses that it asked for."""
+    page = explorer.browser.new_context(offline=True).new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: asked.append(message.text) if message.type == "error" else None)
+    page.goto(file.as_uri())
+    page.wait_for_selector("[data-testid=estimate]")
+    assert asked == [file.as_uri()]
+    return page
+
+
+def test_a_file_opens_from_disk_without_a_network(explorer: Explorer, tmp_path: Path) -> None:
+    request = {
+        "expression": PRODUCT,
+        "inputs": {name: {"dtype": "float32", "shape": [64, 64]} for name in "AB"},
+        "target": "nvidia-h200-sxm",
+    }
+    story = httpx.post(f"{explorer.address}/v1/kernels:explain", json=request, timeout=60).json()
+    kernel, model = tmp_path / "kernel.html", tmp_path / "model.html"
+    write_page(str(kernel), KERNEL, {"story": story, "source": "int main;"})
+    write_page(str(model), MODEL, make_story(30))
+    page = open_file(explorer, kernel)
+    seconds = page.get_by_test_id("estimate").text_content()
+    assert float(seconds.split()[0]) == pytest.approx(story["programs"][0]["seconds"] * 1e6, rel=0.01)
+    page.get_by_test_id("program-1").click()
+    assert page.get_by_test_id("program-1").get_attribute("aria-current") == "true"
+    assert "int main;" in page.get_by_test_id("source").text_content()
+    page = open_file(explorer, model)
+    page.locator("[data-testid=operators] button").first.click()
+    assert "MatMul" in page.get_by_test_id("node").text_content()
+    assert page.get_by_test_id("kernel-link").count() == 0
+
+
+def test_forty_injections_are_text_on_two_pages_in_a_file_and_in_a_notebook(explorer: Explorer, tmp_path: Path) -> None:
+    story = make_story(3)
+    page = explorer.open("/farm", ready="[data-testid=farm]")
+    other = explorer.browser.new_page()
+    for text in HOSTILE:
+        page.unroute_all()
+        answer_story(page, poison(story, text))
+        page.goto(f"{explorer.address}{MODEL_PATH}?node=2")
+        page.wait_for_selector("[data-testid=node]")
+        assert text in page.get_by_test_id("node").text_content()
+        check_shown_as_text(page)
+        error = {"status": 422, "code": text, "detail": text, "errors": [{"message": text, "hint": text}]}
+        operation = make_operation(1, error=error, request={"expression": text, "target": text}, name=f"operations/{text}")
+        queues = [{"queue": text, "state": text, "operations": 1, "oldest_s": 1}]
+        answer_farm(page, [operation], ended={text: 1}, queues=queues, workers={text: 1})
+        page.goto(f"{explorer.address}/farm")
+        page.locator("[data-testid=operations] button").first.click()
+        assert text in page.locator(".failure").text_content()
+        check_shown_as_text(page)
+        file = tmp_path / "model.html"
+        write_page(str(file), MODEL, poison(story, text))
+        other.goto(file.as_uri())
+        other.locator("[data-testid=operators] button").first.click()
+        assert text in other.get_by_test_id("node").text_content()
+        check_shown_as_text(other)
+        drawn = from_json(ModelStory, {name: value for name, value in poison(story, text).items() if name != "dims"})
+        other.set_content(make_card(text, text, [text], draw_timeline(drawn)) + RollerError(text, code=text)._repr_html_())
+        assert text in other.locator("body").text_content()
+        assert other.evaluate("typeof pwned") == "undefined"
+        assert other.locator("body :is(script, iframe, img, object, embed, a, style)").count() == 0

@@ -1,0 +1,138 @@
+"""The search of schedules: what it finds, its history, and what it rejects before it builds."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from schedule_support import BLUR, MATMUL, inputs_of, interpreted, judged, program
+
+import roller_svc
+from roller_svc import hardware
+from roller_svc.cli import main
+from roller_svc.compiler.schedule_cost import price_schedule
+from roller_svc.compiler.schedule_tuner import MAX_PRICE_RATIO, Trial, search_schedules
+from roller_svc.errors import ScheduleError
+from roller_svc.ir.program import TensorProgram
+from roller_svc.schedule.default import default_schedule
+from roller_svc.schedule.random_steps import Steps, StepSpace
+from roller_svc.schedule.schedule import Schedule
+
+HW = hardware.load("cpu-x86-avx512")
+BLUR_TEXT = (
+    "bx[y, x] = (A[y, x] + A[y, x + 1] + A[y, x + 2]) / 3.0 where y in 34, x in 32;"
+    "B[y, x] = (bx[y, x] + bx[y + 1, x] + bx[y + 2, x]) / 3.0 where y in 32, x in 32"
+)
+LARGE_BLUR = program(BLUR_TEXT, A="float32 34 34")
+LANES = 4
+
+
+def operations_and_bytes(steps: Steps, schedule: Schedule) -> float:
+    """An oracle in place of a clock, by weights of its own: operations, and bytes that are stored."""
+    cost = price_schedule(schedule, HW)
+    return cost.operations + 0.5 * cost.stored_bytes
+
+
+def search(of: TensorProgram, trials: int, seed: int, starts: Sequence[Steps] = ((),), ticks: int = 10**9) -> tuple[Trial, ...]:
+    left = iter(range(ticks))
+    return search_schedules(
+        StepSpace(default_schedule(of), LANES),
+        starts,
+        HW,
+        operations_and_bytes,
+        trials=trials,
+        seed=seed,
+        has_time=lambda: next(left, None) is not None,
+    )
+
+
+def test_row_38_the_search_is_at_least_as_good_as_construction_within_a_hundred_trials() -> None:
+    """Construction inlines a blur, and computes each row of its first stage three times."""
+    constructed = roller_svc.Schedule.from_construction(BLUR_TEXT, {"A": ("float32", (34, 34))}, HW.id)
+    steps = constructed.steps
+    space = StepSpace(default_schedule(LARGE_BLUR), LANES)
+    reference = operations_and_bytes(steps, space.apply(steps))
+    history = search(LARGE_BLUR, 15, seed=3, starts=(steps, ()))
+    assert len(history) == 15
+    best = min(history, key=lambda trial: trial.seconds or 0.0)
+    assert best.seconds is not None
+    assert best.seconds < reference
+
+
+def test_row_38_a_seed_gives_one_history_whatever_the_clock_says() -> None:
+    first, again, other = (search(LARGE_BLUR, 5, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert [trial.steps for trial in first] != [trial.steps for trial in other]
+    noise = random.Random(5)
+    noisy = search_schedules(
+        StepSpace(default_schedule(LARGE_BLUR), LANES),
+        ((),),
+        HW,
+        lambda steps, schedule: noise.random() if noise.random() < 0.9 else None,
+        trials=5,
+        seed=1,
+        has_time=lambda: True,
+    )
+    assert [trial.steps for trial in noisy] == [trial.steps for trial in first]
+
+
+def test_a_search_ends_at_its_budgets() -> None:
+    assert len(search(BLUR, 7, seed=0)) == 7
+    assert len(search(BLUR, 50, seed=0, ticks=5)) == 5
+    assert search(BLUR, 50, seed=0, ticks=0) == ()
+
+
+def legal_schedules(of: TensorProgram, count: int) -> Iterator[Schedule]:
+    space, chance, steps = StepSpace(default_schedule(of), LANES), random.Random(11), ()
+    while count:
+        mutated = space.mutate(steps, chance)
+        if mutated is not None:
+            steps, schedule = mutated if len(mutated[0]) < 24 else ((), mutated[1])
+            count -= 1
+            yield schedule
+
+
+@pytest.mark.parametrize("of", [MATMUL, BLUR], ids=["matmul", "blur"])
+def test_mutations_compute_the_program(of: TensorProgram) -> None:
+    arrays = inputs_of(of)
+    for schedule in legal_schedules(of, 25):
+        assert judged(of, arrays, interpreted(schedule, arrays))
+
+
+def test_no_trial_is_built_twice_or_at_a_multiple_of_the_best_price() -> None:
+    history = search(LARGE_BLUR, 8, seed=4)
+    space = StepSpace(default_schedule(LARGE_BLUR), LANES)
+    assert len({trial.steps for trial in history}) == 8
+    best = history[0].priced_s
+    for trial in history[1:]:
+        assert trial.priced_s <= MAX_PRICE_RATIO * best
+        best = min(best, trial.priced_s)
+        space.apply(trial.steps)
+
+
+@pytest.mark.slow
+def test_the_best_of_a_search_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    expression, inputs = "C[m, n] +=! A[m, k] * B[k, n]", {"A": ("float32", (48, 40)), "B": ("float32", (40, 64))}
+    found = roller_svc.tune(expression, inputs, trials=4, seed=1, budget_s=120.0)
+    assert len(found.trials) == len(found.history) == 4
+    assert all(trial.seconds is not None and trial.seconds > 0 for trial in found.trials)
+    a, b = (np.random.default_rng(1).random(shape, np.float32) for _, shape in inputs.values())
+    np.testing.assert_allclose(found.best.compile()(A=a, B=b)["C"], a @ b, rtol=1e-5)
+    shapes = ["--input", "A=float32[48,40]", "--input", "B=float32[40,64]"]
+    assert main(["schedule", "tune", expression, *shapes, "--trials", "2", "--seed", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [each["steps"] for each in document["history"]] == [each["steps"] for each in found.history[:2]]
+    assert document["seconds"] > 0
+
+
+def test_without_the_device_prices_decide(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is measured for a GPU that is absent."""
+    found = roller_svc.tune("y[i] = x[i] * 2.0", {"x": ("float32", (4096,))}, "amd-mi250x", trials=1)
+    assert found.best.text() == found.history[0]["steps"]
+    assert found.history[0]["seconds"] is None
+    with pytest.raises(ScheduleError) as refused:
+        roller_svc.tune("y[i] = x[i] * 2.0", {"x": ("float32", (4096,))}, "amd-mi250x", trials=0)
+    assert refused.value.code == "schedule-tune"

@@ -1,0 +1,97 @@
+// The page of a model on a service: /m/DIGEST shows a story, /m compiles a file.
+import { html } from 'htm/preact';
+import { useEffect, useState } from 'preact/hooks';
+import { computed, effect, signal } from '@preact/signals';
+import { readDigest } from './address.js';
+import { getJson, post, put } from './api.js';
+import { ModelView } from './model.js';
+import { model, picked, show } from './modelstate.js';
+import { problemOf } from './problem.js';
+
+const WAIT_S = 10; // of one request for the operation
+const digest = signal(null);
+const problem = signal(null);
+const stage = signal('');
+
+export const address = computed(() => (digest.value ? `/m/${digest.value}${picked.value === null ? '' : `?node=${picked.value}`}` : '/m'));
+
+export async function load() {
+  digest.value = readDigest(location.pathname);
+  if (!digest.value) return;
+  try {
+    problem.value = null;
+    show(await getJson(`/v1/models/${encodeURIComponent(digest.value)}/story`));
+    const node = new URLSearchParams(location.search).get('node');
+    if (/^\d{1,6}$/.test(node ?? '') && Number(node) < model.value.story.nodes.length) picked.value = Number(node);
+  } catch (error) {
+    problem.value = problemOf(error);
+  }
+}
+
+let saving;
+effect(() => {
+  const next = address.value;
+  clearTimeout(saving);
+  if (model.value) saving = setTimeout(() => history.replaceState(null, '', next), 150);
+});
+
+const hex = (bytes) => [...new Uint8Array(bytes)].map((each) => each.toString(16).padStart(2, '0')).join('');
+
+// A file is a blob of the service, or a graph as JSON, which is part of the request.
+async function sourceOf(file) {
+  if (/\.json$/i.test(file.name)) return { graph: JSON.parse(await file.text()) };
+  const content = await file.arrayBuffer(), blob = `sha256:${hex(await crypto.subtle.digest('SHA-256', content))}`;
+  await put(`/v1/blobs/${blob}`, content);
+  return { blob };
+}
+
+async function compile(event) {
+  event.preventDefault();
+  const given = new FormData(event.currentTarget), file = given.get('file'), plan = given.get('plan');
+  try {
+    problem.value = null;
+    stage.value = 'reading';
+    const source = await sourceOf(file);
+    let operation = await post('/v1/graphs:compile', { model: source, target: given.get('target'), options: { plan } });
+    while (!operation.done) {
+      stage.value = operation.metadata.waiting_for ? `no worker takes from ${operation.metadata.waiting_for}` : operation.metadata.stage;
+      operation = await getJson(`/v1/${operation.name}?wait=${WAIT_S}`);
+    }
+    stage.value = '';
+    if (operation.error) {
+      problem.value = operation.error;
+      return;
+    }
+    history.pushState(null, '', `/m/${operation.response.digest}`);
+    await load();
+  } catch (error) {
+    stage.value = '';
+    problem.value = error instanceof SyntaxError ? { detail: `${file.name} is no JSON: ${error.message}` } : problemOf(error);
+  }
+}
+
+const PLANS = { cpu: ['auto', 'serial', 'parallel', 'rammer'], cuda: ['auto', 'launches', 'graph', 'waves', 'persistent'], amd: ['auto', 'launches'] };
+
+function Open() {
+  const [devices, setDevices] = useState([]), [target, setTarget] = useState('local');
+  const family = devices.find((each) => each.id === target)?.family ?? 'cpu';
+  useEffect(() => {
+    getJson('/v1/hardware').then(({ hardware }) => setDevices(hardware), (error) => (problem.value = problemOf(error)));
+  }, []);
+  return html`<section class="panel open"><h2>Open a model</h2>
+    <form onSubmit=${compile}>
+      <label>ONNX file or JSON graph <input type="file" name="file" required accept=".onnx,.json" data-testid="model-file" /></label>
+      <label>device <select name="target" value=${target} onChange=${(event) => setTarget(event.target.value)}><option value="local">the service's own CPU</option>${devices.map((each) => html`<option value=${each.id}>${each.name ?? each.id}</option>`)}</select></label>
+      <label>plan <select name="plan">${(PLANS[family] ?? PLANS.amd).map((each) => html`<option>${each}</option>`)}</select></label>
+      <button data-testid="compile" disabled=${!!stage.value}>Compile</button>
+      <span role="status" class="quiet" data-testid="status">${stage.value && html`<i class="busy"></i>`}${stage.value}</span>
+    </form>
+    <p class="quiet">The service compiles it, and keeps it under a link of its own.</p></section>`;
+}
+
+const Problem = () => html`<p class="note bad" role="alert" data-testid="problem">${problem.value.detail}</p>
+  ${problem.value.nodes && html`<ul class="quiet">${problem.value.nodes.slice(0, 20).map((each) => html`<li>${each.operator} ${each.name}: ${each.reason}</li>`)}</ul>`}`;
+
+export const Page = () => html`<main class="model work"><h1 class="unseen">When each core does what</h1>
+  ${problem.value && html`<${Problem} />`}
+  ${model.value ? html`<${ModelView} />` : digest.value && !problem.value ? html`<p class="waiting" role="status">Reading the model…</p>` : html`<${Open} />`}</main>`;
