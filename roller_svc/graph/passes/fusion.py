@@ -23,18 +23,24 @@ from roller_svc.ir.program import Combine, StatementKind
 MAX_NODES = 24  # of a fused node
 # Fusing must not make the estimate worse than by this factor: the model's own noise.
 TOLERANCE = 1.02
+MAX_COPY_ROUNDS = 3  # a map that reads another one is copied first, and then the other one
 
 
 def fuse_operators(graph: Graph, costs: CostTable) -> Graph:
     """Return the graph with nodes merged for the device of the costs, in bodies of loops too."""
     fusion = _Fusion(graph, costs)
-    fused = fusion.run()
-    copied = fusion.copy_shared_maps()
-    if copied is None:
-        return fused
-    other = _Fusion(copied, costs).run()
-    stored_s, copied_s = costs.graph_seconds(fused), costs.graph_seconds(other)
-    return other if stored_s is not None and copied_s is not None and copied_s < stored_s else fused
+    best = fusion.run()
+    least_s = costs.graph_seconds(best)
+    for _ in range(MAX_COPY_ROUNDS):
+        copied = fusion.copy_shared_maps()
+        if copied is None or least_s is None:
+            break
+        fusion = _Fusion(copied, costs)
+        fused = fusion.run()
+        seconds = costs.graph_seconds(fused)
+        if seconds is not None and seconds < least_s:
+            best, least_s = fused, seconds
+    return best
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +55,10 @@ class _Cluster:
 def _sums(cluster: _Cluster) -> bool:
     """Return whether a statement of the cluster adds up."""
     return any(statement.combine is Combine.SUM for node in cluster.nodes for statement in node.program.statements)
+
+
+def _is_map(node: OpNode) -> bool:
+    return all(statement.kind is StatementKind.MAP for statement in node.program.statements)
 
 
 class _Fusion:
@@ -138,16 +148,22 @@ class _Fusion:
         return replace(self.graph, nodes=tuple(nodes)) if copies else None
 
     def _is_shared_map(self, node: OpNode) -> bool:
-        """Return whether a node computes maps of one tensor, which several fused nodes read and its own begins with."""
+        """Return whether a node computes maps of one tensor, which several fused nodes read, from maps and other nodes."""
         own = self.cluster_of.get(node.name)
         if own is None or own.fixed or len(node.outputs) != 1 or node.outputs[0] in self.outputs:
             return False
         readers = self.readers.get(node.outputs[0], ())
         clusters = {id(self.cluster_of.get(each.name)) for each in readers}
-        is_map = all(statement.kind is StatementKind.MAP for statement in node.program.statements)
-        if not is_map or len(clusters) < 2 or any(each.name not in self.cluster_of for each in readers):
+        if not _is_map(node) or len(clusters) < 2 or any(each.name not in self.cluster_of for each in readers):
             return False
-        return all(self.cluster_of[each.name] is not own for each, _ in self._producers(_Cluster([node], own.cost)))
+        stack = [node]
+        while stack:  # behind a sum of its own fused node it costs nothing
+            before = (each for each, _ in self._producers(_Cluster([stack.pop()], own.cost)))
+            inside = [each for each in before if self.cluster_of[each.name] is own]
+            if not all(map(_is_map, inside)):
+                return False
+            stack += inside
+        return True
 
     def _are_faster(self, node: OpNode, copies: Sequence[OpNode], readers: Sequence[OpNode]) -> bool:
         """Return whether the model expects readers with copies of a node to be faster, each as many kernels as alone."""

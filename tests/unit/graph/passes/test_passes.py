@@ -187,6 +187,26 @@ def test_maps_that_several_nodes_share_are_computed_by_each() -> None:
         check_equal(graph, fused, weights)
 
 
+def test_a_mask_that_attentions_share_does_not_keep_them_apart() -> None:
+    """The mask of the second attention would be read from the fused node of the first one's scores."""
+    builder, _ = builder_of()
+    places, last = (add_input(builder, name, *shape, dtype=DType.INT32) for name, shape in (("places", (2048,)), ("last", (1, 1))))
+    hidden = builder.call("logical_not", [builder.call("less_equal", [places, last])])
+    low = builder.add_constant(np.array(-1000, np.float16), DType.FLOAT16)
+    mixed = add_input(builder, "query", 2, 4, 64, dtype=DType.FLOAT16)
+    for layer in "ab":
+        keys, values = (add_input(builder, f"{name}{layer}", 2, 2048, 64, dtype=DType.FLOAT16) for name in ("keys", "values"))
+        scores = builder.call("matmul", [mixed, builder.call("transpose", [keys], permutation=(0, 2, 1))])
+        scores = builder.call("reshape", [scores], shape=(8, 1, 2048))
+        weights = builder.call("softmax", [builder.call("where", [hidden, low, scores])])
+        weights = builder.call("reshape", [weights], shape=(2, 4, 2048))
+        mixed = builder.call("matmul", [weights, values])
+    graph = builder.finish([("mixed", mixed)])
+    costs = CostTable(load("nvidia-h200-sxm"))
+    stored, fused = (verify(each) for each in (_Fusion(graph, costs).run(), fuse_operators(graph, costs)))
+    assert len(fused.nodes) == 3 < len(stored.nodes)  # both attentions, and the mask
+
+
 def test_shared_maps_that_are_outputs_are_stored() -> None:
     for target in ("nvidia-h200-sxm", "cpu-x86-avx2"):
         graph, weights = rotations()
