@@ -22,6 +22,7 @@ const current = /^\/m(\/|$)/.test(location.pathname) ? '/m' : location.pathname 
 function Top({ address }) {
   const [copied, setCopied] = useState(false);
   const copy = async (event) => {
+    if (!navigator.clipboard) return; // neither https nor localhost: the link is followed
     event.preventDefault();
     await navigator.clipboard.writeText(new URL(address.value, location.href).href);
     setCopied(true);
