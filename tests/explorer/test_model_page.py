@@ -77,6 +77,29 @@ def test_a_model_is_opened_and_its_slowest_operator_leads_to_its_kernel(explorer
     assert "sha256:0" in unknown.get_by_test_id("problem").text_content()
 
 
+def refuse_without_key(page: Any) -> None:
+    problem = {"status": 401, "detail": "no key", "code": "unauthenticated", "errors": []}
+
+    def answer(route: Any) -> None:
+        if "authorization" in route.request.headers:
+            route.fallback()
+        else:
+            route.fulfill(status=401, json=problem)
+
+    page.route("**/v1/**", answer)
+
+
+def test_pages_of_models_work_once_they_have_a_key(explorer: Explorer) -> None:
+    explorer.expected.append("401")
+    page = explorer.open("/m", ready=".key", prepare=refuse_without_key)
+    page.wait_for_selector("[data-testid=problem]")
+    assert page.get_by_label("device").locator("option").count() == 1
+    page.get_by_label("API key").fill("secret")
+    page.get_by_label("API key").press("Enter")
+    page.wait_for_function("() => document.querySelector('[name=target]').options.length > 1")
+    assert page.get_by_test_id("problem").count() == 0
+
+
 FRAMES = """async () => {
   const drawing = document.querySelector('[data-testid=timeline]'), times = [];
   for (let i = 0; i < 60; i++) {

@@ -1,6 +1,6 @@
 // The page of a model on a service: /m/DIGEST shows a story, /m compiles a file.
 import { html } from 'htm/preact';
-import { useEffect, useState } from 'preact/hooks';
+import { useState } from 'preact/hooks';
 import { computed, effect, signal } from '@preact/signals';
 import { readDigest } from './address.js';
 import { getJson, post, put } from './api.js';
@@ -12,20 +12,24 @@ const WAIT_S = 10; // of one request for the operation
 const digest = signal(null);
 const problem = signal(null);
 const stage = signal('');
+const devices = signal([]);
 
 export const address = computed(() => (digest.value ? `/m/${digest.value}${picked.value === null ? '' : `?node=${picked.value}`}` : '/m'));
 
+async function readStory() {
+  show(await getJson(`/v1/models/${encodeURIComponent(digest.value)}/story`));
+  const node = new URLSearchParams(location.search).get('node');
+  if (/^\d{1,6}$/.test(node ?? '') && Number(node) < model.value.story.nodes.length) picked.value = Number(node);
+}
+const readDevices = async () => (devices.value = (await getJson('/v1/hardware')).hardware);
+
+// Reads what the page shows: a model, or the devices of the form. It is called again with a key.
 export async function load() {
   digest.value = readDigest(location.pathname);
-  if (!digest.value) return;
-  try {
-    problem.value = null;
-    show(await getJson(`/v1/models/${encodeURIComponent(digest.value)}/story`));
-    const node = new URLSearchParams(location.search).get('node');
-    if (/^\d{1,6}$/.test(node ?? '') && Number(node) < model.value.story.nodes.length) picked.value = Number(node);
-  } catch (error) {
-    problem.value = problemOf(error);
-  }
+  problem.value = null;
+  const fail = (error) => (problem.value = problemOf(error));
+  if (digest.value) await readStory().catch(fail);
+  if (!model.value) await readDevices().catch(fail);
 }
 
 let saving;
@@ -80,15 +84,11 @@ async function compile(event) {
 const PLANS = { cpu: ['auto', 'serial', 'parallel', 'rammer'], cuda: ['auto', 'launches', 'graph', 'waves', 'persistent'], amd: ['auto', 'launches'] };
 
 function Open() {
-  const [devices, setDevices] = useState([]), [target, setTarget] = useState('local');
-  const family = devices.find((each) => each.id === target)?.family ?? 'cpu';
-  useEffect(() => {
-    getJson('/v1/hardware').then(({ hardware }) => setDevices(hardware), (error) => (problem.value = problemOf(error)));
-  }, []);
+  const [target, setTarget] = useState('local'), family = devices.value.find((each) => each.id === target)?.family ?? 'cpu';
   return html`<section class="panel open"><h2>Open a model</h2>
     <form onSubmit=${compile}>
       <label>ONNX file or JSON graph <input type="file" name="file" required accept=".onnx,.json" data-testid="model-file" /></label>
-      <label>device <select name="target" value=${target} onChange=${(event) => setTarget(event.target.value)}><option value="local">the service's own CPU</option>${devices.map((each) => html`<option value=${each.id}>${each.name ?? each.id}</option>`)}</select></label>
+      <label>device <select name="target" value=${target} onChange=${(event) => setTarget(event.target.value)}><option value="local">the service's own CPU</option>${devices.value.map((each) => html`<option value=${each.id}>${each.name ?? each.id}</option>`)}</select></label>
       <label>plan <select name="plan">${(PLANS[family] ?? PLANS.amd).map((each) => html`<option>${each}</option>`)}</select></label>
       <button data-testid="compile" disabled=${!!stage.value}>Compile</button>
       <span role="status" class="quiet" data-testid="status">${stage.value && html`<i class="busy"></i>`}${stage.value}</span>
