@@ -100,6 +100,18 @@ def test_pages_of_models_work_once_they_have_a_key(explorer: Explorer) -> None:
     assert page.get_by_test_id("problem").count() == 0
 
 
+def test_launches_and_signals_of_a_gpu_are_no_work(explorer: Explorer) -> None:
+    story = make_story(3)
+    work_s = [sum(each["end_s"] - each["start_s"] for each in story["instructions"] if each.get("veu") == veu and "step" in each)
+              for veu in range(4)]  # fmt: skip
+    whole_s = 20 * story["seconds"]
+    story["instructions"].append({"kind": "synchronize", "start_s": story["seconds"], "end_s": whole_s})
+    page = explorer.open(MODEL_PATH, prepare=lambda page: answer_story(page, story | {"seconds": whole_s}))
+    works = re.search(r"the busiest works ([\d.]+) ?%", page.get_by_test_id("verdict").text_content())
+    assert works is not None
+    assert float(works[1]) == pytest.approx(100 * max(work_s) / whole_s, abs=0.6)
+
+
 FRAMES = """async () => {
   const drawing = document.querySelector('[data-testid=timeline]'), times = [];
   for (let i = 0; i < 60; i++) {

@@ -74,7 +74,7 @@ function prepare(story) {
     groups.set(key, group);
   });
   const busy = lanes.map((lane) => lane.reduce((sum, each) => sum + (each.kind === 'execute') * (each.end_s - each.start_s), 0));
-  const whole_s = whole.reduce((sum, each) => sum + each.end_s - each.start_s, 0);
+  const whole_s = whole.reduce((sum, each) => sum + (each.kind !== 'synchronize') * (each.end_s - each.start_s), 0);
   const waits = instructions.filter((each) => each.kind === 'wait');
   return {
     story,
