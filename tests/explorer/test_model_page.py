@@ -112,6 +112,22 @@ def test_launches_and_signals_of_a_gpu_are_no_work(explorer: Explorer) -> None:
     assert float(works[1]) == pytest.approx(100 * max(work_s) / whole_s, abs=0.6)
 
 
+def test_a_link_has_the_bucket_that_its_operator_is_of(explorer: Explorer) -> None:
+    buckets = [make_story(layers) | {"dims": {"batch": layers}} for layers in (1, 3)]
+    answer = {"buckets": buckets}
+    page = explorer.open(MODEL_PATH, prepare=lambda page: answer_story(page, answer))
+    page.get_by_label("bucket").select_option(label="batch = 3")
+    page.locator("[data-testid=operators] button").nth(2).click()
+    name = page.get_by_test_id("node").locator(".mono").text_content()
+    page.wait_for_function("() => location.search.includes('node=')")
+    page.reload()
+    page.wait_for_selector("[data-testid=node]")
+    assert page.get_by_label("bucket").locator("option:checked").text_content() == "batch = 3"
+    assert page.get_by_test_id("node").locator(".mono").text_content() == name
+    again = explorer.open(MODEL_PATH + "?bucket=2&node=1", prepare=lambda page: answer_story(page, answer))
+    assert again.get_by_test_id("node").count() == 0
+
+
 FRAMES = """async () => {
   const drawing = document.querySelector('[data-testid=timeline]'), times = [];
   for (let i = 0; i < 60; i++) {

@@ -25,6 +25,9 @@ export const readSelection = (query) => ({
   step: readNumber(query.get('step')),
 });
 
+// What is looked at of a model, as readSelection says it.
+export const readChoice = (query) => ({ bucket: readNumber(query.get('bucket')), node: readNumber(query.get('node')) });
+
 // The digest of an address of a kernel, as it is written if it is not well formed; null of another address.
 export function readDigest(path) {
   const written = /^\/[km]\/(.+)$/.exec(path)?.[1] ?? null;

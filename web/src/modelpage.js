@@ -2,10 +2,10 @@
 import { html } from 'htm/preact';
 import { useState } from 'preact/hooks';
 import { computed, effect, signal } from '@preact/signals';
-import { readDigest } from './address.js';
+import { readChoice, readDigest } from './address.js';
 import { getJson, post, put } from './api.js';
 import { ModelView } from './model.js';
-import { model, picked, show } from './modelstate.js';
+import { bucket, chooseBucket, model, picked, show, stories } from './modelstate.js';
 import { problemOf } from './problem.js';
 
 const WAIT_S = 10; // of one request for the operation
@@ -14,12 +14,18 @@ const problem = signal(null);
 const stage = signal('');
 const devices = signal([]);
 
-export const address = computed(() => (digest.value ? `/m/${digest.value}${picked.value === null ? '' : `?node=${picked.value}`}` : '/m'));
+export const address = computed(() => {
+  if (!digest.value) return '/m';
+  const choice = [['bucket', bucket.value || null], ['node', picked.value]].filter(([, number]) => number !== null);
+  return `/m/${digest.value}${choice.length ? `?${new URLSearchParams(choice)}` : ''}`;
+});
 
 async function readStory() {
   show(await getJson(`/v1/models/${encodeURIComponent(digest.value)}/story`));
-  const node = new URLSearchParams(location.search).get('node');
-  if (/^\d{1,6}$/.test(node ?? '') && Number(node) < model.value.story.nodes.length) picked.value = Number(node);
+  const choice = readChoice(new URLSearchParams(location.search));
+  if (choice.bucket !== null && !stories.value[choice.bucket]) return; // the node is of another graph
+  if (choice.bucket) chooseBucket(choice.bucket);
+  if (choice.node !== null && choice.node < model.value.story.nodes.length) picked.value = choice.node;
 }
 const readDevices = async () => (devices.value = (await getJson('/v1/hardware')).hardware);
 
