@@ -59,6 +59,10 @@ def test_a_model_is_opened_and_its_slowest_operator_leads_to_its_kernel(explorer
     page.keyboard.press("Enter")
     page.wait_for_selector("[data-testid=programs]")
     assert page.locator(".diagnostics b").count() == 0
+    page.go_back()
+    page.wait_for_selector("[data-testid=timeline]")
+    page.go_back()
+    page.wait_for_selector("[data-testid=model-file]")
     for testid in ("graph", "timeline", "arena"):  # and the keys of the drawings
         again.get_by_test_id(testid).focus()
         again.keyboard.press("Escape")

@@ -79,8 +79,7 @@ async function compile(event) {
       problem.value = operation.error;
       return;
     }
-    history.pushState(null, '', `/m/${operation.response.digest}`);
-    await load();
+    location.assign(`/m/${operation.response.digest}`); // so that Back returns to the form
   } catch (error) {
     stage.value = '';
     problem.value = error instanceof SyntaxError ? { detail: `${file.name} is no JSON: ${error.message}` } : problemOf(error);
