@@ -105,9 +105,13 @@ def test_a_kernel_is_compiled_and_its_link_shows_it_again(explorer: Explorer) ->
     assert again.get_by_test_id("estimate").text_content() == page.get_by_test_id("estimate").text_content()
     assert again.get_by_label("shape of x").input_value() == "4096"
     other = build(explorer, target="cpu-x86-avx2")
-    again.get_by_test_id("compare").fill(explorer.address + other)
+    again.get_by_test_id("compare").fill("nonsense")
+    again.get_by_test_id("compare").press("Enter")
+    assert "got nonsense" in again.get_by_test_id("fault").text_content()
+    again.get_by_test_id("compare").fill(explorer.address + other.replace(":", "%3A"))
     again.get_by_test_id("compare").press("Enter")
     again.wait_for_selector("[data-testid=differences]")
+    assert again.get_by_test_id("fault").count() == 0
     assert "register" in again.get_by_test_id("differences").text_content()
     assert again.locator("[data-testid=difference] .added").count() > 0
     again.wait_for_function("() => location.search.includes('compare=sha256')")

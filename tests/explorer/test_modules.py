@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from explorer_pages import SOURCE, run_node
@@ -44,6 +45,27 @@ def test_the_program_of_a_kernel_is_found_by_its_estimate() -> None:
     assert call("built.js", "storyOf", None, {"estimate": estimate_of(2.0)}) is None
     assert call("built.js", "findProgram", story, program_of(16)) == 1
     assert call("built.js", "findProgram", story, program_of(32)) == -1
+
+
+DIGEST = "sha256:" + "1f" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "digest"),
+    [(DIGEST, DIGEST), (DIGEST.upper(), DIGEST), (f"https://host/k/{quote(DIGEST, safe='')}?view=ptx", DIGEST),
+     (f"/k/{DIGEST}?compare=sha256:{'2' * 64}", DIGEST), ("nonsense", None), ("100 %", None), (DIGEST[:-1], None),
+     (DIGEST + "0", None), ("", None)],
+)  # fmt: skip
+def test_a_digest_is_found_in_what_is_pasted(text: str, digest: str | None) -> None:
+    assert call("address.js", "findDigest", text) == digest
+
+
+def test_figures_of_all_launches_are_compared() -> None:
+    launches = [{"grid": [size, 1, 1], "block": [128, 1, 1]} for size in (4, 8)]
+    resources = [{"registers_per_thread": count, "shared_bytes": 0, "spill_bytes": 0} for count in (32, 40)]
+    figures = dict(call("calls.js", "launchFigures", {"launches": launches, "resources": resources}))
+    assert (figures["launches"], figures["grid"], figures["grid of launch 2"]) == ("2", "4×1×1", "8×1×1")
+    assert (figures["registers"], figures["registers of launch 2"]) == ("32", "40")
 
 
 def test_code_that_compiles_has_the_options_of_the_request() -> None:

@@ -38,6 +38,17 @@ export function readDigest(path) {
   }
 }
 
+// The digest of a kernel in a text that somebody pastes: a digest, or a link as it is written or encoded; else null.
+export function findDigest(text) {
+  let decoded = text;
+  try {
+    decoded = decodeURIComponent(text);
+  } catch {
+    // no encoded link
+  }
+  return /\bsha256:[0-9a-f]{64}(?![0-9a-z])/i.exec(decoded)?.[0].toLowerCase() ?? null;
+}
+
 export function requestQuery({ expression, target, inputs, constants, factors, outputs, options }) {
   const query = new URLSearchParams({ expr: expression, target });
   for (const each of Object.entries(inputs)) query.append('input', inputText(each));

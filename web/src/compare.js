@@ -1,9 +1,10 @@
 // Two kernels side by side: what differs of their tiles and figures, and of their texts.
 import { html } from 'htm/preact';
 import { useEffect, useState } from 'preact/hooks';
+import { findDigest } from './address.js';
 import { getJson, getText } from './api.js';
 import { storyOf } from './built.js';
-import { longest } from './calls.js';
+import { launchFigures, longest } from './calls.js';
 import { diffLines } from './diff.js';
 import * as f from './format.js';
 import { compared, readReport } from './state.js';
@@ -20,7 +21,6 @@ async function readKernel(digest) {
 
 // Name and value of what describes a kernel, in order.
 function describe({ facts, program }) {
-  const [launch] = facts.launches, [resources] = facts.resources;
   const tiles = Object.entries(program?.tiles ?? {}).map(([level, tile]) => [`tile in ${level}`, Object.entries(tile).map((pair) => pair.join(' ')).join(' · ')]);
   const others = Object.entries(program ?? {}).filter(([, value]) => ['string', 'number', 'boolean'].includes(typeof value));
   return new Map([
@@ -30,8 +30,7 @@ function describe({ facts, program }) {
     ['measured', f.time(facts.measurement?.median_s)],
     ...tiles,
     ...others.map(([name, value]) => [name.replaceAll('_', ' '), String(value)]),
-    ...(launch ? [['grid', launch.grid.join('×')], ['block', launch.block.join('×')]] : []),
-    ...(resources ? [['registers', String(resources.registers_per_thread)], ['shared', f.bytes(resources.shared_bytes)]] : []),
+    ...launchFigures(facts),
   ]);
 }
 
@@ -61,7 +60,7 @@ function Lines({ pair }) {
 }
 
 export function Compare({ kernel }) {
-  const [answer, setAnswer] = useState(null), other = compared.value;
+  const [answer, setAnswer] = useState(null), [fault, setFault] = useState(''), other = compared.value;
   useEffect(() => {
     let isGone = false;
     setAnswer(null);
@@ -70,10 +69,13 @@ export function Compare({ kernel }) {
   }, [kernel.digest, other]);
   const choose = (event) => {
     event.preventDefault();
-    compared.value = /sha256:[0-9a-f]{64}/.exec(new FormData(event.currentTarget).get('other'))?.[0] ?? '';
+    const text = new FormData(event.currentTarget).get('other').trim(), found = findDigest(text);
+    setFault(text && !found ? `expected the link of a compiled kernel, or sha256: and 64 hexadecimal digits, got ${text.slice(0, 100)}` : '');
+    compared.value = found ?? '';
   };
   return html`<div class="compare"><h3>Compare</h3>
     <form class="choices" onSubmit=${choose}><label>with the link or digest of another kernel <input name="other" data-testid="compare" defaultValue=${other} autocomplete="off" /></label><button>compare</button></form>
+    ${fault && html`<p class="bad" role="alert" data-testid="fault">${fault}</p>`}
     ${answer?.error && html`<p class="bad" role="status">${answer.error}</p>`}
     ${answer?.pair && html`<${Figures} pair=${answer.pair} /><${Lines} pair=${answer.pair} />`}</div>`;
 }
