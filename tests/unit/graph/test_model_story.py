@@ -108,9 +108,9 @@ TOWERS = {
 }
 
 
-def compiled(plan: Any, **options: Any) -> Model:
+def compiled(plan: Any, model: dict[str, Any] = TOWERS, **options: Any) -> Model:
     given = {"select": "model", "top_k": 1, "threads": 2, "plan": plan} | options
-    return compile_model(copy.deepcopy(TOWERS), **given)
+    return compile_model(copy.deepcopy(model), **given)
 
 
 def check_story(story: dict[str, Any]) -> None:
@@ -135,12 +135,15 @@ def check_story(story: dict[str, Any]) -> None:
 def test_the_story_of_a_model_is_that_of_its_plan(tmp_path: Path) -> None:
     model = compiled("serial")
     check_story(model.story)
-    eager = compiled("eager")
+    named = copy.deepcopy(TOWERS)
+    named["nodes"][8]["name"] = "flat+view"
+    eager = compiled("eager", model=named)
     check_story(eager.story)
     nodes = {each["name"]: each for each in eager.story["nodes"]}
     assert len(nodes) == len(TOWERS["nodes"])
-    assert nodes["flat"]["view"]
-    assert "kernel" not in nodes["flat"]
+    assert nodes["flat+view"]["view"]
+    assert nodes["flat+view"]["members"] == ["flat+view"]
+    assert "kernel" not in nodes["flat+view"]
     assert eager.story["kernels"][nodes["a0"]["kernel"]]["digest"] == eager.kernels[nodes["a0"]["kernel"]].digest
     assert model.story["seconds"] == pytest.approx(sum(each["seconds"] for each in model.story["steps"]))
     for plan in ("parallel", "rammer"):
