@@ -10,7 +10,7 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.compile import candidates_table
 from roller_svc.cli.page_file import KERNEL, write_page
-from roller_svc.errors import ToolchainMissingError
+from roller_svc.errors import ArgumentError, ToolchainMissingError
 from roller_svc.ir.options import KernelOptions
 from roller_svc.on_use import OnUse
 
@@ -65,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     common.check_program(options)
+    if options.as_schedule and options.html is not None:
+        raise ArgumentError("--as-schedule and --html exclude each other: a schedule has no page", code="invalid-option")
     request = common.parse_request(options)
     if options.as_schedule:
         found = explain_as_schedule(request, first_plan(request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ def test_options_of_a_plan_build_its_text(expression: str, inputs: Any, target: 
     assert texts[0] == texts[1]
 
 
-def test_a_plan_is_edited_and_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_edited_and_compiled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Read what construction chose, change a line, run it."""
     expression, inputs = SAID["rows"]
     program = [expression, "--input", "a=float32[4,6,32]", "--input", "b=float32[32]", "--target", AVX2]
@@ -108,3 +109,7 @@ def test_a_plan_is_edited_and_compiled(capsys: pytest.CaptureFixture[str]) -> No
     assert document["options"]["select"] == "model"
     assert main(["explain", expression.replace("relu", "sqrt"), *program[1:5], "--target", A100, "--as-schedule"]) == 0
     assert "block" in capsys.readouterr().out
+    page = tmp_path / "page.html"
+    assert main(["explain", *program, "--as-schedule", "--html", str(page)]) == 2
+    assert "--as-schedule and --html exclude each other" in capsys.readouterr().err
+    assert not page.exists()
