@@ -171,6 +171,21 @@ def test_operations_are_shown_as_they_happen(explorer: Explorer) -> None:
     assert failed["error"]["detail"] in page.locator(".failure").text_content()
 
 
+def test_a_model_over_several_devices_has_no_link(explorer: Explorer) -> None:
+    subgraphs: list[list[dict[str, str]]] = [[], [{"device": "a"}, {"device": "b"}]]
+    operations = [
+        make_operation(number, request={"model": "f" * 64, "target": "local"}, response={"digest": "sha256:ab", "subgraphs": each})
+        for number, each in enumerate(subgraphs, 1)
+    ]
+    page = explorer.open("/farm", ready="[data-testid=operations]", prepare=lambda page: answer_farm(page, operations))
+    buttons = page.locator("[data-testid=operations] button")
+    buttons.nth(1).click()  # the newest is the first
+    page.get_by_role("link", name="open the model").wait_for()
+    buttons.nth(0).click()
+    page.get_by_text("over several devices").wait_for()
+    assert page.get_by_role("link", name="open the model").count() == 0
+
+
 def open_file(explorer: Explorer, file: Path) -> Any:
     """Open a file without a network, and return the tab and the addresses that it asked for."""
     page = explorer.browser.new_context(offline=True).new_page()

@@ -103,13 +103,19 @@ async function explainMiss({ name, metadata }) {
   }
 }
 
+function Result({ response, isModel }) {
+  if (!isModel) return html`<a href=${`/k/${response.digest}`}>open the kernel</a>`;
+  if (response.subgraphs?.length) return html`<span class="quiet">a model over several devices, which has no story</span>`;
+  return html`<a href=${`/m/${response.digest}`}>open the model</a>`;
+}
+
 function Detail({ operation }) {
   const { response, metadata, request } = operation;
   return html`<tr class="detail"><td colspan="6"><pre tabindex="0">${titleOf(operation)}</pre>
     ${operation.error && html`<${Failure} operation=${operation} />`}
     <p class="quiet">${operation.name} · ${metadata.cache ?? ''} · asked ${metadata.create_time}${metadata.waiting_for ? ` · no worker takes from ${metadata.waiting_for}` : ''}</p>
     ${reasons.value.get(operation.name) && html`<p class="quiet">${reasons.value.get(operation.name)}</p>`}
-    ${response && html`<p><a href=${request?.model ? `/m/${response.digest}` : `/k/${response.digest}`}>${request?.model ? 'open the model' : 'open the kernel'}</a></p>`}</td></tr>`;
+    ${response && html`<p><${Result} response=${response} isModel=${!!request?.model} /></p>`}</td></tr>`;
 }
 
 function open(operation) {
