@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,13 +28,14 @@ from roller_svc import hardware
 from roller_svc.cli import main
 from roller_svc.client.client import Client
 from roller_svc.client.schemas import GraphOptions, TuneOptionsModel
-from roller_svc.errors import InputError, UnsupportedModelError
+from roller_svc.errors import InputError, UnknownKernelError, UnsupportedModelError
 from roller_svc.farm.models import ModelRequest, check_named, model_digest
 from roller_svc.graph import python_ops
 from roller_svc.graph.serialize import FORMAT
 from roller_svc.hardware import load
 from roller_svc.model import device_spec, load_model
 from roller_svc.service.app import create_app
+from roller_svc.service.routes import models
 from roller_svc.settings import Settings, read_settings, use
 
 MAX_BLOB_BYTES = 1 << 16
@@ -426,8 +428,21 @@ def test_a_model_over_several_devices_is_compiled(http: httpx.Client, client: Cl
     model = load_model(tmp_path, runtime="emulator")
     np.testing.assert_array_equal(model(x=np.ones(4, np.float32))["z"], np.ones(4, np.float32))
     problem(http.post("/v1/graphs:estimate", json=_body(options)), 422, "invalid-option")
+    refusal = problem(http.get(f"/v1/models/{response.digest}/story"), 404, "unknown-artifact")
+    assert "for several devices" in refusal["detail"]
     with pytest.raises(InputError, match=f"labels in the model's file name {H200}"):
         check_named(ModelRequest("0" * 64, "graph", "local", {"devices": {"add": "cpu"}}), ["local", "python:f", H200])
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [({"files": {}}, "a version without stories"), ({}, "a version without stories"), (None, "no model"),
+     ({"files": {"story": "0" * 64}}, "no longer stored: compile it again")],
+)  # fmt: skip
+def test_a_story_that_a_model_lacks_says_why(facts: dict[str, Any] | None, words: str) -> None:
+    store: Any = SimpleNamespace(model=lambda digest: facts, get=lambda blob: None)
+    with pytest.raises(UnknownKernelError, match=words):
+        models._read_part(store, f"sha256:{'1' * 64}", "story")
 
 
 def _body(options: GraphOptions) -> dict[str, Any]:

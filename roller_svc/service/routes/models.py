@@ -7,9 +7,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse, Response
@@ -165,7 +165,7 @@ async def batch_compile_graphs(body: GraphBatchRequest, request: Request) -> Res
 )
 async def model_tuning(digest: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Return the trials of a model of `tune: now`: the tree of choices, each trial, and what was chosen."""
-    return await _model_part(request, digest, TUNING, "without trials", if_none_match)
+    return await _model_part(request, digest, TUNING, if_none_match)
 
 
 @router.get(
@@ -176,13 +176,13 @@ async def model_tuning(digest: str, request: Request, if_none_match: Annotated[s
 )
 async def model_story(digest: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Return the story of a model: its nodes, what each core does when, and where tensors lie."""
-    return await _model_part(request, digest, STORY, "for several devices, or by a version without stories", if_none_match)
+    return await _model_part(request, digest, STORY, if_none_match)
 
 
-async def _model_part(request: Request, digest: str, kind: str, lacking: str, if_none_match: str | None) -> Response:
+async def _model_part(request: Request, digest: str, kind: str, if_none_match: str | None) -> Response:
     """Return a part of a model that is JSON. Raises UnknownKernelError where it was built without."""
     state = state_of(request)
-    content = await state.run(lambda: _read_part(state.store, digest, kind, lacking))
+    content = await state.run(lambda: _read_part(state.store, digest, kind))
     headers = immutable_headers(f"{digest}/{kind}", is_public=state.is_open, is_weak=True)
     return not_modified(if_none_match, headers) or Response(content, media_type="application/json", headers=headers)
 
@@ -233,16 +233,24 @@ def _with_source(store: Store, body: GraphRequest, target: str) -> ModelRequest:
     return ModelRequest(bare, ONNX, target, options)
 
 
-def _read_part(store: Store, digest: str, kind: str, lacking: str) -> bytes:
+def _read_part(store: Store, digest: str, kind: str) -> bytes:
     facts = store.model(digest) if _DIGEST.fullmatch(digest) else None
     if facts is None:
         raise UnknownKernelError(f"no model {digest[:80]}")
     files = facts.get("files")
     blob = files.get(kind) if isinstance(files, dict) else None
-    content = store.get(blob) if isinstance(blob, str) else None
+    if not isinstance(blob, str):
+        raise UnknownKernelError(f"model {digest} was built {_why_without(kind, facts)}", code="unknown-artifact")
+    content = store.get(blob)
     if content is None:
-        raise UnknownKernelError(f"model {digest} was built {lacking}", code="unknown-artifact")
+        raise UnknownKernelError(f"the {kind} of model {digest} is no longer stored: compile it again", code="unknown-artifact")
     return content
+
+
+def _why_without(kind: str, facts: Mapping[str, Any]) -> str:
+    if kind == TUNING:
+        return "without trials"
+    return "for several devices, which have no story" if facts.get("subgraphs") else "by a version without stories"
 
 
 def _bare_digest(digest: str) -> str:
