@@ -150,7 +150,7 @@ def _read(path: Path, metadata: MixedMetadata, hosts: tuple[HostNode, ...], runt
     _check_types(caller, graph, metadata.plan, {node: each.variants[0].plan for node, each in parts.items()})
     program = MixedProgram(
         metadata.plan, caller, graph, _read_constants(path, metadata), {n: _loader(each, runtime) for n, each in parts.items()},
-        runtime, metadata.order,
+        {node: each.variants[0].plan for node, each in parts.items()}, runtime, metadata.order,
     )  # fmt: skip
     kernels = tuple(each.kernels[position] for each in parts.values() for position in each.variants[0].kernels)
     return MixedBundle(metadata.digest, metadata.name, metadata.target, program, kernels, metadata.report)

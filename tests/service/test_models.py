@@ -420,6 +420,7 @@ def test_a_model_over_several_devices_is_compiled(http: httpx.Client, client: Cl
     assert response is not None
     assert [(each.device, each.nodes) for each in response.subgraphs] == [("local", ["add"]), (H200, ["sub"])]
     assert [(each["tensor"], each["from"], each["to"]) for each in response.copies] == [("y", "host", H200), ("z", H200, "host")]
+    assert all(0 < each.seconds < response.estimate.seconds for each in response.kernels)
     assert response.sinks is not None
     assert (response.sinks.submissions, response.sinks.outside, response.plan["kind"]) == (2, [], "split")
     zipfile.ZipFile(io.BytesIO(client.file(response.links["bundle"]))).extractall(tmp_path)

@@ -157,6 +157,12 @@ def test_a_model_over_several_devices_is_saved_and_loaded(
     loaded = roller_svc.load_model(folder, "emulator")
     assert (loaded.digest, loaded.name, loaded.plan) == (built.digest, built.name, built.plan)
     assert [each.uses for each in loaded.kernels] == [each.uses for each in built.kernels]
+    assert loaded.estimate == built.estimate
+    assert [each.name for each in built.estimate.stages] == [each.digest for each in built.kernels]
+    assert all(each.seconds > 0 for each in built.estimate.stages)
+    assert f"{len(built.kernels)} kernels" in built._repr_html_()
+    assert loaded.report["passes"][0]["nodes_before"] == 5
+    assert sum(len(each["nodes"]) for each in loaded.report["classes"]) == loaded.report["passes"][-1]["nodes_after"]
     results = loaded.run({"x": x, "y": y}, states={"s": s})
     w, k = (np.array(source["constants"][name]["values"], np.float32) for name in "wk")
     c = (x + y) - y
@@ -587,5 +593,7 @@ def test_the_command_line_places_nodes(capsys: pytest.CaptureFixture[str], tmp_p
     out = capsys.readouterr().out
     assert "a makes it in the memory of host" in out
     assert H200 in out
+    assert "4 operators in 3 nodes, 3 kernels" in out
+    assert out.index("C[i, j] +=! A[i, k] * B[k, j]") < out.index("nvidia-h200-sxm  ")  # in the table of kernels
     assert main(["model", "plan", str(file), "--device", "b"]) == 2
     assert "expected NODE=ID" in capsys.readouterr().err
