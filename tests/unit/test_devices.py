@@ -195,7 +195,7 @@ def test_a_model_over_several_devices_is_saved_and_loaded(
     for change in (
         {"order": "random"}, {"parts": damage["parts"][:-1]}, {"outputs": damage["outputs"][1:]},
         {"plan": damage["plan"] | {"steps": damage["plan"]["steps"][1:], "before": damage["plan"]["before"][1:]}},
-        {"hosts": []}, {"format": "roller-mixed-model/0"},
+        {"hosts": []}, {"format": "roller-mixed-model/0"}, {"target": "cpu-arm-neon"}, *damaged_plans(damage["plan"]),
     ):  # fmt: skip
         (folder / "metadata.json").write_text(json.dumps(damage | change))
         refuse("damaged-kernel")
@@ -204,6 +204,23 @@ def test_a_model_over_several_devices_is_saved_and_loaded(
     content[0] ^= 1
     (folder / "constants.bin").write_bytes(content)
     refuse("damaged-kernel")
+
+
+def damaged_plans(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield changes of a saved plan, each with one fault."""
+    steps, before = plan["steps"], plan["before"]
+    copy = next(i for i, step in enumerate(steps) if "tensor" in step)
+    part = next(i for i, step in enumerate(steps) if step.get("device") == H200)
+    call = next(i for i, step in enumerate(steps) if step.get("device", "").startswith("python:"))
+    for number, fault in (
+        (part, {"nodes": []}), (call, {"nodes": []}), (copy, {"bytes": -1}), (copy, {"bytes": 1 << 60}),
+        (copy, {"bytes": steps[copy]["bytes"] + 1}), (part, {"device": "zzz"}), (part, {"device": "local"}),
+        (part, {"memory": HOST}), (call, {"device": "python:other"}), (part, {"inputs": steps[part]["inputs"] * 2}),
+    ):  # fmt: skip
+        yield {"plan": plan | {"steps": [*steps[:number], steps[number] | fault, *steps[number + 1 :]]}}
+    yield {"plan": plan | {"across": "zzz"}}
+    yield {"plan": plan | {"before": before[:-1]}}
+    yield {"plan": plan | {"before": [*before[:-1], [-1]]}}
 
 
 CODE = [
