@@ -839,6 +839,27 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     }
 
 
+def find_devices(
+    source: object,
+    target: str,
+    inputs: Mapping[str, object] | None = None,
+    *,
+    dims: Mapping[str, int | str | Sequence[int]] | None = None,
+    constants: Mapping[str, object] | None = None,
+    devices: Mapping[str, str] | None = None,
+) -> set[str]:
+    """Return the devices of a model's nodes, by its labels and the caller's; nothing if all are the target. Compiles nothing.
+
+    A device is an id, or python:NAME. Raises as compile_model does.
+    """
+    types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
+    _check_constants(constants)
+    source, dims = prepare_source(source, dims)
+    graph = load_graph(source, Weights(), types, _buckets(dims)[0], constants)
+    placed = place_nodes(graph, check_labels(devices), hardware.load(validate_target(target)))
+    return set() if placed is None else set(placed.devices.values())
+
+
 def load_model(folder: str | os.PathLike[str], runtime: str = "auto", *, tune: str = TUNE_KINDS[0]) -> Model:
     """Load a saved model, without a compiler.
 
