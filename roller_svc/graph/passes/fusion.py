@@ -61,6 +61,21 @@ def _is_map(node: OpNode) -> bool:
     return all(statement.kind is StatementKind.MAP for statement in node.program.statements)
 
 
+def _renamed(node: OpNode, reader: str, used: set[str]) -> OpNode:
+    """Return a node of one result with names that the graph does not use, for a reader of it."""
+
+    def choose(name: str) -> str:
+        name = f"{name}@{reader}"
+        while name in used:
+            name += "_"
+        used.add(name)
+        return name
+
+    (tensor,) = node.outputs
+    name = choose(node.name)
+    return replace(node, name=name, outputs=(name if tensor == node.name else choose(tensor),))
+
+
 class _Fusion:
     def __init__(self, graph: Graph, costs: CostTable) -> None:
         self.graph, self.costs = graph, costs
@@ -131,12 +146,15 @@ class _Fusion:
         """
         changed: dict[str, OpNode] = {}
         copies: dict[str, list[OpNode]] = {}
-        for node in self.graph.nodes:
+        used = {*self.order, *self.graph.types}
+        for node in reversed(self.graph.nodes):
             if not isinstance(node, OpNode) or not self._is_shared_map(node):
                 continue
             (tensor,) = node.outputs
             readers = [each for each in self.readers[tensor] if isinstance(each, OpNode)]
-            own = [replace(node, name=f"{node.name}@{each.name}", outputs=(f"{tensor}@{each.name}",)) for each in readers]
+            if any(each.name in copies for each in readers):  # which this round replaces
+                continue
+            own = [_renamed(node, each.name, used) for each in readers]
             if not self._are_faster(node, own, readers):
                 continue
             copies[node.name] = own

@@ -27,7 +27,7 @@ from roller_svc.graph.views import view_offset_elements
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.graph import FUSED, Graph, LoopNode, OpNode, iter_nodes, verify
+from roller_svc.ir.graph import FUSED, Graph, LoopNode, Node, OpNode, iter_nodes, verify
 from roller_svc.ir.program import TensorType
 
 CPU = load("cpu-x86-avx2")
@@ -185,6 +185,39 @@ def test_maps_that_several_nodes_share_are_computed_by_each() -> None:
         assert 0.0 < after < before, target
         assert len(fused.nodes) == 3 < len(stored.nodes), target  # the tables, and a node for each rotation
         check_equal(graph, fused, weights)
+
+
+def test_shared_maps_of_shared_maps_are_copied_with_unused_names() -> None:
+    """The graph has the name that a copy would take."""
+    builder, weights = builder_of()
+    base = builder.call("mul", [add_input(builder, "p", 1, 1024)] * 2)
+    rows = builder.call("tile", [builder.call("exp", [base])], repeats=(8, 1))
+    q, r, s = (add_input(builder, name, height, 1024) for name, height in (("q", 8), ("r", 8), ("s", 16)))
+    results = [
+        builder.call("reduce_sum", [builder.call("mul", [q, rows])], axis=(1,)),
+        builder.call("reduce_max", [builder.call("sub", [r, rows])], axis=(1,)),
+        builder.call("reduce_sum", [builder.call("mul", [s, base])], axis=(1,)),
+        builder.call("reduce_sum", [builder.call("relu", [q])], axis=(1,)),
+    ]
+    graph = builder.finish([(f"y{i}", result) for i, result in enumerate(results)])
+    costs = CostTable(load("nvidia-h200-sxm"))
+    copied = _Fusion(graph, costs)
+    copied.run()
+    first = copied.copy_shared_maps()
+    assert first is not None
+    names = {node.name for node in verify(first).nodes} - {node.name for node in graph.nodes}
+    (relu,) = [node for node in graph.nodes if isinstance(node, OpNode) and node.operator == "relu"]
+    taken = min(names)
+
+    def renamed(node: Node) -> Node:
+        if node is relu:
+            return replace(relu, name=taken, outputs=(taken,))
+        return replace(node, inputs=tuple(taken if each == relu.outputs[0] else each for each in node.inputs))
+
+    graph = replace(graph, nodes=tuple(map(renamed, graph.nodes)))
+    fused = verify(fuse_operators(graph, costs))
+    assert any(taken + "_" in node.name for node in fused.nodes)
+    check_equal(graph, fused, weights)
 
 
 def test_a_mask_that_attentions_share_does_not_keep_them_apart() -> None:
