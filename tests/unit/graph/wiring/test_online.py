@@ -136,7 +136,11 @@ def test_slower_calls_never_undo_a_stop(clock: Clock, monkeypatch: pytest.Monkey
     searches: list[OnlineTuning] = []
     used: list[Any] = []
     wirer = Wirer(lambda: model, 1.0, clock)
-    tuning = OnlineTuning(wirer, searches.append, used.append, reopens=True, clock=clock)  # type: ignore[arg-type]  # finds nothing
+
+    def search(tuning: OnlineTuning) -> None:
+        searches.append(tuning)
+
+    tuning = OnlineTuning(wirer, search, used.append, reopens=True, clock=clock)
     assert tuning.wait(60)
     if when == "before":
         tuning.stop()
