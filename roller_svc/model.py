@@ -181,6 +181,7 @@ class _Variant:
         runtime: RuntimeChoice,
         prepare_steps: PrepareSteps | None = None,
         mixed: MixedPlan | None = None,
+        parts: tuple[ModelPlan, ...] = (),
         story_source: StorySource | None = None,
     ) -> None:
         self.dims = dims
@@ -189,6 +190,7 @@ class _Variant:
         self.kernels = kernels
         self.binary = binary
         self.mixed = mixed  # of a model over several devices
+        self.parts = parts  # of such a model: the plans of its subgraphs
         self.is_on_device = not binary and mixed is None and runtime is not RuntimeChoice.EMULATOR
         self._load: Callable[[], _Loaded] | None = load
         self._loaded: _Loaded | None = None
@@ -749,7 +751,7 @@ def _mixed_model(
         "plan": across, "plan_seconds": {across: parts.plan.seconds}, "plan_is_measured": False,
         "threads": options.hardware.num_cores if options.hardware.family is TargetKind.CPU else None,
         "order": order, "sinks": _sinks_of(parts.plan),
-        "passes": [], "seconds": {}, "classes": [], "buckets": [], "lowerings": {}, "cache": {},
+        "buckets": [], "lowerings": {}, **_report_builds(tuple(parts.built.values()), {}),
     }  # fmt: skip
     bundle = MixedBundle(f"sha256:{digits}", name, options.hardware.id, parts.program, listed, report)
     return _join_parts(bundle, prepare)
@@ -762,7 +764,7 @@ def _join_parts(bundle: MixedBundle, prepare: PrepareSteps | None) -> Model:
     program = bundle.program
     variant = _Variant(
         (), bundle.name, program.caller, tuple(positions[kernel.digest] for kernel in bundle.kernels),
-        lambda: MixedModel(program), b"", program.runtime, prepare, program.plan,
+        lambda: MixedModel(program), b"", program.runtime, prepare, program.plan, tuple(program.plans.values()),
     )  # fmt: skip
     return Model(bundle.digest, bundle.name, bundle.target, tuple(kernels.values()), (variant,), bundle.report)
 
@@ -835,6 +837,27 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
         "plan": None if estimate.lowering is None else estimate.lowering.kind,
         "lowerings": {} if estimate.lowering is None else estimate.lowering.to_json(),
     }
+
+
+def find_devices(
+    source: object,
+    target: str,
+    inputs: Mapping[str, object] | None = None,
+    *,
+    dims: Mapping[str, int | str | Sequence[int]] | None = None,
+    constants: Mapping[str, object] | None = None,
+    devices: Mapping[str, str] | None = None,
+) -> set[str]:
+    """Return the devices of a model's nodes, by its labels and the caller's; nothing if all are the target. Compiles nothing.
+
+    A device is an id, or python:NAME. Raises as compile_model does.
+    """
+    types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
+    _check_constants(constants)
+    source, dims = prepare_source(source, dims)
+    graph = load_graph(source, Weights(), types, _buckets(dims)[0], constants)
+    placed = place_nodes(graph, check_labels(devices), hardware.load(validate_target(target)))
+    return set() if placed is None else set(placed.devices.values())
 
 
 def load_model(folder: str | os.PathLike[str], runtime: str = "auto", *, tune: str = TUNE_KINDS[0]) -> Model:
@@ -1208,10 +1231,6 @@ def _saved_variant(bundle: VariantBundle, model: ModelBundle, runtime: RuntimeCh
 
 def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, import_s: float) -> dict[str, Any]:
     first = built[0][1]
-    seconds: dict[str, float] = {"import": import_s}
-    for name, value in (stage for _, each in built for stage in each.stage_seconds):
-        seconds[name] = seconds.get(name, 0.0) + value
-    hits, classes = sum(each.cache_hits for _, each in built), sum(len(each.classes) for _, each in built)
     kinds = [each.choice.kind if options.fuse else EAGER for _, each in built]
     buckets = [
         {"dims": dims, "plan": kind, "lowerings": dict(each.lowerings)} for kind, (dims, each) in zip(kinds, built, strict=True)
@@ -1228,10 +1247,31 @@ def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOp
         "buckets": buckets if len(buckets) > 1 else [],
         "tuning": None if first.tuning is None else first.tuning.to_json(),
         "select": options.select.value,
+        **_report_builds([each for _, each in built], {"import": import_s}),
+        **_report_passes([first]),
+    }
+
+
+def _report_builds(built: Sequence[BuiltModel], before: Mapping[str, float]) -> dict[str, Any]:
+    """Return what the passes and the compilation of several graphs have done together, after the stages before them."""
+    seconds = dict(before)
+    for name, value in (stage for each in built for stage in each.stage_seconds):
+        seconds[name] = seconds.get(name, 0.0) + value
+    hits, classes = sum(each.cache_hits for each in built), sum(len(each.classes) for each in built)
+    return {"seconds": seconds, "cache": {"hits": hits, "misses": classes - hits}, **_report_passes(built)}
+
+
+def _report_passes(built: Sequence[BuiltModel]) -> dict[str, Any]:
+    """Return the nodes of several graphs before and after each pass, and the classes of their kernels."""
+    return {
         "passes": [
-            {"name": each.name, "nodes_before": each.nodes_before, "nodes_after": each.nodes_after} for each in first.passes
+            {
+                "name": reports[0].name,
+                "nodes_before": sum(each.nodes_before for each in reports),
+                "nodes_after": sum(each.nodes_after for each in reports),
+            }
+            for reports in zip(*(each.passes for each in built), strict=True)
         ],
-        "seconds": seconds,
         "classes": [
             {
                 "kernel": bundle.digest,
@@ -1240,29 +1280,37 @@ def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOp
                 "constants": list(each.constants),
                 "nodes": [node.removeprefix("/") for node in each.nodes],
             }
-            for each, bundle in zip(first.classes, first.kernels, strict=False)
+            for graph in built
+            for each, bundle in zip(graph.classes, graph.kernels, strict=False)
         ],
-        "cache": {"hits": hits, "misses": classes - hits},
     }
 
 
 def _estimate(variant: _Variant, bundles: Sequence[KernelBundle], report: Mapping[str, Any]) -> ModelEstimate:
     """Return the seconds of a call by its lowering, or the sum over its kernels: one with several launches counts once."""
+    digests = [bundles[position].digest for position in variant.kernels]
     if variant.mixed is not None:
-        return ModelEstimate(variant.mixed.seconds, ())
-    kernels = variant.plan.kernels
-    first = [next((i for i, launch in enumerate(kernel.source.launches) if not launch.is_prepack), None) for kernel in kernels]
-    runs: dict[int, int] = {}
-    for step, number in _executions(variant.plan.steps):
-        if isinstance(step, KernelStep) and step.launch == first[step.kernel]:
-            runs[step.kernel] = runs.get(step.kernel, 0) + number
-    stages = [
-        Stage(bundles[variant.kernels[kernel]].digest, number * kernels[kernel].estimate_s)
-        for kernel, number in sorted(runs.items())
-    ]
+        sums: dict[str, float] = {}  # a kernel may be in several subgraphs
+        for part in variant.parts:
+            for stage in _stages(part, digests[: len(part.kernels)]):
+                sums[stage.name] = sums.get(stage.name, 0.0) + stage.seconds
+            digests = digests[len(part.kernels) :]
+        return ModelEstimate(variant.mixed.seconds, tuple(Stage(*each) for each in sums.items()))
+    stages = _stages(variant.plan, digests)
     lowering = (report.get("lowerings") or {}).get(variant.plan.lowering)
     seconds = sum(stage.seconds for stage in stages) if lowering is None else lowering["seconds"]
     return ModelEstimate(seconds, tuple(stages))
+
+
+def _stages(plan: ModelPlan, digests: Sequence[str]) -> list[Stage]:
+    """Return the seconds of each kernel in a call, by its digest."""
+    kernels = plan.kernels
+    first = [next((i for i, launch in enumerate(kernel.source.launches) if not launch.is_prepack), None) for kernel in kernels]
+    runs: dict[int, int] = {}
+    for step, number in _executions(plan.steps):
+        if isinstance(step, KernelStep) and step.launch == first[step.kernel]:
+            runs[step.kernel] = runs.get(step.kernel, 0) + number
+    return [Stage(digests[kernel], number * kernels[kernel].estimate_s) for kernel, number in sorted(runs.items())]
 
 
 def _executions(steps: Sequence[Step], times: int = 1) -> Iterable[tuple[KernelStep | CopyStep, int]]:

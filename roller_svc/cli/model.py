@@ -603,9 +603,11 @@ def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argpa
 
 
 def _plan_text(model: Model) -> str:
+    seconds = {stage.name: stage.seconds for stage in model.estimate.stages}
     rows = [
-        (kernel.uses, show.format_seconds(stage.seconds), kernel.digest[7:19], kernel.expression[:90])
-        for kernel, stage in zip(model.kernels, model.estimate.stages, strict=False)
+        (each.uses, show.format_seconds(seconds[each.digest]), each.digest[7:19], each.expression[:90])
+        for each in model.kernels
+        if each.digest in seconds
     ]
     parts = [_summary(model), show.format_table(("uses", "estimate", "kernel", "program"), rows)]
     if subgraphs := model.plan.get("subgraphs"):

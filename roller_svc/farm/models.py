@@ -34,6 +34,7 @@ from roller_svc.ir.report import BuildRequest
 
 ONNX, JSON_GRAPH = "onnx", "graph"  # formats of models
 RECORD_FIELD = "model"  # of the record of a request that has one
+MIXED_OPTIONS = ("across", "order")  # that decide how the steps of a model over several devices run
 TEXT_FIELD = "text"  # of the record of a kernel: its program in canonical form
 
 
@@ -71,6 +72,17 @@ def named_devices(request: ModelRequest, target: HardwareSpec) -> dict[str, Hard
             )
         specs |= {spec.id: spec} if spec.id != target.id else {}
     return specs
+
+
+def leave_out_unused(options: Json) -> Json:
+    """Return the options without those of several devices, where the model has one: equal models then have one digest.
+
+    A function of Python is a device of its own, which a file may name. A serial order also chooses the plan, if nothing does.
+    """
+    if options.get("devices") or describe_python_ops():
+        return options
+    unused = [name for name in MIXED_OPTIONS if name != "order" or options.get("plan", "auto") != "auto"]
+    return {name: value for name, value in options.items() if name not in unused}
 
 
 def check_named(request: ModelRequest, devices: Iterable[str]) -> None:

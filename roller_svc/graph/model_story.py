@@ -88,7 +88,7 @@ def tell_model_story(source: StorySource) -> ModelStory:
         steps=steps,
         instructions=tuple(sorted(instructions, key=lambda each: each.start_s)),
         buffers=_tell_buffers(planned, instructions),
-        arena_bytes=planned.plan.arena_bytes,
+        arena_bytes=source.plan.arena_bytes,
         tensor_bytes=planned.plan.tensor_bytes,
     )
 
@@ -100,11 +100,14 @@ def _kernels_of(classes: Sequence[NodeClass]) -> dict[str, int]:
 def _place_again(source: StorySource) -> PlannedModel:
     """Place the tensors of a plan again. A lowering with a kernel of its own has the story of the plan before it.
 
+    A persistent kernel has the steps of that plan as its fallback, and waves have its arena.
+
     Raises InvariantError if another plan results.
     """
     plan, is_cpu = source.plan, source.hardware.family is TargetKind.CPU
     kernel_of = _kernels_of(source.classes)
-    others = (each for each in iter_steps(plan.steps) if isinstance(each, KernelStep) and each.rkernel)
+    steps = plan.fallback or plan.steps
+    others = (each for each in iter_steps(steps) if isinstance(each, KernelStep) and each.rkernel)
     efficient = {kernel_of[f"/{each.node}"]: plan.kernels[each.kernel] for each in others}
     for share_memory in (True, False):
         planned = plan_model(
@@ -118,7 +121,8 @@ def _place_again(source: StorySource) -> PlannedModel:
             efficient=efficient,
             alignment_bytes=1 if is_cpu else source.hardware.vector_bytes,
         )
-        if planned.plan.steps == plan.steps or (makes_kernel(plan.lowering) and planned.plan.arena_bytes <= plan.arena_bytes):
+        is_in_waves = makes_kernel(plan.lowering) and not plan.fallback
+        if planned.plan.arena_bytes == plan.arena_bytes if is_in_waves else planned.plan.steps == steps:
             return planned
     raise InvariantError(f"{plan.name}: the plan is not one of its graph")
 

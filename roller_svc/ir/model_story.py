@@ -112,5 +112,5 @@ class ModelStory:
     steps: tuple[StoryStepOfModel, ...]
     instructions: tuple[StoryInstruction, ...]  # by the start
     buffers: tuple[StoryBuffer, ...]
-    arena_bytes: int
+    arena_bytes: int  # also for the events of a persistent kernel, behind the buffers
     tensor_bytes: int  # of all tensors, if each had memory of its own

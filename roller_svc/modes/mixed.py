@@ -71,6 +71,7 @@ class MixedProgram:
     graph: Graph  # its inputs and outputs; of its nodes the functions of Python, and of its constants what these and outputs read
     constants: Mapping[str, Array]  # by tensor
     parts: Mapping[str, Callable[[], LoadedPart]]  # by the first node of a subgraph
+    plans: Mapping[str, ModelPlan]  # of the parts, in the order of the caller's kernels
     runtime: RuntimeChoice
     order: str
 
@@ -96,8 +97,9 @@ class BuiltParts:
         constants = {tensor: constant for tensor, constant in graph.constants.items() if tensor in read}
         arrays = {tensor: self.weights.array(constant) for tensor, constant in constants.items()}
         parts = {node: partial(_load_part, built, self.weights, self.runtime) for node, built in self.built.items()}
+        plans = {node: built.plan for node, built in self.built.items()}
         shell = replace(graph, nodes=hosts, constants=constants)
-        return MixedProgram(self.plan, self.caller, shell, arrays, parts, self.runtime, self.order)
+        return MixedProgram(self.plan, self.caller, shell, arrays, parts, plans, self.runtime, self.order)
 
 
 def _load_part(built: BuiltModel, weights: Weights, runtime: RuntimeChoice) -> LoadedPart:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from roller_svc.errors import ArgumentError
-from roller_svc.graph.devices.plan import MixedPlan, check_mixed_plan
+from roller_svc.graph.devices.plan import ACROSS, HOST, MixedPlan, Subgraph, check_mixed_plan
 from roller_svc.graph.python_ops import find_python_op, make_host_node
 from roller_svc.ir.canonical import Limit, to_json
 from roller_svc.ir.graph import Constant, Effects, Graph, HostNode
@@ -139,21 +139,40 @@ def _registered(node: HostNode) -> HostNode:
 def _read(path: Path, metadata: MixedMetadata, hosts: tuple[HostNode, ...], runtime: RuntimeChoice) -> MixedBundle:
     if metadata.order not in ORDERS:
         raise CorruptKernelError(f"no order is called {metadata.order!r:.80}")
+    if metadata.plan.across not in ACROSS:
+        raise CorruptKernelError(f"no plan over several devices is called {metadata.plan.across!r:.80}")
     parts = {node: saved.load_model(path / _folder(number)) for number, node in enumerate(metadata.parts)}
     firsts = [each.nodes[0] for each in metadata.plan.subgraphs if not each.is_host]
     called = [each.nodes[0] for each in metadata.plan.subgraphs if each.is_host]
     if sorted(firsts) != sorted(metadata.parts) or sorted(called) != sorted(node.name for node in hosts):
         raise CorruptKernelError("the plan has other subgraphs than there are folders and functions of Python")
     caller = plan_from_json(metadata.caller, [kernel for each in parts.values() for kernel in each.variants[0].plan.kernels])
+    if metadata.target != caller.target:
+        raise CorruptKernelError(f"the model is for {metadata.target!r:.80}, and its plan for {caller.target!r:.80}")
     graph = Graph(caller.name, (*caller.inputs, *caller.states), metadata.constants, hosts, metadata.outputs)
     check_mixed_plan(metadata.plan, graph)
+    for each in metadata.plan.subgraphs:
+        _check_place(each, {node.name: node for node in hosts}, parts)
     _check_types(caller, graph, metadata.plan, {node: each.variants[0].plan for node, each in parts.items()})
     program = MixedProgram(
         metadata.plan, caller, graph, _read_constants(path, metadata), {n: _loader(each, runtime) for n, each in parts.items()},
-        runtime, metadata.order,
+        {node: each.variants[0].plan for node, each in parts.items()}, runtime, metadata.order,
     )  # fmt: skip
     kernels = tuple(each.kernels[position] for each in parts.values() for position in each.variants[0].kernels)
     return MixedBundle(metadata.digest, metadata.name, metadata.target, program, kernels, metadata.report)
+
+
+def _check_place(subgraph: Subgraph, hosts: Mapping[str, HostNode], parts: Mapping[str, ModelBundle]) -> None:
+    """Raise CorruptKernelError if a subgraph is not where the model of its folder, or its function of Python, runs."""
+    first = subgraph.nodes[0]
+    if subgraph.is_host:
+        device, memory = hosts[first].operator, HOST
+    else:
+        device = parts[first].target
+        memory = HOST if parts[first].variants[0].binary else device
+    if (subgraph.device, subgraph.memory) != (device, memory):
+        given = f"{subgraph.device!r:.80} with the memory of {subgraph.memory!r:.80}"
+        raise CorruptKernelError(f"the subgraph of {first} is on {given}, expected {device} with that of {memory}")
 
 
 def _check_types(caller: ModelPlan, graph: Graph, plan: MixedPlan, parts: Mapping[str, ModelPlan]) -> None:
@@ -169,6 +188,9 @@ def _check_types(caller: ModelPlan, graph: Graph, plan: MixedPlan, parts: Mappin
         for tensor, type_ in (*taken.items(), *given.items()):
             if types.setdefault(tensor, type_) != type_:
                 raise CorruptKernelError(f"{tensor} has two types")
+    for copy in plan.copies:
+        if copy.tensor not in types or copy.bytes != types[copy.tensor].bytes:
+            raise CorruptKernelError(f"the copy of {copy.tensor!r:.80} has {copy.bytes} bytes, which its tensor has not")
     results = dict((*caller.outputs, *caller.states))
     if dict(graph.outputs).keys() != results.keys() or any(types.get(tensor) != results[name] for name, tensor in graph.outputs):
         raise CorruptKernelError("the outputs have other types than their tensors")

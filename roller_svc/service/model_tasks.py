@@ -19,13 +19,15 @@ from roller_svc.farm.models import JSON_GRAPH, ModelRequest, check_named
 from roller_svc.farm.store import MODELS, Artifact, Json
 from roller_svc.graph.python_ops import declare_python_ops
 from roller_svc.graph.wiring.kernels import Tuning
-from roller_svc.model import Model, compile_model, estimate_model
+from roller_svc.model import Model, compile_model, estimate_model, find_devices
 
 BUNDLE, PLAN, SOURCE, HEADER, TUNING, STORY = "bundle", "plan", "source", "header", "tuning", "story"
 KINDS = frozenset({BUNDLE, PLAN, SOURCE})  # of every model; a CPU's has a C header too, and its trials
 OTHERS = frozenset({HEADER, TUNING, STORY})  # that some models have
 MAX_FILES_BYTES = 640 << 20  # of a built model; base64 of it fits a worker's response
 NOT_ESTIMATED = frozenset({"tune", "tune_options", "across", "order", "sink"})  # options that change no estimate
+PLACING = ("inputs", "dims", "constants", "devices")  # options that a graph, and the devices of its nodes, depend on
+LABEL = b"device"  # is in each file that labels a node: as JSON, and in the key of ONNX
 SUMMARY = ("kind", "veus", "threads", "launches", "waits", "arena", "buckets")  # of a plan, in a response
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that a model always gives the same archive
 
@@ -52,8 +54,8 @@ def build_model_task(task: ModelTask) -> Artifact:
         settings.use(current.model_copy(update={"cache": Path(temporary) / "cache", "python_ops": ""}))
         declare_python_ops(task.functions)
         try:
+            _check_labels(task, source, options)
             model = compile_model(source, task.request.target, **{"tune": "off", **options})
-            check_named(task.request, (each["device"] for each in model.plan.get("subgraphs", ())))
             folder = model.save(Path(temporary) / "model")
             files = {
                 BUNDLE: _archive(folder),
@@ -123,6 +125,13 @@ def _arguments(task: ModelTask) -> tuple[object, dict[str, Any]]:
         return json.loads(task.content), options
     except (ValueError, RecursionError) as error:
         raise ArgumentError(f"the graph is no JSON: {error}", code="invalid-model") from error
+
+
+def _check_labels(task: ModelTask, source: object, options: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if the file names a device that the request does not. Others are not read twice."""
+    if LABEL in task.content:
+        given = {name: options[name] for name in PLACING if name in options}
+        check_named(task.request, find_devices(source, task.request.target, **given))
 
 
 def _facts(digest: str, model: Model, files: Mapping[str, bytes]) -> Json:

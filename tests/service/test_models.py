@@ -29,7 +29,7 @@ from roller_svc.cli import main
 from roller_svc.client.client import Client
 from roller_svc.client.schemas import GraphOptions, TuneOptionsModel
 from roller_svc.errors import InputError, UnknownKernelError, UnsupportedModelError
-from roller_svc.farm.models import ModelRequest, check_named, model_digest
+from roller_svc.farm.models import ModelRequest, check_named, leave_out_unused, model_digest
 from roller_svc.graph import python_ops
 from roller_svc.graph.serialize import FORMAT
 from roller_svc.hardware import load
@@ -422,6 +422,7 @@ def test_a_model_over_several_devices_is_compiled(http: httpx.Client, client: Cl
     assert response is not None
     assert [(each.device, each.nodes) for each in response.subgraphs] == [("local", ["add"]), (H200, ["sub"])]
     assert [(each["tensor"], each["from"], each["to"]) for each in response.copies] == [("y", "host", H200), ("z", H200, "host")]
+    assert all(0 < each.seconds < response.estimate.seconds for each in response.kernels)
     assert response.sinks is not None
     assert (response.sinks.submissions, response.sinks.outside, response.plan["kind"]) == (2, [], "split")
     zipfile.ZipFile(io.BytesIO(client.file(response.links["bundle"]))).extractall(tmp_path)
@@ -470,6 +471,17 @@ def test_everything_that_decides_a_model_is_in_its_digest(monkeypatch: pytest.Mo
     plain = model_digest(request, spec)
     python_ops.python_op("f", abs, {"a": ("float32", (4,))}, {"b": ("float32", (4,))})
     assert model_digest(request, spec) != plain
+
+
+def test_options_of_several_devices_are_in_the_digest_of_such_models_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = {"across": "split", "order": "serial", "plan": "rammer", "sink": "require"}
+    monkeypatch.setattr(python_ops, "_registered", {})
+    assert leave_out_unused(split) == {"plan": "rammer", "sink": "require"}
+    assert leave_out_unused({"order": "serial"}) == {"order": "serial"}  # which is a plan
+    assert leave_out_unused({"order": "serial", "plan": "auto"}) == {"order": "serial", "plan": "auto"}
+    assert leave_out_unused(split | {"devices": {"a": H200}}) == split | {"devices": {"a": H200}}
+    python_ops.python_op("f", abs, {"a": ("float32", (4,))}, {"b": ("float32", (4,))})
+    assert leave_out_unused(split) == split  # a file may name f
 
 
 def test_a_file_is_read_by_its_path(client: Client, tmp_path: Path) -> None:

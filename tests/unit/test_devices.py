@@ -157,6 +157,12 @@ def test_a_model_over_several_devices_is_saved_and_loaded(
     loaded = roller_svc.load_model(folder, "emulator")
     assert (loaded.digest, loaded.name, loaded.plan) == (built.digest, built.name, built.plan)
     assert [each.uses for each in loaded.kernels] == [each.uses for each in built.kernels]
+    assert loaded.estimate == built.estimate
+    assert [each.name for each in built.estimate.stages] == [each.digest for each in built.kernels]
+    assert all(each.seconds > 0 for each in built.estimate.stages)
+    assert f"{len(built.kernels)} kernels" in built._repr_html_()
+    assert loaded.report["passes"][0]["nodes_before"] == 5
+    assert sum(len(each["nodes"]) for each in loaded.report["classes"]) == loaded.report["passes"][-1]["nodes_after"]
     results = loaded.run({"x": x, "y": y}, states={"s": s})
     w, k = (np.array(source["constants"][name]["values"], np.float32) for name in "wk")
     c = (x + y) - y
@@ -189,7 +195,7 @@ def test_a_model_over_several_devices_is_saved_and_loaded(
     for change in (
         {"order": "random"}, {"parts": damage["parts"][:-1]}, {"outputs": damage["outputs"][1:]},
         {"plan": damage["plan"] | {"steps": damage["plan"]["steps"][1:], "before": damage["plan"]["before"][1:]}},
-        {"hosts": []}, {"format": "roller-mixed-model/0"},
+        {"hosts": []}, {"format": "roller-mixed-model/0"}, {"target": "cpu-arm-neon"}, *damaged_plans(damage["plan"]),
     ):  # fmt: skip
         (folder / "metadata.json").write_text(json.dumps(damage | change))
         refuse("damaged-kernel")
@@ -198,6 +204,23 @@ def test_a_model_over_several_devices_is_saved_and_loaded(
     content[0] ^= 1
     (folder / "constants.bin").write_bytes(content)
     refuse("damaged-kernel")
+
+
+def damaged_plans(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield changes of a saved plan, each with one fault."""
+    steps, before = plan["steps"], plan["before"]
+    copy = next(i for i, step in enumerate(steps) if "tensor" in step)
+    part = next(i for i, step in enumerate(steps) if step.get("device") == H200)
+    call = next(i for i, step in enumerate(steps) if step.get("device", "").startswith("python:"))
+    for number, fault in (
+        (part, {"nodes": []}), (call, {"nodes": []}), (copy, {"bytes": -1}), (copy, {"bytes": 1 << 60}),
+        (copy, {"bytes": steps[copy]["bytes"] + 1}), (part, {"device": "zzz"}), (part, {"device": "local"}),
+        (part, {"memory": HOST}), (call, {"device": "python:other"}), (part, {"inputs": steps[part]["inputs"] * 2}),
+    ):  # fmt: skip
+        yield {"plan": plan | {"steps": [*steps[:number], steps[number] | fault, *steps[number + 1 :]]}}
+    yield {"plan": plan | {"across": "zzz"}}
+    yield {"plan": plan | {"before": before[:-1]}}
+    yield {"plan": plan | {"before": [*before[:-1], [-1]]}}
 
 
 CODE = [
@@ -587,5 +610,7 @@ def test_the_command_line_places_nodes(capsys: pytest.CaptureFixture[str], tmp_p
     out = capsys.readouterr().out
     assert "a makes it in the memory of host" in out
     assert H200 in out
+    assert "4 operators in 3 nodes, 3 kernels" in out
+    assert out.index("C[i, j] +=! A[i, k] * B[k, j]") < out.index("nvidia-h200-sxm  ")  # in the table of kernels
     assert main(["model", "plan", str(file), "--device", "b"]) == 2
     assert "expected NODE=ID" in capsys.readouterr().err

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from roller_svc.errors import InvariantError
 from roller_svc.graph.devices.cut import Part, check_cut, cut
 from roller_svc.graph.effects import check_order, order_effects
 from roller_svc.graph.python_ops import PREFIX
 from roller_svc.graph.subgraphs import extract_nodes
+from roller_svc.ir.canonical import Limit
 from roller_svc.ir.graph import Graph, HostNode
+from roller_svc.ir.model_plan import Bytes
 
 HOST = "host"  # the memory of CPUs, of functions of Python and of the caller
 # Assumed of every GPU: a link of 16 lanes of PCIe 5, and a copy's start and end.
 LINK_BYTES_PER_S, LINK_LATENCY_S = 55e9, 8e-6
 SPLIT, MERGED = "split", "merged"
 ACROSS = (MERGED, SPLIT)
+_MAX_NODES = 1 << 24
 COPIES_RATIO = 0.1  # of the estimate: where copies take more, the caller is warned
 
 
@@ -27,7 +30,7 @@ class Subgraph:
 
     device: str  # id, or python:NAME
     memory: str  # HOST, or the id of a GPU
-    nodes: tuple[str, ...]
+    nodes: Annotated[tuple[str, ...], Limit(1, _MAX_NODES)]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     seconds: float = 0.0  # by the performance model
@@ -45,7 +48,7 @@ class Copy:
     tensor: str
     source: str
     target: str
-    bytes: int
+    bytes: Bytes
     reason: str
 
     @property
@@ -179,6 +182,18 @@ def plan_parts(
     return plan
 
 
+def _check_form(plan: MixedPlan) -> None:
+    """Raise InvariantError if steps wait for what does not come before them, or name a tensor twice."""
+    if len(plan.before) != len(plan.steps):
+        raise InvariantError(f"the plan has waits of {len(plan.before)} steps, expected {len(plan.steps)}")
+    for number, (step, before) in enumerate(zip(plan.steps, plan.before, strict=True)):
+        if any(not 0 <= each < number for each in before):
+            raise InvariantError(f"step {number} waits for a step that does not come before it")
+        for tensors in (step.inputs, step.outputs) if isinstance(step, Subgraph) else ():
+            if len(set(tensors)) != len(tensors):
+                raise InvariantError(f"step {number} names a tensor twice: {tensors}")
+
+
 def check_mixed_plan(plan: MixedPlan, graph: Graph) -> None:
     """Raise InvariantError if a step may read what is not there yet, or if effects have no order.
 
@@ -196,9 +211,8 @@ def check_mixed_plan(plan: MixedPlan, graph: Graph) -> None:
         if writer is None or (number < len(ancestors) and not ancestors[number] >> writer & 1):
             raise InvariantError(f"{reader} reads {tensor} in the memory of {memory}, and nothing before brings it there")
 
+    _check_form(plan)
     for number, (step, before) in enumerate(zip(plan.steps, plan.before, strict=True)):
-        if any(each >= number for each in before):
-            raise InvariantError(f"step {number} waits for a step that comes after it")
         ancestors.append(sum({1 << each for each in before}))
         for each in before:
             ancestors[number] |= ancestors[each]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -47,6 +47,7 @@ MAX_REPEATED = 3 * CALLS
 LOWEST, APART = "lowest", "apart"  # places of tensors: shared by those that are not needed at once, or not
 IDLE_S = 0.1  # without a call, after which calls with random arrays are trials in the background
 FORKED = "the process is a fork of the one that explored"
+NO_THREAD = "no thread could be started, which explores"
 UNEXPECTED = "an error of the package ended exploring: its traceback is on the standard error"
 NEVER = 1 << 62  # samples that no value of an index has
 
@@ -223,11 +224,20 @@ class OnlineTuning:
         return list(self.found.notes)
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Begin, unless it has begun. Where no thread can be started, the model is stopped, and a note says so."""
         with self._condition:
-            if self._thread is None and self._state == EXPLORING:
-                self._thread = Thread(target=self._run, name="roller-tuning", daemon=True)
+            if self._thread is not None or self._state != EXPLORING:
+                return
+            self._thread = Thread(target=self._run, name="roller-tuning", daemon=True)
+            try:
                 self._thread.start()
+                return
+            except RuntimeError:  # the system has no more threads
+                self._thread = None
+                self.found.notes += [each for each in (self._reason, NO_THREAD) if each]
+                self._state = self.found.state = STOPPED
+                self._condition.notify_all()
+        self._switch(self._wirer.model)
 
     def commit(self) -> None:
         """Bind the best choice so far, and return when it is bound."""
@@ -245,8 +255,9 @@ class OnlineTuning:
             if self._thread is None and self._state == EXPLORING:
                 self._state = STOPPED
             self._condition.notify_all()
+            building = self.building
         self._wirer.end()
-        self.building.stop()
+        building.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the model explores no more; return whether it does. Trials online need calls by other threads."""
@@ -260,19 +271,33 @@ class OnlineTuning:
             return self._condition.wait_for(lambda: self._state != EXPLORING, left_s)
 
     def reopen(self) -> None:
-        """Explore again, from nothing."""
+        """Explore again, from nothing. After a stop, this waits until what was under way has ended."""
+        for each in (self, *self.others):
+            each._wait_for_stop()
         if self.state == EXPLORING:
             raise ArgumentError("a model that explores cannot be reopened: expected it committed or stopped")
         for each in (self, *self.others):
-            each._reopen("")
+            with each._condition:
+                if each._state == EXPLORING:
+                    continue
+                each._begin_again("")
+            each._resume()
 
-    def _reopen(self, reason: str) -> None:
+    def _wait_for_stop(self) -> None:
         with self._condition:
-            if self._state == EXPLORING:
-                return
-            self._thread, self._is_stopped, self._state, self._reason = None, False, EXPLORING, reason
-            self.building = BuildingProcess()
+            if self._is_stopped and self._thread is not current_thread():
+                self._condition.wait_for(lambda: self._state != EXPLORING or not self._is_stopped)
+
+    def _begin_again(self, reason: str) -> None:
+        """Set the state of a model that explores again. The caller has the lock."""
+        self._thread, self._is_stopped, self._state, self._reason = None, False, EXPLORING, reason
+        self.building = BuildingProcess()
+
+    def _resume(self) -> None:
+        """Let calls measure again, unless a stop has come meanwhile."""
         self._wirer.resume()
+        if self._is_stopped:
+            self._wirer.end()
         self._switch(self._wirer)
         self.start()
 
@@ -286,7 +311,8 @@ class OnlineTuning:
             if not self._reopens:
                 self.found.notes += [DRIFTED] if DRIFTED not in self.found.notes else []
                 return
-        self._reopen(DRIFTED)
+            self._begin_again(DRIFTED)
+        self._resume()
 
     def stop_in_fork(self) -> None:
         """Be stopped in a fork, which has no thread that explores. Where none has begun, only locks are renewed."""

@@ -26,7 +26,7 @@ from roller_svc.client.schemas import (
 from roller_svc.compiler.request import validate_name, validate_target
 from roller_svc.errors import ArgumentError, SlowRequestError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
-from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest, named_devices
+from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest, leave_out_unused, named_devices
 from roller_svc.farm.routing import check_measurable
 from roller_svc.farm.store import Store
 from roller_svc.farm.usage import BLOCK_BYTES
@@ -222,7 +222,7 @@ def _request(state: State, body: GraphRequest, *, builds: bool = True) -> ModelR
 
 
 def _with_source(store: Store, body: GraphRequest, target: str) -> ModelRequest:
-    options = body.options.model_dump(exclude_defaults=True) | {"select": body.options.select}
+    options = leave_out_unused(body.options.model_dump(exclude_defaults=True) | {"select": body.options.select})
     if body.model.graph is not None:
         content = json.dumps(body.model.graph, separators=(",", ":")).encode()
         return ModelRequest(hashlib.sha256(content).hexdigest(), JSON_GRAPH, target, options, content)

@@ -215,4 +215,7 @@ def test_the_story_of_a_gpu_has_the_seconds_of_its_lowering() -> None:
         assert story["seconds"] == model.report["lowerings"][plan]["seconds"]
         assert story["seconds"] == pytest.approx(max(each["end_s"] for each in story["instructions"]))
         assert story["plan"] == plan
+        ends = [each["offset_bytes"] + each["bytes"] for each in story["buffers"]]
+        assert story["arena_bytes"] == model.plan["arena"]["bytes"] >= max(ends)
+        assert (story["arena_bytes"] >= max(ends) + 64) == (plan == "persistent")  # events of its kernel
         assert {each["kind"] for each in story["instructions"]} <= {"launch", "synchronize"}

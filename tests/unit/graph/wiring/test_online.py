@@ -130,6 +130,78 @@ def test_calls_that_are_slower_for_long_let_a_committed_model_explore_again(
     assert searches == 1 + 2 * reopens
 
 
+@pytest.mark.parametrize("when", ["before", "in the middle"])
+def test_slower_calls_never_undo_a_stop(clock: Clock, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    model: Any = Model(clock, 1.0)
+    searches: list[OnlineTuning] = []
+    used: list[Any] = []
+    wirer = Wirer(lambda: model, 1.0, clock)
+
+    def search(tuning: OnlineTuning) -> None:
+        searches.append(tuning)
+
+    tuning = OnlineTuning(wirer, search, used.append, reopens=True, clock=clock)
+    assert tuning.wait(60)
+    if when == "before":
+        tuning.stop()
+    else:
+        resume = wirer.resume
+        monkeypatch.setattr(wirer, "resume", lambda: (tuning.stop(), resume()))
+    tuning._note_drift()
+    assert tuning.wait(60)
+    assert (len(searches), tuning.is_stopped) == (1, True)
+    assert wirer._is_ended
+
+
+def test_no_call_fails_where_no_thread_can_be_started(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    model: Any = Model(clock, 1.0)
+    used: list[Any] = []
+    wirer = Wirer(lambda: model, 1.0, clock)
+    tuning = OnlineTuning(wirer, lambda _: None, used.append, reopens=True, clock=clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(online.Thread, "start", refuse)
+        np.testing.assert_array_equal(wirer.run({"x": X})["y"], X * 2)
+    assert (tuning.state, tuning.notes, used, tuning.wait(0)) == ("stopped", [online.NO_THREAD], [model], True)
+    tuning.reopen()
+    assert tuning.wait(60)
+    assert tuning.state == "committed"
+    with monkeypatch.context() as patch:
+        patch.setattr(online.Thread, "start", refuse)
+        tuning._note_drift()
+    assert (tuning.state, used[-1]) == ("stopped", model)
+    assert tuning.notes[-2:] == [online.DRIFTED, online.NO_THREAD]
+
+
+def test_a_model_is_reopened_after_a_stop_once_its_thread_has_ended(clock: Clock) -> None:
+    go, begun = threading.Event(), threading.Event()
+    refused: list[str] = []
+
+    def search(tuning: OnlineTuning) -> None:
+        begun.set()
+        assert go.wait(60)
+        try:
+            tuning.reopen()  # in its own thread, it would wait for itself
+        except ArgumentError as error:
+            refused.append(error.message)
+
+    model: Any = Model(clock, 1.0)
+    tuning = tune(Wirer(lambda: model, 1.0, clock), search)
+    tuning.start()
+    assert begun.wait(60)
+    first = tuning._thread
+    tuning.stop()
+    assert tuning.state == "exploring"
+    ending = threading.Timer(0.05, go.set)
+    ending.start()
+    tuning.reopen()
+    assert tuning._thread is not first
+    assert tuning.wait(60)
+    assert (tuning.state, len(refused)) == ("committed", 2)
+
+
 def test_a_model_whose_calls_were_not_compared_is_watched_by_its_first_calls(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drift, "TIMED_EVERY", 1)
     noticed: list[float] = []
