@@ -100,6 +100,13 @@ def test_a_reduction_is_accumulated_in_a_tile(dtype: str, rows: int, columns: in
     assert ("C_acc_tile[" in kernel.source) == (columns % 32 > 0)
 
 
+LANES_OF_LANES = """s: accumulate_at i
+s.acc.update: split j 2 as a b
+s.acc.update: rfactor b
+s.acc.part: accumulate_at b
+s.acc.part.acc.update: split a 2 as c d
+s.acc.part.acc.update: rfactor c
+s.acc.part.acc.part: accumulate_at c"""
 LANES = "C.update: split k 4\nC.update: rfactor k.inner\n"
 FACTORED = (
     (MATMUL, LANES + "C.part: vectorise k.inner\nC.part.update: reorder m n k.outer k.inner\nC.part.update: vectorise k.inner"),
@@ -113,6 +120,8 @@ FACTORED = (
     ),
     (program("s[] +=! x[i]", x="int8 37"), "s.acc.update: split i 8\ns.acc.update: rfactor i.outer"),
     (program("p[r] *=! x[r, c]", x="float32 3 7"), "p.update: split c 3\np.update: rfactor c.inner"),
+    (program("s[i] >=! min(x[i, j], -5)", x="int8 2 13"), LANES_OF_LANES),  # a lane without an element
+    (program("s[i] <=! max(x[i, j], 5)", x="int16 2 13"), LANES_OF_LANES),
 )
 
 
