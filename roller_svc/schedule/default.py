@@ -89,7 +89,8 @@ def storage_types(schedule: Schedule) -> Mapping[str, TensorType]:
 def _is_copy(statement: TensorExpr, inputs: Collection[str]) -> bool:
     """Return whether a statement copies elements of an input, which are rounded to their type already."""
     body = statement.body
-    return isinstance(body, Load) and body.tensor in inputs and body.dtype is statement.type.dtype
+    is_map = statement.kind is StatementKind.MAP
+    return is_map and isinstance(body, Load) and body.tensor in inputs and body.dtype is statement.type.dtype
 
 
 def _stages(statement: TensorExpr) -> tuple[Stage, ...]:
