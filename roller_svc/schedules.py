@@ -34,7 +34,7 @@ from roller_svc.schedule.build_tree import build_tree
 from roller_svc.schedule.by_hand import read_steps
 from roller_svc.schedule.check_steps import Problem, apply_steps
 from roller_svc.schedule.default import default_schedule
-from roller_svc.schedule.device_launches import build_device_launches
+from roller_svc.schedule.device_launches import build_device_launches, check_device
 from roller_svc.schedule.random_steps import StepSpace
 from roller_svc.schedule.schedule import Schedule as AppliedSchedule
 from roller_svc.schedule.step_json import format_document
@@ -206,6 +206,7 @@ def tune(
     """
     first = Schedule(expression, inputs, target, start, outputs=outputs, hardware=hardware)
     request, spec = first._request, resolve_spec(first._request)
+    check_device(spec)
     space = StepSpace(default_schedule(first.program), lanes=max(1, spec.vector_bytes // 4))
     first._apply()
     constructed = explain_as_schedule(request, first_plan(request)).steps

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from roller_svc.compiler.parsing import parse_once
     from roller_svc.compiler.request import build_request, resolve_spec
     from roller_svc.compiler.schedule_cost import price_schedule, schedule_cost_json
-    from roller_svc.compiler.scheduled import check_device, emit_schedule, schedule_for_device
+    from roller_svc.compiler.scheduled import emit_schedule, schedule_for_device
     from roller_svc.ir.schedule_text import render
     from roller_svc.schedule.build_tree import build_tree
     from roller_svc.schedule.check_steps import Problem
@@ -27,7 +27,6 @@ else:
     resolve_spec = OnUse("roller_svc.compiler.request:resolve_spec")
     price_schedule = OnUse("roller_svc.compiler.schedule_cost:price_schedule")
     schedule_cost_json = OnUse("roller_svc.compiler.schedule_cost:schedule_cost_json")
-    check_device = OnUse("roller_svc.compiler.scheduled:check_device")
     emit_schedule = OnUse("roller_svc.compiler.scheduled:emit_schedule")
     schedule_for_device = OnUse("roller_svc.compiler.scheduled:schedule_for_device")
     render = OnUse("roller_svc.ir.schedule_text:render")
@@ -88,8 +87,6 @@ def execute(options: argparse.Namespace) -> int:
     request = build_request(common.read_expression(options), common.parse_inputs(options), outputs=options.output or None, **device)
     program = parse_once(request.expression, request.inputs, request.outputs)[0]
     spec = resolve_spec(request) if names_device else None
-    if spec is not None:
-        check_device(spec)
     text = common.read_text_file(options.schedule)
     try:
         schedule = schedule_for_device(program, text, spec)

@@ -1,4 +1,4 @@
-"""Random schedules for GPUs: of a product, two blurs, a softmax, a convolution and narrow rows, with extents that tiles do not divide."""
+"""Random schedules for GPUs: products, blurs, softmaxes, convolutions and narrow rows, whose extents tiles do not divide."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +366,18 @@ def test_a_problem_has_its_step_and_line() -> None:
 def test_options_that_a_schedule_excludes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         roller_svc.compile(EXPRESSION, INPUTS, schedule=STEPS, **options)
+
+
+def test_a_device_that_is_no_cpu_or_gpu_has_no_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = roller_svc.Schedule(EXPRESSION, INPUTS, "graphcore-mk2", STEPS)
+    tune = partial(roller_svc.tune, EXPRESSION, INPUTS, "graphcore-mk2")
+    estimate = partial(roller_svc.estimate, EXPRESSION, INPUTS, targets=["graphcore-mk2"], schedule=STEPS)
+    for call in (schedule.check, schedule.cost, tune, estimate):
+        with pytest.raises(ArgumentError, match="for CPUs and GPUs"):
+            call()
+    words = [EXPRESSION, "--input", "A=float32[50,20]", "--input", "B=float32[20,30]", "--target", "graphcore-mk2"]
+    assert main(["explain", *words, "--as-schedule"]) == 0
+    assert "graphcore-mk2 is neither" in capsys.readouterr().out
 
 
 def test_the_command_line_prints_no_source_that_its_device_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
