@@ -24,7 +24,8 @@ from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import build_request, resolve_spec
 from roller_svc.compiler.schedule_cost import price_schedule
 from roller_svc.compiler.schedule_tuner import Trial, search_schedules
-from roller_svc.errors import BuildError, ScheduleError
+from roller_svc.errors import ArgumentError, ScheduleError
+from roller_svc.frontend.lang.input_types import short_repr, whole_number
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.schedule_cost import ScheduleCost
@@ -173,8 +174,19 @@ class TuneResult:
 
     @property
     def history(self) -> list[dict[str, object]]:
-        """Return the trials as JSON-compatible values: steps as text, the price, and the seconds if it was measured."""
-        return [{"steps": format_steps(trial.steps), "priced_s": trial.priced_s, "seconds": trial.seconds} for trial in self.trials]
+        """Return the trials as JSON-compatible values.
+
+        They have the steps as text, the price, the seconds if it was measured, and the error if it failed.
+        """
+        return [
+            {
+                "steps": format_steps(trial.steps),
+                "priced_s": trial.priced_s,
+                "seconds": trial.seconds,
+                "error": trial.error or None,
+            }
+            for trial in self.trials
+        ]
 
 
 def tune(
@@ -202,8 +214,15 @@ def tune(
         start: steps that are mutated besides those of construction and of the default schedule.
         budget_s: seconds after which no trial begins.
 
-    Raises ScheduleError for an illegal `start`, or if no schedule was built.
+    Raises ScheduleError for an illegal `start`, or if no schedule is legal on the device or none was built in time.
+    Raises ArgumentError for invalid numbers, ToolchainMissingError without a compiler for the device.
     """
+    if (trial_count := whole_number(trials)) is None or trial_count < 1:
+        raise ArgumentError(f"trials must be a positive whole number, got {short_repr(trials)}", code="invalid-option")
+    if (first_seed := whole_number(seed)) is None:
+        raise ArgumentError(f"seed must be a whole number, got {short_repr(seed)}", code="invalid-option")
+    if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not budget_s > 0:
+        raise ArgumentError(f"budget_s must be a positive number of seconds, got {short_repr(budget_s)}", code="invalid-option")
     first = Schedule(expression, inputs, target, start, outputs=outputs, hardware=hardware)
     request, spec = first._request, resolve_spec(first._request)
     check_device(spec)
@@ -216,23 +235,21 @@ def tune(
     end_s = time.monotonic() + budget_s
 
     def build_and_time(steps: tuple[Step, ...], _: AppliedSchedule) -> float | None:
-        try:
-            kernel = Schedule(expression, inputs, target, steps, outputs=outputs, hardware=hardware).compile()
-        except BuildError:
-            return None
+        kernel = Schedule(expression, inputs, target, steps, outputs=outputs, hardware=hardware).compile()
         return measure(kernel.runner().bind(arrays), TRIAL_S).min_s if is_present else None
 
     found = search_schedules(
-        space, starts, spec, build_and_time, trials=trials, seed=seed, has_time=lambda: time.monotonic() < end_s
+        space, starts, spec, build_and_time, trials=trial_count, seed=first_seed, has_time=lambda: time.monotonic() < end_s
     )
-    timed = [trial for trial in found if trial.seconds is not None] if is_present else [*found]
-    if not timed:
+    built = [trial for trial in found if not trial.error]
+    if not built:
+        failed = f"none of {len(found)} schedules could be built; of the first: {found[0].error}" if found else ""
         raise ScheduleError(
-            f"no schedule was built within {budget_s:g} s and {trials} trials",
+            failed or f"no trial has begun within {budget_s:g} s",
             code="schedule-tune",
-            hint="give it more, or a start that the device can run",
+            hint="give `start`, a schedule that compiles" if failed else "give it more seconds",
         )
-    best = min(timed, key=lambda trial: trial.priced_s if trial.seconds is None else trial.seconds)
+    best = min(built, key=lambda trial: trial.priced_s if trial.seconds is None else trial.seconds)
     return TuneResult(Schedule(expression, inputs, target, best.steps, outputs=outputs, hardware=hardware), found)
 
 

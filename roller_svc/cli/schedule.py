@@ -41,6 +41,7 @@ VERBS = {
 }
 ON_DEVICES = ("check", "apply")
 TUNE = "tune"
+START_TEXT = "schedule that is mutated too: on GPUs one with blocks, where none is found without it"
 TUNE_TEXT = "search the fastest schedule by trials; the same seed builds the same schedules"
 
 
@@ -55,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search = verbs.add_parser(TUNE, help=TUNE_TEXT, description=TUNE_TEXT)
     common.add_program(search)
     common.add_device(search)
-    search.add_argument("--trials", type=int, default=100, metavar="N", help="schedules to build (default: %(default)s)")
+    search.add_argument("--trials", type=int, default=100, metavar="N", help="schedules to build, 1 or more (default: %(default)s)")
     search.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: %(default)s)")
-    search.add_argument("--budget", type=float, default=60.0, metavar="S", help="seconds (default: %(default)g)")
-    search.add_argument("--start", metavar="FILE", help="schedule that is mutated too")
+    search.add_argument("--budget", type=float, default=60.0, metavar="S", help="seconds, above 0 (default: %(default)g)")
+    search.add_argument("--start", metavar="FILE", help=START_TEXT)
 
 
 def format_cost(cost: Mapping[str, Any]) -> str:
