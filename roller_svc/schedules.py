@@ -10,7 +10,7 @@ The operations and their rules are in docs/schedule.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -200,6 +200,7 @@ def tune(
     seed: int = 0,
     start: object = None,
     budget_s: float = 60.0,
+    on_trial: Callable[[TuneResult], None] | None = None,
 ) -> TuneResult:
     """Search the schedules of a program for the fastest one: by measuring, or by price where the device is absent.
 
@@ -213,6 +214,7 @@ def tune(
         seed: of the search. It gives the same schedules in the same order, whatever their times are.
         start: steps that are mutated besides those of construction and of the default schedule.
         budget_s: seconds after which no trial begins.
+        on_trial: is called with what was found so far, after each trial from the first that did not fail.
 
     Raises ScheduleError for an illegal `start`, or if no schedule is legal on the device or none was built in time.
     Raises ArgumentError for invalid numbers, ToolchainMissingError without a compiler for the device.
@@ -238,19 +240,35 @@ def tune(
         kernel = Schedule(expression, inputs, target, steps, outputs=outputs, hardware=hardware).compile()
         return measure(kernel.runner().bind(arrays), TRIAL_S).min_s if is_present else None
 
+    def result_of(found: tuple[Trial, ...]) -> TuneResult | None:
+        built = [trial for trial in found if not trial.error]
+        if not built:
+            return None
+        best = min(built, key=lambda trial: trial.priced_s if trial.seconds is None else trial.seconds)
+        return TuneResult(Schedule(expression, inputs, target, best.steps, outputs=outputs, hardware=hardware), found)
+
+    def report(found: tuple[Trial, ...]) -> None:
+        if on_trial is not None and (result := result_of(found)) is not None:
+            on_trial(result)
+
     found = search_schedules(
-        space, starts, spec, build_and_time, trials=trial_count, seed=first_seed, has_time=lambda: time.monotonic() < end_s
+        space,
+        starts,
+        spec,
+        build_and_time,
+        trials=trial_count,
+        seed=first_seed,
+        has_time=lambda: time.monotonic() < end_s,
+        report=report,
     )
-    built = [trial for trial in found if not trial.error]
-    if not built:
+    if (result := result_of(found)) is None:
         failed = f"none of {len(found)} schedules could be built; of the first: {found[0].error}" if found else ""
         raise ScheduleError(
             failed or f"no trial has begun within {budget_s:g} s",
             code="schedule-tune",
             hint="give `start`, a schedule that compiles" if failed else "give it more seconds",
         )
-    best = min(built, key=lambda trial: trial.priced_s if trial.seconds is None else trial.seconds)
-    return TuneResult(Schedule(expression, inputs, target, best.steps, outputs=outputs, hardware=hardware), found)
+    return result
 
 
 class Stage:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
+from roller_svc.cli.command import INTERRUPTED
 from roller_svc.errors import ScheduleError
 from roller_svc.on_use import OnUse
 
 if TYPE_CHECKING:
+    from roller_svc.cli.progress import report_stages
     from roller_svc.compiler.parsing import parse_once
     from roller_svc.compiler.request import build_request, resolve_spec
     from roller_svc.compiler.schedule_cost import price_schedule, schedule_cost_json
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from roller_svc.ir.schedule_text import render
     from roller_svc.schedule.build_tree import build_tree
     from roller_svc.schedule.check_steps import Problem
-    from roller_svc.schedules import tune
+    from roller_svc.schedules import TuneResult, tune
 else:
     parse_once = OnUse("roller_svc.compiler.parsing:parse_once")
     build_request = OnUse("roller_svc.compiler.request:build_request")
@@ -33,6 +35,7 @@ else:
     build_tree = OnUse("roller_svc.schedule.build_tree:build_tree")
     Problem = OnUse("roller_svc.schedule.check_steps:Problem")
     tune = OnUse("roller_svc.schedules:tune")
+    report_stages = OnUse("roller_svc.cli.progress:report_stages")
 
 VERBS = {
     "check": "say which step breaks which rule, and a step that would do; with --target also what the device cannot run",
@@ -110,19 +113,35 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def search_fastest(options: argparse.Namespace) -> int:
-    """Search the fastest schedule, and print it."""
-    found = tune(
-        common.read_expression(options),
-        common.parse_inputs(options),
-        outputs=options.output or None,
-        trials=options.trials,
-        seed=options.seed,
-        budget_s=options.budget,
-        start=common.read_text_file(options.start) if options.start else None,
-        **common.parse_device(options),
-    )
+    """Search the fastest schedule, and print it; after Ctrl-C the fastest so far."""
+    latest: list[TuneResult] = []
+    with report_stages() as progress:
+
+        def on_trial(found: TuneResult) -> None:
+            latest[:] = [found]
+            progress("trials", len(found.trials), options.trials)
+
+        try:
+            tune(
+                common.read_expression(options),
+                common.parse_inputs(options),
+                outputs=options.output or None,
+                trials=options.trials,
+                seed=options.seed,
+                budget_s=options.budget,
+                start=common.read_text_file(options.start) if options.start else None,
+                on_trial=on_trial,
+                **common.parse_device(options),
+            )
+            code = 0
+        except KeyboardInterrupt:
+            if not latest:
+                raise
+            code = INTERRUPTED
+    (found,) = latest
     fastest = min((trial.seconds for trial in found.trials if trial.seconds is not None), default=None)
     how = "not measured: cheapest by price" if fastest is None else show.format_seconds(fastest)
-    text = f"# {how}, of {len(found.trials)} trials\n{found.best.text().rstrip()}"
+    stopped = ", interrupted" if code else ""
+    text = f"# {how}, of {len(found.trials)} trials{stopped}\n{found.best.text().rstrip()}"
     show.print_result(options, {"best": found.best.to_json(), "seconds": fastest, "history": found.history}, text)
-    return 0
+    return code

@@ -56,6 +56,7 @@ def search_schedules(
     trials: int,
     seed: int,
     has_time: Callable[[], bool],
+    report: Callable[[tuple[Trial, ...]], None] = lambda _: None,
 ) -> tuple[Trial, ...]:
     """Build schedules until there are enough trials, or the time is up, and return them in order.
 
@@ -63,6 +64,7 @@ def search_schedules(
         starts: legal steps from which mutations start, and which are the first trials.
         measure: builds a schedule and returns its seconds, or None where nothing is measured. Raises BuildError.
         has_time: whether a further trial may begin.
+        report: is called with the trials so far, after each one.
 
     Raises ScheduleError if no proposal is legal on the device, ToolchainMissingError.
     """
@@ -77,6 +79,7 @@ def search_schedules(
                 raise search.explain_nothing()
             break
         history.append(_try(chosen, measure))
+        report(tuple(history))
     return tuple(history)
 
 

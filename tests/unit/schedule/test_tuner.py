@@ -175,6 +175,24 @@ def test_a_search_says_why_it_found_nothing() -> None:
         search(starts=(start,), measure=lack)
 
 
+def test_an_interrupted_search_prints_the_best_so_far(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["schedule", "tune", "y[i] = x[i] * 2.0", "--input", "x=float32[4096]", "--target", "nvidia-h200-sxm", "--seed", "1"]
+    trials = iter([True, True])
+
+    def compile_kernel(*_: object, **__: object) -> None:
+        if not next(trials, False):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("roller_svc.schedules.compile_kernel", compile_kernel)
+    monkeypatch.setattr("roller_svc.cli.progress.PROGRESS_S", 0.0)
+    assert main(words) == 130
+    printed = capsys.readouterr()
+    assert printed.out.startswith("# not measured: cheapest by price, of 2 trials, interrupted\ny: ")
+    assert printed.err.startswith("roller: trials: 1 of 100\n")
+    assert main(words) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
 def test_a_failed_trial_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     tune = partial(roller_svc.tune, "y[i] = x[i] * 2.0", {"x": ("float32", (4096,))}, "nvidia-h200-sxm")
     compiles: list[bool] = []
