@@ -269,7 +269,7 @@ def _accumulation(
     places = [loop.var for loop in write.loops]
     around = [t for chain in plan.chains.values() for t in chain if t.loop.var not in own]
     if not around:
-        raise UnsaidError("no loop is around a reduction")
+        raise UnsaidError("an accumulator is the whole result: accumulate_at needs a loop around a part of it")
     site = plan.site(max(around, key=lambda t: places.index(t.loop.var) if t.loop.var in places else -1))
     inside = {axis: tuple(t for t in chain if t not in around) for axis, chain in plan.chains.items()}
     if any(inside[axis] and len(plan.members[axis]) > 1 for axis in inside):

@@ -37,6 +37,7 @@ ON_GPU = SAID | {
 UNSAID = [
     ("s[r] +=! a[r, c]", {"a": ("float32", (64, 512))}, A100, "sums over the threads of a warp"),
     ("s[r] +=! a[r, c]", {"a": ("float32", (64, 512))}, AVX2, "sums over the lanes of a vector"),
+    ("t[j] >=! a[i, j]", {"a": ("float32", (13, 15))}, AVX2, "an accumulator is the whole result"),
     ("C[m, n] +=! A[m, k] * B[k, n]", {"A": ("float32", (64, 64)), "B": ("float32", (64, 64))}, AVX2, "packed panels"),
     (
         "C[m, n] +=! A[m, k] * B[k, n]",
