@@ -47,7 +47,7 @@ def schedule_for_device(program: TensorProgram, source: object, spec: HardwareSp
     """Return the default schedule of a program after the steps.
 
     Raises ScheduleError for the first illegal step, or for what the device, if one is given, cannot run. Raises
-    ArgumentError for a device that is no CPU or GPU.
+    ArgumentError for a device that is neither a CPU nor a GPU.
     """
     schedule = schedule_by_hand(program, source)
     if spec is not None:

@@ -26,7 +26,8 @@ def build_device_launches(
 ) -> tuple[tuple[ScheduleTree, ...], tuple[tuple[str, TensorType], ...]]:
     """Return the launches of a schedule and the buffers that they exchange.
 
-    Raises ScheduleError (schedule-launch, schedule-memory) if the device cannot run them, ArgumentError if it is no CPU or GPU.
+    Raises ScheduleError (schedule-launch, schedule-memory) if the device cannot run them. Raises ArgumentError if it is
+    neither a CPU nor a GPU.
     """
     check_device(hw)
     check_device_loops(schedule, hw)

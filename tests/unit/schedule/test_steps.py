@@ -368,7 +368,7 @@ def test_options_that_a_schedule_excludes(options: dict[str, Any], message: str)
         roller_svc.compile(EXPRESSION, INPUTS, schedule=STEPS, **options)
 
 
-def test_a_device_that_is_no_cpu_or_gpu_has_no_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_devices_than_cpus_and_gpus_have_no_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     schedule = roller_svc.Schedule(EXPRESSION, INPUTS, "graphcore-mk2", STEPS)
     tune = partial(roller_svc.tune, EXPRESSION, INPUTS, "graphcore-mk2")
     estimate = partial(roller_svc.estimate, EXPRESSION, INPUTS, targets=["graphcore-mk2"], schedule=STEPS)
