@@ -10,7 +10,7 @@ The operations and their rules are in docs/schedule.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,8 @@ from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import build_request, resolve_spec
 from roller_svc.compiler.schedule_cost import price_schedule
 from roller_svc.compiler.schedule_tuner import Trial, search_schedules
-from roller_svc.errors import BuildError, ScheduleError
+from roller_svc.errors import ArgumentError, ScheduleError
+from roller_svc.frontend.lang.input_types import short_repr, whole_number
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.schedule_cost import ScheduleCost
@@ -34,7 +35,7 @@ from roller_svc.schedule.build_tree import build_tree
 from roller_svc.schedule.by_hand import read_steps
 from roller_svc.schedule.check_steps import Problem, apply_steps
 from roller_svc.schedule.default import default_schedule
-from roller_svc.schedule.device_launches import build_device_launches
+from roller_svc.schedule.device_launches import build_device_launches, check_device
 from roller_svc.schedule.random_steps import StepSpace
 from roller_svc.schedule.schedule import Schedule as AppliedSchedule
 from roller_svc.schedule.step_json import format_document
@@ -173,8 +174,19 @@ class TuneResult:
 
     @property
     def history(self) -> list[dict[str, object]]:
-        """Return the trials as JSON-compatible values: steps as text, the price, and the seconds if it was measured."""
-        return [{"steps": format_steps(trial.steps), "priced_s": trial.priced_s, "seconds": trial.seconds} for trial in self.trials]
+        """Return the trials as JSON-compatible values.
+
+        They have the steps as text, the price, the seconds if it was measured, and the error if it failed.
+        """
+        return [
+            {
+                "steps": format_steps(trial.steps),
+                "priced_s": trial.priced_s,
+                "seconds": trial.seconds,
+                "error": trial.error or None,
+            }
+            for trial in self.trials
+        ]
 
 
 def tune(
@@ -188,6 +200,7 @@ def tune(
     seed: int = 0,
     start: object = None,
     budget_s: float = 60.0,
+    on_trial: Callable[[TuneResult], None] | None = None,
 ) -> TuneResult:
     """Search the schedules of a program for the fastest one: by measuring, or by price where the device is absent.
 
@@ -201,11 +214,20 @@ def tune(
         seed: of the search. It gives the same schedules in the same order, whatever their times are.
         start: steps that are mutated besides those of construction and of the default schedule.
         budget_s: seconds after which no trial begins.
+        on_trial: is called with what was found so far, after each trial from the first that did not fail.
 
-    Raises ScheduleError for an illegal `start`, or if no schedule was built.
+    Raises ScheduleError for an illegal `start`, or if no schedule is legal on the device or none was built in time.
+    Raises ArgumentError for invalid numbers, ToolchainMissingError without a compiler for the device.
     """
+    if (trial_count := whole_number(trials)) is None or trial_count < 1:
+        raise ArgumentError(f"trials must be a positive whole number, got {short_repr(trials)}", code="invalid-option")
+    if (first_seed := whole_number(seed)) is None:
+        raise ArgumentError(f"seed must be a whole number, got {short_repr(seed)}", code="invalid-option")
+    if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not budget_s > 0:
+        raise ArgumentError(f"budget_s must be a positive number of seconds, got {short_repr(budget_s)}", code="invalid-option")
     first = Schedule(expression, inputs, target, start, outputs=outputs, hardware=hardware)
     request, spec = first._request, resolve_spec(first._request)
+    check_device(spec)
     space = StepSpace(default_schedule(first.program), lanes=max(1, spec.vector_bytes // 4))
     first._apply()
     constructed = explain_as_schedule(request, first_plan(request)).steps
@@ -215,24 +237,38 @@ def tune(
     end_s = time.monotonic() + budget_s
 
     def build_and_time(steps: tuple[Step, ...], _: AppliedSchedule) -> float | None:
-        try:
-            kernel = Schedule(expression, inputs, target, steps, outputs=outputs, hardware=hardware).compile()
-        except BuildError:
-            return None
+        kernel = Schedule(expression, inputs, target, steps, outputs=outputs, hardware=hardware).compile()
         return measure(kernel.runner().bind(arrays), TRIAL_S).min_s if is_present else None
 
+    def result_of(found: tuple[Trial, ...]) -> TuneResult | None:
+        built = [trial for trial in found if not trial.error]
+        if not built:
+            return None
+        best = min(built, key=lambda trial: trial.priced_s if trial.seconds is None else trial.seconds)
+        return TuneResult(Schedule(expression, inputs, target, best.steps, outputs=outputs, hardware=hardware), found)
+
+    def report(found: tuple[Trial, ...]) -> None:
+        if on_trial is not None and (result := result_of(found)) is not None:
+            on_trial(result)
+
     found = search_schedules(
-        space, starts, spec, build_and_time, trials=trials, seed=seed, has_time=lambda: time.monotonic() < end_s
+        space,
+        starts,
+        spec,
+        build_and_time,
+        trials=trial_count,
+        seed=first_seed,
+        has_time=lambda: time.monotonic() < end_s,
+        report=report,
     )
-    timed = [trial for trial in found if trial.seconds is not None] if is_present else [*found]
-    if not timed:
+    if (result := result_of(found)) is None:
+        failed = f"none of {len(found)} schedules could be built; of the first: {found[0].error}" if found else ""
         raise ScheduleError(
-            f"no schedule was built within {budget_s:g} s and {trials} trials",
+            failed or f"no trial has begun within {budget_s:g} s",
             code="schedule-tune",
-            hint="give it more, or a start that the device can run",
+            hint="give `start`, a schedule that compiles" if failed else "give it more seconds",
         )
-    best = min(timed, key=lambda trial: trial.priced_s if trial.seconds is None else trial.seconds)
-    return TuneResult(Schedule(expression, inputs, target, best.steps, outputs=outputs, hardware=hardware), found)
+    return result
 
 
 class Stage:

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote, stepping
 from roller_svc.cli.page_file import MODEL, write_page
+from roller_svc.cli.progress import report_stages
 from roller_svc.client.schemas import GraphOptions
 from roller_svc.errors import ArgumentError, InvariantError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.choose import EAGER, PLANS
 from roller_svc.graph.compile import GPU_PLANS
-from roller_svc.graph.compile import Progress as Report
 from roller_svc.graph.devices.plan import ACROSS, MERGED
 from roller_svc.graph.inputs import Sample, random_arrays
 from roller_svc.graph.interpret import interpret
@@ -43,7 +39,6 @@ from roller_svc.runtime.cuda.arrays import copy_into_device, copy_to_device, cop
 from roller_svc.runtime.cuda.module import device_present
 
 RUNS = 20  # of a timed model
-PROGRESS_S = 5.0  # between lines of progress
 TIMED_S = 2.0
 TOLERANCE = 1e-4  # of the largest value of an output; docs/models.md
 SHOWN_OPERATORS = 15
@@ -240,7 +235,7 @@ def _model(options: argparse.Namespace) -> Model:
             remote.unpack(bundle, Path(folder))
             return load_model(folder, runtime)
     common.set_calibration(options)
-    with _progress() as progress:
+    with report_stages() as progress:
         return compile_model(
             path,
             options.target,
@@ -311,37 +306,6 @@ def graph_options(options: argparse.Namespace, **more: object) -> GraphOptions:
         "order": options.order, **common.option_values(options, NamedOptions), **more,
     }  # fmt: skip
     return remote.validate_body(GraphOptions, fields)
-
-
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """Show a bar for each stage on stderr if that is a terminal, else a line every few seconds."""
-    if not sys.stderr.isatty():
-        yield _report_lines()
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
-
-        yield report
-
-
-def _report_lines() -> Report:
-    """Return a report that prints a line every PROGRESS_S seconds: short compiles print nothing."""
-    printed_s = time.monotonic()
-
-    def report(stage: str, done: int, total: int) -> None:
-        nonlocal printed_s
-        if time.monotonic() - printed_s >= PROGRESS_S:
-            printed_s = time.monotonic()
-            common.print_line(f"{stage}: {done} of {total}")
-
-    return report
 
 
 def _types(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:

@@ -15,7 +15,7 @@ from roller_svc.compiler.plans import merge_ranked_plans, select_for_measurement
 from roller_svc.compiler.request import resolve_spec
 from roller_svc.compiler.schedule_cost import price_schedule, price_trees
 from roller_svc.compiler.serialize import Json, program_json
-from roller_svc.errors import ScheduleError
+from roller_svc.errors import ArgumentError, ScheduleError
 from roller_svc.families.matching import op_class_of
 from roller_svc.ir.constraints import TILE_FIELDS, OpClass, tile_value
 from roller_svc.ir.group import GroupKind, KernelGroup
@@ -25,6 +25,7 @@ from roller_svc.ir.program import Axis, TensorProgram
 from roller_svc.ir.report import BuildRequest, Plan
 from roller_svc.schedule.check_steps import apply_steps
 from roller_svc.schedule.default import default_schedule
+from roller_svc.schedule.device_launches import check_device
 from roller_svc.schedule.nest_statements import ACCUMULATOR, acc_name
 from roller_svc.schedule.read_tree import UnsaidError, read_tree
 from roller_svc.schedule.schedule import Fixed, Schedule
@@ -126,8 +127,9 @@ def _tile_constraints(chosen: ConstructedPlan) -> tuple[tuple[tuple[str, int], .
 def _read_steps(program: TensorProgram, plan: Plan, groups: Sequence[KernelGroup], hw: HardwareSpec) -> tuple[Step, ...]:
     """Return the steps of a plan. Raises UnsaidError."""
     try:
+        check_device(hw)
         schedule = default_schedule(program)
-    except ScheduleError as error:
+    except (ArgumentError, ScheduleError) as error:
         raise UnsaidError(error.message) from error
     steps = _placements(schedule, groups)
     price = 0.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from roller_svc.compiler.schedule_cost import price_schedule
 from roller_svc.compiler.scheduled import emit_schedule
-from roller_svc.errors import ScheduleError
+from roller_svc.errors import BuildError, ScheduleError, ToolchainMissingError
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.schedule.random_steps import Steps, StepSpace
 from roller_svc.schedule.schedule import Schedule
@@ -29,11 +29,12 @@ EXPLORED_FRACTION = 0.25  # of trials, which build a random proposal in place of
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A schedule that was built."""
+    """A schedule that was built, or failed to."""
 
     steps: Steps
     priced_s: float
-    seconds: float | None  # measured; None where it was not, or did not compile
+    seconds: float | None  # None where nothing is measured, or where it failed
+    error: str = ""  # why it failed
 
 
 Measure = Callable[[Steps, Schedule], float | None]
@@ -55,13 +56,17 @@ def search_schedules(
     trials: int,
     seed: int,
     has_time: Callable[[], bool],
+    report: Callable[[tuple[Trial, ...]], None] = lambda _: None,
 ) -> tuple[Trial, ...]:
     """Build schedules until there are enough trials, or the time is up, and return them in order.
 
     Args:
         starts: legal steps from which mutations start, and which are the first trials.
-        measure: returns the seconds of a schedule, or None.
+        measure: builds a schedule and returns its seconds, or None where nothing is measured. Raises BuildError.
         has_time: whether a further trial may begin.
+        report: is called with the trials so far, after each one.
+
+    Raises ScheduleError if no proposal is legal on the device, ToolchainMissingError.
     """
     search = _Search(space, hw, random.Random(seed))
     history: list[Trial] = []
@@ -70,9 +75,21 @@ def search_schedules(
     while len(history) < trials and has_time():
         chosen = search.choose()
         if chosen is None:
+            if not history:
+                raise search.explain_nothing()
             break
-        history.append(Trial(chosen.steps, chosen.seconds, measure(chosen.steps, chosen.schedule)))
+        history.append(_try(chosen, measure))
+        report(tuple(history))
     return tuple(history)
+
+
+def _try(chosen: _Priced, measure: Measure) -> Trial:
+    try:
+        return Trial(chosen.steps, chosen.seconds, measure(chosen.steps, chosen.schedule))
+    except ToolchainMissingError:
+        raise
+    except BuildError as failed:
+        return Trial(chosen.steps, chosen.seconds, None, failed.message)
 
 
 class _Search:
@@ -87,6 +104,7 @@ class _Search:
         self._starts: list[_Priced] = []
         self._pool: list[_Priced] = []  # of the lowest prices
         self._waiting: list[_Priced] = []  # proposals that are not built yet, the cheapest first
+        self._refused = ""  # why the first schedule is not for the device
 
     def add(self, steps: Steps, schedule: Schedule, *, is_start: bool = False) -> None:
         """Remember legal steps, unless they are known, too expensive, or not for the device."""
@@ -95,7 +113,8 @@ class _Search:
         self._known.add(steps)
         try:
             priced = _Priced(steps, schedule, price_schedule(schedule, self._hw).seconds)
-        except ScheduleError:
+        except ScheduleError as refused:
+            self._refused = self._refused or refused.message
             return
         if priced.seconds > self._limit_s and not is_start:
             return
@@ -119,6 +138,14 @@ class _Search:
                 self._texts.add(text)
                 return chosen
         return None
+
+    def explain_nothing(self) -> ScheduleError:
+        """Return the error of a search without a schedule to build."""
+        return ScheduleError(
+            f"no schedule that the search proposes is legal on {self._hw.id}; of the first: {self._refused}",
+            code="schedule-tune",
+            hint="give `start`, a schedule that the device can run: on GPUs one with blocks",
+        )
 
     @property
     def _limit_s(self) -> float:

@@ -10,7 +10,7 @@ from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import request_body, resolve_spec
 from roller_svc.compiler.serialize import kernel_digest
 from roller_svc.errors import ArgumentError, InvariantError
-from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.options import KernelOptions, options_of
 from roller_svc.ir.printer import text
@@ -28,7 +28,8 @@ EXCLUDED = ("family", "tiles", "constants", "donate", "max_workspace_bytes")  # 
 def check_schedule(request: BuildRequest) -> None:
     """Check the schedule of a request, which may take minutes: a service does so in a process with a time limit.
 
-    Raises ArgumentError for options that a schedule excludes, ScheduleError for an illegal one, also on the device.
+    Raises ArgumentError for options that a schedule excludes, or another device than a CPU or GPU, ScheduleError for an
+    illegal schedule, also on the device.
     """
     for name in EXCLUDED:
         if getattr(request, name) != options_of(KernelOptions)[name].default:
@@ -37,7 +38,6 @@ def check_schedule(request: BuildRequest) -> None:
                 code="invalid-option",
             )
     spec = resolve_spec(request)
-    check_device(spec)
     if request.schedule is None:
         raise InvariantError("the request has no schedule")
     schedule_for_device(parse_once(request.expression, request.inputs, request.outputs)[0], request.schedule.written, spec)
@@ -46,22 +46,13 @@ def check_schedule(request: BuildRequest) -> None:
 def schedule_for_device(program: TensorProgram, source: object, spec: HardwareSpec | None) -> Schedule:
     """Return the default schedule of a program after the steps.
 
-    Raises ScheduleError for the first illegal step, or for what the device, if one is given, cannot run.
+    Raises ScheduleError for the first illegal step, or for what the device, if one is given, cannot run. Raises
+    ArgumentError for a device that is neither a CPU nor a GPU.
     """
     schedule = schedule_by_hand(program, source)
     if spec is not None:
         build_device_launches(schedule, spec)
     return schedule
-
-
-def check_device(spec: HardwareSpec) -> None:
-    """Raise ArgumentError for a device for which no schedule by hand is compiled."""
-    if spec.family not in (TargetKind.CPU, TargetKind.CUDA, TargetKind.AMD):
-        raise ArgumentError(
-            f"a schedule by hand is compiled for CPUs and GPUs, and {spec.id} is neither",
-            code="invalid-option",
-            hint="name such a device, or leave out the schedule",
-        )
 
 
 def build_scheduled(request: BuildRequest) -> KernelBundle:

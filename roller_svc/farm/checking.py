@@ -21,7 +21,7 @@ from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
 from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import build_request, request_json, resolve_spec
 from roller_svc.compiler.schedule_cost import price_schedule, schedule_cost_json
-from roller_svc.compiler.scheduled import check_device, check_schedule, schedule_for_device
+from roller_svc.compiler.scheduled import check_schedule, schedule_for_device
 from roller_svc.compiler.serialize import Json
 from roller_svc.errors import BuildServiceError, InputError, InvariantError, KernelTimeoutError, ScheduleError
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
@@ -78,8 +78,6 @@ def check_task(task: ScheduleTask) -> CheckedSchedule:
     device = {name: value for name, value in given.items() if value is not None}
     request = build_request(task.expression, task.inputs, outputs=task.outputs, **device)
     spec = resolve_spec(request) if device else None
-    if spec is not None:
-        check_device(spec)
     program = parse_once(request.expression, request.inputs, request.outputs)[0]
     try:
         schedule = schedule_for_device(program, task.schedule, spec)

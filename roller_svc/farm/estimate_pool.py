@@ -190,7 +190,7 @@ class _Batch:
         return InputError(
             f"the program takes longer than {self._timeout_s:g} s to be read, checked and estimated",
             code="check-timeout",
-            hint="fewer or simpler conditions and indices; ROLLER_CHECK_TIMEOUT_S is the service's limit",
+            hint="fewer or simpler conditions and indices, or fewer steps; ROLLER_CHECK_TIMEOUT_S is the service's limit",
         )
 
 

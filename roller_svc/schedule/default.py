@@ -58,13 +58,13 @@ def _with_accumulator(statement: TensorExpr, *, is_output: bool) -> tuple[Tensor
     wraps = not stored.is_float and statement.body.dtype is not statement.type.dtype
     if statement.kind is not StatementKind.REDUCE or (statement.accumulator is stored and not wraps):
         return (statement,)
-    return split_accumulator(statement)
+    return split_accumulator(statement, statement.body.dtype)
 
 
-def split_accumulator(statement: TensorExpr) -> tuple[TensorExpr, TensorExpr]:
-    """Return a reduction as two statements: its accumulator, and the map that writes it."""
+def split_accumulator(statement: TensorExpr, result: DType) -> tuple[TensorExpr, TensorExpr]:
+    """Return a reduction as two statements: its accumulator, and the map that writes it, converted to a type."""
     name, dtype = acc_name(statement.output), statement.accumulator
-    total = Cast(Load(name, statement.index, dtype), statement.body.dtype, implicit=statement.body.dtype.is_float)
+    total = Cast(Load(name, statement.index, dtype), result, implicit=result.is_float)
     return (
         replace(statement, output=name, name=name, type=TensorType(dtype, statement.type.shape)),
         replace(statement, kind=StatementKind.MAP, combine=None, axes=statement.spatial, body=total),
@@ -89,7 +89,8 @@ def storage_types(schedule: Schedule) -> Mapping[str, TensorType]:
 def _is_copy(statement: TensorExpr, inputs: Collection[str]) -> bool:
     """Return whether a statement copies elements of an input, which are rounded to their type already."""
     body = statement.body
-    return isinstance(body, Load) and body.tensor in inputs and body.dtype is statement.type.dtype
+    is_map = statement.kind is StatementKind.MAP
+    return is_map and isinstance(body, Load) and body.tensor in inputs and body.dtype is statement.type.dtype
 
 
 def _stages(statement: TensorExpr) -> tuple[Stage, ...]:

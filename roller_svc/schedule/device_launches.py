@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roller_svc.errors import ArgumentError
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.schedule import ScheduleTree
@@ -10,13 +11,25 @@ from roller_svc.schedule.gpu_launch import check_device_loops, check_tile_bytes
 from roller_svc.schedule.schedule import Schedule
 
 
+def check_device(spec: HardwareSpec) -> None:
+    """Raise ArgumentError for a device for which no schedule by hand is compiled."""
+    if spec.family not in (TargetKind.CPU, TargetKind.CUDA, TargetKind.AMD):
+        raise ArgumentError(
+            f"a schedule by hand is compiled for CPUs and GPUs, and {spec.id} is neither",
+            code="invalid-option",
+            hint="name such a device, or leave out the schedule",
+        )
+
+
 def build_device_launches(
     schedule: Schedule, hw: HardwareSpec
 ) -> tuple[tuple[ScheduleTree, ...], tuple[tuple[str, TensorType], ...]]:
     """Return the launches of a schedule and the buffers that they exchange.
 
-    Raises ScheduleError (schedule-launch, schedule-memory) if the device cannot run them.
+    Raises ScheduleError (schedule-launch, schedule-memory) if the device cannot run them. Raises ArgumentError if it is
+    neither a CPU nor a GPU.
     """
+    check_device(hw)
     check_device_loops(schedule, hw)
     trees, exchanged = build_launches(schedule, "kernel")
     if hw.family is not TargetKind.CPU:

@@ -269,7 +269,7 @@ def _accumulation(
     places = [loop.var for loop in write.loops]
     around = [t for chain in plan.chains.values() for t in chain if t.loop.var not in own]
     if not around:
-        raise UnsaidError("no loop is around a reduction")
+        raise UnsaidError("an accumulator is the whole result: accumulate_at needs a loop around a part of it")
     site = plan.site(max(around, key=lambda t: places.index(t.loop.var) if t.loop.var in places else -1))
     inside = {axis: tuple(t for t in chain if t not in around) for axis, chain in plan.chains.items()}
     if any(inside[axis] and len(plan.members[axis]) > 1 for axis in inside):
@@ -303,13 +303,13 @@ def _reduced_chains(statement: TensorExpr, spatial: Mapping[str, Chain], visit: 
         for expected, load in zip(wanted, loads, strict=True)
         for index, place in zip(expected.index, load.index, strict=True)
     ]
-    axes = {axis.name for axis in statement.axes if axis.kind is AxisKind.REDUCE and axis.extent > 1}
+    axes = {axis.name for axis in statement.reduced if axis.extent > 1}  # of the others no loop is in the tree
     for _ in range(len(axes)):
         for index, place in pairs:
             _solve(index, place, forms, axes)
     if not axes <= forms.keys():
         raise UnsaidError("a reduced axis is not a sum of loops")
-    return {axis: _chain(forms[axis], visit.loops) for axis in axes}
+    return {axis.name: _chain(forms.get(axis.name, {}), visit.loops) for axis in statement.reduced}
 
 
 def _solve(index: Linear, place: Linear, forms: dict[str, Linear], axes: set[str]) -> None:

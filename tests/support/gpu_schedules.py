@@ -1,4 +1,4 @@
-"""Random schedules for GPUs: of a product, two blurs, a row softmax and a convolution, with extents that tiles do not divide."""
+"""Random schedules for GPUs: products, blurs, softmaxes, convolutions and narrow rows, whose extents tiles do not divide."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roller_svc.schedule.step_text import format_step, parse_steps
 from roller_svc.schedule.steps import Step, apply_step
 from roller_svc.schedule.suggest_step import suggest_step
 
-PROGRAMS = ("matmul", "blur", "softmax", "convolution")
+PROGRAMS = ("matmul", "blur", "softmax", "convolution", "narrow")
 MAX_EXTRA_STEPS = 6
 
 
@@ -209,4 +209,21 @@ def _softmax(numbers: Random) -> tuple[TensorProgram, str]:
     return scheduled, steps
 
 
-_TEMPLATES = {"matmul": _matmul, "blur": _blur, "softmax": _softmax, "convolution": _convolution}
+def _narrow(numbers: Random) -> tuple[TensorProgram, str]:
+    """Reduce rows of narrow integers in lanes of lanes, some of which have no element."""
+    r, c = numbers.randint(1, 9), numbers.randint(5, 20)
+    body = numbers.choice((">=! min(A[r, c], -5)", "<=! max(A[r, c], 5)", "*=! A[r, c]", "+=! A[r, c]"))
+    scheduled = program(f"s[r] {body}", A=f"{numbers.choice(('int8', 'int16'))} {r} {c}")
+    few, lane = numbers.randint(2, c), numbers.choice(("a", "b"))
+    rest = "b" if lane == "a" else "a"
+    extent = few if rest == "b" else -(-c // few)
+    steps = f"s: split r {numbers.randint(1, r)} as ro ri\ns: block ro\ns: thread ri\ns: accumulate_at ri\n"
+    steps += f"s.acc.update: split c {few} as a b\ns.acc.update: rfactor {lane}\ns.acc.part: accumulate_at {lane}\n"
+    if numbers.randrange(3):
+        steps += f"s.acc.part.acc.update: split {rest} {numbers.randint(1, extent)} as d e\n"
+        part = numbers.choice(("d", "d", "e"))
+        steps += f"s.acc.part.acc.update: rfactor {part}\ns.acc.part.acc.part: accumulate_at {part}\n"
+    return scheduled, steps
+
+
+_TEMPLATES = {"matmul": _matmul, "blur": _blur, "softmax": _softmax, "convolution": _convolution, "narrow": _narrow}

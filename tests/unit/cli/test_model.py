@@ -18,7 +18,8 @@ from onnx_models import branching, mlp, model
 import roller_svc
 from roller_svc import settings
 from roller_svc.cli.command import main
-from roller_svc.cli.model import _program_rows, _report_lines
+from roller_svc.cli.model import _program_rows
+from roller_svc.cli.progress import report_lines
 from roller_svc.errors import ArgumentError
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
@@ -265,10 +266,10 @@ def test_the_programs_of_a_virtual_device_are_rows() -> None:
 def test_progress_without_a_terminal_is_a_line_every_few_seconds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roller_svc.cli.model.PROGRESS_S", 1e9)
-    _report_lines()("kernels", 1, 9)
-    monkeypatch.setattr("roller_svc.cli.model.PROGRESS_S", 0.0)
-    _report_lines()("kernels", 3, 9)
+    monkeypatch.setattr("roller_svc.cli.progress.PROGRESS_S", 1e9)
+    report_lines()("kernels", 1, 9)
+    monkeypatch.setattr("roller_svc.cli.progress.PROGRESS_S", 0.0)
+    report_lines()("kernels", 3, 9)
     assert capsys.readouterr().err == "roller: kernels: 3 of 9\n"
 
 

@@ -32,11 +32,13 @@ ON_GPU = SAID | {
         "p[y, x, c] +=! a[y * 2 + i, x * 2 + j, c] where y in 4, x in 6, i in 2, j in 2",
         {"a": ("float32", (8, 12, 32))},
     ),
+    "one term": ("C[m, n] +=! A[m, k] * B[k, n]", {"A": ("float32", (13, 1)), "B": ("float32", (1, 13))}),
     "one block": ("c[i] = a[i] - 1.0", {"a": ("float32", (128,))}),
 }
 UNSAID = [
     ("s[r] +=! a[r, c]", {"a": ("float32", (64, 512))}, A100, "sums over the threads of a warp"),
     ("s[r] +=! a[r, c]", {"a": ("float32", (64, 512))}, AVX2, "sums over the lanes of a vector"),
+    ("t[j] >=! a[i, j]", {"a": ("float32", (13, 15))}, AVX2, "an accumulator is the whole result"),
     ("C[m, n] +=! A[m, k] * B[k, n]", {"A": ("float32", (64, 64)), "B": ("float32", (64, 64))}, AVX2, "packed panels"),
     (
         "C[m, n] +=! A[m, k] * B[k, n]",
@@ -49,7 +51,7 @@ UNSAID = [
 ]
 
 
-@pytest.mark.parametrize(("name", "target"), [*((n, A100) for n in ON_GPU), *((n, AVX2) for n in SAID)])
+@pytest.mark.parametrize(("name", "target"), [*((n, A100) for n in ON_GPU), *((n, AVX2) for n in (*SAID, "one term"))])
 def test_steps_of_a_plan_give_its_values_at_its_price(name: str, target: str) -> None:
     expression, inputs = ON_GPU[name]
     request = build_request(expression, inputs, target=target, select="model")

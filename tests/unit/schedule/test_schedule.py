@@ -29,6 +29,7 @@ from schedule_support import (
 from roller_svc import hardware
 from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.errors import ScheduleError
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.schedule import Loop, Storage, iter_nodes
 from roller_svc.ir.schedule_text import render
@@ -36,7 +37,7 @@ from roller_svc.schedule import transforms as t
 from roller_svc.schedule.bounds import infer_bounds
 from roller_svc.schedule.build_tree import build_schedule_tree, build_tree
 from roller_svc.schedule.by_hand import schedule_by_hand
-from roller_svc.schedule.default import default_schedule
+from roller_svc.schedule.default import default_schedule, storage_types
 from roller_svc.schedule.schedule import Fixed, Schedule
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,6 +80,13 @@ class TestDefault:
     def test_a_sum_wider_than_its_tensor_is_a_function_of_its_own(self) -> None:
         names = [f.name for f in default_schedule(NARROW).functions]
         assert names == ["C.acc", "C", "D"]
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_a_sum_of_narrow_elements_is_no_copy_of_them(self, dtype: str) -> None:
+        p = program("s[i] +=! A[i, j]; z[i] = s[i] * 2; c[j, i] = A[i, j]; y[j] +=! c[j, i] * c[j, 0]", A=f"{dtype} 2 3")
+        types = storage_types(t.compute_root(default_schedule(p), "c"))
+        assert types["s"].dtype is DType.FLOAT32
+        assert types["c"].dtype is p.types["A"].dtype
 
     def test_row_30_points_are_visited_in_row_major_order(self) -> None:
         assert visited(default_schedule(BLUR), "B") == list(itertools.product(range(8), range(8)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,13 @@ def test_a_reduction_is_accumulated_in_a_tile(dtype: str, rows: int, columns: in
     assert ("C_acc_tile[" in kernel.source) == (columns % 32 > 0)
 
 
+LANES_OF_LANES = """s: accumulate_at i
+s.acc.update: split j 2 as a b
+s.acc.update: rfactor b
+s.acc.part: accumulate_at b
+s.acc.part.acc.update: split a 2 as c d
+s.acc.part.acc.update: rfactor c
+s.acc.part.acc.part: accumulate_at c"""
 LANES = "C.update: split k 4\nC.update: rfactor k.inner\n"
 FACTORED = (
     (MATMUL, LANES + "C.part: vectorise k.inner\nC.part.update: reorder m n k.outer k.inner\nC.part.update: vectorise k.inner"),
@@ -113,6 +121,8 @@ FACTORED = (
     ),
     (program("s[] +=! x[i]", x="int8 37"), "s.acc.update: split i 8\ns.acc.update: rfactor i.outer"),
     (program("p[r] *=! x[r, c]", x="float32 3 7"), "p.update: split c 3\np.update: rfactor c.inner"),
+    (program("s[i] >=! min(x[i, j], -5)", x="int8 2 13"), LANES_OF_LANES),  # a lane without an element
+    (program("s[i] <=! max(x[i, j], 5)", x="int16 2 13"), LANES_OF_LANES),
 )
 
 
@@ -356,6 +366,18 @@ def test_a_problem_has_its_step_and_line() -> None:
 def test_options_that_a_schedule_excludes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         roller_svc.compile(EXPRESSION, INPUTS, schedule=STEPS, **options)
+
+
+def test_other_devices_than_cpus_and_gpus_have_no_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = roller_svc.Schedule(EXPRESSION, INPUTS, "graphcore-mk2", STEPS)
+    tune = partial(roller_svc.tune, EXPRESSION, INPUTS, "graphcore-mk2")
+    estimate = partial(roller_svc.estimate, EXPRESSION, INPUTS, targets=["graphcore-mk2"], schedule=STEPS)
+    for call in (schedule.check, schedule.cost, tune, estimate):
+        with pytest.raises(ArgumentError, match="for CPUs and GPUs"):
+            call()
+    words = [EXPRESSION, "--input", "A=float32[50,20]", "--input", "B=float32[20,30]", "--target", "graphcore-mk2"]
+    assert main(["explain", *words, "--as-schedule"]) == 0
+    assert "graphcore-mk2 is neither" in capsys.readouterr().out
 
 
 def test_the_command_line_prints_no_source_that_its_device_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

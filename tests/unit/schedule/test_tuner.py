@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +18,12 @@ from roller_svc import hardware
 from roller_svc.cli import main
 from roller_svc.compiler.schedule_cost import price_schedule
 from roller_svc.compiler.schedule_tuner import MAX_PRICE_RATIO, Trial, search_schedules
-from roller_svc.errors import ScheduleError
+from roller_svc.errors import ArgumentError, CompileError, ScheduleError, ToolchainMissingError
 from roller_svc.ir.program import TensorProgram
 from roller_svc.schedule.default import default_schedule
 from roller_svc.schedule.random_steps import Steps, StepSpace
 from roller_svc.schedule.schedule import Schedule
+from roller_svc.schedule.step_text import parse_steps
 
 HW = hardware.load("cpu-x86-avx512")
 BLUR_TEXT = (
@@ -130,9 +134,80 @@ def test_the_best_of_a_search_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_without_the_device_prices_decide(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is measured for a GPU that is absent."""
-    found = roller_svc.tune("y[i] = x[i] * 2.0", {"x": ("float32", (4096,))}, "amd-mi250x", trials=1)
+    found = roller_svc.tune("y[i] = x[i] * 2.0", {"x": ("float32", (4096,))}, "nvidia-h200-sxm", trials=1)
     assert found.best.text() == found.history[0]["steps"]
     assert found.history[0]["seconds"] is None
-    with pytest.raises(ScheduleError) as refused:
-        roller_svc.tune("y[i] = x[i] * 2.0", {"x": ("float32", (4096,))}, "amd-mi250x", trials=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("trials", value) for value in (0, -5, 2.5, "x", None, True)),
+        *(("seed", value) for value in ([1], None, 1.5)),
+        *(("budget_s", value) for value in (math.nan, -1, 0, "1", None)),
+    ],
+)
+def test_numbers_of_a_search_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name} must be a"):
+        roller_svc.tune("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, "nvidia-h200-sxm", **{name: value})
+
+
+def test_a_search_says_why_it_found_nothing() -> None:
+    """Without a start no proposal has blocks; with one there is no time, or nothing compiles."""
+    hw = hardware.load("nvidia-h200-sxm")
+    space = StepSpace(default_schedule(MATMUL), LANES)
+    launch = parse_steps("C: block m\nC: accumulate_at n")
+    start = tuple(placed.step for placed in launch)
+
+    def fail(_steps: Steps, _schedule: Schedule) -> float | None:
+        raise CompileError("it spills")
+
+    def lack(_steps: Steps, _schedule: Schedule) -> float | None:
+        raise ToolchainMissingError("no compiler")
+
+    search = partial(search_schedules, space, hw=hw, trials=1, seed=0, has_time=lambda: True)
+    with pytest.raises(ScheduleError, match="legal on nvidia-h200-sxm; of the first: C has two stages") as refused:
+        search(starts=((),), measure=fail)
     assert refused.value.code == "schedule-tune"
+    assert "`start`" in (refused.value.hint or "")
+    assert [(trial.seconds, trial.error) for trial in search(starts=(start,), measure=fail)] == [(None, "it spills")]
+    with pytest.raises(ToolchainMissingError):
+        search(starts=(start,), measure=lack)
+
+
+def test_an_interrupted_search_prints_the_best_so_far(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["schedule", "tune", "y[i] = x[i] * 2.0", "--input", "x=float32[4096]", "--target", "nvidia-h200-sxm", "--seed", "1"]
+    trials = iter([True, True])
+
+    def compile_kernel(*_: object, **__: object) -> None:
+        if not next(trials, False):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("roller_svc.schedules.compile_kernel", compile_kernel)
+    monkeypatch.setattr("roller_svc.cli.progress.PROGRESS_S", 0.0)
+    assert main(words) == 130
+    printed = capsys.readouterr()
+    assert printed.out.startswith("# not measured: cheapest by price, of 2 trials, interrupted\ny: ")
+    assert printed.err.startswith("roller: trials: 1 of 100\n")
+    assert main(words) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
+def test_a_failed_trial_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune = partial(roller_svc.tune, "y[i] = x[i] * 2.0", {"x": ("float32", (4096,))}, "nvidia-h200-sxm")
+    compiles: list[bool] = []
+
+    def compile_kernel(*_: object, **__: object) -> None:
+        if not compiles.pop():
+            raise CompileError("it spills")
+
+    monkeypatch.setattr("roller_svc.schedules.compile_kernel", compile_kernel)
+    compiles[:] = [True, False]
+    found = tune(trials=2, seed=1)
+    assert [each["error"] for each in found.history] == ["it spills", None]
+    assert found.best.text() == found.history[1]["steps"]
+    compiles[:] = [False]
+    with pytest.raises(ScheduleError, match="none of 1 schedules could be built; of the first: it spills"):
+        tune(trials=1)
+    with pytest.raises(ScheduleError, match="no trial has begun within 1e-09 s"):
+        tune(budget_s=1e-9)
