@@ -441,7 +441,7 @@ class Model:
         return {"kind": plans[0]["kind"], "buckets": listed}
 
     def programs(self) -> list[list[Program]]:
-        """Return prog[vEU][order] of each launch of a persistent kernel on a GPU; nothing for other plans.
+        """Return `prog[vEU][order]` of each launch of a persistent kernel on a GPU; nothing for other plans.
 
         An instruction is {"execute": [node, first rTask, rTasks]} or {"wait": [node]}. With buckets the first is shown.
         """

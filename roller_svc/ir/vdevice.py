@@ -50,7 +50,7 @@ Instruction = Annotated[Execute | Barrier | WaitEvent | Stream, UNTAGGED]
 
 @dataclass(frozen=True, slots=True)
 class VDevicePlan:
-    """prog[vEU][order] for rOperators that have `num_tasks` independent, homogeneous rTasks each.
+    """`prog[vEU][order]` for rOperators that have `num_tasks` independent, homogeneous rTasks each.
 
     Plans for CPUs order rTasks by barriers, plans for GPUs by events: one wait for all arrivals takes the place of one
     for each vEU. Plans for GPUs may stream all rTasks of an rOperator.

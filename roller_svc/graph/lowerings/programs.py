@@ -20,7 +20,7 @@ Program = list[dict[str, list[Any]]]
 
 
 def read_programs(plan: ModelPlan, weights: NDArray[Any]) -> list[list[Program]]:
-    """Return prog[vEU][order] of each launch of a persistent kernel.
+    """Return `prog[vEU][order]` of each launch of a persistent kernel.
 
     An instruction is {"execute": [node, first rTask, rTasks]} or {"wait": [node]}. Operators that no vEU waits for
     have the names of their functions if their nodes have several operators. `weights` has all weights of the plan, as bytes.
