@@ -134,6 +134,7 @@ PARTIAL = graph(
     ],
     "out",
     "mean",
+    "scaled",
     name="partial",
 )
 
