@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from roller_svc.compiler.parsing import parse_once
     from roller_svc.compiler.request import build_request, resolve_spec
     from roller_svc.compiler.schedule_cost import price_schedule, schedule_cost_json
-    from roller_svc.compiler.scheduled import emit_schedule, schedule_for_device
+    from roller_svc.compiler.scheduled import emit_schedule
     from roller_svc.ir.schedule_text import render
     from roller_svc.schedule.build_tree import build_tree
     from roller_svc.schedule.check_steps import Problem
+    from roller_svc.schedule.device_launches import schedule_for_device
     from roller_svc.schedules import TuneResult, tune
 else:
     parse_once = OnUse("roller_svc.compiler.parsing:parse_once")
@@ -30,7 +31,7 @@ else:
     price_schedule = OnUse("roller_svc.compiler.schedule_cost:price_schedule")
     schedule_cost_json = OnUse("roller_svc.compiler.schedule_cost:schedule_cost_json")
     emit_schedule = OnUse("roller_svc.compiler.scheduled:emit_schedule")
-    schedule_for_device = OnUse("roller_svc.compiler.scheduled:schedule_for_device")
+    schedule_for_device = OnUse("roller_svc.schedule.device_launches:schedule_for_device")
     render = OnUse("roller_svc.ir.schedule_text:render")
     build_tree = OnUse("roller_svc.schedule.build_tree:build_tree")
     Problem = OnUse("roller_svc.schedule.check_steps:Problem")

@@ -18,7 +18,7 @@ from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.schedule.by_hand import read_steps, schedule_by_hand
-from roller_svc.schedule.device_launches import build_device_launches
+from roller_svc.schedule.device_launches import build_device_launches, schedule_for_device
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.step_json import format_document
 
@@ -41,18 +41,6 @@ def check_schedule(request: BuildRequest) -> None:
     if request.schedule is None:
         raise InvariantError("the request has no schedule")
     schedule_for_device(parse_once(request.expression, request.inputs, request.outputs)[0], request.schedule.written, spec)
-
-
-def schedule_for_device(program: TensorProgram, source: object, spec: HardwareSpec | None) -> Schedule:
-    """Return the default schedule of a program after the steps.
-
-    Raises ScheduleError for the first illegal step, or for what the device, if one is given, cannot run. Raises
-    ArgumentError for a device that is neither a CPU nor a GPU.
-    """
-    schedule = schedule_by_hand(program, source)
-    if spec is not None:
-        build_device_launches(schedule, spec)
-    return schedule
 
 
 def build_scheduled(request: BuildRequest) -> KernelBundle:

@@ -21,7 +21,7 @@ from roller_svc.compiler.estimates.cache import ENTRY_BYTES, LruCache
 from roller_svc.compiler.parsing import parse_once
 from roller_svc.compiler.request import build_request, request_json, resolve_spec
 from roller_svc.compiler.schedule_cost import price_schedule, schedule_cost_json
-from roller_svc.compiler.scheduled import check_schedule, schedule_for_device
+from roller_svc.compiler.scheduled import check_schedule
 from roller_svc.compiler.serialize import Json
 from roller_svc.errors import BuildServiceError, InputError, InvariantError, KernelTimeoutError, ScheduleError
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
@@ -30,6 +30,7 @@ from roller_svc.ir.report import BuildRequest
 from roller_svc.ir.schedule_text import render
 from roller_svc.schedule.build_tree import build_tree
 from roller_svc.schedule.check_steps import Problem
+from roller_svc.schedule.device_launches import schedule_for_device
 
 R = TypeVar("R")
 

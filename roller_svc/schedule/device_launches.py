@@ -1,12 +1,13 @@
-"""Schedule → the launches of a device, with its rules checked."""
+"""Steps or a schedule → what a device launches, with its rules checked."""
 
 from __future__ import annotations
 
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.program import TensorType
+from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.schedule.build_tree import build_launches
+from roller_svc.schedule.by_hand import schedule_by_hand
 from roller_svc.schedule.gpu_launch import check_device_loops, check_tile_bytes
 from roller_svc.schedule.schedule import Schedule
 
@@ -19,6 +20,18 @@ def check_device(spec: HardwareSpec) -> None:
             code="invalid-option",
             hint="name such a device, or leave out the schedule",
         )
+
+
+def schedule_for_device(program: TensorProgram, source: object, spec: HardwareSpec | None) -> Schedule:
+    """Return the default schedule of a program after the steps.
+
+    Raises ScheduleError for the first illegal step, or for what the device, if one is given, cannot run. Raises
+    ArgumentError for a device that is neither a CPU nor a GPU.
+    """
+    schedule = schedule_by_hand(program, source)
+    if spec is not None:
+        build_device_launches(schedule, spec)
+    return schedule
 
 
 def build_device_launches(
