@@ -183,6 +183,9 @@ class OnlineTuning:
         wirer.on_first_call = self.start
         _of_this_process.add(self)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.state}, trials={self.trials}>"
+
     @property
     def state(self) -> str:
         """The state: exploring, committed or stopped. It is exploring while any bucket is."""

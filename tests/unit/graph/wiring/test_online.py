@@ -168,6 +168,7 @@ def test_no_call_fails_where_no_thread_can_be_started(clock: Clock, monkeypatch:
     tuning.reopen()
     assert tuning.wait(60)
     assert tuning.state == "committed"
+    assert repr(tuning) == f"<OnlineTuning committed, trials={tuning.trials}>"
     with monkeypatch.context() as patch:
         patch.setattr(online.Thread, "start", refuse)
         tuning._note_drift()
