@@ -362,7 +362,7 @@ def test_a_graph_is_compiled_for_a_gpu(client: Client, tmp_path: Path) -> None:
     """Nothing of it is for C: the bundle has the kernels' cubins, and the response what each kind of plans costs."""
     response = client.compile_model(GRAPH, "nvidia-h200-sxm", GraphOptions(plan="graph")).response
     assert response is not None
-    assert set(response.links) == {"bundle", "plan", "source"}
+    assert set(response.links) == {"bundle", "plan", "story", "source"}
     assert response.plan["kind"] == "graph"
     assert set(response.lowerings) == {"launches", "graph", "waves", "persistent"}
     assert b"__global__" in client.file(response.links["source"])
