@@ -73,7 +73,7 @@ def test_every_route_has_a_scope(app: FastAPI) -> None:
     routes = list(routes_of(app))
     assert {route.path_format for route in routes if route.include_in_schema} == set(app.openapi()["paths"])
     without = {route.path_format for route in routes if scope_of(route) is None}
-    assert without == OPEN_PATHS | {"/", "/k/{digest}", "/page/{name}"}
+    assert without == OPEN_PATHS | {"/", "/k/{digest}", "/m", "/m/{digest}", "/farm", "/page/{name}"}
     assert not any(needs_key(path) for path in without)
 
 
