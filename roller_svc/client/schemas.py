@@ -567,7 +567,7 @@ class OutsideNode(BaseModel):
 
 
 class ModelSinks(BaseModel):
-    """How many submissions a call is, and the nodes outside of them."""
+    """Count the submissions of a call, and name the nodes outside of them."""
 
     submissions: int
     outside: list[OutsideNode]

@@ -212,7 +212,7 @@ def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
 
 
 class _Width(NamedTuple):
-    """How many consecutive threads agree on what is around a node."""
+    """Hold how many consecutive threads agree on what is around a node."""
 
     threads: int
     cause: str  # what they agree on
