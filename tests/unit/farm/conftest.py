@@ -10,6 +10,7 @@ import pytest
 from databases import new_database
 from s3_server import S3Server, s3_server
 
+from roller_svc.farm import queue
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.tables import metadata
 from roller_svc.farm.store import Store
@@ -30,6 +31,12 @@ def database(database_url: str) -> Iterator[Database]:
     metadata.create_all(found.engine)  # what the migrations make (test_database.py), in less time
     yield found
     found.close()
+
+
+@pytest.fixture
+def long_retry_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the pauses before retries longer than any machine takes between two lines of a test."""
+    monkeypatch.setattr(queue, "RETRY_DELAYS_S", (60.0, 120.0, 240.0))
 
 
 @pytest.fixture(scope="session")

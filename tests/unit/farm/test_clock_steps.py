@@ -13,14 +13,16 @@ from clocks import HOUR_S, ManualClock, WallClock
 from sqlalchemy import select
 
 from roller_svc.errors import BuildServiceError, CompileError
+from roller_svc.farm import queue as farm_queue
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.tables import events
 from roller_svc.farm.operations import CacheStatus, Operation, new_id
-from roller_svc.farm.queue import LEASE_S, RETRY_DELAYS_S, Claim, Lease, OperationQueue, QueuedId, Submission
+from roller_svc.farm.queue import LEASE_S, Claim, Lease, OperationQueue, QueuedId, Submission
 from roller_svc.farm.registry import ALIVE_S, Worker, WorkerRegistry
 
 GENERATOR = "a" * 64
 FACTS = {"digest": "sha256:" + "1" * 64}
+pytestmark = pytest.mark.usefixtures("long_retry_delays")
 STEPS = pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S])
 
 
@@ -80,7 +82,7 @@ def test_a_clock_that_was_ahead_strands_nothing(
     again.sweep()
     clock.now_s += LEASE_S
     assert again.sweep() == []  # its retry waits, by the clock that is right now
-    wall.step(RETRY_DELAYS_S[0] + 0.1)
+    wall.step(farm_queue.RETRY_DELAYS_S[0] + 0.1)
     claim = claimed(again)
     assert (claim.id, claim.attempt) == (before[0], 2)
     assert again.finish(claim, FACTS)
@@ -127,7 +129,7 @@ def test_a_lost_worker_is_noticed_in_spite_of_a_step(
     wall.step(step_s)
     clock.now_s += LEASE_S
     queue.sweep()
-    wall.step(RETRY_DELAYS_S[0] + 0.1)
+    wall.step(farm_queue.RETRY_DELAYS_S[0] + 0.1)
     assert claimed(queue).id == operation.id
 
 

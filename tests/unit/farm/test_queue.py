@@ -13,16 +13,19 @@ from clocks import ManualClock
 from sqlalchemy import update
 
 from roller_svc.errors import BuildServiceError, CompileError, ConflictError, QueueFullError, QuotaExceededError
+from roller_svc.farm import queue as farm_queue
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import interests, operations
 from roller_svc.farm.idempotency import IdempotencyKeys, KeyedRequest
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState
-from roller_svc.farm.queue import LEASE_S, RETRY_DELAYS_S, Claim, Lease, OperationQueue, QueuedId, Submission
+from roller_svc.farm.queue import LEASE_S, Claim, Lease, OperationQueue, QueuedId, Submission
 from roller_svc.farm.usage import DailyUsage
 from roller_svc.settings import Resource
 
 GENERATOR = "a" * 64
 FACTS = {"digest": "sha256:" + "1" * 64}
+pytestmark = pytest.mark.usefixtures("long_retry_delays")
+
 LOST = BuildServiceError("killed", code="worker-lost")
 
 
@@ -172,7 +175,7 @@ def test_a_lease_that_is_renewed_is_not_swept(queue: OperationQueue, clock: Manu
 
 def test_a_transient_error_is_retried_and_then_poisons(queue: OperationQueue) -> None:
     operation = queue.submit(submission())
-    for failures in range(len(RETRY_DELAYS_S)):
+    for failures in range(len(farm_queue.RETRY_DELAYS_S)):
         claim = claimed(queue)
         assert claim.failures == failures
         assert queue.retry(claim, LOST)
