@@ -386,6 +386,8 @@ def write_models(folder: Path, names: Sequence[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("models", nargs="*", choices=[*MODELS, *SMALL], help="all without a name")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join([*MODELS, *SMALL])}; all of the zoo without a name")
     options = parser.parse_args()
+    if unknown := set(options.models) - {*MODELS, *SMALL}:
+        parser.error(f"no models {', '.join(sorted(unknown))}: --help names them")
     write_models(options.folder, options.models or list(MODELS))
