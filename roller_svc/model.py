@@ -15,7 +15,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple, Never, Unpack
 
 from roller_svc import hardware
@@ -35,6 +34,7 @@ from roller_svc.compiler.request import (
     validate_target,
 )
 from roller_svc.errors import ArgumentError, InputError, InvariantError, RollerWarning, require
+from roller_svc.fork_lock import ForkLock
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.frontend.torch.arguments import Arrays, run_with_tensors, share_arrays
 from roller_svc.graph.choose import AUTO, EAGER
@@ -197,7 +197,7 @@ class _Variant:
         self.story_source = story_source  # None: of a saved model, or of one over several devices, which have no graph
         self._prepare_steps = prepare_steps  # None: of a saved model, which has no source
         self._steps: dict[bool, Stepper] = {}  # by whether nodes are fused
-        self._lock = Lock()
+        self._lock = ForkLock()
 
     @property
     def loaded(self) -> _Loaded:
@@ -237,7 +237,7 @@ class _Variant:
         """Let calls measure, and return what has them. The model is loaded at the first call."""
         wirer = Wirer(lambda: copied.loaded_on_cpu, share)
         copied = copy(self)
-        copied._lock = Lock()
+        copied._lock = ForkLock()
         self.load_as(wirer)
         return wirer
 
@@ -1124,7 +1124,7 @@ def _model(
         return Model(f"sha256:{digits}", named, options.hardware.id, tuple(bundles.values()), variants, report, tuning)
 
     model = assemble(built, {}, None)
-    parts, adopting = list(built), Lock()
+    parts, adopting = list(built), ForkLock()
 
     def adopt(model: Model, number: int, rebuilt: BuiltModel) -> CpuModel:
         """Let a model have another one of a bucket, which is loaded, and return it."""
