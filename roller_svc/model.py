@@ -58,6 +58,7 @@ from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.lowerings.programs import Program, read_programs
 from roller_svc.graph.model_story import StorySource, tell_model_story
+from roller_svc.graph.objects import link_kernels
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.states import pair_states
@@ -424,7 +425,7 @@ class Model:
             for variant in self._variants:
                 for position, kernel in zip(variant.kernels, variant.plan.kernels, strict=True):
                     uses[position] += kernel.uses
-            self._kernels = tuple(map(ModelKernel, self._kernel_bundles, uses))
+            self._kernels = tuple(map(ModelKernel, _link_kernels(self._kernel_bundles), uses))
         return self._kernels
 
     @property
@@ -481,7 +482,7 @@ class Model:
                     hint="roller_svc.load_model loads the folder",
                 )
             kernels = tuple(self._kernel_bundles[position] for position in self._variants[0].kernels)
-            mixed = MixedBundle(self.digest, self.name, self.target, loaded.program, kernels, self.report)
+            mixed = MixedBundle(self.digest, self.name, self.target, loaded.program, _link_kernels(kernels), self.report)
             return save_mixed(loaded, mixed, folder, model_header)
         if launchers and not self._variants[0].binary:
             check_model_launchers(launchers, self.target, hardware.load(self.target).family)
@@ -492,7 +493,8 @@ class Model:
             )
             for each in self._variants
         )  # fmt: skip
-        bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
+        kernels = _link_kernels(self._kernel_bundles)
+        bundle = ModelBundle(self.digest, self.name, self.target, kernels, variants, self.report)
         return saved.save_model(bundle, folder, model_header, launchers)
 
     def _padded(
@@ -773,6 +775,11 @@ def _sinks_of(plan: MixedPlan) -> dict[str, Any]:
     """Return the submissions of a call, and the nodes outside of them."""
     outside = [{"node": each.nodes[0], "reason": f"it is {each.device}"} for each in plan.subgraphs if each.is_host]
     return {"submissions": len(plan.subgraphs) - len(outside), "outside": outside}
+
+
+def _link_kernels(bundles: Sequence[KernelBundle]) -> tuple[KernelBundle, ...]:
+    """Return kernels with their binaries, which calls of a model do not need."""
+    return link_kernels(bundles, KernelCache(settings().cache_folder))
 
 
 def _step_source(
