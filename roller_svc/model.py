@@ -660,14 +660,16 @@ def compile_model(
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
 
+    spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
+
     def load_with(weights: Weights, extents: Mapping[str, int]) -> Graph:
-        return pair_states(load_graph(source, weights, types, extents, constants), states)
+        graph = load_graph(source, weights, types, extents, constants, multiplies_bytes=spec.multiplies_bytes)
+        return pair_states(graph, states)
 
     def load(extents: Mapping[str, int]) -> Graph:
         return load_with(weights, extents)
 
     graphs = [load(extents) for extents in buckets]
-    spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
     if any(place_nodes(graph, labels, spec) is not None for graph in graphs):
         if len(graphs) > 1 or tune not in (None, TUNE_KINDS[0]) or not isinstance(plan, str):
             raise ArgumentError(
@@ -828,7 +830,9 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     weights = Weights()
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
-    graph = pair_states(load_graph(source, weights, types, buckets[0], constants), states)
+    multiplies_bytes = chosen.hardware.multiplies_bytes
+    graph = load_graph(source, weights, types, buckets[0], constants, multiplies_bytes=multiplies_bytes)
+    graph = pair_states(graph, states)
     if place_nodes(graph, {}, chosen.hardware) is not None:
         raise ArgumentError("the model's nodes have several devices, and estimates are of one", code="invalid-option")
     estimate = estimate_graph(graph, weights, chosen)
