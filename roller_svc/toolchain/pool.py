@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import tempfile
+import threading
 from pathlib import Path
 
 from roller_svc.errors import BuildError
