@@ -58,6 +58,7 @@ from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.lowerings.programs import Program, read_programs
 from roller_svc.graph.model_story import StorySource, tell_model_story
+from roller_svc.graph.objects import link_kernels
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.states import pair_states
@@ -424,7 +425,7 @@ class Model:
             for variant in self._variants:
                 for position, kernel in zip(variant.kernels, variant.plan.kernels, strict=True):
                     uses[position] += kernel.uses
-            self._kernels = tuple(map(ModelKernel, self._kernel_bundles, uses))
+            self._kernels = tuple(map(ModelKernel, _link_kernels(self._kernel_bundles), uses))
         return self._kernels
 
     @property
@@ -481,7 +482,7 @@ class Model:
                     hint="roller_svc.load_model loads the folder",
                 )
             kernels = tuple(self._kernel_bundles[position] for position in self._variants[0].kernels)
-            mixed = MixedBundle(self.digest, self.name, self.target, loaded.program, kernels, self.report)
+            mixed = MixedBundle(self.digest, self.name, self.target, loaded.program, _link_kernels(kernels), self.report)
             return save_mixed(loaded, mixed, folder, model_header)
         if launchers and not self._variants[0].binary:
             check_model_launchers(launchers, self.target, hardware.load(self.target).family)
@@ -492,7 +493,8 @@ class Model:
             )
             for each in self._variants
         )  # fmt: skip
-        bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
+        kernels = _link_kernels(self._kernel_bundles)
+        bundle = ModelBundle(self.digest, self.name, self.target, kernels, variants, self.report)
         return saved.save_model(bundle, folder, model_header, launchers)
 
     def _padded(
@@ -659,14 +661,16 @@ def compile_model(
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
 
+    spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
+
     def load_with(weights: Weights, extents: Mapping[str, int]) -> Graph:
-        return pair_states(load_graph(source, weights, types, extents, constants), states)
+        graph = load_graph(source, weights, types, extents, constants, multiplies_bytes=spec.multiplies_bytes)
+        return pair_states(graph, states)
 
     def load(extents: Mapping[str, int]) -> Graph:
         return load_with(weights, extents)
 
     graphs = [load(extents) for extents in buckets]
-    spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
     if any(place_nodes(graph, labels, spec) is not None for graph in graphs):
         if len(graphs) > 1 or tune not in (None, TUNE_KINDS[0]) or not isinstance(plan, str):
             raise ArgumentError(
@@ -781,6 +785,11 @@ def _sinks_of(plan: MixedPlan) -> dict[str, Any]:
     return {"submissions": len(plan.subgraphs) - len(outside), "outside": outside}
 
 
+def _link_kernels(bundles: Sequence[KernelBundle]) -> tuple[KernelBundle, ...]:
+    """Return kernels with their binaries, which calls of a model do not need."""
+    return link_kernels(bundles, KernelCache(settings().cache_folder))
+
+
 def _step_source(
     load: Callable[[Weights, Mapping[str, int]], Graph],
     extents: Mapping[str, int],
@@ -834,7 +843,9 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     weights = Weights()
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
-    graph = pair_states(load_graph(source, weights, types, buckets[0], constants), states)
+    multiplies_bytes = chosen.hardware.multiplies_bytes
+    graph = load_graph(source, weights, types, buckets[0], constants, multiplies_bytes=multiplies_bytes)
+    graph = pair_states(graph, states)
     head = {"target": chosen.hardware.id, "dims": buckets[0], "buckets": len(buckets)}
     placed = _place(graph, labels, chosen.hardware)
     if placed is not None:
