@@ -78,16 +78,16 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class StreamedTask:
-    """The bodies of rTasks whose operand comes in pages, and of the warp that fetches these."""
+    """The bodies of rTasks whose operands come in pages, and of the warp that fetches these."""
 
-    parameter: int  # the operand, which has to be constant
+    parameters: tuple[int, ...]  # the operands, which have to be constant
     body: str
     fill: str  # of the warp that fetches the pages
     helpers: tuple[str, ...]
     tiles: int  # which the rTasks take in turn
     pages: int  # of a tile
     page_bytes: int
-    bytes: int  # of the operand, fetched by all rTasks
+    bytes: int  # of the operands, fetched by all rTasks
     pages_in_flight: int  # of a block that fetches its own pages
     registers: int  # of a thread that fetches none, by the performance model
     shared_bytes: int  # without the pages
@@ -467,7 +467,7 @@ def _streamed_task(
     filler, _ = _visit_tree(replace(tree, body=stream.fill), views, args, arch, first_check, task_threads=WARP, fills_pages=True)
     buffers = list(reader.shared_buffers.values())
     return StreamedTask(
-        [each.symbol for each in args].index(views[stream.operand].identifier),
+        tuple([each.symbol for each in args].index(views[operand].identifier) for operand in stream.operands),
         "".join(f"{line}\n" for line in (*(f"  {pointer}" for pointer in _shared_pointers(buffers)), *reader.lines)),
         "".join(f"{line}\n" for line in filler.lines),
         (*reader.scalar.helpers, *reader.atomics, *filler.scalar.helpers),

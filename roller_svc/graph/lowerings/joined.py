@@ -102,8 +102,8 @@ def page_use_of(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> PageUse 
     use = uses[sum(not launch.is_prepack for launch in launches[: step.launch])]
     if use is None:
         return None
-    place = step.arguments[use.parameter]
-    return use if place is not None and place.slot in (WEIGHTS, PACKED) else None
+    places = (step.arguments[number] for number in use.parameters)
+    return use if all(place is not None and place.slot in (WEIGHTS, PACKED) for place in places) else None
 
 
 def ring_of(unrolled: UnrolledPlan, hw: HardwareSpec) -> Ring | None:

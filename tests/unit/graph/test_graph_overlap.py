@@ -36,7 +36,7 @@ def plan_of(hw: HardwareSpec, norm_shared: int = 0, *, programmatic: bool = True
     places = [Address(ARENA, number * 8192) for number in range(3)]
     steps = (KernelStep("norm", 0, 0, (places[0], places[1])), KernelStep("product", 1, 0, (Address(WEIGHTS), *places[1:])))
     plan = ModelPlan("m", hw.id, (), (), kernels, (), steps, (), MATRIX, MATRIX, 0, 3 * 8192, 0, 3)
-    use = PageUse(0, PAGE, 8, 0, MATRIX, STAGES, 64, 132, busy_s=PRODUCT_S / 4)
+    use = PageUse((0,), PAGE, 8, 0, MATRIX, STAGES, 64, 132, busy_s=PRODUCT_S / 4)
     known = (JoinedKernel((Resources(32, norm_shared, 0),)), JoinedKernel((Resources(64, 5 * PAGE, 0),), None, (use,)))
     return UnrolledPlan(plan, steps, known)
 
