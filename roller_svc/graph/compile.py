@@ -32,6 +32,7 @@ from roller_svc.graph.choose import AUTO, EAGER, PLANS, Link, choose_plan, make_
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, ChosenLowering, check_lowering, choose_lowering, may_use_slower
+from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH, has_programmatic_edges
 from roller_svc.graph.lowerings.launches import LAUNCHES
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoadTasks, LoweringEstimate
 from roller_svc.graph.lowerings.persistent import PERSISTENT
@@ -171,7 +172,8 @@ def build_model(
     if not is_cpu:
         kind = lowering_kind(options)
         planned = [_plan_for_gpu(plan_with(kernels, None, {})[0], [each.fastest for each in built])]
-        streams = kind in (None, PERSISTENT.kind) and any(may_stream(each.fastest, hw) for each in built)
+        is_used = kind in (None, PERSISTENT.kind) or (kind == CUDA_GRAPH.kind and has_programmatic_edges(hw))
+        streams = is_used and any(may_stream(each.fastest, hw) for each in built)
         if streams or may_use_slower(kind, planned[0].plan, planned[0].kernels, hw):
             bundles = _replace_by_joinable(planned[0], requests, cache)
             planned.append(_plan_for_gpu(plan_with(_model_kernels(bundles, classes), None, {})[0], bundles))
@@ -463,6 +465,7 @@ def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
         options.hardware,
         constants=each.constants,
         donate=each.donated,
+        programmatic=has_programmatic_edges(options.hardware),
         **search,
     )
 
