@@ -58,7 +58,7 @@ class CostTable:
         key = (node.program, listed)
         if key not in self.known:
             program = replace(node.program, constants=listed)
-            digest = _digest(program)
+            digest = program_key(program)
             if digest not in self.stored:
                 self.stored[digest] = self._estimate(program)
             found = self.stored[digest]
@@ -97,7 +97,8 @@ def _listed(node: OpNode, constants: Mapping[str, Constant]) -> tuple[str, ...]:
     return tuple(name for (name, _), tensor in named if tensor in constants)
 
 
-def _digest(program: TensorProgram) -> str:
+def program_key(program: TensorProgram) -> str:
+    """Return the digest of what a program's cost depends on: text, types and constants."""
     types = [f"{name}:{type_.dtype.value}{type_.shape}" for name, type_ in program.inputs]
     results = [f"{output.name}:{program.types[output.tensor].dtype.value}" for output in program.outputs]
     parts = (text(program), *types, "->", *results, "constants", *program.constants)
