@@ -11,7 +11,7 @@ import numpy as np
 from roller_svc.analysis.wide_values import Array
 from roller_svc.errors import InvariantError
 from roller_svc.frontend.lang.point_grid import OpaqueValueError, evaluate
-from roller_svc.ir.expr import Expr, axes_of, substitute
+from roller_svc.ir.expr import Expr, axes_of, loads_of, substitute
 from roller_svc.ir.index import eq, lt, num, ref
 from roller_svc.ir.schedule import (
     Barrier,
@@ -116,7 +116,8 @@ class _Visitor:
                         self.branches.append(_visit(node, loops, bindings, conditions))
                     condition = substitute(node.cond, bindings)
                     self.visit(node.then, loops, bindings, (*conditions, condition))
-                    self.visit(node.otherwise, loops, bindings, (*conditions, eq(condition, num(0))))
+                    if not loads_of(condition):  # conditions on data count as true
+                        self.visit(node.otherwise, loops, bindings, (*conditions, eq(condition, num(0))))
                 case Compute():
                     self.computes.append((_visit(node, loops, bindings, conditions), node))
                 case HorizontalReduce():
