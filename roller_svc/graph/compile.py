@@ -254,9 +254,9 @@ def transform_graph(
     if hosts := [node.name for node in graph.nodes if isinstance(node, HostNode)]:
         raise InvariantError(f"node {hosts[0]} is a function of Python: a graph is cut before its passes")
     costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
-    known = len(costs.stored)
+    known = dict(costs.stored)
     graph, passes = run_passes(graph, weights, costs, fuse=options.fuse)
-    if len(costs.stored) > known:
+    if costs.stored != known:
         cache.save_costs(hw, options.winograd, costs.stored)
     return graph, passes
 
