@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +22,7 @@ from roller_svc.ir.program import TensorProgram
 # By the digest of a program: [kernels, seconds], or [kernels] of the partition with the fewest if it was not estimated,
 # or None if no candidate fits the device.
 StoredCosts = dict[str, list[float] | None]
+_ProgramKey = tuple[TensorProgram, tuple[str, ...]]  # and which of its inputs are constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,9 @@ class CostTable:
     hw: HardwareSpec
     winograd: WinogradMode = WinogradMode.AUTO
     stored: StoredCosts = field(default_factory=dict)  # of earlier compiles too
-    known: dict[tuple[TensorProgram, tuple[str, ...]], Cost | None] = field(default_factory=dict)
-    partitioned: dict[str, PartitionCache] = field(default_factory=dict)  # by digest: programs that are estimated next
+    known: dict[_ProgramKey, Cost | None] = field(default_factory=dict)
+    counts: dict[_ProgramKey, float] = field(default_factory=dict)  # kernels of the partition with the fewest
+    partitioned: dict[_ProgramKey, PartitionCache] = field(default_factory=dict)  # programs that are estimated next
 
     @property
     def computes_attention(self) -> bool:
@@ -46,16 +49,13 @@ class CostTable:
 
     def can_have_fewer_kernels(self, node: OpNode, constants: Mapping[str, Constant], kernels: int) -> bool:
         """Return whether a partition of a node has fewer kernels, which takes less time to find than its cost."""
-        program = replace(node.program, constants=_listed(node, constants))
-        digest = _digest(program)
-        if digest not in self.stored:
-            partitions = PartitionCache(program)
-            counts = [sum(not group.runs_once for group in groups) for groups in partitions.partitions(self.hw, self._constraints)]
-            self.stored[digest] = [min(counts)]
-            if min(counts) < kernels:
-                self.partitioned[digest] = partitions
-        found = self.stored[digest]
-        return found is not None and found[0] < kernels
+        key = (node.program, _listed(node, constants))
+        if key not in self.counts:
+            self.counts[key] = self._count_kernels(key)
+        is_less = self.counts[key] < kernels
+        if not is_less:
+            self.partitioned.pop(key, None)
+        return is_less
 
     def cost(self, node: OpNode, constants: Mapping[str, Constant]) -> Cost | None:
         """Return the cost of a node; None if no candidate fits the device."""
@@ -66,7 +66,7 @@ class CostTable:
             digest = _digest(program)
             found = self.stored.get(digest, [])
             if found is not None and len(found) < 2:
-                partitions = self.partitioned.pop(digest, None) or PartitionCache(program)
+                partitions = self.partitioned.pop(key, None) or PartitionCache(program)
                 found = self.stored[digest] = self._estimate(partitions)
             self.known[key] = None if found is None else Cost(int(found[0]), found[1])
         return self.known[key]
@@ -91,6 +91,18 @@ class CostTable:
     @property
     def _constraints(self) -> ScheduleConstraints:
         return ScheduleConstraints(winograd=self.winograd)
+
+    def _count_kernels(self, key: _ProgramKey) -> float:
+        """Return the kernels of the partition with the fewest that a call runs; infinity if no candidate fits."""
+        program, listed = key
+        program = replace(program, constants=listed)
+        digest = _digest(program)
+        if digest not in self.stored:
+            partitions = self.partitioned[key] = PartitionCache(program)
+            counts = [sum(not group.runs_once for group in groups) for groups in partitions.partitions(self.hw, self._constraints)]
+            self.stored[digest] = [min(counts)]
+        found = self.stored[digest]
+        return math.inf if found is None else found[0]
 
     def _estimate(self, partitions: PartitionCache) -> list[float] | None:
         try:

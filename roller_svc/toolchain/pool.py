@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 from roller_svc.errors import BuildError
+from roller_svc.fork_lock import ForkLock
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.toolchain.confined import compile_sandboxed
 from roller_svc.toolchain.limits import DEFAULT_LIMITS
@@ -19,7 +20,7 @@ _EXPORTS = ("own_pool", "use_pool")
 _SOURCE = Path(__file__).with_name("pool.c")
 _OBJECT, SYMBOLS = "pool.o", "symbols"
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-c")
-_lock = threading.Lock()
+_lock = ForkLock()
 _objects: dict[tuple[str, ...], bytes] = {}  # by command
 
 

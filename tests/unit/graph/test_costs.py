@@ -15,6 +15,7 @@ from roller_svc.graph.costs import CostTable
 from roller_svc.hardware import load
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.graph import Constant, OpNode
+from roller_svc.ir.program import TensorProgram
 
 CPU = load("cpu-x86-avx2")
 
@@ -59,6 +60,22 @@ def test_kernels_are_counted_without_an_estimate(monkeypatch: pytest.MonkeyPatch
     monkeypatch.undo()
     assert again.cost(node, constants) == costs.cost(node, constants) == CostTable(CPU).cost(node, constants)
     assert again.can_have_fewer_kernels(node, constants, 2)
+
+
+def test_kernels_of_equal_nodes_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs, programs = CostTable(CPU), list[TensorProgram]()
+
+    def record(program: TensorProgram) -> PartitionCache:
+        programs.append(program)
+        return PartitionCache(program)
+
+    monkeypatch.setattr(module, "PartitionCache", record)
+    for _ in range(3):  # layers
+        node, constants = product()
+        assert not costs.can_have_fewer_kernels(node, constants, 1)
+    assert len(programs) == 1
+    assert costs.can_have_fewer_kernels(node, {}, 2)
+    assert [program.constants for program in programs] == [("x1",), ()]
 
 
 def test_costs_are_those_of_a_device_and_an_option(tmp_path: Path) -> None:
