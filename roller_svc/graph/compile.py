@@ -329,10 +329,10 @@ def transform_graph(
     if hosts := [node.name for node in graph.nodes if isinstance(node, HostNode)]:
         raise InvariantError(f"node {hosts[0]} is a function of Python: a graph is cut before its passes")
     costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
-    known = len(costs.stored)
+    known = dict(costs.stored)
     met = Boundaries(options.flipped) if boundaries is None else boundaries
     graph, passes = run_passes(graph, weights, costs, fuse=options.fuse, boundaries=met)
-    if len(costs.stored) > known:
+    if costs.stored != known:
         cache.save_costs(hw, options.winograd, costs.stored)
     return graph, passes
 
