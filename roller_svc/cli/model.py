@@ -197,8 +197,6 @@ def _check_options(options: argparse.Namespace) -> None:
             code="no-story",
             hint="a service shows its models at /m/DIGEST",
         )
-    if options.device and options.kind == "estimate":
-        raise ArgumentError("--device is for models that are compiled: estimates are of one device", code="invalid-option")
     if _is_saved(options):
         flags = {
             "--device": options.device,
@@ -287,6 +285,8 @@ def _estimated(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             dims=_dims(options),
             constants=_constants(options) or None,
             states=_states(options),
+            devices=_devices(options),
+            across=options.across,
             **common.option_values(options, NamedOptions),
         )
     rows = [(each["uses"], show.format_seconds(each["seconds"]), each["expression"][:90]) for each in facts["kernels"]]

@@ -36,12 +36,12 @@ LOG_CHARACTERS = 4000  # of a compiler's log in a report; the artifact has the w
 
 
 def kernel_digest(compiled: CompiledKernel) -> str:
-    """Hash a kernel's source, everything that determines its binary, and the binary.
+    """Hash a kernel's source, everything that determines its binary, and the binary, or the object of one without.
 
     The names of symbols are in all of these. The first digits are those of a name made of the source before: they hash
     the source without its names.
     """
-    content = f"{compiled.source.key}\n{hashlib.sha256(compiled.binary).hexdigest()}\n"
+    content = f"{compiled.source.key}\n{hashlib.sha256(compiled.binary or compiled.object_code).hexdigest()}\n"
     digits = hashlib.sha256(content.encode()).hexdigest()
     own = named_digits(compiled.source.name)
     return f"sha256:{own}{digits[len(own) :]}"
