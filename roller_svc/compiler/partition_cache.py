@@ -101,9 +101,12 @@ class PartitionCache:
     def _with_scaled_sums(self, options: list[FusionOptions], default: list[Partition], hw: HardwareSpec) -> list[Partition]:
         """Return the partitions with kernels that scale sums in registers, if the program has such sums."""
         outputs = {o.tensor for o in self.program.outputs}
-        if not _scales_sums(hw) or not any(has_scaled_sum(self.statements(option), outputs) for option in options):
+        if not _scales_sums(hw) or not any(has_scaled_sum(self.statements(o), outputs, is_thin=o.is_cpu) for o in options):
             return []
-        found = [self._partition(replace(option, scale_partial_sums=True)) for option in options]
+        scaling = [replace(option, scale_partial_sums=True) for option in options]
+        constants = frozenset(self.program.constants)
+        packing = [replace(option, packed_constants=constants) for option in scaling if option.is_cpu and constants]
+        found = [self._partition(option) for option in (*packing, *scaling)]
         return [groups for groups in found if groups not in default]
 
     def _with_packed_constants(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:

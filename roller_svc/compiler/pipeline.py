@@ -81,7 +81,8 @@ def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
 def compile_candidates(request: BuildRequest, trace: Trace = no_trace, *, for_model: bool = False) -> CompiledCandidates:
     """Compile the candidates of a request, on all cores. Raises as `build_kernel` does.
 
-    `for_model`: keep the object of a candidate that the performance model has chosen, to link models from it.
+    `for_model`: make the object of a candidate that the performance model has chosen, to link models from it, and not
+    its binary.
     """
     if request.schedule is not None:
         raise ArgumentError("a schedule by hand has no candidates: compile and run take it", code="invalid-option")

@@ -36,7 +36,7 @@ from roller_svc.graph.lowerings.launches import LAUNCHES
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoadTasks, LoweringEstimate
 from roller_svc.graph.lowerings.persistent import PERSISTENT
 from roller_svc.graph.lowerings.stored import lowering_digest, read_lowering, store_lowering
-from roller_svc.graph.objects import compile_objects, compile_once, object_key
+from roller_svc.graph.objects import compile_objects, compile_once, link_kernels, object_key
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
@@ -60,7 +60,7 @@ from roller_svc.ir.options import NamedOptions, SearchOptions, SelectionMode, op
 from roller_svc.ir.report import BuildRequest, CandidateResult
 from roller_svc.runtime.graphs.switchable import SwitchableModel
 from roller_svc.runtime.saved.serialization import KernelBundle
-from roller_svc.toolchain import compile_source, link_model, tool_version
+from roller_svc.toolchain import compile_source, link_model, prepare_model, tool_version
 
 MAX_LEFT_OUT = 4  # kernels that are launches because the kernel of all would spill registers: each takes a compile
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
@@ -132,6 +132,8 @@ def build_model(
     check_device(hw)
     check_plan_kind(options.plan, hw)
     clock = StageTimer()
+    if hw.family is TargetKind.CPU:
+        prepare_model(_model_source(MODEL, hw))
     graph, passes = transform_graph(graph, weights, options, cache)
     clock.record("passes")
     classes = find_classes(graph)
@@ -262,7 +264,7 @@ def transform_graph(
 def build_nodes(
     graph: Graph, options: ModelOptions, cache: KernelCache, known: Mapping[tuple[str, str], KernelBundle]
 ) -> dict[str, KernelBundle]:
-    """Return the kernels of a transformed graph's nodes, by `kernel_key`. Views and loops have none.
+    """Return the kernels of a transformed graph's nodes with their binaries, by `kernel_key`. Views and loops have none.
 
     `known` has kernels by a node's key and the text of its program, which are not built. Raises as `build_model` does.
     """
@@ -271,6 +273,7 @@ def build_nodes(
     missing = [i for i in range(len(classes)) if i not in given]
     built, _ = _build_kernels([classes[i] for i in missing], [_request(classes[i], options) for i in missing], cache, no_progress)
     bundles = given | {i: each.fastest for i, each in zip(missing, built, strict=True)}
+    bundles = dict(zip(bundles, link_kernels(tuple(bundles.values()), cache), strict=True))
     return {node: bundles[i] for i, each in enumerate(classes) for node in each.nodes}
 
 
@@ -539,9 +542,10 @@ def _select_kernels(
         if other is not None:
             second = package_candidate(other, report)
             cache.save_efficient(request, second)
-    source, object_code = fastest.compiled.source, fastest.compiled.object_code
-    if object_code and compiled.backend is None:  # that of measured candidates has all of them
-        cache.save_object(object_key(source, kernel_unit(source)), object_code)
+    for each in (fastest, second) if compiled.backend is None else ():  # objects of measured candidates have all of them
+        if each is not None and each.compiled.object_code:
+            source = each.compiled.source
+            cache.save_object(object_key(source, kernel_unit(source)), each.compiled.object_code)
     cache.save(request, fastest)
     return _ClassKernels(fastest, second)
 
@@ -575,8 +579,13 @@ def _link_switchable(plan: ModelPlan, sources: Sequence[KernelSource], cache: Ke
     return _link_unit(unit, sources, MODEL, cache, hw)
 
 
+def _model_source(name: str, hw: HardwareSpec) -> KernelSource:
+    """Return what determines how the text of a model of that name is compiled and linked."""
+    return KernelSource(name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
+
+
 def _link_unit(text: str, sources: Sequence[KernelSource], name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
     objects = compile_objects(sources, cache)
-    model = KernelSource(name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
+    model = _model_source(name, hw)
     objects[MODEL] = compile_once(model, text, cache, parallel=True)
     return link_model(model, exported_functions(name), objects)

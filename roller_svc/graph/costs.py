@@ -20,6 +20,7 @@ from roller_svc.ir.program import TensorProgram
 
 # By the digest of a program: [kernels, seconds], or None if no candidate fits the device.
 StoredCosts = dict[str, list[float] | None]
+_ProgramKey = tuple[TensorProgram, tuple[str, ...]]  # and which of its inputs are constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class CostTable:
     hw: HardwareSpec
     winograd: WinogradMode = WinogradMode.AUTO
     stored: StoredCosts = field(default_factory=dict)  # of earlier compiles too
-    known: dict[tuple[TensorProgram, tuple[str, ...]], Cost | None] = field(default_factory=dict)
+    known: dict[_ProgramKey, Cost | None] = field(default_factory=dict)
+    counts: dict[_ProgramKey, int] = field(default_factory=dict)
 
     @property
     def computes_attention(self) -> bool:
@@ -44,7 +46,11 @@ class CostTable:
 
     def count_kernels(self, node: OpNode, constants: Mapping[str, Constant]) -> int:
         """Return the kernels of the node's default partition, which takes less time to find than its cost."""
-        return len(PartitionCache(replace(node.program, constants=_listed(node, constants))).groups(self.hw))
+        listed = _listed(node, constants)
+        key = (node.program, listed)
+        if key not in self.counts:
+            self.counts[key] = len(PartitionCache(replace(node.program, constants=listed)).groups(self.hw))
+        return self.counts[key]
 
     def cost(self, node: OpNode, constants: Mapping[str, Constant]) -> Cost | None:
         """Return the cost of a node; None if no candidate fits the device."""

@@ -228,7 +228,10 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A binary: a shared object for a CPU, one cubin with all launches for CUDA."""
+    """A binary: a shared object for a CPU, one cubin with all launches for CUDA.
+
+    It is empty where no compiler is installed, and of a kernel of a model for a CPU that has not been linked alone.
+    """
 
     source: KernelSource
     binary: bytes

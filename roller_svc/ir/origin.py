@@ -99,7 +99,7 @@ for _name, _symbol, _compute, _neutral in (
 
 @dataclass(slots=True)
 class Marks:
-    """What the marks of a text stand for, by their numbers."""
+    """Meanings of the marks of a text, by their numbers."""
 
     numbers: dict[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)

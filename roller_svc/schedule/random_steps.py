@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.program import Axis, AxisKind, StatementKind
+from roller_svc.schedule.launches import default_launches, draw_sizes, launch_steps
 from roller_svc.schedule.nest_statements import ACCUMULATOR, acc_name
 from roller_svc.schedule.schedule import UPDATE, Fixed, Function, Schedule
 from roller_svc.schedule.steps import Step, Value, apply_step
@@ -25,6 +26,7 @@ class StepSpace:
 
     default: Schedule
     lanes: int  # elements of a vector
+    on_gpu: bool = False  # tiles are blocks and threads
 
     def apply(self, steps: Steps) -> Schedule:
         """Return the schedule of steps. Raises ScheduleError."""
@@ -32,6 +34,15 @@ class StepSpace:
         for step in steps:
             schedule = apply_step(schedule, step)
         return schedule
+
+    def start(self) -> Steps:
+        """Return the steps of the default schedule: none, or on a GPU those of its launches, where they are legal."""
+        steps = default_launches(self.default) if self.on_gpu else ()
+        try:
+            self.apply(steps)
+        except ScheduleError:
+            return ()
+        return steps
 
     def mutate(self, steps: Steps, chance: random.Random) -> tuple[Steps, Schedule] | None:
         """Return other steps and their schedule; None where all that were tried are illegal."""
@@ -94,7 +105,8 @@ def _with_a_step(space: StepSpace, steps: Steps, chance: random.Random) -> Steps
     stage = chance.choice(stages)
     names = [loop.name for loop in stage.loops]
     loop = chance.choice(names)
-    match chance.choice(("split", "reorder", "vectorise", "parallel", "unroll", "compute_at", "compute_root")):
+    marks = ("vectorise", "block", "thread", "unroll") if space.on_gpu else ("vectorise", "parallel", "unroll")
+    match chance.choice(("split", "reorder", *marks, "compute_at", "compute_root")):
         case "split":
             return (*steps, Step("split", stage.name, (("loop", loop), ("factor", chance.choice(FACTORS)))))
         case "reorder":
@@ -109,18 +121,29 @@ def _with_a_step(space: StepSpace, steps: Steps, chance: random.Random) -> Steps
 
 
 def _with_a_tile(space: StepSpace, steps: Steps, chance: random.Random) -> Steps:
-    """Replace the steps of one function by a tile of random size: of vectors, and of a reduction's accumulators."""
+    """Replace the steps of one function by a tile of random size: of vectors or threads, and of a reduction's accumulators."""
     functions = [f for f in space.default.functions if not f.name.endswith(ACCUMULATOR) and f.statement.spatial]
     if not functions:
         return steps
     function = chance.choice(functions)
     own = {function.name, function.name + UPDATE, acc_name(function.name), acc_name(function.name) + UPDATE}
+    inputs = [name for name, _ in space.default.program.inputs]
+    if space.on_gpu:
+        own.update(*({name, f"{name}.cache"} for name in inputs))
     others = tuple(step for step in steps if step.subject not in own)
     placed = (Step("compute_root", function.name),) if function.computed is Fixed.INLINE else ()
     reduces = function.statement.kind is StatementKind.REDUCE or any(
         f.name == acc_name(function.name) for f in space.default.functions
     )
+    if space.on_gpu:
+        sizes = draw_sizes(_accumulated(space.default, function), chance, inputs)
+        return (*others, *placed, *launch_steps(space.default, function, sizes, reduces=reduces))
     return (*others, *placed, *_tile(space, function, chance, reduces=reduces))
+
+
+def _accumulated(schedule: Schedule, function: Function) -> Function:
+    """Return the accumulator of a function, if it is one of its own, or the function."""
+    return next((each for each in schedule.functions if each.name == acc_name(function.name)), function)
 
 
 def _tile(space: StepSpace, function: Function, chance: random.Random, *, reduces: bool) -> list[Step]:

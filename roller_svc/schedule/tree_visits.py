@@ -13,7 +13,21 @@ from roller_svc.errors import InvariantError
 from roller_svc.frontend.lang.point_grid import OpaqueValueError, evaluate
 from roller_svc.ir.expr import Expr, axes_of, substitute
 from roller_svc.ir.index import eq, lt, num, ref
-from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
+from roller_svc.ir.schedule import (
+    Barrier,
+    Branch,
+    Compute,
+    HorizontalReduce,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Prefetch,
+    Routine,
+    ScheduleTree,
+    Storage,
+    Transpose,
+)
 
 MAX_SAMPLES = 4096  # points of the loops of a condition at which it is evaluated: evenly spaced ones, where there are more
 
@@ -56,7 +70,11 @@ class TreeVisits:
 
 
 def visit_tree(tree: ScheduleTree) -> TreeVisits:
-    """Visit a tree of loops, storage, conditions, computations and barriers. Raises InvariantError for other nodes."""
+    """Visit a tree of loops, storage, conditions, computations, prefetches and barriers.
+
+    A reduction over the lanes of a vector counts as a serial one with a step for each halving. Prefetches, and
+    transposes into tiles, count as nothing. Raises InvariantError for other nodes.
+    """
     visitor = _Visitor()
     visitor.visit(tree.body, (), {}, ())
     return TreeVisits(tuple(visitor.computes), tuple(visitor.loops), tuple(visitor.barriers), tuple(visitor.storages))
@@ -75,8 +93,9 @@ class _Visitor:
         for node in nodes:
             match node:
                 case Loop():
-                    self.loops.append((_visit(node, loops, bindings, conditions), node))
                     stop = () if node.stop is None else (lt(ref(node.var), substitute(node.stop, bindings)),)
+                    fraction = _fraction((*conditions, *stop), (*loops, node))  # also of the iterations that an end leaves
+                    self.loops.append((Visit(node, loops, bindings, fraction), node))
                     self.visit(node.body, (*loops, node), bindings, (*conditions, *stop))
                 case Let():
                     self.visit(node.body, loops, {**bindings, node.var: substitute(node.value, bindings)}, conditions)
@@ -89,6 +108,14 @@ class _Visitor:
                     self.visit(node.otherwise, loops, bindings, (*conditions, eq(condition, num(0))))
                 case Compute():
                     self.computes.append((_visit(node, loops, bindings, conditions), node))
+                case HorizontalReduce():
+                    halvings = Loop(f"{node.tensor}.halving", node.lanes.bit_length() - 1, LoopKind.SERIAL, ())
+                    step = Compute(node.tensor, node.index, node.first, node.combine)
+                    self.computes.append((_visit(step, (*loops, halvings), bindings, conditions), step))
+                case Routine():
+                    self.visit(node.body, loops, bindings, conditions)
+                case Prefetch() | Transpose():
+                    pass
                 case Barrier():
                     self.barriers.append(_visit(node, loops, bindings, conditions))
                 case _:

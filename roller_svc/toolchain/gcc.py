@@ -17,7 +17,7 @@ from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.toolchain.confined import compile_sandboxed, run_sandboxed
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
-from roller_svc.toolchain.pool import COMPILE_FLAGS, has_pool, hide_pool, write_pool
+from roller_svc.toolchain.pool import COMPILE_FLAGS, has_pool, hide_pool, prepare_pool, write_pool
 from roller_svc.toolchain.source_check import check_source
 
 OUTPUT = "output"
@@ -134,6 +134,14 @@ def pool_arguments(source: KernelSource, directory: Path, cc: str | None = None,
     if not has_regions or not has_pool(source, clang=_is_clang(compiler)):
         return []
     return write_pool(directory, compiler, _arch_flags(source.arch), source.name)
+
+
+def prepare_model(source: KernelSource) -> None:
+    """Begin what linking a model needs beside its objects."""
+    with contextlib.suppress(ToolchainMissingError):  # linking raises it
+        compiler = compiler_for(source.arch)
+        if has_pool(source, clang=_is_clang(compiler)):
+            prepare_pool(compiler, _arch_flags(source.arch))
 
 
 def _is_clang(compiler: list[str]) -> bool:

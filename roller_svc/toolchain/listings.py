@@ -17,7 +17,7 @@ from roller_svc.toolchain.gcc import compile_assembly
 from roller_svc.toolchain.nvrtc import compile_cuda, ptx
 
 LINE_INFO = "-lineinfo"
-OTHER_CODE = "compiled with line numbers the code differs, so its lines are not linked"
+DIFFERENT = "compiled with line numbers the code differs, so its lines are not linked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _with_lines(source: KernelSource) -> KernelSource:
 
 
 def _links(plain: str, linked: LinkedListing) -> Links:
-    return Links(linked.links) if linked.text.strip() == plain.strip() else Links(note=OTHER_CODE)
+    return Links(linked.links) if linked.text.strip() == plain.strip() else Links(note=DIFFERENT)
 
 
 _PTX_FILE = re.compile(r'\s*\.file\s+(\d+)\s+"([^"]*)"')
@@ -113,8 +113,8 @@ def read_ptx(text: str, name: str) -> LinkedListing:
         places = ((match[1], match[2]), (match[3], match[4]))
         return tuple(int(line) for file, line in places if file in files and int(line))
 
-    kept = (line for line in lines if not (_PTX_LABEL.match(line) or _PTX_FILE.match(line)))
-    return _take_out(kept, _PTX_LOC, lines_of)
+    left = (line for line in lines if not (_PTX_LABEL.match(line) or _PTX_FILE.match(line)))
+    return _take_out(left, _PTX_LOC, lines_of)
 
 
 _SASS_LOC = re.compile(r'\s*//## File "([^"]*)", line (\d+)(?: inlined at "([^"]*)", line (\d+))?')
@@ -139,10 +139,10 @@ _LABEL = re.compile(r"\.L\w+")
 def read_assembly(text: str) -> LinkedListing:
     """Take line numbers and all that is for debuggers out of the assembly of one file."""
     lines = itertools.takewhile(lambda line: not _DEBUG_SECTION.match(line), text.split("\n"))
-    kept = [line for line in lines if not _ASSEMBLY_NOISE.match(line)]
-    used = {label for line in kept if not (line.startswith(".L") or _ASSEMBLY_LOC.match(line)) for label in _LABEL.findall(line)}
-    kept = [line for line in kept if not line.startswith(".L") or line.partition(":")[0] in used]
-    return _take_out(kept, _ASSEMBLY_LOC, lambda match: (int(match[2]),) if int(match[2]) else ())
+    left = [line for line in lines if not _ASSEMBLY_NOISE.match(line)]
+    used = {label for line in left if not (line.startswith(".L") or _ASSEMBLY_LOC.match(line)) for label in _LABEL.findall(line)}
+    left = [line for line in left if not line.startswith(".L") or line.partition(":")[0] in used]
+    return _take_out(left, _ASSEMBLY_LOC, lambda match: (int(match[2]),) if int(match[2]) else ())
 
 
 def _take_out(

@@ -18,7 +18,9 @@ from roller_svc.codegen.c.vector.access import NotVectorizableError
 from roller_svc.codegen.c.vector.expressions import Vector, statement
 from roller_svc.codegen.c.vector.helpers import HORIZONTAL, SCALAR_BYTES, horizontal_name, horizontal_needs
 from roller_svc.codegen.c.vector.loops import (
+    MAX_UNROLLED_ELEMENTS,
     MAX_UNROLLED_VECTORS,
+    VECTORS_PER_ITERATION,
     accessed_tensors,
     expand_scalar,
     read_tensors,
@@ -33,7 +35,7 @@ from roller_svc.codegen.c.vector_transpose import as_bits, transpose_name
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.visitor import CodeGenVisitor
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Op, OpKind, Select, iter_subexpressions
+from roller_svc.ir.expr import Const, Expr, Op, OpKind, Select, iter_subexpressions, loads_of
 from roller_svc.ir.kernel import Buffer, RuntimeCheck
 from roller_svc.ir.origin import Marks, begin_part, current_marks, end_part, shown
 from roller_svc.ir.schedule import (
@@ -200,12 +202,23 @@ class CodeGenC(CodeGenVisitor):
         if loop.extent <= MAX_UNROLLED_VECTORS or any(accessed_tensors(node) & self.registers.keys() for node in loop.body):
             return None
         _, lanes = self._vector_lanes(loop)
-        if loop.extent <= MAX_UNROLLED_VECTORS * lanes:
+        if loop.extent > MAX_UNROLLED_VECTORS * lanes:
+            vectors = VECTORS_PER_ITERATION
+        elif loop.extent > 3 * lanes and self._count_strided(loop, lanes) * loop.extent > MAX_UNROLLED_ELEMENTS:
+            vectors = 1  # and up to two in the remainder
+        else:
             return None
-        loops = strip_mine(loop, lanes)
+        loops = strip_mine(loop, lanes, vectors)
         with self.bind_loop(loops[0]):
             inner = loops[0].body[0]
             return loops if isinstance(inner, Loop) and self._vectorize(inner) is not None else None
+
+    def _count_strided(self, loop: Loop, lanes: int) -> int:
+        """Return how many elements an iteration loads one by one."""
+        vector = Vector(self.scalar, loop.var, lanes, 0, self.registers)
+        loads = [load for node in loop.body if isinstance(node, Compute) for load in loads_of(node.value)]
+        strides = [vector.stride(load.tensor, load.index) for load in loads if load.index]
+        return sum(stride not in (None, 0, 1, 2) for stride in strides)  # those with other lanes are vectors
 
     def _vectorize(self, loop: Loop) -> list[str] | None:
         """Return the loop as vector statements, or None if a part of it cannot be vectorized."""

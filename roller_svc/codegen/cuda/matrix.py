@@ -174,7 +174,7 @@ def call_wrapper(name: str, scalar: Scalar) -> str:
 
 MMA_WORDS = 4  # of a lane's A (PTX ISA, "Matrix Fragments for mma.m16n8k16")
 DESCRIPTOR_UNIT_BYTES = 16  # of the address in a matrix descriptor (PTX ISA, "Matrix Descriptor Format")
-# Names of numbers that are no tile's: registers of a thread, and fields of a descriptor in bytes.
+# Names of numbers from no tile: registers of a thread, and fields of a descriptor in bytes.
 REGISTERS, LEADING, STRIDE, ADVANCE = "registers", "leading_bytes", "stride_bytes", "advance_bytes"
 
 _PLAIN = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.costs import Cost, CostTable
-from roller_svc.graph.merge import can_merge, merge_nodes
+from roller_svc.graph.merge import can_merge, list_members, merge_nodes
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.expr import Load
 from roller_svc.ir.graph import Graph, LoopNode, Node, OpNode, in_dependency_order
@@ -308,7 +308,8 @@ class _Fusion:
             own = [node for node in cluster.nodes if node.name not in self.views]
             merged = merge_nodes(cluster.nodes, self._visible(cluster.nodes))
             name = "+".join(node.name for node in own)
-            nodes.append(replace(merged, name=name if len(name) <= 200 else f"{own[0].name}+{len(own) - 1} more"))
+            name = name if len(name) <= 200 else f"{own[0].name}+{len(own) - 1} more"
+            nodes.append(replace(merged, name=name, members=list_members(own)))
         needed = self.outputs | {tensor for node in nodes for tensor in node.inputs}
         for node in reversed(others):
             if node.name in self.views and not needed.isdisjoint(node.outputs):

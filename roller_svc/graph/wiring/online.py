@@ -320,9 +320,10 @@ class OnlineTuning:
     def stop_in_fork(self) -> None:
         """Be stopped in a fork, which has no thread that explores. Where none has begun, only locks are renewed."""
         self._condition = Condition()
+        self._wirer.renew_in_fork()
         self.building = BuildingProcess()
         if self._thread is not None:
-            self._wirer.end_in_fork()
+            self._wirer.end()
             self._thread, self._is_stopped, self._state = None, True, STOPPED
             self.found = Tuning(self.found.root, notes=[FORKED], state=STOPPED)
 

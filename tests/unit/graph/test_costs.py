@@ -9,11 +9,13 @@ from graphs import add_input, add_random, builder_of
 
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.graph import costs as module
 from roller_svc.graph.costs import CostTable
 from roller_svc.hardware import load
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.graph import Constant, OpNode
+from roller_svc.ir.program import TensorProgram
 
 CPU = load("cpu-x86-avx2")
 
@@ -42,6 +44,22 @@ def test_stored_costs_are_not_computed_again(monkeypatch: pytest.MonkeyPatch, tm
     assert again.cost(node, constants) == cost
     with pytest.raises(AssertionError, match="computed again"):
         again.cost(node, {})  # another class: the weights are not constant
+
+
+def test_kernels_of_equal_nodes_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs, programs = CostTable(CPU), list[TensorProgram]()
+
+    def record(program: TensorProgram) -> PartitionCache:
+        programs.append(program)
+        return PartitionCache(program)
+
+    monkeypatch.setattr(module, "PartitionCache", record)
+    for _ in range(3):  # layers
+        node, constants = product()
+        assert costs.count_kernels(node, constants) == 1
+    assert len(programs) == 1
+    assert costs.count_kernels(node, {}) == 1
+    assert [program.constants for program in programs] == [("x1",), ()]
 
 
 def test_costs_are_those_of_a_device_and_an_option(tmp_path: Path) -> None:

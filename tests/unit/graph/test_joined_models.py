@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -33,7 +34,7 @@ from roller_svc.graph import compile as graph_compile
 from roller_svc.graph import lowerings
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
-from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, joined, may_use_slower, persistent, waves
+from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, joined, may_use_slower, persistent, programs, waves
 from roller_svc.graph.lowerings.joined import NOT_JOINABLE_CODE, find_refusal, occupancy_factors, table_seconds
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoweringEstimate, Refusal, UnrolledPlan
 from roller_svc.graph.lowerings.stored import lowering_digest
@@ -633,6 +634,21 @@ def test_programs_of_veus_are_read_back_from_the_tables(tmp_path: Path, monkeypa
     assert model.programs() == [expected_programs]
     assert load_model(model.save(tmp_path), runtime="emulator").programs() == [expected_programs]
     assert compiled("encoder", plan=waves.KIND).programs() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "nodes"),
+    [
+        ("a, b, c", "a|b|c", ["a", "b", "c"]),
+        ("a, b, c, d", "a, b|d|c", ["a, b", "c", "d"]),
+        ("a, b, c, d", "a|b, c, d|b", ["a", "b, c, d"]),
+        ("a, b", "a|b|a, b", []),  # it may be two nodes, or one
+        ("a, b, c", "a, b", []),
+    ],
+)
+def test_names_of_nodes_may_have_commas(text: str, names: str, nodes: list[str]) -> None:
+    plan: Any = SimpleNamespace(fallback=tuple(KernelStep(name, 0, 0, ()) for name in names.split("|")))
+    assert programs._split_nodes(text, plan) == nodes
 
 
 def test_waves_that_overlap_dependent_nodes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,10 @@ def test_row_21_a_chain_of_maps_is_one_kernel() -> None:
     graph = builder.finish([("y", builder.call("add", [y, x]))])
     fused = verify(fuse_operators(graph, CostTable(CPU)))
     assert operators(fused) == [FUSED]
+    (node,) = (node for node in fused.nodes if isinstance(node, OpNode))
+    assert node.members == tuple(each.name for each in graph.nodes)
+    (again,) = (each for each in fuse_operators(fused, CostTable(CPU)).nodes if isinstance(each, OpNode))
+    assert again.members == node.members
     check_equal(graph, fused, weights)
 
 
