@@ -41,6 +41,7 @@ from roller_svc.graph.choose import AUTO, EAGER, PLANS, Link, choose_plan, make_
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, ChosenLowering, check_lowering, choose_lowering, may_use_slower
+from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH, has_programmatic_edges
 from roller_svc.graph.lowerings.launches import LAUNCHES
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoadTasks, LoweringEstimate
 from roller_svc.graph.lowerings.persistent import PERSISTENT
@@ -198,7 +199,8 @@ def build_model(
     if not is_cpu:
         kind = lowering_kind(options)
         planned = [_plan_for_gpu(plan_with(kernels, None, {})[0], [each.fastest for each in built])]
-        streams = kind in (None, PERSISTENT.kind) and any(may_stream(each.fastest, hw) for each in built)
+        is_used = kind in (None, PERSISTENT.kind) or (kind == CUDA_GRAPH.kind and has_programmatic_edges(hw))
+        streams = is_used and any(may_stream(each.fastest, hw) for each in built)
         if streams or may_use_slower(kind, planned[0].plan, planned[0].kernels, hw):
             bundles = _replace_by_joinable(planned[0], requests, cache)
             planned.append(_plan_for_gpu(plan_with(_model_kernels(bundles, classes), None, {})[0], bundles))
@@ -327,10 +329,10 @@ def transform_graph(
     if hosts := [node.name for node in graph.nodes if isinstance(node, HostNode)]:
         raise InvariantError(f"node {hosts[0]} is a function of Python: a graph is cut before its passes")
     costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
-    known = len(costs.stored)
+    known = dict(costs.stored)
     met = Boundaries(options.flipped) if boundaries is None else boundaries
     graph, passes = run_passes(graph, weights, costs, fuse=options.fuse, boundaries=met)
-    if len(costs.stored) > known:
+    if costs.stored != known:
         cache.save_costs(hw, options.winograd, costs.stored)
     return graph, passes
 
@@ -535,6 +537,7 @@ def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
         options.hardware,
         constants=each.constants,
         donate=each.donated,
+        programmatic=has_programmatic_edges(options.hardware),
         **search,
     )
 

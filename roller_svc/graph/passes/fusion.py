@@ -231,23 +231,20 @@ class _Fusion:
         for producer, other_views in self._producers(middle):
             first = self.cluster_of[producer.name]
             if first not in (middle, last) and not first.fixed and _sums(first):
-                merged = self._merge((first, middle, last), [*other_views, *views], is_counted_first=True)
+                merged = self._merge((first, middle, last), [*other_views, *views])
                 if merged is not None:
                     return merged
         return None
 
-    def _merge(self, clusters: Sequence[_Cluster], views: Sequence[OpNode], *, is_counted_first: bool = False) -> _Cluster | None:
-        """Return the clusters as one, with views between them; None if that has as many kernels, or takes longer.
-
-        `is_counted_first`: whether kernels are counted before the estimate, since few of these merge.
-        """
+    def _merge(self, clusters: Sequence[_Cluster], views: Sequence[OpNode]) -> _Cluster | None:
+        """Return the clusters as one, with views between them; None if that has as many kernels, or takes longer."""
         members = {node.name: node for node in (*views, *(node for each in clusters for node in each.nodes))}
         nodes = sorted(members.values(), key=lambda node: self.order[node.name])
         if len(nodes) > MAX_NODES or not can_merge(nodes) or self._is_cyclic(nodes):
             return None
         merged = merge_nodes(nodes, self._visible(nodes))
         kernels = sum(each.cost.kernels for each in clusters)
-        if is_counted_first and self.costs.count_kernels(merged, self.graph.constants) >= kernels:
+        if not self.costs.can_have_fewer_kernels(merged, self.graph.constants, kernels):  # most tries end here
             return None
         cost = self.costs.cost(merged, self.graph.constants)
         if cost is None or cost.kernels >= kernels:
