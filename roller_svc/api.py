@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, Unpack
 
 from roller_svc.compiler.request import (
@@ -23,6 +22,7 @@ from roller_svc.compiler.request import (
     validate_outputs,
 )
 from roller_svc.errors import ArgumentError, BuildError, RollerWarning
+from roller_svc.fork_lock import ForkLock
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.frontend.torch.arguments import Call, bind_tensors, run_with_tensors, share_arrays
@@ -240,7 +240,7 @@ class Kernel:
         self.runtime = runtime
         self._state = parts, plan, results, runtime  # to copy and pickle it: the loaded kernel stays in its process
         self._runner: Runner | None = None
-        self._lock = Lock()
+        self._lock = ForkLock()
         self.digest = parts.digest
         self.name = parts.compiled.source.name
         self.target = parts.target
@@ -395,7 +395,7 @@ class _UnpreparedKernel:
 MAX_CACHED_KERNELS = 128
 _RESERVED = ("expression", "inputs", "target", "outputs", "hardware", "cache")  # names of compile's parameters
 _cached: OrderedDict[BuildRequest, tuple[Kernel, HardwareSpec]] = OrderedDict()  # in this process, by use
-_cached_lock = Lock()
+_cached_lock = ForkLock()
 
 
 @shows_options(KernelOptions)

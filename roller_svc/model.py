@@ -15,7 +15,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple, Never, Unpack
 
 from roller_svc import hardware
@@ -35,6 +34,7 @@ from roller_svc.compiler.request import (
     validate_target,
 )
 from roller_svc.errors import ArgumentError, InputError, InvariantError, RollerWarning, require
+from roller_svc.fork_lock import ForkLock
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.frontend.torch.arguments import Arrays, run_with_tensors, share_arrays
 from roller_svc.graph.choose import AUTO, EAGER
@@ -50,21 +50,22 @@ from roller_svc.graph.compile import (
     no_progress,
     rebuild_model,
 )
-from roller_svc.graph.devices.labels import check_labels, place_nodes
+from roller_svc.graph.devices.labels import Placed, check_labels, place_nodes
 from roller_svc.graph.devices.plan import ACROSS, COPIES_RATIO, MERGED, MixedPlan
-from roller_svc.graph.estimate import estimate_graph
+from roller_svc.graph.estimate import GraphEstimate, estimate_graph
 from roller_svc.graph.load import load_graph, prepare_source
 from roller_svc.graph.lowerings import LOWERING_KINDS
 from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
 from roller_svc.graph.lowerings.programs import Program, read_programs
 from roller_svc.graph.model_story import StorySource, tell_model_story
+from roller_svc.graph.objects import link_kernels
 from roller_svc.graph.padding import LEAST_COMPARED, PaddedAxes, PaddingError, padded_axes
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.drift import WatchedModel
-from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
-from roller_svc.graph.wiring.online import OnlineSource, OnlineTuning, explore_online
+from roller_svc.graph.wiring.kernels import ONLINE_VARIABLES, TuneOptions, Tuning
+from roller_svc.graph.wiring.online import Assignment, OnlineSource, OnlineTuning, explore_online
 from roller_svc.graph.wiring.tree import KINDS
 from roller_svc.graph.wiring.wirer import Wirer
 from roller_svc.hardware.catalog import restrict_cores
@@ -80,7 +81,7 @@ from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
 from roller_svc.modes.events import Event
 from roller_svc.modes.loading import load_built, load_variant
-from roller_svc.modes.mixed import DATAFLOW, ORDERS, MixedModel, MixedSteps, build_parts
+from roller_svc.modes.mixed import DATAFLOW, ORDERS, MixedModel, MixedSteps, build_parts, estimate_parts
 from roller_svc.modes.registration import register_python_ops
 from roller_svc.modes.saved import MixedBundle, is_mixed, load_mixed, save_mixed
 from roller_svc.modes.stepping import PrepareSteps, Stepper, prepare_steps
@@ -197,7 +198,7 @@ class _Variant:
         self.story_source = story_source  # None: of a saved model, or of one over several devices, which have no graph
         self._prepare_steps = prepare_steps  # None: of a saved model, which has no source
         self._steps: dict[bool, Stepper] = {}  # by whether nodes are fused
-        self._lock = Lock()
+        self._lock = ForkLock()
 
     @property
     def loaded(self) -> _Loaded:
@@ -237,7 +238,7 @@ class _Variant:
         """Let calls measure, and return what has them. The model is loaded at the first call."""
         wirer = Wirer(lambda: copied.loaded_on_cpu, share)
         copied = copy(self)
-        copied._lock = Lock()
+        copied._lock = ForkLock()
         self.load_as(wirer)
         return wirer
 
@@ -424,7 +425,7 @@ class Model:
             for variant in self._variants:
                 for position, kernel in zip(variant.kernels, variant.plan.kernels, strict=True):
                     uses[position] += kernel.uses
-            self._kernels = tuple(map(ModelKernel, self._kernel_bundles, uses))
+            self._kernels = tuple(map(ModelKernel, _link_kernels(self._kernel_bundles), uses))
         return self._kernels
 
     @property
@@ -481,7 +482,7 @@ class Model:
                     hint="roller_svc.load_model loads the folder",
                 )
             kernels = tuple(self._kernel_bundles[position] for position in self._variants[0].kernels)
-            mixed = MixedBundle(self.digest, self.name, self.target, loaded.program, kernels, self.report)
+            mixed = MixedBundle(self.digest, self.name, self.target, loaded.program, _link_kernels(kernels), self.report)
             return save_mixed(loaded, mixed, folder, model_header)
         if launchers and not self._variants[0].binary:
             check_model_launchers(launchers, self.target, hardware.load(self.target).family)
@@ -492,7 +493,8 @@ class Model:
             )
             for each in self._variants
         )  # fmt: skip
-        bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
+        kernels = _link_kernels(self._kernel_bundles)
+        bundle = ModelBundle(self.digest, self.name, self.target, kernels, variants, self.report)
         return saved.save_model(bundle, folder, model_header, launchers)
 
     def _padded(
@@ -623,7 +625,8 @@ def compile_model(
             given (ROLLER_TUNE), else "off".
         tune_options: some of "budget_trials": 64 of a bucket at most, before models are compared; "budget_s", after which
             no trial begins; "exact": True, for kernels with the same bits alone; "share": 0.5 of calls at most are trials;
-            "variables": ["kernel", "plan", "buffers"], the kinds of choices that are explored.
+            "variables": ["kernel", "plan", "buffers"], and "fusion" by default with "online", the kinds of choices that are
+            explored.
         runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
@@ -658,14 +661,16 @@ def compile_model(
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
 
+    spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
+
     def load_with(weights: Weights, extents: Mapping[str, int]) -> Graph:
-        return pair_states(load_graph(source, weights, types, extents, constants), states)
+        graph = load_graph(source, weights, types, extents, constants, multiplies_bytes=spec.multiplies_bytes)
+        return pair_states(graph, states)
 
     def load(extents: Mapping[str, int]) -> Graph:
         return load_with(weights, extents)
 
     graphs = [load(extents) for extents in buckets]
-    spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
     if any(place_nodes(graph, labels, spec) is not None for graph in graphs):
         if len(graphs) > 1 or tune not in (None, TUNE_KINDS[0]) or not isinstance(plan, str):
             raise ArgumentError(
@@ -695,7 +700,7 @@ def compile_model(
     built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
-    steps = [_step_source(load_with, extents, each.node_kernels, chosen, cache, runs_in) for extents, each in built]
+    steps = [partial(_step_source, load_with, extents, chosen, cache, runs_in) for extents in buckets]
     model = _model(built, weights, chosen, import_s, {"padding": padding, "not_padded": not_padded}, runs_in, steps)
     _check_sink(model, sink)
     return model
@@ -726,8 +731,7 @@ def _mixed_model(
     order: str,
 ) -> Model:
     """Return a model over several devices. States are values, which are copied to the states after the last step."""
-    placed = require(place_nodes(replace(graph, states=()), labels, options.hardware), "second device")
-    placed = replace(placed, graph=remove_dead_nodes(placed.graph))
+    placed = require(_place(graph, labels, options.hardware), "second device")
     parts = build_parts(placed, graph.states, weights, options, cache, runtime, across, order)
     listed = tuple(bundle for each in parts.built.values() for bundle in each.kernels)
     content = json.dumps(
@@ -757,6 +761,12 @@ def _mixed_model(
     return _join_parts(bundle, prepare)
 
 
+def _place(graph: Graph, labels: Mapping[str, str], spec: HardwareSpec) -> Placed | None:
+    """Return the nodes that something needs with their devices, and states as values; None if all are the target."""
+    placed = place_nodes(replace(graph, states=()), labels, spec)
+    return None if placed is None else replace(placed, graph=remove_dead_nodes(placed.graph))
+
+
 def _join_parts(bundle: MixedBundle, prepare: PrepareSteps | None) -> Model:
     """Return the model of subgraphs, which are loaded at the first call."""
     kernels = {kernel.digest: kernel for kernel in bundle.kernels}
@@ -775,19 +785,25 @@ def _sinks_of(plan: MixedPlan) -> dict[str, Any]:
     return {"submissions": len(plan.subgraphs) - len(outside), "outside": outside}
 
 
+def _link_kernels(bundles: Sequence[KernelBundle]) -> tuple[KernelBundle, ...]:
+    """Return kernels with their binaries, which calls of a model do not need."""
+    return link_kernels(bundles, KernelCache(settings().cache_folder))
+
+
 def _step_source(
     load: Callable[[Weights, Mapping[str, int]], Graph],
     extents: Mapping[str, int],
-    kernels: Mapping[tuple[str, str], KernelBundle],
     options: ModelOptions,
     cache: KernelCache,
     runtime: RuntimeChoice,
+    built: BuiltModel,
 ) -> PrepareSteps:
     """Return what reads a model's source again, and compiles its nodes. It keeps no weights before."""
+    kernels, flipped = built.node_kernels, built.fused.flipped
 
     def prepare(*, fused: bool) -> Stepper:
         weights = Weights()
-        chosen = replace(options, fuse=fused and options.fuse)
+        chosen = replace(options, fuse=fused and options.fuse, flipped=flipped)
         return prepare_steps(load(weights, extents), weights, chosen, cache, runtime, kernels)
 
     return prepare
@@ -804,12 +820,15 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     dims: Mapping[str, int | str | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
     states: Mapping[str, str] | None = None,
+    devices: Mapping[str, str] | None = None,
+    across: str = MERGED,
     **options: Unpack[NamedArguments],
 ) -> dict[str, Any]:
     """Estimate a model by the performance model, without a compiler; for the first of several buckets.
 
     Returns the seconds of a call, the bucket's dims and the number of all, and the seconds of each class of equal nodes,
-    as JSON-compatible values. Raises as compile_model does.
+    as JSON-compatible values. Over several devices these are without functions of Python, whose seconds nobody knows, and
+    `subgraphs` and `copies` have the parts of the sum. Raises as compile_model does.
     """
     checked = read_options(NamedOptions, options)
     target_id = validate_target(target)
@@ -818,25 +837,34 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     _check_states(states)
+    _check_modes(across, DATAFLOW, SINK_KINDS[0])
+    labels = check_labels(devices)
+    register_python_ops()
     weights = Weights()
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
-    graph = pair_states(load_graph(source, weights, types, buckets[0], constants), states)
-    if place_nodes(graph, {}, chosen.hardware) is not None:
-        raise ArgumentError("the model's nodes have several devices, and estimates are of one", code="invalid-option")
+    multiplies_bytes = chosen.hardware.multiplies_bytes
+    graph = load_graph(source, weights, types, buckets[0], constants, multiplies_bytes=multiplies_bytes)
+    graph = pair_states(graph, states)
+    head = {"target": chosen.hardware.id, "dims": buckets[0], "buckets": len(buckets)}
+    placed = _place(graph, labels, chosen.hardware)
+    if placed is not None:
+        mixed, estimates = estimate_parts(placed, weights, chosen, across)
+        listed = [row for each in estimates for row in _list_classes(each)]
+        return head | mixed.to_json() | {"kernels": listed, "plan": across, "lowerings": {}}
     estimate = estimate_graph(graph, weights, chosen)
-    return {
-        "target": chosen.hardware.id,
-        "dims": buckets[0],
-        "buckets": len(buckets),
+    return head | {
         "seconds": estimate.seconds,
-        "kernels": [
-            {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds}
-            for each in estimate.classes
-        ],
+        "kernels": _list_classes(estimate),
         "plan": None if estimate.lowering is None else estimate.lowering.kind,
         "lowerings": {} if estimate.lowering is None else estimate.lowering.to_json(),
     }
+
+
+def _list_classes(estimate: GraphEstimate) -> list[dict[str, Any]]:
+    return [
+        {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds} for each in estimate.classes
+    ]
 
 
 def find_devices(
@@ -905,7 +933,8 @@ def _tune_options(tune: object, options: object) -> TuneOptions | None:
         is_valid, expected = _TUNE_VALUES[name]
         if not is_valid(value):
             raise ArgumentError(f"{name} must be {expected}, got {short_repr(value)}", code="invalid-option")
-    named: dict[str, Any] = {name: tuple(value) if name == "variables" else value for name, value in given.items()}
+    named: dict[str, Any] = {"variables": ONLINE_VARIABLES} if tune == "online" else {}
+    named |= {name: tuple(value) if name == "variables" else value for name, value in given.items()}
     return None if tune == TUNE_KINDS[0] else TuneOptions(**named | {"kind": tune})
 
 
@@ -1098,7 +1127,7 @@ def _model(
     import_s: float,
     padding: Mapping[str, Any],
     runtime: RuntimeChoice,
-    steps: Sequence[PrepareSteps],
+    steps: Sequence[Callable[[BuiltModel], PrepareSteps]],
 ) -> Model:
     if len({_shapes(each.plan) for _, each in built}) < len(built):
         raise ArgumentError("two buckets have the same shapes: a dimension in dims is not in the model", code="invalid-option")
@@ -1115,7 +1144,7 @@ def _model(
             known[number].with_kernels(_positions(each, positions))
             if number in known
             else _built_variant(
-                dims, variant_name(named, number), each, weights, _positions(each, positions), runtime, steps[number], options
+                dims, variant_name(named, number), each, weights, _positions(each, positions), runtime, steps[number](each), options
             )
             for number, (dims, each) in enumerate(built)
         )
@@ -1124,7 +1153,7 @@ def _model(
         return Model(f"sha256:{digits}", named, options.hardware.id, tuple(bundles.values()), variants, report, tuning)
 
     model = assemble(built, {}, None)
-    parts, adopting = list(built), Lock()
+    parts, adopting = list(built), ForkLock()
 
     def adopt(model: Model, number: int, rebuilt: BuiltModel) -> CpuModel:
         """Let a model have another one of a bucket, which is loaded, and return it."""
@@ -1157,10 +1186,10 @@ def _explore_bucket(
     owner = weakref.ref(model)
     wirer = model._variants[number].add_wirer(source.options.share)
 
-    def bind(kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan) -> None:
+    def bind(assigned: Assignment) -> None:
         used = owner()
         if used is not None:
-            wirer.use(adopt(used, number, rebuild_model(built, kernels, kind, plan, tuning.found)))
+            wirer.use(adopt(used, number, rebuild_model(built, assigned, tuning.found)))
 
     def switch(loaded: Wirer | WatchedModel | CpuModel) -> None:
         used = owner()

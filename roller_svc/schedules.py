@@ -26,7 +26,7 @@ from roller_svc.compiler.schedule_cost import price_schedule
 from roller_svc.compiler.schedule_tuner import Trial, search_schedules
 from roller_svc.errors import ArgumentError, ScheduleError
 from roller_svc.frontend.lang.input_types import short_repr, whole_number
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.schedule_cost import ScheduleCost
 from roller_svc.ir.schedule_text import render
@@ -228,10 +228,12 @@ def tune(
     first = Schedule(expression, inputs, target, start, outputs=outputs, hardware=hardware)
     request, spec = first._request, resolve_spec(first._request)
     check_device(spec)
-    space = StepSpace(default_schedule(first.program), lanes=max(1, spec.vector_bytes // 4))
+    on_gpu = spec.family is not TargetKind.CPU
+    space = StepSpace(default_schedule(first.program), lanes=max(1, spec.vector_bytes // 4), on_gpu=on_gpu)
     first._apply()
     constructed = explain_as_schedule(request, first_plan(request)).steps
-    starts = [*([first.steps] if start is not None else []), *([constructed] if constructed is not None else []), ()]
+    starts = [*([first.steps] if start is not None else []), *([constructed] if constructed is not None else [])]
+    starts.append(space.start())
     is_present = backend_for(spec).is_present(spec)
     arrays = random_inputs(first.program, seed=0, distinct=DISTINCT_VALUES) if is_present else {}
     end_s = time.monotonic() + budget_s

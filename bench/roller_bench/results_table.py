@@ -139,6 +139,14 @@ def _gpu_models(document: Json) -> str:
     )
 
 
+def _tuning(document: Json) -> str:
+    summary = document["summary"]
+    return (
+        f"{summary['measured']} of {summary['of']} whole models, calls before trials over after: geometric mean "
+        f"{summary['geometric_mean']:.2f}, minimum {summary['least']:.2f}, maximum {summary['most']:.2f}"
+    )
+
+
 def _winograd(document: Json) -> str:
     rows = document["layers"]
     worst = max(each["max_error"] for row in rows for each in row["algorithms"].values())
@@ -155,7 +163,7 @@ def _percent(fraction: float) -> str:
 
 _HEADLINES: dict[str, Callable[[Json], str]] = {
     "compile": _compile, "cpu": _cpu, "estimates": _estimates, "gpu-models": _gpu_models, "lint": _lint, "model": _model,
-    "nvmatmulheuristics": _heuristics, "published": _published, "winograd": _winograd, "zoo": _zoo,
+    "nvmatmulheuristics": _heuristics, "published": _published, "tuning": _tuning, "winograd": _winograd, "zoo": _zoo,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from roller_svc import hardware
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote, stepping
@@ -32,6 +33,7 @@ from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
 from roller_svc.graph.wiring.tree import find_variables
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.options import HOST_LAUNCHERS, NamedOptions
 from roller_svc.model import Model, compile_model, estimate_model, load_model
 from roller_svc.modes.mixed import DATAFLOW, ORDERS
@@ -196,8 +198,6 @@ def _check_options(options: argparse.Namespace) -> None:
             code="no-story",
             hint="a service shows its models at /m/DIGEST",
         )
-    if options.device and options.kind == "estimate":
-        raise ArgumentError("--device is for models that are compiled: estimates are of one device", code="invalid-option")
     if _is_saved(options):
         flags = {
             "--device": options.device,
@@ -286,6 +286,8 @@ def _estimated(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             dims=_dims(options),
             constants=_constants(options) or None,
             states=_states(options),
+            devices=_devices(options),
+            across=options.across,
             **common.option_values(options, NamedOptions),
         )
     rows = [(each["uses"], show.format_seconds(each["seconds"]), each["expression"][:90]) for each in facts["kernels"]]
@@ -501,7 +503,7 @@ def _run(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str
         for name, value in outputs.items()
     ]
     if options.check:
-        facts["max_abs_error"] = _check(outputs, arrays, options)
+        facts["max_abs_error"] = _check(outputs, arrays, options, hardware.load(model.target))
     lines = [
         *(f"{each['name']}: {each['dtype']}{each['shape']}, largest value {each['max_abs']:.6g}"
           for each in facts["outputs"]),
@@ -546,14 +548,16 @@ def _timed(model: Model, sample: Sample, wait: Callable[[], None] | None) -> dic
     return {"min_s": min(samples), "median_s": median(samples), "runs": len(samples)}
 
 
-def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argparse.Namespace) -> float:
+def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argparse.Namespace, spec: HardwareSpec) -> float:
     """Return the largest difference from the interpreter's results. Raises WrongAnswerError beyond the tolerance."""
     weights, dims = Weights(), _dims(options)
     path = Path(options.file)
     given = {} if path.suffix == ".json" else {name: (value.dtype.name, value.shape) for name, value in arrays.items()}
     extents = {name: extent for name, extent in (dims or {}).items() if isinstance(extent, int)}
     types = dict(tensor_types(given, least=0))  # a JSON graph has its own types
-    graph = pair_states(load_graph(path, weights, types, extents, _constants(options) or None), _states(options))
+    constants = _constants(options) or None
+    graph = load_graph(path, weights, types, extents, constants, multiplies_bytes=spec.multiplies_bytes)
+    graph = pair_states(graph, _states(options))
     worst = 0.0
     for name, want in interpret(graph, weights, arrays).items():
         scale = max(1e-30, _largest(want))

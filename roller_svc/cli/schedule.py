@@ -45,7 +45,7 @@ VERBS = {
 }
 ON_DEVICES = ("check", "apply")
 TUNE = "tune"
-START_TEXT = "schedule that is mutated too: on GPUs one with blocks, where none is found without it"
+START_TEXT = "schedule that is mutated too"
 TUNE_TEXT = "search the fastest schedule by trials; the same seed builds the same schedules"
 
 

@@ -21,14 +21,15 @@ from roller_svc.ir.constraints import TILE_FIELDS, OpClass, tile_value
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.options import SelectionMode, chosen_options_json
-from roller_svc.ir.program import Axis, TensorProgram
+from roller_svc.ir.program import StatementKind, TensorProgram
 from roller_svc.ir.report import BuildRequest, Plan
 from roller_svc.schedule.check_steps import apply_steps
 from roller_svc.schedule.default import default_schedule
 from roller_svc.schedule.device_launches import check_device
-from roller_svc.schedule.nest_statements import ACCUMULATOR, acc_name
-from roller_svc.schedule.read_tree import UnsaidError, read_tree
+from roller_svc.schedule.nest_statements import ACCUMULATOR
+from roller_svc.schedule.read_tree import read_tree
 from roller_svc.schedule.schedule import Fixed, Schedule
+from roller_svc.schedule.stage_plan import UnsaidError
 from roller_svc.schedule.step_json import format_document
 from roller_svc.schedule.step_text import format_steps
 from roller_svc.schedule.steps import Step
@@ -138,11 +139,9 @@ def _read_steps(program: TensorProgram, plan: Plan, groups: Sequence[KernelGroup
         if len(launches) > 1:
             raise UnsaidError("a reduction is split over launches")
         trees = lower(*launches[0], hw)
-        if len(group.statements) > 1 or len(trees) > 1:
-            raise UnsaidError("several statements share a nest")
-        (statement,) = group.statements
-        axes = _axes_of(schedule, statement.output)
-        steps += read_tree(trees[0], statement, axes, on_gpu=hw.family is not TargetKind.CPU)
+        if len(trees) > 1:
+            raise UnsaidError("statements are split over launches")
+        steps += read_tree(trees[0], group.statements, schedule, on_gpu=hw.family is not TargetKind.CPU)
         price += price_trees(trees, dict((*group.inputs, *group.stored)), hw).seconds
     try:
         own = price_schedule(apply_steps(schedule, steps), hw).seconds
@@ -151,15 +150,6 @@ def _read_steps(program: TensorProgram, plan: Plan, groups: Sequence[KernelGroup
     if not price / MAX_PRICE_RATIO <= own <= price * MAX_PRICE_RATIO:
         raise UnsaidError(f"the trees of construction cost {price / own:.2g} times those of the steps, by the model")
     return tuple(steps)
-
-
-def _axes_of(schedule: Schedule, tensor: str) -> tuple[Axis, ...]:
-    """Return the axes of a function in the default schedule; of an accumulated one, those of its accumulator."""
-    functions = {function.name: function for function in schedule.functions}
-    found = functions.get(acc_name(tensor)) or functions.get(tensor)
-    if found is None:
-        raise UnsaidError(f"the program does not name {tensor}")
-    return found.statement.axes
 
 
 def _placements(schedule: Schedule, groups: Sequence[KernelGroup]) -> list[Step]:
@@ -171,6 +161,7 @@ def _placements(schedule: Schedule, groups: Sequence[KernelGroup]) -> list[Step]
             continue
         if function.name in stored and function.computed is Fixed.INLINE:
             steps.append(Step("compute_root", function.name))
-        if function.name not in stored and function.computed is not Fixed.INLINE:
+        is_map = function.statement.kind is StatementKind.MAP
+        if is_map and function.name not in stored and function.computed is not Fixed.INLINE:
             steps.append(Step("inline", function.name))
     return steps

@@ -21,7 +21,7 @@ from roller_svc.ir.report import CandidateResult, GroupedPlan, Plan
 from roller_svc.ir.rprogram import RTile
 from roller_svc.runtime.measure import measure
 from roller_svc.semantics.inputs import random_inputs
-from roller_svc.toolchain import availability, compile_combined, compile_linkable, compile_source, link_single
+from roller_svc.toolchain import availability, compile_combined, compile_source, compile_unlinked, link_single
 
 SCREENING_S = 0.03  # for each candidate
 # A candidate whose first, cold call takes this multiple of the best time is not sampled further. Calls longer than
@@ -46,7 +46,7 @@ PRINTING_FRACTION = 0.2  # of the compile time of a source: printing it, which i
 def build_alone(grouped: GroupedPlan, program: TensorProgram, hw: HardwareSpec, *, for_model: bool = False) -> CandidateResult:
     """Build a single plan; only generate its source if no compiler for the device is installed.
 
-    `for_model`: keep the object that models are linked from.
+    `for_model`: make the object that models are linked from. A CPU's kernel then has no binary.
     """
     source = emit_plan(grouped.plan, program, grouped.groups, hw)
     toolchain = availability(hw)
@@ -135,9 +135,9 @@ def _build_batch(plans: tuple[GroupedPlan, ...], sources: tuple[KernelSource, ..
 
 
 def _compiled(grouped: GroupedPlan, source: KernelSource, *, for_model: bool = False) -> CandidateResult:
-    is_linkable = for_model and source.language is Language.C
+    is_unlinked = for_model and source.language is Language.C
     try:
-        compiled = compile_linkable(source, kernel_unit(source)) if is_linkable else compile_source(source)
+        compiled = compile_unlinked(source, kernel_unit(source)) if is_unlinked else compile_source(source)
         return CandidateResult(grouped.plan, grouped.groups, source, compiled, None, None)
     except BuildError as failure:
         return CandidateResult(grouped.plan, grouped.groups, source, None, None, failure)

@@ -72,7 +72,7 @@ def _modelled(
     best = min(others, key=lambda each: _alone_s(each.plan, hw), default=None)
     if best is None or _alone_s(fastest.plan, hw) <= MODELLED_RATIO * _alone_s(best.plan, hw):
         return None
-    built = build_alone(best, program, hw)
+    built = build_alone(best, program, hw, for_model=True)
     return built if built.compiled is not None and _may_replace(built, fastest) else None
 
 

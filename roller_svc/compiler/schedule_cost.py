@@ -8,7 +8,7 @@ those of loop nests: `LoopCosts` on CPUs, `simt_costs` on GPUs. docs/schedule.md
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.compiler.partition_cache import PartitionCache
@@ -33,7 +33,7 @@ from roller_svc.ir.expr import Expr, Load, Op, OpKind, axes_of, loads_of
 from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Axis, AxisKind, Combine, TensorType, operators
-from roller_svc.ir.schedule import Compute, LoopKind, ScheduleTree, Scope, Storage, shared_bytes
+from roller_svc.ir.schedule import Compute, LoopKind, Node, ScheduleTree, Scope, Storage, child_lists, shared_bytes
 from roller_svc.ir.schedule_cost import LaunchCost, ScheduleCost, ScheduledEstimate
 from roller_svc.perf.common import Launch, dram_bytes_with_reuse, launch_overhead_s
 from roller_svc.perf.cpu_costs import LoopCosts
@@ -117,14 +117,14 @@ class _Access:
         return total
 
     def times(self, visit: Visit, vector_groups: int | None = None) -> float:
-        """Return how often it runs: inner loops that its index does not depend on reuse its value.
+        """Return how often it runs: inner and unrolled loops that its index does not depend on reuse its value.
 
         Args:
             visit: the statement.
             vector_groups: instructions of a vector loop's lanes; None: one for each lane.
         """
         axes = frozenset().union(*map(axes_of, self.element.index))
-        loops = [*visit.loops]
+        loops = [loop for loop in visit.loops if loop.kind is not LoopKind.UNROLL or loop.var in axes]
         while loops and loops[-1].var not in axes:
             loops.pop()
         each = [vector_groups if loop.kind is LoopKind.VECTOR and vector_groups is not None else loop.extent for loop in loops]
@@ -171,7 +171,7 @@ class _Statement:
 
 def _price(tree: ScheduleTree, memory: Mapping[str, TensorType], hw: HardwareSpec) -> LaunchCost:
     visits = visit_tree(tree)
-    tiles = {storage.tensor: storage for storage in _spill(visits.storages, hw)}
+    tiles = {storage.tensor: storage for storage in _spill(tree, visits.storages, hw)}
     statements = tuple(_statement(visit, compute, tiles, memory, hw) for visit, compute in visits.computes)
     compute_types = {load.dtype.compute for each in statements for load in loads_of(each.value)}
     widest = max(compute_types or {DType.FLOAT32}, key=lambda dtype: (dtype.is_float, dtype.bits))
@@ -184,23 +184,32 @@ def _price(tree: ScheduleTree, memory: Mapping[str, TensorType], hw: HardwareSpe
         operations=round(operations),
         stored_bytes=round(sum(e.visit.times * _stored(e).dtype.bytes for e in statements)),
         moved_bytes=parts.moved_bytes,
-        tile_bytes=_tile_bytes(visits.storages, mach),
+        tile_bytes=_tile_bytes(tree, visits.storages, mach),
         threads=parts.threads,
         vector_fraction=in_vectors / operations if operations else 0.0,
         estimate=parts.estimate,
     )
 
 
-def _spill(storages: Sequence[Storage], hw: HardwareSpec) -> tuple[Storage, ...]:
+def _spill(tree: ScheduleTree, storages: Sequence[Storage], hw: HardwareSpec) -> tuple[Storage, ...]:
     """Return the storage of a tree: tiles in registers are on the stack if a thread's registers do not hold them all."""
-    needed = sum(storage.bytes for storage in storages if storage.scope is Scope.REGISTER)
-    if needed <= hw.thread_level.capacity_bytes:
+    if _bytes_at_once(tree.body, (Scope.REGISTER,)) <= hw.thread_level.capacity_bytes:
         return tuple(storages)
     return tuple(replace(each, scope=Scope.STACK) if each.scope is Scope.REGISTER else each for each in storages)
 
 
-def _tile_bytes(storages: Sequence[Storage], mach: Machine) -> int:
-    return shared_bytes([s for s in storages if s.scope is Scope.SHARED]) if mach.is_gpu else sum(s.bytes for s in storages)
+def _bytes_at_once(nodes: tuple[Node, ...], scopes: Collection[Scope]) -> int:
+    """Return the bytes of the tiles in some scopes that are there at one time: one inside the other."""
+    return max((_node_bytes(node, scopes) for node in nodes), default=0)
+
+
+def _node_bytes(node: Node, scopes: Collection[Scope]) -> int:
+    inside = max((_bytes_at_once(body, scopes) for body in child_lists(node)), default=0)
+    return inside + (node.bytes if isinstance(node, Storage) and node.scope in scopes else 0)
+
+
+def _tile_bytes(tree: ScheduleTree, storages: Sequence[Storage], mach: Machine) -> int:
+    return shared_bytes(_shared(storages)) if mach.is_gpu else _bytes_at_once(tree.body, tuple(Scope))
 
 
 def _stored(statement: _Statement) -> Load:
@@ -261,7 +270,7 @@ def _cpu_parts(visits: TreeVisits, statements: Sequence[_Statement], mach: Machi
     share = -(-tasks // mach.cores) / tasks  # of all work, that of the busiest core
     cycles = sum(_cpu_cycles(each, mach) for each in statements)
     loops = sum(visit.times * loop.extent for visit, loop in visits.loops if loop.kind in (LoopKind.SERIAL, LoopKind.PARALLEL))
-    cycles += mach.costs.loops.loop_cycles * loops
+    cycles += mach.costs.loops.loop_cycles * (loops + sum(branch.times for branch in visits.branches))
     compute_s = mach.seconds(share * cycles + (mach.costs.task_cycles * tasks / threads if tasks > 1 else 0.0))
     moved = _cpu_traffic(statements, mach)
     rates = {level: _cpu_rate(mach, level, threads) for level in moved}

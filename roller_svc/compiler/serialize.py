@@ -16,7 +16,9 @@ from roller_svc.errors import (
     ScheduleError,
     UnsupportedModelError,
     UnsupportedNode,
+    require,
 )
+from roller_svc.families.common.cpu.image_space import image_space, tiled_dims
 from roller_svc.ir.canonical import to_json
 from roller_svc.ir.constraints import TILE_FIELDS, tile_value
 from roller_svc.ir.estimate import COMPUTE, Candidate, Estimate, ProgramFloor, RooflineBound, Sensitivity
@@ -33,12 +35,12 @@ LOG_CHARACTERS = 4000  # of a compiler's log in a report; the artifact has the w
 
 
 def kernel_digest(compiled: CompiledKernel) -> str:
-    """Hash a kernel's source, everything that determines its binary, and the binary.
+    """Hash a kernel's source, everything that determines its binary, and the binary, or the object of one without.
 
     The names of symbols are in all of these. The first digits are those of a name made of the source before: they hash
     the source without its names.
     """
-    content = f"{compiled.source.key}\n{hashlib.sha256(compiled.binary).hexdigest()}\n"
+    content = f"{compiled.source.key}\n{hashlib.sha256(compiled.binary or compiled.object_code).hexdigest()}\n"
     digits = hashlib.sha256(content.encode()).hexdigest()
     own = named_digits(compiled.source.name)
     return f"sha256:{own}{digits[len(own) :]}"
@@ -157,7 +159,8 @@ def interpret_space(group: KernelGroup, space: TileSpace) -> str:
     if space.transposed:
         return "transposed contraction"
     if m := space.winograd_tile:
-        return f"Winograd F({m} x {m}, 3 x 3)"
+        dims = len(tiled_dims(require(image_space(space), "tile space of a convolution")))
+        return f"Winograd F({' x '.join([str(m)] * dims)}, {' x '.join(['3'] * dims)})"
     if space.role(AxisRole.PIXEL):
         along = "filters" if space.axis(space.vector_axis).role is AxisRole.N else "pixels"
         return f"convolution along {along}"

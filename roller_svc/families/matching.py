@@ -380,7 +380,7 @@ def copied_bytes(group: KernelGroup, copy: OperandCopy) -> int:
         return dict(group.inputs)[copy.tensor].elements * copy.dtype.bytes
     statement = group.statements[0]
     is_scaled = group.space.scale_runs is not None
-    contraction = as_scaled_contraction(statement) if is_scaled else as_contraction(statement, is_thin=True)
+    contraction = (as_scaled_contraction if is_scaled else as_contraction)(statement, is_thin=True)
     if contraction is None:
         return 0
     expr = (contraction.a, contraction.b)[copy.side]

@@ -29,7 +29,7 @@ from roller_svc.farm.store import Json
 from roller_svc.graph.devices.labels import find_device
 from roller_svc.graph.python_ops import PREFIX, describe_python_ops, find_python_op
 from roller_svc.hardware.catalog import LOCAL
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.report import BuildRequest
 
 ONNX, JSON_GRAPH = "onnx", "graph"  # formats of models
@@ -74,14 +74,16 @@ def named_devices(request: ModelRequest, target: HardwareSpec) -> dict[str, Hard
     return specs
 
 
-def leave_out_unused(options: Json) -> Json:
+def leave_out_unused(options: Json, family: TargetKind) -> Json:
     """Return the options without those of several devices, where the model has one: equal models then have one digest.
 
     A function of Python is a device of its own, which a file may name. A serial order also chooses the plan, if nothing does.
+    A call of a model for a CPU is one submission, so that `sink` refuses nothing; a plan of a GPU may have more.
     """
     if options.get("devices") or describe_python_ops():
         return options
     unused = [name for name in MIXED_OPTIONS if name != "order" or options.get("plan", "auto") != "auto"]
+    unused += ["sink"] if family is TargetKind.CPU else []
     return {name: value for name, value in options.items() if name not in unused}
 
 

@@ -65,10 +65,11 @@ def forms_of_call(operator: str, types: tuple[TensorType, ...], parameters: tupl
 class GraphBuilder:
     """A graph in progress. Inputs have the caller's names, other tensors are named after the operator."""
 
-    def __init__(self, name: str, weights: WeightStore, evaluate: Evaluate) -> None:
+    def __init__(self, name: str, weights: WeightStore, evaluate: Evaluate, *, multiplies_bytes: bool = False) -> None:
         self.name = name
         self.weights = weights
         self.evaluate = evaluate
+        self.multiplies_bytes = multiplies_bytes  # the device does: factors may be rounded to bytes where a model allows it
         self.inputs: dict[str, TensorType] = {}
         self.constants: dict[str, Constant] = {}
         self.nodes: list[Node] = []
@@ -169,7 +170,7 @@ class GraphBuilder:
 
     def subgraph(self, name: str) -> GraphBuilder:
         """Return a builder for the body of a loop, over the same weights."""
-        return GraphBuilder(name, self.weights, self.evaluate)
+        return GraphBuilder(name, self.weights, self.evaluate, multiplies_bytes=self.multiplies_bytes)
 
     def finish(self, outputs: Sequence[tuple[str, Operand]], states: Sequence[str] = ()) -> Graph:
         """Return the graph. Constants that nothing reads, as those that were folded, are left out.

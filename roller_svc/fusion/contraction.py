@@ -79,10 +79,11 @@ def _stated_factors(statement: TensorExpr, factors: Sequence[Expr]) -> list[Expr
     return [factor if factor.dtype is DType.BFLOAT16 else stated.get(factor, factor) for factor in factors]
 
 
-def as_scaled_contraction(statement: TensorExpr) -> Contraction | None:
+def as_scaled_contraction(statement: TensorExpr, *, is_thin: bool = False) -> Contraction | None:
     """Return the contraction whose sums over blocks of k are scaled, or None if no factor is such a scale.
 
     Scales are not combined with operands: each product with one is rounded to the operands' type, or exceeds its range.
+    A thin one may have a single row or column.
     """
     form = sum_of_products(statement)
     if form is None or statement.accumulator is not DType.FLOAT32:
@@ -95,7 +96,7 @@ def as_scaled_contraction(statement: TensorExpr) -> Contraction | None:
     operands = [f for f in factors if f not in scales]
     if all(axes_of(f).isdisjoint(reduced) for f in scales) or len(operands) < 2:
         return None
-    found = _best_split(form, operands, _innermost(statement), is_thin=False)
+    found = _best_split(form, operands, _innermost(statement), is_thin=is_thin)
     if found is None or any(value_dtype(operand) not in SCALED_DTYPES for operand in (found.a, found.b)):
         return None
     rows, columns = ({axis.name for axis in axes} for axes in (found.m, found.n))

@@ -122,10 +122,10 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
         has_signed_bytes_only=hw.has_signed_bytes_only,
         allow_expanded_squares=hw.allow_expanded_squares,
     )
-    if hw.has_matrix_unit and not hw.is_cpu:
+    if hw.scale_partial_sums if hw.is_cpu else hw.has_matrix_unit:
         statements = tuple(state_bytes(s) for s in statements)
     if hw.scale_partial_sums:
-        statements = merge_scaled_sums(statements, {o.tensor for o in program.outputs})
+        statements = merge_scaled_sums(statements, {o.tensor for o in program.outputs}, is_thin=hw.is_cpu)
     if hw.col2im:
         statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
     if hw.group_rows:
@@ -312,7 +312,7 @@ def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None
     contraction = as_scaled_contraction(statement) if hw.scale_partial_sums else None
     contraction = contraction or as_contraction(statement)
     if contraction is None and hw.packed_constants:
-        return _packed_product(statement, hw.packed_constants)
+        return _packed_product(statement, hw)
     if contraction is None or (hw.is_cpu and not hw.has_thin_nests):
         return contraction
     is_skinny = min(math.prod(a.extent for a in axes) for axes in (contraction.m, contraction.n)) < MIN_TILED_ROWS
@@ -323,15 +323,16 @@ def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None
     return None if is_skinny and not is_windowed else contraction
 
 
-def _packed_product(statement: TensorExpr, constants: frozenset[str]) -> Contraction | None:
+def _packed_product(statement: TensorExpr, hw: FusionOptions) -> Contraction | None:
     """Return a product of few rows with a constant matrix as a contraction, whose B is packed once; None for others.
 
     Packed columns arrive in one stream, and sums stay in registers.
     """
-    contraction = as_contraction(statement, is_thin=True)
+    contraction = as_scaled_contraction(statement, is_thin=True) if hw.scale_partial_sums else None
+    contraction = contraction or as_contraction(statement, is_thin=True)
     if contraction is None or contraction.batch or math.prod(a.extent for a in contraction.n) < MIN_TILED_ROWS:
         return None
-    if not {load.tensor for load in loads_of(contraction.b)} <= constants:
+    if not {load.tensor for load in loads_of(contraction.b)} <= hw.packed_constants:
         return None
     return replace(contraction, m=contraction.m or (Axis(f"{statement.output}.row", 1, AxisKind.SPATIAL),))
 
@@ -619,7 +620,7 @@ def _group(draft: _FusionGroup, name: str, types: Mapping[str, TensorType], need
     contraction = None
     if draft.contraction is not None:
         contraction = as_scaled_contraction(statements[0]) if draft.contraction.scales else None
-        contraction = contraction or as_contraction(statements[0]) or _packed_product(statements[0], hw.packed_constants)
+        contraction = contraction or as_contraction(statements[0]) or _packed_product(statements[0], hw)
     if contraction is not None:
         second = as_contraction(statements[1]) if draft.num_accumulators > 1 else None
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)

@@ -19,6 +19,7 @@ from roller_svc.fusion.contraction import (
     as_contraction,
     as_scaled_contraction,
 )
+from roller_svc.fusion.few_bits import state_bytes
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, rewrite, substitute
@@ -29,8 +30,11 @@ from roller_svc.ir.program import AxisKind, StatementKind, TensorExpr, TensorTyp
 Statements = tuple[TensorExpr, ...]
 
 
-def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> Statements:
-    """Return the statements with scaled sums of partial sums as one sum; the same ones if there is none."""
+def merge_scaled_sums(statements: Statements, outputs: Collection[str], *, is_thin: bool = False) -> Statements:
+    """Return the statements with scaled sums of partial sums as one sum; the same ones if there is none.
+
+    Thin ones may have a single row or column.
+    """
     sums = {s.output: s for s in statements if s.kind is StatementKind.REDUCE}
     readers = Counter(tensor for s in statements for tensor in s.reads_tensors)
     merged: dict[str, Statements] = {}
@@ -40,7 +44,7 @@ def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> State
         if form is None:
             continue
         found = _merge(statement, form, {t: s for t, s in sums.items() if readers[t] == 1 and t not in outputs})
-        ordered = _with_blocks_first(found or statement)
+        ordered = _with_blocks_first(found or statement, is_thin=is_thin)
         if ordered is not None:
             merged[statement.output] = (ordered,)
             inner |= {t for t in statement.reads_tensors if found is not None and t not in ordered.reads_tensors}
@@ -52,10 +56,11 @@ def merge_scaled_sums(statements: Statements, outputs: Collection[str]) -> State
     return tuple(each for s in statements if s.output not in inner - still_read for each in merged.get(s.output, (s,)))
 
 
-def has_scaled_sum(statements: Statements, outputs: Collection[str]) -> bool:
+def has_scaled_sum(statements: Statements, outputs: Collection[str], *, is_thin: bool = False) -> bool:
     """Return whether kernels may scale sums, or sums of blocks of k, in registers."""
-    merged = merge_scaled_sums(statements, outputs)
-    return merged != statements or any(as_scaled_contraction(s) is not None for s in statements)
+    statements = tuple(map(state_bytes, statements))
+    merged = merge_scaled_sums(statements, outputs, is_thin=is_thin)
+    return merged != statements or any(as_scaled_contraction(s, is_thin=is_thin) is not None for s in statements)
 
 
 def _merge(statement: TensorExpr, form: SumOfProducts, partial: dict[str, TensorExpr]) -> TensorExpr | None:
@@ -200,10 +205,10 @@ def _convert(factor: Expr, dtype: DType) -> Expr:
     return factor if factor.dtype is dtype else Cast(factor, dtype, implicit=True)
 
 
-def _with_blocks_first(statement: TensorExpr) -> TensorExpr | None:
+def _with_blocks_first(statement: TensorExpr, *, is_thin: bool) -> TensorExpr | None:
     """Return a scaled sum with the axes of its scales first along k, as one axis if possible; None for other sums."""
-    if as_scaled_contraction(statement) is not None:
-        return _with_one_axis(statement)
+    if as_scaled_contraction(statement, is_thin=is_thin) is not None:
+        return _with_one_axis(statement, is_thin=is_thin)
     form = sum_of_products(statement)
     if form is None or len(form.reduced) < 2:
         return None
@@ -212,10 +217,10 @@ def _with_blocks_first(statement: TensorExpr) -> TensorExpr | None:
     outer = frozenset[str]().union(*(axes for axes in partial if axes < reduced))
     axes = sorted(statement.axes, key=lambda axis: (axis.kind is AxisKind.REDUCE, axis.name not in outer))
     ordered = replace(statement, axes=tuple(axes))
-    return _with_one_axis(ordered) if as_scaled_contraction(ordered) is not None else None
+    return _with_one_axis(ordered, is_thin=is_thin) if as_scaled_contraction(ordered, is_thin=is_thin) is not None else None
 
 
-def _with_one_axis(statement: TensorExpr) -> TensorExpr:
+def _with_one_axis(statement: TensorExpr, *, is_thin: bool) -> TensorExpr:
     """Return a sum over blocks g and points r of them as one over k = 128 g + r, if all that varies with r has this index."""
     *others, outer, inner = statement.axes
     if len(statement.reduced) != 2:
@@ -236,4 +241,4 @@ def _with_one_axis(statement: TensorExpr) -> TensorExpr:
     body = substitute(rewrite(statement.body, change), {outer.name: block})
     axis = replace(outer, name=name, extent=outer.extent * inner.extent)
     fused = replace(statement, axes=(*others, axis), body=body)
-    return statement if inner.name in axes_of(body) or as_scaled_contraction(fused) is None else fused
+    return statement if inner.name in axes_of(body) or as_scaled_contraction(fused, is_thin=is_thin) is None else fused

@@ -35,6 +35,8 @@ def load_graph(
     inputs: Mapping[str, TensorType] | None = None,
     dims: Mapping[str, int] | None = None,
     constants: Mapping[str, object] | None = None,
+    *,
+    multiplies_bytes: bool = False,
 ) -> Graph:
     """Return the graph of a model, and add its constants to the weights.
 
@@ -45,12 +47,13 @@ def load_graph(
         inputs: types of inputs that an ONNX model leaves open, or other ones.
         dims: extents of symbolic dimensions of an ONNX model.
         constants: values of inputs of an ONNX model, which are then constants.
+        multiplies_bytes: whether the device has dot products of bytes, for which an ONNX model may allow rounded factors.
 
     Raises:
         ArgumentError: the source is not a model, or is damaged.
         UnsupportedModelError: nodes are not supported.
     """
-    given = _Given(inputs, dims, constants)
+    given = _Given(inputs, dims, constants, multiplies_bytes)
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if path.suffix == ".json" or path.is_dir():
@@ -79,11 +82,12 @@ def load_graph(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Types and values of the inputs of an ONNX model, as a caller gives them."""
+    """Types and values of the inputs of an ONNX model, as a caller gives them, and what its device does."""
 
     inputs: Mapping[str, TensorType] | None
     dims: Mapping[str, int] | None
     constants: Mapping[str, object] | None
+    multiplies_bytes: bool  # by the device
 
     def check_none(self, what: str, *, but_dims: bool = False) -> None:
         if self.inputs or self.constants or (self.dims and not but_dims):
@@ -122,7 +126,15 @@ def _import_onnx(source: Any, folder: Path | None, weights: Weights, given: _Giv
             return read_part(folder or Path(), where.location, where.offset_bytes, where.length_bytes)
 
         def import_proto(proto: Any) -> Graph:
-            return model.import_model(proto, weights, reference, inputs=given.inputs, dims=given.dims, constants=given.constants)
+            return model.import_model(
+                proto,
+                weights,
+                reference,
+                inputs=given.inputs,
+                dims=given.dims,
+                constants=given.constants,
+                multiplies_bytes=given.multiplies_bytes,
+            )
 
         read.load_external_data(proto, None if folder is None else read_external)
         try:

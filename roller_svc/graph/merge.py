@@ -55,7 +55,13 @@ def merge_nodes(nodes: Sequence[OpNode], visible: Collection[str]) -> OpNode:
         tuple(statements),
         tuple(Output(names[tensor], names[tensor]) for tensor in results),
     )
-    return OpNode("+".join(node.name for node in nodes), FUSED, program, tuple(outside), tuple(results))
+    name = "+".join(node.name for node in nodes)
+    return OpNode(name, FUSED, program, tuple(outside), tuple(results), members=list_members(nodes))
+
+
+def list_members(nodes: Sequence[OpNode]) -> tuple[str, ...]:
+    """Return the names of nodes, and of the members of those that are fused."""
+    return tuple(name for node in nodes for name in node.members or (node.name,))
 
 
 def _renamed(statement: TensorExpr, name: str, local: Mapping[str, str]) -> TensorExpr:

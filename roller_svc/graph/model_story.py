@@ -19,7 +19,7 @@ from roller_svc.graph.rammer.by_hand import schedule_by_hand
 from roller_svc.graph.rammer.schedules import OVERHEADS, StepTimes, model_times, operator_of
 from roller_svc.graph.rammer.wavefront import RKernel
 from roller_svc.graph.views import view_offset_elements
-from roller_svc.ir.graph import FUSED, Graph, OpNode
+from roller_svc.ir.graph import Graph, OpNode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.model_plan import KernelStep, ModelPlan, iter_steps, unroll_steps
 from roller_svc.ir.model_story import (
@@ -41,7 +41,6 @@ from roller_svc.ir.vdevice import Barrier, Execute, VDevicePlan
 from roller_svc.runtime.saved.plan_json import plan_to_json
 
 ROUNDING = 1e-9  # by which sums of the same seconds may differ
-FUSED_BY = "+"  # between the names of a fused node's members
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +237,7 @@ def _tell_nodes(graph: Graph, kernel_of: Mapping[str, int], steps: Sequence[Stor
         StoryNode(
             node.name,
             node.operator,
-            tuple(node.name.split(FUSED_BY)) if node.operator == FUSED else (node.name,),
+            (isinstance(node, OpNode) and node.members) or (node.name,),
             seconds[number],
             _text(node.output_types[0]) if node.output_types else "",
             kernel_of.get(kernel_key("", node)) if isinstance(node, OpNode) else None,

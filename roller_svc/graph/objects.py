@@ -1,4 +1,7 @@
-"""Objects of kernels that models are linked from. Each is compiled once: a cache keeps it."""
+"""Objects of kernels that models are linked from. Each is compiled once: a cache keeps it.
+
+A kernel alone is linked from its object when it is first needed: a call of the model does not need it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from dataclasses import replace
 from roller_svc.codegen.c.model import kernel_prefix, kernel_unit
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.ir.kernel import KernelSource, Language
-from roller_svc.toolchain import compile_object, object_command, tool_version
+from roller_svc.runtime.saved.serialization import KernelBundle
+from roller_svc.toolchain import compile_object, link_kernel, object_command, tool_version
 
 Count = Callable[[int, int], None]  # done, of how many
 
@@ -35,6 +39,24 @@ def compile_objects(kernels: Sequence[KernelSource], cache: KernelCache, count: 
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return dict(pool.map(compile_missing, sources.values()))
+
+
+def link_kernels(bundles: Sequence[KernelBundle], cache: KernelCache) -> tuple[KernelBundle, ...]:
+    """Return the kernels with their binaries. Those that only have objects are linked on all cores.
+
+    Raises CompileError, KernelTimeoutError, ToolchainMissingError.
+    """
+
+    def link(bundle: KernelBundle) -> KernelBundle:
+        compiled = bundle.compiled
+        if compiled.binary or compiled.source.language is not Language.C:
+            return bundle
+        source = compiled.source
+        binary = link_kernel(source, compiled.object_code or compile_once(source, kernel_unit(source), cache))
+        return replace(bundle, compiled=replace(compiled, binary=binary))
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return tuple(pool.map(link, bundles))
 
 
 def compile_once(source: KernelSource, text: str, cache: KernelCache, *, parallel: bool | None = None) -> bytes:

@@ -33,6 +33,7 @@ class OpNode:
     outputs: tuple[str, ...]
     parameters: Parameters = ()  # of the operator; () of a fused node
     forms: Forms = ()  # of an expression that has several: `program` was the first of them
+    members: tuple[str, ...] = ()  # names of the nodes that are fused; (): the node was not fused
 
     @property
     def input_types(self) -> tuple[TensorType, ...]:

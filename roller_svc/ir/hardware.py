@@ -223,6 +223,11 @@ class HardwareSpec:
         return "avx512vbmi" in self.isa and self.vector_bytes == 64
 
     @property
+    def multiplies_bytes(self) -> bool:
+        """Whether instructions of a CPU add products of bytes to an int32."""
+        return any(unit.kind is UnitKind.DOT and unit.in_dtype is DType.INT8 for unit in self.units)
+
+    @property
     def dram(self) -> MemoryLevel:
         return self.levels[0]
 

@@ -40,7 +40,7 @@ class StoryNode:
 
     name: str
     operator: str
-    members: tuple[str, ...]  # names that a fused node's name has; its own where it was not fused
+    members: tuple[str, ...]  # names of the nodes that are fused; its own where it was not fused
     seconds: float  # of all its steps in a call
     result: str  # type of its first result
     kernel: Annotated[int | None, OMIT_DEFAULT] = None  # None: a loop, a copy, or a view

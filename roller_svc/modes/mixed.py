@@ -22,6 +22,7 @@ from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model
 from roller_svc.graph.devices.cut import Part
 from roller_svc.graph.devices.labels import Placed
 from roller_svc.graph.devices.plan import HOST, Copy, MixedPlan, Subgraph, cut_graph, plan_parts, subgraph_of
+from roller_svc.graph.estimate import GraphEstimate, estimate_graph
 from roller_svc.graph.python_ops import PREFIX, run_python_op
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph, HostNode
@@ -129,9 +130,31 @@ def build_parts(
         for i, part in enumerate(parts)
         if not part.device.startswith(PREFIX)
     }
-    memories = {spec.id: HOST if spec.family is TargetKind.CPU else spec.id for spec in placed.specs.values()}
-    plan = plan_parts(graph, parts, memories, lambda part: _seconds(built.get(part.nodes[0])), across)
+    plan = _plan(placed, parts, lambda part: _seconds(built.get(part.nodes[0])), across)
     return BuiltParts(placed, plan, _caller_plan(placed, states, built, options), built, weights, runtime, order)
+
+
+def estimate_parts(
+    placed: Placed, weights: Weights, options: ModelOptions, across: str
+) -> tuple[MixedPlan, tuple[GraphEstimate, ...]]:
+    """Return the plan of a graph that has no states, and the estimates of its subgraphs. Raises as `estimate_graph` does."""
+    parts = cut_graph(placed.graph, placed.devices)
+    estimates = {
+        part.nodes[0]: estimate_graph(subgraph_of(placed.graph, part, f"part{i}"), weights, _options(part, placed, options))
+        for i, part in enumerate(parts)
+        if not part.device.startswith(PREFIX)
+    }
+
+    def seconds(part: Part) -> float:
+        estimate = estimates.get(part.nodes[0])
+        return 0.0 if estimate is None else estimate.seconds
+
+    return _plan(placed, parts, seconds, across), tuple(estimates.values())
+
+
+def _plan(placed: Placed, parts: Sequence[Part], seconds: Callable[[Part], float], across: str) -> MixedPlan:
+    memories = {spec.id: HOST if spec.family is TargetKind.CPU else spec.id for spec in placed.specs.values()}
+    return plan_parts(placed.graph, parts, memories, seconds, across)
 
 
 def _options(part: Part, placed: Placed, options: ModelOptions) -> ModelOptions:

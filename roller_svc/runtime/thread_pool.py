@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from roller_svc.fork_lock import ForkLock
+
 
 class _Pool(ctypes.Structure):
     """The first fields of struct roller_pool."""
@@ -23,22 +25,28 @@ class _Shared:
     """The pools of this process: one for each version of struct roller_pool among its kernels."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = ForkLock()
         self.pools: list[_Pool] = []
         self.threads = 0  # as set; 0: the pool's own default
-        self.limits: list[int] = []  # of blocks that run now, in any thread
+        self.limits: list[tuple[int, int]] = []  # of blocks that run now: the thread, and its limit
 
     @property
     def limit(self) -> int:
         """The most threads of a launch; 0: the pool's own default."""
-        return min((each for each in (self.threads, *self.limits) if each), default=0)
+        return min((each for each in (self.threads, *(limit for _, limit in self.limits)) if each), default=0)
 
     def apply(self) -> None:
         for pool in self.pools:
             pool.set_threads(self.limit)
 
+    def forget_threads(self) -> None:
+        """Forget the blocks of threads that a fork does not have."""
+        self.limits = [each for each in self.limits if each[0] == threading.get_ident()]
+        self.apply()
+
 
 _shared = _Shared()
+os.register_at_fork(after_in_child=_shared.forget_threads)
 
 
 def share_pool(library: ctypes.CDLL, name: str) -> bool:
@@ -71,14 +79,15 @@ def set_num_threads(threads: int) -> None:
 @contextmanager
 def limit_threads(threads: int) -> Iterator[None]:
     """Limit the threads of all launches of the process while a block runs. Blocks of several threads may overlap."""
+    block = threading.get_ident(), threads
     with _shared.lock:
-        _shared.limits.append(threads)
+        _shared.limits.append(block)
         _shared.apply()
     try:
         yield
     finally:
         with _shared.lock:
-            _shared.limits.remove(threads)
+            _shared.limits.remove(block)
             _shared.apply()
 
 

@@ -8,8 +8,10 @@ from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.schedule.build_tree import build_launches
 from roller_svc.schedule.by_hand import schedule_by_hand
+from roller_svc.schedule.combine_lanes import combine_lanes
 from roller_svc.schedule.gpu_launch import check_device_loops, check_tile_bytes
 from roller_svc.schedule.schedule import Schedule
+from roller_svc.schedule.whole_tiles import separate_whole_tiles
 
 
 def check_device(spec: HardwareSpec) -> None:
@@ -45,6 +47,7 @@ def build_device_launches(
     check_device(hw)
     check_device_loops(schedule, hw)
     trees, exchanged = build_launches(schedule, "kernel")
-    if hw.family is not TargetKind.CPU:
-        check_tile_bytes(trees, hw)
+    if hw.family is TargetKind.CPU:
+        return tuple(separate_whole_tiles(combine_lanes(tree, hw)) for tree in trees), exchanged
+    check_tile_bytes(trees, hw)
     return trees, exchanged

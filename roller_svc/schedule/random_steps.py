@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.program import Axis, AxisKind, StatementKind
+from roller_svc.schedule.launches import default_launches, draw_sizes, launch_steps
 from roller_svc.schedule.nest_statements import ACCUMULATOR, acc_name
 from roller_svc.schedule.schedule import UPDATE, Fixed, Function, Schedule
 from roller_svc.schedule.steps import Step, Value, apply_step
@@ -16,7 +17,16 @@ Steps = tuple[Step, ...]
 FACTORS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 MAX_VECTORS = 4  # of a row of a register tile
 MAX_ROWS = 14  # of a register tile
+MAX_APPLIED = 4096  # schedules that are remembered
 MAX_ATTEMPTS = 20  # mutations that are tried until one is legal
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """A schedule, and those that are one step further."""
+
+    schedule: Schedule
+    further: dict[Step, _Applied] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +35,29 @@ class StepSpace:
 
     default: Schedule
     lanes: int  # elements of a vector
+    on_gpu: bool = False  # tiles are blocks and threads
+    _applied: list[_Applied] = field(default_factory=list, repr=False, compare=False)  # the default schedule, then all known
 
     def apply(self, steps: Steps) -> Schedule:
-        """Return the schedule of steps. Raises ScheduleError."""
-        schedule = self.default
+        """Return the schedule of steps. Steps that another schedule began with are not applied again. Raises ScheduleError."""
+        if not self._applied or len(self._applied) > MAX_APPLIED:
+            self._applied[:] = [_Applied(self.default)]
+        here = self._applied[0]
         for step in steps:
-            schedule = apply_step(schedule, step)
-        return schedule
+            if step not in here.further:
+                here.further[step] = _Applied(apply_step(here.schedule, step))
+                self._applied.append(here.further[step])
+            here = here.further[step]
+        return here.schedule
+
+    def start(self) -> Steps:
+        """Return the steps of the default schedule: none, or on a GPU those of its launches, where they are legal."""
+        steps = default_launches(self.default) if self.on_gpu else ()
+        try:
+            self.apply(steps)
+        except ScheduleError:
+            return ()
+        return steps
 
     def mutate(self, steps: Steps, chance: random.Random) -> tuple[Steps, Schedule] | None:
         """Return other steps and their schedule; None where all that were tried are illegal."""
@@ -94,7 +120,8 @@ def _with_a_step(space: StepSpace, steps: Steps, chance: random.Random) -> Steps
     stage = chance.choice(stages)
     names = [loop.name for loop in stage.loops]
     loop = chance.choice(names)
-    match chance.choice(("split", "reorder", "vectorise", "parallel", "unroll", "compute_at", "compute_root")):
+    marks = ("vectorise", "block", "thread", "unroll") if space.on_gpu else ("vectorise", "parallel", "unroll")
+    match chance.choice(("split", "reorder", *marks, "compute_at", "compute_root")):
         case "split":
             return (*steps, Step("split", stage.name, (("loop", loop), ("factor", chance.choice(FACTORS)))))
         case "reorder":
@@ -109,18 +136,29 @@ def _with_a_step(space: StepSpace, steps: Steps, chance: random.Random) -> Steps
 
 
 def _with_a_tile(space: StepSpace, steps: Steps, chance: random.Random) -> Steps:
-    """Replace the steps of one function by a tile of random size: of vectors, and of a reduction's accumulators."""
+    """Replace the steps of one function by a tile of random size: of vectors or threads, and of a reduction's accumulators."""
     functions = [f for f in space.default.functions if not f.name.endswith(ACCUMULATOR) and f.statement.spatial]
     if not functions:
         return steps
     function = chance.choice(functions)
     own = {function.name, function.name + UPDATE, acc_name(function.name), acc_name(function.name) + UPDATE}
+    inputs = [name for name, _ in space.default.program.inputs]
+    if space.on_gpu:
+        own.update(*({name, f"{name}.cache"} for name in inputs))
     others = tuple(step for step in steps if step.subject not in own)
     placed = (Step("compute_root", function.name),) if function.computed is Fixed.INLINE else ()
     reduces = function.statement.kind is StatementKind.REDUCE or any(
         f.name == acc_name(function.name) for f in space.default.functions
     )
+    if space.on_gpu:
+        sizes = draw_sizes(_accumulated(space.default, function), chance, inputs)
+        return (*others, *placed, *launch_steps(space.default, function, sizes, reduces=reduces))
     return (*others, *placed, *_tile(space, function, chance, reduces=reduces))
+
+
+def _accumulated(schedule: Schedule, function: Function) -> Function:
+    """Return the accumulator of a function, if it is one of its own, or the function."""
+    return next((each for each in schedule.functions if each.name == acc_name(function.name)), function)
 
 
 def _tile(space: StepSpace, function: Function, chance: random.Random, *, reduces: bool) -> list[Step]:

@@ -11,9 +11,24 @@ import numpy as np
 from roller_svc.analysis.wide_values import Array
 from roller_svc.errors import InvariantError
 from roller_svc.frontend.lang.point_grid import OpaqueValueError, evaluate
-from roller_svc.ir.expr import Expr, axes_of, substitute
+from roller_svc.ir.expr import Expr, axes_of, loads_of, substitute
 from roller_svc.ir.index import eq, lt, num, ref
-from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
+from roller_svc.ir.schedule import (
+    Barrier,
+    Branch,
+    Compute,
+    HorizontalReduce,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Prefetch,
+    Routine,
+    ScheduleTree,
+    Storage,
+    Transpose,
+    iter_nodes,
+)
 
 MAX_SAMPLES = 4096  # points of the loops of a condition at which it is evaluated: evenly spaced ones, where there are more
 
@@ -22,7 +37,7 @@ MAX_SAMPLES = 4096  # points of the loops of a condition at which it is evaluate
 class Visit:
     """A node below its loops, outermost first."""
 
-    node: Compute | Barrier | Loop
+    node: Compute | Barrier | Branch | Loop
     loops: tuple[Loop, ...]
     bindings: Mapping[str, Expr]  # of variables that no loop has, over those of the loops
     fraction: float  # of the iterations, in which the node runs
@@ -52,14 +67,25 @@ class TreeVisits:
     computes: tuple[tuple[Visit, Compute], ...]
     loops: tuple[tuple[Visit, Loop], ...]
     barriers: tuple[Visit, ...]
+    branches: tuple[Visit, ...]  # around computations
     storages: tuple[Storage, ...]
 
 
 def visit_tree(tree: ScheduleTree) -> TreeVisits:
-    """Visit a tree of loops, storage, conditions, computations and barriers. Raises InvariantError for other nodes."""
+    """Visit a tree of loops, storage, conditions, computations, prefetches and barriers.
+
+    A reduction over the lanes of a vector counts as a serial one with a step for each halving. Prefetches, and
+    transposes into tiles, count as nothing. Raises InvariantError for other nodes.
+    """
     visitor = _Visitor()
     visitor.visit(tree.body, (), {}, ())
-    return TreeVisits(tuple(visitor.computes), tuple(visitor.loops), tuple(visitor.barriers), tuple(visitor.storages))
+    return TreeVisits(
+        tuple(visitor.computes),
+        tuple(visitor.loops),
+        tuple(visitor.barriers),
+        tuple(visitor.branches),
+        tuple(visitor.storages),
+    )
 
 
 @dataclass(slots=True)
@@ -67,6 +93,7 @@ class _Visitor:
     computes: list[tuple[Visit, Compute]] = field(default_factory=list)
     loops: list[tuple[Visit, Loop]] = field(default_factory=list)
     barriers: list[Visit] = field(default_factory=list)
+    branches: list[Visit] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
 
     def visit(
@@ -75,8 +102,9 @@ class _Visitor:
         for node in nodes:
             match node:
                 case Loop():
-                    self.loops.append((_visit(node, loops, bindings, conditions), node))
                     stop = () if node.stop is None else (lt(ref(node.var), substitute(node.stop, bindings)),)
+                    fraction = _fraction((*conditions, *stop), (*loops, node))  # also of the iterations that an end leaves
+                    self.loops.append((Visit(node, loops, bindings, fraction), node))
                     self.visit(node.body, (*loops, node), bindings, (*conditions, *stop))
                 case Let():
                     self.visit(node.body, loops, {**bindings, node.var: substitute(node.value, bindings)}, conditions)
@@ -84,11 +112,22 @@ class _Visitor:
                     self.storages.append(node)
                     self.visit(node.body, loops, bindings, conditions)
                 case Branch():
+                    if any(isinstance(inside, Compute | HorizontalReduce) for inside in iter_nodes((node,))):
+                        self.branches.append(_visit(node, loops, bindings, conditions))
                     condition = substitute(node.cond, bindings)
                     self.visit(node.then, loops, bindings, (*conditions, condition))
-                    self.visit(node.otherwise, loops, bindings, (*conditions, eq(condition, num(0))))
+                    if not loads_of(condition):  # conditions on data count as true
+                        self.visit(node.otherwise, loops, bindings, (*conditions, eq(condition, num(0))))
                 case Compute():
                     self.computes.append((_visit(node, loops, bindings, conditions), node))
+                case HorizontalReduce():
+                    halvings = Loop(f"{node.tensor}.halving", node.lanes.bit_length() - 1, LoopKind.SERIAL, ())
+                    step = Compute(node.tensor, node.index, node.first, node.combine)
+                    self.computes.append((_visit(step, (*loops, halvings), bindings, conditions), step))
+                case Routine():
+                    self.visit(node.body, loops, bindings, conditions)
+                case Prefetch() | Transpose():
+                    pass
                 case Barrier():
                     self.barriers.append(_visit(node, loops, bindings, conditions))
                 case _:
@@ -96,7 +135,7 @@ class _Visitor:
 
 
 def _visit(
-    node: Compute | Barrier | Loop, loops: tuple[Loop, ...], bindings: Mapping[str, Expr], conditions: tuple[Expr, ...]
+    node: Compute | Barrier | Branch | Loop, loops: tuple[Loop, ...], bindings: Mapping[str, Expr], conditions: tuple[Expr, ...]
 ) -> Visit:
     return Visit(node, loops, bindings, _fraction(conditions, loops))
 

@@ -77,6 +77,7 @@ def build_model_task(task: ModelTask) -> Artifact:
 def estimate_model_task(task: ModelTask) -> Json:
     """Return the estimate of a model as JSON."""
     source, options = _arguments(task)
+    _check_labels(task, source, options)
     estimated = {name: value for name, value in options.items() if name not in NOT_ESTIMATED}
     return estimate_model(source, task.request.target, **estimated)
 

@@ -12,13 +12,22 @@ from roller_svc.ir.hardware import Arch, HardwareSpec, TargetKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
 from roller_svc.toolchain import gcc, hip, nvrtc
 from roller_svc.toolchain.binaries.sass import disassembler_version, sass_text
-from roller_svc.toolchain.gcc import compile_cxx
-from roller_svc.toolchain.link import compile_combined, compile_linkable, compile_object, link_model, link_single, object_command
+from roller_svc.toolchain.gcc import compile_cxx, prepare_model
+from roller_svc.toolchain.link import (
+    compile_combined,
+    compile_object,
+    compile_unlinked,
+    link_kernel,
+    link_model,
+    link_single,
+    object_command,
+)
+from roller_svc.toolchain.listings import Links, assembly, link_ptx, link_sass
 
 __all__ = [
-    "Availability", "CompileLimits", "availability", "compile_combined", "compile_cxx", "compile_linkable",
-    "compile_object", "compile_source", "disassembler_version", "link_model", "link_single", "object_command", "ptx", "sass_text",
-    "tool_version", "versions",
+    "Availability", "CompileLimits", "Links", "assembly", "availability", "compile_combined", "compile_cxx", "compile_object",
+    "compile_source", "compile_unlinked", "disassembler_version", "link_kernel", "link_model", "link_ptx", "link_sass",
+    "link_single", "object_command", "prepare_model", "ptx", "sass_text", "tool_version", "versions",
 ]  # fmt: skip
 
 ptx = nvrtc.ptx

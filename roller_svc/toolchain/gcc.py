@@ -17,7 +17,7 @@ from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.toolchain.confined import compile_sandboxed, run_sandboxed
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
-from roller_svc.toolchain.pool import COMPILE_FLAGS, has_pool, hide_pool, write_pool
+from roller_svc.toolchain.pool import COMPILE_FLAGS, has_pool, hide_pool, prepare_pool, write_pool
 from roller_svc.toolchain.source_check import check_source
 
 OUTPUT = "output"
@@ -98,6 +98,18 @@ def compile_c(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, cc: 
     return CompiledKernel(source, binary, log, tuple(Resources() for _ in source.launches), seconds)
 
 
+def compile_assembly(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS) -> str:
+    """Return the assembly of a C kernel with the lines of its source. Raises as `compile_c` does."""
+    check_source(source)
+    with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
+        directory = Path(temporary)
+        (directory / "kernel.c").write_text(source.text, encoding="utf-8")
+        output = directory / "kernel.s"
+        command = [*c_command(source), "-g1", "-S", "kernel.c", "-o", output.name]
+        compile_sandboxed(f"{source.name}: the C compiler", command, output, limits)
+        return output.read_text(encoding="utf-8", errors="replace")
+
+
 def c_command(source: KernelSource, cc: str | None = None, *, parallel: bool | None = None) -> list[str]:
     """Return the command of the compiler found, or of `cc`, with its flags. Raises ToolchainMissingError.
 
@@ -122,6 +134,14 @@ def pool_arguments(source: KernelSource, directory: Path, cc: str | None = None,
     if not has_regions or not has_pool(source, clang=_is_clang(compiler)):
         return []
     return write_pool(directory, compiler, _arch_flags(source.arch), source.name)
+
+
+def prepare_model(source: KernelSource) -> None:
+    """Begin what linking a model needs beside its objects."""
+    with contextlib.suppress(ToolchainMissingError):  # linking raises it
+        compiler = compiler_for(source.arch)
+        if has_pool(source, clang=_is_clang(compiler)):
+            prepare_pool(compiler, _arch_flags(source.arch))
 
 
 def _is_clang(compiler: list[str]) -> bool:

@@ -77,8 +77,8 @@ def link_single(combined: CompiledKernel, source: KernelSource) -> CompiledKerne
     return CompiledKernel(source, binary, log, resources, time.perf_counter() - start)
 
 
-def compile_linkable(source: KernelSource, text: str) -> CompiledKernel:
-    """Compile a kernel once: to the object of models, and to the shared object that is linked from it.
+def compile_unlinked(source: KernelSource, text: str) -> CompiledKernel:
+    """Compile a kernel to the object of models, without a binary: `link_kernel` makes it from the object.
 
     `text` begins with that of the source, and may have hidden functions for models.
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
@@ -90,10 +90,21 @@ def compile_linkable(source: KernelSource, text: str) -> CompiledKernel:
         directory = Path(temporary)
         (directory / "kernel.c").write_text(text, encoding="utf-8")
         log = _run(unit, object_command(unit), directory)
-        log += _link_alone(source, directory)
-        object_code, binary = ((directory / name).read_bytes() for name in ("kernel.o", "kernel.so"))
+        object_code = (directory / "kernel.o").read_bytes()
     resources = tuple(Resources() for _ in source.launches)
-    return CompiledKernel(source, binary, log, resources, time.perf_counter() - start, object_code)
+    return CompiledKernel(source, b"", log, resources, time.perf_counter() - start, object_code)
+
+
+def link_kernel(source: KernelSource, object_code: bytes) -> bytes:
+    """Link the shared object of a kernel from its object of models.
+
+    Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
+    """
+    with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
+        directory = Path(temporary)
+        (directory / "kernel.o").write_bytes(object_code)
+        _link_alone(source, directory)
+        return (directory / "kernel.so").read_bytes()
 
 
 def object_command(unit: KernelSource, *, parallel: bool | None = None) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 import threading
 from pathlib import Path
 
+from roller_svc.errors import BuildError
+from roller_svc.fork_lock import ForkLock
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.toolchain.confined import compile_sandboxed
 from roller_svc.toolchain.limits import DEFAULT_LIMITS
@@ -17,13 +20,25 @@ _EXPORTS = ("own_pool", "use_pool")
 _SOURCE = Path(__file__).with_name("pool.c")
 _OBJECT, SYMBOLS = "pool.o", "symbols"
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-c")
-_lock = threading.Lock()
+_lock = ForkLock()
 _objects: dict[tuple[str, ...], bytes] = {}  # by command
 
 
 def has_pool(source: KernelSource, *, clang: bool) -> bool:
     """Return whether the pool takes the place of libgomp: clang has other entry points, other systems have no futex."""
     return "-fopenmp" in source.options and not clang and sys.platform == "linux"
+
+
+def prepare_pool(compiler: list[str], arch_flags: list[str]) -> None:
+    """Compile the pool's object in another thread, unless this process has it: what is linked later then waits less."""
+    command = [*compiler, *_FLAGS, *arch_flags]
+
+    def compile_it() -> None:
+        with contextlib.suppress(BuildError):  # linking raises it
+            _pool_object(command)
+
+    if tuple(command) not in _objects:
+        threading.Thread(target=compile_it, name="roller-pool").start()
 
 
 def write_pool(directory: Path, compiler: list[str], arch_flags: list[str], name: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Sandbox a process and its children: files, network, other processes, resources, lifetime of the parent.
 
-Landlock and seccomp are kernel features that need no privilege, container or other program. Run by path under
-`python -I -S` this module is the launcher of compilers: it restricts itself, then becomes the command.
+Landlock and seccomp are kernel features that need no privilege, container or other program. Imported from its folder, or
+run by path, under `python -I -S` this module is the launcher of compilers: it restricts itself, then becomes the command.
 It uses little of the standard library and nothing else, so that it starts in milliseconds.
 """
 
@@ -15,7 +15,7 @@ import resource
 import select
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from _collections_abc import Iterable, Sequence  # collections.abc imports collections, which takes milliseconds
 
 LAUNCH_FAILED = 127  # exit status of a shell that finds no command
 

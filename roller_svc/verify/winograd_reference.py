@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller_svc.analysis.sum_of_products import product_of, sum_of_products
-from roller_svc.analysis.winograd import Matrix, Transforms, transforms
+from roller_svc.analysis.winograd import TAPS, Matrix, Transforms, first_of_tile, place_in_tile, tile_of, transforms
 from roller_svc.errors import InvariantError, require
-from roller_svc.families.common.cpu.image_space import ImageWindowDim, image_space
+from roller_svc.families.common.cpu.image_space import ImageWindowDim, image_space, tiled_dims
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.group import TileSpace
-from roller_svc.ir.index import add, div, logical_and, lt, mod, mul, num, ref
+from roller_svc.ir.index import add, logical_and, lt, mul, num, ref
 from roller_svc.ir.program import (
     Axis,
     AxisKind,
@@ -41,10 +41,9 @@ def transformed_program(program: TensorProgram, space: TileSpace) -> tuple[Tenso
     image = image_space(space)
     if image is None:
         raise InvariantError("expected the tile space of a convolution")
-    rows, columns = image.window_dims[-2:]
     windows = {axis.name for slide in image.window_dims for axis in (slide.pixel, slide.tap) if axis is not None}
     statement = next(s for s in program.statements if s.kind is StatementKind.REDUCE and windows <= s.extents.keys())
-    expansion = _Expansion(statement, matrices, (rows, columns))
+    expansion = _Expansion(statement, matrices, tiled_dims(image))
     statements = [t for s in program.statements for t in (expansion.statements() if s is statement else (s,))]
     arrays = {
         FILTERS: _array(matrices.filters, np.float64),
@@ -64,7 +63,7 @@ def _array(matrix: Matrix, dtype: type[np.floating[Any]]) -> NDArray[Any]:
 class _Expansion:
     statement: TensorExpr
     matrices: Transforms
-    windows: tuple[ImageWindowDim, ImageWindowDim]  # rows, columns
+    windows: tuple[ImageWindowDim, ...]  # that are transformed, one or two
 
     def statements(self) -> tuple[TensorExpr, ...]:
         """Return the statements of transformed weights, transformed inputs, products and outputs.
@@ -75,60 +74,56 @@ class _Expansion:
         pixels = set(self._pixels)
         weights = product_of([factor for factor in factors if pixels.isdisjoint(axes_of(factor))])
         source = product_of([factor for factor in factors if not pixels.isdisjoint(axes_of(factor))])
-        u = self._transformed("U", weights, self._taps(3), FILTERS, {})
-        tiles = {name: mul(ref(name), num(self.matrices.m)) for name in self._pixels}
+        u = self._transformed("U", weights, self._taps(TAPS), FILTERS, {})
+        tiles = {s.pixel.name: first_of_tile(ref(s.pixel.name), self.matrices.m, s.dilation) for s in self.windows}
         v = self._transformed("V", self._within(source), self._taps(self.matrices.size), INPUTS, tiles)
         m = self._products(u, v)
         return u, v, m, self._outputs(m)
 
     @property
-    def _pixels(self) -> tuple[str, str]:
-        rows, columns = self.windows
-        return rows.pixel.name, columns.pixel.name
+    def _pixels(self) -> tuple[str, ...]:
+        return tuple(slide.pixel.name for slide in self.windows)
 
     @property
-    def _positions(self) -> tuple[Axis, Axis]:
+    def _positions(self) -> tuple[Axis, ...]:
         """Return the axes of a position in a tile."""
-        size = self.matrices.size
-        return Axis("winograd.a", size, AxisKind.SPATIAL), Axis("winograd.b", size, AxisKind.SPATIAL)
+        names = ("winograd.a", "winograd.b")[: len(self.windows)]
+        return tuple(Axis(name, self.matrices.size, AxisKind.SPATIAL) for name in names)
 
-    def _taps(self, extent: int) -> tuple[Axis, Axis]:
-        rows, columns = self.windows
-        if rows.tap is None or columns.tap is None:
-            raise InvariantError("expected windows along two dimensions")
-        return Axis(rows.tap.name, extent, AxisKind.REDUCE), Axis(columns.tap.name, extent, AxisKind.REDUCE)
+    def _taps(self, extent: int) -> tuple[Axis, ...]:
+        return tuple(Axis(require(slide.tap, "taps of a window").name, extent, AxisKind.REDUCE) for slide in self.windows)
 
     def _within(self, source: Expr) -> Expr:
         """Return the source, 0 beyond the coordinates that the outputs need."""
         inside: Expr | None = None
-        for slide, tap in zip(self.windows, self._taps(3), strict=True):
-            position = add(ref(slide.pixel.name), ref(tap.name))
-            inside = logical_and(inside, lt(position, num(slide.pixel.extent + 2)))
+        for slide, tap in zip(self.windows, self._taps(TAPS), strict=True):
+            position = add(ref(slide.pixel.name), mul(ref(tap.name), num(slide.dilation)))
+            inside = logical_and(inside, lt(position, num(slide.input_extent(slide.pixel.extent))))
         if inside is None:
             return source
         return Select(inside, Cast(source, DType.FLOAT32, implicit=True), identity(Combine.SUM, DType.FLOAT32), DType.FLOAT32)
 
-    def _transformed(self, name: str, value: Expr, taps: tuple[Axis, Axis], matrix: str, moved: dict[str, Expr]) -> TensorExpr:
-        """Return name[a, b, ...] = sum over taps of M[a, i] * M[b, j] * value."""
+    def _transformed(self, name: str, value: Expr, taps: tuple[Axis, ...], matrix: str, moved: dict[str, Expr]) -> TensorExpr:
+        """Return name[a, b, ...] = sum over taps of M[a, i] * M[b, j] * value, for one or two dimensions."""
         dtype = DType.FLOAT64 if matrix == FILTERS else DType.FLOAT32
-        rows, columns = self._positions
         used = axes_of(value) - {tap.name for tap in taps}
-        spatial = (rows, columns, *(self._tile_axis(a) for a in self.statement.axes if a.name in used))
+        spatial = (*self._positions, *(self._tile_axis(a) for a in self.statement.axes if a.name in used))
         body: Expr = Cast(substitute(value, moved), dtype, implicit=True)
-        for position, tap in zip((rows, columns), taps, strict=True):
+        for position, tap in zip(self._positions, taps, strict=True):
             factor = Load(matrix, (ref(position.name), ref(tap.name)), dtype)
             body = Op(OpKind.MUL, (factor, body), dtype)
         return self._sum(name, spatial, taps, body)
 
     def _tile_axis(self, axis: Axis) -> Axis:
         """Return an axis over tiles for one over output positions; any other as a spatial one."""
-        extent = -(-axis.extent // self.matrices.m) if axis.name in self._pixels else axis.extent
+        dilation = next((slide.dilation for slide in self.windows if slide.pixel.name == axis.name), None)
+        extent = axis.extent if dilation is None else -(-axis.extent // (self.matrices.m * dilation)) * dilation
         return Axis(axis.name, extent, AxisKind.SPATIAL)
 
     def _products(self, u: TensorExpr, v: TensorExpr) -> TensorExpr:
         """Return M[a, b, ...] = sum over channels of U * V."""
         both = {axis.name: axis for axis in (*v.spatial, *u.spatial)}
-        taps = {tap.name for tap in self._taps(3)}
+        taps = {tap.name for tap in self._taps(TAPS)}
         channels = [axis for axis in self.statement.reduced if axis.name not in taps]
         spatial = (*self._positions, *(self._tile_axis(axis) for axis in self.statement.spatial))
         loads = [Load(t.output, tuple(ref(a.name) for a in t.spatial), DType.FLOAT32) for t in (u, v)]
@@ -136,12 +131,13 @@ class _Expansion:
         return self._sum("M", spatial, reduced, Op(OpKind.MUL, tuple(loads), DType.FLOAT32))
 
     def _outputs(self, m: TensorExpr) -> TensorExpr:
-        """Return the statement's results = sum over a, b of A[p, a] * A[q, b] * M[a, b, ...]."""
-        tile = self.matrices.m
-        index = [div(ref(a.name), tile) if a.name in self._pixels else ref(a.name) for a in m.spatial]
+        """Return the statement's results = sum over a, b of A[p, a] * A[q, b] * M[a, b, ...], for one or two dimensions."""
+        tile, slides = self.matrices.m, {slide.pixel.name: slide for slide in self.windows}
+        index = [tile_of(ref(a.name), tile, slides[a.name].dilation) if a.name in slides else ref(a.name) for a in m.spatial]
         body: Expr = Load(m.output, tuple(index), DType.FLOAT32)
-        for pixel, position in zip(self._pixels, self._positions, strict=True):
-            factor = Load(OUTPUTS, (mod(ref(pixel), tile), ref(position.name)), DType.FLOAT32)
+        for slide, position in zip(self.windows, self._positions, strict=True):
+            place = place_in_tile(ref(slide.pixel.name), tile, slide.dilation)
+            factor = Load(OUTPUTS, (place, ref(position.name)), DType.FLOAT32)
             body = Op(OpKind.MUL, (factor, body), DType.FLOAT32)
         reduced = tuple(replace(axis, kind=AxisKind.REDUCE) for axis in self._positions)
         return replace(self.statement, axes=(*self.statement.spatial, *reduced), body=body)

@@ -17,6 +17,7 @@ from waiting import PATIENCE_S
 from roller_svc.errors import CompileError, UnknownKernelError
 from roller_svc.farm.build import build_artifact
 from roller_svc.farm.store import Artifact, Json, Store
+from roller_svc.ir.kernel import Language
 from roller_svc.service import disassembly
 from roller_svc.service.app import create_app
 from roller_svc.service.disassembly import MAX_RUNNING, ListingCache
@@ -29,6 +30,8 @@ COUNT = 16
 
 class Maker:
     """Counts what it makes, and waits for `gate` before."""
+
+    languages = (Language.CUDA,)
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -139,7 +142,7 @@ def test_another_tool_makes_the_text_again(making: ListingCache, maker: Maker, s
 
 
 def test_what_has_no_text_is_refused(making: ListingCache, store: Store) -> None:
-    with pytest.raises(UnknownKernelError, match="only CUDA has PTX"):
+    with pytest.raises(UnknownKernelError, match="is of the language c; ptx is of cuda"):
         making.cached(published(store, language="c"), "ptx")
     with pytest.raises(UnknownKernelError):
         making.cached(digest_of(7), "ptx")

@@ -33,6 +33,7 @@ from roller_svc.farm.models import ModelRequest, check_named, leave_out_unused, 
 from roller_svc.graph import python_ops
 from roller_svc.graph.serialize import FORMAT
 from roller_svc.hardware import load
+from roller_svc.ir.hardware import TargetKind
 from roller_svc.model import device_spec, load_model
 from roller_svc.service.app import create_app
 from roller_svc.service.routes import models
@@ -472,12 +473,14 @@ def test_everything_that_decides_a_model_is_in_its_digest(monkeypatch: pytest.Mo
 def test_options_of_several_devices_are_in_the_digest_of_such_models_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     split = {"across": "split", "order": "serial", "plan": "rammer", "sink": "require"}
     monkeypatch.setattr(python_ops, "_registered", {})
-    assert leave_out_unused(split) == {"plan": "rammer", "sink": "require"}
-    assert leave_out_unused({"order": "serial"}) == {"order": "serial"}  # which is a plan
-    assert leave_out_unused({"order": "serial", "plan": "auto"}) == {"order": "serial", "plan": "auto"}
-    assert leave_out_unused(split | {"devices": {"a": H200}}) == split | {"devices": {"a": H200}}
+    cpu, gpu = TargetKind.CPU, TargetKind.CUDA
+    assert leave_out_unused(split, cpu) == {"plan": "rammer"}
+    assert leave_out_unused(split, gpu) == {"plan": "rammer", "sink": "require"}  # which may refuse a plan of a GPU
+    assert leave_out_unused({"order": "serial"}, cpu) == {"order": "serial"}  # which is a plan
+    assert leave_out_unused({"order": "serial", "plan": "auto"}, cpu) == {"order": "serial", "plan": "auto"}
+    assert leave_out_unused(split | {"devices": {"a": H200}}, cpu) == split | {"devices": {"a": H200}}
     python_ops.python_op("f", abs, {"a": ("float32", (4,))}, {"b": ("float32", (4,))})
-    assert leave_out_unused(split) == split  # a file may name f
+    assert leave_out_unused(split, cpu) == split  # a file may name f
 
 
 def test_a_file_is_read_by_its_path(client: Client, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import numpy as np
 
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.program import Combine
-from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, Node, Storage, iter_nodes
+from roller_svc.ir.schedule import Barrier, Branch, Compute, HorizontalReduce, Let, Loop, Node, Storage, iter_nodes
 
 BINARY: dict[OpKind, Callable[[Any, Any], Any]] = {
     OpKind.ADD: lambda a, b: a + b, OpKind.SUB: lambda a, b: a - b, OpKind.MUL: lambda a, b: a * b,
@@ -69,8 +70,18 @@ class TreeRun:
                     self.run(then if self.value(cond) else otherwise)
                 case Compute():
                     self.compute(node)
+                case HorizontalReduce():
+                    self.reduce_lanes(node)
                 case Barrier():
                     pass
+
+    def reduce_lanes(self, node: HorizontalReduce) -> None:
+        source = self.rooms[node.first.tensor]
+        *row, lane = (self.value(i) for i in node.first.index)
+        values = [source.elements[source.place((*row, lane + i))] for i in range(node.lanes)]
+        index = self.rooms[node.tensor].place(tuple(self.value(i) for i in node.index))
+        self.rooms[node.tensor].elements[index] = functools.reduce(JOINS[node.combine], values)
+        self.visits.append((node.tensor, index))
 
     def compute(self, node: Compute) -> None:
         room = self.rooms[node.tensor]

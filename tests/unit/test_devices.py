@@ -40,7 +40,7 @@ from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.graph import Effects, Graph
-from roller_svc.model import Model, compile_model
+from roller_svc.model import Model, compile_model, estimate_model
 from roller_svc.modes.mixed import MixedModel
 from roller_svc.settings import read_settings, settings, use
 
@@ -569,8 +569,29 @@ def test_row_48_open_shapes_are_refused_or_bucketed() -> None:
     assert refusal.value.code == "open-shape"
     built = compiled(mlp("batch"), runtime="auto", dims={"batch": [1, 2]})
     assert [built(x=numbers(n, 8))["y"].shape for n in (1, 2)] == [(1, 4), (2, 4)]
-    with pytest.raises(ArgumentError, match="one bucket"):
+    with pytest.raises(ArgumentError, match="one bucket") as refused:
         compiled(mlp("batch"), dims={"batch": [1, 2]}, devices={"fc0": H200})
+    assert refused.value.hint is not None
+    assert "compile a model for each extent" in refused.value.hint
+
+
+@pytest.mark.parametrize("across", ["merged", "split"])
+def test_an_estimate_over_several_devices_has_its_copies(register: Callable[..., None], across: str) -> None:
+    register("e", abs, {"a": ("float32", (4, 8))}, {"b": ("float32", (4, 8))})
+    source = diamond(b=H200)
+    source["nodes"].append(host("e", "d"))
+    source["outputs"] = {"e": "e", "c": "c"}
+    estimate = estimate_model(source, threads=1, across=across, devices={"c": H200})
+    model = compiled(source, across=across, devices={"c": H200})
+    steps = [*estimate["subgraphs"], *estimate["copies"]]
+    assert [each["nodes"] for each in estimate["subgraphs"]] == [each["nodes"] for each in model.plan["subgraphs"]]
+    assert estimate["copies"] == model.plan["copies"]
+    total_s = sum(each["seconds"] for each in steps)
+    assert estimate["seconds"] == pytest.approx(total_s) if across == "split" else estimate["seconds"] <= total_s
+    kernels_s = sum(each["seconds"] for each in estimate["kernels"])
+    assert 0 < kernels_s <= 1.001 * sum(each["seconds"] for each in estimate["subgraphs"])
+    assert estimate["seconds"] == pytest.approx(model.estimate.seconds, rel=0.5)  # registers of GPU kernels are known to a build
+    assert all(each["seconds"] == 0 for each in estimate["subgraphs"] if each["device"].startswith("python:"))
 
 
 def test_copies_that_take_long_are_a_warning() -> None:
@@ -612,5 +633,7 @@ def test_the_command_line_places_nodes(capsys: pytest.CaptureFixture[str], tmp_p
     assert H200 in out
     assert "4 operators in 3 nodes, 3 kernels" in out
     assert out.index("C[i, j] +=! A[i, k] * B[k, j]") < out.index("nvidia-h200-sxm  ")  # in the table of kernels
+    assert main(["model", "estimate", *words[:-1], "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["copies"]) == 2
     assert main(["model", "plan", str(file), "--device", "b"]) == 2
     assert "expected NODE=ID" in capsys.readouterr().err

@@ -47,6 +47,7 @@ def import_model(
     inputs: Mapping[str, TensorType] | None = None,
     dims: Mapping[str, int] | None = None,
     constants: Mapping[str, object] | None = None,
+    multiplies_bytes: bool = False,
 ) -> Graph:
     """Return the graph of a model.
 
@@ -56,6 +57,7 @@ def import_model(
         inputs: types of inputs whose extents the model leaves open. They must agree with what it declares.
         dims: extents of symbolic dimensions.
         constants: values of inputs, which are then constants of the graph.
+        multiplies_bytes: whether the device has dot products of bytes, for which a model may allow rounded factors.
 
     Raises:
         UnsupportedModelError: nodes are not supported; it lists all of them.
@@ -63,7 +65,7 @@ def import_model(
             one, or the graph is not well-formed.
     """
     graph = model.graph
-    builder = GraphBuilder(graph.name or "model", weights, evaluate)
+    builder = GraphBuilder(graph.name or "model", weights, evaluate, multiplies_bytes=multiplies_bytes)
     importer = Importer(model, builder)
     scope = Scope(builder)
     initializers = {tensor.name for tensor in graph.initializer}

@@ -50,10 +50,30 @@ def _read_launch(plan: ModelPlan, step: KernelStep, launch: LaunchSpec, weights:
     }
     executed = [row for rows in veus for row in rows if row.opcode == EXECUTE]
     unnamed = {row.arguments: f"rtask_{row.function}" for row in executed if row.arguments not in names}
-    silent = [node for node in step.node.split(", ") if node not in step.events]
+    silent = [node for node in _split_nodes(step.node, plan) if node not in step.events]
     # Nodes are in the order of their operators. As many of both means that each of these nodes has one operator.
     names |= dict(zip(sorted(unnamed), silent, strict=True)) if len(unnamed) == len(silent) else unnamed
     return [[_instruction(row, step.events, names) for row in rows] for rows in veus]
+
+
+def _split_nodes(text: str, plan: ModelPlan) -> list[str]:
+    """Return the nodes of a launch, whose names may have commas themselves. Nothing if its text has several meanings."""
+    pieces = text.split(", ")
+    known = {each.node for each in unroll_steps(plan.fallback)}
+    if known.issuperset(pieces) and all(", " not in name for name in known):
+        return pieces
+    longest = 1 + max((name.count(", ") for name in known), default=0)
+    ways, ends = [*([0] * len(pieces)), 1], [0] * len(pieces)  # of what begins at a piece, and where its first name ends
+    for start in reversed(range(len(pieces))):
+        for end in range(start + 1, min(start + longest, len(pieces)) + 1):
+            if ways[end] and ", ".join(pieces[start:end]) in known:
+                ways[start], ends[start] = ways[start] + ways[end], end
+    nodes: list[str] = []
+    start = 0
+    while ways[0] == 1 and start < len(pieces):
+        nodes.append(", ".join(pieces[start : ends[start]]))
+        start = ends[start]
+    return nodes
 
 
 def _table_at(weights: NDArray[Any], place: Address, shape: Sequence[int]) -> Table:

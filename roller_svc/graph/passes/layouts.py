@@ -5,6 +5,7 @@ A program says where each element is, so a node may read one layout and write th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -73,16 +74,67 @@ class _Choice:
 def _choose(graph: Graph, costs: CostTable, images: frozenset[str]) -> tuple[frozenset[str], float, float]:
     """Return the tensors with channels last, the estimate of the nodes around images, and that without any.
 
+    A node is estimated with all its images in one layout, and with mixed layouts only where the search needs that: it
+    ends when the cheapest choice by the bounds has no node without an estimate, or is not profitable.
+    """
+    nodes = [node for node in graph.nodes if isinstance(node, OpNode) and not images.isdisjoint((*node.inputs, *node.outputs))]
+    table = _LayoutCosts(graph, costs, images)
+    before = sum(table.estimate(node, frozenset()) for node in nodes)
+    while True:
+        best = _find_cheapest(nodes, images, table)
+        missing = [node for node in nodes if not table.is_known(node, best.chosen)]
+        if not missing or best.seconds >= PROFITABLE * before:
+            return best.chosen, best.seconds, before
+        for node in missing:
+            table.estimate(node, best.chosen)
+
+
+class _LayoutCosts:
+    """Seconds of nodes by the layouts of their images. Nodes of equal programs share them."""
+
+    def __init__(self, graph: Graph, costs: CostTable, images: frozenset[str]) -> None:
+        self._graph, self._costs, self._images = graph, costs, images
+        self._kinds: dict[tuple[TensorProgram, tuple[bool, ...]], int] = {}
+        self._kind_of: dict[str, int] = {}
+        self._seconds: dict[tuple[int, tuple[bool, ...]], float] = {}
+
+    def estimate(self, node: OpNode, tensors: frozenset[str]) -> float:
+        """Return the estimate of a node that has these tensors with channels last."""
+        key = self._key(node, tensors)
+        if key not in self._seconds:
+            cost = self._costs.cost(_store_channels_last(node, tensors), self._graph.constants)
+            self._seconds[key] = float("inf") if cost is None else cost.seconds
+        return self._seconds[key]
+
+    def is_known(self, node: OpNode, tensors: frozenset[str]) -> bool:
+        """Return whether the node has been estimated with these tensors."""
+        return self._key(node, tensors) in self._seconds
+
+    def bound(self, node: OpNode, tensors: frozenset[str]) -> float:
+        """Return the estimate if it is known, else a lower bound.
+
+        A node whose images have different layouts is expected to take no less than with all of them in the better one.
+        """
+        if self.is_known(node, tensors):
+            return self.estimate(node, tensors)
+        return min(self.estimate(node, frozenset()), self.estimate(node, self._images))
+
+    def _key(self, node: OpNode, tensors: frozenset[str]) -> tuple[int, tuple[bool, ...]]:
+        if node.name not in self._kind_of:
+            kind = (node.program, tuple(tensor in self._graph.constants for tensor in node.inputs))
+            self._kind_of[node.name] = self._kinds.setdefault(kind, len(self._kinds))
+        return self._kind_of[node.name], tuple([tensor in tensors for tensor in (*node.inputs, *node.outputs)])
+
+
+def _find_cheapest(nodes: Sequence[OpNode], images: frozenset[str], table: _LayoutCosts) -> _Choice:
+    """Return the cheapest layouts by the bounds of nodes.
+
     It eliminates variables along the graph: for each assignment of layouts to the tensors that later nodes read, it
     knows the cheapest choice for the others. A beam bounds the assignments.
     """
-    last_reader = {tensor: i for i, node in enumerate(graph.nodes) for tensor in node.inputs}
+    last_reader = {tensor: i for i, node in enumerate(nodes) for tensor in node.inputs}
     choices = {frozenset[str](): _Choice(0.0, frozenset())}
-    before = 0.0
-    for i, node in enumerate(graph.nodes):
-        if not isinstance(node, OpNode) or images.isdisjoint((*node.inputs, *node.outputs)):
-            continue
-        before += _seconds(node, frozenset(), graph, costs)
+    for i, node in enumerate(nodes):
         written = [tensor for tensor in node.outputs if tensor in images]
         cheapest: dict[frozenset[str], _Choice] = {}
         known: dict[frozenset[str], float] = {}
@@ -91,19 +143,13 @@ def _choose(graph: Graph, costs: CostTable, images: frozenset[str]) -> tuple[fro
                 new = frozenset(tensor for tensor, is_last in zip(written, flags, strict=True) if is_last)
                 around = new | state.intersection(node.inputs)
                 if around not in known:
-                    known[around] = _seconds(node, around, graph, costs)
+                    known[around] = table.bound(node, around)
                 seconds = choice.seconds + known[around]
                 live = frozenset(tensor for tensor in state | new if last_reader.get(tensor, i) > i)
                 if live not in cheapest or seconds < cheapest[live].seconds:
                     cheapest[live] = _Choice(seconds, choice.chosen | new)
         choices = dict(sorted(cheapest.items(), key=lambda item: item[1].seconds)[:MAX_STATES])
-    best = min(choices.values(), key=lambda choice: choice.seconds)
-    return best.chosen, best.seconds, before
-
-
-def _seconds(node: OpNode, tensors: frozenset[str], graph: Graph, costs: CostTable) -> float:
-    cost = costs.cost(_store_channels_last(node, tensors), graph.constants)
-    return float("inf") if cost is None else cost.seconds
+    return min(choices.values(), key=lambda choice: choice.seconds)
 
 
 def _store_channels_last(node: OpNode, tensors: frozenset[str]) -> OpNode:

@@ -50,12 +50,15 @@ class PackedWeight:
             names[read] = name
             named[name] = (constants[read].type, read)
 
+        fields = {tensor for tensor in names if integers != self.integers and _holds_fields(constants[tensor], weights)}
+
         def change(expr: Expr) -> Expr:
             match expr:
                 case Cast(arg=Load(tensor=tensor) as read, dtype=dtype) if tensor == self.integers:
                     pass
                 case Load(tensor=tensor, index=index, dtype=dtype) if tensor in names:
-                    return Load(names[tensor], index, dtype)
+                    value = Load(names[tensor], index, dtype)
+                    return Cast(_masked(Cast(value, DType.INT32, implicit=True)), dtype) if tensor in fields else value
                 case _:
                     return expr
             if integers == self.integers:
@@ -115,10 +118,19 @@ def _packed(fields: Array) -> Array:
     return packed
 
 
+def _holds_fields(constant: Constant, weights: Weights) -> bool:
+    """Return whether four bits hold each number of a constant: zero points, which a mask then bounds."""
+    return constant.type.dtype is DType.UINT8 and int(weights.array(constant).max()) < 1 << FIELD_BITS
+
+
+def _masked(value: Expr) -> Expr:
+    return Op(OpKind.BITAND, (value, Const((1 << FIELD_BITS) - 1, DType.INT32)), DType.INT32)
+
+
 def _field(tensor: str, index: tuple[Expr, ...], dtype: DType) -> Expr:
     """Return the integer of a type whose field is at an index of the tensor of bytes."""
     *outer, last = index
     word = Cast(Load(tensor, (*outer, div(last, _FIELDS)), DType.UINT8), DType.INT32, implicit=True)
     shifted = Op(OpKind.SHR, (word, mul(mod(last, _FIELDS), number(FIELD_BITS))), DType.INT32)
-    value = Op(OpKind.BITAND, (shifted, Const((1 << FIELD_BITS) - 1, DType.INT32)), DType.INT32)
+    value = _masked(shifted)
     return sub(value, number(1 << FIELD_BITS - 1)) if dtype.is_signed else value

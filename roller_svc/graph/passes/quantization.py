@@ -21,6 +21,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.frontend.graph_builder import DEQUANTIZE, program_of_call
 from roller_svc.frontend.ops import OPS
 from roller_svc.graph.costs import CostTable
+from roller_svc.graph.merge import merge_nodes
 from roller_svc.graph.passes.constants import evaluate_node
 from roller_svc.graph.passes.packed_weights import PackedWeight, packed_weight
 from roller_svc.graph.weights import Array, Weights
@@ -339,11 +340,18 @@ class _Rewriting:
                     continue
                 changed = weight.inlined(node, statement, load, self.weights, self.constants)
                 before = self._seconds(node, self.constants | {tensors[load.tensor]: self.constants[weight.integers]})
-                seconds = None if changed is None else self._seconds(changed, self.constants)
-                if seconds is not None and (before is None or seconds < before):
+                ways = [] if changed is None else [changed, *self._with_dequantized(changed)]
+                timed = [(seconds, way) for way in ways if (seconds := self._seconds(way, self.constants)) is not None]
+                if timed and (before is None or min(seconds for seconds, _ in timed) < before):
                     self._leave_out(tensors[load.tensor])
-                    return changed
+                    return min(timed, key=lambda pair: pair[0])[1]
         return None
+
+    def _with_dequantized(self, node: OpNode) -> list[OpNode]:
+        """Return the node with each factor that it dequantizes itself, as one whose scales are not constants."""
+        producers = (self.producers.get(tensor) for tensor in dict.fromkeys(node.inputs))
+        dequantized = [each for each in producers if isinstance(each, OpNode) and each.operator == DEQUANTIZE]
+        return [replace(merge_nodes([each, node], node.outputs), name=node.name) for each in dequantized]
 
     def _seconds(self, node: OpNode, constants: Mapping[str, Constant]) -> float | None:
         """Return the seconds of a node in this graph: where caches do not hold all constants, its own come from memory."""

@@ -16,11 +16,12 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock, RLock
+from threading import RLock
 from typing import IO, Any
 
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.errors import BuildServiceError, RollerError
+from roller_svc.fork_lock import ForkLock
 from roller_svc.graph.objects import compile_objects
 from roller_svc.graph.wiring.child import NICENESS, PREPARE, start_program
 from roller_svc.graph.wiring.kernels import build_alternatives
@@ -29,7 +30,7 @@ from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain.sandbox import die_with_parent
 
 _PROGRAM = PREPARE + "from roller_svc.graph.wiring.building import answer_requests; answer_requests(int(sys.argv[2]))"
-_one_at_a_time = Lock()  # of a program that serves several models
+_one_at_a_time = ForkLock()  # of a program that serves several models
 
 
 class BuildingProcess:
@@ -105,15 +106,6 @@ def _kill(pid: int, owner: int) -> None:
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-def _renew_lock() -> None:
-    """Forget a lock whose holder, a thread, a fork does not have."""
-    global _one_at_a_time
-    _one_at_a_time = Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def answer_requests(parent: int) -> None:

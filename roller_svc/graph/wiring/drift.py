@@ -6,9 +6,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
-from threading import Lock
 from typing import Any
 
+from roller_svc.fork_lock import ForkLock
 from roller_svc.ir.model_plan import ModelPlan
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.graphs.cpu import CpuModel, Moment
@@ -42,7 +42,7 @@ class WatchedModel:
         self._on_drift = on_drift
         self._clock = clock
         self._calls = itertools.count(1)
-        self._lock = Lock()
+        self._lock = ForkLock()
         self._least_s = math.inf
         self._timed = self._slower = 0
 

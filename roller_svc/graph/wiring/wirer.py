@@ -143,9 +143,9 @@ class Wirer:
         with self._condition:
             self._is_ended = False
 
-    def end_in_fork(self) -> None:
-        """Measure nothing more in a fork, which has no thread that measures, nor one that holds a lock."""
-        self._condition, self._offer, self._is_ended, self._running = Condition(), None, True, 0
+    def renew_in_fork(self) -> None:
+        """Forget the calls of threads that a fork does not have, and the lock that one may hold."""
+        self._condition, self._offer, self._running = Condition(), None, 0
 
     def _take(self, *, may_measure: bool) -> _Offer | None:
         """Return what a call measures: the offer, unless another call does, or too many calls have measured."""

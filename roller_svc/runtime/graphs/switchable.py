@@ -10,12 +10,13 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from threading import Lock, local
+from threading import local
 
 import numpy as np
 
 from roller_svc.analysis.model_tables import list_functions, list_tables
 from roller_svc.errors import InvariantError
+from roller_svc.fork_lock import ForkLock
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.model_plan import PACKED, WEIGHTS, Address, KernelStep, ModelPlan, map_addresses
 from roller_svc.runtime.binding import Array
@@ -112,7 +113,11 @@ class SwitchableModel:
         self._offsets = {parameter.digest: parameter.offset_bytes for parameter in plan.weights}
         self._packed: weakref.WeakValueDictionary[tuple[object, ...], _Packed] = weakref.WeakValueDictionary()
         self._memory = local()
-        self._lock = Lock()
+        self._lock = ForkLock()
+
+    def can_bind(self, plan: ModelPlan) -> bool:
+        """Return whether a plan of kernels of the program has its slots and some of its constants."""
+        return plan.num_slots == self._slots and all(parameter.digest in self._offsets for parameter in plan.weights)
 
     def bind(self, plan: ModelPlan) -> BoundModel:
         """Return a plan as a model. Weights that no other plan in use has packed are packed now."""

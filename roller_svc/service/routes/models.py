@@ -30,7 +30,7 @@ from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest, leave_out_unu
 from roller_svc.farm.routing import check_measurable
 from roller_svc.farm.store import Store
 from roller_svc.farm.usage import BLOCK_BYTES
-from roller_svc.ir.hardware import TargetKind
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.service import problems
 from roller_svc.service.access import principal_of, requires
 from roller_svc.service.batches import submit_batch
@@ -210,7 +210,7 @@ def _request(state: State, body: GraphRequest, *, builds: bool = True) -> ModelR
     target = validate_target(body.target)
     spec = check_target(target, body.options.threads, body.options.plan)
     validate_name(body.options.name)
-    wanted = _with_source(state.store, body, target)
+    wanted = _with_source(state.store, body, spec, target)
     named_devices(wanted, spec)
     if body.options.devices and not builds:
         raise ArgumentError("devices: estimates are of models on one device", code="invalid-option")
@@ -221,8 +221,9 @@ def _request(state: State, body: GraphRequest, *, builds: bool = True) -> ModelR
     return wanted
 
 
-def _with_source(store: Store, body: GraphRequest, target: str) -> ModelRequest:
-    options = leave_out_unused(body.options.model_dump(exclude_defaults=True) | {"select": body.options.select})
+def _with_source(store: Store, body: GraphRequest, spec: HardwareSpec, target: str) -> ModelRequest:
+    given = body.options.model_dump(exclude_defaults=True) | {"select": body.options.select}
+    options = leave_out_unused(given, spec.family)
     if body.model.graph is not None:
         content = json.dumps(body.model.graph, separators=(",", ":")).encode()
         return ModelRequest(hashlib.sha256(content).hexdigest(), JSON_GRAPH, target, options, content)

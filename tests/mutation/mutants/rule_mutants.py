@@ -675,6 +675,36 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ),
         ),
     },
+    "schedule.whole_tiles": {
+        "test_whole_tiles:test_a_guard_is_decided_outside_where_it_is_a_sum_of_loops": (
+            ("the best end of a loop decides", "worst += min(0, step", "worst += max(0, step"),
+            ("the last lane has no guard", "(inner[name] - 1))", "(inner[name] - 2))"),
+            ("one part of a condition decides", "return (*_parts(a), *_parts(b))", "return _parts(b)"),
+            ("one of two ends decides", "return (*_reaches(a, extent), *_reaches(b, extent))", "return _reaches(b, extent)"),
+            ("an end leaves a lane", "return (le(num(extent), stop),)", "return (le(num(extent - 1), stop),)"),
+            ("one of several guards is tested", "condition = logical_and(condition, each)", "condition = each"),
+            ("guards that hold nowhere are tested", "if outer == num(0) and worst < 0:", "if False and worst < 0:"),
+            ("the tile with guards is not kept", "Branch(condition, (whole,), (_tail(node),))", "Branch(condition, (whole,))"),
+        ),
+    },
+    "schedule.combine_lanes": {
+        "test_combine_lanes:test_only_loops_over_all_lanes_of_a_tile_are_combined": (
+            ("some lanes are all lanes", "or loop.stop is not None or combine is None", "or combine is None"),
+            ("half of a tile is all of it", "or tile.shape[-1] != loop.extent", ""),
+            ("shared tiles are in registers", "tile.scope is Scope.SHARED or ", ""),
+            ("a map is a sum", "(*load.index[:-1], *update.index)", "load.index[:-1]"),
+            ("lanes in any order", " or load.index[-1:] != (ref(loop.var),)", ""),
+            ("vectors are loops", "if loop.kind not in (LoopKind.SERIAL, LoopKind.UNROLL) or", "if"),
+        ),
+        "test_combine_lanes:test_lanes_of_whole_vectors_are_combined_in_registers": (
+            (
+                "halves overlap",
+                "(*row, add(ref(loop.var), num(lanes))), tile.dtype), combine)",
+                "(*row, ref(loop.var)), tile.dtype), combine)",
+            ),
+            ("halves are not halved", "lanes //= 2\n        nodes.append", "lanes //= 2\n        (nodes[:].append)"),
+        ),
+    },
 }  # fmt: skip
 
 RULE_MUTATIONS = tuple(

@@ -40,6 +40,7 @@ def test_input_and_output_transforms_are_exact_in_float32(m: int) -> None:
 
 def test_larger_tiles_amplify_errors_more() -> None:
     assert 1.0 < error_amplification(2) < error_amplification(4) < 10.0
+    assert 1.0 < error_amplification(4, 1) < error_amplification(4)
 
 
 @pytest.mark.parametrize("m", [2, 4])
@@ -67,6 +68,27 @@ def test_bound_covers_measured_errors_within_a_factor_of_eight(m: int, channels:
     error = np.abs(got - want).max() / np.std(want)
     bound = relative_error_bound(m, channels)
     assert bound / 8 < error < bound
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("channels", [16, 128])
+def test_bound_of_one_dimension_covers_measured_errors_within_a_factor_of_eight(m: int, channels: int) -> None:
+    rng, matrices, count = np.random.default_rng(m), transforms(m), 2000
+    inputs = rng.standard_normal((count, channels, matrices.size)).astype(np.float32)
+    taps = rng.standard_normal((channels, TAPS)).astype(np.float32)
+    g, b, a = (
+        np.array([[float(x) for x in row] for row in matrix]) for matrix in (matrices.filters, matrices.inputs, matrices.outputs)
+    )
+    u = (taps.astype(np.float64) @ g.T).astype(np.float32)
+    v = np.einsum("pi,tci->tcp", b.astype(np.float32), inputs)
+    products = np.zeros((count, matrices.size), np.float32)
+    for c in range(channels):
+        products += u[c] * v[:, c]
+    got = products @ a.astype(np.float32).T
+    wide, wide_taps = inputs.astype(np.float64), taps.astype(np.float64)
+    want = sum(np.einsum("tcx,c->tx", wide[:, :, i : i + m], wide_taps[:, i]) for i in range(TAPS))
+    bound = relative_error_bound(m, channels, 1)
+    assert bound / 8 < np.abs(got - want).max() / np.std(want) < bound
 
 
 def test_small_tiles_need_no_leave_and_large_ones_a_bound() -> None:

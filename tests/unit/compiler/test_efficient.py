@@ -79,9 +79,9 @@ def test_a_measured_kernel_is_kept_beyond_a_margin(monkeypatch: pytest.MonkeyPat
     assert other is not None
     timed = Measurement(1 * US, 1 * US, 3, "cpu")
     results = tuple(replace(each, measurement=timed) for each in (report.winner, other))
-    seconds = {results[i].compiled.binary: alone_s[i] for i in range(2)}
+    seconds = {results[i].compiled.source.key: alone_s[i] for i in range(2)}
     backend: Any = SimpleNamespace(
-        to_device=lambda arrays: arrays, load=lambda kernel: SimpleNamespace(bind=lambda _: seconds[kernel.binary])
+        to_device=lambda arrays: arrays, load=lambda kernel: SimpleNamespace(bind=lambda _: seconds[kernel.source.key])
     )
     monkeypatch.setattr(efficient, "measure", lambda call, _: Measurement(call, call, 3, "cpu"))
     found = find_efficient(replace(candidates, backend=backend), replace(report, results=results))

@@ -68,10 +68,11 @@ def run(
     constants: Sequence[int] = (),
     results: int = 1,
     omitted: Sequence[int] = (),
+    multiplies_bytes: bool = False,
 ) -> list[Array]:
     weights = Weights()
     model = model_of(op_type, tensors, attributes or {}, constants, results, omitted)
-    graph = verify(import_model(model, weights, reference))
+    graph = verify(import_model(model, weights, reference, multiplies_bytes=multiplies_bytes))
     given = {f"t{i}": tensor for i, tensor in enumerate(tensors) if tensor is not None and i not in constants}
     return list(interpret(graph, weights, given).values())
 
@@ -250,6 +251,43 @@ def test_weights_in_blocks(bits: int, block: int, zeros: str) -> None:
     attributes = {"K": columns, "N": rows, "bits": bits, "block_size": block}
     (got,) = run("MatMulNBits", [x, stored, scales.reshape(-1), given, None, bias], attributes, constants=(1, 2, 3, 5))
     close(got, x @ dense.T + bias, 1e-4)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_are_rounded_to_bytes_where_device_and_file_allow_it(bits: int) -> None:
+    rows, columns, block = 6, 64, 32
+    numbers, scales = RNG.integers(0, 1 << bits, (rows, columns)), f32(rows, 2)
+    dense = (numbers - (1 << bits - 1)) * scales.repeat(block, 1)
+    x = f32(3, columns)
+    x[1, :block] = 0
+    steps = np.abs(x.reshape(3, 2, block)).max(-1).repeat(block, 1) / np.float32(127)
+    rounded = np.rint(np.divide(x, steps, out=np.zeros_like(x), where=steps > 0)) * steps
+    tensors = [x, packed(numbers, bits).reshape(rows, 2, -1), scales.reshape(-1)]
+
+    def got(level: int, *, multiplies_bytes: bool, given: Sequence[Array] = tensors) -> Array:
+        attributes = {"K": columns, "N": rows, "bits": bits, "block_size": block, "accuracy_level": level}
+        constants = range(1, len(given))
+        return run("MatMulNBits", given, attributes, constants=constants, multiplies_bytes=multiplies_bytes)[0]
+
+    close(got(4, multiplies_bytes=True), rounded @ dense.T, 1e-4)
+    exact = x @ dense.T
+    close(got(4, multiplies_bytes=False), exact, 1e-4)
+    close(got(1, multiplies_bytes=True), exact, 1e-4)
+    assert (np.abs(rounded @ dense.T - exact) <= steps / 2 @ np.abs(dense).T).all(), "half a step of each element"
+    zeros = RNG.integers(1, 1 << bits, (rows, 2))
+    dense = (numbers - zeros.repeat(block, 1)) * scales.repeat(block, 1)
+    want = (rounded if bits == 4 else x) @ dense.T
+    close(got(4, multiplies_bytes=True, given=[*tensors, packed(zeros, bits).reshape(-1)]), want, 1e-4)
+
+
+def test_a_block_with_an_infinity_or_none_has_no_finite_sum() -> None:
+    x = f32(3, 64)
+    x[0, 3], x[1, 40] = np.inf, np.nan
+    tensors = [x, u8(5, 2, 16), f32(10)]
+    attributes = {"K": 64, "N": 5, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    (got,) = run("MatMulNBits", tensors, attributes, constants=(1, 2), multiplies_bytes=True)
+    assert np.isnan(got[:2]).all()
+    assert np.isfinite(got[2]).all()
 
 
 def packed(numbers: Array, bits: int) -> Array:

@@ -1,10 +1,13 @@
-"""Objects of a model's kernels: what their keys in the cache tell apart, and how often a link takes them."""
+"""Kernels of a model: what keys of their objects tell apart, how often a link takes them, and what is done once or later."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from graphs import add_input, add_random, builder_of
 
@@ -12,8 +15,10 @@ from roller_svc import hardware
 from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model
+from roller_svc.graph.objects import link_kernels
 from roller_svc.ir.options import SelectionMode
-from roller_svc.toolchain import gcc
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.toolchain import gcc, pool
 
 
 class CountedCache(KernelCache):
@@ -65,3 +70,34 @@ def test_other_flags_make_other_objects(flags: str, flag: str, tmp_path: Path, m
     changed = set(cache.saved) - before
     assert changed
     assert changed == set(cache.saved)
+
+
+def test_kernels_are_linked_alone_when_they_are_needed(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    for built in (build(cache), build(cache)):  # the second one finds its kernels in the cache
+        assert [bundle.compiled.binary for bundle in built.kernels] == [b"", b""]
+        linked = link_kernels(built.kernels, cache)
+        assert [bundle.digest for bundle in linked] == [bundle.digest for bundle in built.kernels]
+        assert link_kernels(linked, KernelCache(tmp_path / "empty")) == linked
+        softmax = next(each for each in linked if "exp" in each.expression)
+        (name,) = [buffer.name for buffer in softmax.compiled.source.buffers if buffer.shape == (8, 8)][:1]
+        results = CpuModule(softmax.compiled).run({name: np.zeros((8, 8), np.float32)})
+        np.testing.assert_allclose(next(iter(results.values())), 1 / 8)
+
+
+def test_the_thread_pool_is_compiled_before_it_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_objects", {})
+    names: list[str] = []
+    compile_sandboxed = pool.compile_sandboxed
+
+    def record(*given: Any) -> str:
+        names.append(threading.current_thread().name)
+        return compile_sandboxed(*given)
+
+    monkeypatch.setattr(pool, "compile_sandboxed", record)
+    built = build(KernelCache(tmp_path))
+    for thread in threading.enumerate():
+        if thread.name == "roller-pool":
+            thread.join()
+    assert built.link(MODEL)
+    assert names == ["roller-pool"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -300,6 +301,27 @@ def in_a_process(program: str, **variables: str) -> str:
     text = f"import os, pathlib, sys\nsys.path[:0] = {sys.path!r}\nfrom {Path(__file__).stem} import *\n{program}"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "ignore"} | variables
     return subprocess.run([sys.executable, "-c", text], env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def test_a_fork_has_neither_locks_nor_limits_of_other_threads() -> None:
+    held, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with thread_pool.limit_threads(1), thread_pool._shared.lock:
+            held.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=hold)
+    with thread_pool.limit_threads(2):
+        thread.start()
+        assert held.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(0 if thread_pool.get_num_threads(0) == min(2, len(os.sched_getaffinity(0))) else 1)
+        leave.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_limits_of_overlapping_blocks_end_with_the_last_one() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schedule_support import BLUR, MATMUL, inputs_of, interpreted, judged, program
+from schedule_support import BLUR, GATHER, MATMUL, NARROW, SCATTER, SOFTMAX, inputs_of, interpreted, judged, program
 
 import roller_svc
 from roller_svc import hardware
@@ -21,6 +21,7 @@ from roller_svc.compiler.schedule_tuner import MAX_PRICE_RATIO, Trial, search_sc
 from roller_svc.errors import ArgumentError, CompileError, ScheduleError, ToolchainMissingError
 from roller_svc.ir.program import TensorProgram
 from roller_svc.schedule.default import default_schedule
+from roller_svc.schedule.device_launches import build_device_launches
 from roller_svc.schedule.random_steps import Steps, StepSpace
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.step_text import parse_steps
@@ -31,6 +32,8 @@ BLUR_TEXT = (
     "B[y, x] = (bx[y, x] + bx[y + 1, x] + bx[y + 2, x]) / 3.0 where y in 32, x in 32"
 )
 LARGE_BLUR = program(BLUR_TEXT, A="float32 34 34")
+LARGE_MATMUL = program("C[m, n] +=! A[m, k] * B[k, n]", A="float32 64 64", B="float32 64 64")
+SCALAR_SUM = program("s[] +=! a[i]", a="float32 64")
 LANES = 4
 
 
@@ -103,7 +106,7 @@ def legal_schedules(of: TensorProgram, count: int) -> Iterator[Schedule]:
 def test_mutations_compute_the_program(of: TensorProgram) -> None:
     arrays = inputs_of(of)
     for schedule in legal_schedules(of, 25):
-        assert judged(of, arrays, interpreted(schedule, arrays))
+        assert judged(of, arrays, interpreted(schedule, arrays)).ok
 
 
 def test_no_trial_is_built_twice_or_at_a_multiple_of_the_best_price() -> None:
@@ -152,8 +155,34 @@ def test_numbers_of_a_search_are_checked(name: str, value: Any) -> None:
         roller_svc.tune("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, "nvidia-h200-sxm", **{name: value})
 
 
+@pytest.mark.parametrize("of", [MATMUL, BLUR, SOFTMAX, NARROW, GATHER], ids=["matmul", "blur", "softmax", "narrow", "gather"])
+def test_a_search_for_a_gpu_begins_with_blocks_and_draws_tiles(of: TensorProgram) -> None:
+    hw = hardware.load("nvidia-h200-sxm")
+    space = StepSpace(default_schedule(of), LANES, on_gpu=True)
+    assert any(step.op == "block" for step in space.start())
+    history = search_schedules(space, (space.start(),), hw, lambda *_: None, trials=4, seed=0, has_time=lambda: True)
+    assert history[0].steps == space.start()
+    assert len(history) == 4
+    for trial in history:
+        build_device_launches(space.apply(trial.steps), hw)
+
+
+def test_tiles_of_a_product_on_a_gpu_have_parts_of_its_inputs() -> None:
+    space, chance = StepSpace(default_schedule(LARGE_MATMUL), LANES, on_gpu=True), random.Random(1)
+    drawn = [mutated for _ in range(30) if (mutated := space.mutate(space.start(), chance)) is not None]
+    assert {(step.op, step.subject) for steps, _ in drawn for step in steps} >= {("cache", "A"), ("cache", "B"), ("block", "C")}
+
+
+@pytest.mark.parametrize("of", [SCALAR_SUM, SCATTER], ids=["one element", "scatter"])
+def test_what_has_no_loop_for_blocks_is_not_searched_on_a_gpu(of: TensorProgram) -> None:
+    space, hw = StepSpace(default_schedule(of), LANES, on_gpu=True), hardware.load("nvidia-h200-sxm")
+    with pytest.raises(ScheduleError, match="no schedule that the search proposes is legal") as refused:
+        search_schedules(space, (space.start(),), hw, lambda *_: None, trials=1, seed=0, has_time=lambda: True)
+    assert refused.value.code == "schedule-tune"
+
+
 def test_a_search_says_why_it_found_nothing() -> None:
-    """Without a start no proposal has blocks; with one there is no time, or nothing compiles."""
+    """On a GPU tiles of vectors are not launches; with a start there is no time, or nothing compiles."""
     hw = hardware.load("nvidia-h200-sxm")
     space = StepSpace(default_schedule(MATMUL), LANES)
     launch = parse_steps("C: block m\nC: accumulate_at n")

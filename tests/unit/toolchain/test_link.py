@@ -20,7 +20,7 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
 from roller_svc.ir.program import TensorType
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_combined, link_single
-from roller_svc.toolchain.link import compile_linkable, compile_object, link_model
+from roller_svc.toolchain.link import compile_object, compile_unlinked, link_kernel, link_model
 
 HW = load("cpu-x86-avx2")
 # With panels that each thread has for itself.
@@ -124,7 +124,9 @@ def test_an_object_that_does_not_link_is_an_error(
 def test_one_compile_makes_a_kernel_and_the_object_of_models(tmp_path: Path) -> None:
     source = emit_plan(FOUND.ranked[0], PROGRAM, FOUND.groups, HW)
     hidden = '__attribute__((visibility("hidden"))) int hidden(void) { return 7; }'
-    compiled = compile_linkable(source, f"{source.text}\n{hidden}")
+    unlinked = compile_unlinked(source, f"{source.text}\n{hidden}")
+    assert not unlinked.binary
+    compiled = dataclasses.replace(unlinked, binary=link_kernel(source, unlinked.object_code))
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((300, 300)).astype(np.float32) for _ in range(2))
     np.testing.assert_allclose(CpuModule(compiled).run({"a": a, "b": b})["y"], a @ b, rtol=1e-4, atol=1e-3)

@@ -13,6 +13,8 @@ from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage
 # A row of more vectors is strip-mined: a statement for each of them costs the compiler more than it saves.
 MAX_UNROLLED_VECTORS = 32
 VECTORS_PER_ITERATION = 4
+# Strided elements that a row of fewer vectors loads one by one: beyond it the row is strip-mined, too.
+MAX_UNROLLED_ELEMENTS = 256
 
 
 def expand_scalar(loop: Loop) -> Storage | None:
@@ -43,12 +45,12 @@ def expand_scalar(loop: Loop) -> Storage | None:
     return replace(storage, shape=(loop.extent,), scope=Scope.REGISTER, body=(replace(loop, body=body),))
 
 
-def strip_mine(loop: Loop, lanes: int) -> tuple[Loop, ...]:
-    """Strip-mine a vector loop into a serial loop over several whole vectors and a remainder.
+def strip_mine(loop: Loop, lanes: int, vectors: int) -> tuple[Loop, ...]:
+    """Strip-mine a vector loop into a serial loop over a number of whole vectors and a remainder.
 
     The remainder starts early enough for its last vector to overlap the one before.
     """
-    step = VECTORS_PER_ITERATION * lanes
+    step = vectors * lanes
     iterations = loop.extent // step - (loop.extent % step != 0)
     var = f"{loop.var}.iteration"
 

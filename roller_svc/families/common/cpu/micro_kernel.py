@@ -68,7 +68,7 @@ class MicroKernel:
     prefetches: tuple[Node, ...] = ()  # executed in each innermost step
     packs_b: Callable[[Expr], Load] | None = None  # where to store the row of B that a step has loaded
     dot: DotOperands | None = None  # elements are words, multiplied by dot-product instructions
-    initial: Callable[[Expr], Expr] | None = None  # initial accumulator of a column, 0 by default
+    initial: Callable[[Expr, Expr], Expr] | None = None  # initial accumulator at (row, column), 0 by default
     scaled: Callable[[Expr, Expr, Expr], Expr] | None = None  # a sum at (row, column) times its scale, which is stored
 
     def nodes(self, tile: CTile, fresh: Expr | None = None) -> tuple[Node, ...]:
@@ -80,7 +80,7 @@ class MicroKernel:
         """
         acc_index = (ref(ROW), self._column())
         zero = identity(Combine.SUM, self.dtype)
-        zeros = self._over_tile(Compute(ACC, acc_index, zero if self.initial is None else self.initial(self._column())))
+        zeros = self._over_tile(Compute(ACC, acc_index, zero if self.initial is None else self.initial(*acc_index)))
         loops = self._step()
         for step in reversed(self.k_loops):
             loops = step.nodes(loops)

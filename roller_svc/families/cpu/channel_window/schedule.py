@@ -35,6 +35,9 @@ from roller_svc.schedule.nest_statements import (
 LANE = ".lane"
 START = ".start"  # first output position of a tile
 MAX_END_TILES = 4  # of a line; each has code of its own
+# Of a tile in a line that reads the margin: few lines do, and their tiles are code of their own. With four outputs most
+# columns are still used more than once.
+MAX_MARGIN_POSITIONS = 4
 
 
 def lower(group: KernelGroup, program: RProgram, workload: Workload[ChannelSpace]) -> tuple[ScheduleTree, ...]:
@@ -94,15 +97,35 @@ class _Tasks:
 
     # tiles ----------------------------------------------------------------------------------------------------------
     def _channel_group(self, width: int) -> tuple[Node, ...]:
-        """Return the tiles of a line for `width` channels."""
+        """Return the tiles of a line for `width` channels, other ones where separated lines read the margin."""
+        positions, guards = self.program.thread[self.space.columns.axis], self.line_guards()
+        still = {dim.position_name for dim in self.space.lines if dim.inner is None}
+        if not guards or not all(axes_of(guard) <= still for guard in guards):
+            return self._line_tiles(width, positions, None)
+        inside = reduce(logical_and, (substitute(guard, self.lines()) for guard in guards))
+        plain = self._line_tiles(width, positions, guards)
+        return (Branch(inside, plain, self._line_tiles(width, min(positions, MAX_MARGIN_POSITIONS), ())),)
+
+    def line_guards(self) -> tuple[Expr, ...]:
+        """Return the conditions in the planes' values that depend on lines alone."""
+        lines = {d.position_name for d in self.space.lines}
+        parts = (part for plane in self.space.reduction.planes for part in iter_subexpressions(plane.value))
+        return tuple(dict.fromkeys(part.cond for part in parts if isinstance(part, Select) and axes_of(part.cond) <= lines))
+
+    def lines(self) -> dict[str, Expr]:
+        """Return the position of each line under the current taps."""
+        return {d.position_name: _position(d, ref(d.axis)) for d in self.space.lines}
+
+    def _line_tiles(self, width: int, positions: int, guards: tuple[Expr, ...] | None) -> tuple[Node, ...]:
+        """Return the tiles of a line; `guards` hold in it, or are tested by each tile."""
         columns = self.space.columns
-        positions = min(self.program.thread[columns.axis], columns.extent)
+        positions = min(positions, columns.extent)
         starts = [min(t * positions, columns.extent - positions) for t in range(ceil_div(columns.extent, positions))]
         inside = [s for s in starts if s % positions == 0 and self._is_inside(s, positions)]
         ends = [s for s in starts if s not in inside]
 
         def tile(start: Expr) -> tuple[Node, ...]:
-            return _Tile(self, start, positions, width).nodes()
+            return _Tile(self, start, positions, width, guards).nodes()
 
         if len(inside) < 2 or len(ends) > MAX_END_TILES:
             inside, ends = [], starts
@@ -129,6 +152,7 @@ class _Tile:
     start: Expr  # constant where columns may be the margin
     positions: int
     width: int
+    guards: tuple[Expr, ...] | None  # of lines, that hold; None: the tile tests them under each tap
 
     @property
     def space(self) -> ChannelSpace:
@@ -157,30 +181,18 @@ class _Tile:
     def _line_taps(self) -> tuple[Node, ...]:
         """Loop over the taps of all dimensions but the columns'; lines beyond the input are the margin."""
         inside: Expr | None = None
-        guards: dict[Expr, None] = {}
         for plane in self.space.reduction.planes:
-            guards |= dict.fromkeys(self._line_guards(plane))
             for dim, bounds in zip(self.space.lines, plane.inside, strict=False):
                 inside = logical_and(inside, _bounds(dim, bounds))
-        nodes = tuple(self._columns(is_inside=True, guards=frozenset()))
-        if guards:  # of separated lines
-            plain = tuple(self._columns(is_inside=True, guards=frozenset(guards)))
-            test = reduce(logical_and, (substitute(guard, self._lines()) for guard in guards))
+        nodes = tuple(self._columns(is_inside=True, guards=frozenset(self.guards or ())))
+        tested = self.tasks.line_guards() if self.guards is None else ()
+        if tested:
+            plain = tuple(self._columns(is_inside=True, guards=frozenset(tested)))
+            test = reduce(logical_and, (substitute(guard, self.tasks.lines()) for guard in tested))
             nodes = (Branch(test, plain, nodes),)
         if inside is not None:
             nodes = (Branch(inside, nodes, tuple(self._columns(is_inside=False, guards=frozenset()))),)
         return _loop_over_taps(self.space.lines, (*self._load_weights(), *nodes))
-
-    def _line_guards(self, plane: Plane) -> Iterator[Expr]:
-        """Yield the conditions in the plane's value that depend on lines alone."""
-        lines = {d.position_name for d in self.space.lines}
-        for part in iter_subexpressions(plane.value):
-            if isinstance(part, Select) and axes_of(part.cond) <= lines:
-                yield part.cond
-
-    def _lines(self) -> dict[str, Expr]:
-        """Return the position of each line under the current taps."""
-        return {d.position_name: _position(d, ref(d.axis)) for d in self.space.lines}
 
     def _load_weights(self) -> Iterator[Node]:
         """Load the weights of the current line of taps."""
@@ -219,7 +231,7 @@ class _Tile:
             return plane.margin
         value = rewrite(plane.value, lambda e: e.then if isinstance(e, Select) and e.cond in guards else e)
         channel = add(ref(f"{channels.name}.first"), ref(LANE))
-        return substitute(value, {**self._lines(), slide.position_name: position, channels.name: channel})
+        return substitute(value, {**self.tasks.lines(), slide.position_name: position, channels.name: channel})
 
     def _accumulate(self, output: Expr, tap: Expr) -> Node:
         reduction, channels = self.space.reduction, self.space.channels

@@ -41,6 +41,7 @@ class Blocking:
     rows_outer: bool  # one panel of A meets all panels of B before the next panel of A
     streams_b: bool  # prepacked panels of B are read once, by the only panel of A
     column_run: int  # points of a block of k with one value of packed columns (`packed_columns.py`); 0: panels of B are floats
+    has_packed_words: bool = False  # panels of B have unsigned integers (`packed_words.py`)
 
     @property
     def runs(self) -> int:
@@ -74,20 +75,30 @@ def plan_blocking(p: Workload[ContractionFacts], block: Tile, thread: Tile, spli
     block_rows = rows_per_block(rows, mr, kc, size, l2_bytes)
     at_once = block_rows if packs_a else rows
     rows_outer = not packs_b_on_first_use and _loops_over_rows_first(at_once, columns, kc, size, l2_bytes, b_is_constant=b.constant)
+    run = _run_words(p, kc, steps)
     return Blocking(
         mr,
         nr,
         kc,
         depth,
         steps,
-        _run_words(p, kc, steps),
+        run,
         block_rows,
         packs_a,
         packs_b_on_first_use,
         rows_outer,
         streams_b=b.constant and rows == mr,
         column_run=_column_run(p, kc, depth) if b.constant and rows == mr else 0,
+        has_packed_words=rows == mr and _has_packed_words(p, kc, run),
     )
+
+
+def _has_packed_words(p: Workload[ContractionFacts], kc: int, run: int) -> bool:
+    """Return whether words of panels, and runs of k with one offset, begin where blocks and sums of `run` words do."""
+    packed = p.facts.packed_words
+    if packed is None or kc % packed.words or run % packed.words:
+        return False
+    return packed.is_shared or packed.run % (run * packed.dot.group) == 0
 
 
 def _column_run(p: Workload[ContractionFacts], kc: int, depth: int) -> int:

@@ -33,7 +33,7 @@ class CpuContractionRules(TileRules):
         p = self.workload
         width = p.machine.unit.shape[-1]
         rows = tuple([r for r in M_STEPS if r <= p.extent(p.m)])
-        if p.facts.packed_b is not None and p.extent(p.m) <= MAX_ROWS_OF_PACKED_COLUMNS:
+        if p.facts.has_packed_columns and p.extent(p.m) <= MAX_ROWS_OF_PACKED_COLUMNS:
             rows = (p.extent(p.m),)
         wide = tuple([width * v for v in VECTOR_STEPS if width * (v - 1) < p.extent(p.n)])
         return self._thread_level({p.m: rows, p.n: wide}, self._evaluate_thread, self._feeds_the_unit)

@@ -26,6 +26,7 @@ from roller_svc.families.cpu.contraction.block_scales import RUN, BlockScales
 from roller_svc.families.cpu.contraction.blocking import Blocking, plan_blocking
 from roller_svc.families.cpu.contraction.guarded_k import GuardedK, round_down
 from roller_svc.families.cpu.contraction.packed_columns import PackedColumns
+from roller_svc.families.cpu.contraction.packed_words import ONES, PackedWords
 from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, Packing, Panels, RunPacking, for_panel
 from roller_svc.families.cpu.contraction.vnni_packing import VnniPacking
 from roller_svc.families.cpu.contraction.workload import COMPUTED, ContractionFacts, CpuOperand
@@ -152,6 +153,7 @@ PACKED_A, PACKED_B, TILE_C, EDGE_C = ".a_packed", ".b_packed", ".c_tile", ".c_ed
 COMPENSATION = ".b_flipped"
 STEP, BLOCK = "k.step", "m.block"
 COLUMN_VALUE, K_WORD = ".b_value", "k.word"  # of packed columns
+ROW_SUMS, COLUMN_OFFSET = ".a_sums", ".b_offset"  # of packed words
 K_BEGIN, K_END, K_STEPS = "k.begin", "k.end", "k.steps"  # of a task under a guard
 PREFETCH_ROWS = 8  # prefetch distance in rows of B; 4 to 16 perform alike
 
@@ -186,7 +188,12 @@ class _Blocked:
     @property
     def dot(self) -> DotOperands | None:
         """Return the packed types for dot-product instructions; k then counts words of several elements."""
-        return self.workload.facts.dot
+        return self.workload.facts.dot if self.packed_words is None else self.packed_words.dot
+
+    @property
+    def packed_words(self) -> PackedWords | None:
+        """Return how the micro-kernel reads words of B, if panels have unsigned integers."""
+        return self.workload.facts.packed_words if self.plan.has_packed_words else None
 
     # tile sizes -----------------------------------------------------------------------------------------------------
     @property
@@ -311,6 +318,8 @@ class _Blocked:
     def _k_loops(self, height: int, width: int) -> tuple[KLoop, ...]:
         """Return the loops of a register tile, outermost first. Those of packed columns end at runs and words."""
         kc, run, packed = self.plan.kc, self.plan.column_run, self.packed_b
+        if self.packed_words is not None:
+            return self._loops_over_packed_words(self.packed_words.words)
         if packed is None:
             return (self._k_loop(height, width),)
         loops: tuple[KLoop, ...] = ()
@@ -327,12 +336,23 @@ class _Blocked:
         fields = KLoop(K_ROW, packed.points, None, mul(ref(K_WORD), num(packed.points)), LoopKind.UNROLL)
         return (*loops, words, fields)
 
+    def _loops_over_packed_words(self, words: int) -> tuple[KLoop, ...]:
+        """Return the loops over words of a panel, and over the words of dot products in each."""
+        run = self.plan.run // words
+        first = mul(ref(RUN), num(run)) if self.plan.runs > 1 else None
+        limit = None
+        if not self._has_whole_runs:
+            remaining = div(ref(K_COUNT), words)
+            limit = remaining if first is None else min_(num(run), sub(remaining, first))
+        if words == 1:
+            return (KLoop(K_ROW, run, limit, first),)
+        each = KLoop(K_ROW, words, None, mul(ref(K_WORD), num(words)), LoopKind.UNROLL)
+        return KLoop(K_WORD, run, limit, first), each
+
     def _allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         rows, columns = self.rows, self.columns
         panels_of_b, dtype, packed = 1 if columns.shared_buffer else columns.count, self.view.dtype, self.packed_dtype
-        stored, depth = (
-            (packed, self.plan.kc) if self.packed_b is None else (self.packed_b.dtype, self.packed_b.words(self.plan.kc))
-        )
+        stored, depth = self._stored_dtype, self.plan.kc // self._stored_points
         buffers: list[tuple[str, DType, tuple[int, ...]]] = [(PACKED_B, stored, (panels_of_b, depth, columns.size))]
         if self.packed_b is not None:
             values = columns.count, self.column_runs, columns.size
@@ -340,6 +360,10 @@ class _Blocked:
         if self._flips_sign_of_a:
             runs = (self.plan.runs,) if self.plan.runs > 1 else ()
             buffers.insert(0, (COMPENSATION, dtype, (columns.count, *runs, columns.size)))
+        if self.packed_words is not None:
+            buffers.append((ROW_SUMS, dtype, (rows.count, self.plan.runs, rows.size, self.lanes)))
+            if not self.packed_words.is_shared:
+                buffers.append((COLUMN_OFFSET, DType.INT8, (columns.count, self.plan.runs, columns.size)))
         if self.plan.packs_a:
             buffers.append((PACKED_A, packed, (rows.count, self.plan.kc + self._panel_padding, rows.size)))
         if self.scales is not None:
@@ -362,10 +386,25 @@ class _Blocked:
         """
         return ceil_div(LINE_BYTES, self.rows.size * self.view.dtype.bytes) if self.rows.count > 1 else 0
 
+    @property
+    def _stored_dtype(self) -> DType:
+        """Return the type of an element of a panel of B."""
+        return self.packed_dtype if self.packed_b is None else self.packed_b.dtype
+
+    @property
+    def _stored_points(self) -> int:
+        """Return the points of `k.row` in an element of a panel of B."""
+        if self.packed_words is not None:
+            return self.packed_words.words
+        return 1 if self.packed_b is None else self.packed_b.points
+
     def _pack_b(self) -> tuple[Node, ...]:
         if self.packed_b is not None:
             return self._pack_columns(self.packed_b)
-        packed = () if self.plan.packs_b_on_first_use else self._packing_of_b.nodes(self.columns)
+        if self.packed_words is not None:
+            packed = self._pack_words(self.packed_words)
+        else:
+            packed = () if self.plan.packs_b_on_first_use else self._packing_of_b.nodes(self.columns)
         if self.scales is not None:
             packed = (*packed, *self.scales.pack_columns(self.columns))
         return (*packed, *self._compute_compensation()) if self._flips_sign_of_a else packed
@@ -381,6 +420,34 @@ class _Blocked:
             packing = RunPacking(f"{COLUMN_VALUE}{i}", value, COMPUTED, k, self.column_runs, lanes, value.dtype, run)
             nodes = (*nodes, *packing.nodes(self.columns))
         return nodes
+
+    def _pack_words(self, packed: PackedWords) -> tuple[Node, ...]:
+        """Pack unsigned integers, as many as a word of a panel has, and numbers of runs."""
+        k, group, words = self.view.k, packed.dot.group, packed.words
+        first = mul(add(ref(K_FIRST), mul(ref(K_ROW), num(words))), num(group))
+        source, count = packed.source(k, first), self.plan.kc // words
+        nodes = RunPacking(PACKED_B, source, COMPUTED, k, count, self.lanes, WORD, words, group).nodes(self.columns)
+        if packed.is_shared:
+            return nodes
+        runs, run, dtype = self.plan.runs, self.plan.run, DType.INT8
+        offsets = RunPacking(COLUMN_OFFSET, packed.offset, COMPUTED, k, runs, self.lanes, dtype, run, group)
+        return (*nodes, *offsets.nodes(self.columns))
+
+    def _sum_rows(self) -> tuple[Node, ...]:
+        """Sum the elements of each run of a row of A, with one sum for all lanes."""
+        rows = self.rows
+        tile = CTile(ROW_SUMS, lambda row, lane: (rows.panel, self._run, row, lane))
+
+        def summed(height: int) -> tuple[Node, ...]:
+            kernel = self._micro_kernel(height, self.lanes)
+            kernel = replace(kernel, b=lambda _: ONES, initial=None, prefetches=(), scaled=None)
+            return self._over_runs(kernel.nodes(tile))
+
+        return (rows.loop(rows.dispatch_edge(summed)),)
+
+    @property
+    def _run(self) -> Expr:
+        return ref(RUN) if self.plan.runs > 1 else num(0)
 
     @property
     def packed_b(self) -> PackedColumns | None:
@@ -421,7 +488,7 @@ class _Blocked:
         run = (ref(RUN),) if self.plan.runs > 1 else ()
         return (self.columns.panel, *run, column)
 
-    def _initial_compensation(self, column: Expr) -> Expr:
+    def _initial_compensation(self, _: Expr, column: Expr) -> Expr:
         flipped = Load(COMPENSATION, self._compensation(column), self.view.dtype)
         return Op(OpKind.NEG, (flipped,), self.view.dtype)
 
@@ -429,7 +496,8 @@ class _Blocked:
         """Loop over the row blocks of A: pack a block, then multiply it by all panels of B."""
         nodes, rows = self._multiply(), self.rows
         if self.plan.packs_a:
-            nodes = (*self._packing(PACKED_A, self.view.operands.a, self.operands[0]).nodes(rows), *nodes)
+            sums = () if self.packed_words is None else self._sum_rows()
+            nodes = (*self._packing(PACKED_A, self.view.operands.a, self.operands[0]).nodes(rows), *sums, *nodes)
         if self.scales is not None:
             nodes = (*self.scales.pack_rows(rows), *nodes)
         of_task = self.blocks * rows.count
@@ -590,13 +658,42 @@ class _Blocked:
             dtype,
             k_loops,
             a=self._element_of_a,
-            b=self._packed_element_of_b if self.packed_b is None else self._computed_element_of_b(self.packed_b, k_loops[-1]),
+            b=self._read_b(k_loops[-1]),
             registers=self.hw.limits.max_registers_per_thread,
             prefetches=(*self._prefetch_columns(), *self._prefetch_rows()),
             dot=self.dot,
-            initial=self._initial_compensation if self._flips_sign_of_a else None,
+            initial=self._initial,
             scaled=None if self.scales is None else self.scales.scaled,
         )
+
+    def _read_b(self, innermost: KLoop) -> Callable[[Expr], Expr]:
+        """Return what reads or computes an element of B in a step of the innermost loop."""
+        packed = self.packed_words
+        if self.packed_b is not None:
+            return self._computed_element_of_b(self.packed_b, innermost)
+        if packed is None:
+            return self._packed_element_of_b
+
+        def word(column: Expr) -> Expr:
+            place = ref(K_ROW if packed.words == 1 else K_WORD)
+            return packed.word(Load(PACKED_B, (self.columns.buffer_index, place, column), WORD), innermost.number)
+
+        return word
+
+    @property
+    def _initial(self) -> Callable[[Expr, Expr], Expr] | None:
+        """Return what sums at a row and a column begin with; None: zero."""
+        packed = self.packed_words
+        if packed is None:
+            return self._initial_compensation if self._flips_sign_of_a else None
+
+        def first_sum(row: Expr, column: Expr) -> Expr:
+            offset = packed.offset
+            if not packed.is_shared:
+                offset = Load(COLUMN_OFFSET, (self.columns.panel, self._run, column), DType.INT8)
+            return packed.first_sum(Load(ROW_SUMS, (self.rows.panel, self._run, row, ref(LANE)), self.view.dtype), offset)
+
+        return first_sum
 
     def _element_of_a(self, row: Expr) -> Expr:
         view = self.view
@@ -621,17 +718,16 @@ class _Blocked:
 
         Panels follow each other in memory. Within L2, prefetches cost more than they hide.
         """
-        packed = self.packed_b
-        size = (self.packed_dtype if packed is None else packed.dtype).bytes
-        b_bytes = self.columns.axis.extent * (self.plan.depth if packed is None else packed.words(self.plan.depth)) * size
+        size, points = self._stored_dtype.bytes, self._stored_points
+        b_bytes = self.columns.axis.extent * (self.plan.depth // points) * size
         if b_bytes <= self.l2_bytes or not prefetch_is_profitable(self.view.group, self.program, self.hw):
             return ()
         lines = range(0, self.columns.size, LINE_BYTES // size)
-        row = (ref("n.panel"), ref(K_ROW) if packed is None or packed.points == 1 else ref(K_WORD))
+        row = (ref("n.panel"), ref(K_ROW if points == 1 else K_WORD))
         prefetches = tuple(Prefetch(PACKED_B, (*row, num(line)), PREFETCH_DISTANCE_BYTES // size) for line in lines)
-        if packed is None or packed.points == 1:
+        if points == 1:
             return prefetches
-        return (Branch(eq(mod(ref(K_ROW), packed.points), num(0)), prefetches),)
+        return (Branch(eq(mod(ref(K_ROW), points), num(0)), prefetches),)
 
     def _prefetch_rows(self) -> tuple[Node, ...]:
         """Prefetch a part of the next prepacked panel of A with each of a few panels of B.

@@ -11,6 +11,7 @@ from typing import Any
 from roller_svc.analysis.operand import Operand, operands
 from roller_svc.families.common.cpu.dot import DotOperands, dot_operands
 from roller_svc.families.cpu.contraction.packed_columns import PackedColumns, packed_columns
+from roller_svc.families.cpu.contraction.packed_words import PackedWords, packed_words
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Select, axes_of, iter_subexpressions
@@ -120,6 +121,12 @@ class ContractionFacts:
     b: CpuOperand
     dot: DotOperands | None
     packed_b: PackedColumns | None = None  # of a constant B that float units multiply
+    packed_words: PackedWords | None = None  # of a constant B that dot products multiply
+
+    @property
+    def has_packed_columns(self) -> bool:
+        """Whether panels of B may have integers of few bits, from which the micro-kernel computes what it multiplies."""
+        return self.packed_b is not None or self.packed_words is not None
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ContractionFacts] | None:
@@ -128,18 +135,15 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ContractionFac
         return None
     dot = dot_operands(base.machine.unit, group)
     a, b = cpu_operands(group, None if dot is None else (dot.a, dot.b))
-    return base.with_facts(ContractionFacts(a, b, dot, _packed_b(group) if b.constant and dot is None else None))
-
-
-def _packed_b(group: KernelGroup) -> PackedColumns | None:
-    """Return how B is computed from integers of few bits, if float32 is multiplied; None for other operands."""
     factors, space = group.operands, group.space
-    if factors is None or factors.b2 is not None or factors.scales or space.k_bounds is not None:
-        return None
-    if space.compute_dtype is not DType.FLOAT32:
-        return None
-    (k,) = space.role(AxisRole.K)
-    return packed_columns(factors.a if space.transposed else factors.b, k.members)
+    if not b.constant or factors is None or factors.b2 is not None or space.k_bounds is not None:
+        return base.with_facts(ContractionFacts(a, b, dot))
+    operand, (k,) = factors.a if space.transposed else factors.b, space.role(AxisRole.K)
+    if dot is not None:
+        words = None if space.scale_runs is None else packed_words(operand, k, dot)  # else a column has one sum
+        return base.with_facts(ContractionFacts(a, b, dot, packed_words=words))
+    is_float = space.compute_dtype is DType.FLOAT32 and not factors.scales
+    return base.with_facts(ContractionFacts(a, b, dot, packed_columns(operand, k.members) if is_float else None))
 
 
 def count_members(p: Workload[Any], axis: int | None) -> int:

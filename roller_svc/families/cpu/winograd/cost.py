@@ -65,16 +65,21 @@ def _operations(m: int) -> tuple[int, int]:
 
 
 def _input_transforms(p: Workload[WinogradSpace], task: WinogradTask) -> float:
-    matrices = task.space.transforms
-    operations = 2 * matrices.size * _operations(matrices.m)[0]
-    return task.input_tiles * task.steps * _tile_cycles(p, matrices.positions, matrices.positions, operations)
+    space = task.space
+    operations = _applications(space.transforms.size, space) * _operations(space.m)[0]
+    return task.input_tiles * task.steps * _tile_cycles(p, space.positions, space.positions, operations)
 
 
 def _output_transforms(p: Workload[WinogradSpace], task: WinogradTask) -> float:
-    matrices = task.space.transforms
-    operations = (matrices.size + matrices.m) * _operations(matrices.m)[1]
+    space = task.space
+    operations = _applications(space.m, space) * _operations(space.m)[1]
     panels = task.panels * task.vectors
-    return task.tiles * panels * _tile_cycles(p, matrices.positions, matrices.m**2, operations)
+    return task.tiles * panels * _tile_cycles(p, space.positions, space.m ** len(space.tiled), operations)
+
+
+def _applications(rows: int, space: WinogradSpace) -> int:
+    """Return the vectors of a tile that a matrix of that many rows is applied to: its columns, and then rows of results."""
+    return 1 if len(space.tiled) == 1 else space.transforms.size + rows
 
 
 def _tile_cycles(p: Workload[WinogradSpace], loads: int, stores: int, operations: int) -> float:

@@ -53,23 +53,27 @@ class CpuWinogradRules(Enumerated):
         have taps, a block is rows of tiles of adjacent planes of one image.
         """
         space = self.workload.facts
-        *images, rows, columns = space.image.window_dims
+        *outer, columns = space.image.window_dims
+        images, rows = outer[:-1], outer[-1:]
         one, whole = [1] * len(images), self._sizes(columns)[0]
+        is_accepted = self._is_accepted((*one, *map(space.unit, rows), whole))
         for width in self._sizes(columns):
-            if width == whole or not self._is_accepted((*one, self.workload.facts.m, whole)):
-                yield from ((*one, height, width) for height in self._sizes(rows))
+            if width == whole or not is_accepted:
+                yield from ((*one, *height, width) for height in itertools.product(*map(self._sizes, rows)))
+        highest = [self._sizes(slide)[0] for slide in rows]
         if space.planes is None:
             several = itertools.product(*(self._sizes(slide) for slide in images))
-            yield from ((*block, self._sizes(rows)[0], whole) for block in several if list(block) != one)
+            yield from ((*block, *highest, whole) for block in several if list(block) != one)
+        if space.planes not in images:
             return
         first = images.index(space.planes)
         inner = (self._sizes(slide) for slide in images[first + 1 :])
-        for planes, height, *block in itertools.product(self._sizes(space.planes), self._sizes(rows), *inner):
+        for planes, height, *block in itertools.product(self._sizes(space.planes), self._sizes(rows[0]), *inner):
             if planes > 1 or any(n > 1 for n in block):
                 yield (*one[:first], planes, *block, height, whole)
 
     def _sizes(self, slide: ImageWindowDim) -> list[int]:
-        """Return the extents of equal parts of a dimension in whole tiles, largest first."""
+        """Return the extents of equal parts of a dimension in whole units of tiles, largest first."""
         space = self.workload.facts
         count = space.count(slide)
         return [n * space.unit(slide) for n in sorted({-(-count // parts) for parts in range(1, count + 1)})[::-1]]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.winograd import first_of_tile
 from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches, image_tasks
 from roller_svc.families.common.cpu.image_space import ImageWindowDim
 from roller_svc.families.common.cpu.input_patch import WINDOW, InputPatch, tap_shift
@@ -156,26 +157,33 @@ class _Task:
         return Loop(".block", ceil_div(pitch, lanes), LoopKind.SERIAL, (Let(".pixel", first, (node,)),))
 
     def _input_tile(self) -> tuple[Node, ...]:
-        """Transform one input tile for the chunk's channels: V = B^T d B."""
-        matrices = self.task.space.transforms
+        """Transform one input tile for the chunk's channels: V = B^T d, or B^T d B."""
+        space = self.task.space
         channel = add(mul(ref(".step"), num(self.task.chunk)), ref(LANE))
 
-        def store(a: int, b: int, value: Expr) -> Compute:
-            return Compute(INPUTS, self._input(num(a * matrices.size + b), ref(".tile"), channel), value)
+        def store(at: tuple[int, ...], value: Expr) -> Compute:
+            return Compute(INPUTS, self._input(num(space.position(at)), ref(".tile"), channel), value)
 
         transform = VectorTransform(self.task.lanes, self.dtype)
-        return transform.square(matrices.inputs, self._patch_element, store)
+        return transform.along(len(space.tiled), space.transforms.inputs, self._patch_element, store)
 
-    def _patch_element(self, i: int, j: int) -> Expr:
-        """Return the patch's element (i, j) of the tile, for each channel of the chunk."""
-        *images, rows, columns = self.patch.image.window_dims
-        m = self.task.space.m
-        coordinates: list[Expr] = [ref(f"{slide.pixel.name}.tile") for slide in images]
-        for slide, inside in ((rows, i), (columns, j)):
-            coordinates.append(add(mul(ref(f"{slide.pixel.name}.tile"), num(m)), num(inside)))
+    def _patch_element(self, inside: tuple[int, ...]) -> Expr:
+        """Return the patch's element at a place of the tile, for each channel of the chunk."""
+        coordinates = self._coordinates(inside)
         if self.patch.image.channels_last:
-            return Load(WINDOW, (self.patch.offset(ref(LANE), tuple(coordinates)),), self.dtype)
-        return Load(CHANNELS, (self.patch.offset(num(0), tuple(coordinates)), ref(LANE)), self.dtype)
+            return Load(WINDOW, (self.patch.offset(ref(LANE), coordinates),), self.dtype)
+        return Load(CHANNELS, (self.patch.offset(num(0), coordinates), ref(LANE)), self.dtype)
+
+    def _coordinates(self, inside: tuple[int, ...]) -> tuple[Expr, ...]:
+        """Return the coordinates in a block of a place of the tile."""
+        space, places = self.task.space, iter(inside)
+        coordinates: list[Expr] = []
+        for slide in space.image.window_dims:
+            tile: Expr = ref(f"{slide.pixel.name}.tile")
+            if slide in space.tiled:
+                tile = add(first_of_tile(tile, space.m, slide.dilation), num(next(places) * slide.dilation))
+            coordinates.append(tile)
+        return tuple(coordinates)
 
     def _over_tiles(self, nodes: tuple[Node, ...], counts: tuple[int, ...]) -> tuple[Node, ...]:
         """Loop over tiles, `counts` along each window dimension; `.tile` is a tile's number."""
@@ -234,24 +242,20 @@ class _Task:
 
     # results --------------------------------------------------------------------------------------------------------
     def _store_panel(self) -> tuple[Node, ...]:
-        """Transform the products of one panel, Y = A^T M A, and run the epilogue."""
+        """Transform the products of one panel, Y = A^T M, or A^T M A, and run the epilogue."""
         place = add(ref(".filters.first"), mul(ref(".filters.panel"), num(self.task.wide)))
         transform = Routine("finish", self._over_tiles(self._output_tile(), self.task.counts))
         return (transform, Let(".filters.place", place, (Routine("store", self.results.nodes()),)))
 
     def _output_tile(self) -> tuple[Node, ...]:
-        matrices, lanes = self.task.space.transforms, self.task.lanes
+        space, lanes = self.task.space, self.task.lanes
         filter_ = add(mul(ref(".vector"), num(lanes)), ref(LANE))
-        *images, rows, columns = self.task.space.image.window_dims
 
-        def load(a: int, b: int) -> Expr:
-            return Load(PRODUCTS, self._product(num(a * matrices.size + b), ref(".tile"), filter_), self.dtype)
+        def load(at: tuple[int, ...]) -> Expr:
+            return Load(PRODUCTS, self._product(num(space.position(at)), ref(".tile"), filter_), self.dtype)
 
-        def store(p: int, q: int, value: Expr) -> Compute:
-            at: list[Expr] = [ref(f"{slide.pixel.name}.tile") for slide in images]
-            for slide, inside in ((rows, p), (columns, q)):
-                at.append(add(mul(ref(f"{slide.pixel.name}.tile"), num(matrices.m)), num(inside)))
-            return Compute(RESULTS, (num(0), num(0), self.results.pixel_number(tuple(at)), filter_), value)
+        def store(at: tuple[int, ...], value: Expr) -> Compute:
+            return Compute(RESULTS, (num(0), num(0), self.results.pixel_number(self._coordinates(at)), filter_), value)
 
-        nodes = VectorTransform(lanes, self.dtype).square(matrices.outputs, load, store)
+        nodes = VectorTransform(lanes, self.dtype).along(len(space.tiled), space.transforms.outputs, load, store)
         return (Loop(".vector", self.task.vectors, LoopKind.SERIAL, nodes),)

@@ -5,7 +5,7 @@ Rows of points +p and -p share their even and their odd part: E + f * O and E - 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -21,6 +21,8 @@ EVEN, ODD, HALF = ".even", ".odd", ".half"
 
 Source = Callable[[int], Expr]  # element of a vector of operands
 Target = Callable[[int, Expr], Compute]  # stores one element of the result
+TileSource = Callable[[tuple[int, ...]], Expr]  # of a tile of one or two dimensions
+TileTarget = Callable[[tuple[int, ...], Expr], Compute]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +32,21 @@ class VectorTransform:
     lanes: int
     dtype: DType
 
-    def square(
-        self, matrix: Matrix, source: Callable[[int, int], Expr], target: Callable[[int, int, Expr], Compute]
-    ) -> tuple[Node, ...]:
-        """Return target(p, q) = (M X M^T)[p, q] for X[i, j] = source(i, j)."""
+    def along(self, dims: int, matrix: Matrix, source: TileSource, target: TileTarget) -> tuple[Node, ...]:
+        """Return target((p,)) = (M x)[p] for x[i] = source((i,)), or target((p, q)) = (M X M^T)[p, q] of two dimensions."""
+        if dims == 1:
+            nodes = tuple(self.apply(matrix, lambda i: source((i,)), lambda p, value: target((p,), value)))
+            return self._with_registers(nodes, {ODD: (), EVEN: ()})
         rows, columns = len(matrix), len(matrix[0])
-        nodes: list[Node] = []
+        halves: list[Node] = []
         for j in range(columns):
-            nodes += self.apply(matrix, partial(_swapped(source), j), partial(self._half, j))
+            halves += self.apply(matrix, partial(_column, source, j), partial(self._half, j))
         for p in range(rows):
-            nodes += self.apply(matrix, partial(self._half_element, p), partial(target, p))
-        body = tuple(nodes)
-        for name, shape in ((HALF, (rows, columns)), (ODD, ()), (EVEN, ())):
+            halves += self.apply(matrix, partial(self._half_element, p), partial(_in_row, target, p))
+        return self._with_registers(tuple(halves), {HALF: (rows, columns), ODD: (), EVEN: ()})
+
+    def _with_registers(self, body: tuple[Node, ...], shapes: Mapping[str, tuple[int, ...]]) -> tuple[Node, ...]:
+        for name, shape in shapes.items():
             body = (Storage(name, self.dtype, (*shape, self.lanes), Scope.REGISTER, body),)
         return body
 
@@ -93,8 +98,12 @@ class VectorTransform:
         return Loop(LANE, self.lanes, LoopKind.VECTOR, (node,))
 
 
-def _swapped(source: Callable[[int, int], Expr]) -> Callable[[int, int], Expr]:
-    return lambda j, i: source(i, j)
+def _column(source: TileSource, j: int, i: int) -> Expr:
+    return source((i, j))
+
+
+def _in_row(target: TileTarget, p: int, q: int, value: Expr) -> Compute:
+    return target((p, q), value)
 
 
 def _opposite_rows(matrix: Matrix) -> dict[int, int]:

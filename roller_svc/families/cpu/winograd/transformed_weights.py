@@ -1,11 +1,11 @@
-"""Weights of a Winograd convolution, transformed once: U = G g G^T in float64, rounded to float32."""
+"""Weights of a Winograd convolution, transformed once: U = G g or G g G^T in float64, rounded to float32."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.analysis.winograd import Row
+from roller_svc.analysis.winograd import TAPS, Row
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.view import bind_members
 from roller_svc.families.cpu.winograd.workload import LINE_ELEMENTS, WinogradSpace, WinogradTask
@@ -77,23 +77,26 @@ class TransformedWeights:
 
     def _transform(self) -> tuple[Node, ...]:
         """Transform the taps of one filter and channel."""
-        matrices = self.task.space.transforms
-        rows, columns = self.task.space.image.window_dims[-2:]
-        if rows.tap is None or columns.tap is None:
-            raise InvariantError("a Winograd convolution has two dimensions with taps")
+        space = self.task.space
+        matrices = space.transforms
+        names = [slide.tap.name for slide in space.tiled if slide.tap is not None]
+
+        def tap(*at: int) -> Expr:
+            return Cast(substitute(self.source, dict(zip(names, map(num, at), strict=True))), DType.FLOAT64, implicit=True)
+
+        def stored(at: Sequence[int], value: Expr) -> Compute:
+            return self._store(space.position(at), Cast(value, space.image.space.compute_dtype, implicit=True))
+
+        taps = range(TAPS)
+        if len(names) == 1:
+            return tuple(stored((a,), _dot(row, [tap(i) for i in taps])) for a, row in enumerate(matrices.filters))
         nodes: list[Node] = []
         for a, row in enumerate(matrices.filters):
-            for j in range(len(row)):
-                taps = [substitute(self.source, {rows.tap.name: num(i), columns.tap.name: num(j)}) for i in range(len(row))]
-                wide = [Cast(tap, DType.FLOAT64, implicit=True) for tap in taps]
-                nodes.append(Compute(HALF, (num(a), num(j)), _dot(row, wide)))
+            nodes += [Compute(HALF, (num(a), num(j)), _dot(row, [tap(i, j) for i in taps])) for j in taps]
         for a in range(matrices.size):
-            for b, row in enumerate(matrices.filters):
-                half: list[Expr] = [Load(HALF, (num(a), num(j)), DType.FLOAT64) for j in range(len(row))]
-                value = Cast(_dot(row, half), self.task.space.image.space.compute_dtype, implicit=True)
-                nodes.append(self._store(a * matrices.size + b, value))
-        shape = (matrices.size, len(matrices.filters[0]))
-        return (Storage(HALF, DType.FLOAT64, shape, Scope.REGISTER, tuple(nodes)),)
+            half = [Load(HALF, (num(a), num(j)), DType.FLOAT64) for j in taps]
+            nodes += [stored((a, b), _dot(row, half)) for b, row in enumerate(matrices.filters)]
+        return (Storage(HALF, DType.FLOAT64, (matrices.size, TAPS), Scope.REGISTER, tuple(nodes)),)
 
     def _zeros(self) -> tuple[Node, ...]:
         zero = identity(Combine.SUM, self.task.space.image.space.compute_dtype)

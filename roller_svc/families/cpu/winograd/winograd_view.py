@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roller_svc.analysis.winograd import POINTS, TAPS, is_accurate
-from roller_svc.families.common.cpu.image_space import ImageSpace, image_space
+from roller_svc.analysis.winograd import POINTS, is_accurate
+from roller_svc.families.common.cpu.image_space import ImageSpace, image_space, tiled_dims
 from roller_svc.families.cpu.winograd.workload import summed_products
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.dtype import DType
@@ -17,8 +17,9 @@ from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
 def winograd_spaces(group: KernelGroup, convolutions: Sequence[TileSpace], mode: WinogradMode, lanes: int) -> tuple[TileSpace, ...]:
     """Return the spaces of Winograd convolutions, given those of direct ones; none where the algorithm does not apply.
 
-    It applies to 3 x 3 taps of stride 1 and float32, and constant weights. One more dimension may have taps. The
-    filters of a group must fill the `lanes` of a vector: else products and transformed weights are mostly zeros.
+    It applies to 3 taps of stride 1 along one or two dimensions, float32, and constant weights. One more dimension,
+    outside of these, may have taps. The filters of a group must fill the `lanes` of a vector: else products and
+    transformed weights are mostly zeros.
     """
     if mode is WinogradMode.NEVER:
         return ()
@@ -28,7 +29,7 @@ def winograd_spaces(group: KernelGroup, convolutions: Sequence[TileSpace], mode:
             return tuple(
                 replace(space, winograd_tile=m)
                 for m in POINTS
-                if mode is WinogradMode.ALWAYS or is_accurate(m, summed_products(image))
+                if mode is WinogradMode.ALWAYS or is_accurate(m, summed_products(image), len(tiled_dims(image)))
             )
     return ()
 
@@ -38,12 +39,11 @@ def _applies(group: KernelGroup, space: TileSpace, image: ImageSpace, lanes: int
         return False
     if space.role(AxisRole.BATCH) and image.filters.extent < lanes:
         return False
-    images, windows = image.window_dims[:-2], image.window_dims[-2:]
-    if len(windows) < 2 or any(slide.stride != 1 for slide in images):
+    tiled, dims = tiled_dims(image), image.window_dims
+    if not tiled or any(slide.stride != 1 for slide in dims):
         return False
-    if sum(slide.tap is not None for slide in images) > 1:
-        return False
-    if any(slide.taps != TAPS or slide.stride != 1 or slide.dilation != 1 for slide in windows):
+    summed = [slide for slide in dims if slide.tap is not None and slide not in tiled]
+    if len(summed) > 1 or any(dims.index(slide) > dims.index(tiled[0]) for slide in summed):
         return False
     return _has_constant_weights(group, image)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from roller_svc.analysis.winograd import Transforms, transforms
-from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space
+from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space, tiled_dims
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
@@ -29,8 +30,21 @@ class WinogradSpace:
         return self.transforms.m
 
     @cached_property
+    def tiled(self) -> tuple[ImageWindowDim, ...]:
+        """Return the dimensions that are transformed, outermost first."""
+        return tiled_dims(self.image)
+
+    @cached_property
     def positions(self) -> int:
-        return self.transforms.positions
+        """Return the products of one tile, filter and channel."""
+        return int(self.transforms.size ** len(self.tiled))
+
+    def position(self, at: Sequence[int]) -> int:
+        """Return the number of a position of a tile, given its place along each dimension that is transformed."""
+        number = 0
+        for place in at:
+            number = number * self.transforms.size + place
+        return number
 
     @cached_property
     def places(self) -> tuple[int, ...]:
@@ -46,31 +60,30 @@ class WinogradSpace:
 
     @cached_property
     def plane_dims(self) -> tuple[ImageWindowDim, ...]:
-        """Return the dimensions beside rows and columns, outermost first: images, and the planes of an image."""
-        return self.image.window_dims[:-2]
+        """Return the other dimensions, outermost first: images, and the planes of an image."""
+        return tuple(slide for slide in self.image.window_dims if slide not in self.tiled)
 
     @cached_property
     def planes(self) -> ImageWindowDim | None:
-        """Return the dimension with taps beside rows and columns: its taps are summed as channels are."""
+        """Return the dimension with taps that is not transformed: its taps are summed as channels are."""
         return next((slide for slide in self.plane_dims if slide.tap is not None), None)
 
     def unit(self, slide: ImageWindowDim) -> int:
-        """Return the output positions of a tile along a dimension: m along rows and columns, 1 along others."""
-        return self.units[self.image.window_dims.index(slide)]
+        """Return the output positions of the fewest tiles along a dimension that leave no position out."""
+        return self.m * slide.dilation if slide in self.tiled else 1
 
-    @cached_property
-    def units(self) -> tuple[int, ...]:
-        """Return the output positions of a tile along each window dimension."""
-        return (*(1 for _ in self.plane_dims), self.m, self.m)
+    def tiles_of_unit(self, slide: ImageWindowDim) -> int:
+        """Return the tiles of these positions: as many as the outputs of a tile are apart."""
+        return slide.dilation if slide in self.tiled else 1
 
     def count(self, slide: ImageWindowDim) -> int:
-        """Return the tiles along a dimension."""
+        """Return the units along a dimension."""
         return -(-slide.pixel.extent // self.unit(slide))
 
     @cached_property
     def tiles(self) -> int:
         """Return the tiles of all outputs."""
-        return math.prod(self.count(slide) for slide in self.image.window_dims)
+        return math.prod(self.count(slide) * self.tiles_of_unit(slide) for slide in self.image.window_dims)
 
     @cached_property
     def batch(self) -> int:
@@ -99,7 +112,8 @@ class WinogradTask:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Return the tiles of the block along each window dimension."""
-        return tuple([n // unit for n, unit in zip(self.pixels, self.space.units, strict=True)])
+        space, dims = self.space, zip(self.space.image.window_dims, self.pixels, strict=True)
+        return tuple([n // space.unit(slide) * space.tiles_of_unit(slide) for slide, n in dims])
 
     @cached_property
     def tiles(self) -> int:
@@ -218,8 +232,9 @@ def plan_task(p: Workload[WinogradSpace], block: Tile, thread: Tile) -> Winograd
 
 
 def summed_products(image: ImageSpace) -> int:
-    """Return the channels, times the taps of the dimensions beside rows and columns."""
-    return image.depth * math.prod(slide.taps for slide in image.window_dims[:-2])
+    """Return the channels, times the taps of the dimensions that are not transformed."""
+    tiled = tiled_dims(image)
+    return image.depth * math.prod(slide.taps for slide in image.window_dims if slide not in tiled)
 
 
 def _odd_lines(elements: int) -> int:

@@ -13,6 +13,8 @@ from roller_svc.frontend.onnx.use import FLOATS, INTEGERS, Node
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType
 
+_BYTES_ALLOWED = 4  # accuracy_level: rows may be rounded to bytes, as their blocks have scales
+
 
 def _bits(node: Node) -> int:
     bits = node.integer("bits", 4)
@@ -39,7 +41,7 @@ def _matmul_nbits(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return the product with the transpose of a matrix [N, K], which has a scale for each block of a row."""
     bits, block = _bits(node), node.integer("block_size", 0)
     rows, columns = node.integer("N", 0), node.integer("K", 0)
-    node.integer("accuracy_level", 0)
+    may_round = node.integer("accuracy_level", 0) == _BYTES_ALLOWED
     node.check_default("weight_prepacked", 0)
     a, stored, scales = node.operand(0), _stored(node, 1, "B"), node.array(2, "scales", FLOATS)
     if block < 1 or rows < 1 or columns < 1:
@@ -59,21 +61,38 @@ def _matmul_nbits(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         of_column = node.array(4, "g_idx", INTEGERS).reshape(-1)[:columns]
     if of_column.shape != (columns,) or of_column.min() < 0 or of_column.max() >= blocks:
         raise node.invalid(f"g_idx must have {columns} numbers below {blocks}")
+    bias = node.optional(5)
     if np.array_equal(of_column, np.arange(columns) // block) and np.array_equal(zeros, zeros.astype(np.uint8)):
-        weight = _dequantized(builder, numbers, zeros.astype(np.uint8), factors, block)
+        integers = _centred(numbers, zeros.astype(np.uint8))
+        weight = _dequantized(builder, integers, factors, block)
+        are_bytes = len(integers) == 1 or bits < DType.INT8.bits  # less their zero points
+        if may_round and builder.multiplies_bytes and columns % block == 0 and are_bytes:
+            a = _rounded_to_bytes(builder, a, block)
     else:
         dense = (numbers.astype(np.float32) - zeros[:, of_column]) * factors[:, of_column]
         weight = builder.add_constant(dense, DType.FLOAT32)
     weight = builder.cast(weight, a.dtype)
-    bias = node.optional(5)
     return [Tensor(builder.call("linear", [a, weight, *([] if bias is None else [bias])]))]
 
 
-def _dequantized(builder: GraphBuilder, numbers: Array, zeros: Array, scales: Array, block: int) -> Operand:
-    """Return the floats of numbers [rows, columns] with a zero point and a scale for each block of a row."""
-    integers = [builder.add_constant(each, DType(each.dtype.name)) for each in _centred(numbers, zeros)]
+def _rounded_to_bytes(builder: GraphBuilder, x: Operand, block: int) -> Operand:
+    """Return what bytes represent of rows: each block of a row is divided by a scale, which makes its greatest number 127.
+
+    A block with an infinity or NaN has this as its scale, so that its sums are NaN.
+    """
+    wide = builder.cast(x, DType.FLOAT32)
+    blocks = builder.call("reshape", [wide], shape=(*x.shape[:-1], x.shape[-1] // block, block))
+    greatest = builder.call("reduce_max", [builder.call("abs", [blocks])], axis=-1)
+    scale = builder.call("div", [greatest, builder.fill(DType.INT8.integer_range[1], DType.FLOAT32)])
+    integers = builder.call("quantize_linear", [wide, scale], axis=-1, block=block, dtype=DType.INT8.value)
+    return builder.cast(builder.call("dequantize_linear", [integers, scale], axis=-1, block=block), x.dtype)
+
+
+def _dequantized(builder: GraphBuilder, integers: Sequence[Array], scales: Array, block: int) -> Operand:
+    """Return the floats of integers [rows, columns], perhaps with zero points, and a scale for each block of a row."""
+    first, *zeros = (builder.add_constant(each, DType(each.dtype.name)) for each in integers)
     scale = builder.add_constant(scales, DType.FLOAT32)
-    return builder.call("dequantize_linear", [integers[0], scale, *integers[1:]], axis=1, block=block)
+    return builder.call("dequantize_linear", [first, scale, *zeros], axis=1, block=block)
 
 
 def _centred(numbers: Array, zeros: Array) -> list[Array]:

@@ -67,6 +67,18 @@ def test_the_choice_is_the_cheapest_of_all() -> None:
     assert seconds(choose_layouts(fused, costs)) == pytest.approx(least)
 
 
+def test_mixed_layouts_are_estimated_only_where_they_may_pay() -> None:
+    builder, _ = builder_of()
+    y = add_input(builder, "x", 1, 3, 24, 24)  # fewer channels than lanes: planes are faster
+    for seed in range(4):
+        y = builder.call("depthwise_conv2d", [y, add_random(builder, seed, 3, 1, 3, 3)], padding=1)
+    costs = CostTable(CPU)
+    graph = fuse_operators(builder.finish([("y", y)]), costs)
+    before = set(costs.stored)
+    assert choose_layouts(graph, costs) is graph
+    assert len(set(costs.stored) - before) == 3  # the first node, the last one, and the equal ones between
+
+
 def test_inputs_outputs_views_and_copy_free_concatenations_stay() -> None:
     builder, weights = builder_of()
     x = add_input(builder, "x", 1, 32, 7, 7)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dot_specs import BYTES_SPEC
 from graphs import add_input, builder_of, operators, random_arrays
 
 from roller_svc import hardware
@@ -87,6 +88,20 @@ def test_a_product_takes_integers_of_its_constant(
     assert operators(changed) == [FUSED]
     assert stored in dtypes(changed), "four bits, or a byte"
     assert_equal(graph, changed, weights)
+
+
+def test_a_product_of_rounded_rows_takes_their_bytes() -> None:
+    """A device with dot products of bytes multiplies them; another one multiplies what they represent."""
+    for spec, products in ((BYTES_SPEC, 2), (BYTES_SPEC, 1), (SLOW, 1)):
+        builder, weights = builder_of()
+        x, scale = add_input(builder, "x", 1, 1024, dtype=S8), add_input(builder, "s", 1, 32)
+        rounded = builder.call("dequantize_linear", [x, scale], axis=-1, block=32)
+        results = [builder.call("linear", [rounded, weight(builder, (1024, 1024), -8, 7, S8)]) for _ in range(products)]
+        graph = builder.finish([(f"y{i}", each) for i, each in enumerate(results)])
+        changed = rewritten(graph, weights, with_memory(spec, 2e10))
+        before = [] if spec is BYTES_SPEC else ["dequantize_linear"]
+        assert operators(changed) == [*before, *[FUSED] * products]
+        assert_equal(graph, changed, weights)
 
 
 @pytest.mark.parametrize("shape", [(512, 2048), (513, 2047)], ids=["transposed", "odd"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import BuildRequest
 from roller_svc.model import Model
+from roller_svc.runtime import thread_pool
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.settings import read_settings, use
@@ -202,11 +204,24 @@ def test_a_fork_serves_the_model_as_it_is_and_leaves_the_process_alone(cache: Pa
     tuning, expected = tuning_of(model), model(x=X)["y"].copy()
     while tuning.building._process is None:
         threading.Event().wait(0.01)
+    held, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        """Be a thread that is loading and binding when the process forks."""
+        with model._variants[0]._lock, tuning._condition, tuning._wirer._condition, thread_pool._shared.lock:
+            held.set()
+            leave.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(60)
     fork = os.fork()
     if fork == 0:
         status = 1
+        signal.alarm(60)
         try:
-            assert building._one_at_a_time.acquire(blocking=False)
+            with building._one_at_a_time:
+                assert thread_pool.get_num_threads(0) > 0
             assert np.array_equal(model(x=X)["y"], expected)
             assert tuning.wait(0)
             tuning.commit()
@@ -216,6 +231,8 @@ def test_a_fork_serves_the_model_as_it_is_and_leaves_the_process_alone(cache: Pa
             status = 0 if (tuning.state, tuning.notes) == ("stopped", [online.FORKED]) else 2
         finally:
             os._exit(status)
+    leave.set()
+    holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
     assert tuning.state == "exploring"
     assert tuning.building._process.poll() is None

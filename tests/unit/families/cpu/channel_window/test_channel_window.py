@@ -7,10 +7,11 @@ import pytest
 from cases_cpu import AVX2, Types, cpu_case
 
 from roller_svc.compiler.lower_and_emit import lower
+from roller_svc.families.cpu.channel_window.schedule import MAX_MARGIN_POSITIONS
 from roller_svc.families.cpu.channel_window.workload import channel_space
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import loads_of
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Storage, iter_nodes
+from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Storage, iter_nodes
 from roller_svc.schedule.prepack import prepack
 from roller_svc.semantics.interpreter import evaluate
 
@@ -87,6 +88,11 @@ CASES: dict[str, tuple[str, Types]] = {
         "y[d, h, w, c] >=! x[d*2 + a, h*2 + b, w*2 + e, c] where d in 3, h in 4, w in 5, a in 3, b in 2, e in 2",
         {"x": (F32, (7, 8, 10, 16))},
     ),
+    "three dimensions, padded": (
+        "y[d, h, w, c] >=! x[d + a - 1, h*2 + b - 1, w*2 + e - 1, c].when([d + a >= 1, d + a < 5, h*2 + b >= 1, w*2 + e >= 1], "
+        "-9.0) where d in 4, h in 4, w in 9, a in 3, b in 3, e in 3",
+        {"x": (F32, (4, 9, 19, 16))},
+    ),
     "squares": ("y[h, w, c] +=! x[h + u, w + v, c] * x[h + u, w + v, c] where h in 8, w in 9, u in 3, v in 3",
                 {"x": (F32, (10, 11, 16))}),
 }  # fmt: skip
@@ -158,6 +164,17 @@ def test_a_loaded_vector_serves_all_outputs_of_a_tile() -> None:
     assert [n.kind for n in tiles] == [LoopKind.SERIAL]
     loads = [n for n in iter_nodes(tiles[0].body) if isinstance(n, Compute) and "x" in _tensors(n)]
     assert len(loads) == positions + 2
+
+
+def test_lines_that_read_the_margin_have_smaller_tiles() -> None:
+    case = cpu_case(*pool(">", 112, 3, 2, channels=LANES))
+    (tree,) = lower(case.group, case.ranked[0].program, AVX2)
+    (branch,) = [n for n in iter_nodes(tree.body) if isinstance(n, Branch)]
+    tiles = [
+        {n.shape[0] for n in iter_nodes(nodes) if isinstance(n, Storage) and n.tensor.endswith("acc")}
+        for nodes in (branch.then, branch.otherwise)
+    ]
+    assert tiles == [{case.ranked[0].program.thread["w"]}, {MAX_MARGIN_POSITIONS}]
 
 
 def _tensors(node: Compute) -> set[str]:

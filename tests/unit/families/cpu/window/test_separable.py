@@ -43,6 +43,8 @@ CASES: dict[str, tuple[str, Types]] = {
                        {"x": ("int32", (4, 23, 45))}),
     "backwards": ("y[c, h, w] +=! x[c, h*2 - u + 2, w*2 - v + 2] where h in 9, w in 20, u in 3, v in 3",
                   {"x": (F32, (4, 19, 41))}),
+    "long lines of channels": ("y[c, h, w] >=! x[h*2 + u, w*2 + v, c] where c in 3, h in 4, w in 60, u in 3, v in 3",
+                               {"x": (F32, (9, 121, 3))}),
     "wider than a row block": ("y[h, w] >=! x[h*2 + u, w*2 + v] where h in 3, w in 5001, u in 2, v in 2",
                                {"x": (F32, (6, 10002))}),
 }  # fmt: skip
@@ -114,3 +116,9 @@ def test_strided_lines_are_sorted_in_registers(dtype: str) -> None:
         buffers = {n.tensor for n in iter_nodes(tree.body) if isinstance(n, Storage)}
         assert (".plane0_0.line" in buffers) == (sources[-1] == {".plane0_0.line"})
     assert sources == [{"x"}, {".plane0_0.line"}]
+
+
+def test_rows_of_many_strided_elements_are_loops_in_c() -> None:
+    """A line of 121 elements, each the greatest of three, is a loop over vectors of eight and two in the remainder."""
+    case = cpu_case(*CASES["long lines of channels"])
+    assert case.source(case.ranked[0]).text.count("x[") < 121  # 373 without a loop

@@ -81,6 +81,13 @@ GROUPED = (
     "Y[n, f, y, x] = max(S[n, f, y, x] + B[f], 0.0)"
 )
 GROUPS_LAST = "Y[y, x, g, f] +=! W[g, f, c, i, j] * X[y + i, x + j, g, c] where y in 8, x in 7"
+LINE = (
+    "S[n, f, t] +=! W[f, c, i] * X[n, c, t + i * {d} - {d}].when([t + i * {d} - {d} >= 0, t + i * {d} - {d} < 61], 0.0) "
+    "where t in 61; Y[n, f, t] = max(S[n, f, t] + B[f], 0.0)"
+)
+LINE_LAST = "Y[t, f] +=! X[t + i * 2, c] * W[i, c, f] where t in 37"
+DILATED = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y + i * 3, x + j * 2] where y in 9, x in 11"
+ACROSS = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y + i, x + j] where y in 9, x in 14"
 FULL = "max(S[n, f, y, x] + B[f] + R[n, f, y, x], 0.0)"
 GROUPED_ALONE: tuple[str, Shapes] = (
     "Y[f, y, x] +=! X[f // 16 * 16 + c, y + i, x + j] * W[f, c, i, j] where f in 48, y in 12, x in 12, c in 16",
@@ -102,6 +109,14 @@ CASES: dict[str, tuple[str, Shapes]] = {
     "grouped": (GROUPED, {"X": (2, 15, 9, 7), "W": (36, 5, 3, 3), "B": (36,)}),
     "groups, channels last": (GROUPS_LAST, {"X": (10, 9, 3, 10), "W": (3, 20, 10, 3, 3)}),
     "prologue": (PROLOGUE, {"X": (12, 9, 10), "A": (12,), "W": (16, 12, 3, 3)}),
+    "line": (LINE.format(d=1), {"X": (2, 20, 61), "W": (24, 20, 3), "B": (24,)}),
+    "dilated line": (LINE.format(d=8), {"X": (1, 20, 61), "W": (24, 20, 3), "B": (24,)}),
+    "dilated line, channels last": (LINE_LAST, {"X": (41, 12), "W": (3, 12, 20)}),
+    "rows": (ACROSS, {"X": (12, 11, 14), "W": (16, 12, 3, 1)}),
+    "columns": (ACROSS, {"X": (12, 9, 16), "W": (16, 12, 1, 3)}),
+    "columns of planes": (ACROSS, {"X": (12, 13, 16), "W": (16, 12, 5, 3)}),
+    "dilated": (DILATED, {"X": (12, 15, 15), "W": (16, 12, 3, 3)}),
+    "dilated, reflected": (REFLECTED.format(y="y + i * 2 - 1", x="x + j * 2 - 1"), {"X": (12, 8, 8), "W": (16, 12, 3, 3)}),
     "reflected": (REFLECTED.format(y="y + i - 1", x="x + j - 1"), {"X": (12, 8, 8), "W": (16, 12, 3, 3)}),
 }
 
@@ -262,7 +277,6 @@ def replace_cores(hw: HardwareSpec, cores: int) -> HardwareSpec:
 
 # where the algorithm applies ------------------------------------------------------------------------------------------
 STRIDED = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y * 2 + i, x * 2 + j] where y in 8, x in 8"
-DILATED = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y + i * 2, x + j * 2] where y in 8, x in 8"
 PLAIN = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y + i, x + j] where y in 8, x in 8"
 STRIDED_PLANES = "Y[f, z, y, x] +=! W[f, c, k, i, j] * X[c, z * 2 + k, y + i, x + j] where z in 4, y in 8, x in 8"
 
@@ -271,13 +285,12 @@ STRIDED_PLANES = "Y[f, z, y, x] +=! W[f, c, k, i, j] * X[c, z * 2 + k, y + i, x 
     ("text", "shapes"),
     [
         (STRIDED, {"X": (16, 17, 17), "W": (16, 16, 3, 3)}),
-        (DILATED, {"X": (16, 12, 12), "W": (16, 16, 3, 3)}),
         (PLAIN, {"X": (16, 12, 12), "W": (16, 16, 5, 5)}),
         (PLAIN, {"X": (16, 10, 12), "W": (16, 16, 3, 5)}),
         (GROUPS_LAST, {"X": (10, 9, 3, 16), "W": (3, 7, 16, 3, 3)}),
         (STRIDED_PLANES, {"X": (16, 9, 10, 10), "W": (16, 16, 3, 3, 3)}),
         (REFLECTED.format(y="y * 2 + i - 1", x="x * 2 + j - 1"), {"X": (16, 8, 8), "W": (16, 16, 3, 3)}),
-        (REFLECTED.format(y="y + i * 2 - 1", x="x + j * 2 - 1"), {"X": (16, 8, 8), "W": (16, 16, 3, 3)}),
+        ("Y[f, t] +=! W[f, c, i] * X[c, t * 2 + i] where t in 20", {"X": (16, 41), "W": (16, 16, 3)}),
     ],
 )
 def test_other_convolutions_are_direct(text: str, shapes: Shapes) -> None:
@@ -360,4 +373,3 @@ def test_operands_of_transforms_are_never_multiplied_by_zero_or_one() -> None:
 def test_matrices_of_a_transform_are_values() -> None:
     assert transforms(4) is transforms(4)
     assert isinstance(transforms(2), Transforms)
-    assert np.prod([transforms(4).size] * 2) == transforms(4).positions
