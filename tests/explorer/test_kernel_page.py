@@ -144,9 +144,9 @@ def chosen_line(page: Any, pane: str) -> str:
 def test_lines_and_numbers_are_followed_to_machine_code(explorer: Explorer) -> None:
     page = explorer.open(link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, view="sass"))
     compile_kernel(page)
-    page.wait_for_selector("[data-testid=sass]", timeout=60_000)
+    page.wait_for_selector("[data-testid=sass]")
     page.wait_for_selector("[data-testid=parts]")
-    page.wait_for_function("() => !/Linking/.test(document.querySelector('.text').textContent)", timeout=60_000)
+    page.wait_for_function("() => !/Linking/.test(document.querySelector('.text').textContent)")
     for part in ("producer", "consumer", "main loop", "epilogue"):
         assert page.locator("[data-testid=parts] button", has_text=part).count() >= 1
     page.locator("[data-testid=source] .line", has_text="matrix_descriptor_128(a_shared").first.click()
@@ -180,7 +180,7 @@ def test_another_program_is_compiled(explorer: Explorer) -> None:
     page.get_by_test_id("program-1").click()
     assert page.get_by_test_id("compile").text_content() == "Compile program 2"
     page.get_by_test_id("compile").click()
-    page.wait_for_selector("[data-testid=assembly]", timeout=60_000)
+    page.wait_for_selector("[data-testid=assembly]")
     assert page.get_by_test_id("program-1").get_attribute("aria-current") == "true"
     page.locator("[data-testid=assembly] .line", has_text="ret").first.click()
     assert "assembly line" in page.get_by_test_id("linked").text_content()
