@@ -64,7 +64,7 @@ from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.drift import WatchedModel
-from roller_svc.graph.wiring.kernels import ONLINE_VARIABLES, TuneOptions, Tuning
+from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
 from roller_svc.graph.wiring.online import Assignment, OnlineSource, OnlineTuning, explore_online
 from roller_svc.graph.wiring.tree import KINDS
 from roller_svc.graph.wiring.wirer import Wirer
@@ -625,8 +625,7 @@ def compile_model(
             given (ROLLER_TUNE), else "off".
         tune_options: some of "budget_trials": 64 of a bucket at most, before models are compared; "budget_s", after which
             no trial begins; "exact": True, for kernels with the same bits alone; "share": 0.5 of calls at most are trials;
-            "variables": ["kernel", "plan", "buffers"], and "fusion" by default with "online", the kinds of choices that are
-            explored.
+            "variables": ["kernel", "plan", "buffers"], the kinds of choices that are explored; "fusion" is another one.
         runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
@@ -933,8 +932,7 @@ def _tune_options(tune: object, options: object) -> TuneOptions | None:
         is_valid, expected = _TUNE_VALUES[name]
         if not is_valid(value):
             raise ArgumentError(f"{name} must be {expected}, got {short_repr(value)}", code="invalid-option")
-    named: dict[str, Any] = {"variables": ONLINE_VARIABLES} if tune == "online" else {}
-    named |= {name: tuple(value) if name == "variables" else value for name, value in given.items()}
+    named: dict[str, Any] = {name: tuple(value) if name == "variables" else value for name, value in given.items()}
     return None if tune == TUNE_KINDS[0] else TuneOptions(**named | {"kind": tune})
 
 

@@ -22,7 +22,7 @@ from roller_svc.graph.compile import ModelOptions, build_model
 from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
-from roller_svc.graph.wiring.kernels import VARIABLES, KernelChoices, TuneOptions, build_here
+from roller_svc.graph.wiring.kernels import KernelChoices, TuneOptions, build_here
 from roller_svc.graph.wiring.online import APART, LOWEST, OnlineSource, OnlineTuning
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.model import compile_model, device_spec
@@ -41,8 +41,7 @@ Row = dict[str, Any]
 def compare_choices(file: Path, threads: int, top_k: int) -> Row:
     """Return the seconds of a call by the choice in use, by that of trials in calls, and by the best of all."""
     start_s = time.perf_counter()
-    tune_options = {"share": 1.0, "variables": VARIABLES}  # of one graph
-    model = compile_model(file, threads=threads, top_k=top_k, tune="online", tune_options=tune_options)
+    model = compile_model(file, threads=threads, top_k=top_k, tune="online", tune_options={"share": 1.0})
     compiled_s = time.perf_counter() - start_s
     tuning = model.tuning
     assert isinstance(tuning, OnlineTuning)

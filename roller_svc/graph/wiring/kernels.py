@@ -64,9 +64,8 @@ OpenIndex = Callable[[int], ProfileIndex]  # which knows seconds of that number 
 Open = Callable[[ModelPlan, Sequence[KernelSource]], SwitchableModel]  # links a plan's model with further kernels
 
 
+# Without "fusion", whose kernels take compilers, and have gained nothing so far: docs/tuning.md#boundaries-of-fusion.
 VARIABLES = ("kernel", "plan", "buffers")
-# Passes of other graphs take the interpreter from calls, which only tune="online" has asked for.
-ONLINE_VARIABLES = (*VARIABLES, "fusion")
 
 
 @dataclass(frozen=True, slots=True)

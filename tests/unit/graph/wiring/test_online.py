@@ -28,7 +28,6 @@ from roller_svc.graph.wiring.online import CALLS, MAX_REPEATED, ROUNDS, CallTime
 from roller_svc.graph.wiring.tree import Node, Variable
 from roller_svc.graph.wiring.wirer import ExploringEndedError, Wirer
 from roller_svc.ir.model_plan import KernelStep
-from roller_svc.model import _tune_options
 from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
 from roller_svc.runtime.graphs.switchable import BoundModel, SwitchableModel
 from roller_svc.settings import read_settings, use
@@ -583,10 +582,6 @@ def test_row_13_boundaries_of_fusion_are_choices_and_apart_is_bound_where_it_is_
     assert isinstance(again.tuning, OnlineTuning)
     assert again.tuning.wait(60)  # without a call
     assert (again.tuning.trials, again.tuning.chosen, again.digest) == (0, tuning.chosen, model.digest)
-    for kind, kinds in (("background", kernels.VARIABLES), ("now", kernels.VARIABLES), ("online", kernels.ONLINE_VARIABLES)):
-        chosen = _tune_options(kind, None)
-        assert chosen is not None
-        assert chosen.variables == kinds
 
 
 @pytest.mark.slow
