@@ -22,7 +22,7 @@ from roller_svc.graph.compile import ModelOptions, build_model
 from roller_svc.graph.inputs import Sample, draw_sample
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
-from roller_svc.graph.wiring.kernels import KernelChoices, TuneOptions, build_here
+from roller_svc.graph.wiring.kernels import VARIABLES, KernelChoices, TuneOptions, build_here
 from roller_svc.graph.wiring.online import APART, LOWEST, OnlineSource, OnlineTuning
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.model import compile_model, device_spec
@@ -41,7 +41,8 @@ Row = dict[str, Any]
 def compare_choices(file: Path, threads: int, top_k: int) -> Row:
     """Return the seconds of a call by the choice in use, by that of trials in calls, and by the best of all."""
     start_s = time.perf_counter()
-    model = compile_model(file, threads=threads, top_k=top_k, tune="online", tune_options={"share": 1.0})
+    tune_options = {"share": 1.0, "variables": VARIABLES}  # of one graph
+    model = compile_model(file, threads=threads, top_k=top_k, tune="online", tune_options=tune_options)
     compiled_s = time.perf_counter() - start_s
     tuning = model.tuning
     assert isinstance(tuning, OnlineTuning)
@@ -79,7 +80,7 @@ def _find_choices(file: Path, threads: int, top_k: int) -> tuple[KernelChoices, 
     spec = restrict_cores(device_spec("local", None), threads)
     options = ModelOptions(spec, top_k=top_k, tune=TuneOptions("online"))
     source = require(build_model(load_graph(file, weights), weights, options, cache).online, "choices")
-    return source.find_choices(build_here), source
+    return source.find_choices(build_here, ()), source
 
 
 def time_choices(
@@ -119,7 +120,7 @@ def _bind(choices: KernelChoices, source: OnlineSource, kernels: Sequence[int]) 
     assigned = choices.assign(dict(zip(choices.choices, kernels, strict=True)))
     bound: dict[Choice, CpuCalls] = {}
     for buffers in (LOWEST, APART):
-        for kind, plan in source.make_plans(assigned, share_memory=buffers == LOWEST).items():
+        for kind, plan in source.make_plans(source.graph, assigned, share_memory=buffers == LOWEST).items():
             model = choices.bind_right(plan)[0]
             if model is not None:
                 bound[tuple(kernels), kind, buffers] = model

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from roller_svc.errors import InvariantError
 from roller_svc.families.matching import SCALING_KINDS, supports_attention, transpose_space, unbounded_view, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.grouped_gemm import selects_matrices
@@ -167,6 +168,8 @@ class PartitionCache:
         plain = self.partitions(hw, constraints)
         copied = (way for groups in plain for way in self.with_operand_copies(groups, hw, constraints))
         found = [groups for ways in (plain, copied) for groups in ways if len(groups) == len(spaces)]
+        if not found:
+            raise InvariantError(f"no partition of the program has {len(spaces)} kernels, as the plan has")
         return next((groups for groups in found if all(map(_has_space, groups, spaces))), found[0])
 
     def _plain_options(self, hw: HardwareSpec, constraints: ScheduleConstraints) -> list[FusionOptions]:

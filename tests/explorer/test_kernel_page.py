@@ -28,6 +28,7 @@ from explorer_pages import (
 pytestmark = [pytest.mark.needs("chromium")]
 
 A100 = "nvidia-a100-sxm-80gb"
+ROWS = "y[i] +=! x[i, j]"
 
 
 def explained(page: Any) -> str:
@@ -132,6 +133,60 @@ def build(explorer: Explorer, **body: Any) -> str:
 def refuse_once(page: Any, path: str, status: int) -> None:
     problem = {"status": status, "detail": f"no {path}", "code": "busy", "errors": []}
     page.route(f"**/v1/{path}", lambda route: route.fulfill(status=status, json=problem), times=1)
+
+
+def chosen_line(page: Any, pane: str) -> str:
+    """The line of a listing that is chosen."""
+    return str(page.locator(f"[data-testid={pane}] .line.here").text_content())
+
+
+@pytest.mark.slow
+def test_lines_and_numbers_are_followed_to_machine_code(explorer: Explorer) -> None:
+    page = explorer.open(link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, view="sass"))
+    compile_kernel(page)
+    page.wait_for_selector("[data-testid=sass]", timeout=60_000)
+    page.wait_for_selector("[data-testid=parts]")
+    page.wait_for_function("() => !/Linking/.test(document.querySelector('.text').textContent)", timeout=60_000)
+    for part in ("producer", "consumer", "main loop", "epilogue"):
+        assert page.locator("[data-testid=parts] button", has_text=part).count() >= 1
+    page.locator("[data-testid=source] .line", has_text="matrix_descriptor_128(a_shared").first.click()
+    assert "main loop" in page.get_by_test_id("linked").text_content()
+    assert "HGMMA" in " ".join(page.locator("[data-testid=sass] .line.linked").all_text_contents())
+    page.keyboard.press("ArrowRight")
+    said = page.get_by_test_id("number").text_content()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_test_id("number").text_content() != said
+    page.locator("[data-testid=source] .derived", has_text="32768").first.click()
+    assert page.get_by_test_id("number").text_content() == "32768 = shared.m * shared.k * 2 + shared.n * shared.k * 2"
+    assert "producer" in page.get_by_test_id("linked").text_content()
+    before = chosen_line(page, "source")
+    page.keyboard.press("ArrowDown")
+    assert chosen_line(page, "source") != before
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.dataset.testid") == "sass"
+    page.keyboard.press("ArrowDown")
+    assert "sass line" in page.get_by_test_id("linked").text_content()
+    page.locator("[data-testid=sass] .line", has_text="UTMALDG").first.click()
+    assert page.locator("[data-testid=source] .line.linked", has_text="tma_load_2d").count() >= 1
+    page.wait_for_function("() => location.search.includes('line=')")
+    again = explorer.open(page.get_by_test_id("permalink").get_attribute("href"), ready="[data-testid=sass]")
+    again.wait_for_selector("[data-testid=source] .line.here")
+    assert "tma_load_2d" in chosen_line(again, "source")
+
+
+@pytest.mark.slow
+def test_another_program_is_compiled(explorer: Explorer) -> None:
+    page = explorer.open(link(ROWS, "cpu-x86-avx2", {"x": "float32[300,500]"}, view="assembly"))
+    page.get_by_test_id("program-1").click()
+    assert page.get_by_test_id("compile").text_content() == "Compile program 2"
+    page.get_by_test_id("compile").click()
+    page.wait_for_selector("[data-testid=assembly]", timeout=60_000)
+    assert page.get_by_test_id("program-1").get_attribute("aria-current") == "true"
+    page.locator("[data-testid=assembly] .line", has_text="ret").first.click()
+    assert "assembly line" in page.get_by_test_id("linked").text_content()
+    again = explorer.open(page.get_by_test_id("permalink").get_attribute("href"), ready="[data-testid=assembly]")
+    again.wait_for_selector("[data-testid=program-1][aria-current=true]")
+    assert again.locator("[data-testid=remark]").count() == 0
 
 
 @pytest.mark.slow

@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
-from explorer_pages import HOSTILE, MODEL_PATH, Explorer, answer_farm, answer_story, check_shown_as_text, make_operation, poison
+from explorer_pages import (
+    HOSTILE,
+    MODEL_PATH,
+    Explorer,
+    answer_farm,
+    answer_story,
+    check_shown_as_text,
+    link,
+    make_operation,
+    poison,
+)
 from model_stories import make_story
 
+from roller_svc.cli import explain, main
 from roller_svc.cli.page_file import KERNEL, MODEL, write_page
 from roller_svc.compiler.cards import draw_timeline, make_card
-from roller_svc.errors import RollerError
+from roller_svc.errors import RollerError, ToolchainMissingError
 from roller_svc.ir.canonical import from_json
 from roller_svc.ir.model_story import ModelStory
+from roller_svc.ir.report import BuildRequest
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.slow]
 
@@ -218,6 +230,54 @@ def test_a_file_opens_from_disk_without_a_network(explorer: Explorer, tmp_path: 
     page.locator("[data-testid=operators] button").first.click()
     assert "MatMul" in page.get_by_test_id("node").text_content()
     assert page.get_by_test_id("kernel-link").count() == 0
+
+
+MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
+CONVOLUTION = "Y = conv2d(X, W, padding=1)"
+TEN_CASES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (MATMUL, "nvidia-h200-sxm", {"A": "bfloat16[4096,64]", "B": "bfloat16[64,4096]"}),
+    (MATMUL, "nvidia-a100-sxm-80gb", {"A": "float32[1000,1000]", "B": "float32[1000,1000]"}),
+    (MATMUL, "amd-mi300x", {"A": "float16[512,512]", "B": "float16[512,512]"}),
+    (MATMUL, "cpu-x86-avx512", {"A": "float32[512,512]", "B": "float32[512,512]"}),
+    (CONVOLUTION, "nvidia-h200-sxm", {"X": "float16[8,64,56,56]", "W": "float16[64,64,3,3]"}),
+    (CONVOLUTION, "cpu-x86-avx2", {"X": "float32[1,64,56,56]", "W": "float32[64,64,3,3]"}),
+    ("Y = attention(Q, K, V, causal=true)", "nvidia-a100-sxm-80gb", dict.fromkeys("QKV", "bfloat16[2,8,512,64]")),
+    ("y[i, j] = exp(x[i, j])", "nvidia-h200-sxm", {"x": "float32[4096,4096]"}),
+    ("y[i] +=! x[i, j]", "cpu-x86-avx2", {"x": "float32[3000,500]"}),
+    ("y[i, j] = x[j, i]", "cpu-x86-avx512", {"x": "float32[1024,512]"}),
+)
+
+
+@pytest.mark.slow
+def test_page_file_and_terminal_name_the_same_numbers(
+    explorer: Explorer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain, "build_kernel", _find_no_compiler)
+    for expression, target, inputs in TEN_CASES:
+        file = tmp_path / "kernel.html"
+        given = [word for name, kind in inputs.items() for word in ("--input", f"{name}={kind}")]
+        assert main(["explain", expression, "--target", target, *given, "--html", str(file)]) == 0
+        terminal = capsys.readouterr().out
+        page, own = explorer.open(link(expression, target, inputs)), open_file(explorer, file)
+        verdict = page.get_by_test_id("verdict").text_content()
+        assert verdict == own.get_by_test_id("verdict").text_content()
+        assert page.get_by_test_id("programs").text_content() == own.get_by_test_id("programs").text_content()
+        seconds = page.get_by_test_id("estimate").text_content()
+        (said,) = re.findall(r"^Estimate of the first: (.*), bound by (.*)$", terminal, re.MULTILINE)
+        assert _seconds(said[0]) == pytest.approx(_seconds(seconds), rel=0.006)
+        assert f"bound{said[1]}" in verdict
+        for tab in (page, own):
+            tab.close()
+
+
+def _find_no_compiler(_: BuildRequest) -> NoReturn:
+    """The terminal then says what the model says, as the page does."""
+    raise ToolchainMissingError("no compiler")
+
+
+def _seconds(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
 
 
 def test_forty_injections_are_text_on_two_pages_in_a_file_and_in_a_notebook(explorer: Explorer, tmp_path: Path) -> None:

@@ -128,9 +128,14 @@ def compare_kernels(page: Any) -> None:
 
 
 def show_sass(page: Any) -> None:
+    """Compile a kernel, and choose a product of its main loop, and a number in it."""
     compile_kernel(page)
     page.get_by_role("button", name="sass").click()
     page.wait_for_selector("[data-testid=sass]", timeout=60_000)
+    page.wait_for_selector("[data-testid=parts]", timeout=60_000)
+    page.wait_for_function("() => !/Linking/.test(document.querySelector('.text').textContent)", timeout=60_000)
+    page.locator("[data-testid=source] .line", has_text="matrix_descriptor_128(a_shared").first.click()
+    page.keyboard.press("ArrowRight")
     page.get_by_test_id("sass").scroll_into_view_if_needed()
 
 

@@ -139,7 +139,8 @@ def isolate_launch(source: KernelSource, number: int) -> KernelSource:
         else:
             before = replace(buffer, symbol=f"{buffer.symbol}{_BEFORE}", role=Role.INPUT, donated=True)
             buffers += [before, replace(buffer, role=Role.OUTPUT)]
-    return replace(source, launches=(launch,), buffers=tuple(buffers), constants=())
+    kept = {each.name for each in buffers if each.role is Role.INPUT and not each.donated}
+    return replace(source, launches=(launch,), buffers=tuple(buffers), constants=tuple(c for c in source.constants if c in kept))
 
 
 def _undefined(size_bytes: int) -> Array:

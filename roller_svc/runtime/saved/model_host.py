@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roller_svc.analysis.step_order import find_predecessors
+from roller_svc.analysis.step_order import find_early_starts, find_predecessors
 from roller_svc.errors import require
 from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Resources
@@ -63,9 +63,11 @@ class _Tables:
 
     def add(self, steps: Sequence[KernelStep | CopyStep]) -> Rows:
         """Return the rows of steps, with the steps that each one comes after."""
-        return [self._row(step, before) for step, before in zip(steps, find_predecessors(self.plan, steps), strict=True)]
+        predecessors = find_predecessors(self.plan, steps)
+        early = find_early_starts(self.plan, steps, predecessors)
+        return [self._row(*each) for each in zip(steps, predecessors, early, strict=True)]
 
-    def _row(self, step: KernelStep | CopyStep, before: Sequence[int]) -> tuple[int, ...]:
+    def _row(self, step: KernelStep | CopyStep, before: Sequence[int], is_early: bool) -> tuple[int, ...]:  # noqa: FBT001
         first = len(self.addresses), len(self.zeros), len(self.before)
         self.before += [(each,) for each in before]
         if isinstance(step, CopyStep):
@@ -78,7 +80,7 @@ class _Tables:
             self.zeros += [(each.slot, each.offset_bytes, size_bytes) for each, size_bytes in step.zeroed]
         ends = len(self.addresses), len(self.zeros), len(self.before)
         parts = [number for start, end in zip(first, ends, strict=True) for number in (start, end - start)]
-        return launch, size, *parts
+        return launch, size, *parts, int(is_early)
 
     def _launch_row(self, kernel: int, number: int) -> int:
         """Return the row of a launch. Launches of one function that differ in their arguments alone share it."""

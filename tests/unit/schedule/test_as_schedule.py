@@ -40,8 +40,8 @@ ROWS: dict[str, tuple[str, Any]] = {
     "narrow row sum": ("s[r] +=! a[r, c] * x[c]", {"a": ("float16", (8, 64)), "x": ("float16", (64,))}),
     "lanes of a whole row": ("s[r] >=! a[r, c]", {"a": ("float32", (9, 32))}),
     "one row": ("s[r] +=! a[r, c]", {"a": ("float32", (1, 96))}),
-    "softmax": (
-        "m[r] >=! a[r, c]; e[r, c] = exp(a[r, c] - m[r]); s[r] +=! e[r, c]; o[r, c] = e[r, c] / s[r]",
+    "kept exponentials": (
+        "m[r] >=! a[r, c]; e[r, c] = exp(a[r, c] - m[r]); s[r] +=! e[r, c]; o[r, c] = e[r, c] - s[r]",
         {"a": ("float32", (8, 64))},
     ),
     "normalised rows": (
