@@ -65,9 +65,10 @@ class _Tables:
         """Return the rows of steps, with the steps that each one comes after."""
         predecessors = find_predecessors(self.plan, steps)
         early = find_early_starts(self.plan, steps, predecessors)
-        return [self._row(*each) for each in zip(steps, predecessors, early, strict=True)]
+        rows = (self._row(step, before) for step, before in zip(steps, predecessors, strict=True))
+        return [(*row, int(is_early)) for row, is_early in zip(rows, early, strict=True)]
 
-    def _row(self, step: KernelStep | CopyStep, before: Sequence[int], is_early: bool) -> tuple[int, ...]:  # noqa: FBT001
+    def _row(self, step: KernelStep | CopyStep, before: Sequence[int]) -> tuple[int, ...]:
         first = len(self.addresses), len(self.zeros), len(self.before)
         self.before += [(each,) for each in before]
         if isinstance(step, CopyStep):
@@ -80,7 +81,7 @@ class _Tables:
             self.zeros += [(each.slot, each.offset_bytes, size_bytes) for each, size_bytes in step.zeroed]
         ends = len(self.addresses), len(self.zeros), len(self.before)
         parts = [number for start, end in zip(first, ends, strict=True) for number in (start, end - start)]
-        return launch, size, *parts, int(is_early)
+        return launch, size, *parts
 
     def _launch_row(self, kernel: int, number: int) -> int:
         """Return the row of a launch. Launches of one function that differ in their arguments alone share it."""

@@ -261,7 +261,8 @@ class _Stream:
 
     def _total(self, number: int, at: dict[str, Expr]) -> tuple[Node, ...]:
         """Add a product's sums over warps, and scale them."""
-        product, row = self.product.all[number], ref(".in_tile")
+        product = self.product.all[number]
+        row: Expr = ref(".in_tile")
         if self.product.second is not None:
             row = add(mul(div(row, ROWS_OF_MATRIX), num(FRAGMENT_ROWS)), mod(row, ROWS_OF_MATRIX))
             row = add(row, num(number * ROWS_OF_MATRIX))

@@ -93,6 +93,12 @@ def test_other_operands_have_bytes(size: Size, b: str, a: DType) -> None:
     assert bits_of(product(size, b, a)) == (None if a is DType.UINT8 else 8)
 
 
+def test_rows_of_floats_have_no_sums_of_bytes() -> None:
+    """Panels of such sums would have floats: only the other form has panels of 4 bits."""
+    partitions = PartitionCache(product((8, 32, 64, 32), a=DType.FLOAT16)).partitions(SPEC)
+    assert [groups for groups in partitions if groups[0].space.scale_runs is not None] == []
+
+
 def test_panels_of_few_rows_have_fields() -> None:
     words = 256 // 8
     assert panel_shape(product((1, 96, 256, 32)))[1] == words
