@@ -18,6 +18,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, axes_of, loads_of
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role, RuntimeCheck
+from roller_svc.ir.origin import named
 from roller_svc.ir.printer import expression_text
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.quoting import quote_comment, require_identifier
@@ -315,10 +316,15 @@ def _with_caller_names(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -
 
 def _views(part: GroupLaunches, buffers: dict[str, Buffer]) -> dict[str, BufferRef]:
     return {
-        tensor: BufferRef(buffers[tensor].symbol, buffers[tensor].dtype, type_.shape)
+        tensor: BufferRef(buffers[tensor].symbol, buffers[tensor].dtype, _shape(tensor, type_))
         for tensor, type_ in part.views
         if tensor in buffers
     }
+
+
+def _shape(tensor: str, type_: TensorType) -> tuple[int, ...]:
+    """Return the shape of a tensor in memory, whose extents know that they are its layout."""
+    return tuple(named(extent, f"{tensor}.shape[{d}]") for d, extent in enumerate(type_.shape))
 
 
 def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:

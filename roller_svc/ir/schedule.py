@@ -136,6 +136,13 @@ class Routine:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Names the nodes that follow in its list, up to the next Part. It computes nothing and changes no text."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Barrier:
     """Synchronize all threads of a block."""
 
@@ -369,6 +376,7 @@ Node = (
     | Compute
     | Branch
     | Routine
+    | Part
     | Barrier
     | WarpReduce
     | WarpScan

@@ -26,6 +26,7 @@ from roller_svc.ir.expr import Expr, axes_of
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.index import ceil_div
 from roller_svc.ir.kernel import Buffer, Language, Role, RuntimeCheck
+from roller_svc.ir.origin import shown
 from roller_svc.ir.schedule import (
     SHARED_ALIGNMENT_BYTES,
     AnyThread,
@@ -319,7 +320,7 @@ class CodeGenCuda(CodeGenVisitor):
         apart = f"_by{node.stride}" if node.stride > 1 else ""
         name = f"lane_{node.combine.name.lower()}{apart}_{dialects.SHORT[buffer.dtype]}"
         self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
-        self.emit_line(f"{target} = {name}({target}, {node.lanes});")
+        self.emit_line(f"{target} = {name}({target}, {shown(node.lanes)});")
 
     def visit_warp_scan(self, node: WarpScan) -> None:
         buffer = self.scalar.buffers[node.tensor]
@@ -329,10 +330,12 @@ class CodeGenCuda(CodeGenVisitor):
         self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
         if node.gate is not None:
             gate = self.element(node.gate, self.scalar.buffers[node.gate], ())
-            self.emit_line(f"{name}(&{target}, &{gate}, {self.scalar.index(node.place)}, {node.lanes}, {node.stride});")
+            self.emit_line(
+                f"{name}(&{target}, &{gate}, {self.scalar.index(node.place)}, {shown(node.lanes)}, {shown(node.stride)});"
+            )
             return
         place, neutral = self.scalar.index(node.place), self.scalar.value(node.neutral)
-        self.emit_line(f"{target} = {name}({target}, {neutral}, {place}, {node.lanes}, {node.stride});")
+        self.emit_line(f"{target} = {name}({target}, {neutral}, {place}, {shown(node.lanes)}, {shown(node.stride)});")
 
     def declare(self, storage: Storage) -> None:
         identifier = self.names.of(storage.tensor)
@@ -364,7 +367,7 @@ class CodeGenCuda(CodeGenVisitor):
         if storage.shape:
             # several elements share a register: accesses are whole registers
             aligned = f"__align__({WIDEST_BYTES}) " if storage.dtype.bytes < REGISTER_BYTES else ""
-            self.emit_line(f"{aligned}{type_} {identifier}[{math.prod(storage.shape)}];")
+            self.emit_line(f"{aligned}{type_} {identifier}[{shown(math.prod(storage.shape))}];")
         else:
             self.emit_line(f"{type_} {identifier};")
 
@@ -415,8 +418,8 @@ def emit_function(
     unrestricted = {views[tensor].identifier for tensor in read}
     parameters = [_parameter(a, dialect, is_restricted=a.symbol not in unrestricted) for a in args]
     parameters += [f"const __grid_constant__ TensorMap {m.symbol}" for m in maps]
-    cluster = f"__cluster_dims__({tree.cluster}, 1, 1) " if tree.cluster > 1 else ""
-    bounds = f"__launch_bounds__({threads}, {_min_resident(tree.resident, threads, dialect)})"
+    cluster = f"__cluster_dims__({shown(tree.cluster)}, 1, 1) " if tree.cluster > 1 else ""
+    bounds = f"__launch_bounds__({shown(threads)}, {_min_resident(tree.resident, threads, dialect)})"
     text = (
         f'extern "C" __global__ void {cluster}{bounds}\n{tree.name}({", ".join(parameters)}) {{\n'
         + "".join(f"  {line}\n" for line in shared)
@@ -563,9 +566,9 @@ def _declare_ids(visitor: CodeGenCuda, tree: ScheduleTree, block: str) -> None:
             stride //= loop.extent
             if loop.extent == 1:
                 continue
-            text = number if stride == 1 else f"{number} / {stride}"
+            text = number if stride == 1 else f"{number} / {shown(stride)}"
             if stride * loop.extent < total:
-                text = f"{text} % {loop.extent}"
+                text = f"{text} % {shown(loop.extent)}"
             visitor.emit_line(f"const {visitor.scalar.index_type} {visitor.names.of(loop.var)} = {text};")
 
 
@@ -585,14 +588,14 @@ def _declare_rastered_ids(visitor: CodeGenCuda, tiles: tuple[Loop, Loop], raster
     row, column = tiles
     index = visitor.scalar.index_type
     tile, first, rows, position = (visitor.names.of(f".raster{part}") for part in ("", "_row", "_rows", "_at"))
-    visitor.emit_line(f"const int {tile} = (int){block} % {row.extent * column.extent};")
-    visitor.emit_line(f"const int {first} = {tile} / {raster * column.extent} * {raster};")
-    remaining = f"{row.extent} - {first}"
-    visitor.emit_line(f"const int {rows} = {remaining} < {raster} ? {remaining} : {raster};")
-    visitor.emit_line(f"const int {position} = {tile} % {raster * column.extent};")
+    visitor.emit_line(f"const int {tile} = (int){block} % {shown(row.extent * column.extent)};")
+    visitor.emit_line(f"const int {first} = {tile} / {shown(raster * column.extent)} * {shown(raster)};")
+    remaining = f"{shown(row.extent)} - {first}"
+    visitor.emit_line(f"const int {rows} = {remaining} < {shown(raster)} ? {remaining} : {shown(raster)};")
+    visitor.emit_line(f"const int {position} = {tile} % {shown(raster * column.extent)};")
     visitor.emit_line(f"const {index} {visitor.names.of(row.var)} = {first} + {position} % {rows};")
     visitor.emit_line(f"const {index} {visitor.names.of(column.var)} = {position} / {rows};")
-    return f"(int){block} / {row.extent * column.extent}"
+    return f"(int){block} / {shown(row.extent * column.extent)}"
 
 
 def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tuple[list[str], int]:
@@ -600,10 +603,11 @@ def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tupl
     total = max((buffer.end for buffer in buffers), default=0)
     if total <= static_bytes and not any(buffer.reuses_memory for buffer in buffers):
         return [
-            f"__shared__ __align__({buffer.alignment}) {buffer.type_} {buffer.identifier}[{buffer.elements}];" for buffer in buffers
+            f"__shared__ __align__({buffer.alignment}) {buffer.type_} {buffer.identifier}[{shown(buffer.elements)}];"
+            for buffer in buffers
         ], 0
     static = total <= static_bytes
-    size = str(total) if static else ""
+    size = shown(total) if static else ""
     alignment = max(buffer.alignment for buffer in buffers)
     lines = [f"{'' if static else 'extern '}__shared__ __align__({alignment}) unsigned char shared_memory[{size}];"]
     return lines + _shared_pointers(buffers), 0 if static else total
@@ -611,7 +615,8 @@ def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tupl
 
 def _shared_pointers(buffers: list[SharedBuffer]) -> list[str]:
     return [
-        f"{buffer.type_} *const {buffer.identifier} = ({buffer.type_} *)(shared_memory + {buffer.offset});" for buffer in buffers
+        f"{buffer.type_} *const {buffer.identifier} = ({buffer.type_} *)(shared_memory + {shown(buffer.offset)});"
+        for buffer in buffers
     ]
 
 
