@@ -101,7 +101,7 @@ class PartitionCache:
     def _with_scaled_sums(self, options: list[FusionOptions], default: list[Partition], hw: HardwareSpec) -> list[Partition]:
         """Return the partitions with kernels that scale sums in registers, if the program has such sums."""
         outputs = {o.tensor for o in self.program.outputs}
-        if not _scales_sums(hw) or not any(has_scaled_sum(self.statements(o), outputs, is_thin=o.is_cpu) for o in options):
+        if not _scales_sums(hw) or not any(has_scaled_sum(self.statements(o), outputs, is_cpu=o.is_cpu) for o in options):
             return []
         scaling = [replace(option, scale_partial_sums=True) for option in options]
         constants = frozenset(self.program.constants)

@@ -270,7 +270,7 @@ def _cpu_parts(visits: TreeVisits, statements: Sequence[_Statement], mach: Machi
     share = -(-tasks // mach.cores) / tasks  # of all work, that of the busiest core
     cycles = sum(_cpu_cycles(each, mach) for each in statements)
     loops = sum(visit.times * loop.extent for visit, loop in visits.loops if loop.kind in (LoopKind.SERIAL, LoopKind.PARALLEL))
-    cycles += mach.costs.loops.loop_cycles * loops
+    cycles += mach.costs.loops.loop_cycles * (loops + sum(branch.times for branch in visits.branches))
     compute_s = mach.seconds(share * cycles + (mach.costs.task_cycles * tasks / threads if tasks > 1 else 0.0))
     moved = _cpu_traffic(statements, mach)
     rates = {level: _cpu_rate(mach, level, threads) for level in moved}

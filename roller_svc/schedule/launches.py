@@ -73,7 +73,8 @@ def launch_steps(schedule: Schedule, function: Function, sizes: LaunchSizes, *, 
     steps += [Step("thread", name, (("loop", loop),)) for loop in threads_of]
     if not reduces:
         return [*steps, *(Step("vectorise", name, (("loop", loop),)) for loop in inner[-1:] if tiles[-1].element == loop)]
-    return [*steps, *_accumulation(schedule, function, (*blocks, *threads_of)[-1], sizes)]
+    several = [axis.name for axis, tile in zip(axes, tiles, strict=True) if tile.element]
+    return [*steps, *_accumulation(schedule, function, (*blocks, *threads_of)[-1], several, sizes)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +106,21 @@ def _cut(name: str, axis: Axis, threads: int, elements: int, cuts: list[Step], *
     return _Tile(block, thread, element)
 
 
-def _accumulation(schedule: Schedule, function: Function, site: str, sizes: LaunchSizes) -> list[Step]:
-    """Return the steps that keep a thread's accumulators in registers, and parts of inputs in shared tiles."""
+def _accumulation(schedule: Schedule, function: Function, site: str, several: Sequence[str], sizes: LaunchSizes) -> list[Step]:
+    """Return the steps that keep a thread's accumulators in registers, and parts of inputs in shared tiles.
+
+    Args:
+        schedule: the default one.
+        function: a reduction, or the map that writes one.
+        site: the loop in which a thread accumulates.
+        several: the axes along which a thread has several accumulators.
+        sizes: of the launch.
+    """
     tile = acc_name(function.name)
     source = next((each for each in schedule.functions if each.name == tile), function).statement
     spatial, reduced = [axis.name for axis in source.spatial], list(source.reduced)
     steps = [Step("accumulate_at", function.name, (("loop", site),)), Step("store_in", tile, (("scope", "registers"),))]
-    steps += [Step("unroll", tile, (("loop", axis),)) for axis in spatial]
+    steps += [Step("unroll", tile, (("loop", axis),)) for axis in several]
     update, loops = tile + UPDATE, [axis.name for axis in reduced]
     is_cut = sizes.depth is not None and bool(reduced) and reduced[-1].extent > sizes.depth
     if sizes.depth is not None and is_cut:
@@ -119,7 +128,7 @@ def _accumulation(schedule: Schedule, function: Function, site: str, sizes: Laun
         steps.append(_split(update, last, sizes.depth, f"{last}_step", f"{last}_part"))
         loops = [*loops[:-1], f"{last}_step", f"{last}_part"]
     steps.append(Step("reorder", update, (("loops", (*loops, *spatial)),)))
-    steps += [Step("unroll", update, (("loop", axis),)) for axis in spatial]
+    steps += [Step("unroll", update, (("loop", axis),)) for axis in several]
     if is_cut:
         ranks = {load.tensor: len(load.index) for load in source.reads}
         for tensor in sizes.cached:

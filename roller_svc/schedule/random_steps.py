@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.program import Axis, AxisKind, StatementKind
@@ -17,7 +17,16 @@ Steps = tuple[Step, ...]
 FACTORS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 MAX_VECTORS = 4  # of a row of a register tile
 MAX_ROWS = 14  # of a register tile
+MAX_APPLIED = 4096  # schedules that are remembered
 MAX_ATTEMPTS = 20  # mutations that are tried until one is legal
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """A schedule, and those that are one step further."""
+
+    schedule: Schedule
+    further: dict[Step, _Applied] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +36,19 @@ class StepSpace:
     default: Schedule
     lanes: int  # elements of a vector
     on_gpu: bool = False  # tiles are blocks and threads
+    _applied: list[_Applied] = field(default_factory=list, repr=False, compare=False)  # the default schedule, then all known
 
     def apply(self, steps: Steps) -> Schedule:
-        """Return the schedule of steps. Raises ScheduleError."""
-        schedule = self.default
+        """Return the schedule of steps. Steps that another schedule began with are not applied again. Raises ScheduleError."""
+        if not self._applied or len(self._applied) > MAX_APPLIED:
+            self._applied[:] = [_Applied(self.default)]
+        here = self._applied[0]
         for step in steps:
-            schedule = apply_step(schedule, step)
-        return schedule
+            if step not in here.further:
+                here.further[step] = _Applied(apply_step(here.schedule, step))
+                self._applied.append(here.further[step])
+            here = here.further[step]
+        return here.schedule
 
     def start(self) -> Steps:
         """Return the steps of the default schedule: none, or on a GPU those of its launches, where they are legal."""

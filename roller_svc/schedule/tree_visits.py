@@ -11,7 +11,7 @@ import numpy as np
 from roller_svc.analysis.wide_values import Array
 from roller_svc.errors import InvariantError
 from roller_svc.frontend.lang.point_grid import OpaqueValueError, evaluate
-from roller_svc.ir.expr import Expr, axes_of, substitute
+from roller_svc.ir.expr import Expr, axes_of, loads_of, substitute
 from roller_svc.ir.index import eq, lt, num, ref
 from roller_svc.ir.schedule import (
     Barrier,
@@ -27,6 +27,7 @@ from roller_svc.ir.schedule import (
     ScheduleTree,
     Storage,
     Transpose,
+    iter_nodes,
 )
 
 MAX_SAMPLES = 4096  # points of the loops of a condition at which it is evaluated: evenly spaced ones, where there are more
@@ -36,7 +37,7 @@ MAX_SAMPLES = 4096  # points of the loops of a condition at which it is evaluate
 class Visit:
     """A node below its loops, outermost first."""
 
-    node: Compute | Barrier | Loop
+    node: Compute | Barrier | Branch | Loop
     loops: tuple[Loop, ...]
     bindings: Mapping[str, Expr]  # of variables that no loop has, over those of the loops
     fraction: float  # of the iterations, in which the node runs
@@ -66,6 +67,7 @@ class TreeVisits:
     computes: tuple[tuple[Visit, Compute], ...]
     loops: tuple[tuple[Visit, Loop], ...]
     barriers: tuple[Visit, ...]
+    branches: tuple[Visit, ...]  # around computations
     storages: tuple[Storage, ...]
 
 
@@ -77,7 +79,13 @@ def visit_tree(tree: ScheduleTree) -> TreeVisits:
     """
     visitor = _Visitor()
     visitor.visit(tree.body, (), {}, ())
-    return TreeVisits(tuple(visitor.computes), tuple(visitor.loops), tuple(visitor.barriers), tuple(visitor.storages))
+    return TreeVisits(
+        tuple(visitor.computes),
+        tuple(visitor.loops),
+        tuple(visitor.barriers),
+        tuple(visitor.branches),
+        tuple(visitor.storages),
+    )
 
 
 @dataclass(slots=True)
@@ -85,6 +93,7 @@ class _Visitor:
     computes: list[tuple[Visit, Compute]] = field(default_factory=list)
     loops: list[tuple[Visit, Loop]] = field(default_factory=list)
     barriers: list[Visit] = field(default_factory=list)
+    branches: list[Visit] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
 
     def visit(
@@ -103,9 +112,12 @@ class _Visitor:
                     self.storages.append(node)
                     self.visit(node.body, loops, bindings, conditions)
                 case Branch():
+                    if any(isinstance(inside, Compute | HorizontalReduce) for inside in iter_nodes((node,))):
+                        self.branches.append(_visit(node, loops, bindings, conditions))
                     condition = substitute(node.cond, bindings)
                     self.visit(node.then, loops, bindings, (*conditions, condition))
-                    self.visit(node.otherwise, loops, bindings, (*conditions, eq(condition, num(0))))
+                    if not loads_of(condition):  # conditions on data count as true
+                        self.visit(node.otherwise, loops, bindings, (*conditions, eq(condition, num(0))))
                 case Compute():
                     self.computes.append((_visit(node, loops, bindings, conditions), node))
                 case HorizontalReduce():
@@ -123,7 +135,7 @@ class _Visitor:
 
 
 def _visit(
-    node: Compute | Barrier | Loop, loops: tuple[Loop, ...], bindings: Mapping[str, Expr], conditions: tuple[Expr, ...]
+    node: Compute | Barrier | Branch | Loop, loops: tuple[Loop, ...], bindings: Mapping[str, Expr], conditions: tuple[Expr, ...]
 ) -> Visit:
     return Visit(node, loops, bindings, _fraction(conditions, loops))
 

@@ -10,9 +10,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from roller_svc.ir.affine import slack
-from roller_svc.ir.expr import Expr, Op, OpKind, substitute
+from roller_svc.ir.expr import Expr, Load, Op, OpKind, rewrite, substitute
 from roller_svc.ir.index import add, le, logical_and, mul, num, ref, sub
-from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage, iter_nodes
+from roller_svc.ir.schedule import (
+    Branch,
+    Compute,
+    HorizontalReduce,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    ScheduleTree,
+    Scope,
+    Storage,
+    iter_nodes,
+)
 
 
 def separate_whole_tiles(tree: ScheduleTree) -> ScheduleTree:
@@ -28,13 +40,47 @@ def _separated(node: Node) -> Node:
             condition: Expr | None = None
             for each in holding:
                 condition = logical_and(condition, each)
-            return node if condition is None else Branch(condition, (whole,), (node,))
+            return node if condition is None else Branch(condition, (whole,), (_tail(node),))
         case Storage() | Loop() | Let():
             return replace(node, body=tuple(map(_separated, node.body)))
         case Branch():
             return replace(node, then=tuple(map(_separated, node.then)), otherwise=tuple(map(_separated, node.otherwise)))
         case _:
             return node
+
+
+def _tail(tile: Storage) -> Storage:
+    """Return the tile with guards, under a name of its own. It is on the stack if loops go through lanes of its vectors."""
+    loops = [node for node in iter_nodes(tile.body) if isinstance(node, Loop)]
+    lanes = {loop.var for loop in loops if loop.kind is LoopKind.VECTOR}
+    on_stack = any(loop.kind is LoopKind.SERIAL and loop.var in lanes for loop in loops)
+    name = f"{tile.tensor}.tail"
+    body = _renamed(tile.body, tile.tensor, name)
+    return replace(tile, tensor=name, scope=Scope.STACK if on_stack else tile.scope, body=body)
+
+
+def _renamed(nodes: tuple[Node, ...], tensor: str, name: str) -> tuple[Node, ...]:
+    def renamed(expr: Expr) -> Expr:
+        return rewrite(expr, lambda e: replace(e, tensor=name) if isinstance(e, Load) and e.tensor == tensor else e)
+
+    changed: list[Node] = []
+    for node in nodes:
+        match node:
+            case Compute():
+                target = name if node.tensor == tensor else node.tensor
+                changed.append(replace(node, tensor=target, index=tuple(map(renamed, node.index)), value=renamed(node.value)))
+            case HorizontalReduce():
+                target = name if node.tensor == tensor else node.tensor
+                first = replace(node.first, tensor=name) if node.first.tensor == tensor else node.first
+                changed.append(replace(node, tensor=target, first=first))
+            case Branch():
+                then, otherwise = (_renamed(each, tensor, name) for each in (node.then, node.otherwise))
+                changed.append(replace(node, cond=renamed(node.cond), then=then, otherwise=otherwise))
+            case Loop() | Let() | Storage():
+                changed.append(replace(node, body=_renamed(node.body, tensor, name)))
+            case _:
+                changed.append(node)
+    return tuple(changed)
 
 
 def _has_vectors(tile: Storage) -> bool:

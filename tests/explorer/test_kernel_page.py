@@ -144,9 +144,9 @@ def chosen_line(page: Any, pane: str) -> str:
 def test_lines_and_numbers_are_followed_to_machine_code(explorer: Explorer) -> None:
     page = explorer.open(link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, view="sass"))
     compile_kernel(page)
-    page.wait_for_selector("[data-testid=sass]", timeout=60_000)
+    page.wait_for_selector("[data-testid=sass]")
     page.wait_for_selector("[data-testid=parts]")
-    page.wait_for_function("() => !/Linking/.test(document.querySelector('.text').textContent)", timeout=60_000)
+    page.wait_for_function("() => !/Linking/.test(document.querySelector('.text').textContent)")
     for part in ("producer", "consumer", "main loop", "epilogue"):
         assert page.locator("[data-testid=parts] button", has_text=part).count() >= 1
     page.locator("[data-testid=source] .line", has_text="matrix_descriptor_128(a_shared").first.click()
@@ -180,7 +180,7 @@ def test_another_program_is_compiled(explorer: Explorer) -> None:
     page.get_by_test_id("program-1").click()
     assert page.get_by_test_id("compile").text_content() == "Compile program 2"
     page.get_by_test_id("compile").click()
-    page.wait_for_selector("[data-testid=assembly]", timeout=60_000)
+    page.wait_for_selector("[data-testid=assembly]")
     assert page.get_by_test_id("program-1").get_attribute("aria-current") == "true"
     page.locator("[data-testid=assembly] .line", has_text="ret").first.click()
     assert "assembly line" in page.get_by_test_id("linked").text_content()
@@ -207,17 +207,21 @@ def test_a_service_that_refuses_once_is_asked_again(explorer: Explorer) -> None:
     page.wait_for_function("() => /no estimates/.test(document.querySelector('[data-testid=trouble]')?.textContent)")
     assert page.locator(".old").count() == 0
     compile_kernel(page)
-    with page.expect_response("**/kernels:explain"):
+    held: list[Any] = []
+    page.route("**/v1/kernels:explain", lambda route: held.append(route))
+    with page.expect_request("**/kernels:explain"):
         page.get_by_test_id(f"target-{A100}").click()
-        assert page.get_by_test_id("compile").is_disabled()  # what is shown is of another device
-        assert page.locator(".waits").count() == 1
+    page.wait_for_selector(".waits")
+    assert page.get_by_test_id("compile").is_disabled()  # what is shown is of another device
+    held.pop().continue_()
+    page.unroute("**/v1/kernels:explain")
     explained(page)
     assert page.get_by_test_id("compile").is_enabled()
 
 
 @pytest.mark.slow
 def test_a_kernel_is_explained_as_it_was_built(explorer: Explorer) -> None:
-    spec = httpx.get(f"{explorer.address}/v1/hardware/cpu-x86-avx2").json() | {"id": "my-cpu"}
+    spec = httpx.get(f"{explorer.address}/v1/hardware/cpu-x86-avx2", timeout=60.0).json() | {"id": "my-cpu"}
     page = explorer.browser.new_page()
     with page.expect_request("**/kernels:explain") as asked:
         page.goto(explorer.address + build(explorer, hardware=spec))

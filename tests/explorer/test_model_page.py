@@ -56,9 +56,9 @@ def test_a_model_is_opened_and_its_slowest_operator_leads_to_its_kernel(explorer
     page.get_by_label("plan").select_option("rammer")
     page.get_by_test_id("compile").focus()
     page.keyboard.press("Enter")
-    page.wait_for_selector("[data-testid=timeline]", timeout=60_000)
+    page.wait_for_selector("[data-testid=timeline]")
     assert re.fullmatch(r"/m/sha256:[0-9a-f]{64}", page.evaluate("location.pathname"))
-    story = httpx.get(f"{explorer.address}/v1/models/{page.evaluate('location.pathname')[3:]}/story").json()
+    story = httpx.get(f"{explorer.address}/v1/models/{page.evaluate('location.pathname')[3:]}/story", timeout=60.0).json()
     slowest = max(story["nodes"], key=lambda node: float(node["seconds"]))
     page.locator("[data-testid=operators] button").first.focus()
     page.keyboard.press("Enter")
@@ -144,23 +144,25 @@ def test_a_link_has_the_bucket_that_its_operator_is_of(explorer: Explorer) -> No
     assert again.get_by_test_id("node").count() == 0
 
 
-FRAMES = """async () => {
-  const drawing = document.querySelector('[data-testid=timeline]'), times = [];
+BOXES = """async () => {
+  const drawing = document.querySelector('[data-testid=timeline]'), boxes = [], { fillRect } = CanvasRenderingContext2D.prototype;
+  CanvasRenderingContext2D.prototype.fillRect = function (...at) { boxes[boxes.length - 1]++; fillRect.apply(this, at); };
   for (let i = 0; i < 60; i++) {
+    boxes.push(0);
     drawing.dispatchEvent(new KeyboardEvent('keydown', { key: i < 6 ? 'w' : i % 40 < 20 ? 'd' : 'a' }));
-    const start = performance.now();
     await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-    times.push(performance.now() - start);
   }
-  return times.sort((a, b) => a - b)[30];
+  return boxes;
 }"""
 
 
-def test_a_model_of_three_thousand_operators_stays_fluid(explorer: Explorer) -> None:
+def test_a_frame_of_a_large_model_draws_what_it_shows(explorer: Explorer) -> None:
     story = make_story(1250)  # 5,000 operators
     assert len(story["instructions"]) >= 20_000
     page = explorer.open(MODEL_PATH, prepare=lambda page: answer_story(page, story))
-    assert page.evaluate(FRAMES) < 40  # ms of a frame; it is far below where nothing else runs
+    boxes = page.evaluate(BOXES)
+    assert sum(boxes) > 0
+    assert max(boxes[6:]) < len(story["instructions"]) / 10
 
 
 def test_operations_are_shown_as_they_happen(explorer: Explorer) -> None:
@@ -169,7 +171,7 @@ def test_operations_are_shown_as_they_happen(explorer: Explorer) -> None:
     request = {"expression": "y[i] = x[i] * 3.5", "inputs": {"x": {"dtype": "float32", "shape": [977]}}, "target": "cpu-x86-avx2"}
     httpx.post(f"{explorer.address}/v1/kernels:compile", json=request, headers={"Prefer": "wait=60"}, timeout=90)
     row = page.locator("[data-testid=operations] tr", has_text="3.5")
-    row.wait_for(timeout=30_000)
+    row.wait_for()
     page.wait_for_function("() => /3.5.*done/.test(document.querySelector('[data-testid=operations]').textContent)")
     row.get_by_role("button").focus()
     page.keyboard.press("Enter")

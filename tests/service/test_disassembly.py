@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from httpx import Client
 from serving import served
+from waiting import PATIENCE_S
 
 from roller_svc.errors import CompileError, UnknownKernelError
 from roller_svc.farm.build import build_artifact
@@ -49,7 +50,7 @@ class Maker:
             self._working += 1
             self.at_once.append(self._working)
             self.made.append(str(facts["note"]))
-        assert self.gate.wait(60)
+        assert self.gate.wait(PATIENCE_S)
         with self._lock:
             self._working -= 1
         if files["source"] == b"wrong":

@@ -684,7 +684,7 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ("an end leaves a lane", "return (le(num(extent), stop),)", "return (le(num(extent - 1), stop),)"),
             ("one of several guards is tested", "condition = logical_and(condition, each)", "condition = each"),
             ("guards that hold nowhere are tested", "if outer == num(0) and worst < 0:", "if False and worst < 0:"),
-            ("the tile with guards is not kept", "Branch(condition, (whole,), (node,))", "Branch(condition, (whole,))"),
+            ("the tile with guards is not kept", "Branch(condition, (whole,), (_tail(node),))", "Branch(condition, (whole,))"),
         ),
     },
     "schedule.combine_lanes": {

@@ -37,7 +37,9 @@ B.cache: vectorise d1
 
 
 def tiles_of(nodes: tuple[Node, ...]) -> list[Storage]:
-    return [node for node in iter_nodes(nodes) if isinstance(node, Storage) and node.scope is Scope.REGISTER]
+    """The tiles of the accumulator, and of the copy, as they are and with a tail."""
+    names = ("C.acc.tile", "C.acc.tile.tail", "t", "t.tail")
+    return [node for node in iter_nodes(nodes) if isinstance(node, Storage) and node.tensor in names]
 
 
 def guarded(tile: Storage) -> bool:
@@ -51,6 +53,10 @@ def test_whole_tiles_of_a_product_have_no_guards(rows: int, columns: int, width:
     check(tree.body, frozenset({"A", "B", "C"}))
     has_tail = bool(rows % 4 or columns % width)
     assert [guarded(tile) for tile in tiles_of(tree.body)] == ([False, True] if has_tail else [False])
+    scopes = {tile.tensor: tile.scope for tile in tiles_of(tree.body)}
+    assert scopes["C.acc.tile"] is Scope.REGISTER
+    in_loops = Scope.STACK if columns % width else Scope.REGISTER  # loops go through lanes of its vectors
+    assert scopes.get("C.acc.tile.tail", in_loops) is in_loops
     arrays = inputs_of(product)
     results, _ = run_tree(tree.body, arrays, {"C": (rows, columns)})
     assert judged(product, arrays, {"C": results["C"].astype("float32")}).ok
