@@ -92,14 +92,20 @@ def name_tiles(program: RProgram, hw: HardwareSpec) -> RProgram:
         space=replace(program.space, axes=axes),
         block=block,
         thread=thread,
-        reduce_threads=named(program.reduce_threads, "reduce_threads"),
+        reduce_threads=named(program.reduce_threads, "lanes"),
         split_k=named(program.split_k, "split_k"),
         pipeline=_name_pipeline(program.pipeline),
     )
 
 
 def _name_pipeline(pipeline: PipelineOptions) -> PipelineOptions:
-    names = ("stages", "raster", "stream_k_blocks", "persistent_blocks", "cluster_k")
     rows, columns = pipeline.cluster
-    cluster = named(rows, "cluster_m"), named(columns, "cluster_n")
-    return replace(pipeline, cluster=cluster, **{name: named(getattr(pipeline, name), name) for name in names})
+    return replace(
+        pipeline,
+        stages=named(pipeline.stages, "stages"),
+        raster=named(pipeline.raster, "raster"),
+        stream_k_blocks=named(pipeline.stream_k_blocks, "stream_k"),
+        persistent_blocks=named(pipeline.persistent_blocks, "blocks"),
+        cluster=(named(rows, "cluster_m"), named(columns, "cluster_n")),
+        cluster_k=named(pipeline.cluster_k, "cluster_k"),
+    )

@@ -57,7 +57,8 @@ SIGNATURES = [
     (roller_svc.compile_model, SEARCH | {"plan": "auto", "runtime": "auto", "dims": None, "constants": None, "states": None,
                                          "name": None, "tune": None, "tune_options": None, "devices": None, "across": "merged",
                                          "order": "dataflow", "sink": "auto"}),
-    (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "states": None, "name": None}),
+    (estimate_model, SEARCH | {"plan": "auto", "dims": None, "constants": None, "states": None, "name": None,
+                               "devices": None, "across": "merged"}),
     (roller_svc.estimate, COMMON | {"constants": (), "winograd": "auto", "donate": (), "strict": False, "schedule": None}),
 ]  # fmt: skip
 
