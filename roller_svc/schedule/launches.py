@@ -57,7 +57,8 @@ def launch_steps(schedule: Schedule, function: Function, sizes: LaunchSizes, *, 
     name, axes = function.name, function.statement.spatial
     if not axes:
         return []
-    tiles, cuts = [], list[Step]()
+    tiles: list[_Tile] = []
+    cuts: list[Step] = []
     left = sizes.threads
     for place, axis in enumerate(reversed(axes)):
         elements = min(axis.extent, (sizes.columns, sizes.rows)[place] if place < 2 else 1)
@@ -67,7 +68,9 @@ def launch_steps(schedule: Schedule, function: Function, sizes: LaunchSizes, *, 
         has_block = any(tile.block for tile in tiles)
         tiles.append(_cut(name, axis, threads, elements, cuts, needs_block=is_last and not has_block))
     tiles.reverse()
-    blocks, threads_of, inner = ([x for tile in tiles if (x := part(tile))] for part in _PARTS)
+    blocks = [tile.block for tile in tiles if tile.block]
+    threads_of = [tile.thread for tile in tiles if tile.thread]
+    inner = [tile.element for tile in tiles if tile.element]
     steps = [*cuts, Step("reorder", name, (("loops", (*blocks, *threads_of, *inner)),))]
     steps += [Step("block", name, (("loop", loop),)) for loop in blocks]
     steps += [Step("thread", name, (("loop", loop),)) for loop in threads_of]
@@ -84,9 +87,6 @@ class _Tile:
     block: str
     thread: str
     element: str
-
-
-_PARTS = (lambda tile: tile.block, lambda tile: tile.thread, lambda tile: tile.element)
 
 
 def _cut(name: str, axis: Axis, threads: int, elements: int, cuts: list[Step], *, needs_block: bool) -> _Tile:

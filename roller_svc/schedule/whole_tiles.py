@@ -148,7 +148,8 @@ def _outside(conditions: tuple[Expr, ...], inner: Mapping[str, int], lets: Mappi
         form = slack(substitute(condition, lets))
         if form is None:
             return None
-        worst, outer = form.offset, num(0)
+        worst = form.offset
+        outer: Expr = num(0)
         for name, step in form.coeffs:
             if name in inner:
                 worst += min(0, step * (inner[name] - 1))

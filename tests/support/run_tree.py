@@ -25,7 +25,7 @@ BINARY: dict[OpKind, Callable[[Any, Any], Any]] = {
 UNARY: dict[OpKind, Callable[[Any], Any]] = {
     OpKind.NEG: lambda a: -a, OpKind.EXP: math.exp, OpKind.RELU: lambda a: max(a, 0), OpKind.ABS: abs,
 }  # fmt: skip
-JOINS = {
+JOINS: dict[Combine, Callable[[Any, Any], Any]] = {
     Combine.SUM: BINARY[OpKind.ADD], Combine.PROD: BINARY[OpKind.MUL], Combine.MAX: max, Combine.MIN: min,
 }  # fmt: skip
 

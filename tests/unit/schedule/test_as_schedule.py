@@ -20,7 +20,7 @@ from roller_svc.errors import ScheduleError
 from roller_svc.schedule.by_hand import schedule_by_hand
 
 A100, AVX2 = "nvidia-a100-sxm-80gb", "cpu-x86-avx2"
-SAID = {
+SAID: dict[str, tuple[str, Any]] = {
     "fused axes": ("c[i, j] = a[i, j] * 2.0", {"a": ("float32", (24, 32))}),
     "rows": ("c[n, h, f] = relu(a[n, h, f] + b[f])", {"a": ("float32", (4, 6, 32)), "b": ("float32", (32,))}),
     "inlined": ("t[i] = a[i] + 1.0; c[i] = t[i] * t[i]", {"a": ("float32", (96,))}),

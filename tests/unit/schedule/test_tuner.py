@@ -93,7 +93,8 @@ def test_a_search_ends_at_its_budgets() -> None:
 
 
 def legal_schedules(of: TensorProgram, count: int) -> Iterator[Schedule]:
-    space, chance, steps = StepSpace(default_schedule(of), LANES), random.Random(11), ()
+    space, chance = StepSpace(default_schedule(of), LANES), random.Random(11)
+    steps: Steps = ()
     while count:
         mutated = space.mutate(steps, chance)
         if mutated is not None:
