@@ -58,7 +58,7 @@ def merge_scaled_sums(statements: Statements, outputs: Collection[str], *, is_th
 
 def has_scaled_sum(statements: Statements, outputs: Collection[str], *, is_cpu: bool = False) -> bool:
     """Return whether kernels may scale sums, or sums of blocks of k, in registers."""
-    statements = tuple(state_bytes(s, beside_bytes=is_cpu) for s in statements)
+    statements = tuple(state_bytes(s, with_bytes=is_cpu) for s in statements)
     merged = merge_scaled_sums(statements, outputs, is_thin=is_cpu)
     return merged != statements or any(as_scaled_contraction(s, is_thin=is_cpu) is not None for s in statements)
 
