@@ -65,7 +65,7 @@ from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.drift import WatchedModel
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
-from roller_svc.graph.wiring.online import OnlineSource, OnlineTuning, explore_online
+from roller_svc.graph.wiring.online import Assignment, OnlineSource, OnlineTuning, explore_online
 from roller_svc.graph.wiring.tree import KINDS
 from roller_svc.graph.wiring.wirer import Wirer
 from roller_svc.hardware.catalog import restrict_cores
@@ -625,7 +625,7 @@ def compile_model(
             given (ROLLER_TUNE), else "off".
         tune_options: some of "budget_trials": 64 of a bucket at most, before models are compared; "budget_s", after which
             no trial begins; "exact": True, for kernels with the same bits alone; "share": 0.5 of calls at most are trials;
-            "variables": ["kernel", "plan", "buffers"], the kinds of choices that are explored.
+            "variables": ["kernel", "plan", "buffers"], the kinds of choices that are explored; "fusion" is another one.
         runtime: "emulator" runs a GPU's model on the CPU, "auto" on its device.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each, a range as "1..64" one for each of
             its powers of two and its end. Calls with extents between buckets are padded. For a torch program these are the
@@ -699,7 +699,7 @@ def compile_model(
     built = [(e, build_model(graph, weights, chosen, cache, progress)) for e, graph in zip(buckets, graphs, strict=True)]
     clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
-    steps = [_step_source(load_with, extents, each.node_kernels, chosen, cache, runs_in) for extents, each in built]
+    steps = [partial(_step_source, load_with, extents, chosen, cache, runs_in) for extents in buckets]
     model = _model(built, weights, chosen, import_s, {"padding": padding, "not_padded": not_padded}, runs_in, steps)
     _check_sink(model, sink)
     return model
@@ -792,16 +792,17 @@ def _link_kernels(bundles: Sequence[KernelBundle]) -> tuple[KernelBundle, ...]:
 def _step_source(
     load: Callable[[Weights, Mapping[str, int]], Graph],
     extents: Mapping[str, int],
-    kernels: Mapping[tuple[str, str], KernelBundle],
     options: ModelOptions,
     cache: KernelCache,
     runtime: RuntimeChoice,
+    built: BuiltModel,
 ) -> PrepareSteps:
     """Return what reads a model's source again, and compiles its nodes. It keeps no weights before."""
+    kernels, flipped = built.node_kernels, built.fused.flipped
 
     def prepare(*, fused: bool) -> Stepper:
         weights = Weights()
-        chosen = replace(options, fuse=fused and options.fuse)
+        chosen = replace(options, fuse=fused and options.fuse, flipped=flipped)
         return prepare_steps(load(weights, extents), weights, chosen, cache, runtime, kernels)
 
     return prepare
@@ -1124,7 +1125,7 @@ def _model(
     import_s: float,
     padding: Mapping[str, Any],
     runtime: RuntimeChoice,
-    steps: Sequence[PrepareSteps],
+    steps: Sequence[Callable[[BuiltModel], PrepareSteps]],
 ) -> Model:
     if len({_shapes(each.plan) for _, each in built}) < len(built):
         raise ArgumentError("two buckets have the same shapes: a dimension in dims is not in the model", code="invalid-option")
@@ -1141,7 +1142,7 @@ def _model(
             known[number].with_kernels(_positions(each, positions))
             if number in known
             else _built_variant(
-                dims, variant_name(named, number), each, weights, _positions(each, positions), runtime, steps[number], options
+                dims, variant_name(named, number), each, weights, _positions(each, positions), runtime, steps[number](each), options
             )
             for number, (dims, each) in enumerate(built)
         )
@@ -1183,10 +1184,10 @@ def _explore_bucket(
     owner = weakref.ref(model)
     wirer = model._variants[number].add_wirer(source.options.share)
 
-    def bind(kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan) -> None:
+    def bind(assigned: Assignment) -> None:
         used = owner()
         if used is not None:
-            wirer.use(adopt(used, number, rebuild_model(built, kernels, kind, plan, tuning.found)))
+            wirer.use(adopt(used, number, rebuild_model(built, assigned, tuning.found)))
 
     def switch(loaded: Wirer | WatchedModel | CpuModel) -> None:
         used = owner()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from databases import postgresql_server
+from hypothesis import HealthCheck, settings
 from sampling import have_few_examples
 from skips import PACKAGES, SkipReport
 
@@ -24,7 +25,12 @@ RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's
 os.environ["ROLLER_CALIBRATE"] = "0"
 os.environ["ROLLER_CACHE_KERNELS"] = "0"  # tests see what a compile does
 os.environ["ROLLER_TUNE"] = "off"  # and start no processes of their own
+os.environ["ROLLER_CHECK_TIMEOUT_S"] = "120"  # a machine may stop a process for longer than a check should take
 os.environ.pop("ROLLER_LOCAL_SPEC", None)
+
+# random examples are the same in each run, and none is timed
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

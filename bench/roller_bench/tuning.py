@@ -79,7 +79,7 @@ def _find_choices(file: Path, threads: int, top_k: int) -> tuple[KernelChoices, 
     spec = restrict_cores(device_spec("local", None), threads)
     options = ModelOptions(spec, top_k=top_k, tune=TuneOptions("online"))
     source = require(build_model(load_graph(file, weights), weights, options, cache).online, "choices")
-    return source.find_choices(build_here), source
+    return source.find_choices(build_here, ()), source
 
 
 def time_choices(
@@ -119,7 +119,7 @@ def _bind(choices: KernelChoices, source: OnlineSource, kernels: Sequence[int]) 
     assigned = choices.assign(dict(zip(choices.choices, kernels, strict=True)))
     bound: dict[Choice, CpuCalls] = {}
     for buffers in (LOWEST, APART):
-        for kind, plan in source.make_plans(assigned, share_memory=buffers == LOWEST).items():
+        for kind, plan in source.make_plans(source.graph, assigned, share_memory=buffers == LOWEST).items():
             model = choices.bind_right(plan)[0]
             if model is not None:
                 bound[tuple(kernels), kind, buffers] = model

@@ -76,6 +76,31 @@ def find_predecessors(plan: ModelPlan, steps: Sequence[KernelStep | CopyStep]) -
     return tuple(predecessors)
 
 
+def find_early_starts(
+    plan: ModelPlan, steps: Sequence[KernelStep | CopyStep], predecessors: Sequence[Sequence[int]]
+) -> tuple[bool, ...]:
+    """Return whether each step may start while those before it run, because its threads wait for them.
+
+    All of these must be kernels. A thread that has waited for them has also waited for what they have waited for. What
+    the step reads before it waits must be memory that no step writes.
+    """
+    return tuple(
+        bool(before) and _waits_for_launches(plan, step) and all(isinstance(steps[each], KernelStep) for each in before)
+        for step, before in zip(steps, predecessors, strict=True)
+    )
+
+
+def _waits_for_launches(plan: ModelPlan, step: KernelStep | CopyStep) -> bool:
+    """Return whether the threads of a step wait before they access what other steps may write or read."""
+    if isinstance(step, CopyStep) or step.zeroed:
+        return False
+    source = plan.kernels[step.kernel].source
+    launch = source.launches[step.launch]
+    early = {each.symbol for each in source.buffers_of(Role.INPUT) if each.name in source.constants}
+    places = (place for symbol, place in zip(launch.operands, step.arguments, strict=True) if symbol in early)
+    return launch.programmatic and all(place is not None and place.slot in (WEIGHTS, PACKED) for place in places)
+
+
 def check_operands(plan: ModelPlan, steps: Sequence[KernelStep | CopyStep]) -> None:
     """Raise InvariantError for a step that writes bytes of another operand: its threads and copies have no order.
 

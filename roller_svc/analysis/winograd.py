@@ -84,7 +84,7 @@ def error_amplification(m: int, dims: int = 2) -> float:
         _sum_of_squares(taps) * _sum_of_squares(inputs) for taps, inputs in zip(matrices.filters, matrices.inputs, strict=True)
     ]
     rows = (sum(a * a * e for a, e in zip(row, energy, strict=True)) for row in matrices.outputs)
-    return (float(max(rows)) / TAPS) ** (dims / 2)  # the square root of the product over dimensions
+    return math.pow(float(max(rows)) / TAPS, dims / 2)  # the square root of the product over dimensions
 
 
 def relative_error_bound(m: int, channels: int, dims: int = 2) -> float:

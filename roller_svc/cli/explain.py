@@ -56,17 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        default=DEFAULT_STEPS,
         metavar="N",
-        help="construction steps to print (default: %(default)s)",
+        help=f"construction steps to print (default: {DEFAULT_STEPS})",
     )
     parser.add_argument("--html", metavar="FILE", help="write the page of the kernel to FILE, which needs no service")
 
 
 def execute(options: argparse.Namespace) -> int:
     common.check_program(options)
-    if options.as_schedule and options.html is not None:
-        raise ArgumentError("--as-schedule and --html exclude each other: a schedule has no page", code="invalid-option")
+    if options.as_schedule:
+        refuse_parts_of_a_report(options)
     request = common.parse_request(options)
     if options.as_schedule:
         found = explain_as_schedule(request, first_plan(request))
@@ -81,9 +80,22 @@ def execute(options: argparse.Namespace) -> int:
     source = _source(report)
     if options.html is not None:
         write_page(options.html, KERNEL, {"story": facts["story"], "source": source})
-    shown = [format_report(facts, options.steps), *([source] if options.source and source is not None else [])]
+    steps = DEFAULT_STEPS if options.steps is None else options.steps
+    shown = [format_report(facts, steps), *([source] if options.source and source is not None else [])]
     show.print_result(options, facts | {"source": source}, "\n\n".join(shown))
     return 0
+
+
+def refuse_parts_of_a_report(options: argparse.Namespace) -> None:
+    """Raise ArgumentError for an option that asks for what a schedule has not."""
+    given = {
+        "html": ("page", options.html is not None),
+        "source": ("source", options.source),
+        "steps": ("searches", options.steps is not None),
+    }
+    for name, (part, is_given) in given.items():
+        if is_given:
+            raise ArgumentError(f"--as-schedule and --{name} exclude each other: a schedule has no {part}", code="invalid-option")
 
 
 def plan_without_building(request: BuildRequest, missing: ToolchainMissingError) -> BuildReport:

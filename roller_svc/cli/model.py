@@ -33,6 +33,7 @@ from roller_svc.graph.states import pair_states
 from roller_svc.graph.weights import Weights
 from roller_svc.graph.wiring.kernels import TuneOptions, Tuning
 from roller_svc.graph.wiring.tree import find_variables
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.options import HOST_LAUNCHERS, NamedOptions
 from roller_svc.model import Model, compile_model, estimate_model, load_model
 from roller_svc.modes.mixed import DATAFLOW, ORDERS
@@ -547,9 +548,7 @@ def _timed(model: Model, sample: Sample, wait: Callable[[], None] | None) -> dic
     return {"min_s": min(samples), "median_s": median(samples), "runs": len(samples)}
 
 
-def _check(
-    outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argparse.Namespace, spec: hardware.HardwareSpec
-) -> float:
+def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argparse.Namespace, spec: HardwareSpec) -> float:
     """Return the largest difference from the interpreter's results. Raises WrongAnswerError beyond the tolerance."""
     weights, dims = Weights(), _dims(options)
     path = Path(options.file)

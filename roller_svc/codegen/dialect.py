@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, OpKind
 from roller_svc.ir.kernel import Language
+from roller_svc.ir.origin import Derived, shown
 
 # short names of types, used in helpers' names: max_f32, floordiv_i64
 SHORT = {
@@ -136,7 +137,7 @@ EXACT_INTEGERS = {
 def literal(value: float, dtype: DType, dialect: Dialect) -> str:
     """Return a number in the value type of its dtype."""
     if not dtype.is_float:
-        return _integer(int(value), dtype)
+        return _integer(value if isinstance(value, Derived) else int(value), dtype)
     double = dtype is DType.FLOAT64
     if math.isinf(value):
         text = dialect.inf_f64 if double else dialect.inf_f32
@@ -164,4 +165,4 @@ def _integer(value: int, dtype: DType) -> str:
     suffix = {DType.INT64: "LL", DType.UINT64: "ULL", DType.UINT32: "u"}.get(dtype, "")
     if dtype is DType.INT32 and value == -(1 << 31):
         return "(-2147483647 - 1)"
-    return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
+    return f"({value}{suffix})" if value < 0 else f"{shown(value)}{suffix}"

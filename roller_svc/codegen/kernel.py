@@ -18,6 +18,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, axes_of, loads_of
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role, RuntimeCheck
+from roller_svc.ir.origin import named
 from roller_svc.ir.printer import expression_text
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.quoting import quote_comment, require_identifier
@@ -109,8 +110,17 @@ def emit(name: str, parts: tuple[GroupLaunches, ...], buffers: dict[str, Buffer]
     return emit_together((Program(name, parts),), buffers, hw, comment)
 
 
-def emit_together(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str) -> KernelSource:
-    """Emit one translation unit of several programs over the same buffers."""
+def emit_together(
+    programs: tuple[Program, ...],
+    buffers: dict[str, Buffer],
+    hw: HardwareSpec,
+    comment: str,
+    constants: frozenset[str] | None = None,
+) -> KernelSource:
+    """Emit one translation unit of several programs over the same buffers.
+
+    `constants`: the tensors that programmatic launches may read before they wait; None: launches do not wait.
+    """
     parts = tuple(part for program in programs for part in program.groups)
     for tree in (tree for program in programs for tree in (*program.prepack_trees, *program.trees)):
         require_identifier(tree.name)
@@ -118,7 +128,7 @@ def emit_together(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw:
     if hw.family is TargetKind.CPU:
         return _emit_c(programs, buffers, hw, comment)
     if hw.family in (TargetKind.CUDA, TargetKind.AMD):
-        return _emit_gpu(name, parts, buffers, hw, comment)
+        return _emit_gpu(name, parts, buffers, hw, comment, constants)
     raise InvariantError(f"no generator for {hw.family.value}")
 
 
@@ -245,7 +255,12 @@ def _union(launches: tuple[LaunchSpec, ...], buffers: dict[str, Buffer]) -> tupl
 
 
 def _emit_gpu(
-    name: str, parts: tuple[GroupLaunches, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
+    name: str,
+    parts: tuple[GroupLaunches, ...],
+    buffers: dict[str, Buffer],
+    hw: HardwareSpec,
+    comment: str,
+    constants: frozenset[str] | None,
 ) -> KernelSource:
     dialect = cuda.dialect_of(hw.arch)
     functions: list[cuda.Function] = []
@@ -254,7 +269,8 @@ def _emit_gpu(
     once = [(part, tree, True) for part in parts for tree in part.prepack_trees]
     for part, tree, is_prepack in (*once, *((each, tree, False) for each in parts for tree in each.trees)):
         args = _args(tree, buffers)
-        function = cuda.emit_function(tree, _views(part, buffers), args, hw.arch, len(checks))
+        own_constants = None if is_prepack else constants
+        function = cuda.emit_function(tree, _views(part, buffers), args, hw.arch, len(checks), own_constants)
         functions.append(function)
         checks += function.checks
         launches.append(
@@ -268,6 +284,7 @@ def _emit_gpu(
                 is_prepack,
                 tensor_maps=function.tensor_maps,
                 cluster=tree.cluster,
+                programmatic=own_constants is not None,
             )
         )
     names = (name for function in functions for name in function.helpers)
@@ -299,10 +316,15 @@ def _with_caller_names(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -
 
 def _views(part: GroupLaunches, buffers: dict[str, Buffer]) -> dict[str, BufferRef]:
     return {
-        tensor: BufferRef(buffers[tensor].symbol, buffers[tensor].dtype, type_.shape)
+        tensor: BufferRef(buffers[tensor].symbol, buffers[tensor].dtype, _shape(tensor, type_))
         for tensor, type_ in part.views
         if tensor in buffers
     }
+
+
+def _shape(tensor: str, type_: TensorType) -> tuple[int, ...]:
+    """Return the shape of a tensor in memory, whose extents know that they are its layout."""
+    return tuple(named(extent, f"{tensor}.shape[{d}]") for d, extent in enumerate(type_.shape))
 
 
 def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:

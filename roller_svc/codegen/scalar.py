@@ -43,6 +43,7 @@ from roller_svc.ir.expr import (
 )
 from roller_svc.ir.index import div, mod, mul, num
 from roller_svc.ir.kernel import Language, RuntimeCheck
+from roller_svc.ir.origin import shown
 
 MAX_CONSTANT_DIVISOR = 2.0**100  # whose reciprocal is a normal float32
 
@@ -68,7 +69,7 @@ class Scalar:
         expr = fold(expr, self.values)
         match expr:
             case Const(value=value):
-                return str(value)
+                return shown(value)
             case AxisRef(name=name):
                 return self.names.of(name)
             case Op() if self.comes_from_data(expr):
@@ -76,7 +77,7 @@ class Scalar:
             case Op(kind=OpKind.ADD | OpKind.SUB | OpKind.MUL, args=(x, y)):
                 return f"({self.index(x)} {expr.kind.value} {self.index(y)})"
             case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(x, Const(value=by))) if by > 0 and self._is_non_negative(x):
-                return f"({self.index(x)} {'/' if expr.kind is OpKind.FLOORDIV else '%'} {by})"
+                return f"({self.index(x)} {'/' if expr.kind is OpKind.FLOORDIV else '%'} {shown(by)})"
             case Op(kind=OpKind.FLOORDIV | OpKind.MOD | OpKind.MIN | OpKind.MAX, args=(x, y)):
                 return f"{self._index_helper(expr.kind)}({self.index(x)}, {self.index(y)})"
             case Cast(arg=arg) if self._is_lossless(expr):
@@ -119,7 +120,7 @@ class Scalar:
             if buffer.swizzled and d == len(index) - 1:
                 text = self._swizzled(buffer, index[-2], text)
             if text != "0":
-                terms.append(text if stride == 1 else f"{text} * {stride}")
+                terms.append(text if stride == 1 else f"{text} * {shown(stride)}")
         return " + ".join(terms) or "0"
 
     def _swizzle_base(self, buffer: BufferRef, index: tuple[Expr, ...]) -> str | None:
@@ -155,7 +156,7 @@ class Scalar:
                 return literal(value, dtype, self.dialect)
             case AxisRef(name=name):
                 if name in self.values:
-                    return str(self.values[name])
+                    return shown(self.values[name])
                 whole = self.index_type == "int" or self.exceeds_int32(expr)
                 return self.names.of(name) if whole else f"(int){self.names.of(name)}"
             case Load():
@@ -201,7 +202,7 @@ class Scalar:
         terms = []
         for d, (i, stride) in enumerate(zip(load.index, buffer.strides, strict=True)):
             text = self.checked_index(load.tensor, d, i) if load.bounds_checked[d] else self.index(i)
-            terms.append(text if stride == 1 else f"{text} * {stride}")
+            terms.append(text if stride == 1 else f"{text} * {shown(stride)}")
         return " + ".join(terms)
 
     def _gather(self, load: Load, buffer: BufferRef, checked: list[int]) -> str:
@@ -211,13 +212,13 @@ class Scalar:
         for d in checked:
             text = self._wide(load.index[d])
             number = self.add_check(load.tensor, d, buffer.shape[d], text)
-            args += [text, str(buffer.shape[d]), str(buffer.strides[d]), str(number)]
+            args += [text, shown(buffer.shape[d]), shown(buffer.strides[d]), str(number)]
         return f"{self.helper(f'gather{len(checked)}_{SHORT[buffer.dtype]}')}({', '.join(args)})"
 
     def checked_index(self, tensor: str, d: int, index: Expr) -> str:
         """Print an index in range; an index out of range is recorded and replaced by 0."""
         text, size = self.index(index), self.buffers[tensor].shape[d]
-        return f"checked({text}, {size}, {self.add_check(tensor, d, size, text)}, status)"
+        return f"checked({text}, {shown(size)}, {self.add_check(tensor, d, size, text)}, status)"
 
     def _is_scalar(self, tensor: str) -> bool:
         """Return whether it is a storage node. Without dimensions that is a variable; a buffer is a pointer."""
@@ -226,7 +227,7 @@ class Scalar:
     def in_range(self, tensor: str, d: int, size: int, index: Expr) -> str:
         """Print the test that an index from data is in range, in 64 bits, where it is exact."""
         text = self._wide(index)
-        return f"{self.helper('in_range')}({text}, {size}, {self.add_check(tensor, d, size, text)})"
+        return f"{self.helper('in_range')}({text}, {shown(size)}, {self.add_check(tensor, d, size, text)})"
 
     def add_index_check(self, tensor: str, d: int, size: int, index: Expr) -> int:
         """Add the run-time check of an index and return its number."""

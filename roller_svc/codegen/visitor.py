@@ -14,6 +14,7 @@ from roller_svc.codegen.scalar import Scalar
 from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind
 from roller_svc.ir.index import add, num
+from roller_svc.ir.origin import begin_part, end_part, shown
 from roller_svc.ir.program import COMBINE_OPS
 from roller_svc.ir.schedule import (
     Barrier,
@@ -23,6 +24,7 @@ from roller_svc.ir.schedule import (
     Let,
     Loop,
     Node,
+    Part,
     Prefetch,
     Routine,
     Storage,
@@ -70,8 +72,15 @@ class CodeGenVisitor:
 
     # nodes ----------------------------------------------------------------------------------------------------------
     def visit_all(self, nodes: tuple[Node, ...]) -> None:
+        is_in_part = False
         for node in nodes:
-            self.visit(node)
+            if not isinstance(node, Part):
+                self.visit(node)
+                continue
+            self.lines += (*(end_part() if is_in_part else ()), *begin_part(node.name))
+            is_in_part = True
+        if is_in_part:
+            self.lines += end_part()
 
     def visit(self, node: Node) -> None:
         match node:
@@ -124,7 +133,7 @@ class CodeGenVisitor:
 
     def loop_head(self, loop: Loop) -> str:
         var = self.names.of(loop.var)
-        bound = str(loop.extent)
+        bound = shown(loop.extent)
         if loop.stop is not None:
             limit = fold(loop.stop, self.scalar.values)
             known = range_of(limit, self.scalar.ranges)
@@ -240,14 +249,14 @@ class CodeGenVisitor:
         if self.scalar.guard_reads:
             tests = " && ".join(self.scalar.in_range(node.tensor, d, n, i) for i, n, d in guards)
         else:
-            tests = " && ".join(f"(unsigned long long)({self.scalar.index(i)}) < {n}ull" for i, n, _ in guards)
+            tests = " && ".join(f"(unsigned long long)({self.scalar.index(i)}) < {shown(n)}ull" for i, n, _ in guards)
         with self.block(f"if ({tests})"):
             self.emit_line(self.assignment(node, buffer))
         if not self.scalar.guard_reads:
             with self.block("else"):
                 for i, n, d in guards:
                     number = self.scalar.add_index_check(node.tensor, d, n, i)
-                    self.emit_line(f"checked({self.scalar.index(i)}, {n}, {number}, status);")
+                    self.emit_line(f"checked({self.scalar.index(i)}, {shown(n)}, {number}, status);")
 
     def assignment(self, node: Compute, buffer: BufferRef) -> str:
         target = self.element(node.tensor, buffer, node.index)

@@ -109,6 +109,8 @@ def _action_digest(request: BuildRequest, program: object) -> str:
         "toolchain": toolchain_versions(spec.family),
         "libraries": library_versions(),
     }
+    if request.programmatic:
+        parts["programmatic"] = True
     return f"sha256:{_digest(parts)}"
 
 

@@ -46,7 +46,10 @@ FALLBACK_PLANS = 3
 def parse_request(request: BuildRequest) -> Forms:
     """Return the forms of the program of a request. Raises InputError for a wrong one."""
     forms = parse_once(request.expression, request.inputs, request.outputs)
-    named = (replace(program, constants=request.constants, name=request.name or "") for program in forms)
+    named = (
+        replace(program, constants=request.constants, name=request.name or "", programmatic=request.programmatic)
+        for program in forms
+    )
     return tuple(donate_targets(program, request.donate) for program in named)
 
 

@@ -6,6 +6,7 @@ A kernel that streams its weights fetches them while others wait for a barrier.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -109,14 +110,20 @@ def _streaming_plans(search: _Search) -> list[GroupedPlan]:
 def _with_fewest_threads(candidates: Sequence[Candidate], hw: HardwareSpec) -> Candidate:
     """Return the candidate with the fewest threads of those that stream and tie; the first one if none streams.
 
-    Its threads, and those that fill pages, leave the registers that all other rTasks of a kernel have.
+    Its threads, and those that fill pages, leave the registers that all other rTasks of a kernel have. Of as many threads
+    the one with the smallest page is taken, because the pages of a ring are as large as the largest.
     """
     streaming = [each for each in candidates if _streams(each.program, hw)]
     if not streaming:
         return candidates[0]
     tied_s = (1 + TIE_FRACTION) * min(each.estimate.seconds for each in streaming)
     tied = (each for each in streaming if each.estimate.seconds <= tied_s)
-    return min(tied, key=lambda each: (each.program.threads, each.estimate.seconds))
+    return min(tied, key=lambda each: (each.program.threads, _page_elements(each.program), each.estimate.seconds))
+
+
+def _page_elements(program: RProgram) -> int:
+    """Return the elements of a page that streams."""
+    return math.prod(extent for _, extent in program.block.extents)
 
 
 def _build_first(plans: Iterable[GroupedPlan], search: _Search) -> CandidateResult | None:

@@ -218,9 +218,9 @@ def _digest(content: bytes) -> bytes:
 
 
 def _is_cost(value: object) -> bool:
-    """Return whether a value is [kernels, seconds]."""
+    """Return whether a value is [kernels, seconds] or [kernels]."""
     return (
         isinstance(value, list)
-        and len(value) == 2
+        and len(value) in (1, 2)
         and all(isinstance(each, int | float) and 0 <= each < MAX_COST for each in value)
     )

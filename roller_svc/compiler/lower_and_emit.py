@@ -75,7 +75,8 @@ def emit_plans(plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, 
     """
     programs, buffers = _lower_plans(plans, program, groups, hw)
     comment = "\n\n".join(_header(plan, program, hw) for plan in plans)
-    whole = with_program_indices(emit_together(programs, buffers, hw, comment), program)
+    constants = frozenset(program.constants) if program.programmatic else None
+    whole = with_program_indices(emit_together(programs, buffers, hw, comment, constants), program)
     whole = replace(whole, constants=program.constants)
     if len(plans) > 1:
         return tuple(_select_launches(whole, each) for each in programs)

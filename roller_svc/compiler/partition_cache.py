@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from roller_svc.errors import InvariantError
 from roller_svc.families.matching import SCALING_KINDS, supports_attention, transpose_space, unbounded_view, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.grouped_gemm import selects_matrices
@@ -100,7 +101,7 @@ class PartitionCache:
     def _with_scaled_sums(self, options: list[FusionOptions], default: list[Partition], hw: HardwareSpec) -> list[Partition]:
         """Return the partitions with kernels that scale sums in registers, if the program has such sums."""
         outputs = {o.tensor for o in self.program.outputs}
-        if not _scales_sums(hw) or not any(has_scaled_sum(self.statements(o), outputs, is_thin=o.is_cpu) for o in options):
+        if not _scales_sums(hw) or not any(has_scaled_sum(self.statements(o), outputs, is_cpu=o.is_cpu) for o in options):
             return []
         scaling = [replace(option, scale_partial_sums=True) for option in options]
         constants = frozenset(self.program.constants)
@@ -167,6 +168,8 @@ class PartitionCache:
         plain = self.partitions(hw, constraints)
         copied = (way for groups in plain for way in self.with_operand_copies(groups, hw, constraints))
         found = [groups for ways in (plain, copied) for groups in ways if len(groups) == len(spaces)]
+        if not found:
+            raise InvariantError(f"no partition of the program has {len(spaces)} kernels, as the plan has")
         return next((groups for groups in found if all(map(_has_space, groups, spaces))), found[0])
 
     def _plain_options(self, hw: HardwareSpec, constraints: ScheduleConstraints) -> list[FusionOptions]:

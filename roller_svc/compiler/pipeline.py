@@ -97,6 +97,8 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace, *, for_mo
     trace("construct", partitions)
     plans = merge_ranked_plans(partitions, request.top_k + FALLBACK_PLANS)
     shortlist: tuple[GroupedPlan, ...] = trace("shortlist", select_for_measurement(plans, partitions, request.top_k))
+    if request.candidate:
+        plans = shortlist = (_find_candidate(request.candidate, shortlist),)
     clock.record("construct")
     backend = _available_backend(request, hw)
     can_measure, remarks = _may_measure(request, hw, backend)
@@ -132,6 +134,17 @@ def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> B
     )
     trace("report", report)
     return report
+
+
+def _find_candidate(number: int, ranked: tuple[GroupedPlan, ...]) -> GroupedPlan:
+    """Return a candidate by its number from 1. Raises ArgumentError if there are fewer."""
+    if number > len(ranked):
+        raise ArgumentError(
+            f"candidate must be at most {len(ranked)}, the number of candidates of this request, got {number}",
+            code="invalid-option",
+            hint="a larger top_k ranks more candidates",
+        )
+    return ranked[number - 1]
 
 
 def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:

@@ -45,17 +45,9 @@ E = TypeVar("E", bound=Enum)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def build_request(
-    expression: object,
-    inputs: object,
-    *,
-    target: object = "local",
-    outputs: object = None,
-    hardware: object = None,
-    **options: object,
-) -> BuildRequest:
-    """Validate a request. Raises InputError that names the invalid option, TypeError for one that does not exist."""
-    request = read_request(expression, inputs, target=target, outputs=outputs, hardware=hardware, **options)
+def build_request(expression: object, inputs: object, **named: object) -> BuildRequest:
+    """Validate a request, with the arguments of `read_request`, and the steps of its schedule."""
+    request = read_request(expression, inputs, **named)
     if request.schedule is not None:
         check_schedule(request)
     return request
@@ -70,9 +62,10 @@ def read_request(
     hardware: object = None,
     **options: object,
 ) -> BuildRequest:
-    """Validate a request but for its schedule, whose steps are read and not applied. Raises as `build_request` does.
+    """Validate a request but for its schedule, whose steps are read and not applied.
 
-    So it takes milliseconds whatever a client sends.
+    So it takes milliseconds whatever a client sends. Raises InputError that names the invalid option, TypeError for one
+    that does not exist.
     """
     text, types = validate_expression(expression), tensor_types(inputs)
     request = BuildRequest(

@@ -22,7 +22,7 @@ from roller_svc.schedule.device_launches import build_device_launches, schedule_
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.step_json import format_document
 
-EXCLUDED = ("family", "tiles", "constants", "donate", "max_workspace_bytes")  # options of construction
+EXCLUDED = ("family", "tiles", "candidate", "constants", "donate", "max_workspace_bytes")  # options of construction
 
 
 def check_schedule(request: BuildRequest) -> None:

@@ -18,8 +18,7 @@ from roller_svc.errors import (
     UnsupportedNode,
     require,
 )
-from roller_svc.families.common.cpu.image_space import image_space
-from roller_svc.families.cpu.winograd.workload import tiled_dims
+from roller_svc.families.common.cpu.image_space import image_space, tiled_dims
 from roller_svc.ir.canonical import to_json
 from roller_svc.ir.constraints import TILE_FIELDS, tile_value
 from roller_svc.ir.estimate import COMPUTE, Candidate, Estimate, ProgramFloor, RooflineBound, Sensitivity

@@ -17,7 +17,7 @@ from roller_svc.farm.build import GENERATOR_REPLACED
 from roller_svc.farm.measuring import DeviceLocks
 from roller_svc.farm.models import Request, parse_record
 from roller_svc.farm.queue import Claim, Lease, OperationQueue, overdue_error
-from roller_svc.farm.registry import Worker, WorkerRegistry
+from roller_svc.farm.registry import ALIVE_S, Worker, WorkerRegistry
 from roller_svc.farm.statistics import SUCCEEDED
 from roller_svc.farm.store import Artifact, BuildStage, Json, Store
 from roller_svc.farm.usage import DailyUsage
@@ -273,7 +273,8 @@ class BuildRunner:
 
     def _beat(self) -> None:
         """Renew leases, and interrupt the builds that must not go on."""
-        while not self._stopped.wait(self._queue.lease_s / HEARTBEATS_PER_LEASE):
+        # with a long lease, too, before the worker counts as dead
+        while not self._stopped.wait(min(self._queue.lease_s, ALIVE_S) / HEARTBEATS_PER_LEASE):
             try:
                 self._registry.beat(self.worker)
                 self._renew()

@@ -21,10 +21,15 @@ UNIT_BITS = 16  # of values that units take as they are
 MIN_FACTORS = 2
 
 
-def state_bytes(statement: TensorExpr) -> TensorExpr:
-    """Return a sum of products with the factors that are integers of a byte cast to it; the same one without any."""
+def state_bytes(statement: TensorExpr, *, beside_bytes: bool = False) -> TensorExpr:
+    """Return a sum of products with the factors that are integers of a byte cast to it; the same one without any.
+
+    `beside_bytes`: only where another factor is a byte. CPUs have no units that multiply bytes with 16-bit floats.
+    """
     form = sum_of_products(statement)
     if form is None or len(form.factors) < MIN_FACTORS:
+        return statement
+    if beside_bytes and not any(value_dtype(factor) in BYTES for factor in form.factors):
         return statement
     integers = {integer for factor in form.factors if (integer := _wide_integer(factor)) is not None}
     stated = {each: Cast(each, dtype) for each in integers if (dtype := _byte_of(each, statement.extents)) is not None}

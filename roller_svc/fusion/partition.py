@@ -123,7 +123,7 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
         allow_expanded_squares=hw.allow_expanded_squares,
     )
     if hw.scale_partial_sums if hw.is_cpu else hw.has_matrix_unit:
-        statements = tuple(state_bytes(s) for s in statements)
+        statements = tuple(state_bytes(s, beside_bytes=hw.is_cpu) for s in statements)
     if hw.scale_partial_sums:
         statements = merge_scaled_sums(statements, {o.tensor for o in program.outputs}, is_thin=hw.is_cpu)
     if hw.col2im:

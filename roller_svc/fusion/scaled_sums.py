@@ -56,11 +56,11 @@ def merge_scaled_sums(statements: Statements, outputs: Collection[str], *, is_th
     return tuple(each for s in statements if s.output not in inner - still_read for each in merged.get(s.output, (s,)))
 
 
-def has_scaled_sum(statements: Statements, outputs: Collection[str], *, is_thin: bool = False) -> bool:
+def has_scaled_sum(statements: Statements, outputs: Collection[str], *, is_cpu: bool = False) -> bool:
     """Return whether kernels may scale sums, or sums of blocks of k, in registers."""
-    statements = tuple(map(state_bytes, statements))
-    merged = merge_scaled_sums(statements, outputs, is_thin=is_thin)
-    return merged != statements or any(as_scaled_contraction(s, is_thin=is_thin) is not None for s in statements)
+    statements = tuple(state_bytes(s, beside_bytes=is_cpu) for s in statements)
+    merged = merge_scaled_sums(statements, outputs, is_thin=is_cpu)
+    return merged != statements or any(as_scaled_contraction(s, is_thin=is_cpu) is not None for s in statements)
 
 
 def _merge(statement: TensorExpr, form: SumOfProducts, partial: dict[str, TensorExpr]) -> TensorExpr | None:

@@ -24,6 +24,11 @@ class NodeClass:
     nodes: tuple[str, ...]  # keys: paths of nodes
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """Return what classes of other graphs that the same kernel computes have in common."""
+        return self.expression, self.inputs, self.outputs, self.constants, self.donated
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         return tuple(output.name for output in self.program.outputs)
 

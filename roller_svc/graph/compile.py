@@ -26,32 +26,46 @@ from roller_svc.compiler.kernel_cache import SERIAL, KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.compiler.rtasks import find_bundle_page_uses, find_bundle_refusal, load_tasks, may_stream, store_tasks
 from roller_svc.compiler.serialize import kernel_digest
-from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode, require
+from roller_svc.errors import (
+    ArgumentError,
+    BuildError,
+    InputError,
+    InvariantError,
+    NoCandidateError,
+    UnsupportedModelError,
+    UnsupportedNode,
+    require,
+)
 from roller_svc.frontend.lang.input_types import short_repr
 from roller_svc.graph.choose import AUTO, EAGER, PLANS, Link, choose_plan, make_modelled_plans
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, ChosenLowering, check_lowering, choose_lowering, may_use_slower
+from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH, has_programmatic_edges
 from roller_svc.graph.lowerings.launches import LAUNCHES
 from roller_svc.graph.lowerings.lowering import JoinedKernel, LoadTasks, LoweringEstimate
 from roller_svc.graph.lowerings.persistent import PERSISTENT
 from roller_svc.graph.lowerings.stored import lowering_digest, read_lowering, store_lowering
 from roller_svc.graph.objects import compile_objects, compile_once, link_kernels, object_key
 from roller_svc.graph.passes import PassReport, run_passes
+from roller_svc.graph.passes.boundaries import Boundaries
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.rammer.residency import check_resident
 from roller_svc.graph.weights import Weights, place_weights
+from roller_svc.graph.wiring.fusions import MAX_TRIED, Flipped, FusedGraph, FusionChoices
 from roller_svc.graph.wiring.kernels import (
+    MIN_SHARE,
     Build,
     KernelChoices,
     TuneOptions,
     Tuning,
     build_here,
     find_alternatives,
+    load_or_build,
     open_index,
     tune_kernels,
 )
-from roller_svc.graph.wiring.online import OnlineSource
+from roller_svc.graph.wiring.online import Assignment, OnlineSource
 from roller_svc.ir.graph import Graph, HostNode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Language
@@ -80,6 +94,7 @@ class ModelOptions(NamedOptions):
     share_memory: bool = True  # between tensors that are not needed at the same time
     plan: str | Mapping[str, Any] = AUTO  # of graph.choose.PLANS, or GPU_PLANS, or a plan by hand
     tune: TuneOptions | None = None  # None: kernels are chosen alone
+    flipped: Flipped = frozenset()  # boundaries of fusion that are not as the performance model says
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +103,29 @@ class BuiltModel:
 
     plan: ModelPlan
     make_binary: Link
-    graph: Graph  # after the passes
-    classes: tuple[NodeClass, ...]
+    fused: FusedGraph
     kernels: tuple[KernelBundle, ...]  # of the plan: one for each class, and then other rKernels in use
-    passes: tuple[PassReport, ...]
     stage_seconds: tuple[tuple[str, float], ...]
     cache_hits: int
     choice: PlanChoice
     lowerings: Mapping[str, Any] = field(default_factory=dict)  # of a GPU: what each kind of plans costs, or why not
     tuning: Tuning | None = None
     online: OnlineSource | None = None  # of a model that is tuned while it is called
+
+    @property
+    def graph(self) -> Graph:
+        """The graph after the passes."""
+        return self.fused.graph
+
+    @property
+    def classes(self) -> tuple[NodeClass, ...]:
+        """The classes of equal nodes."""
+        return self.fused.classes
+
+    @property
+    def passes(self) -> tuple[PassReport, ...]:
+        """The effect of each pass."""
+        return self.fused.passes
 
     @property
     def node_kernels(self) -> dict[tuple[str, str], KernelBundle]:
@@ -134,16 +162,15 @@ def build_model(
     clock = StageTimer()
     if hw.family is TargetKind.CPU:
         prepare_model(_model_source(MODEL, hw))
-    graph, passes = transform_graph(graph, weights, options, cache)
+    fused, boundaries = _fuse_graph(graph, weights, options, cache)
+    classes = fused.classes
     clock.record("passes")
-    classes = find_classes(graph)
     requests = [_request(each, options) for each in classes]
     built, hits = _build_kernels(classes, requests, cache, progress)
     clock.record("kernels")
     kernels = _model_kernels([each.fastest for each in built], classes)
     is_cpu = hw.family is TargetKind.CPU
     efficient = {i: _model_kernel(each.second, 0) for i, each in enumerate(built) if each.second is not None}
-    kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
     if is_cpu:
         compile_objects([each.source for each in kernels], cache, partial(progress, "objects"))
         clock.record("objects")
@@ -154,12 +181,13 @@ def build_model(
         efficient: Mapping[int, ModelKernel],
         *,
         share_memory: bool = options.share_memory,
+        fused: FusedGraph = fused,
     ) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
         planned = plan_model(
-            graph,
+            fused.graph,
             kernels,
-            kernel_of,
-            graph.name,
+            fused.kernel_of,
+            fused.graph.name,
             hw.id,
             share_memory=share_memory,
             schedule=schedule,
@@ -171,12 +199,13 @@ def build_model(
     if not is_cpu:
         kind = lowering_kind(options)
         planned = [_plan_for_gpu(plan_with(kernels, None, {})[0], [each.fastest for each in built])]
-        streams = kind in (None, PERSISTENT.kind) and any(may_stream(each.fastest, hw) for each in built)
+        is_used = kind in (None, PERSISTENT.kind) or (kind == CUDA_GRAPH.kind and has_programmatic_edges(hw))
+        streams = is_used and any(may_stream(each.fastest, hw) for each in built)
         if streams or may_use_slower(kind, planned[0].plan, planned[0].kernels, hw):
             bundles = _replace_by_joinable(planned[0], requests, cache)
             planned.append(_plan_for_gpu(plan_with(_model_kernels(bundles, classes), None, {})[0], bundles))
             clock.record("kernels")
-        return _build_for_gpu(planned, options, graph, weights, classes, passes, clock, hits, cache)
+        return _build_for_gpu(planned, options, weights, fused, clock, hits, cache)
 
     def link(plan: ModelPlan, name: str) -> bytes:
         return _link(plan, name, cache, hw)
@@ -188,10 +217,11 @@ def build_model(
         binary = _link_switchable(plan, sources, cache, hw)
         return SwitchableModel(MODEL, binary, plan, sources, place_weights(plan, weights))
 
-    def find_choices(tune: TuneOptions, build: Build) -> KernelChoices:
+    def find_choices(tune: TuneOptions, build: Build, others: Sequence[KernelBundle] = ()) -> KernelChoices:
         fastest = [each.fastest for each in built]
         find = partial(find_alternatives, requests=requests, fastest=fastest, cache=cache, options=tune, build=build)
-        return KernelChoices(requests, fastest, serial_plan, open_switchable, find, exact=tune.exact)
+        sources = [each.compiled.source for each in others]
+        return KernelChoices(requests, fastest, serial_plan, open_switchable, find, others=sources, exact=tune.exact)
 
     tuning = None
     if options.tune is not None and not options.tune.is_online:
@@ -223,40 +253,86 @@ def build_model(
     online = None
     if options.tune is not None and options.tune.is_online and requests:
 
-        def make_plans(kernels: Sequence[KernelBundle], *, share_memory: bool) -> dict[str, ModelPlan]:
-            tuned = _model_kernels(kernels, classes)
-            make = partial(plan_with, tuned, efficient={}, share_memory=share_memory)
+        def make_plans(fused: FusedGraph, kernels: Sequence[KernelBundle], *, share_memory: bool) -> dict[str, ModelPlan]:
+            tuned = _model_kernels(kernels, fused.classes)
+            make = partial(plan_with, tuned, efficient={}, share_memory=share_memory, fused=fused)
             return make_modelled_plans(str(options.plan), make, hw)
 
         online = OnlineSource(
             options.tune,
+            fused,
+            partial(_find_fusions, graph, weights, options, cache, fused, [each.fastest for each in built], boundaries),
             partial(find_choices, options.tune),
             lambda plan, samples: open_index(plan, cache, requests[0], require(options.tune, "tune"), samples),
             make_plans,
             chosen.choice.kind,
             shares_memory=options.share_memory,
         )
-    return BuiltModel(
-        chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice, tuning=tuning, online=online
+    return BuiltModel(chosen.plan, link, fused, bundles, clock.stages, hits, chosen.choice, tuning=tuning, online=online)
+
+
+def rebuild_model(built: BuiltModel, assigned: Assignment, tuning: Tuning) -> BuiltModel:
+    """Return a model with another graph, other kernels and another plan, which trials have found."""
+    return replace(
+        built,
+        plan=assigned.plan,
+        fused=assigned.graph,
+        kernels=tuple(assigned.kernels),
+        choice=PlanChoice(assigned.kind, is_measured=True),
+        tuning=tuning,
     )
 
 
-def rebuild_model(built: BuiltModel, kernels: Sequence[KernelBundle], kind: str, plan: ModelPlan, tuning: Tuning) -> BuiltModel:
-    """Return a model with another kernel of each class, and a plan of them of a kind, which trials have found."""
-    return replace(built, plan=plan, kernels=tuple(kernels), choice=PlanChoice(kind, is_measured=True), tuning=tuning)
+def _fuse_graph(graph: Graph, weights: Weights, options: ModelOptions, cache: KernelCache) -> tuple[FusedGraph, Boundaries]:
+    """Return the graph after the passes, with its classes, and the boundaries of fusion that they have met."""
+    boundaries = Boundaries(options.flipped)
+    after, passes = transform_graph(graph, weights, options, cache, boundaries)
+    return FusedGraph(after, passes, find_classes(after), options.flipped), boundaries
+
+
+def _find_fusions(
+    graph: Graph,
+    weights: Weights,
+    options: ModelOptions,
+    cache: KernelCache,
+    used: FusedGraph,
+    kernels: Sequence[KernelBundle],
+    boundaries: Boundaries,
+    build: Build,
+) -> FusionChoices:
+    """Return the boundaries of a graph that the model cannot decide, with kernels for both sides."""
+    tune = require(options.tune, "tune")
+    call_s = sum(_seconds(kernel) * len(each.nodes) for kernel, each in zip(kernels, used.classes, strict=True))
+    unsure = boundaries.list_unsure(MIN_SHARE * call_s, MAX_TRIED) if "fusion" in tune.variables else []
+
+    def flip(flipped: Flipped) -> FusedGraph:
+        return _fuse_graph(graph, weights, replace(options, flipped=flipped), cache)[0]
+
+    def find_kernel(each: NodeClass) -> KernelBundle | None:
+        try:
+            (found,) = load_or_build([_request(each, options)], cache, tune, build)
+        except (BuildError, NoCandidateError):
+            return None
+        return found[0] if found else None
+
+    return FusionChoices(used, kernels, unsure, flip, find_kernel)
 
 
 def transform_graph(
-    graph: Graph, weights: Weights, options: ModelOptions, cache: KernelCache
+    graph: Graph, weights: Weights, options: ModelOptions, cache: KernelCache, boundaries: Boundaries | None = None
 ) -> tuple[Graph, tuple[PassReport, ...]]:
-    """Return the graph after the passes, and what each did. The cache keeps the estimates that fusion compares."""
+    """Return the graph after the passes, and what each did. The cache keeps the estimates that fusion compares.
+
+    `boundaries` are those of fusion, by default the ones of the options.
+    """
     hw = options.hardware
     if hosts := [node.name for node in graph.nodes if isinstance(node, HostNode)]:
         raise InvariantError(f"node {hosts[0]} is a function of Python: a graph is cut before its passes")
     costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
-    known = len(costs.stored)
-    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse)
-    if len(costs.stored) > known:
+    known = dict(costs.stored)
+    met = Boundaries(options.flipped) if boundaries is None else boundaries
+    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse, boundaries=met)
+    if costs.stored != known:
         cache.save_costs(hw, options.winograd, costs.stored)
     return graph, passes
 
@@ -363,10 +439,8 @@ def _package_joinable(bundle: KernelBundle, other: CandidateResult, request: Bui
 def _build_for_gpu(
     planned: Sequence[_GpuPlan],
     options: ModelOptions,
-    graph: Graph,
     weights: Weights,
-    classes: tuple[NodeClass, ...],
-    passes: tuple[PassReport, ...],
+    fused: FusedGraph,
     clock: StageTimer,
     hits: int,
     cache: KernelCache,
@@ -384,7 +458,7 @@ def _build_for_gpu(
         first, number = first or chosen, chosen.plan_number
 
         def load(kernel: int, first_check: int, of: tuple[KernelBundle, ...] = plans[number].bundles) -> tuple[Tasks, ...]:
-            return load_tasks(of[kernel], _request(classes[kernel], options), first_check)
+            return load_tasks(of[kernel], _request(fused.classes[kernel], options), first_check)
 
         lowered, joint = _lower(chosen, options, load, weights, cache)
         is_spilled = any(used.spill_bytes for each in joint for used in each.compiled.resources)
@@ -397,7 +471,7 @@ def _build_for_gpu(
     clock.record("plan")
     seconds = {kind: each.seconds for kind, each in chosen.results.items() if isinstance(each, LoweringEstimate)}
     choice = PlanChoice(chosen.kind, seconds=seconds)
-    return BuiltModel(lowered, _link_nothing, graph, classes, bundles, passes, clock.stages, hits, choice, chosen.to_json())
+    return BuiltModel(lowered, _link_nothing, fused, bundles, clock.stages, hits, choice, chosen.to_json())
 
 
 def _lower(
@@ -463,6 +537,7 @@ def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
         options.hardware,
         constants=each.constants,
         donate=each.donated,
+        programmatic=has_programmatic_edges(options.hardware),
         **search,
     )
 

@@ -13,6 +13,7 @@ from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.compile import MAX_EXPRESSION_SHOWN, ModelOptions, check_device, check_plan_kind, lowering_kind
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.lowerings import LOWERING_KINDS, ChosenLowering, choose_lowering, needs_compiled
+from roller_svc.graph.lowerings.cuda_graph import has_programmatic_edges
 from roller_svc.graph.lowerings.lowering import JoinedKernel, Refusal
 from roller_svc.graph.passes import run_passes
 from roller_svc.graph.plan import kernel_key, plan_model
@@ -68,7 +69,7 @@ def estimate_graph(graph: Graph, weights: Weights, options: ModelOptions) -> Gra
     for each in classes:
         names = tuple(node.removeprefix("/") for node in each.nodes)
         try:
-            program = replace(each.program, constants=each.constants)
+            program = replace(each.program, constants=each.constants, programmatic=has_programmatic_edges(hw))
             estimate = estimate_program(PartitionCache(program), hw, 1, options.constraints)
             seconds = estimate.plans[0].estimate.seconds
             if hw.family is not TargetKind.CPU:

@@ -98,6 +98,8 @@ class LaunchSpec:
     cluster: int = 1  # consecutive blocks of a cluster; it divides the grid's x
     phases: tuple[Phase, ...] = ()  # C: what the launch does, one after the other; empty if it cannot be divided
     cooperative: bool = False  # all blocks must be resident at once, because they wait for each other
+    # each thread waits for the launches before this one, before it accesses memory other than that of constants
+    programmatic: bool = False
 
     def __post_init__(self) -> None:
         if self.cluster < 1 or self.grid[0] % self.cluster:
@@ -208,8 +210,8 @@ def _launch_key(launch: LaunchSpec) -> tuple[object, ...]:
         launch.name, launch.args, launch.grid, launch.block, launch.shared_bytes, launch.zeroed, launch.is_prepack,
     )  # fmt: skip
     phases = tuple((phase.name, phase.args, phase.tasks) for phase in launch.phases)
-    cooperative = ("cooperative",) if launch.cooperative else ()
-    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.tensor_maps), *phases, *cooperative)
+    kinds = tuple(kind for kind in ("cooperative", "programmatic") if getattr(launch, kind))
+    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.tensor_maps), *phases, *kinds)
 
 
 def _map_key(view: TensorMap) -> tuple[object, ...]:

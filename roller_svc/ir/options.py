@@ -158,6 +158,15 @@ class KernelOptions(NamedOptions):
             "metavar": "split_k=4,stages=3",
         },
     )
+    candidate: int = field(
+        default=0,
+        metadata={
+            "help": "build this candidate alone: its number in the model's ranking, from 1; 0: the best",
+            "most": 100,
+            "metavar": "N",
+            "only_if_set": True,
+        },
+    )
     schedule: ScheduleText | None = field(default=None, metadata=SCHEDULE)
     constants: InputNames = field(default=(), metadata=CONSTANTS)
     donate: InputNames = field(default=(), metadata=DONATE)

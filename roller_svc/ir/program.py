@@ -6,8 +6,10 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Annotated
 
 from roller_svc.errors import InvariantError
+from roller_svc.ir.canonical import OMIT_DEFAULT
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, children, loads_of, rewrite
 
@@ -189,6 +191,8 @@ class TensorProgram:
     constants: tuple[str, ...] = ()  # inputs that are the same in every call, such as weights
     donated: tuple[str, ...] = ()  # inputs that scatters update in place
     name: str = ""  # begins the names of the kernel's symbols; "" for one made of its digest
+    # launches may be nodes of a CUDA graph that start before those before them end: they wait for these themselves
+    programmatic: Annotated[bool, OMIT_DEFAULT] = False
 
     @property
     def types(self) -> Mapping[str, TensorType]:

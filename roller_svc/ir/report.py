@@ -22,6 +22,7 @@ class BuildRequest(KernelOptions):
     target: str = "local"
     outputs: tuple[str, ...] | None = None
     hardware: HardwareSpec | None = None  # instead of the spec named `target`
+    programmatic: bool = False  # as the program's; see TensorProgram
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,13 @@ class Routine:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Names the nodes that follow in its list, up to the next Part. It computes nothing and changes no text."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Barrier:
     """Synchronize all threads of a block."""
 
@@ -369,6 +376,7 @@ Node = (
     | Compute
     | Branch
     | Routine
+    | Part
     | Barrier
     | WarpReduce
     | WarpScan
@@ -393,15 +401,15 @@ Node = (
 
 @dataclass(frozen=True, slots=True)
 class PageStream:
-    """A launch as rTasks that read an operand from pages, which one warp of the block fills ahead of them."""
+    """A launch as rTasks that read operands from pages, which one warp of the block fills ahead of them."""
 
-    operand: str  # the tensor, which has to be constant
+    operands: tuple[str, ...]  # the tensors, which have to be constant
     body: tuple[Node, ...]  # of the rTasks
     fill: tuple[Node, ...]  # of the warp
     tiles: int  # which the rTasks take in turn
     pages: int  # of a tile
     page_bytes: int
-    bytes: int  # of the operand, fetched by all rTasks
+    bytes: int  # of the operands, fetched by all rTasks
     pages_in_flight: int  # of a block that fetches its own pages
     registers: int  # of a thread that fetches none, by the performance model
 

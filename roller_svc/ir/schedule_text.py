@@ -19,6 +19,7 @@ from roller_svc.ir.schedule import (
     Mma,
     Node,
     PackFragment,
+    Part,
     Prefetch,
     RemoteShared,
     RingPage,
@@ -51,6 +52,8 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 lines.append(f"{pad}branch")
             case Routine(name=name):
                 lines.append(f"{pad}routine {name}")
+            case Part(name=name):
+                lines.append(f"{pad}# {name}")
             case Barrier():
                 lines.append(f"{pad}barrier")
             case Prefetch(tensor=tensor, for_write=for_write, to_l2=to_l2):

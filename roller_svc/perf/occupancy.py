@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 from roller_svc.ir.hardware import HardwareSpec, Limits
@@ -34,6 +36,19 @@ def blocks_per_core(needs: BlockResources, hw: HardwareSpec) -> int:
     shared = shared_bytes + limits.shared_bytes_reserved_per_block
     by_shared = limits.shared_bytes_per_core // shared if shared else limits.max_blocks_per_core
     return max(1, min(limits.max_blocks_per_core, by_registers, by_threads, by_shared))
+
+
+def can_share_core(blocks: Sequence[tuple[BlockResources, int]], hw: HardwareSpec) -> bool:
+    """Return whether a core holds blocks of several launches at once: of each its needs, and their number."""
+    limits = hw.limits
+    needed = [
+        (each.threads, block_registers(*each[:2], limits), each.shared_bytes + limits.shared_bytes_reserved_per_block, 1)
+        for each, _ in blocks
+    ]
+    most = (limits.max_threads_per_core, limits.registers_per_core, limits.shared_bytes_per_core, limits.max_blocks_per_core)
+    counts = [count for _, count in blocks]
+    sums = (sum(map(mul, counts, column)) for column in zip(*needed, strict=True))
+    return all(total <= limit for total, limit in zip(sums, most, strict=True))
 
 
 def _allocated_registers(registers_per_thread: int) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from roller_svc.compiler.estimates.batch import EstimateCache
+from roller_svc.farm.annotating import Annotator
 from roller_svc.farm.api_keys import ApiKeys
 from roller_svc.farm.audit import AuditLog
 from roller_svc.farm.backup import check_restored
@@ -53,7 +54,7 @@ from roller_svc.service.builds import (
 from roller_svc.service.client_uses import UseRecorder
 from roller_svc.service.compression import CompressionMiddleware
 from roller_svc.service.connections import descriptor_limit, fit_limits
-from roller_svc.service.disassembly import ListingCache
+from roller_svc.service.disassembly import ListingCache, listing_makers
 from roller_svc.service.hits import HitAnswers
 from roller_svc.service.metrics import Metrics
 from roller_svc.service.middleware import RequestLimitsMiddleware
@@ -127,7 +128,9 @@ def create_app(
     resources.callback(schedule_checker.close)
     estimators = EstimatePool(max(1, settings.workers), settings.check_timeout_s, limits)
     resources.callback(estimators.close)
-    listings = ListingCache(store)
+    annotator = Annotator(settings.check_timeout_s, limits)
+    resources.callback(annotator.close)
+    listings = ListingCache(store, listing_makers(annotator))
     resources.callback(listings.close)
 
     models = ModelBuilds(store, settings.model_timeout_s, settings.estimates_timeout_s, limits)

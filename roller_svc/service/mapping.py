@@ -19,6 +19,7 @@ from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
 from roller_svc.ir.options import EstimateOptions, options_of
 from roller_svc.ir.report import BuildRequest
+from roller_svc.service.disassembly import kinds_of
 from roller_svc.service.problems import problem_from_record
 
 INPUT_OPTIONS = ("donate", "constants")  # of estimates: names of inputs
@@ -117,6 +118,6 @@ def model_response(facts: Json) -> Json:
 def kernel_response(facts: Json) -> Json:
     """Replace the file names in a kernel's facts by links."""
     base = f"/v1/kernels/{quote(str(facts['digest']), safe=':')}"
-    kinds = [SOURCE, BINARY, METADATA, *(["ptx", "sass"] if facts[LANGUAGE] == "cuda" else []), "bundle"]
+    kinds = [SOURCE, BINARY, METADATA, *kinds_of(str(facts[LANGUAGE])), "bundle"]
     fields = {key: value for key, value in facts.items() if key != "files"}
     return fields | {"links": {kind: f"{base}/{kind}" for kind in kinds}}

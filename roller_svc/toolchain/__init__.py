@@ -22,11 +22,12 @@ from roller_svc.toolchain.link import (
     link_single,
     object_command,
 )
+from roller_svc.toolchain.listings import Links, assembly, link_ptx, link_sass
 
 __all__ = [
-    "Availability", "CompileLimits", "availability", "compile_combined", "compile_cxx", "compile_object",
-    "compile_source", "compile_unlinked", "disassembler_version", "link_kernel", "link_model", "link_single", "object_command",
-    "prepare_model", "ptx", "sass_text", "tool_version", "versions",
+    "Availability", "CompileLimits", "Links", "assembly", "availability", "compile_combined", "compile_cxx", "compile_object",
+    "compile_source", "compile_unlinked", "disassembler_version", "link_kernel", "link_model", "link_ptx", "link_sass",
+    "link_single", "object_command", "prepare_model", "ptx", "sass_text", "tool_version", "versions",
 ]  # fmt: skip
 
 ptx = nvrtc.ptx

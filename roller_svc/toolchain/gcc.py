@@ -98,6 +98,18 @@ def compile_c(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, cc: 
     return CompiledKernel(source, binary, log, tuple(Resources() for _ in source.launches), seconds)
 
 
+def compile_assembly(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS) -> str:
+    """Return the assembly of a C kernel with the lines of its source. Raises as `compile_c` does."""
+    check_source(source)
+    with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
+        directory = Path(temporary)
+        (directory / "kernel.c").write_text(source.text, encoding="utf-8")
+        output = directory / "kernel.s"
+        command = [*c_command(source), "-g1", "-S", "kernel.c", "-o", output.name]
+        compile_sandboxed(f"{source.name}: the C compiler", command, output, limits)
+        return output.read_text(encoding="utf-8", errors="replace")
+
+
 def c_command(source: KernelSource, cc: str | None = None, *, parallel: bool | None = None) -> list[str]:
     """Return the command of the compiler found, or of `cc`, with its flags. Raises ToolchainMissingError.
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from roller_svc.analysis.sum_of_products import product_of, sum_of_products
 from roller_svc.analysis.winograd import TAPS, Matrix, Transforms, first_of_tile, place_in_tile, tile_of, transforms
 from roller_svc.errors import InvariantError, require
-from roller_svc.families.common.cpu.image_space import ImageWindowDim, image_space
-from roller_svc.families.cpu.winograd.workload import tiled_dims
+from roller_svc.families.common.cpu.image_space import ImageWindowDim, image_space, tiled_dims
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.group import TileSpace

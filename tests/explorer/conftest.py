@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from explorer_pages import CHROMIUM, OPTIONS, Explorer
 from serving import running
+from waiting import PATIENCE_S
 
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
@@ -27,7 +28,7 @@ def browser() -> Iterator[Any]:
     """Chromium. While it is there its library has a running loop in this thread, in which no other module's tests may run."""
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS), timeout=PATIENCE_S * 1e3)
         yield browser
         browser.close()
 

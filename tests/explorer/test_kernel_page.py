@@ -28,6 +28,7 @@ from explorer_pages import (
 pytestmark = [pytest.mark.needs("chromium")]
 
 A100 = "nvidia-a100-sxm-80gb"
+ROWS = "y[i] +=! x[i, j]"
 
 
 def explained(page: Any) -> str:
@@ -134,6 +135,60 @@ def refuse_once(page: Any, path: str, status: int) -> None:
     page.route(f"**/v1/{path}", lambda route: route.fulfill(status=status, json=problem), times=1)
 
 
+def chosen_line(page: Any, pane: str) -> str:
+    """The line of a listing that is chosen."""
+    return str(page.locator(f"[data-testid={pane}] .line.here").text_content())
+
+
+@pytest.mark.slow
+def test_lines_and_numbers_are_followed_to_machine_code(explorer: Explorer) -> None:
+    page = explorer.open(link(GEMM, "nvidia-h200-sxm", GEMM_INPUTS, view="sass"))
+    compile_kernel(page)
+    page.wait_for_selector("[data-testid=sass]")
+    page.wait_for_selector("[data-testid=parts]")
+    page.wait_for_function("() => !/Linking/.test(document.querySelector('.text').textContent)")
+    for part in ("producer", "consumer", "main loop", "epilogue"):
+        assert page.locator("[data-testid=parts] button", has_text=part).count() >= 1
+    page.locator("[data-testid=source] .line", has_text="matrix_descriptor_128(a_shared").first.click()
+    assert "main loop" in page.get_by_test_id("linked").text_content()
+    assert "HGMMA" in " ".join(page.locator("[data-testid=sass] .line.linked").all_text_contents())
+    page.keyboard.press("ArrowRight")
+    said = page.get_by_test_id("number").text_content()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_test_id("number").text_content() != said
+    page.locator("[data-testid=source] .derived", has_text="32768").first.click()
+    assert page.get_by_test_id("number").text_content() == "32768 = shared.m * shared.k * 2 + shared.n * shared.k * 2"
+    assert "producer" in page.get_by_test_id("linked").text_content()
+    before = chosen_line(page, "source")
+    page.keyboard.press("ArrowDown")
+    assert chosen_line(page, "source") != before
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.dataset.testid") == "sass"
+    page.keyboard.press("ArrowDown")
+    assert "sass line" in page.get_by_test_id("linked").text_content()
+    page.locator("[data-testid=sass] .line", has_text="UTMALDG").first.click()
+    assert page.locator("[data-testid=source] .line.linked", has_text="tma_load_2d").count() >= 1
+    page.wait_for_function("() => location.search.includes('line=')")
+    again = explorer.open(page.get_by_test_id("permalink").get_attribute("href"), ready="[data-testid=sass]")
+    again.wait_for_selector("[data-testid=source] .line.here")
+    assert "tma_load_2d" in chosen_line(again, "source")
+
+
+@pytest.mark.slow
+def test_another_program_is_compiled(explorer: Explorer) -> None:
+    page = explorer.open(link(ROWS, "cpu-x86-avx2", {"x": "float32[300,500]"}, view="assembly"))
+    page.get_by_test_id("program-1").click()
+    assert page.get_by_test_id("compile").text_content() == "Compile program 2"
+    page.get_by_test_id("compile").click()
+    page.wait_for_selector("[data-testid=assembly]")
+    assert page.get_by_test_id("program-1").get_attribute("aria-current") == "true"
+    page.locator("[data-testid=assembly] .line", has_text="ret").first.click()
+    assert "assembly line" in page.get_by_test_id("linked").text_content()
+    again = explorer.open(page.get_by_test_id("permalink").get_attribute("href"), ready="[data-testid=assembly]")
+    again.wait_for_selector("[data-testid=program-1][aria-current=true]")
+    assert again.locator("[data-testid=remark]").count() == 0
+
+
 @pytest.mark.slow
 def test_a_service_that_refuses_once_is_asked_again(explorer: Explorer) -> None:
     explorer.expected += ["429", "503"]
@@ -152,17 +207,21 @@ def test_a_service_that_refuses_once_is_asked_again(explorer: Explorer) -> None:
     page.wait_for_function("() => /no estimates/.test(document.querySelector('[data-testid=trouble]')?.textContent)")
     assert page.locator(".old").count() == 0
     compile_kernel(page)
-    with page.expect_response("**/kernels:explain"):
+    held: list[Any] = []
+    page.route("**/v1/kernels:explain", lambda route: held.append(route))
+    with page.expect_request("**/kernels:explain"):
         page.get_by_test_id(f"target-{A100}").click()
-        assert page.get_by_test_id("compile").is_disabled()  # what is shown is of another device
-        assert page.locator(".waits").count() == 1
+    page.wait_for_selector(".waits")
+    assert page.get_by_test_id("compile").is_disabled()  # what is shown is of another device
+    held.pop().continue_()
+    page.unroute("**/v1/kernels:explain")
     explained(page)
     assert page.get_by_test_id("compile").is_enabled()
 
 
 @pytest.mark.slow
 def test_a_kernel_is_explained_as_it_was_built(explorer: Explorer) -> None:
-    spec = httpx.get(f"{explorer.address}/v1/hardware/cpu-x86-avx2").json() | {"id": "my-cpu"}
+    spec = httpx.get(f"{explorer.address}/v1/hardware/cpu-x86-avx2", timeout=60.0).json() | {"id": "my-cpu"}
     page = explorer.browser.new_page()
     with page.expect_request("**/kernels:explain") as asked:
         page.goto(explorer.address + build(explorer, hardware=spec))

@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
-from explorer_pages import HOSTILE, MODEL_PATH, Explorer, answer_farm, answer_story, check_shown_as_text, make_operation, poison
+from explorer_pages import (
+    HOSTILE,
+    MODEL_PATH,
+    Explorer,
+    answer_farm,
+    answer_story,
+    check_shown_as_text,
+    link,
+    make_operation,
+    poison,
+)
 from model_stories import make_story
 
+from roller_svc.cli import explain, main
 from roller_svc.cli.page_file import KERNEL, MODEL, write_page
 from roller_svc.compiler.cards import draw_timeline, make_card
-from roller_svc.errors import RollerError
+from roller_svc.errors import RollerError, ToolchainMissingError
 from roller_svc.ir.canonical import from_json
 from roller_svc.ir.model_story import ModelStory
+from roller_svc.ir.report import BuildRequest
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.slow]
 
@@ -44,9 +56,9 @@ def test_a_model_is_opened_and_its_slowest_operator_leads_to_its_kernel(explorer
     page.get_by_label("plan").select_option("rammer")
     page.get_by_test_id("compile").focus()
     page.keyboard.press("Enter")
-    page.wait_for_selector("[data-testid=timeline]", timeout=60_000)
+    page.wait_for_selector("[data-testid=timeline]")
     assert re.fullmatch(r"/m/sha256:[0-9a-f]{64}", page.evaluate("location.pathname"))
-    story = httpx.get(f"{explorer.address}/v1/models/{page.evaluate('location.pathname')[3:]}/story").json()
+    story = httpx.get(f"{explorer.address}/v1/models/{page.evaluate('location.pathname')[3:]}/story", timeout=60.0).json()
     slowest = max(story["nodes"], key=lambda node: float(node["seconds"]))
     page.locator("[data-testid=operators] button").first.focus()
     page.keyboard.press("Enter")
@@ -132,23 +144,25 @@ def test_a_link_has_the_bucket_that_its_operator_is_of(explorer: Explorer) -> No
     assert again.get_by_test_id("node").count() == 0
 
 
-FRAMES = """async () => {
-  const drawing = document.querySelector('[data-testid=timeline]'), times = [];
+BOXES = """async () => {
+  const drawing = document.querySelector('[data-testid=timeline]'), boxes = [], { fillRect } = CanvasRenderingContext2D.prototype;
+  CanvasRenderingContext2D.prototype.fillRect = function (...at) { boxes[boxes.length - 1]++; fillRect.apply(this, at); };
   for (let i = 0; i < 60; i++) {
+    boxes.push(0);
     drawing.dispatchEvent(new KeyboardEvent('keydown', { key: i < 6 ? 'w' : i % 40 < 20 ? 'd' : 'a' }));
-    const start = performance.now();
     await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-    times.push(performance.now() - start);
   }
-  return times.sort((a, b) => a - b)[30];
+  return boxes;
 }"""
 
 
-def test_a_model_of_three_thousand_operators_stays_fluid(explorer: Explorer) -> None:
+def test_a_frame_of_a_large_model_draws_what_it_shows(explorer: Explorer) -> None:
     story = make_story(1250)  # 5,000 operators
     assert len(story["instructions"]) >= 20_000
     page = explorer.open(MODEL_PATH, prepare=lambda page: answer_story(page, story))
-    assert page.evaluate(FRAMES) < 40  # ms of a frame; it is far below where nothing else runs
+    boxes = page.evaluate(BOXES)
+    assert sum(boxes) > 0
+    assert max(boxes[6:]) < len(story["instructions"]) / 10
 
 
 def test_operations_are_shown_as_they_happen(explorer: Explorer) -> None:
@@ -157,7 +171,7 @@ def test_operations_are_shown_as_they_happen(explorer: Explorer) -> None:
     request = {"expression": "y[i] = x[i] * 3.5", "inputs": {"x": {"dtype": "float32", "shape": [977]}}, "target": "cpu-x86-avx2"}
     httpx.post(f"{explorer.address}/v1/kernels:compile", json=request, headers={"Prefer": "wait=60"}, timeout=90)
     row = page.locator("[data-testid=operations] tr", has_text="3.5")
-    row.wait_for(timeout=30_000)
+    row.wait_for()
     page.wait_for_function("() => /3.5.*done/.test(document.querySelector('[data-testid=operations]').textContent)")
     row.get_by_role("button").focus()
     page.keyboard.press("Enter")
@@ -218,6 +232,54 @@ def test_a_file_opens_from_disk_without_a_network(explorer: Explorer, tmp_path: 
     page.locator("[data-testid=operators] button").first.click()
     assert "MatMul" in page.get_by_test_id("node").text_content()
     assert page.get_by_test_id("kernel-link").count() == 0
+
+
+MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
+CONVOLUTION = "Y = conv2d(X, W, padding=1)"
+TEN_CASES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (MATMUL, "nvidia-h200-sxm", {"A": "bfloat16[4096,64]", "B": "bfloat16[64,4096]"}),
+    (MATMUL, "nvidia-a100-sxm-80gb", {"A": "float32[1000,1000]", "B": "float32[1000,1000]"}),
+    (MATMUL, "amd-mi300x", {"A": "float16[512,512]", "B": "float16[512,512]"}),
+    (MATMUL, "cpu-x86-avx512", {"A": "float32[512,512]", "B": "float32[512,512]"}),
+    (CONVOLUTION, "nvidia-h200-sxm", {"X": "float16[8,64,56,56]", "W": "float16[64,64,3,3]"}),
+    (CONVOLUTION, "cpu-x86-avx2", {"X": "float32[1,64,56,56]", "W": "float32[64,64,3,3]"}),
+    ("Y = attention(Q, K, V, causal=true)", "nvidia-a100-sxm-80gb", dict.fromkeys("QKV", "bfloat16[2,8,512,64]")),
+    ("y[i, j] = exp(x[i, j])", "nvidia-h200-sxm", {"x": "float32[4096,4096]"}),
+    ("y[i] +=! x[i, j]", "cpu-x86-avx2", {"x": "float32[3000,500]"}),
+    ("y[i, j] = x[j, i]", "cpu-x86-avx512", {"x": "float32[1024,512]"}),
+)
+
+
+@pytest.mark.slow
+def test_page_file_and_terminal_name_the_same_numbers(
+    explorer: Explorer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain, "build_kernel", _find_no_compiler)
+    for expression, target, inputs in TEN_CASES:
+        file = tmp_path / "kernel.html"
+        given = [word for name, kind in inputs.items() for word in ("--input", f"{name}={kind}")]
+        assert main(["explain", expression, "--target", target, *given, "--html", str(file)]) == 0
+        terminal = capsys.readouterr().out
+        page, own = explorer.open(link(expression, target, inputs)), open_file(explorer, file)
+        verdict = page.get_by_test_id("verdict").text_content()
+        assert verdict == own.get_by_test_id("verdict").text_content()
+        assert page.get_by_test_id("programs").text_content() == own.get_by_test_id("programs").text_content()
+        seconds = page.get_by_test_id("estimate").text_content()
+        (said,) = re.findall(r"^Estimate of the first: (.*), bound by (.*)$", terminal, re.MULTILINE)
+        assert _seconds(said[0]) == pytest.approx(_seconds(seconds), rel=0.006)
+        assert f"bound{said[1]}" in verdict
+        for tab in (page, own):
+            tab.close()
+
+
+def _find_no_compiler(_: BuildRequest) -> NoReturn:
+    """The terminal then says what the model says, as the page does."""
+    raise ToolchainMissingError("no compiler")
+
+
+def _seconds(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
 
 
 def test_forty_injections_are_text_on_two_pages_in_a_file_and_in_a_notebook(explorer: Explorer, tmp_path: Path) -> None:

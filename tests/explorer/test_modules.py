@@ -152,3 +152,38 @@ def longest_common(before: list[str], after: list[str]) -> int:
         for j, second in enumerate(after):
             table[i + 1][j + 1] = table[i][j] + 1 if first == second else max(table[i][j + 1], table[i + 1][j])
     return table[-1][-1]
+
+
+LINKS = [{"first": 2, "last": 4, "source": [7]}, {"first": 6, "last": 6, "source": [40, 7]}, {"first": 9, "last": 9, "source": [8]}]
+PARTS = [{"name": "consumer", "first": 2, "last": 30}, {"name": "main loop", "first": 5, "last": 9}]
+
+
+def test_lines_are_linked_both_ways() -> None:
+    found = [call("links.js", "linkOf", LINKS, line) for line in range(1, 11)]
+    assert [link and link["source"] for link in found] == [None, [7], [7], [7], None, [40, 7], None, None, [8], None]
+    assert call("links.js", "linesOf", LINKS, 7) == [2, 3, 4, 6]
+    assert call("links.js", "linesOf", LINKS, 9) == []
+    assert call("links.js", "ranges", [2, 3, 4, 6]) == ["2–4", "6"]
+
+
+def test_a_line_is_in_the_innermost_part() -> None:
+    assert [(call("links.js", "partOf", PARTS, line) or {}).get("name") for line in (1, 2, 5, 10)] == [
+        None,
+        "consumer",
+        "main loop",
+        "consumer",
+    ]
+
+
+def test_numbers_are_cut_out_of_a_line() -> None:
+    number = {"line": 1, "column": 7, "length": 3, "formula": "shared.m", "sources": ["shared.m"]}
+    found = call("links.js", "segments", "int a1[128];", [number])
+    assert found == ["int a1[", {"number": number, "index": 0, "text": "128"}, "];"]
+    assert call("links.js", "segments", "ret", []) == ["ret"]
+
+
+def test_the_names_of_a_formula_have_values() -> None:
+    number = {"formula": "", "sources": ["shared.m", "stages", "m", "A.shape[0]"]}
+    kernel = {"program": {"tiles": {"shared": {"m": 128}}, "stages": 6}, "axes": [{"name": "m", "extent": 4096}]}
+    assert call("links.js", "namesOf", number, {"kernels": [kernel]}) == "shared.m = 128, stages = 6, m = 4096"
+    assert call("links.js", "namesOf", number, {"kernels": [kernel, kernel]}) == ""

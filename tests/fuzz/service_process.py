@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-START_S, STOP_S = 120.0, 30.0
+START_S, STOP_S = 120.0, 120.0
 QUIET_S, QUIET_MOST_S = 0.5, 60.0
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,9 +42,9 @@ class ServiceProcess:
         self._popen.kill()
         self._popen.wait()
 
-    def stop(self) -> None:
-        """End the service by SIGTERM, and what it left behind."""
-        _stop(self._popen)
+    def stop(self) -> int:
+        """End the service by SIGTERM, or SIGKILL where it does not end, and what it left behind. Return its exit status."""
+        return _stop(self._popen)
 
     def tree(self) -> tuple[int, ...]:
         """The service and all its descendants."""
@@ -172,8 +172,8 @@ def _port(popen: subprocess.Popen[bytes], log: Path) -> int:
     raise RuntimeError(f"the service did not start: {log.read_text(errors='replace')[-2000:]}")
 
 
-def _stop(popen: subprocess.Popen[bytes]) -> None:
-    """End the service, and what it left behind."""
+def _stop(popen: subprocess.Popen[bytes]) -> int:
+    """End the service, and what it left behind. Return its exit status."""
     left = descendants(popen.pid)
     popen.terminate()
     try:
@@ -187,3 +187,4 @@ def _stop(popen: subprocess.Popen[bytes]) -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+    return popen.returncode

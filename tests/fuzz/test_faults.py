@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import itertools
 import json
 import os
 import random
@@ -21,23 +20,24 @@ from typing import Any
 import pytest
 from service_process import ServiceProcess, process_name, running
 
-BUILDS, CLIENTS, PAUSE_S = 16, 4, 0.4
-POLL_S = 0.01  # until the first process to kill is there
-FAULT_SPACING = 3  # builds share the cores: so many times as long as one alone, a fault in each is rare
+from roller_svc.farm.queue import RETRY_DELAYS_S
+
+BUILDS, CLIENTS = 16, 4
+FAULTS = len(RETRY_DELAYS_S)  # that a build survives, if all of them meet it
 ATTEMPTS = 10  # of a request that a fault meets
 LANES_MOST = 5  # two that build, three that check: one for each thread that submits, and that which resumes
 KINDS = {"workers": ("build_task", "compute_digest"), "compilers": ("gcc", "cc1", "as"), "all": ("",)}
 
 
 @contextlib.contextmanager
-def killing(service: ServiceProcess, names: tuple[str, ...], pause_s: float) -> Iterator[list[str]]:
-    """Kill one of the service's descendants of these names, again after each pause; yield the names of the killed."""
+def killing(service: ServiceProcess, names: tuple[str, ...], ended: list[object]) -> Iterator[list[str]]:
+    """Kill one of the service's descendants of these names, again after each part of the builds; yield the killed."""
     killed, stop, rng = list[str](), threading.Event(), random.Random(1)
 
     def kill() -> None:
-        while not stop.wait(pause_s if killed else POLL_S):
+        while len(killed) < FAULTS and not stop.wait(0.01):
             there = [(pid, name) for pid in service.tree()[1:] if (name := process_name(pid)).startswith(names)]
-            if there:
+            if there and len(ended) >= len(killed) * BUILDS // FAULTS:
                 pid, name = rng.choice(there)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -50,17 +50,6 @@ def killing(service: ServiceProcess, names: tuple[str, ...], pause_s: float) -> 
     finally:
         stop.set()
         killer.join()
-
-
-def seconds_to_recover(service: ServiceProcess, names: tuple[str, ...]) -> float:
-    """Return the time of a build after processes of these names were killed: builds survive faults that far apart."""
-    for pid in service.tree()[1:]:
-        if process_name(pid).startswith(names):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    began = time.monotonic()
-    built(service, BUILDS + 1, "measure")
-    return time.monotonic() - began
 
 
 def built(service: ServiceProcess, factor: int, select: str) -> dict[str, Any]:
@@ -98,10 +87,14 @@ def asked(service: ServiceProcess, method: str, path: str, body: str | None = No
 def test_every_build_ends_with_a_kernel(kind: str) -> None:
     with running("--workers", "2") as service:
         built(service, 0, "model")
-        pause_s = max(PAUSE_S, FAULT_SPACING * seconds_to_recover(service, KINDS[kind]))
-        selects = itertools.cycle(("model", "measure"))
-        with ThreadPoolExecutor(CLIENTS) as pool, killing(service, KINDS[kind], pause_s) as killed:
-            operations = list(pool.map(built, itertools.repeat(service), range(1, BUILDS + 1), selects))
+        operations: list[Any] = []
+
+        def build(number: int) -> None:
+            operations.append(built(service, number, ("model", "measure")[number % 2]))
+
+        with ThreadPoolExecutor(CLIENTS) as pool, killing(service, KINDS[kind], operations) as killed:
+            for each in [pool.submit(build, number) for number in range(1, BUILDS + 1)]:
+                each.result()
         assert [operation.get("error") for operation in operations] == [None] * BUILDS
         assert killed
         service.wait_until_quiet()

@@ -98,20 +98,20 @@ programs = st.one_of(contractions(), convolutions(), rows(), moves())
 
 
 @given(programs)
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 def test_cpu_kernels_agree_with_the_reference(case: Case) -> None:
     check(case, target="local")
 
 
 @given(programs)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 def test_avx2_kernels_agree_with_the_reference(case: Case) -> None:
     check(case, target="cpu-x86-avx2")
 
 
 @pytest.mark.slow
 @given(programs)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_many_cpu_kernels_agree_with_the_reference(case: Case) -> None:
     check(case, target="local")
 
@@ -119,6 +119,6 @@ def test_many_cpu_kernels_agree_with_the_reference(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.emulator
 @given(programs, st.sampled_from(["nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-h200-sxm"]))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_cuda_kernels_agree_with_the_reference_in_the_emulator(case: Case, target: str) -> None:
     check(case, target=target, runtime="emulator")

@@ -26,7 +26,7 @@ AVX2 = hardware.load("cpu-x86-avx2")
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @given(
     extents=st.tuples(st.integers(1, 70), st.integers(1, 70), st.integers(1, 600)),
     layouts=st.tuples(st.sampled_from(("m, k", "k, m")), st.sampled_from(("k, n", "n, k"))),

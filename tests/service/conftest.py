@@ -8,6 +8,21 @@ from typing import Any
 import pytest
 from builders import Builder
 from databases import new_database
+from waiting import PATIENCE_S
+
+from roller_svc.service import app, key_cache, oidc, readiness, server
+from roller_svc.service.routes import models
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have services wait for their parts and clients as long as a test waits for them."""
+    monkeypatch.setattr(app, "REQUEST_BUSY_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(oidc, "FETCH_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(readiness, "TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(key_cache, "LOAD_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(models, "SLOW_START_S", PATIENCE_S)
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", PATIENCE_S)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from serving import answer_of, connected, parsed, running
+from waiting import PATIENCE_S
 
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.compiler.estimates.worker import Deadline, EstimateResult, EstimateTask
@@ -65,7 +66,7 @@ def test_whoever_hangs_up_is_no_longer_computed_for(tmp_path: Path, monkeypatch:
             connection.sendall(request(LARGE))
             stub.begun.acquire()
             assert app.state.roller.shares.used(Resource.ESTIMATES) == 1
-        assert stub.gone.wait(60.0)
+        assert stub.gone.wait(PATIENCE_S)
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/estimates", json=body(1), timeout=60.0)
         assert answer.status_code == 200
     assert app.state.roller.shares.used(Resource.ESTIMATES) == 0

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from clocks import ManualClock
 from serving import served
+from waiting import PATIENCE_S, wait_until
 
 from roller_svc.errors import StoreError
 from roller_svc.farm.api_keys import ApiKeys, Scope
@@ -47,7 +47,7 @@ def test_a_locked_database_takes_one_thread(caplog: pytest.LogCaptureFixture) ->
 
     def write(uses: Mapping[str, str]) -> None:
         threads.append(len(uses))
-        free.wait(10.0)
+        assert free.wait(PATIENCE_S)
         raise StoreError("locked")
 
     async def use() -> None:
@@ -108,7 +108,5 @@ def test_keys_that_are_used_are_in_the_log_and_wrong_ones_are_not(tmp_path: Path
         with served(create_app(settings)) as client:
             for offered in ("wrong", text[:-4] + "AAAA", text, text, "of the environment"):
                 client.get("/v1/version", headers={"X-API-Key": offered})
-            until = time.monotonic() + 30.0
-            while {use.client for use in AuditLog(database).uses()} != expected.keys() and time.monotonic() < until:
-                time.sleep(0.01)
+            wait_until(lambda: {use.client for use in AuditLog(database).uses()} == expected.keys())
         assert {use.client: use.name for use in AuditLog(database).uses()} == expected

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from httpx import Client
 from serving import served
+from waiting import PATIENCE_S
 
 from roller_svc.errors import CompileError, UnknownKernelError
 from roller_svc.farm.build import build_artifact
 from roller_svc.farm.store import Artifact, Json, Store
+from roller_svc.ir.kernel import Language
 from roller_svc.service import disassembly
 from roller_svc.service.app import create_app
 from roller_svc.service.disassembly import MAX_RUNNING, ListingCache
@@ -28,6 +30,8 @@ COUNT = 16
 
 class Maker:
     """Counts what it makes, and waits for `gate` before."""
+
+    languages = (Language.CUDA,)
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -46,7 +50,7 @@ class Maker:
             self._working += 1
             self.at_once.append(self._working)
             self.made.append(str(facts["note"]))
-        assert self.gate.wait(60)
+        assert self.gate.wait(PATIENCE_S)
         with self._lock:
             self._working -= 1
         if files["source"] == b"wrong":
@@ -138,7 +142,7 @@ def test_another_tool_makes_the_text_again(making: ListingCache, maker: Maker, s
 
 
 def test_what_has_no_text_is_refused(making: ListingCache, store: Store) -> None:
-    with pytest.raises(UnknownKernelError, match="only CUDA has PTX"):
+    with pytest.raises(UnknownKernelError, match="is of the language c; ptx is of cuda"):
         making.cached(published(store, language="c"), "ptx")
     with pytest.raises(UnknownKernelError):
         making.cached(digest_of(7), "ptx")

@@ -13,6 +13,7 @@ from databases import new_database, postgresql_server
 from fault_proxy import FaultProxy, fault_proxy
 from serving import running, served
 from sqlalchemy.engine import make_url
+from waiting import wait_until
 
 from roller_svc.client import NO_RETRIES, Client
 from roller_svc.client.schemas import CompileRequest
@@ -89,9 +90,7 @@ def test_a_service_that_refuses_for_a_while_is_found_again(proxy: FaultProxy, cl
 
 
 def wait_until_ready(client: httpx.Client) -> None:
-    until_s = time.monotonic() + 30
-    while client.get("/readyz").status_code != 200:
-        assert time.monotonic() < until_s
+    wait_until(lambda: client.get("/readyz").status_code == 200)
 
 
 @pytest.mark.slow
@@ -106,9 +105,9 @@ def test_a_database_that_hangs_is_named_and_recovers(tmp_path: Path, monkeypatch
             with served(create_app(settings, build)) as client:
                 wait_until_ready(client)
                 between.faults.holds = True
-                start_s = time.monotonic()
-                away = client.get("/readyz")
-                assert time.monotonic() - start_s < 10
+                with monkeypatch.context() as hurried:
+                    hurried.setattr(readiness, "TIMEOUT_S", 0.5)
+                    away = client.get("/readyz")
                 assert (away.status_code, away.json()["parts"]["database"]) == (503, "timeout")
                 assert client.get("/healthz").status_code == 200
                 between.faults.holds = False

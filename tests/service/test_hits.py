@@ -173,7 +173,7 @@ def test_the_time_of_a_remembered_hit_is_that_of_the_request(pair: Pair) -> None
     url = f"http://127.0.0.1:{pair.remembering.port}{PATH}"
     times = []
     for _ in range(2):
-        times.append(httpx.post(url, json=BODY).json()["metadata"]["create_time"])
+        times.append(httpx.post(url, json=BODY, timeout=60.0).json()["metadata"]["create_time"])
         time.sleep(0.01)
     assert times[0] < times[1]
 
@@ -357,7 +357,7 @@ def test_a_remembered_hit_uses_what_is_finite(pair: Pair, resource: Resource) ->
 
 def test_hits_are_counted_and_logged_alike(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     def count(service: Service) -> float:
-        text = httpx.get(f"http://127.0.0.1:{service.port}/metrics").text
+        text = httpx.get(f"http://127.0.0.1:{service.port}/metrics", timeout=60.0).text
         return next(
             sample.value
             for family in text_string_to_metric_families(text)
@@ -450,7 +450,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield found
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(st.lists(requests, min_size=2, max_size=4))
 def test_random_requests_have_one_answer_on_both_paths(warm: Pair, several: list[Sent]) -> None:
     for sent in [*several, *several]:

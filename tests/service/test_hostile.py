@@ -83,7 +83,7 @@ def answered(client: Client, path: str, body: Any) -> None:
         assert problem["detail"]
 
 
-quick = settings(max_examples=examples(150), derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
 
 
 @quick

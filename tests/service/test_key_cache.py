@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from waiting import PATIENCE_S
 
 from roller_svc.errors import StoreError
 from roller_svc.farm.api_keys import ApiKey, Scope
@@ -25,7 +26,7 @@ class Table:
         self.now_s = 1000.0
 
     def read(self) -> list[ApiKey]:
-        assert self.gate.wait(60)
+        assert self.gate.wait(PATIENCE_S)
         self.reads += 1
         if self.is_away:
             raise StoreError("away")
@@ -139,5 +140,5 @@ def test_requests_wait_little_for_a_slow_database(cache: KeyCache, table: Table,
             await asyncio.sleep(0.001)
         return results
 
-    assert all(asyncio.run(asyncio.wait_for(find_many(), 30)))
+    assert all(asyncio.run(asyncio.wait_for(find_many(), PATIENCE_S)))
     assert table.reads == 3

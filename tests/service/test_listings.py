@@ -57,6 +57,41 @@ def test_a_cuda_kernel_has_both(client: Client) -> None:
     assert ".target sm_80" in client.get(found["ptx"]).text
 
 
+@pytest.mark.slow
+def test_lines_and_numbers_are_linked(client: Client) -> None:
+    found = links(client)
+    lines = client.get(found["source"]).text.split("\n")
+    for kind, word in (("ptx", "st.global"), ("sass", "STG.E")):
+        answer = client.get(found[f"{kind}-links"])
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json()["note"] == ""
+        listing = client.get(found[kind]).text.split("\n")
+        stores = [
+            each for each in answer.json()["links"] if any(word in line for line in listing[each["first"] - 1 : each["last"]])
+        ]
+        assert stores
+        assert all("= " in lines[each["source"][-1] - 1] for each in stores)
+    annotations = client.get(found["annotations"])
+    assert "immutable" not in annotations.headers.get("cache-control", "")
+    numbers = annotations.json()["numbers"]
+    assert annotations.json()["note"] == ""
+    assert all(lines[each["line"] - 1][each["column"] :][: each["length"]].isdecimal() for each in numbers)
+
+
+@pytest.mark.slow
+def test_a_c_kernel_has_assembly(client: Client) -> None:
+    body = BODY | {"target": "cpu-x86-avx2"}
+    answer = client.post("/v1/kernels:compile", json=body, headers={"Prefer": "wait=60"}).json()
+    found = answer["response"]["links"]
+    assert "sass" not in found
+    assembly, source = (client.get(found[kind]).text.split("\n") for kind in ("assembly", "source"))
+    links = client.get(found["assembly-links"]).json()["links"]
+    vectors = [each for each in links if any("%ymm" in line for line in assembly[each["first"] - 1 : each["last"]])]
+    assert any("*" in source[each["source"][0] - 1] for each in vectors)
+    assert not any(".loc" in line or ".debug" in line for line in assembly)
+    assert client.get(found["source"].replace("source", "sass")).status_code == 404
+
+
 @pytest.mark.usefixtures("_no_disassembler")
 def test_without_a_disassembler_the_answer_says_why(client: Client) -> None:
     answer = client.get(links(client)["sass"])

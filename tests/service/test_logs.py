@@ -157,7 +157,7 @@ def lines() -> Iterator[list[dict[str, Any]]]:
         headers = {"X-API-Key": KEY, "X-Request-ID": "the-build", "Prefer": "wait=60"}
         built = httpx.post(f"{address}/v1/kernels:compile", json=BODY, headers=headers, timeout=90)
         assert built.json()["done"], built.text
-        httpx.get(f"{address}/v1/version", headers={"Authorization": f"Bearer {KEY}x"})
+        httpx.get(f"{address}/v1/version", headers={"Authorization": f"Bearer {KEY}x"}, timeout=60.0)
         content = service.log.read_text()
     assert KEY not in content
     return [json.loads(line) for line in content.splitlines()]

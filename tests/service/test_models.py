@@ -8,7 +8,6 @@ import io
 import json
 import os
 import platform
-import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +22,7 @@ import pytest
 from onnx import helper
 from onnx_models import branching, mlp, model
 from serving import connected, running, served
+from waiting import wait_until
 
 from roller_svc import hardware
 from roller_svc.cli import main
@@ -140,13 +140,9 @@ def test_a_blob_that_does_not_arrive_leaves_no_file(tmp_path: Path) -> None:
             request = f"PUT /v1/blobs/{digest_of(b'x' * 100)} HTTP/1.1"
             head = f"{request}\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100\r\n\r\n"
             connection.sendall(head.encode() + b"x" * 50)
-            while not list((tmp_path / "tmp").iterdir()):
-                time.sleep(0.01)
-        until = time.monotonic() + 30
-        while list((tmp_path / "tmp").iterdir()) and time.monotonic() < until:
-            time.sleep(0.01)
-        assert not list((tmp_path / "tmp").iterdir())
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            wait_until(lambda: list((tmp_path / "tmp").iterdir()))
+        wait_until(lambda: not list((tmp_path / "tmp").iterdir()))
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
             problem(client.get(f"/v1/blobs/{digest_of(b'x' * 100)}"), 404, "unknown-blob")
 
 
@@ -321,7 +317,7 @@ def test_a_model_is_tuned_where_it_is_built(
 
 
 def test_a_slow_model_is_rejected(tmp_path: Path) -> None:
-    with served(create_app(Settings(store=tmp_path, estimates_timeout_s=0.01))) as http:
+    with served(create_app(Settings(store=tmp_path, estimates_timeout_s=1e-9))) as http:
         body = {"model": {"graph": GRAPH}, "target": CPU}
         response = http.post("/v1/graphs:estimate", json=body)
         assert response.status_code in {422, 503}  # 503: the machine gave the worker no time

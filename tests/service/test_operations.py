@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,9 @@ from builders import BODY, Builder, digest_of
 from fastapi import FastAPI
 from httpx import Client
 from serving import running
+from waiting import PATIENCE_S, wait_until
 
+from roller_svc.farm import runner
 from roller_svc.service import event_stream
 from roller_svc.service.app import create_app
 from roller_svc.service.builds import RequestBuilds
@@ -29,8 +30,10 @@ COMPILE = "/v1/kernels:compile"
 
 
 @pytest.fixture
-def service(tmp_path: Path, builder: Builder) -> Iterator[tuple[ServiceServer, int]]:
-    settings = Settings(store=tmp_path / "store", api_keys=f"{ALICE},{BOB}", workers=1, lease_s=1, queue_length=40)
+def service(tmp_path: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServiceServer, int]]:
+    """A service that loses no lease, however slow the machine, and whose heartbeats come soon."""
+    monkeypatch.setattr(runner, "HEARTBEATS_PER_LEASE", 100)
+    settings = Settings(store=tmp_path / "store", api_keys=f"{ALICE},{BOB}", workers=1, lease_s=PATIENCE_S, queue_length=40)
     with running(create_app(settings, builder, digest_of)) as (server, port):
         yield server, port
         builder.gate.set()
@@ -70,18 +73,11 @@ def cancelled(client: Client, name: str, **body: Any) -> httpx.Response:
     return client.post(f"/v1/{name}:cancel", json=body)
 
 
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    give_up_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
-
-
 def blocked(client: Client, builder: Builder) -> Any:
     """An operation that the only worker builds until the gate is opened."""
     builder.gate.clear()
     first = compiled(client, 0)
-    until(lambda: operation(client, first["name"])["metadata"]["stage"] == "building")
+    wait_until(lambda: operation(client, first["name"])["metadata"]["stage"] == "building")
     return first
 
 
@@ -199,7 +195,7 @@ def test_a_build_ends_when_nobody_waits_for_it(
     assert not cancelled(alice, first["name"]).json()["done"]
     assert operation(alice, first["name"])["metadata"]["stage"] == "building"
     cancelled(bob, first["name"])
-    assert interrupted.wait(30)  # a heartbeat notices it
+    assert interrupted.wait(PATIENCE_S)  # a heartbeat notices it
     builder.gate.set()
     assert operation(bob, first["name"], 30)["error"]["code"] == "operation-cancelled"
 
@@ -292,7 +288,7 @@ def test_streams_are_limited(service: Any, alice: Client, builder: Builder) -> N
         assert (alice.get(path).status_code, alice.get(path).json()["code"]) == (429, "quota-exceeded")
         with bob.stream("GET", path):
             assert (bob.get(path).status_code, bob.get(path).json()["code"]) == (503, "queue-full")
-    until(lambda: not shares.used(Resource.STREAMS))  # those who left gave their places back
+    wait_until(lambda: not shares.used(Resource.STREAMS))  # those who left gave their places back
     builder.gate.set()
     assert events(alice, path.removeprefix("/v1/").removesuffix("/events"))[-1]["type"] == "done"
 
@@ -305,7 +301,7 @@ def test_streams_end_at_shutdown(service: tuple[ServiceServer, int], alice: Clie
         service[0].should_exit = True
         app = service[0].config.app
         assert isinstance(app, FastAPI)
-        until(lambda: app.state.roller.is_ending)
+        wait_until(lambda: app.state.roller.is_ending)
         assert "done" not in "".join(content)  # complete: a connection that is cut raises
     builder.gate.set()
 

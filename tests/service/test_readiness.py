@@ -7,12 +7,12 @@ import contextlib
 import shutil
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from serving import served
+from waiting import wait_until
 
 from roller_svc.errors import BuildServiceError, StoreError
 from roller_svc.farm.store import Artifact
@@ -70,16 +70,16 @@ def test_a_service_without_its_store_is_not_ready(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_database_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_written_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(create_app(Settings(store=tmp_path), unused)) as client:
         with contextlib.closing(sqlite3.connect(tmp_path / "operations.db", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")  # holds the write lock
-            response = client.get("/readyz")
+            with monkeypatch.context() as hurried:
+                hurried.setattr(readiness, "TIMEOUT_S", 0.2)
+                response = client.get("/readyz")
             assert (response.status_code, response.json()["parts"]["database"]) == (503, "timeout")
             other.execute("ROLLBACK")
-        until_s = time.monotonic() + 60
-        while client.get("/readyz").status_code != 200:
-            assert time.monotonic() < until_s
+        wait_until(lambda: client.get("/readyz").status_code == 200)
 
 
 def test_a_damaged_database_is_noticed(tmp_path: Path) -> None:
@@ -123,6 +123,8 @@ def test_a_part_that_hangs_is_a_timeout_and_is_not_asked_twice(monkeypatch: pyte
         parts = Readiness({"database": Part(hang, is_essential=True), "store": Part(FINE, is_essential=True)})
         for _ in range(3):
             statuses = await parts.read()
+            while statuses["store"] is PartStatus.TIMEOUT:  # a slow machine may be late
+                statuses = await parts.read()
             assert statuses == {"database": PartStatus.TIMEOUT, "store": PartStatus.OK}
             assert parts.missing(statuses) == ["database"]
         assert len(calls) == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from builders import Builder
 from serving import answer_of, connected, received, running
+from waiting import PATIENCE_S, wait_until
 
 from roller_svc.service import refusals
 from roller_svc.service.app import create_app
@@ -17,20 +18,21 @@ from roller_svc.service.connections import BoundedConnection
 from roller_svc.service.refusals import MAX_CLIENTS, MAX_DELAY_S, Refusals
 from roller_svc.service.server import ServiceServer
 from roller_svc.settings import Limit, Settings
-from tests.service.test_shares import GREEDY, OTHER, request_of, until
+from tests.service.test_shares import GREEDY, OTHER, request_of
 
 LIST = "/v1/operations"
 
 
 @pytest.fixture
 def paused(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses of all connections so far; none ends by itself."""
+    """The pauses of all connections so far; none ends by itself, and no refusal is forgotten."""
+    monkeypatch.setattr(refusals, "PERIOD_S", PATIENCE_S)
     found: list[float] = []
     pause = BoundedConnection.pause
 
     async def noted(connection: BoundedConnection, seconds: float) -> None:
         found.append(seconds)
-        await pause(connection, 600.0)
+        await pause(connection, 2 * PATIENCE_S)
 
     monkeypatch.setattr(BoundedConnection, "pause", noted)
     return found
@@ -61,7 +63,7 @@ def test_guesses_of_keys_wait_and_nobody_else(tmp_path: Path, builder: Builder, 
         service = Served(tmp_path, builder, stack, "refusals=10/1")
         assert service.status("wrong") == 401
         late = [service.sent("wrong") for _ in range(3)]
-        until(lambda: len(paused) == 3)
+        wait_until(lambda: len(paused) == 3)
         assert [service.status(key, path) for key, path in ((GREEDY, LIST), (OTHER, LIST), ("", "/healthz"))] == [200] * 3
         assert all(0.0 < seconds <= MAX_DELAY_S for seconds in paused)
         service.server.should_exit = True  # a service that stops lets nobody wait
@@ -74,7 +76,7 @@ def test_refusals_before_the_key_is_read_are_those_of_an_address(tmp_path: Path,
         origin = "Origin: http://evil.example\r\nContent-Type: application/json\r\nContent-Length: 2\r\n"
         for _ in range(2):
             stack.enter_context(connected(service.port)).sendall(request_of("POST", LIST, GREEDY, origin) + b"{}")
-        until(lambda: len(paused) == 1)
+        wait_until(lambda: len(paused) == 1)
         assert service.status("wrong", "/healthz") == 200
         assert service.status(GREEDY) == 200
 
@@ -84,12 +86,12 @@ def test_a_client_that_leaves_or_is_displaced_waits_no_more(tmp_path: Path, buil
         service = Served(tmp_path, builder, stack, "refusals=10/1,connections=4/2,probes=2/1")
         service.sent("wrong").close()
         late = [service.sent("wrong") for _ in range(6)]
-        until(lambda: len(paused) >= 5)
+        wait_until(lambda: len(paused) >= 5)
         assert [service.status(OTHER) for _ in range(6)] == [200] * 6  # they displace those that wait
         assert received(late[0]) == b""
         for connection in late:
             connection.close()
-        until(lambda: not service.server.server_state.tasks)
+        wait_until(lambda: not service.server.server_state.tasks)
 
 
 def test_a_refusal_that_waits_holds_no_share(tmp_path: Path, builder: Builder, paused: list[float]) -> None:
@@ -100,7 +102,7 @@ def test_a_refusal_that_waits_holds_no_share(tmp_path: Path, builder: Builder, p
             for _ in range(2):
                 connection = stack.enter_context(connected(service.port))
                 connection.sendall(request_of("POST", "/v1/kernels:compile", key, large) + b" " * 600)
-        until(lambda: len(paused) == 2)
+        wait_until(lambda: len(paused) == 2)
         assert [service.status(key) for key in (GREEDY, OTHER)] == [200, 200]
 
 

@@ -7,8 +7,7 @@ import contextlib
 import hashlib
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from builders import BODY, Builder, digest_of
 from httpx import Client, Response
 from prometheus_client.parser import text_string_to_metric_families
 from serving import answer_of, connected, parsed, received, running
+from waiting import PATIENCE_S, wait_until
 
 from roller_svc import hardware
 from roller_svc.errors import QueueFullError, QuotaExceededError
@@ -46,7 +46,7 @@ class Gate:
 
     def wait(self) -> None:
         self.waiting.release()
-        assert self.opened.wait(60)
+        assert self.opened.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -72,15 +72,8 @@ def client_of(port: int, key: str) -> Client:
     return Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0, headers={"X-API-Key": key})
 
 
-def until(holds: Callable[[], object]) -> None:
-    give_up_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
-
-
 def until_used(app: Any, resource: Resource, amount: int) -> None:
-    until(lambda: app.state.roller.shares.used(resource) == amount)
+    wait_until(lambda: app.state.roller.shares.used(resource) == amount)
 
 
 def body(number: int) -> dict[str, Any]:
@@ -137,7 +130,7 @@ def test_a_preference_to_wait_is_ignored_beyond_the_part(tmp_path: Path, builder
         builder.gate.clear()
         name = greedy.post(COMPILE, json=body(0)).json()["name"]
         first.sendall(request_of("GET", f"/v1/{name}?wait=60", GREEDY))
-        until(lambda: app.state.roller.shares.used(Resource.WAITS))
+        wait_until(lambda: app.state.roller.shares.used(Resource.WAITS))
         answer = greedy.post(COMPILE, json=body(1), headers={"Prefer": "wait=60"})
         assert (answer.status_code, "Preference-Applied" in answer.headers) == (202, False)
         builder.gate.set()
@@ -180,10 +173,11 @@ def test_trickling_uploads_of_one_client_stop_no_other(tmp_path: Path, builder: 
 
 
 def test_a_trickling_upload_loses_its_place(tmp_path: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "SLOW_START_S", 0.2)
     with service(tmp_path, builder, "uploads=1/1") as (app, port, _, other), connected(port) as connection:
-        connection.sendall(request_of("PUT", blob_path(b"x" * 100), GREEDY, "Content-Length: 100\r\n") + b"x")
-        status, problem = parsed(received(connection))
+        with monkeypatch.context() as hurried:
+            hurried.setattr(models, "SLOW_START_S", 0.2)
+            connection.sendall(request_of("PUT", blob_path(b"x" * 100), GREEDY, "Content-Length: 100\r\n") + b"x")
+            status, problem = parsed(received(connection))
         assert (status, problem["code"]) == (408, "request-timeout")
         assert not app.state.roller.shares.used(Resource.UPLOADS)
         assert other.put(blob_path(b"small"), content=b"small").status_code == 201
@@ -209,7 +203,7 @@ def test_seconds_of_builds_in_a_day_are_limited(tmp_path: Path, builder: Builder
     with service(tmp_path, builder, "build_seconds=none/5") as (app, _, greedy, other):
         assert greedy.post(COMPILE, json=body(0), headers={"Prefer": "wait=60"}).json()["done"]
         usage, client = app.state.roller.farm.usage, client_id_of(GREEDY)
-        until(lambda: usage.allowance(client, Resource.BUILD_SECONDS, 5).left < 5)  # the build itself
+        wait_until(lambda: usage.allowance(client, Resource.BUILD_SECONDS, 5).left < 5)  # the build itself
         usage.add(client, Resource.BUILD_SECONDS, 5.0)
         assert refused(greedy.post(COMPILE, json=body(1)))
         assert greedy.post(COMPILE, json=body(0)).json()["metadata"]["cache"] == "hit"
@@ -234,7 +228,7 @@ def test_estimates_of_models_by_one_client_end_no_other_estimates(
         slow = MODEL | {"model": {"graph": GRAPH | {"name": "slow"}}}
         sent = [threads.submit(greedy.post, GRAPH_ESTIMATE, json=slow) for _ in range(24)]
         gate.waiting.acquire()
-        until(lambda: sum(each.done() for each in sent) == 23)
+        wait_until(lambda: sum(each.done() for each in sent) == 23)
         for _ in range(10):
             assert other.post(ESTIMATES, json=ITEMS).status_code == 200
         assert greedy.post(ESTIMATES, json=ITEMS).status_code == 200
@@ -305,7 +299,7 @@ def test_batches_of_one_client_stop_no_other(tmp_path: Path, builder: Builder, g
     with service(tmp_path, builder, digest=digest) as (app, _, greedy, other), ThreadPoolExecutor(16) as threads:
         slow = {"requests": [body(0) | {"expression": "slow"}]}
         batches = [threads.submit(greedy.post, BATCH, json=slow) for _ in range(16)]
-        until(lambda: sum(each.done() for each in batches) == 14)
+        wait_until(lambda: sum(each.done() for each in batches) == 14)
         assert app.state.roller.shares.used(Resource.BATCHES) == 2
         assert other.post(BATCH, json={"requests": [body(1)]}).status_code == 200
         gate.opened.set()
@@ -333,7 +327,7 @@ def test_a_build_stores_its_model_once_it_is_accepted(tmp_path: Path, builder: B
         refused(greedy.post("/v1/graphs:compile", json=MODEL), 503, "queue-full")
         assert greedy.get(path).status_code == 404
         builder.gate.set()
-        until(lambda: greedy.post("/v1/graphs:compile", json=MODEL).status_code == 202)
+        wait_until(lambda: greedy.post("/v1/graphs:compile", json=MODEL).status_code == 202)
         assert greedy.get(path).status_code == 200
 
 
@@ -380,7 +374,7 @@ def test_metrics_say_what_is_used_and_refused(tmp_path: Path, builder: Builder) 
         connections = [stack.enter_context(connected(port)) for _ in range(3)]
         for number, connection in enumerate(connections):
             connection.sendall(request_of("PUT", blob_path(b"%d" % number), GREEDY, "Content-Length: 100\r\n") + b"x")
-        until(lambda: "roller_refusals_total{" in other.get("/metrics").text)
+        wait_until(lambda: "roller_refusals_total{" in other.get("/metrics").text)
         samples = {
             (sample.name, *sample.labels.values()): sample.value
             for family in text_string_to_metric_families(other.get("/metrics").text)

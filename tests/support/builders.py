@@ -7,6 +7,8 @@ import json
 import threading
 from typing import Any
 
+from waiting import PATIENCE_S
+
 from roller_svc.compiler.request import request_json
 from roller_svc.errors import CompileError, ExprSyntaxError, ToolchainMissingError
 from roller_svc.farm.store import Artifact
@@ -31,7 +33,7 @@ class Builder:
         self.expressions: list[str] = []
 
     def __call__(self, request: BuildRequest) -> Artifact:
-        assert self.gate.wait(60)
+        assert self.gate.wait(PATIENCE_S)
         self.built += 1
         self.expressions.append(request.expression)
         if request.top_k == 99:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from model_stories import make_story
+from waiting import PATIENCE_S
 
 ESTIMATE = "[data-testid=estimate]"
 CHROMIUM = "/usr/bin/chromium"
@@ -50,6 +51,7 @@ class Explorer:
     ) -> Any:
         """Open a tab, which `prepare` gets before, and wait for what is ready: a verdict."""
         page = self.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme, bypass_csp=bypass_csp)
+        page.set_default_timeout(PATIENCE_S * 1e3)
         page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self._note(str(error)))
         page.on("request", lambda request: self._check(request.url))
@@ -107,7 +109,7 @@ def step_to_a_limit(page: Any) -> None:
 
 def compile_kernel(page: Any) -> None:
     page.get_by_test_id("compile").click()
-    page.wait_for_selector("[data-testid=source]", timeout=60_000)
+    page.wait_for_selector("[data-testid=source]")
 
 
 OTHER = """async () => {
@@ -128,9 +130,14 @@ def compare_kernels(page: Any) -> None:
 
 
 def show_sass(page: Any) -> None:
+    """Compile a kernel, and choose a product of its main loop, and a number in it."""
     compile_kernel(page)
     page.get_by_role("button", name="sass").click()
-    page.wait_for_selector("[data-testid=sass]", timeout=60_000)
+    page.wait_for_selector("[data-testid=sass]")
+    page.wait_for_selector("[data-testid=parts]")
+    page.wait_for_function("() => !/Linking/.test(document.querySelector('.text').textContent)")
+    page.locator("[data-testid=source] .line", has_text="matrix_descriptor_128(a_shared").first.click()
+    page.keyboard.press("ArrowRight")
     page.get_by_test_id("sass").scroll_into_view_if_needed()
 
 

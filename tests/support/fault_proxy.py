@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from waiting import PATIENCE_S
+
 
 @dataclass
 class Faults:
@@ -112,7 +114,7 @@ def fault_proxy(target: int | str) -> Iterator[FaultProxy]:
 
     thread = threading.Thread(target=run, name="fault-proxy")
     thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     try:
         yield proxy
     finally:

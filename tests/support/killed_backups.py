@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from waiting import PATIENCE_S
+
 from roller_svc.farm import backup
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.objects import FolderObjects
@@ -24,7 +26,7 @@ def run_killed(step: int, action: str, folder: Path, store: Path, database: str)
     """Back up or restore; return whether the process was killed: before or after one of the changes of files or rows."""
     process = _processes.Process(target=_run, args=(step, action, folder, store, database))
     process.start()
-    process.join(60)
+    process.join(PATIENCE_S)
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
 

@@ -6,18 +6,15 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from waiting import PATIENCE_S, wait_until
 
 from roller_svc.service.server import ServiceServer, server_config
-
-START_S = 30.0
-ANSWER_S = 60.0
 
 
 @contextmanager
@@ -27,10 +24,8 @@ def running(app: FastAPI) -> Iterator[tuple[ServiceServer, int]]:
     server = ServiceServer(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    until = time.monotonic() + START_S
-    while not server.started and thread.is_alive() and time.monotonic() < until:
-        time.sleep(0.005)
     try:
+        wait_until(lambda: server.started or not thread.is_alive())
         assert server.started
         yield server, server.servers[0].sockets[0].getsockname()[1]
     finally:
@@ -48,7 +43,7 @@ def served(app: FastAPI) -> Iterator[httpx.Client]:
 @contextmanager
 def connected(port: int) -> Iterator[socket.socket]:
     """A plain connection, for what no HTTP client would send."""
-    with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
         yield connection
 
 

@@ -253,7 +253,7 @@ def test_a_kernel_tells_its_arrays_its_time_and_itself_and_travels() -> None:
     kernel = roller_svc.compile("y[i] +=! x[i, j]", x=x, select="model")
     assert kernel.inputs == (("x", "float32", (4, 8)),)
     assert kernel.outputs == (("y", "float32", (4,)),)
-    assert 0 < kernel.time(x=x).min_s < 1
+    assert kernel.time(x=x).min_s > 0
     copy = pickle.loads(pickle.dumps(kernel))
     assert copy.digest == kernel.digest
     np.testing.assert_array_equal(copy(x=x)["y"], kernel(x=x)["y"])

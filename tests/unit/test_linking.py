@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 from onnx_models import model
+from waiting import PATIENCE_S
 
 import roller_svc
 from roller_svc.model import compile_model
@@ -91,7 +92,7 @@ int main(int argc, char **argv) {{
         """Run a program that writes the results, and compare them with numpy's."""
         arguments = [str(self.folders[kind]) for kind in ("model0", "model1")]
         operands = b"".join(array.tobytes() for array in (A, B, X))
-        done = subprocess.run([*command, *arguments], input=operands, capture_output=True, check=False, timeout=60)
+        done = subprocess.run([*command, *arguments], input=operands, capture_output=True, check=False, timeout=PATIENCE_S)
         assert (done.returncode, done.stderr) == (0, b"")
         results = np.frombuffer(done.stdout, np.float32)
         for kind, array in self.wanted.items():
@@ -171,7 +172,7 @@ def test_each_header_compiles_alone_and_beside_the_others(saved: Saved, compiler
     headers = [f'#include "{path.parent}/{path.stem}.h"\n' for path in saved.libraries()]
     for text in (*headers, *map("".join, itertools.permutations(headers, 2))):
         command = [compiler, "-x", language, standard, *WARNINGS, "-fsyntax-only", "-"]
-        subprocess.run(command, input=text, text=True, check=True, timeout=60)
+        subprocess.run(command, input=text, text=True, check=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("pools", ["own", pytest.param("shared", marks=pytest.mark.two_cores)])
@@ -195,7 +196,7 @@ def build(saved: Saved, folder: Path, compiler: str, libraries: list[Path], *, s
     source.write_text(saved.program())
     flags = [language, standard, *WARNINGS, *(["-DSHARE"] if shared else [])]
     command = [compiler, "-x", *flags, source, "-x", "none", *libraries, "-o", program]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
     return str(program)
 
 
@@ -207,7 +208,7 @@ def test_sources_of_kernels_compile_into_one_program(saved: Saved, tmp_path: Pat
         objects.append(tmp_path / f"{kind}.o")
         flags = ["-std=gnu11", f"-march={document['arch']}", *document["options"]]
         source = saved.folders[kind] / "kernel.c"
-        subprocess.run(["gcc", *flags, "-c", source, "-o", objects[-1]], check=True, timeout=60)
+        subprocess.run(["gcc", *flags, "-c", source, "-o", objects[-1]], check=True, timeout=PATIENCE_S)
     models = saved.libraries()[2:][::order]
     program = build(saved, tmp_path, "gcc", [*objects, *models, "-lm", "-fopenmp"])
     saved.run([program])

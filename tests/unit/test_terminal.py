@@ -11,6 +11,7 @@ import termios
 from collections.abc import Iterator
 
 import pytest
+from waiting import PATIENCE_S
 
 from roller_svc.cli import format as show
 from roller_svc.cli import main
@@ -105,7 +106,7 @@ def test_errors_and_notes_are_colored_and_results_are_not(
 )
 def test_closed_streams_change_no_exit_code(words: str, closed: str, expected: int) -> None:
     command = f"{sys.executable} -m roller_svc {words} {closed}"
-    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ended.returncode, "Traceback" in ended.stderr) == (expected, False)
     if "2>&-" in closed:
         assert ended.stdout + ended.stderr == ""  # messages go nowhere else

@@ -23,6 +23,7 @@ export const readSelection = (query) => ({
   program: readNumber(query.get('program')),
   search: readNumber(query.get('search')),
   step: readNumber(query.get('step')),
+  line: readNumber(query.get('line')),
 });
 
 // What is looked at of a model, as readSelection says it.

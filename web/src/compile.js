@@ -5,10 +5,16 @@ import * as state from './state.js';
 
 const WAIT_S = 10; // of one request for the operation
 
-async function compile() {
+// The chosen program: the first is what the model takes by itself.
+function requested() {
+  const body = state.body.peek(), number = state.problem.peek() ? 0 : state.chosen.peek();
+  return number > 0 ? { ...body, options: { ...body.options, candidate: number + 1 } } : body;
+}
+
+async function compile(how) {
   const asked = state.body.peek(), isCurrent = () => asked === state.body.peek();
   try {
-    let operation = await post('/v1/kernels:compile', asked);
+    let operation = await post(`/v1/kernels:${how}`, requested());
     while (isCurrent()) {
       state.operation.value = operation;
       if (operation.done) break;
@@ -30,9 +36,10 @@ function stateOf(operation) {
 }
 
 export function Compile() {
-  const operation = state.operation.value, isRunning = operation && !operation.done;
+  const operation = state.operation.value, isRunning = operation && !operation.done, number = state.problem.value ? 0 : state.chosen.value;
   return html`<div class="compile">
-    <button data-testid="compile" disabled=${!state.canCompile.value || isRunning} onClick=${compile}>Compile</button>
+    <button data-testid="compile" disabled=${!state.canCompile.value || isRunning} onClick=${() => compile('compile')}>Compile${number > 0 ? ` program ${number + 1}` : ''}</button>
+    <button data-testid="measure" class="second" title="compile it, and time it on a worker that has the device" disabled=${!state.canCompile.value || isRunning} onClick=${() => compile('measure')}>Measure</button>
     <span data-testid="status" role="status" class=${operation?.error ? 'bad' : 'quiet'}>${isRunning && html`<i class="busy"></i>`}${stateOf(operation)}</span>
   </div>`;
 }

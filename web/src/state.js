@@ -2,7 +2,7 @@
 import { batch, computed, effect, signal } from '@preact/signals';
 import { readDigest, readRequest, readSelection, requestQuery } from './address.js';
 import { getJson, post } from './api.js';
-import { findProgram, measuredOf, requestOf, storyOf } from './built.js';
+import { findProgram, measuredOf, programText, requestOf, storyOf } from './built.js';
 import { longest } from './calls.js';
 import { EXAMPLES } from './examples.js';
 import { inferInputs } from './infer.js';
@@ -56,6 +56,7 @@ export const chosen = signal(0); // program
 export const search = signal(0); // scale-up
 export const step = signal(0); // of the scale-up
 export const listing = signal('source');
+export const line = signal(0); // of the source; 0: none
 export const compared = signal(''); // digest of the kernel that the compiled one is compared with
 
 // The number of the compiled program in the story; -1 if it is not in there.
@@ -84,7 +85,7 @@ export const body = computed(() => {
 
 function selection() {
   const other = kernel.value && compared.value ? { compare: compared.value } : {};
-  return new URLSearchParams({ program: chosen.value, search: search.value, step: step.value, view: listing.value, ...other });
+  return new URLSearchParams({ program: chosen.value, search: search.value, step: step.value, view: listing.value, ...(kernel.value && line.value && { line: line.value }), ...other });
 }
 
 export const address = computed(() => {
@@ -99,6 +100,7 @@ async function openAddress() {
   const query = new URLSearchParams(location.search);
   selected = readSelection(query);
   listing.value = query.get('view') ?? 'source';
+  line.value = selected.line ?? 0;
   compared.value = query.get('compare') ?? '';
   const digest = readDigest(location.pathname);
   if (digest) return openKernel(digest);
@@ -125,7 +127,7 @@ async function openKernel(digest) {
       });
       return;
     }
-    const { constants: fixed, ...others } = request.options;
+    const { constants: fixed, candidate: _, ...others } = request.options; // what is chosen says which candidate it is
     batch(() => {
       story.value = told.story;
       measured.value = measuredOf(report);
@@ -153,11 +155,14 @@ export async function readReport(path) {
 // A compiled kernel, and which program it is.
 export async function showKernel(facts, isCurrent) {
   const report = await readReport(`/v1/kernels/${encodeURIComponent(facts.digest)}`), told = storyOf(report, facts);
+  const own = told && told.story.programs[told.number];
   if (!isCurrent()) return;
   batch(() => {
     kernel.value = facts;
-    built.value = told && told.story.programs[told.number];
-    measured.value = measuredOf(report);
+    built.value = own;
+    // The report is of the first build of these bytes; this one may have timed them.
+    const timed = own && facts.measurement ? { [programText(own)]: facts.measurement.median_s } : {};
+    measured.value = { ...measured.value, ...measuredOf(report), ...timed };
   });
 }
 
@@ -194,6 +199,7 @@ export async function open(request, compiled = null) {
 }
 
 function forgetBuild() {
+  line.value = 0;
   built.value = null;
   measured.value = {};
 }

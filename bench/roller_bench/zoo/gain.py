@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from roller_svc.errors import RollerError
 from roller_svc.graph.inputs import random_arrays
 from roller_svc.graph.wiring.online import OnlineTuning
 from roller_svc.model import Model, compile_model
@@ -106,5 +107,13 @@ def summarize_gains(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"measured": len(speedups), "of": len(rows), "geometric_mean": mean, "least": min(speedups), "most": max(speedups)}
 
 
+def measure_or_refuse(file: str, threads: int, limit_s: float) -> dict[str, Any]:
+    """Return the row of a model, which has an error if the model cannot be compiled."""
+    try:
+        return measure_gain(file, threads, limit_s)
+    except RollerError as error:
+        return {"file": Path(file).name, "threads": threads, "error": error.message.partition("\n")[0]}
+
+
 if __name__ == "__main__":
-    print(json.dumps(measure_gain(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))))
+    print(json.dumps(measure_or_refuse(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from roller_svc.codegen import dialect as dialects
 from roller_svc.ir.kernel import Buffer, LaunchSpec, Phase, Role
+from roller_svc.ir.origin import shown
 from roller_svc.ir.schedule import Let, Loop, LoopKind, Node, ScheduleTree, iter_nodes
 
 # The threads of a parallel region: limited by the kernel, the caller's OpenMP setting and its affinity. The thread pool
@@ -89,7 +90,7 @@ class Call:
         """Print the call; if it computes one task, in a loop with the pragma."""
         if not self.per_task:
             return [f"{self.launch.name}({', '.join(self.launch.args)});"]
-        head = f"for (long task = 0; task < {self.tasks}; task++)"
+        head = f"for (long task = 0; task < {shown(self.tasks)}; task++)"
         return [pragma, head, f"  {self.launch.name}({', '.join((*self.launch.args, 'task'))});"]
 
 

@@ -37,6 +37,7 @@ from roller_svc.codegen.visitor import CodeGenVisitor
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind, Select, iter_subexpressions, loads_of
 from roller_svc.ir.kernel import Buffer, RuntimeCheck
+from roller_svc.ir.origin import Marks, begin_part, current_marks, end_part, shown
 from roller_svc.ir.schedule import (
     Compute,
     HorizontalReduce,
@@ -137,7 +138,7 @@ class CodeGenC(CodeGenVisitor):
             self.scalar.ranges[each.var] = (0, each.extent - 1)
             if each.extent == 1:
                 self.scalar.values[each.var] = 0
-        head = f"for (long task = 0; task < {tasks}; task++)"
+        head = f"for (long task = 0; task < {shown(tasks)}; task++)"
         if not wide:
             self._visit_task(chain[-1].body)
         else:
@@ -155,9 +156,9 @@ class CodeGenC(CodeGenVisitor):
                 stride = tasks
                 for each in wide:
                     stride //= each.extent
-                    text = "task" if stride == 1 else f"task / {stride}"
+                    text = "task" if stride == 1 else f"task / {shown(stride)}"
                     if each is not wide[0]:
-                        text = f"{text} % {each.extent}"
+                        text = f"{text} % {shown(each.extent)}"
                     self.emit_line(f"const long {self.names.of(each.var)} = {text};")
                 self._visit_task(chain[-1].body)
         self.scalar.values, self.scalar.ranges = saved
@@ -297,7 +298,7 @@ class CodeGenC(CodeGenVisitor):
 
     def visit_prefetch(self, node: Prefetch) -> None:
         buffer = self.scalar.buffers[node.tensor]
-        distance = f" + {node.distance}" if node.distance else ""
+        distance = f" + {shown(node.distance)}" if node.distance else ""
         address = f"{buffer.identifier} + {self.scalar.address(buffer, node.index)}{distance}"
         self.emit_line(f"__builtin_prefetch({address}, {int(node.for_write)}, {2 if node.to_l2 else 3});")
 
@@ -310,7 +311,7 @@ class CodeGenC(CodeGenVisitor):
         target = f"{cast}&{self.element(node.tensor, self.scalar.buffers[node.tensor], node.index)}"
         source = self.element(node.source.tensor, self.scalar.buffers[node.source.tensor], node.source.index)
         source = f"{cast}&{source}"
-        strides = (str(node.stride), str(node.source_stride))
+        strides = (shown(node.stride), shown(node.source_stride))
         name = transpose_name(node, dtype, lanes)
         if is_widened:
             self.scalar.helper(f"from_{dialects.SHORT[node.source.dtype]}_{vector_type(dtype, lanes)}")
@@ -327,7 +328,7 @@ class CodeGenC(CodeGenVisitor):
     def visit_routine(self, node: Routine) -> None:
         """Print a call of an outlined function, or the body in place if it cannot be outlined."""
         outlined = outline(node.body, self.scalar, self.registers)
-        printed = None if outlined is None else self._emit_outlined(outlined)
+        printed = None if outlined is None else self._emit_outlined(node, outlined)
         if outlined is None or printed is None:
             self.visit_all(node.body)
             return
@@ -337,10 +338,11 @@ class CodeGenC(CodeGenVisitor):
         places = [f"{self.scalar.buffers[p.tensor].identifier} + {self.scalar.index(p.offset)}" for p in outlined.pointers]
         self.emit_line(f"{name}({', '.join([*places, *(self.scalar.index(n.value) for n in outlined.numbers)])});")
 
-    def _emit_outlined(self, outlined: Outline) -> EmittedRoutine | None:
+    def _emit_outlined(self, node: Routine, outlined: Outline) -> EmittedRoutine | None:
         """Emit the outlined function, or return None if it needs scratch memory."""
         dtypes = tuple(self.scalar.buffers[p.tensor].dtype for p in outlined.pointers)
-        printed = _emit_routine(outlined.without_arguments, outlined.zeros, dtypes, self.context, self.arrays)
+        key = outlined.without_arguments, outlined.zeros, dtypes, self.context, self.arrays
+        printed = _emit_routine(node.name, *key, current_marks())
         if printed is not None:
             self.scalar.helpers |= dict.fromkeys(printed.helpers)
             self.scalar.library |= dict.fromkeys(printed.library)
@@ -373,7 +375,7 @@ class CodeGenC(CodeGenVisitor):
             names = [identifier + suffix for suffix in suffixes]
             self.emit_line(f"{vector_type(storage.dtype, lanes)} {', '.join(names)};")
         elif count * storage.dtype.bytes <= STACK_BYTES:
-            self.emit_line(f"{type_} {identifier}[{count}] __attribute__((aligned(64)));")
+            self.emit_line(f"{type_} {identifier}[{shown(count)}] __attribute__((aligned(64)));")
         else:
             # A thread reuses its scratch across tasks and calls: fresh pages each time cost more than the work.
             member = f"{self.prefix}_{identifier}"
@@ -419,16 +421,18 @@ def _rows(shape: tuple[int, ...]) -> list[list[int]]:
 
 @lru_cache(MAX_CACHED_ROUTINES)
 def _emit_routine(
+    name: str,
     outlined: Outline,
     zeros: tuple[str, ...],
     dtypes: tuple[DType, ...],
     context: FunctionContext,
     arrays: frozenset[str],
+    marks: Marks | None,
 ) -> EmittedRoutine | None:
     """Emit an outlined function with parameters of these types, or return None if it needs scratch memory.
 
-    `zeros` are those of the outline, part of the cache key because 0.0 == -0.0. Candidates and edge tiles share most
-    routines: the cache halves the time of code generation.
+    `zeros` and `marks` are parts of the cache key: 0.0 == -0.0, and equal numbers may have different marks. Candidates
+    and edge tiles share most routines: the cache halves the time of code generation.
     """
     names, places, parameters = Names(), dict[str, BufferRef](), list[str]()
     for p, dtype in zip(outlined.pointers, dtypes, strict=True):
@@ -440,7 +444,9 @@ def _emit_routine(
     scalar = CScalar(dialects.C, names, INDEX, guard_reads=False, buffers=places, ranges=ranges)
     visitor = CodeGenC(dialects.C, names, scalar, context=context, arrays=arrays)
     scalar.registers = visitor.registers
+    visitor.lines += begin_part(name)
     visitor.visit_all(outlined.body)
+    visitor.lines += end_part()
     if visitor.scratch_buffers:
         return None
     text = f"({', '.join(parameters)}) {{\n" + "\n".join(visitor.lines) + "\n}"

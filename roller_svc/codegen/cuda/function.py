@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -14,6 +14,7 @@ from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.cuda.atomics import ODD_SUFFIX, PREFIX, atomic, atomic_name
 from roller_svc.codegen.cuda.instructions import AMPERE, HIP_PREFIX, instruction
 from roller_svc.codegen.cuda.matrix import MatrixNode, call_wrapper, hopper_statement, matrix_lines, pointer
+from roller_svc.codegen.cuda.programmatic import find_first_access, find_read_tensors
 from roller_svc.codegen.cuda.vector import WIDEST_BYTES, LetFacts, emit_wide_loop
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.index_width import MAX_INT32, needs_wide_index
@@ -25,6 +26,7 @@ from roller_svc.ir.expr import Expr, axes_of
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.index import ceil_div
 from roller_svc.ir.kernel import Buffer, Language, Role, RuntimeCheck
+from roller_svc.ir.origin import shown
 from roller_svc.ir.schedule import (
     SHARED_ALIGNMENT_BYTES,
     AnyThread,
@@ -77,16 +79,16 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class StreamedTask:
-    """The bodies of rTasks whose operand comes in pages, and of the warp that fetches these."""
+    """The bodies of rTasks whose operands come in pages, and of the warp that fetches these."""
 
-    parameter: int  # the operand, which has to be constant
+    parameters: tuple[int, ...]  # the operands, which have to be constant
     body: str
     fill: str  # of the warp that fetches the pages
     helpers: tuple[str, ...]
     tiles: int  # which the rTasks take in turn
     pages: int  # of a tile
     page_bytes: int
-    bytes: int  # of the operand, fetched by all rTasks
+    bytes: int  # of the operands, fetched by all rTasks
     pages_in_flight: int  # of a block that fetches its own pages
     registers: int  # of a thread that fetches none, by the performance model
     shared_bytes: int  # without the pages
@@ -180,8 +182,12 @@ class CodeGenCuda(CodeGenVisitor):
     task_threads: int = 0  # an rTask: its threads, which may be fewer than the block's. 0: a kernel of its own
     page_number: str = ""  # of the page of the ring in scope
     fills_pages: bool = False  # the threads are the warp of a persistent block that fills pages
+    waits_before: Node | None = None  # the node before which each thread waits for the launches before this one
 
     def visit(self, node: Node) -> None:
+        if node is self.waits_before:
+            self.waits_before = None  # the first access is the first visit of an equal node
+            self.emit_line(f"{call_wrapper('grid_wait', self.scalar)}();")
         if isinstance(node, MatrixNode):
             for line in matrix_lines(node, self.scalar, self.arch):
                 self.emit_line(line)
@@ -314,7 +320,7 @@ class CodeGenCuda(CodeGenVisitor):
         apart = f"_by{node.stride}" if node.stride > 1 else ""
         name = f"lane_{node.combine.name.lower()}{apart}_{dialects.SHORT[buffer.dtype]}"
         self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
-        self.emit_line(f"{target} = {name}({target}, {node.lanes});")
+        self.emit_line(f"{target} = {name}({target}, {shown(node.lanes)});")
 
     def visit_warp_scan(self, node: WarpScan) -> None:
         buffer = self.scalar.buffers[node.tensor]
@@ -324,10 +330,12 @@ class CodeGenCuda(CodeGenVisitor):
         self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
         if node.gate is not None:
             gate = self.element(node.gate, self.scalar.buffers[node.gate], ())
-            self.emit_line(f"{name}(&{target}, &{gate}, {self.scalar.index(node.place)}, {node.lanes}, {node.stride});")
+            self.emit_line(
+                f"{name}(&{target}, &{gate}, {self.scalar.index(node.place)}, {shown(node.lanes)}, {shown(node.stride)});"
+            )
             return
         place, neutral = self.scalar.index(node.place), self.scalar.value(node.neutral)
-        self.emit_line(f"{target} = {name}({target}, {neutral}, {place}, {node.lanes}, {node.stride});")
+        self.emit_line(f"{target} = {name}({target}, {neutral}, {place}, {shown(node.lanes)}, {shown(node.stride)});")
 
     def declare(self, storage: Storage) -> None:
         identifier = self.names.of(storage.tensor)
@@ -359,7 +367,7 @@ class CodeGenCuda(CodeGenVisitor):
         if storage.shape:
             # several elements share a register: accesses are whole registers
             aligned = f"__align__({WIDEST_BYTES}) " if storage.dtype.bytes < REGISTER_BYTES else ""
-            self.emit_line(f"{aligned}{type_} {identifier}[{math.prod(storage.shape)}];")
+            self.emit_line(f"{aligned}{type_} {identifier}[{shown(math.prod(storage.shape))}];")
         else:
             self.emit_line(f"{type_} {identifier};")
 
@@ -389,17 +397,29 @@ def _statements(loop: Loop) -> int:
 
 
 def emit_function(
-    tree: ScheduleTree, views: dict[str, BufferRef], args: tuple[Buffer, ...], arch: Arch, first_check: int = 0
+    tree: ScheduleTree,
+    views: dict[str, BufferRef],
+    args: tuple[Buffer, ...],
+    arch: Arch,
+    first_check: int = 0,
+    constants: frozenset[str] | None = None,
 ) -> Function:
-    """Emit one launch as an extern "C" __global__ function over its buffers, as in `args`, and its tensor maps."""
-    visitor, maps = _visit_tree(tree, views, args, arch, first_check)
+    """Emit one launch as an extern "C" __global__ function over its buffers, as in `args`, and its tensor maps.
+
+    `constants`: the tensors that a programmatic launch may read before it waits; None: the launch does not wait.
+    """
+    changing = None if constants is None else views.keys() - constants
+    visitor, maps = _visit_tree(tree, views, args, arch, first_check, changing=changing)
     dialect, scalar = visitor.dialect, visitor.scalar
     blocks, threads = block_extents(tree)
     shared, dynamic = _shared_declarations(list(visitor.shared_buffers.values()), dialect.static_shared_bytes)
-    parameters = [_parameter(a, dialect) for a in args]
+    # the compiler may load what is restricted before the wait, and past a cache that does not see new values
+    read = frozenset() if changing is None else find_read_tensors(tree.body, changing)
+    unrestricted = {views[tensor].identifier for tensor in read}
+    parameters = [_parameter(a, dialect, is_restricted=a.symbol not in unrestricted) for a in args]
     parameters += [f"const __grid_constant__ TensorMap {m.symbol}" for m in maps]
-    cluster = f"__cluster_dims__({tree.cluster}, 1, 1) " if tree.cluster > 1 else ""
-    bounds = f"__launch_bounds__({threads}, {_min_resident(tree.resident, threads, dialect)})"
+    cluster = f"__cluster_dims__({shown(tree.cluster)}, 1, 1) " if tree.cluster > 1 else ""
+    bounds = f"__launch_bounds__({shown(threads)}, {_min_resident(tree.resident, threads, dialect)})"
     text = (
         f'extern "C" __global__ void {cluster}{bounds}\n{tree.name}({", ".join(parameters)}) {{\n'
         + "".join(f"  {line}\n" for line in shared)
@@ -450,7 +470,7 @@ def _streamed_task(
     filler, _ = _visit_tree(replace(tree, body=stream.fill), views, args, arch, first_check, task_threads=WARP, fills_pages=True)
     buffers = list(reader.shared_buffers.values())
     return StreamedTask(
-        [each.symbol for each in args].index(views[stream.operand].identifier),
+        tuple([each.symbol for each in args].index(views[operand].identifier) for operand in stream.operands),
         "".join(f"{line}\n" for line in (*(f"  {pointer}" for pointer in _shared_pointers(buffers)), *reader.lines)),
         "".join(f"{line}\n" for line in filler.lines),
         (*reader.scalar.helpers, *reader.atomics, *filler.scalar.helpers),
@@ -491,8 +511,12 @@ def _visit_tree(
     task_threads: int = 0,
     *,
     fills_pages: bool = False,
+    changing: Collection[str] | None = None,
 ) -> tuple[CodeGenCuda, tuple[TensorMap, ...]]:
-    """Emit the body of a launch, or of its rTasks if these have threads of their own."""
+    """Emit the body of a launch, or of its rTasks if these have threads of their own.
+
+    `changing`: what launches before a programmatic one may write or read; None: the launch does not wait for them.
+    """
     shapes = {tensor: buffer.shape for tensor, buffer in views.items()}
     wide = any(math.prod(b.shape) > MAX_INT32 for b in args) or needs_wide_index(tree.body, shapes)
     dialect = dialect_of(arch)
@@ -503,9 +527,14 @@ def _visit_tree(
     scalar = Scalar(dialect, names, index, guard_reads=True, buffers=dict(views))
     scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
     visitor = CodeGenCuda(dialect, names, scalar, arch=arch, task_threads=task_threads, fills_pages=fills_pages)
+    if changing is not None:
+        visitor.waits_before = find_first_access(tree.body, changing)
+        visitor.emit_line(f"{call_wrapper('grid_launch_dependents', scalar)}();")
     _declare_ids(visitor, tree, TASK if task_threads else "blockIdx.x")
     _prefetch_maps(visitor, maps)
     visitor.visit_all(tree.body)
+    if visitor.waits_before is not None:
+        raise InvariantError(f"{tree.name} does not wait for the launches before it")
     return visitor, maps
 
 
@@ -537,9 +566,9 @@ def _declare_ids(visitor: CodeGenCuda, tree: ScheduleTree, block: str) -> None:
             stride //= loop.extent
             if loop.extent == 1:
                 continue
-            text = number if stride == 1 else f"{number} / {stride}"
+            text = number if stride == 1 else f"{number} / {shown(stride)}"
             if stride * loop.extent < total:
-                text = f"{text} % {loop.extent}"
+                text = f"{text} % {shown(loop.extent)}"
             visitor.emit_line(f"const {visitor.scalar.index_type} {visitor.names.of(loop.var)} = {text};")
 
 
@@ -559,14 +588,14 @@ def _declare_rastered_ids(visitor: CodeGenCuda, tiles: tuple[Loop, Loop], raster
     row, column = tiles
     index = visitor.scalar.index_type
     tile, first, rows, position = (visitor.names.of(f".raster{part}") for part in ("", "_row", "_rows", "_at"))
-    visitor.emit_line(f"const int {tile} = (int){block} % {row.extent * column.extent};")
-    visitor.emit_line(f"const int {first} = {tile} / {raster * column.extent} * {raster};")
-    remaining = f"{row.extent} - {first}"
-    visitor.emit_line(f"const int {rows} = {remaining} < {raster} ? {remaining} : {raster};")
-    visitor.emit_line(f"const int {position} = {tile} % {raster * column.extent};")
+    visitor.emit_line(f"const int {tile} = (int){block} % {shown(row.extent * column.extent)};")
+    visitor.emit_line(f"const int {first} = {tile} / {shown(raster * column.extent)} * {shown(raster)};")
+    remaining = f"{shown(row.extent)} - {first}"
+    visitor.emit_line(f"const int {rows} = {remaining} < {shown(raster)} ? {remaining} : {shown(raster)};")
+    visitor.emit_line(f"const int {position} = {tile} % {shown(raster * column.extent)};")
     visitor.emit_line(f"const {index} {visitor.names.of(row.var)} = {first} + {position} % {rows};")
     visitor.emit_line(f"const {index} {visitor.names.of(column.var)} = {position} / {rows};")
-    return f"(int){block} / {row.extent * column.extent}"
+    return f"(int){block} / {shown(row.extent * column.extent)}"
 
 
 def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tuple[list[str], int]:
@@ -574,10 +603,11 @@ def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tupl
     total = max((buffer.end for buffer in buffers), default=0)
     if total <= static_bytes and not any(buffer.reuses_memory for buffer in buffers):
         return [
-            f"__shared__ __align__({buffer.alignment}) {buffer.type_} {buffer.identifier}[{buffer.elements}];" for buffer in buffers
+            f"__shared__ __align__({buffer.alignment}) {buffer.type_} {buffer.identifier}[{shown(buffer.elements)}];"
+            for buffer in buffers
         ], 0
     static = total <= static_bytes
-    size = str(total) if static else ""
+    size = shown(total) if static else ""
     alignment = max(buffer.alignment for buffer in buffers)
     lines = [f"{'' if static else 'extern '}__shared__ __align__({alignment}) unsigned char shared_memory[{size}];"]
     return lines + _shared_pointers(buffers), 0 if static else total
@@ -585,13 +615,15 @@ def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tupl
 
 def _shared_pointers(buffers: list[SharedBuffer]) -> list[str]:
     return [
-        f"{buffer.type_} *const {buffer.identifier} = ({buffer.type_} *)(shared_memory + {buffer.offset});" for buffer in buffers
+        f"{buffer.type_} *const {buffer.identifier} = ({buffer.type_} *)(shared_memory + {shown(buffer.offset)});"
+        for buffer in buffers
     ]
 
 
-def _parameter(buffer: Buffer, dialect: dialects.Dialect) -> str:
+def _parameter(buffer: Buffer, dialect: dialects.Dialect, *, is_restricted: bool = True) -> str:
     const = "const " if buffer.role is Role.INPUT else ""
-    return f"{const}{dialect.storage_type(buffer.dtype)} *__restrict__ {buffer.symbol}"
+    restrict = "__restrict__ " if is_restricted else ""
+    return f"{const}{dialect.storage_type(buffer.dtype)} *{restrict}{buffer.symbol}"
 
 
 def preamble(helpers: Iterable[str], arch: Arch) -> str:

@@ -1,9 +1,9 @@
 """Wrappers of mbarriers, and of what sm_90 and sm_90a add: TMA and bulk copies, wgmma.
 
 Syntax and operands are those of the PTX ISA: "mbarrier", "cp.async.bulk", "cp.async.bulk.tensor", "wgmma", "Asynchronous
-Warpgroup Level Matrix Shared Memory Layout", "setmaxnreg", "stmatrix", "barrier.cluster", "mapa". A `map` is a parameter of
-the kernel, `const __grid_constant__ TensorMap`. Pointers to shared memory are generic. docs/emulator.md describes each
-wrapper.
+Warpgroup Level Matrix Shared Memory Layout", "setmaxnreg", "stmatrix", "barrier.cluster", "mapa", "griddepcontrol". A `map`
+is a parameter of the kernel, `const __grid_constant__ TensorMap`. Pointers to shared memory are generic. docs/emulator.md
+describes each wrapper.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ _PLAIN = {
     "fence_barrier_init": _plain("void fence_barrier_init()", "fence.mbarrier_init.release.cluster;"),
     "fence_async": _plain("void fence_async()", "fence.proxy.async.shared::cta;"),
     "bulk_commit": _plain("void bulk_commit()", "cp.async.bulk.commit_group;"),
+    # the launches behind programmatic edges may start once all blocks have been here
+    "grid_launch_dependents": _plain("void grid_launch_dependents()", "griddepcontrol.launch_dependents;"),
+    # until the launches before programmatic edges have ended, and what they wrote is there
+    "grid_wait": _plain("void grid_wait()", "griddepcontrol.wait;"),
     "bulk_wait": _counted("bulk_wait", "cp.async.bulk.wait_group %0;"),
     "bulk_wait_read": _counted("bulk_wait_read", "cp.async.bulk.wait_group.read %0;"),
     "wgmma_fence": _plain("void wgmma_fence()", "wgmma.fence.sync.aligned;"),

@@ -12,6 +12,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.hardware import Arch
+from roller_svc.ir.origin import named, shown
 from roller_svc.ir.schedule import (
     CpAsync,
     CpAsyncCommitGroup,
@@ -57,7 +58,7 @@ def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
         case CpAsyncCommitGroup():
             return [f"{call_wrapper('commit_copies', scalar)}();"]
         case CpAsyncWaitGroup(pending=pending):
-            return [f"{call_wrapper('await_copies', scalar)}<{pending}>();"]
+            return [f"{call_wrapper('await_copies', scalar)}<{shown(pending)}>();"]
         case LoadMatrix():
             return [_load_matrix(node, scalar)]
         case RoundFragment():
@@ -142,7 +143,7 @@ def _word(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
     """Return a pointer to the first word of a fragment; the index omits the last dimension."""
     buffer = scalar.buffers[tensor]
     terms = zip(index, buffer.strides, strict=False)
-    offset = " + ".join(f"{scalar.index(i)} * {stride}" for i, stride in terms)
+    offset = " + ".join(f"{scalar.index(i)} * {shown(stride)}" for i, stride in terms)
     return f"({buffer.identifier} + {offset})" if offset else buffer.identifier
 
 
@@ -173,6 +174,8 @@ def call_wrapper(name: str, scalar: Scalar) -> str:
 
 MMA_WORDS = 4  # of a lane's A (PTX ISA, "Matrix Fragments for mma.m16n8k16")
 DESCRIPTOR_UNIT_BYTES = 16  # of the address in a matrix descriptor (PTX ISA, "Matrix Descriptor Format")
+# Names of numbers from no tile: registers of a thread, and fields of a descriptor in bytes.
+REGISTERS, LEADING, STRIDE, ADVANCE = "registers", "leading_bytes", "stride_bytes", "advance_bytes"
 
 _PLAIN = {
     FenceMbarrierInit: "fence_barrier_init", TmaStoreCommitGroup: "bulk_commit", FenceProxyAsync: "fence_async",
@@ -186,7 +189,7 @@ def hopper_statement(node: HopperNode, scalar: Scalar) -> str:
         return f"{call_wrapper(name, scalar)}();"
     match node:
         case MbarrierInit(barrier=barrier, index=index, arrivals=arrivals):
-            return f"{call_wrapper('barrier_init', scalar)}({pointer(scalar, barrier, index)}, {arrivals});"
+            return f"{call_wrapper('barrier_init', scalar)}({pointer(scalar, barrier, index)}, {shown(arrivals)});"
         case MbarrierArrive():
             return _arrive(node, scalar)
         case MbarrierWait(barrier=barrier, index=index, parity=parity):
@@ -207,11 +210,12 @@ def hopper_statement(node: HopperNode, scalar: Scalar) -> str:
         case WgmmaWaitGroup():
             return _wgmma_wait(node, scalar)
         case SetMaxNReg(count=count, increase=increase):
-            return f"{call_wrapper('registers_increase' if increase else 'registers_decrease', scalar)}<{count}>();"
+            change = call_wrapper("registers_increase" if increase else "registers_decrease", scalar)
+            return f"{change}<{shown(named(count, REGISTERS))}>();"
         case WarpBarrier():
             return "__syncwarp();"
         case NamedBarrier(number=number, threads=threads):
-            return f"{call_wrapper('named_barrier', scalar)}({number}, {threads});"
+            return f"{call_wrapper('named_barrier', scalar)}({number}, {shown(threads)});"
         case ClusterBarrier():
             return f"{call_wrapper('cluster_sync', scalar)}();"
         case _:
@@ -225,7 +229,7 @@ def _wgmma_wait(node: WgmmaWaitGroup, scalar: Scalar) -> str:
     buffer = scalar.buffers[node.accumulator]
     fragments, words = buffer.shape[0], math.prod(buffer.shape[1:])
     hold = call_wrapper(f"hold_results_{words}{'' if buffer.dtype.is_float else '_s32'}", scalar)
-    return " ".join((wait, *(f"{hold}({buffer.identifier} + {number * words});" for number in range(fragments))))
+    return " ".join((wait, *(f"{hold}({buffer.identifier} + {shown(number * words)});" for number in range(fragments))))
 
 
 def _arrive(node: MbarrierArrive, scalar: Scalar) -> str:
@@ -233,7 +237,7 @@ def _arrive(node: MbarrierArrive, scalar: Scalar) -> str:
     if node.rank is not None:
         return f"{call_wrapper('barrier_arrive_remote', scalar)}({barrier}, {scalar.index(node.rank)});"
     if node.expect_tx_bytes is not None:
-        return f"{call_wrapper('barrier_expect', scalar)}({barrier}, {node.expect_tx_bytes});"
+        return f"{call_wrapper('barrier_expect', scalar)}({barrier}, {shown(node.expect_tx_bytes)});"
     return f"{call_wrapper('barrier_arrive', scalar)}({barrier});"
 
 
@@ -268,15 +272,16 @@ def _operand(side: SharedMatrix | RegisterMatrix, scalar: Scalar) -> str:
         return pointer(scalar, side.tensor, side.index)
     name = call_wrapper(f"matrix_descriptor_{side.swizzle_bytes}", scalar)
     address = _plain_pointer(scalar, side.tensor, side.index)
-    advance = f" + {side.advance_bytes // DESCRIPTOR_UNIT_BYTES}" if side.advance_bytes else ""
-    return f"{name}({address}, {side.leading_bytes}, {side.stride_bytes}){advance}"
+    advance = f" + {shown(named(side.advance_bytes, ADVANCE) // DESCRIPTOR_UNIT_BYTES)}" if side.advance_bytes else ""
+    leading, stride = shown(named(side.leading_bytes, LEADING)), shown(named(side.stride_bytes, STRIDE))
+    return f"{name}({address}, {leading}, {stride}){advance}"
 
 
 def _plain_pointer(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
     """Return the address of an element without swizzle: TMA and wgmma apply it themselves."""
     buffer = scalar.buffers[tensor]
     terms = [
-        text if stride == 1 else f"{text} * {stride}"
+        text if stride == 1 else f"{text} * {shown(stride)}"
         for i, stride in zip(index, buffer.strides, strict=True)
         if (text := scalar.index(i)) != "0"
     ]

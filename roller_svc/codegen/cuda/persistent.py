@@ -215,7 +215,7 @@ def page_use(function: TaskFunction) -> PageUse | None:
     if stream is None:
         return None
     sizes = stream.shared_bytes, stream.bytes, stream.pages_in_flight, stream.registers
-    return PageUse(stream.parameter, stream.page_bytes, function.warps, *sizes, function.tasks)
+    return PageUse(stream.parameters, stream.page_bytes, function.warps, *sizes, function.tasks)
 
 
 def _reader_threads(functions: Iterable[TaskFunction]) -> int:
@@ -231,7 +231,7 @@ def _check(
         raise InvariantError("the plan's rTasks are not those of its rOperators")
     for number in plan.streamed:
         stream, arguments = operators[number].function.stream, operators[number].arguments
-        if stream is None or slots[arguments[stream.parameter].slot].role is not Role.INPUT:
+        if stream is None or any(slots[arguments[each].slot].role is not Role.INPUT for each in stream.parameters):
             raise InvariantError(f"rOperator {number} streams an operand that is not constant")
     if any(not isinstance(each, Execute | WaitEvent | Stream) for program in plan.programs for each in program):
         raise InvariantError("a plan for GPUs orders rTasks by events, got barriers")

@@ -25,11 +25,11 @@ MAX_SHARES = WARP  # arrivals of a warp
 class PageUse:
     """How the rTasks of a launch use the pages of a ring."""
 
-    parameter: int  # the operand that streams, which has to be constant
+    parameters: tuple[int, ...]  # the operands that stream, which have to be constant
     page_bytes: int
     warps: int  # that read a page
     shared_bytes: int  # of the rTasks beside their pages
-    bytes: int  # of the operand, fetched by all rTasks
+    bytes: int  # of the operands, fetched by all rTasks
     pages_in_flight: int  # of a block that fetches its own pages
     registers: int  # of a thread, by the performance model
     tasks: int

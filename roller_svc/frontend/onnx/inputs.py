@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, ValueInfoProto
+from onnx import ValueInfoProto
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.graph_builder import Array
 from roller_svc.frontend.lang.input_types import short_repr
 from roller_svc.frontend.lang.names import did_you_mean
-from roller_svc.frontend.onnx.table import DATA_TYPES
+from roller_svc.frontend.onnx.table import DATA_TYPES, data_type_name
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 
@@ -148,8 +148,7 @@ def dtype_of(data_type: int, name: str) -> DType:
     """Return an element type of ONNX. Raises ArgumentError, which names the tensor, for one that is not supported."""
     dtype = DATA_TYPES.get(data_type)
     if dtype is None:
-        known = data_type in TensorProto.DataType.values()
-        shown = TensorProto.DataType.Name(data_type).lower() if known else str(data_type)
+        shown = data_type_name(data_type)
         raise ArgumentError(f"{name!r} has elements of type {shown}, which is not supported", code="unsupported-type")
     return dtype
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from onnx import TensorProto
+
 from roller_svc.frontend.onnx.rows import Read, Reader, call, flag, integer, integers, named, number, required, text
 from roller_svc.frontend.onnx.use import Node, Use
 from roller_svc.frontend.ops.elementwise import becomes_infinite
@@ -26,6 +28,11 @@ _STASHED = {DType.FLOAT32: 1, DType.FLOAT64: 11}
 _DEPTH_ORDERS = {"DCR": "blocks_first", "CRD": "channels_first"}
 _SAME = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
 _SAMPLING_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+
+
+def data_type_name(data_type: int) -> str:
+    """Return the name of an element type, or the number of one that ONNX has not."""
+    return TensorProto.DataType.Name(data_type).lower() if data_type in TensorProto.DataType.values() else str(data_type)
 
 
 def _div(node: Node) -> Use:
@@ -65,7 +72,8 @@ def _cast(node: Node) -> Use:
     target = node.attribute("to")
     kind = DATA_TYPES.get(target) if isinstance(target, int) else dtype_named(str(target).lower())
     if kind is None:
-        raise node.unsupported(f"a cast to {target!r:.40}")
+        shown = data_type_name(target) if isinstance(target, int) else f"{target!r:.40}"
+        raise node.unsupported(f"a cast to {shown}")
     saturates = bool(node.integer("saturate", 1))
     if not saturates and becomes_infinite(node.operand(0).dtype, kind):
         hint = "with saturate=1 what is beyond becomes the greatest number; float8_e4m3fn takes saturate=0"
@@ -386,7 +394,7 @@ def _element_type(name: str) -> Read:
     def read(node: Node) -> str | None:
         value = node.integer(name, 0)
         if value and value not in DATA_TYPES:
-            raise node.unsupported(f"{name}={value}")
+            raise node.unsupported(f"{name}={data_type_name(value)}")
         return DATA_TYPES[value].value if value else None
 
     return read

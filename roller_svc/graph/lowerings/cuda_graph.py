@@ -1,18 +1,31 @@
-"""A CUDA graph: a node for every step, an edge for every hazard, one launch for a call."""
+"""A CUDA graph: a node for every step, an edge for every hazard, one launch for a call.
+
+A node behind programmatic edges starts while the nodes before it run, and waits for them itself (ADR 0076).
+"""
 
 from __future__ import annotations
 
+import math
+
+from roller_svc.analysis.step_order import find_early_starts
+from roller_svc.codegen.cuda.instructions import HOPPER
 from roller_svc.errors import require
+from roller_svc.graph.lowerings.joined import launch_needs, page_use_of
 from roller_svc.graph.lowerings.lowering import (
     Lowering,
     LoweringEstimate,
+    OverlapEstimate,
     Refusal,
     UnrolledPlan,
     count_operations,
     kernel_seconds,
+    moved_bytes,
+    step_seconds,
 )
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.model_plan import AS_GRAPH
+from roller_svc.ir.index import ceil_div
+from roller_svc.ir.model_plan import AS_GRAPH, KernelStep
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core, can_share_core
 
 KIND = AS_GRAPH
 MAX_NODES = 1 << 16  # about 0.5 KB of device memory each
@@ -25,6 +38,14 @@ def refuse(hw: HardwareSpec) -> Refusal | None:
     return Refusal(f"limits.graph_node_s is missing in the spec of {hw.id}") if hw.limits.graph_node_s is None else None
 
 
+def has_programmatic_edges(hw: HardwareSpec) -> bool:
+    """Return whether nodes of a graph come sooner behind programmatic edges: from sm_90 on, where the spec says so."""
+    if hw.family is not TargetKind.CUDA or hw.arch < HOPPER:
+        return False
+    node_s, early_s = hw.limits.graph_node_s, hw.limits.pdl_node_s
+    return node_s is not None and early_s is not None and early_s < node_s
+
+
 def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Refusal:
     """Return the seconds of the kernels, with the overhead of a node for each operation, and of one launch.
 
@@ -34,8 +55,41 @@ def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Ref
     nodes = count_operations(unrolled)
     if nodes > MAX_NODES:
         return Refusal(f"the graph would have {nodes} nodes, at most {MAX_NODES}")
-    overhead_s = hw.limits.launch_overhead_s + nodes * node_s
-    return LoweringEstimate(kernel_seconds(unrolled, hw) + overhead_s, 1)
+    seconds = kernel_seconds(unrolled, hw) + hw.limits.launch_overhead_s + nodes * node_s
+    early = [n for n, starts in enumerate(find_early_starts(unrolled.plan, unrolled.steps, unrolled.predecessors)) if starts]
+    if not early or not has_programmatic_edges(hw):
+        return LoweringEstimate(seconds, 1)
+    early_s = require(hw.limits.pdl_node_s, "limits.pdl_node_s")
+    hidden_s = sum(_hidden_seconds(unrolled, number, hw) for number in early)
+    seconds -= len(early) * (node_s - early_s) + hidden_s
+    return LoweringEstimate(seconds, 1, overlap=OverlapEstimate(len(early), hidden_s))
 
 
-CUDA_GRAPH = Lowering(KIND, refuse, estimate)
+def _hidden_seconds(unrolled: UnrolledPlan, number: int, hw: HardwareSpec) -> float:
+    """Return the seconds that a node takes less because its first pages of weights arrive before it may begin.
+
+    Memory fetches them between the nodes, and while the last node before it leaves memory idle. A core must have room
+    for the blocks of both.
+    """
+    step, before = unrolled.steps[number], unrolled.steps[unrolled.predecessors[number][-1]]
+    use = page_use_of(unrolled, step)
+    if use is None or not isinstance(step, KernelStep) or not isinstance(before, KernelStep):
+        return 0.0
+    if not can_share_core([_resident(unrolled, each, hw) for each in (before, step)], hw):
+        return 0.0
+    bandwidth = hw.levels[0].bandwidth_bytes_per_s
+    idle_s = max(0.0, step_seconds(unrolled, before, hw) - moved_bytes(unrolled, before) / bandwidth)
+    idle_s += require(hw.limits.pdl_node_s, "limits.pdl_node_s")
+    first_bytes = min(use.bytes, use.tasks * use.pages_in_flight * use.page_bytes)
+    saved_s = max(0.0, step_seconds(unrolled, step, hw) - use.busy_s)
+    return min(idle_s, first_bytes / bandwidth, saved_s)
+
+
+def _resident(unrolled: UnrolledPlan, step: KernelStep, hw: HardwareSpec) -> tuple[BlockResources, int]:
+    """Return the needs of a block of a step, and how many blocks of it a core has at once."""
+    needs = launch_needs(unrolled, step)
+    tasks = math.prod(unrolled.plan.kernels[step.kernel].source.launches[step.launch].grid)
+    return needs, min(blocks_per_core(needs, hw), ceil_div(tasks, hw.num_cores))
+
+
+CUDA_GRAPH = Lowering(KIND, refuse, estimate, overlaps=True)

@@ -94,14 +94,16 @@ def find_step_refusal(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> st
 
 def page_use_of(unrolled: UnrolledPlan, step: KernelStep | CopyStep) -> PageUse | None:
     """Return how a step streams weights through the pages of a ring; None if it does not."""
-    if isinstance(step, CopyStep) or not (uses := unrolled.kernels[step.kernel].page_uses):
+    if isinstance(step, CopyStep) or step.kernel >= len(unrolled.kernels):
+        return None
+    if not (uses := unrolled.kernels[step.kernel].page_uses):
         return None
     launches = unrolled.plan.kernels[step.kernel].source.launches
     use = uses[sum(not launch.is_prepack for launch in launches[: step.launch])]
     if use is None:
         return None
-    place = step.arguments[use.parameter]
-    return use if place is not None and place.slot in (WEIGHTS, PACKED) else None
+    places = (step.arguments[number] for number in use.parameters)
+    return use if all(place is not None and place.slot in (WEIGHTS, PACKED) for place in places) else None
 
 
 def ring_of(unrolled: UnrolledPlan, hw: HardwareSpec) -> Ring | None:
@@ -129,7 +131,7 @@ def find_hungriest(unrolled: UnrolledPlan) -> int | None:
     needs: dict[int, list[BlockResources]] = {}
     for step in unrolled.steps:
         if isinstance(step, KernelStep):
-            needs.setdefault(step.kernel, []).append(_needs(unrolled, step))
+            needs.setdefault(step.kernel, []).append(launch_needs(unrolled, step))
     if len(needs) < 2:
         return None
 
@@ -161,7 +163,7 @@ def occupancy_factors(unrolled: UnrolledPlan, hw: HardwareSpec, most: int | None
             factors.append(1.0)
             continue
         tasks = math.prod(unrolled.plan.kernels[step.kernel].source.launches[step.launch].grid)
-        alone = blocks_per_core(_needs(unrolled, step), hw)
+        alone = blocks_per_core(launch_needs(unrolled, step), hw)
         use = page_use_of(unrolled, step) if ring is not None else None
         fetched = 1.0 if use is None or ring is None else use.pages_in_flight / ring.pages
         factors.append(max(1.0, fetched, min(alone, ceil_div(tasks, hw.num_cores)) / resident))
@@ -175,7 +177,7 @@ def table_seconds(waves: int, hw: HardwareSpec) -> float:
 
 def _joint_needs(unrolled: UnrolledPlan, *, is_streamed: bool = False) -> BlockResources:
     """Return the most of any step. `is_streamed`: steps that stream have no pages, and no addresses of their copies."""
-    needs = [_needs(unrolled, step, is_streamed=is_streamed) for step in unrolled.steps if isinstance(step, KernelStep)]
+    needs = [launch_needs(unrolled, step, is_streamed=is_streamed) for step in unrolled.steps if isinstance(step, KernelStep)]
     shared = max((each.shared_bytes for each in needs), default=0) + _static_bytes(unrolled)
     threads = max((each.threads for each in needs), default=1)
     return BlockResources(threads, max((each.registers_per_thread for each in needs), default=1), shared)
@@ -187,7 +189,8 @@ def _static_bytes(unrolled: UnrolledPlan) -> int:
     return static_bytes(FIRST_INPUT + len(unrolled.plan.tensors), max(numbers, default=0))
 
 
-def _needs(unrolled: UnrolledPlan, step: KernelStep, *, is_streamed: bool = False) -> BlockResources:
+def launch_needs(unrolled: UnrolledPlan, step: KernelStep, *, is_streamed: bool = False) -> BlockResources:
+    """Return what a block of a launch takes. `is_streamed`: as rTasks whose pages are those of a ring."""
     launch = unrolled.plan.kernels[step.kernel].source.launches[step.launch]
     used: Resources = unrolled.kernels[step.kernel].resources[step.launch]
     use = page_use_of(unrolled, step) if is_streamed else None

@@ -54,16 +54,26 @@ class RingEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class OverlapEstimate:
+    """The nodes of a graph that start before those before them end, and what they gain by fetching weights early."""
+
+    nodes: int
+    hidden_s: float  # of a call, during which the first pages of weights arrive
+
+
+@dataclass(frozen=True, slots=True)
 class LoweringEstimate:
     """The cost of a call by a lowering, by the performance model."""
 
     seconds: float
     launches: int  # by the host
     ring: RingEstimate | None = None
+    overlap: OverlapEstimate | None = None
 
     def to_json(self) -> dict[str, Any]:
         ring = {} if self.ring is None else {"ring": asdict(self.ring)}
-        return {"seconds": self.seconds, "launches": self.launches, "measured": False, **ring}
+        overlap = {} if self.overlap is None else {"overlap": asdict(self.overlap)}
+        return {"seconds": self.seconds, "launches": self.launches, "measured": False, **ring, **overlap}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +100,11 @@ class Lowering:
     # the plan that runs a kernel of its own, its last one, with the estimate of a call; None: the plan as it is
     build: Callable[[UnrolledPlan, HardwareSpec, LoadTasks, Weights, float], ModelPlan] | None = None
     is_partial: bool = False  # whether steps that cannot join its kernel are launches of their own
+    overlaps: bool = False  # whether kernels that stream weights may fetch them before their step begins
 
     def select(self, plans: Sequence[UnrolledPlan]) -> Sequence[UnrolledPlan]:
-        """Return the plans that this kind may run: all, or the first one if it makes no kernel of its own."""
-        return plans[:1] if self.build is None else plans
+        """Return the plans that this kind may run: the first one, or all if slower kernels may be better for it."""
+        return plans if self.build is not None or self.overlaps else plans[:1]
 
 
 def kernel_seconds(unrolled: UnrolledPlan, hw: HardwareSpec, factors: Sequence[float] | None = None) -> float:

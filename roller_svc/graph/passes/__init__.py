@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes.batch_norms import fold_batch_norms
 from roller_svc.graph.passes.batching import batch_operators
+from roller_svc.graph.passes.boundaries import Boundaries
 from roller_svc.graph.passes.byte_tables import tabulate_bytes
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
@@ -31,8 +32,13 @@ class PassReport:
     nodes_after: int
 
 
-def run_passes(graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool = True) -> tuple[Graph, tuple[PassReport, ...]]:
-    """Return the graph after all passes, and what each did. The graph is verified after each."""
+def run_passes(
+    graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool = True, boundaries: Boundaries | None = None
+) -> tuple[Graph, tuple[PassReport, ...]]:
+    """Return the graph after all passes, and what each did. The graph is verified after each.
+
+    `boundaries` are of fusion, to which those that it meets are added.
+    """
     passes: list[tuple[str, Callable[[Graph], Graph]]] = [
         ("sum_integers", lambda g: sum_integers(g, weights, costs)),
         ("fold_constants", lambda g: fold_constants(g, weights)),
@@ -44,8 +50,8 @@ def run_passes(graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool =
     ]
     if fuse:
         passes.append(("batch_operators", lambda g: batch_operators(g, costs)))
-        passes.append(("fuse_operators", lambda g: fuse_operators(g, costs)))
-        passes.append(("fuse_horizontally", lambda g: fuse_horizontally(g, weights, costs)))
+        passes.append(("fuse_operators", lambda g: fuse_operators(g, costs, boundaries)))
+        passes.append(("fuse_horizontally", lambda g: fuse_horizontally(g, weights, costs, boundaries)))
         passes.append(("choose_layouts", lambda g: choose_layouts(g, costs)))
     if graph.states:
         passes.append(("update_states", update_states))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.costs import Cost, CostTable
 from roller_svc.graph.merge import can_merge, list_members, merge_nodes
+from roller_svc.graph.passes.boundaries import Boundaries, Boundary
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.expr import Load
 from roller_svc.ir.graph import Graph, LoopNode, Node, OpNode, in_dependency_order
@@ -26,16 +27,24 @@ TOLERANCE = 1.02
 MAX_COPY_ROUNDS = 3  # a map that reads another one is copied first, and then the other one
 
 
-def fuse_operators(graph: Graph, costs: CostTable) -> Graph:
-    """Return the graph with nodes merged for the device of the costs, in bodies of loops too."""
-    fusion = _Fusion(graph, costs)
+def fuse_operators(graph: Graph, costs: CostTable, boundaries: Boundaries | None = None, runs: int = 1) -> Graph:
+    """Return the graph with nodes merged for the device of the costs, in bodies of loops too.
+
+    Args:
+        graph: the graph.
+        costs: estimates for the device.
+        boundaries: those that it meets are added, and some may be the other way.
+        runs: how often a call runs the graph, which may be the body of a loop.
+    """
+    met = Boundaries() if boundaries is None else boundaries
+    fusion = _Fusion(graph, costs, met, runs)
     best = fusion.run()
     least_s = costs.graph_seconds(best)
     for _ in range(MAX_COPY_ROUNDS):
         copied = fusion.copy_shared_maps()
         if copied is None or least_s is None:
             break
-        fusion = _Fusion(copied, costs)
+        fusion = _Fusion(copied, costs, met, runs)
         fused = fusion.run()
         seconds = costs.graph_seconds(fused)
         if seconds is not None and seconds < least_s:
@@ -77,8 +86,9 @@ def _renamed(node: OpNode, reader: str, used: set[str]) -> OpNode:
 
 
 class _Fusion:
-    def __init__(self, graph: Graph, costs: CostTable) -> None:
-        self.graph, self.costs = graph, costs
+    def __init__(self, graph: Graph, costs: CostTable, boundaries: Boundaries | None = None, runs: int = 1) -> None:
+        self.graph, self.costs, self.runs = graph, costs, runs
+        self.boundaries = Boundaries() if boundaries is None else boundaries
         self.order = {node.name: i for i, node in enumerate(graph.nodes)}
         self.producers = graph.producers
         self.readers = graph.readers
@@ -91,7 +101,8 @@ class _Fusion:
         moves: list[OpNode] = []
         for node in self.graph.nodes:
             if isinstance(node, LoopNode):
-                others.append(replace(node, body=fuse_operators(node.body, self.costs)))
+                body = fuse_operators(node.body, self.costs, self.boundaries, self.runs * node.steps)
+                others.append(replace(node, body=body))
             elif not isinstance(node, OpNode) or node.name in self.views or is_contiguous_concat(node):
                 others.append(node)
             else:
@@ -220,30 +231,28 @@ class _Fusion:
         for producer, other_views in self._producers(middle):
             first = self.cluster_of[producer.name]
             if first not in (middle, last) and not first.fixed and _sums(first):
-                merged = self._merge((first, middle, last), [*other_views, *views], is_counted_first=True)
+                merged = self._merge((first, middle, last), [*other_views, *views])
                 if merged is not None:
                     return merged
         return None
 
-    def _merge(self, clusters: Sequence[_Cluster], views: Sequence[OpNode], *, is_counted_first: bool = False) -> _Cluster | None:
-        """Return the clusters as one, with views between them; None if that has as many kernels, or takes longer.
-
-        `is_counted_first`: whether kernels are counted before the estimate, since few of these merge.
-        """
+    def _merge(self, clusters: Sequence[_Cluster], views: Sequence[OpNode]) -> _Cluster | None:
+        """Return the clusters as one, with views between them; None if that has as many kernels, or takes longer."""
         members = {node.name: node for node in (*views, *(node for each in clusters for node in each.nodes))}
         nodes = sorted(members.values(), key=lambda node: self.order[node.name])
         if len(nodes) > MAX_NODES or not can_merge(nodes) or self._is_cyclic(nodes):
             return None
         merged = merge_nodes(nodes, self._visible(nodes))
         kernels = sum(each.cost.kernels for each in clusters)
-        if is_counted_first and self.costs.count_kernels(merged, self.graph.constants) >= kernels:
+        if not self.costs.can_have_fewer_kernels(merged, self.graph.constants, kernels):  # most tries end here
             return None
         cost = self.costs.cost(merged, self.graph.constants)
         if cost is None or cost.kernels >= kernels:
             return None
-        if cost.seconds > TOLERANCE * sum(each.cost.seconds for each in clusters):
-            return None
-        return _Cluster(nodes, cost)
+        apart_s = sum(each.cost.seconds for each in clusters)
+        boundary = Boundary(merged.program, cost.seconds <= TOLERANCE * apart_s, cost.seconds, apart_s)
+        is_one = self.boundaries.decide(boundary, [node.name for node in nodes], self.runs)
+        return _Cluster(nodes, cost) if is_one else None
 
     def _visible(self, nodes: Sequence[OpNode]) -> set[str]:
         """Return the tensors that something outside of the nodes reads.

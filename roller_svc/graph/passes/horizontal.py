@@ -14,19 +14,25 @@ import numpy as np
 from roller_svc.graph.branches import Branch, as_branch, merge_branches, slice_result
 from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.costs import CostTable
+from roller_svc.graph.passes.boundaries import Boundaries
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode
 
 
-def fuse_horizontally(graph: Graph, weights: Weights, costs: CostTable) -> Graph:
+def fuse_horizontally(
+    graph: Graph, weights: Weights, costs: CostTable, boundaries: Boundaries | None = None, runs: int = 1
+) -> Graph:
     """Return the graph with branches merged where the performance model expects it to be faster.
 
-    Run it after `fuse_operators`. Results that are slices with a stride are offered to their readers.
+    Run it after `fuse_operators`, which has `boundaries` and `runs` too. Results that are slices with a stride are offered
+    to their readers.
     """
     nodes = tuple(
-        replace(node, body=fuse_horizontally(node.body, weights, costs)) if isinstance(node, LoopNode) else node
+        replace(node, body=fuse_horizontally(node.body, weights, costs, boundaries, runs * node.steps))
+        if isinstance(node, LoopNode)
+        else node
         for node in graph.nodes
     )
     graph = replace(graph, nodes=nodes)
@@ -38,7 +44,7 @@ def fuse_horizontally(graph: Graph, weights: Weights, costs: CostTable) -> Graph
     best = _merge_groups(graph, faster, weights)
     if len(contiguous) < len(groups):
         strided = [group for group in groups if not group[0].is_contiguous]
-        other = fuse_operators(_merge_groups(best, strided, weights), costs)
+        other = fuse_operators(_merge_groups(best, strided, weights), costs, boundaries, runs)
         before, after = costs.graph_seconds(best), costs.graph_seconds(other)
         if before is not None and after is not None and after < before:
             return other

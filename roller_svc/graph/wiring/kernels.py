@@ -53,6 +53,7 @@ MIN_GAIN = 1.01  # of kernels that replace those chosen alone
 HANG_S, HANG_RATIO = 10.0, 1000.0  # a first call that takes longer than the sum, with the ratio to a call in use, hangs
 EXACT_SAMPLES = 3  # random inputs for which results must have equal bits
 COMMITTED = "committed"
+OTHER_WEIGHTS = "it has weights, or loops, that the other plans do not have"
 OUT_OF_RANGE = "random inputs are indices out of range: choices cannot be checked"
 
 MakePlan = Callable[[Sequence[KernelBundle]], ModelPlan]  # a serial one, of a kernel of each class
@@ -61,6 +62,10 @@ Build = Callable[[Sequence[BuildRequest], KernelCache], Iterable[list[KernelBund
 BindKernels = Callable[[Mapping[str, int]], BoundModel | None]  # None: their results are wrong, or there is no such plan
 OpenIndex = Callable[[int], ProfileIndex]  # which knows seconds of that number of samples
 Open = Callable[[ModelPlan, Sequence[KernelSource]], SwitchableModel]  # links a plan's model with further kernels
+
+
+# Without "fusion", whose kernels take compilers, and have gained nothing so far: docs/tuning.md#boundaries-of-fusion.
+VARIABLES = ("kernel", "plan", "buffers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class TuneOptions:
     budget_s: float = math.inf  # no trial begins after this
     exact: bool = False  # choose only among kernels whose results have the bits of the fastest kernels'
     share: float = 0.5  # of users' calls that may be trials
-    variables: tuple[str, ...] = ("kernel", "plan", "buffers")  # kinds of those that are explored
+    variables: tuple[str, ...] = VARIABLES  # kinds of those that are explored
 
     @property
     def is_online(self) -> bool:
@@ -152,6 +157,7 @@ class KernelChoices:
         open_switchable: Open,
         find_alternatives: Callable[[ModelPlan], Mapping[int, Sequence[KernelBundle]]],
         *,
+        others: Sequence[KernelSource] = (),
         exact: bool = False,
     ) -> None:
         """Link all kernels.
@@ -162,6 +168,7 @@ class KernelChoices:
             make_plan: makes the serial plan of kernels.
             open_switchable: links and loads a program with all kernels, of which plans are bound.
             find_alternatives: returns the other kernels of the classes that are explored in a plan, by their numbers.
+            others: kernels of classes of other graphs that compute the same.
             exact: whether results of other kernels must have the same bits.
 
         Raises:
@@ -185,6 +192,7 @@ class KernelChoices:
         )
         sources = [kernel.source for kernel in self.plan.kernels]
         sources += [kernel.compiled.source for _, kernels in self.choices.values() for kernel in kernels]
+        sources += others
         self._switchable = open_switchable(self.plan, sources)
         self.by_fastest = self.bind(self.plan)
         self._samples = [draw_sample(self.plan, seed) for seed in range(EXACT_SAMPLES if exact else 1)]
@@ -236,6 +244,8 @@ class KernelChoices:
 
         Its kernels are called in another process first (ADR 0101).
         """
+        if not self._switchable.can_bind(plan):
+            return None, OTHER_WEIGHTS
         fault = self._checking.find_fault(plan, self._limit_s)
         if fault:
             return None, fault
@@ -423,19 +433,25 @@ def find_alternatives(
     if "kernel" not in options.variables:
         return {}
     numbers = _leading_classes(plan) if options.is_background else _explored_classes(plan)
-    wanted = {number: options.request_alternatives(requests[number]) for number in numbers}
-    found = {number: cache.load_alternatives(request) for number, request in wanted.items()}
-    missing = [number for number, kernels in found.items() if kernels is None]
+    found = load_or_build([requests[number] for number in numbers], cache, options, build)
+    return {
+        number: [each for each in kernels if each.compiled.source.key != fastest[number].compiled.source.key][: MAX_CHOICES - 1]
+        for number, kernels in zip(numbers, found, strict=True)
+    }
+
+
+def load_or_build(
+    requests: Sequence[BuildRequest], cache: KernelCache, options: TuneOptions, build: Build
+) -> list[Sequence[KernelBundle]]:
+    """Return the fastest kernels of each request alone, best first. Those that the cache lacks are built."""
+    wanted = [options.request_alternatives(request) for request in requests]
+    found = [cache.load_alternatives(request) for request in wanted]
+    missing = [number for number, kernels in enumerate(found) if kernels is None]
     if missing:
         for number, kernels in zip(missing, build([wanted[number] for number in missing], cache), strict=True):
             found[number] = kernels
             cache.save_alternatives(wanted[number], kernels)
-    return {
-        number: [each for each in kernels or () if each.compiled.source.key != fastest[number].compiled.source.key][
-            : MAX_CHOICES - 1
-        ]
-        for number, kernels in found.items()
-    }
+    return [kernels or () for kernels in found]
 
 
 def _estimates(plan: ModelPlan) -> list[float]:

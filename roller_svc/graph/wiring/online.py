@@ -16,12 +16,14 @@ from roller_svc.errors import ArgumentError, IndexRangeError, LaunchError, Rolle
 from roller_svc.graph.inputs import Sample
 from roller_svc.graph.wiring.building import BuildingProcess
 from roller_svc.graph.wiring.drift import WatchedModel
+from roller_svc.graph.wiring.fusions import FusedGraph, FusionChoices
 from roller_svc.graph.wiring.index import ProfileIndex
 from roller_svc.graph.wiring.kernels import (
     COMMITTED,
     OUT_OF_RANGE,
     Build,
     KernelChoices,
+    OpenIndex,
     Trial,
     TuneOptions,
     Tuning,
@@ -44,6 +46,8 @@ ROUNDS = 5  # of each choice
 CALLS = 16  # of each finalist, in turns
 DISTURBED_RATIO = 1.1  # of the first finalist's seconds to its least: such a round is repeated
 MAX_REPEATED = 3 * CALLS
+FLIPPED = "flipped"  # a model of another graph than the one that it is compared with
+NO_GRAPH = "the graph stays the same, or there is no kernel for a node"
 LOWEST, APART = "lowest", "apart"  # places of tensors: shared by those that are not needed at once, or not
 IDLE_S = 0.1  # without a call, after which calls with random arrays are trials in the background
 FORKED = "the process is a fork of the one that explored"
@@ -59,9 +63,9 @@ Explore = Callable[["OnlineTuning"], Callable[[], None] | None]  # returns what 
 
 
 class MakePlans(Protocol):
-    """A way to make the plans of kernels, by their kinds."""
+    """A way to make the plans of a graph with a kernel for each of its classes, by their kinds."""
 
-    def __call__(self, kernels: Sequence[KernelBundle], *, share_memory: bool) -> Mapping[str, ModelPlan]: ...
+    def __call__(self, fused: FusedGraph, kernels: Sequence[KernelBundle], *, share_memory: bool) -> Mapping[str, ModelPlan]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +73,33 @@ class OnlineSource:
     """A way to make the choices of a model after its first call."""
 
     options: TuneOptions
-    find_choices: Callable[[Build], KernelChoices]  # with what builds other kernels
+    graph: FusedGraph  # in use
+    find_fusions: Callable[[Build], FusionChoices]  # with what builds other kernels
+    find_choices: Callable[[Build, Sequence[KernelBundle]], KernelChoices]  # with further kernels in the program
     open_index: Callable[[ModelPlan, int], ProfileIndex]  # with the least number of samples
     make_plans: MakePlans
     kind: str  # of the model's plan
     shares_memory: bool  # in the model's plan
 
 
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A choice of all variables: the graph, a kernel for each of its classes, and their plan of a kind."""
+
+    graph: FusedGraph
+    kernels: Sequence[KernelBundle]
+    kind: str
+    plan: ModelPlan
+
+
 def explore_online(
-    source: OnlineSource,
-    wirer: Wirer,
-    bind: Callable[[list[KernelBundle], str, ModelPlan], None],
-    tuning: OnlineTuning,
+    source: OnlineSource, wirer: Wirer, bind: Callable[[Assignment], None], tuning: OnlineTuning
 ) -> Callable[[], None] | None:
-    """Find the best kernels and plan; return what binds them, if they are better than those in use."""
+    """Find the best kernels, plan and graph; return what binds them, if they are better than those in use."""
     is_background, before = source.options.is_background, tuning.found
-    choices = source.find_choices(tuning.building.build if is_background else build_here)
+    build = tuning.building.build if is_background else build_here
+    fusions = source.find_fusions(build)
+    choices = source.find_choices(build, fusions.kernels)
     tuning.found = Tuning(choices.root, removed=choices.removed, state=EXPLORING)
     tuning.timer.begin(source.options.budget_s, choices.sample, IDLE_S if is_background else math.inf)
     variables = source.options.variables
@@ -101,7 +116,7 @@ def explore_online(
                 plans[name], models[name] = plan, model
 
     def make_plans(chosen: Mapping[str, int]) -> Mapping[str, ModelPlan]:
-        return source.make_plans(choices.assign(chosen), share_memory=source.shares_memory)
+        return source.make_plans(source.graph, choices.assign(chosen), share_memory=source.shares_memory)
 
     def bind_kernels(kind: str, chosen: Mapping[str, int]) -> BoundModel | None:
         plan = make_plans(chosen).get(kind)
@@ -129,8 +144,9 @@ def explore_online(
     if len(models) > 1:
         trees.append(Variable("plan", "plan", tuple(models)))
         found.chosen = {**found.chosen, "plan": name}
-    if "buffers" in variables and source.shares_memory and not found.notes and not (name == USED and before.chosen):
-        made = source.make_plans(choices.assign(best), share_memory=False)
+    is_known = name != USED or not before.chosen  # otherwise an earlier search has bound it
+    if "buffers" in variables and source.shares_memory and not found.notes and is_known:
+        made = source.make_plans(source.graph, choices.assign(best), share_memory=False)
         if kind in made:
             add_models({APART: made[kind]})
         if APART in models:
@@ -138,8 +154,52 @@ def explore_online(
             name = choose_model(fastest, choices.name(best), tuning.timer, open_index, found)
             trees.append(Variable("buffers", "buffers", (LOWEST, APART)))
             found.chosen = {**found.chosen, "buffers": APART if name == APART else LOWEST}
+    kernels = choices.assign(best)
+    assigned = None if name == USED else Assignment(source.graph, kernels, kind, plans[name])
+    if is_known:
+        make_plans = partial(source.make_plans, share_memory=source.shares_memory and name != APART)
+        compared, better = _choose_graph(source, kernels, kind, models[name], fusions, choices, make_plans, tuning, open_index)
+        trees += compared
+        assigned = better or assigned
     found.root = Node("prefix", tuple(trees)) if len(trees) > 1 else choices.root
-    return None if name == USED else partial(bind, choices.assign(best), kind, plans[name])
+    return None if assigned is None else partial(bind, assigned)
+
+
+def _choose_graph(
+    source: OnlineSource,
+    kernels: Sequence[KernelBundle],
+    kind: str,
+    model: CpuCalls,
+    fusions: FusionChoices,
+    choices: KernelChoices,
+    make_plans: Callable[[FusedGraph, Sequence[KernelBundle]], Mapping[str, ModelPlan]],
+    tuning: OnlineTuning,
+    open_index: OpenIndex,
+) -> tuple[list[Variable], Assignment | None]:
+    """Return the boundaries whose sides were compared, and a graph that is faster than the one in use, if any.
+
+    Each boundary is compared with those before it at their best, in whole calls of plans of a kind.
+    """
+    found, graph = tuning.found, source.graph
+    compared: list[Variable] = []
+    better: Assignment | None = None
+    for variable, boundary in fusions.variables:
+        if found.notes or tuning.is_stopped:  # such as machine-busy
+            break
+        flipped = fusions.flip(graph, boundary, kernels)
+        plan = None if flipped is None else make_plans(*flipped).get(kind)
+        other, fault = (None, NO_GRAPH) if plan is None else choices.bind_right(plan)
+        if flipped is None or plan is None or other is None:
+            choices.removed.setdefault(variable.name, {})[variable.choices[1]] = fault
+            continue
+        digests = [[each.digest for each in bundles] for bundles in (kernels, flipped[1])]
+        context = {"plan": kind, "arena_bytes": plan.arena_bytes, variable.key: digests}
+        is_flipped = choose_model({USED: model, FLIPPED: other}, context, tuning.timer, open_index, found) == FLIPPED
+        compared.append(variable)
+        found.chosen = {**found.chosen, variable.name: variable.choices[is_flipped]}
+        if is_flipped:
+            (graph, kernels), model, better = flipped, other, Assignment(*flipped, kind, plan)
+    return compared, better
 
 
 class OnlineTuning:

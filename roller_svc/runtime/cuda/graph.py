@@ -13,6 +13,8 @@ from roller_svc.runtime.cuda.driver import Driver, Parameters
 
 Node = ctypes.c_void_p
 _DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
+_PROGRAMMATIC_PORT = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+_PROGRAMMATIC_DEPENDENCY = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 MAX_COPY_BYTES = 1 << 30  # of a node: a pitch is less than 2 GiB (CU_DEVICE_ATTRIBUTE_MAX_PITCH)
 
 
@@ -23,6 +25,14 @@ class KernelNodeParameters(ctypes.Structure):
         ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
         ("shared_bytes", ctypes.c_uint), ("parameters", ctypes.c_void_p), ("extra", ctypes.c_void_p),
         ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class EdgeData(ctypes.Structure):
+    """CUgraphEdgeData."""
+
+    _fields_ = (
+        ("from_port", ctypes.c_ubyte), ("to_port", ctypes.c_ubyte), ("type", ctypes.c_ubyte), ("reserved", ctypes.c_ubyte * 5),
     )  # fmt: skip
 
 
@@ -60,19 +70,35 @@ class Graph:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._library = driver.library
+        # drivers before CUDA 12.3 have no data of edges
+        self._has_edge_data = hasattr(driver.library, "cuGraphAddDependencies_v2")
         self._graph, self._context = ctypes.c_void_p(), ctypes.c_void_p()
         driver.check(self._library.cuCtxGetCurrent(ctypes.byref(self._context)), "there is no current context")
         driver.check(self._library.cuGraphCreate(ctypes.byref(self._graph), ctypes.c_uint(0)), "cannot create a graph")
         weakref.finalize(self, self._library.cuGraphDestroy, self._graph).atexit = False
 
-    def add_kernel(self, function: int, launch: LaunchSpec, parameters: Parameters, after: Iterable[Node]) -> Node:
-        """Add a launch. The values of the parameters are copied. Raises InvariantError for a cooperative launch."""
+    def add_kernel(
+        self, function: int, launch: LaunchSpec, parameters: Parameters, after: Iterable[Node], *, is_early: bool = False
+    ) -> Node:
+        """Add a launch. The values of the parameters are copied. Raises InvariantError for a cooperative launch.
+
+        `is_early`: whether it may start before the launches that it comes after end.
+        """
         if launch.cooperative:
             raise InvariantError(f"{launch.name} is a cooperative launch, and the nodes of a graph are not")
         given = KernelNodeParameters(
             function, launch.grid, launch.block, launch.shared_bytes, ctypes.addressof(parameters.addresses)
         )
-        return self._add(self._library.cuGraphAddKernelNode_v2, after, given, what=f"kernel {launch.name}")
+        is_early = is_early and self._has_edge_data
+        node = self._add(self._library.cuGraphAddKernelNode_v2, () if is_early else after, given, what=f"kernel {launch.name}")
+        for before in after if is_early else ():
+            self._add_programmatic_edge(before, node)
+        return node
+
+    def _add_programmatic_edge(self, before: Node, node: Node) -> None:
+        data = EdgeData(_PROGRAMMATIC_PORT, 0, _PROGRAMMATIC_DEPENDENCY)
+        ends = (ctypes.byref(before), ctypes.byref(node), ctypes.byref(data), ctypes.c_size_t(1))
+        self._driver.check(self._library.cuGraphAddDependencies_v2(self._graph, *ends), "cannot add an edge to a graph")
 
     def add_zeros(self, address: int, size_bytes: int, after: Iterable[Node]) -> Node:
         """Add the filling of memory with zeros."""

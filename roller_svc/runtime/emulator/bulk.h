@@ -94,6 +94,8 @@ template <class Work> void parts(const Box &box, size_t row, unsigned rank, Work
 void check_box(const TensorMap &map, const void *shared_address, size_t available, int rank, bool im2col, int line) {
   if (map.rank != rank || map.pixels != im2col)
     report(FAULT, "line %d: %s is a map of %d dimensions%s", line, map.name, map.rank, map.pixels ? ", im2col" : "");
+  if (const Region *region = region_of(map.data))
+    check_waited(current->number, *region, map.data, IS_LINE | static_cast<uint32_t>(line));
   size_t bytes = map.bytes;
   if (available < bytes) report(FAULT, "line %d: a box of %zu bytes leaves its shared array", line, bytes);
   if (!in_shared(shared_address, bytes))

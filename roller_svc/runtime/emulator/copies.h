@@ -32,6 +32,7 @@ void check_source(const unsigned char *from, unsigned bytes, int line) {
   if (from < region->data || from + bytes > region->data + region->buffer->bytes)
     report(FAULT, "line %d: copies %u bytes at byte %td of %s, which has %lu bytes", line, bytes, from - region->data,
            region->buffer->name, region->buffer->bytes);
+  check_waited(current->number, *region, from, IS_LINE | static_cast<uint32_t>(line));
 }
 
 }  // namespace

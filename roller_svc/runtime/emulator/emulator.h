@@ -38,6 +38,7 @@ struct Buffer {
   const char *name;
   Role role;
   unsigned long bytes;
+  bool constant;  // no launch of a call writes it
 };
 struct Launch {
   const char *name;
@@ -48,6 +49,7 @@ struct Launch {
   const int *zeroed;            // numbers of buffers, -1 ends them
   unsigned int cluster;         // neighbouring blocks, along x, that run together
   bool cooperative;             // all blocks run together
+  bool programmatic;            // it may start before the launches before it end, and each thread waits for these
 };
 struct Program {
   const Buffer *buffers;
@@ -74,6 +76,7 @@ int any_thread(int cond, int line);  // whether it holds in any thread of the bl
 unsigned int event_add(unsigned int *word, unsigned int count, bool releases, bool acquires, int line);
 unsigned int event_load(const unsigned int *word, bool acquires, int line);
 void yield_thread();
+void grid_wait();
 void event_wait(const unsigned int *word, unsigned int target, bool acquires, unsigned int number, unsigned int row,
                 int line);
 [[noreturn]] void out_of_range(long long index, int check);

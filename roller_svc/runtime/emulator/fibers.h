@@ -247,6 +247,7 @@ void begin_thread(unsigned number) {
   current->position = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
   load_position(current);
   current->copies.count = current->copies.group = 0;
+  waited[number] = false;
 }
 
 void end_group(ConvergenceGroup &own, Fiber *const *waiting, const char *kind_name) {
@@ -257,6 +258,8 @@ void end_group(ConvergenceGroup &own, Fiber *const *waiting, const char *kind_na
 }
 
 void end_thread() {
+  if (launch->programmatic && !waited[current->number])
+    report(FAULT, "the thread ends without grid_wait: launches before this one may not have ended");
   if (current->copies.count)
     report(FAULT, "line %d: the thread ends without awaiting this copy", current->copies.pending[0].line);
   end_bulk();
@@ -301,6 +304,8 @@ void run_threads() {
 }
 
 }  // namespace
+
+void emulator::grid_wait() { waited[current->number] = true; }
 
 void emulator::barrier(int line) {
   Block &own = *current->block;

@@ -148,6 +148,8 @@ template <int PENDING> inline void bulk_wait() { emulator::await_stores(PENDING,
 template <int PENDING> inline void bulk_wait_read() { emulator::await_stores(PENDING, true); }
 inline void prefetch_map(const TensorMap *) {}
 void fence_async();
+inline void grid_launch_dependents() {}
+inline void grid_wait() { emulator::grid_wait(); }
 
 // stmatrix ------------------------------------------------------------------------------------------------------------
 #define EMULATOR_STORE_MATRIX(name, count, transposed) \

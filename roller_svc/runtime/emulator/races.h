@@ -128,6 +128,16 @@ void record_completion(Number thread, const void *address, size_t bytes, uint32_
   for (size_t i = 0; i < bytes; i++) cells[i].write = {now, where, thread, WRITE};
 }
 
+bool waited[MAX_BLOCKS * MAX_THREADS];  // of each thread: for the launches before a programmatic one
+
+// Check that a thread accesses memory only after it has waited for the launches that may still write or read it.
+void check_waited(Number thread, const Region &region, const unsigned char *at, uint32_t where) {
+  if (!launch->programmatic || region.buffer->constant || thread == ASYNC || waited[thread]) return;
+  char place[32];
+  report(FAULT, "touches byte %td of %s at %s before grid_wait: launches before this one may not have ended",
+         at - region.data, region.buffer->name, place_of(where, place));
+}
+
 // Record an access by a thread of the running blocks. Thread-private memory is ignored.
 void record_access(Number thread, const void *address, size_t bytes, Kind kind, uint32_t where) {
   auto *at = static_cast<const unsigned char *>(address);
@@ -144,6 +154,7 @@ void record_access(Number thread, const void *address, size_t bytes, Kind kind, 
   if (is_atomic(kind) && at >= region->data && left < bytes && left < 4) bytes = left;
   // guard pages do not detect accesses of the redzone
   if (at < region->data || at + bytes > region->data + region->buffer->bytes) report_outside(*region, at, where);
+  check_waited(thread, *region, at, where);
   if (region->buffer->role == emulator::INPUT) return;
   if (!buffer_cells) buffer_cells = static_cast<Cell **>(calloc(emulator_program.buffer_count, sizeof(Cell *)));
   Cell *&cells = buffer_cells[region - regions];

@@ -37,7 +37,7 @@ HOST_INTRINSICS = frozenset({
     *(f"mfma_16x16x{types}" for types in ("16_f16", "16_bf16", "4_f32", "16_s8", "32_s8", "4_f64")),
     "barrier_init", "barrier_arrive", "barrier_arrive_remote", "barrier_expect", "barrier_wait", "fence_barrier_init",
     "barrier_test_wait", "arrive_after_copies", "copy_bulk",
-    "fence_async", "bulk_commit", "bulk_wait", "bulk_wait_read", "prefetch_map", "elect_one",
+    "grid_launch_dependents", "grid_wait", "fence_async", "bulk_commit", "bulk_wait", "bulk_wait_read", "prefetch_map", "elect_one",
     "named_barrier", "named_any",
     *(f"tma_load_{rank}d{suffix}" for rank in range(1, 6) for suffix in ("", "_multicast")),
     *(f"tma_load_im2col_{rank}d{suffix}" for rank in range(3, 6) for suffix in ("", "_multicast")),
@@ -230,7 +230,8 @@ def _buffer(buffer: Buffer, source: KernelSource) -> str:
     if buffer.role not in _ROLES:
         raise LaunchError(f"the emulator has no buffers for {buffer.role.value}: {buffer.name}")
     role = "UPDATED" if buffer in source.updated_buffers else _ROLES[buffer.role]
-    return f"{{{quote_string(buffer.name)}, emulator::{role}, {buffer.bytes}ul}}"
+    is_constant = buffer.role is Role.INPUT and buffer.name in source.constants
+    return f"{{{quote_string(buffer.name)}, emulator::{role}, {buffer.bytes}ul, {_boolean(is_constant)}}}"
 
 
 def _launch(number: int, launch: LaunchSpec, *, has_dynamic: bool) -> str:
@@ -238,5 +239,10 @@ def _launch(number: int, launch: LaunchSpec, *, has_dynamic: bool) -> str:
     dynamic = "emulator_dynamic" if has_dynamic else "nullptr"
     return (
         f"{{{quote_string(launch.name)}, emulator_run_{number}, {grid}, {block}, {launch.shared_bytes}ul, "
-        f"{dynamic}, emulator_zeroed_{number}, {launch.cluster}u, {'true' if launch.cooperative else 'false'}}}"
+        f"{dynamic}, emulator_zeroed_{number}, {launch.cluster}u, {_boolean(launch.cooperative)}, "
+        f"{_boolean(launch.programmatic)}}}"
     )
+
+
+def _boolean(value: object) -> str:
+    return "true" if value else "false"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from roller_svc.analysis.step_order import check_operands, find_predecessors
+from roller_svc.analysis.step_order import check_operands, find_early_starts, find_predecessors
 from roller_svc.errors import LaunchError, RollerWarning
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.event_state import EVENT_WORDS
@@ -231,7 +231,8 @@ class CudaModel:
         library = driver()
         graph = Graph(library)
         nodes: list[tuple[Node, ...]] = []  # of each step, its last ones
-        for step, before in zip(loaded.steps, loaded.predecessors, strict=True):
+        early = find_early_starts(self.plan, loaded.steps, loaded.predecessors)
+        for step, before, is_early in zip(loaded.steps, loaded.predecessors, early, strict=True):
             after = [node for number in before for node in nodes[number]]
             if isinstance(step, CopyStep):
                 nodes.append(graph.add_copies(_address(slots, step.target), _address(slots, step.source), step.bytes, after))
@@ -240,7 +241,7 @@ class CudaModel:
             launch = self.plan.kernels[step.kernel].source.launches[step.launch]
             function = loaded.functions[step.kernel][step.launch].ptr
             given = _parameters(library, self.plan, step, slots)
-            nodes.append((graph.add_kernel(function, launch, given, zeros or after),))
+            nodes.append((graph.add_kernel(function, launch, given, zeros or after, is_early=is_early),))
         return graph.instantiate().launch
 
 

@@ -139,7 +139,9 @@ def isolate_launch(source: KernelSource, number: int) -> KernelSource:
         else:
             before = replace(buffer, symbol=f"{buffer.symbol}{_BEFORE}", role=Role.INPUT, donated=True)
             buffers += [before, replace(buffer, role=Role.OUTPUT)]
-    return replace(source, launches=(launch,), buffers=tuple(buffers), constants=())
+    inputs = {each.name for each in buffers if each.role is Role.INPUT and not each.donated}
+    constants = tuple(name for name in source.constants if name in inputs)
+    return replace(source, launches=(launch,), buffers=tuple(buffers), constants=constants)
 
 
 def _undefined(size_bytes: int) -> Array:

@@ -115,6 +115,10 @@ class SwitchableModel:
         self._memory = local()
         self._lock = ForkLock()
 
+    def can_bind(self, plan: ModelPlan) -> bool:
+        """Return whether a plan of kernels of the program has its slots and some of its constants."""
+        return plan.num_slots == self._slots and all(parameter.digest in self._offsets for parameter in plan.weights)
+
     def bind(self, plan: ModelPlan) -> BoundModel:
         """Return a plan as a model. Weights that no other plan in use has packed are packed now."""
         if plan.num_slots != self._slots:

@@ -192,6 +192,7 @@ class LaunchEntry:
     phases: tuple[PhaseEntry, ...]
     resources: Resources
     cooperative: Annotated[bool, OMIT_DEFAULT] = False
+    programmatic: Annotated[bool, OMIT_DEFAULT] = False
 
     @classmethod
     def of(cls, launch: LaunchSpec, buffers: Mapping[str, Buffer], used: Resources) -> LaunchEntry:
@@ -210,6 +211,7 @@ class LaunchEntry:
             tuple(PhaseEntry(each.name, each.args, each.tasks) for each in launch.phases),
             used,
             launch.cooperative,
+            launch.programmatic,
         )
 
     def launch(self) -> LaunchSpec:
@@ -230,6 +232,7 @@ class LaunchEntry:
             self.cluster[0],
             phases,
             self.cooperative,
+            self.programmatic,
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roller_svc.analysis.step_order import find_predecessors
+from roller_svc.analysis.step_order import find_early_starts, find_predecessors
 from roller_svc.errors import require
 from roller_svc.ir.event_state import EVENT_WORDS
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Resources
@@ -63,7 +63,10 @@ class _Tables:
 
     def add(self, steps: Sequence[KernelStep | CopyStep]) -> Rows:
         """Return the rows of steps, with the steps that each one comes after."""
-        return [self._row(step, before) for step, before in zip(steps, find_predecessors(self.plan, steps), strict=True)]
+        predecessors = find_predecessors(self.plan, steps)
+        early = find_early_starts(self.plan, steps, predecessors)
+        rows = (self._row(step, before) for step, before in zip(steps, predecessors, strict=True))
+        return [(*row, int(is_early)) for row, is_early in zip(rows, early, strict=True)]
 
     def _row(self, step: KernelStep | CopyStep, before: Sequence[int]) -> tuple[int, ...]:
         first = len(self.addresses), len(self.zeros), len(self.before)

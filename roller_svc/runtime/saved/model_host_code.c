@@ -10,6 +10,7 @@ struct roller_header {
 struct roller_step {
   roller_word launch, bytes; /* COPY: bytes from the second address to the first */
   roller_word first_address, addresses, first_zero, zeros, first_before, before;
+  roller_word is_early; /* it may start before the kernels that it comes after end, because it waits for them itself */
 };
 struct roller_address { roller_word slot, offset; };
 struct roller_zero { roller_word slot, offset, bytes; };
@@ -160,8 +161,9 @@ static CUresult add_zeros(CUgraph graph, CUcontext context, CUdeviceptr target, 
   return cuGraphAddMemsetNode(node, graph, before, count, &fill, context);
 }
 
+/* Adds a launch. Headers before CUDA 12.3 have no programmatic edges: a node then starts when those before it have ended. */
 static CUresult add_kernel(CUgraph graph, CUfunction function, const struct roller_launch *at, struct roller_parameters *given,
-                           const CUgraphNode *before, size_t count, CUgraphNode *node) {
+                           const CUgraphNode *before, size_t count, int is_early, CUgraphNode *node) {
   CUDA_KERNEL_NODE_PARAMS kernel;
   memset(&kernel, 0, sizeof kernel);
   kernel.func = function;
@@ -173,6 +175,18 @@ static CUresult add_kernel(CUgraph graph, CUfunction function, const struct roll
   kernel.blockDimZ = at->block[2];
   kernel.sharedMemBytes = at->shared_bytes;
   kernel.kernelParams = given->pointers;
+#if CUDA_VERSION >= 12030
+  if (is_early) {
+    CUgraphEdgeData edge;
+    CUresult status = cuGraphAddKernelNode(node, graph, NULL, 0, &kernel);
+    memset(&edge, 0, sizeof edge);
+    edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+    edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+    for (size_t i = 0; i < count && !status; i++) status = cuGraphAddDependencies_v2(graph, before + i, node, &edge, 1);
+    return status;
+  }
+#endif
+  (void)is_early;
   return cuGraphAddKernelNode(node, graph, before, count, &kernel);
 }
 
@@ -204,7 +218,7 @@ static CUresult build_graph(const CUfunction *functions, const struct roller_pla
     if (!status) status = prepare(&given, plan, step, slots);
     if (!status)
       status = add_kernel(graph, functions[step->launch], launches + step->launch, &given, step->zeros ? fills : before,
-                          (size_t)(step->zeros ? step->zeros : step->before), nodes + number);
+                          (size_t)(step->zeros ? step->zeros : step->before), (int)step->is_early, nodes + number);
   }
   if (!status) status = cuGraphInstantiateWithFlags(built, graph, 0);
   if (graph) cuGraphDestroy(graph);

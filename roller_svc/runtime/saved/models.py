@@ -117,12 +117,32 @@ class ModelMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class RingCost:
+    """The ring of a persistent kernel, in a report."""
+
+    pages: int
+    page_bytes: int
+    streamed_bytes: int
+    hidden_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapCost:
+    """The nodes of a CUDA graph that start early, in a report."""
+
+    nodes: int
+    hidden_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoweringCost:
     """The cost of a kind of plans of a GPU, in a report."""
 
     seconds: float
     launches: int
     measured: bool
+    ring: Annotated[RingCost | None, OMIT_DEFAULT] = None
+    overlap: Annotated[OverlapCost | None, OMIT_DEFAULT] = None
 
 
 @dataclass(frozen=True, slots=True)

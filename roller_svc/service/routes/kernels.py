@@ -26,7 +26,7 @@ from roller_svc.runtime.saved.metadata import MAX_METADATA_BYTES
 from roller_svc.runtime.saved.serialization import DAMAGE, parse_compiled
 from roller_svc.service.access import principal_of, requires
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
-from roller_svc.service.disassembly import MAKERS
+from roller_svc.service.disassembly import ANNOTATIONS
 from roller_svc.service.mapping import build_request_from_body, kernel_response
 from roller_svc.service.parts_response import Parts, PartsResponse
 from roller_svc.service.state import State, state_of
@@ -41,6 +41,11 @@ _MEDIA_TYPES = {
     "header": "text/plain; charset=utf-8",
     "ptx": "text/plain; charset=utf-8",
     "sass": "text/plain; charset=utf-8",
+    "assembly": "text/plain; charset=utf-8",
+    "ptx-links": "application/json",
+    "sass-links": "application/json",
+    "assembly-links": "application/json",
+    "annotations": "application/json",
     "metadata": "application/json",
     "report": "application/json",
     "binary": "application/octet-stream",
@@ -108,7 +113,10 @@ async def kernel_file(
     launcher: Annotated[str, Query(max_length=MAX_LAUNCHERS)] = "",
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Return a kernel's source, binary, ptx, sass, metadata, header or bundle (a zip that roller_svc.load reads).
+    """Return a kernel's source, binary, metadata, header, bundle (a zip that roller_svc.load reads), or a listing.
+
+    Listings are ptx and sass of CUDA kernels, assembly of C kernels, how their lines are linked with those of the
+    source (ptx-links), and where the numbers of the source come from (annotations).
 
     A bundle also has the files of some launchers: ctypes, cupy, torch and cpp, separated by commas.
     """
@@ -117,12 +125,14 @@ async def kernel_file(
     launchers = [name for name in launcher.split(",") if name]
     if launchers and kind != "bundle":
         raise ArgumentError(f"launchers are in a bundle, got {kind[:40]!r}", code="unknown-launcher", hint="ask for the bundle")
-    # A digest's files never change, but launchers are of the service's version.
+    # A digest's files never change, but launchers and annotations are of the service's version.
     is_json = _MEDIA_TYPES.get(kind) == "application/json"
-    headers = {} if launchers else immutable_headers(f"{digest}/{kind}", is_public=state.is_open, is_weak=is_json)
+    headers = (
+        {} if launchers or kind == ANNOTATIONS else immutable_headers(f"{digest}/{kind}", is_public=state.is_open, is_weak=is_json)
+    )
     if headers and (current := not_modified(if_none_match, headers)):
         return current
-    if kind in MAKERS:
+    if kind in state.listings:
         await _ensure_listing(state, digest, kind, principal_of(request).client)
     content = await state.run(lambda: _open(state, digest, kind, launchers))
     return PartsResponse(content, state.response_share(request), state.run, _MEDIA_TYPES[kind], headers)
@@ -162,7 +172,7 @@ def _open(state: State, digest: str, kind: str, launchers: Sequence[str]) -> Par
     """Begin to read a file. Raises UnknownKernelError, and ArgumentError for unknown launchers."""
     if kind == "bundle":
         return _Bundle(state.store, digest, _launcher_files(state.store, digest, launchers) if launchers else {})
-    content = state.listings.open(digest, kind) if kind in MAKERS else state.store.open_file(digest, kind)
+    content = state.listings.open(digest, kind) if kind in state.listings else state.store.open_file(digest, kind)
     if content is None:
         kinds = ", ".join([*state.store.kinds(digest), "bundle"])
         raise UnknownKernelError(f"kernel {digest} has no {kind[:40]!r}; it has {kinds}", code="unknown-artifact")

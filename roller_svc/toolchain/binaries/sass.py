@@ -53,13 +53,13 @@ class SassFunction:
         return sum(n for name, n in self.counts if name in families or name.partition(".")[0] in families)
 
 
-def sass_text(binary: bytes, limits: CompileLimits = DEFAULT_LIMITS) -> str:
-    """Return the SASS of a cubin, for reading.
+def sass_text(binary: bytes, limits: CompileLimits = DEFAULT_LIMITS, *, lines: bool = False) -> str:
+    """Return the SASS of a cubin, for reading; with `lines`, those of the source that the cubin knows, as comments.
 
     Raises ToolchainMissingError if nvdisasm is not installed, CompileError if it cannot read the cubin, and
     KernelTimeoutError.
     """
-    return _disassemble(binary, ("-c",), limits)
+    return _disassemble(binary, ("-c", "-gi") if lines else ("-c",), limits)
 
 
 def sass_functions(binaries: Sequence[bytes], arch: Arch) -> list[dict[str, SassFunction]]:

@@ -67,13 +67,13 @@ def check(case: tuple[str, int], target: str) -> None:
 
 @pytest.mark.slow
 @given(maps(), st.sampled_from(["local", "cpu-x86-avx2"]))
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 def test_random_maps_agree_with_the_reference(case: tuple[str, int], target: str) -> None:
     check(case, target)
 
 
 @pytest.mark.slow
 @given(maps(), st.sampled_from(["local", "cpu-x86-avx2"]))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_many_random_maps_agree_with_the_reference(case: tuple[str, int], target: str) -> None:
     check(case, target)

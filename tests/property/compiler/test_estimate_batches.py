@@ -26,7 +26,7 @@ def unplaced(answer: Json) -> Json:
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @given(
     st.lists(st.sampled_from(CASES), min_size=1, max_size=3, unique_by=lambda case: case.id),
     st.lists(st.sampled_from(TARGETS), min_size=1, max_size=4, unique=True),

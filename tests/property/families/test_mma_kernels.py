@@ -234,7 +234,7 @@ def cases(draw: st.DrawFn) -> Case:
 @pytest.mark.slow
 @pytest.mark.emulator
 @given(cases())
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 def test_matrix_kernels_agree_with_the_reference(case: Case) -> None:
     case.check()
 
@@ -242,7 +242,7 @@ def test_matrix_kernels_agree_with_the_reference(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.emulator
 @given(cases())
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 def test_many_matrix_kernels_agree_with_the_reference(case: Case) -> None:
     """A quarter of them is watched for races."""
     case.check(races=case.seed == 0)

@@ -133,21 +133,21 @@ cases = st.one_of(rows_and_columns(), products())
 
 @pytest.mark.slow
 @given(cases, st.data())
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 def test_any_tiles_give_the_reference_s_values(case: Case, data: st.DataObject) -> None:
     check_any_tiles(case, data)
 
 
 @pytest.mark.slow
 @given(cases, st.data())
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_many_tiles_give_the_reference_s_values(case: Case, data: st.DataObject) -> None:
     check_any_tiles(case, data)
 
 
 @pytest.mark.slow
 @given(cases, st.sampled_from(["nvidia-a100-sxm-80gb", "nvidia-t4"]))
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_chosen_tiles_give_the_reference_s_values(case: Case, target: str) -> None:
     check_chosen(case, target)
 

@@ -137,20 +137,20 @@ def check(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:
 
 
 @given(products(), tilings, st.sampled_from(TARGETS))
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 def test_products(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:
     check(case, tiling, target)
 
 
 @pytest.mark.slow
 @given(convolutions(), tilings, st.sampled_from(TARGETS))
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 def test_convolutions(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:
     check(case, tiling, target)
 
 
 @pytest.mark.slow
 @given(st.one_of(products(), convolutions()), tilings, st.sampled_from(TARGETS))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_many(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:
     check(case, tiling, target)

@@ -112,7 +112,7 @@ def _matches(access: Access, tile: TmaTile, number: int, step: int, batch: dict[
 
 
 @given(accesses(), st.data())
-@settings(max_examples=examples(250), deadline=None, derandomize=True)
+@settings(max_examples=examples(250))
 def test_what_arrives_is_the_operand(access: Access, data: st.DataObject) -> None:
     types = {"A": TensorType(DType.FLOAT16, access.shape)}
     feed = plan_tma_load(access.operand, DType.FLOAT16, (access.axis, access.k), access.batch, types)

@@ -229,5 +229,5 @@ class OperationsMachine(RuleBasedStateMachine):
 def test_operations_in_any_order(count: int) -> None:
     run_state_machine_as_test(
         OperationsMachine,
-        settings=settings(max_examples=count, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=count, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sampling import examples
+from waiting import PATIENCE_S
 
 from roller_svc.errors import StoreError
 from roller_svc.farm import store_lock
@@ -24,7 +25,6 @@ from roller_svc.farm.collection import collect, find_damage
 from roller_svc.farm.objects import Objects
 from roller_svc.farm.store import Artifact, Store
 
-STEP_S = 20.0  # after which a thread is taken for hung
 MAX_STEPS = 20_000
 REQUESTS = ("read", "info", "write", "create", "note", "remove", "list")
 
@@ -51,7 +51,7 @@ class Turns:
                 return
             turn = self._waiting[me] = threading.Event()
             self._changed.notify_all()
-        assert turn.wait(STEP_S)
+        assert turn.wait(PATIENCE_S)
 
     def run(self, actors: Iterable[Callable[[], None]]) -> None:
         threads = [threading.Thread(target=self._act, args=(actor,), daemon=True) for actor in actors]
@@ -60,7 +60,7 @@ class Turns:
             thread.start()
         for step in range(MAX_STEPS):
             with self._changed:
-                assert self._changed.wait_for(lambda: self._waiting.keys() >= self._running, STEP_S)
+                assert self._changed.wait_for(lambda: self._waiting.keys() >= self._running, PATIENCE_S)
                 waiting = [thread for thread in threads if thread in self._running]
                 if not waiting:
                     break
@@ -155,8 +155,7 @@ ACTORS = st.sampled_from(
 @pytest.mark.slow
 @settings(
     max_examples=examples(150),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    suppress_health_check=[HealthCheck.data_too_large],
 )
 @example(  # the writers and the collector wait for each other if they take turns
     before=set(),

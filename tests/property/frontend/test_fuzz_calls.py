@@ -35,13 +35,13 @@ CALLS = st.builds(
 PIECES = st.sampled_from(["Y", "=", "relu", "(", ")", "X", ",", ";", "\n", "[", "]", "1", "'", "#", "axis", " ", "é"])
 
 
-@settings(max_examples=examples(400), derandomize=True, deadline=None)
+@settings(max_examples=examples(400))
 @given(st.lists(CALLS, min_size=1, max_size=3).map("\n".join))
 def test_calls_of_any_kind(text: str) -> None:
     outcome(text)
 
 
-@settings(max_examples=examples(400), derandomize=True, deadline=None)
+@settings(max_examples=examples(400))
 @given(st.lists(PIECES, max_size=14).map("".join))
 def test_scraps_of_calls(text: str) -> None:
     outcome(text)

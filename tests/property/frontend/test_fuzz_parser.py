@@ -44,7 +44,7 @@ SCRIPT = _script()
 SEEDS = SCRIPT.read_seeds()
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(400))
+@settings(max_examples=examples(400))
 @given(st.integers(0, 2**32))
 def test_mutated_expressions(seed: int) -> None:
     assert SCRIPT.outcome(SCRIPT.mutated(random.Random(seed), SEEDS))
@@ -54,13 +54,13 @@ def test_every_seed_is_a_program() -> None:
     assert [SCRIPT.outcome(seed) for seed in SEEDS] == ["parsed"] * len(SEEDS)
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 @given(st.text(max_size=200))
 def test_any_text(text: str) -> None:
     assert parsed_or_refused(text)
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 @given(st.text(alphabet="yxin[],;=+-*/%()<>.!:#`'0123456789ab \n", max_size=60))
 def test_the_languages_own_characters(text: str) -> None:
     assert parsed_or_refused("y[n] = x[n, 0] " + text)

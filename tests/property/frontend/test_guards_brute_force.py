@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import examples
 
@@ -58,7 +58,7 @@ def is_refused(program: str, size: int) -> bool:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(index, conditions, extent, extent, extent, st.sampled_from(["all", "any", "else"]))
 def test_refused_exactly_when_a_point_is_outside(text: str, guards: list[str], ea: int, eb: int, size: int, branch: str) -> None:
     joined = ", ".join(guards)
@@ -75,7 +75,7 @@ def test_refused_exactly_when_a_point_is_outside(text: str, guards: list[str], e
     assert is_refused(f"y[a, b] = {value} where a in {ea}, b in {eb}", size) is outside
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(st.floats(0.05, 4.0), st.floats(-3.0, 3.0), extent, st.integers(1, 12), st.sampled_from(["floor", "ceil"]))
 def test_floating_indices_are_decided_by_enumeration(scale: float, shift: float, n: int, size: int, function: str) -> None:
     axis = np.arange(n, dtype=np.float32)
@@ -85,7 +85,7 @@ def test_floating_indices_are_decided_by_enumeration(scale: float, shift: float,
     assert is_refused(text, size) is outside
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(index, extent, extent, extent)
 def test_proven_indices_are_not_checked_at_the_call(text: str, ea: int, eb: int, size: int) -> None:
     clipped = f"y[a, b] = x[max(min({text}, {size - 1}), 0)] where a in {ea}, b in {eb}"

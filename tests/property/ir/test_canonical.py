@@ -118,7 +118,7 @@ nouns = st.one_of(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(150))
+@settings(max_examples=examples(150))
 @given(nouns)
 def test_round_trip(noun: Any) -> None:
     data = json.loads(json.dumps(to_json(noun), allow_nan=False))
@@ -128,7 +128,7 @@ def test_round_trip(noun: Any) -> None:
     assert digest(again) == digest(noun)
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(50))
+@settings(max_examples=examples(50))
 @given(programs)
 def test_numbers_keep_their_kind(program: TensorProgram) -> None:
     again = from_json(TensorProgram, json.loads(canonical_text(program)))

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import every, examples
+from waiting import PATIENCE_S
 
 from roller_svc import hardware
 from roller_svc.codegen.dialect import CUDA, HIP, C, Dialect, literal
@@ -38,8 +39,8 @@ from roller_svc.toolchain import availability
 from roller_svc.toolchain.gcc import compile_c
 from roller_svc.toolchain.nvrtc import compile_cuda, ptx
 
-EXAMPLES = settings(derandomize=True, deadline=None, max_examples=examples(300))
-MANY = settings(derandomize=True, deadline=None, max_examples=30_000)
+EXAMPLES = settings(max_examples=examples(300))
+MANY = settings(max_examples=30_000)
 
 # The audit's, as a hardware spec's `name` said them.
 PAYLOADS = (
@@ -497,7 +498,7 @@ def test_ordinary_names_stay(name: str) -> None:
 
 def plain_macros(arguments: list[str], text: str) -> set[str]:
     """Macros that a compiler has predefined or a header defines, but for those that begin with an underscore."""
-    run = subprocess.run(arguments, input=text, capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run(arguments, input=text, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     found = {line.split(maxsplit=2)[1].partition("(")[0] for line in run.stdout.splitlines() if "#define" in line}
     return {name for name in found if not name.startswith("_")}
 

@@ -16,8 +16,8 @@ import roller_svc
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.quoting import require_identifier
 
-EXAMPLES = settings(derandomize=True, deadline=None, max_examples=examples(150))
-MANY = settings(derandomize=True, deadline=None, max_examples=3_000)
+EXAMPLES = settings(max_examples=examples(150))
+MANY = settings(max_examples=3_000)
 
 _LEAVES = st.one_of(
     st.none(),

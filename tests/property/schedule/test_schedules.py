@@ -134,7 +134,7 @@ def scheduled(name: str, chosen: list[Numbers]) -> Schedule:
     return follow(name, chosen)[1]
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(50))
+@settings(max_examples=examples(50))
 @given(name=names, chosen=steps)
 def test_text_and_json_have_the_same_steps(name: str, chosen: list[Numbers]) -> None:
     legal, schedule, refusals = follow(name, chosen)
@@ -179,7 +179,7 @@ def test_row_27_most_hints_are_legal_steps() -> None:
     assert sum(hint is not None for hint in hints) >= 0.8 * len(hints)
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(150))
+@settings(max_examples=examples(150))
 @given(name=names, chosen=steps)
 def test_row_25_every_legal_schedule_gives_the_reference(name: str, chosen: list[Numbers]) -> None:
     schedule = scheduled(name, chosen)
@@ -196,7 +196,7 @@ def compiled_schedules_agree(name: str, recipes: list[list[Numbers]]) -> None:
         assert verdict.ok, f"{verdict.detail}\n{module.source.text}"
 
 
-@settings(derandomize=True, deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(name=names, recipes=st.lists(steps, min_size=4, max_size=4))
 def test_row_25_compiled_schedules_give_the_reference(name: str, recipes: list[list[Numbers]]) -> None:
     compiled_schedules_agree(name, recipes)

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#define CUDA_VERSION 13000
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr;
 typedef struct CUmod_st *CUmodule;
@@ -34,6 +35,8 @@ struct CUDA_KERNEL_NODE_PARAMS {
   unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
   void **kernelParams, **extra;
 };
+constexpr unsigned char CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC = 1;
+struct CUgraphEdgeData { unsigned char from_port, to_port, type, reserved[5]; };
 enum CUfunction_attribute { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
 enum CUtensorMapDataType {
   CU_TENSOR_MAP_DATA_TYPE_UINT8 = 0, CU_TENSOR_MAP_DATA_TYPE_UINT16 = 1, CU_TENSOR_MAP_DATA_TYPE_UINT32 = 2,
@@ -188,6 +191,12 @@ inline CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph, const CUgraphNo
   add_node(node, before, count);
   print_launch("launch", given->func, sizes, nullptr, given->kernelParams, "]\n");
   return given->extra != nullptr;
+}
+inline CUresult cuGraphAddDependencies_v2(CUgraph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *edge,
+                                          std::size_t count) {
+  std::printf("[\"edge\", %d, %d, %d, %d, %d]\n", (int)(std::uintptr_t)*from, (int)(std::uintptr_t)*to, edge->from_port,
+              edge->to_port, edge->type);
+  return count != 1;
 }
 inline CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph, const CUgraphNode *before, std::size_t count,
                                      const CUDA_MEMSET_NODE_PARAMS *given, CUcontext) {

@@ -122,7 +122,7 @@ def accesses(draw: st.DrawFn) -> tuple[Load, Expr | None, TileAxis, tuple[Axis, 
 
 @pytest.mark.slow
 @given(accesses())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_a_run_is_side_by_side_aligned_and_under_one_guard(
     access: tuple[Load, Expr | None, TileAxis, tuple[Axis, ...], TensorType],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from collections.abc import Callable
@@ -9,9 +10,24 @@ from typing import Any
 
 import pytest
 
-from roller_svc.analysis.step_order import MAX_DISTANCE, check_operands, find_predecessors
+from roller_svc.analysis.step_order import MAX_DISTANCE, check_operands, find_early_starts, find_predecessors
 from roller_svc.errors import InvariantError
-from roller_svc.ir.model_plan import ARENA, PACKED, WEIGHTS, Address, CopyStep, LoopStep, ModelPlan, SlotUpdate, unroll_steps
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
+from roller_svc.ir.model_plan import (
+    ARENA,
+    PACKED,
+    WEIGHTS,
+    Address,
+    CopyStep,
+    KernelStep,
+    LoopStep,
+    ModelKernel,
+    ModelPlan,
+    SlotUpdate,
+    unroll_steps,
+)
 
 PLAN = ModelPlan("m", "nvidia-h200-sxm", (), (), (), (), (), (), 0, 0, 0, 0, 0, 3)
 
@@ -76,6 +92,39 @@ def test_the_order_is_that_of_all_pairs_and_no_edge_is_implied(seed: int) -> Non
         closure.append(set(before).union(*(closure[i] for i in before)))
         assert not any(i in closure[other] for i in before for other in before if other != i)
     assert closure == wanted
+
+
+def programmatic_plan(*, programmatic: bool = True) -> ModelPlan:
+    """A plan with a kernel that reads a constant and a vector, and writes another vector."""
+    roles = {"w": Role.INPUT, "x": Role.INPUT, "y": Role.OUTPUT}
+    buffers = tuple(Buffer(name, name, role, DType.UINT8, (8,)) for name, role in roles.items())
+    launch = LaunchSpec("k", tuple(roles), programmatic=programmatic)
+    source = KernelSource("k", Language.CUDA, Arch("sm_", 90), "", buffers, (launch,), constants=("w",))
+    return dataclasses.replace(PLAN, kernels=(ModelKernel(source, 0.0, 1),))
+
+
+def launch(source: int, target: int, constant: Address, *, zeroed: bool = False) -> KernelStep:
+    places = (constant, Address(ARENA, source), Address(ARENA, target))
+    return KernelStep("n", 0, 0, places, ((places[2], 8),) if zeroed else ())
+
+
+def test_a_launch_that_waits_starts_early_behind_launches_alone() -> None:
+    weights, packed = Address(WEIGHTS, 0), Address(PACKED, 0)
+    steps = (
+        launch(0, 8, weights),  # comes after nothing
+        launch(8, 16, packed),
+        launch(16, 24, weights, zeroed=True),  # a fill comes before it
+        copy(32, 24, 8),
+        launch(32, 40, weights),  # after a copy
+        launch(40, 48, Address(ARENA, 24)),  # its constant is what another step writes
+        launch(48, 56, weights),
+    )
+
+    def found(plan: ModelPlan) -> tuple[bool, ...]:
+        return find_early_starts(plan, steps, find_predecessors(plan, steps))
+
+    assert found(programmatic_plan()) == (False, True, False, False, False, False, True)
+    assert not any(found(programmatic_plan(programmatic=False)))
 
 
 def test_edges_over_many_steps_are_kept_though_others_imply_them() -> None:

@@ -19,7 +19,7 @@ def test_a_models_first_answer_is_timed_beside_the_old_way(tmp_path: Path) -> No
     row = first.time_first_answer(str(file), 1, tmp_path)
     use(read_settings())
     assert row["state"] in ("committed", "stopped")
-    assert 0 < row["warm_s"] < row["ended_s"]
-    assert row["first_answer_s"] < row["ended_s"]
+    assert row["warm_s"] > 0
+    assert 0 < row["first_answer_s"] < row["ended_s"]  # both from the same start
     assert row["loss"]["last"] == row["call_s"]["first"] / row["call_s"]["last"] - 1
     assert json.loads(json.dumps(row)) == row

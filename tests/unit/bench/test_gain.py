@@ -16,12 +16,20 @@ from roller_svc.settings import read_settings, use
 
 
 def test_models_without_time_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "tuning", str(tmp_path / "a.onnx"), "b.onnx", "--threads", "1", "--limit", "0.01", "--json"]) == 1
+    assert main(["bench", "tuning", str(tmp_path / "a.onnx"), "b.onnx", "--threads", "1", "--limit", "1e-9", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["summary"] == {"measured": 0, "of": 2}
     assert [(row["file"], row["error"]) for row in document["models"]] == [
         (name, "no time is left: run again, kernels are in the cache") for name in ("a.onnx", "b.onnx")
     ]
+
+
+def test_a_model_that_cannot_be_read_has_a_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    for name in ("none.onnx", "bad.onnx"):
+        row = gain.measure_or_refuse(str(tmp_path / name), 1, 1.0)
+        assert row["file"] == name
+        assert len(str(row["error"]).splitlines()) == 1
 
 
 def test_gains_have_a_geometric_mean() -> None:

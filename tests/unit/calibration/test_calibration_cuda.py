@@ -6,7 +6,9 @@ There is no device here: numbers are the emulator's, times those of a CuPy that 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -151,6 +153,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> cuda.Device:
     monkeypatch.setattr(runtime_cuda, "device_present", lambda: True)
     monkeypatch.setattr(cuda, "sizes_of", lambda _: LONG)
     monkeypatch.setattr(samples, "runqueue_wait_s", lambda: 0.0)  # the times are fake, however busy the machine
+    ticks = itertools.count(step=1000)
+    monkeypatch.setattr(launches, "time", SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
 
     def compiled(source: KernelSource) -> CompiledKernel:
         return CompiledKernel(source, b"cubin", "", (Resources(8, 0, 0),))

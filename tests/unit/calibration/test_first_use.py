@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_S
 
 import roller_svc
 from roller_svc import hardware, settings
@@ -192,9 +193,9 @@ def test_second_process_waits_for_the_first_and_reads_its_spec(calibrations: Cal
     with calibration_cache.lock_calibration(DETECTED):
         other = threading.Thread(target=lambda: (has_locked.set(), use_local()))
         other.start()
-        assert has_locked.wait(10)
+        assert has_locked.wait(PATIENCE_S)
         calibration_cache.save_calibrated(measured_with(DETECTED, 5e9))
-    other.join(10)
+    other.join(PATIENCE_S)
     assert calibrations.count == 0
     assert hardware.load("local").clock_hz == 5e9
 

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_S
 
 from roller_svc import hardware
 from roller_svc.cli import main
@@ -49,7 +50,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(*command: str) -> set[str]:
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stderr == ""
     return {line.partition("\t")[0] for line in done.stdout.splitlines()}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import PATIENCE_S
 
 import roller_svc
 from roller_svc import hardware
@@ -84,8 +85,8 @@ def last_blocks(folder: Path, kernel: KernelSource, x_bytes: int, y_bytes: int) 
     (folder / "main.cpp").write_text(text)
     checks = ("-fsanitize=signed-integer-overflow,bounds", "-fno-sanitize-recover=all")
     command = ["g++", "-std=c++17", "-O1", "-w", "-fno-strict-aliasing", *checks, "main.cpp", "-o", "main"]
-    subprocess.run(command, cwd=folder, check=True, timeout=120)
-    ran = subprocess.run([folder / "main"], capture_output=True, text=True, check=False, timeout=120)
+    subprocess.run(command, cwd=folder, check=True, timeout=PATIENCE_S)
+    ran = subprocess.run([folder / "main"], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert ran.returncode == 0, (ran.returncode, ran.stderr)
     return [int(word) for word in ran.stdout.split()]
 
@@ -136,8 +137,8 @@ def test_the_guard_of_a_vector_holds_only_inside(tmp_path: Path, target: str, mi
     each = f"{{ {declared[1]} {name} = v; putchar({guard} ? 49 : 48); }}"
     main = f"for (long v = {starts.start}L; v < {extent}L; v += {width}) {each}"
     (tmp_path / "main.c").write_text(f"#include <stdio.h>\nint main(void) {{ {main} }}\n")
-    subprocess.run(["gcc", "-fwrapv", "main.c", "-o", "main"], cwd=tmp_path, check=True, timeout=60)
-    ran = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True, timeout=60)
+    subprocess.run(["gcc", "-fwrapv", "main.c", "-o", "main"], cwd=tmp_path, check=True, timeout=PATIENCE_S)
+    ran = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert ran.stdout == "".join(str(int(start + width <= extent)) for start in starts)
 
 

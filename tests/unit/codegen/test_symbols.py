@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import PATIENCE_S
 
 import roller_svc
 from roller_svc.api import Kernel
@@ -83,7 +84,7 @@ def test_a_tensor_may_have_a_functions_name(tensor: str, tmp_path: Path) -> None
     for compiler, language in (("gcc", "c"), ("g++", "c++")):
         command = [compiler, "-Wall", "-Werror", "-pedantic", "-x", language, "-fsyntax-only", "-"]
         header = f'#include "{tmp_path}/saved/kernel.h"\n'
-        subprocess.run(command, input=header, text=True, check=True, timeout=60)
+        subprocess.run(command, input=header, text=True, check=True, timeout=PATIENCE_S)
 
 
 def test_a_default_name_and_the_digest_have_the_same_digits() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from roller_svc.compiler.estimates.worker import Deadline, EstimateResult, Estim
 from roller_svc.errors import BuildServiceError, InvariantError
 from roller_svc.farm import workers as worker_module
 from roller_svc.farm.estimate_pool import MAX_ATTEMPTS, MAX_CHUNK, EstimatePool
+from roller_svc.farm.workers import WorkerProcess
 from roller_svc.ir.constraints import NO_CONSTRAINTS
 
 H200 = hardware.load("nvidia-h200-sxm")
 TARGETS = ("nvidia-h200-sxm", "nvidia-v100-sxm2", "amd-mi50", "cpu-x86-avx2")
-MOMENT_S = 1.0  # enough for a stub that does nothing
 
 
 def stub_slice(works: Sequence[EstimateTask]) -> list[EstimateResult]:
@@ -36,6 +37,7 @@ def stub_slice(works: Sequence[EstimateTask]) -> list[EstimateResult]:
         word, _, path = text.partition(" ")
         match word:
             case "sleep":
+                Path(path).touch()
                 time.sleep(600)
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -59,8 +61,8 @@ def work(text: str, devices: int = 1) -> EstimateTask:
 
 
 @contextmanager
-def estimating(workers: int = 1, timeout_s: float = 60.0) -> Iterator[EstimatePool]:
-    made = EstimatePool(workers, timeout_s)
+def estimating(workers: int = 1) -> Iterator[EstimatePool]:
+    made = EstimatePool(workers, timeout_s=60.0)
     try:
         yield made
     finally:
@@ -70,6 +72,22 @@ def estimating(workers: int = 1, timeout_s: float = 60.0) -> Iterator[EstimatePo
 @pytest.fixture
 def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roller_svc.farm.estimate_pool.estimate_slice", stub_slice)
+
+
+@pytest.fixture
+def sleeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Item:
+    """A program whose time is up once it sleeps; no other one's is."""
+    began = tmp_path / "began"
+
+    def wait(_: WorkerProcess[Any, Any], connection: Connection) -> bool:
+        while not connection.poll(0.01):
+            if began.exists():
+                began.unlink()
+                return False
+        return True
+
+    monkeypatch.setattr(WorkerProcess, "_wait", wait)
+    return Item(f"sleep {began}", {})
 
 
 def codes(answers: Sequence[dict[str, Any]]) -> list[str | None]:
@@ -156,10 +174,10 @@ def test_clients_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 # stoppable --------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.usefixtures("stubbed")
-def test_a_program_that_overruns_is_refused_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_overruns_is_refused_and_remembered(sleeping: Item, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "STALLED_CPU_FRACTION", 0.0)  # a worker that sleeps counts as one that works
-    items = [Item(text, {}) for text in ("a", "sleep", "b")]
-    with estimating(timeout_s=MOMENT_S) as shared:
+    items = [Item("a", {}), sleeping, Item("b", {})]
+    with estimating() as shared:
         estimates = EstimateCache(shared.estimate)
         first = estimates.estimates(items, ["nvidia-h200-sxm", "nvidia-v100-sxm2"], 1)
         assert codes(first) == [None, None, "check-timeout", "check-timeout", None, None]
@@ -171,14 +189,13 @@ def test_a_program_that_overruns_is_refused_and_remembered(monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("stubbed")
-def test_a_machine_that_stalls_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "STALLED_CPU_FRACTION", 2.0)  # no worker was let run
-    with estimating(timeout_s=MOMENT_S) as shared:
+def test_a_machine_that_stalls_is_no_refusal(sleeping: Item, monkeypatch: pytest.MonkeyPatch) -> None:
+    with estimating() as shared:
         estimates = EstimateCache(shared.estimate)
-        assert codes(estimates.estimates([Item("sleep", {})], ["nvidia-h200-sxm"], 1)) == ["worker-stalled"]
+        assert codes(estimates.estimates([sleeping], ["nvidia-h200-sxm"], 1)) == ["worker-stalled"]
         monkeypatch.setattr(shared._workers, "call", stub_slice)
         monkeypatch.setattr(time, "sleep", lambda _: None)
-        assert codes(estimates.estimates([Item("sleep", {})], ["nvidia-h200-sxm"], 1)) == [None]
+        assert codes(estimates.estimates([sleeping], ["nvidia-h200-sxm"], 1)) == [None]
 
 
 @pytest.mark.usefixtures("stubbed")

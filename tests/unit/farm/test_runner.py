@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from clocks import ManualClock
 from sqlalchemy import select, update
+from waiting import PATIENCE_S, wait_until
 
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import (
@@ -25,6 +26,7 @@ from roller_svc.errors import (
     ToolchainMissingError,
     UnknownKernelError,
 )
+from roller_svc.farm import runner
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import operations
 from roller_svc.farm.measuring import DeviceLocks
@@ -85,7 +87,7 @@ class Setup:
         return self.queue.submit(Submission(action, request_record(request), "build.cpu", **more))
 
     def worker(self, name: str = "w", **more: Any) -> BuildRunner:
-        runner = BuildRunner(
+        worker = BuildRunner(
             self.queue,
             self.store,
             self.builds,
@@ -94,9 +96,9 @@ class Setup:
             on_end=self.ended.append,
             **more,
         )
-        runner.start()
-        self.workers.append(runner)
-        return runner
+        worker.start()
+        self.workers.append(worker)
+        return worker
 
     def operation(self, operation_id: str) -> Operation:
         found = self.queue.get(operation_id)
@@ -127,13 +129,6 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_a_build_is_published_and_recorded(setup: Setup) -> None:
     operation = setup.submit("a")
     worker = setup.worker()
@@ -158,7 +153,7 @@ def test_the_first_publication_of_an_action_stays(setup: Setup) -> None:
     worker = setup.worker()
     setup.builds.gate.clear()
     building = in_thread(worker.run_next)
-    assert setup.builds.begun.acquire(timeout=30)
+    assert setup.builds.begun.acquire(timeout=PATIENCE_S)
     facts: dict[str, object] = {"digest": "sha256:" + "5" * 64}
     setup.store.publish(operation.action, Artifact(str(facts["digest"]), facts, {"source": b"first"}))
     setup.builds.gate.set()
@@ -228,7 +223,7 @@ def test_a_worker_that_closes_gives_its_builds_back(setup: Setup) -> None:
     worker = setup.worker()
     setup.builds.gate.clear()
     building = in_thread(worker.run_next)
-    assert setup.builds.begun.acquire(timeout=30)
+    assert setup.builds.begun.acquire(timeout=PATIENCE_S)
     worker.close()
     building.join()
     assert setup.operation(operation.id).state.value == "queued"
@@ -254,7 +249,7 @@ def test_a_draining_worker_finishes_and_claims_nothing(setup: Setup) -> None:
     worker = setup.worker()
     setup.builds.gate.clear()
     building = in_thread(worker.run_next)
-    assert setup.builds.begun.acquire(timeout=30)
+    assert setup.builds.begun.acquire(timeout=PATIENCE_S)
     worker.drain()
     assert not worker.run_next()
     setup.builds.gate.set()
@@ -267,9 +262,9 @@ def test_a_cancelled_build_is_interrupted(setup: Setup) -> None:
     operation = setup.submit("a", client="me")
     setup.builds.gate.clear()
     building = in_thread(setup.worker().run_next)
-    assert setup.builds.begun.acquire(timeout=30)
+    assert setup.builds.begun.acquire(timeout=PATIENCE_S)
     setup.queue.cancel(operation.id, "me")
-    building.join(30)
+    building.join(PATIENCE_S)
     assert str((setup.operation(operation.id).error or {})["code"]) == "operation-cancelled"
 
 
@@ -277,9 +272,9 @@ def test_a_build_past_its_deadline_is_interrupted(setup: Setup) -> None:
     operation = setup.submit("a", deadline_s=60.0)
     setup.builds.gate.clear()
     building = in_thread(setup.worker().run_next)
-    assert setup.builds.begun.acquire(timeout=30)
+    assert setup.builds.begun.acquire(timeout=PATIENCE_S)
     setup.change(deadline=now_s() - 1)
-    building.join(30)
+    building.join(PATIENCE_S)
     assert str((setup.operation(operation.id).error or {})["code"]) == "deadline-exceeded"
 
 
@@ -288,7 +283,7 @@ def test_heartbeats_keep_a_long_build(setup: Setup) -> None:
     operation = setup.submit("a")
     setup.builds.gate.clear()
     building = in_thread(setup.worker().run_next)
-    assert setup.builds.begun.acquire(timeout=30)
+    assert setup.builds.begun.acquire(timeout=PATIENCE_S)
     for _ in range(5):
         lease_until = setup.lease_until()
         wait_until(lambda end=lease_until: setup.lease_until() > end)
@@ -297,12 +292,21 @@ def test_heartbeats_keep_a_long_build(setup: Setup) -> None:
     assert (setup.operation(operation.id).done, setup.builds.built) == (True, ["a"])
 
 
+def test_heartbeats_come_while_a_worker_counts_as_alive(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[Worker] = []
+    monkeypatch.setattr(setup.registry, "beat", beats.append)
+    monkeypatch.setattr(runner, "ALIVE_S", 0.03)
+    setup.queue.lease_s = 600.0
+    setup.worker()
+    wait_until(lambda: len(beats) > 2)
+
+
 def test_a_worker_without_heartbeats_is_overtaken_and_interrupted(setup: Setup) -> None:
     operation = setup.submit("a")
     stalled = setup.worker("stalled")
     setup.builds.gate.clear()
     building = in_thread(stalled.run_next)
-    assert setup.builds.begun.acquire(timeout=30)
+    assert setup.builds.begun.acquire(timeout=PATIENCE_S)
     clock = ManualClock()
     sweeper = OperationQueue(setup.queue.database, GENERATOR, max_alive=100, clock=clock)
 
@@ -316,7 +320,7 @@ def test_a_worker_without_heartbeats_is_overtaken_and_interrupted(setup: Setup) 
     setup.change(start_after=now_s() - 1)
     claim = setup.queue.claim("other")
     assert claim is not None
-    building.join(30)  # its heartbeat finds that the lease is lost
+    building.join(PATIENCE_S)  # its heartbeat finds that the lease is lost
     assert setup.operation(operation.id).worker == "other"
     assert setup.queue.finish(claim, {"digest": "of the other"})
 
@@ -340,11 +344,11 @@ def test_two_workers_share_the_queue(setup: Setup) -> None:
     ids = [setup.submit(name).id for name in "abcdefghijkl"]
     first, second = setup.worker("1"), setup.worker("2")
 
-    def work(runner: BuildRunner) -> None:
-        while runner.run_next():
+    def work(worker: BuildRunner) -> None:
+        while worker.run_next():
             pass
 
-    threads = [in_thread(partial(work, runner)) for runner in (first, second, first, second)]
+    threads = [in_thread(partial(work, worker)) for worker in (first, second, first, second)]
     for thread in threads:
         thread.join()
     assert all(setup.operation(operation_id).facts for operation_id in ids)
@@ -395,7 +399,7 @@ def test_one_build_measures_on_a_device_at_a_time(setup: Setup, tmp_path: Path) 
     workers = [setup.worker(name, devices=DeviceLocks({"cpu": "cpu"}, tmp_path)) for name in ("v", "w")]
     setup.builds.gate.clear()
     measuring = in_thread(workers[0].run_next)
-    assert setup.builds.begun.acquire(timeout=30)
+    assert setup.builds.begun.acquire(timeout=PATIENCE_S)
     assert not workers[1].run_next()
     assert not workers[0].run_next()
     setup.submit("c")

@@ -81,7 +81,7 @@ def test_a_part_without_elements() -> None:
         ("ReduceSum", {}, [NOTHING, np.array([5])], "shapes do not fit"),
         ("Reshape", {}, [NOTHING, np.array([2])], "shapes do not fit"),
         ("Transpose", {"perm": [0, 0, 1]}, [NOTHING], "shapes do not fit"),
-        ("Cast", {"to": 99}, [NOTHING], "a cast to this type"),
+        ("Cast", {"to": 99}, [NOTHING], "a cast to 99"),
         ("Abs", {"surprise": 1}, [NOTHING], "surprise"),
         ("ReduceMax", {}, [np.zeros((0, 1 << 40), np.float32), np.array([0])], "are too large"),
     ],

@@ -210,5 +210,5 @@ def test_other_nodes_read_no_elements_of_four_bits(op_type: str) -> None:
 def test_casts_to_four_bits_are_refused() -> None:
     model, _ = four_bit_model(onnx.TensorProto.INT4, "Cast")
     model.graph.node[0].attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.UINT4))
-    with pytest.raises(UnsupportedModelError, match="a cast to 21 is not supported"):
+    with pytest.raises(UnsupportedModelError, match="a cast to uint4 is not supported"):
         import_node(model)

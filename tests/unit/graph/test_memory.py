@@ -13,7 +13,7 @@ LIFETIMES = st.lists(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(LIFETIMES)
 def test_buffers_that_live_together_do_not_overlap(buffers: list[Lifetime]) -> None:
     offsets, total = place(buffers)
@@ -26,7 +26,7 @@ def test_buffers_that_live_together_do_not_overlap(buffers: list[Lifetime]) -> N
                 assert offsets[i] + a.bytes <= offsets[j] or offsets[j] + b.bytes <= offsets[i]
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(LIFETIMES)
 def test_the_arena_is_between_the_peak_and_the_sum(buffers: list[Lifetime]) -> None:
     _, total = place(buffers)

@@ -41,6 +41,7 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "runtime": ("emulator", ["--emulate"]),
     "family": ("mma", ["--kernel-family", "mma"]),
     "tiles": ({"split_k": 4, "stages": 2}, ["--constrain", "split_k=4,stages=2"]),
+    "candidate": (2, ["--candidate", "2"]),
     "schedule": ("y: parallel i\n", ["--schedule", str(SCHEDULE)]),
     "constants": (["x"], ["--constant", "x"]),
     "donate": (["x"], ["--donate", "x"]),
@@ -51,7 +52,7 @@ SEARCH = COMMON | {"top_k": 3, "select": "measure", "winograd": "auto", "max_wor
 SIGNATURES = [
     (roller_svc.compile, SEARCH | {
         "top_k": 10, "target": "local", "outputs": None, "hardware": None, "cache": True, "name": None, "runtime": "auto",
-        "family": None, "tiles": None, "schedule": None, "constants": (), "donate": (), "strict": False,
+        "family": None, "tiles": None, "candidate": 0, "schedule": None, "constants": (), "donate": (), "strict": False,
     }),
     (roller_svc.compile_model, SEARCH | {"plan": "auto", "runtime": "auto", "dims": None, "constants": None, "states": None,
                                          "name": None, "tune": None, "tune_options": None, "devices": None, "across": "merged",

@@ -43,6 +43,7 @@ from roller_svc.settings import read_settings, use
 from roller_svc.toolchain import compile_cxx
 
 A100 = "nvidia-a100-sxm-80gb"
+H200 = "nvidia-h200-sxm"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,7 +74,7 @@ def emulated(compiled: CompiledKernel, number: int) -> Callable[..., None]:
 class Device:
     """A fake device with a model's kernels."""
 
-    def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> None:
+    def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch, seed: int = 0, capability: str = "80") -> None:
         self.plan: ModelPlan = model._variants[0].plan
         self.compiled = [bundle.compiled for bundle in model._kernel_bundles]
         self.handles: dict[str, list[int]] = {}  # of the launches of a name
@@ -87,7 +88,7 @@ class Device:
                 kernels[handle] = emulated(compiled, number)
                 counts[handle] = len(launch.args)
         self.library = FakeLibcuda(kernels, counts, seed)
-        self.cupy = FakeCupy({})
+        self.cupy = FakeCupy({}, capability)
         self.cupy.cuda.Module = self._module
         self.copies = 0
         self.cupy.cuda.runtime.memcpyAsync = self._copy
@@ -212,6 +213,28 @@ def test_a_graph_has_an_edge_for_each_hazard(monkeypatch: pytest.MonkeyPatch) ->
     nodes = [step.node for step in device.plan.steps]
     edges = {(nodes[before], nodes[i]) for i, (_, _, all_before) in enumerate(graph.nodes) for before in all_before}
     assert {("left", "soft"), ("soft", "joined"), ("right", "joined")} == edges
+
+
+def test_kernels_behind_kernels_have_programmatic_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an H200; a driver without them gets plain edges."""
+    arrays, want = inputs_of("branches", 0)
+    model = compile_model(copy.deepcopy(MODELS["branches"]), H200, select="model", top_k=1, plan="graph")
+    device = Device(model, monkeypatch, capability="90")
+    given, out = on_device(arrays), on_device(want)
+    for has_edges in (True, False):
+        if not has_edges:
+            monkeypatch.delattr(FakeLibcuda, "cuGraphAddDependencies_v2")
+        loaded = device.load(as_graph=True)
+        for _ in range(2):
+            results = loaded.run(given, out)
+        for name, value in want.items():
+            np.testing.assert_allclose(results[name].numpy, value, rtol=1e-5, atol=1e-5)
+    first, second = device.library.graphs
+    edges = {(before, i) for i, (_, _, all_before) in enumerate(first.nodes) for before in all_before}
+    assert len(edges) >= 3
+    assert set(first.programmatic) == edges
+    assert not second.programmatic
+    assert {(before, i) for i, (_, _, all_before) in enumerate(second.nodes) for before in all_before} == edges
 
 
 def test_a_call_with_known_addresses_launches_the_graph_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from fake_driver import FakeDriver
 from gpu_models import MODELS, PARTIAL, call, constant, graph, node, tensor
 
 from roller_svc import hardware
-from roller_svc.analysis.step_order import find_predecessors
+from roller_svc.analysis.step_order import find_early_starts, find_predecessors
 from roller_svc.errors import ArgumentError
 from roller_svc.graph import compile as graph_compile
 from roller_svc.ir.hardware import TargetKind
@@ -125,14 +125,18 @@ class Expected:
         last: list[int] = []
         rows: list[Any] = []
         count = 0
-        calls = self.calls(steps, slots, 0, encoded)
-        for own, before in zip(calls, find_predecessors(self.plan, steps), strict=True):
+        calls, predecessors = self.calls(steps, slots, 0, encoded), find_predecessors(self.plan, steps)
+        early = find_early_starts(self.plan, steps, predecessors)
+        for own, before, is_early in zip(calls, predecessors, early, strict=True):
             after, fills = [last[each] for each in before], []
             for each in own:
                 if each[0] in ("tiled", "im2col"):
                     rows.append(each)
                     continue
                 count += 1
+                if is_early:
+                    rows += [["node", [], each], *(["edge", number, count, 1, 0, 1] for number in after)]
+                    continue
                 rows.append(["node", fills or after if each[0] == "launch" else after, each])
                 if each[0] == "fill":
                     fills.append(count)
@@ -249,6 +253,7 @@ def test_row_15_a_device_that_holds_fewer_blocks_runs_the_graph_of_the_fallback(
     steps = expected.steps if plan == "graph" else expected.fallback
     weights = 4 if any(row[0] == "keep" for row in opened) else 1
     assert first == [*expected.nodes(steps, expected.slots(weights)), ["graph", STREAM]]
+    assert any(row[0] == "edge" for row in first)  # of a kernel behind kernels
     assert second == [["graph", STREAM]]  # with the same addresses
     assert closed[0] == ["destroy"]
 

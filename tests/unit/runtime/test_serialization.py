@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference_kernels import add, cuda_scale, gather, row_sums_doubled
+from waiting import PATIENCE_S
 
 import roller_svc
 from roller_svc.errors import ArgumentError, InvariantError, UnknownKernelError
@@ -199,7 +200,7 @@ def test_a_loaded_kernel_runs(folder: Path) -> None:
 def test_ctypes_and_the_metadata_are_enough(tmp_path: Path) -> None:
     path = save(saved_kernel(row_sums_doubled()), tmp_path / "kernel")
     done = subprocess.run(
-        [sys.executable, "-I", "-c", LAUNCHER, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-I", "-c", LAUNCHER, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"C": [30, 102, 174, 246]}
@@ -217,7 +218,7 @@ def test_the_header_is_c(tmp_path: Path) -> None:
             check=True,
             text=True,
             input=f'#include "{path}/kernel.h"\n',
-            timeout=60,
+            timeout=PATIENCE_S,
         )
 
 
@@ -238,7 +239,7 @@ def test_no_macro_has_the_name_of_a_headers_parameter(tmp_path: Path) -> None:
             check=True,
             text=True,
             input=f"{text}const long size = f_WORKSPACE_BYTES;\n",
-            timeout=60,
+            timeout=PATIENCE_S,
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reference_kernels import add
+from waiting import PATIENCE_S
 
 import roller_svc
 from roller_svc import toolchain
@@ -120,7 +121,7 @@ def test_random_regions_run_each_iteration_once(tmp_path: Path, flags: tuple[str
     folder = Path(toolchain.__file__).parent
     command = ["gcc", "-std=gnu11", "-O2", "-pthread", "-DROLLER_POOL", *flags, "-I", folder, source, "-o", binary]
     subprocess.run(command, check=True)
-    done = subprocess.run([binary, str(callers), "0.5"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([binary, str(callers), "0.5"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 

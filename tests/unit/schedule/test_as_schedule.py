@@ -136,6 +136,7 @@ def test_a_plan_is_edited_and_compiled(capsys: pytest.CaptureFixture[str], tmp_p
     assert main(["explain", expression.replace("relu", "sqrt"), *program[1:5], "--target", A100, "--as-schedule"]) == 0
     assert "block" in capsys.readouterr().out
     page = tmp_path / "page.html"
-    assert main(["explain", *program, "--as-schedule", "--html", str(page)]) == 2
-    assert "--as-schedule and --html exclude each other" in capsys.readouterr().err
+    for option in (["--html", str(page)], ["--source"], ["--steps", "40"]):
+        assert main(["explain", *program, "--as-schedule", *option]) == 2
+        assert f"--as-schedule and {option[0]} exclude each other" in capsys.readouterr().err
     assert not page.exists()

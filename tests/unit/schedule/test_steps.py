@@ -417,7 +417,7 @@ def is_read_or_refused(source: object) -> bool:
     return True
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(300))
+@settings(max_examples=examples(300))
 @given(text=st.one_of(st.lists(st.sampled_from(WORDS), max_size=24).map(" ".join), st.text(max_size=40)))
 def test_any_text_is_read_or_refused(text: str) -> None:
     assert is_read_or_refused(text)
@@ -430,7 +430,7 @@ json_values = st.recursive(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples(300))
+@settings(max_examples=examples(300))
 @given(document=json_values)
 def test_any_document_is_read_or_refused(document: object) -> None:
     assert is_read_or_refused(document)

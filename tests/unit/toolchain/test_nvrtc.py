@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from reference_kernels import SM_80, cuda_scale
+from waiting import PATIENCE_S
 
 from roller_svc import toolchain
 from roller_svc.errors import CompileError, KernelTimeoutError, ToolchainMissingError
@@ -108,7 +109,7 @@ def test_workers_end_with_their_parent() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader), os.fdopen(writer, "w"):
         arguments = [str(library.path), str(8 << 30), str(reader)]
-        process = subprocess.run([*worker, *arguments], input=b"", capture_output=True, timeout=60, pass_fds=(reader,))
+        process = subprocess.run([*worker, *arguments], input=b"", capture_output=True, timeout=PATIENCE_S, pass_fds=(reader,))
     assert process.returncode == 0
     assert b'"archs"' in process.stdout
 

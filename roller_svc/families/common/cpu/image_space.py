@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from roller_svc.analysis.winograd import TAPS
 from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
 from roller_svc.ir.program import Axis
 
@@ -143,6 +144,11 @@ def image_space(space: TileSpace) -> ImageSpace | None:
         filters_last=_is_contiguous_along([a for a in space.accesses if a.is_output], filters.members),
         element_bytes=space.compute_dtype.bytes,
     )
+
+
+def tiled_dims(image: ImageSpace) -> tuple[ImageWindowDim, ...]:
+    """Return the dimensions that Winograd's algorithm transforms: the last two with three taps, or the only one."""
+    return tuple(slide for slide in image.window_dims if slide.taps == TAPS and slide.stride == 1)[-2:]
 
 
 def _window_dim(pixel: Axis, taps: list[Axis], images: list[TileAccess]) -> ImageWindowDim:

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.construct.rules import extent_on
-from roller_svc.families.cpu.contraction.packed_words import WORDS
 from roller_svc.families.cpu.contraction.workload import ContractionFacts, OperandLayout
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.perf.footprint import Tile
@@ -42,7 +41,7 @@ class Blocking:
     rows_outer: bool  # one panel of A meets all panels of B before the next panel of A
     streams_b: bool  # prepacked panels of B are read once, by the only panel of A
     column_run: int  # points of a block of k with one value of packed columns (`packed_columns.py`); 0: panels of B are floats
-    has_packed_words: bool = False  # panels of B have integers of 4 bits (`packed_words.py`)
+    has_packed_words: bool = False  # panels of B have unsigned integers (`packed_words.py`)
 
     @property
     def runs(self) -> int:
@@ -97,7 +96,7 @@ def plan_blocking(p: Workload[ContractionFacts], block: Tile, thread: Tile, spli
 def _has_packed_words(p: Workload[ContractionFacts], kc: int, run: int) -> bool:
     """Return whether words of panels, and runs of k with one offset, begin where blocks and sums of `run` words do."""
     packed = p.facts.packed_words
-    if packed is None or kc % WORDS or run % WORDS:
+    if packed is None or kc % packed.words or run % packed.words:
         return False
     return packed.is_shared or packed.run % (run * packed.dot.group) == 0
 

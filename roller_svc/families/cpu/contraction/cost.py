@@ -25,7 +25,6 @@ from roller_svc.families.common.cpu.micro_kernel_cost import (
 )
 from roller_svc.families.common.cpu.task_costs import MANY_TASKS_PER_CORE, count_waves, sum_task_costs
 from roller_svc.families.cpu.contraction.blocking import Blocking, count_l1_ways, lines_per_set, plan_blocking
-from roller_svc.families.cpu.contraction.packed_words import OPERATIONS_PER_WORD, WORDS
 from roller_svc.families.cpu.contraction.workload import ContractionFacts, CpuOperand, OperandLayout, count_members
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import Tile
@@ -134,15 +133,15 @@ def _panel_bytes(p: Workload[ContractionFacts], plan: Blocking) -> int:
 
 def _bytes_per_point(p: Workload[ContractionFacts], plan: Blocking) -> float:
     """Return the bytes that a column of B has in its panel for each k."""
-    if plan.has_packed_words:
-        return p.elem_bytes / WORDS
+    if plan.has_packed_words and p.facts.packed_words is not None:
+        return p.elem_bytes / p.facts.packed_words.words
     return p.facts.packed_b.bytes_per_point if plan.column_run and p.facts.packed_b is not None else p.elem_bytes
 
 
 def _unpacking_cycles(p: Workload[ContractionFacts], vectors: int, plan: Blocking) -> float:
     """Return cycles in which the micro-kernel computes a row of B from its integers."""
-    if plan.has_packed_words:
-        return vectors * OPERATIONS_PER_WORD * p.machine.costs.loops.operation_cycles
+    if plan.has_packed_words and p.facts.packed_words is not None:
+        return vectors * p.facts.packed_words.operations * p.machine.costs.loops.operation_cycles
     if not plan.column_run or p.facts.packed_b is None:
         return 0.0
     return vectors * p.facts.packed_b.vector_operations(p.machine.unit.shape[-1]) * p.machine.costs.loops.operation_cycles

@@ -1,7 +1,8 @@
-"""Constant columns of dot products whose panels stay integers of 4 bits: a shift and a mask make words of bytes of them.
+"""Constant columns of dot products as unsigned integers of 4 or 8 bits plus a number: `q - 8`, or `q - z[k // 32]`.
 
-A column is a field of 0 to 15 plus a number that runs of k share, as `q - 8` or `q - z[k // 32]`. Fields are the unsigned
-bytes of dot products. The number times the sum of a row's elements, which all columns share, is what a sum begins with.
+The integers are the unsigned bytes of dot products; a shift and a mask make words of bytes of those of 4 bits. The number
+times the sum of a row's elements, which all columns share, is what a sum begins with. So each run of k has a sum for each
+row, which is computed, in place of one for each column, which would be read.
 """
 
 from __future__ import annotations
@@ -17,30 +18,44 @@ from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.index import add, mul, num
 
-FIELD_BITS = 4
-WORDS = DType.UINT8.bits // FIELD_BITS  # of dot products, in one word of a panel
-OPERATIONS_PER_WORD = 1 + (WORDS - 1) / WORDS  # a mask, and a shift of all but the first one
+FIELD_BITS, BYTE_BITS = 4, 8
+_SIGN_BITS = Const(0x80808080 - (1 << 32), WORD)
 _FIELDS = 0x0F0F0F0F  # the lower field of each byte of a word
 ONES = Const(0x01010101, WORD)  # four bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWords:
-    """How words of a column are read from fields: an element is `field + offset`."""
+    """How words of a column are read: an element is an unsigned integer plus `offset`."""
 
-    field: Expr
+    integer: Expr  # a field; or a signed byte, whose sign bit is flipped
+    bits: int
     offset: Expr  # an int8
     run: int  # points along k, from each multiple of it on, with one offset
-    dot: DotOperands  # of the fields
+    dot: DotOperands  # of the unsigned integers
+
+    @property
+    def words(self) -> int:
+        """Words of dot products in one word of a panel."""
+        return BYTE_BITS // self.bits
+
+    @property
+    def operations(self) -> float:
+        """Instructions that make a word: a mask, and a shift of all but the first one."""
+        return 1 + (self.words - 1) / self.words if self.words > 1 else 0.0
 
     def source(self, k: TileAxis, first: Expr) -> Expr:
         """Return a word of a panel: the fields of the first word of dot products are the lower ones of its bytes."""
         group = self.dot.group
-        fields = [substitute(self.field, member_values(k, add(first, num(i)))) for i in range(WORDS * group)]
-        return Op(OpKind.WORD, tuple(_byte(low, high) for low, high in zip(fields[:group], fields[group:], strict=True)), WORD)
+        parts = [substitute(self.integer, member_values(k, add(first, num(i)))) for i in range(self.words * group)]
+        if self.bits == BYTE_BITS:
+            return Op(OpKind.BITXOR, (Op(OpKind.WORD, tuple(parts), WORD), _SIGN_BITS), WORD)
+        return Op(OpKind.WORD, tuple(_byte(low, high) for low, high in zip(parts[:group], parts[group:], strict=True)), WORD)
 
     def word(self, stored: Load, number: Expr) -> Expr:
         """Return a word of dot products from a word of a panel."""
+        if self.bits == BYTE_BITS:
+            return stored
         shifted = Op(OpKind.SHR, (stored, mul(number, num(FIELD_BITS))), WORD)
         return Op(OpKind.BITAND, (shifted, Const(_FIELDS, WORD)), WORD)
 
@@ -55,13 +70,17 @@ class PackedWords:
 
 
 def packed_words(operand: Expr, k: TileAxis, dot: DotOperands | None) -> PackedWords | None:
-    """Return how words of a constant operand are read from fields; None where it has none that end with k.
-
-    The other operand must be signed.
-    """
-    if dot is None or (dot.a, dot.b) != (DType.INT8, DType.INT8):
+    """Return how words of a constant operand are read; None where words do not end with k, or the other is unsigned."""
+    if dot is None or (dot.a, dot.b) != (DType.INT8, DType.INT8) or k.extent % dot.group:
         return None
-    match _without_casts(cast_element(operand, dot.b)):
+    element, unsigned = cast_element(operand, dot.b), replace(dot, b=DType.UINT8)
+    least, _ = dot.b.integer_range
+    return _packed_fields(element, k, unsigned) or PackedWords(element, BYTE_BITS, Const(least, DType.INT8), k.extent, unsigned)
+
+
+def _packed_fields(element: Expr, k: TileAxis, dot: DotOperands) -> PackedWords | None:
+    """Return how an int8 is read from fields; None where it has none that end with k."""
+    match _without_casts(element):
         case Op(kind=OpKind.SUB | OpKind.ADD as kind, args=(field, number)):
             field, number = map(_without_casts, (field, number))
         case _:
@@ -69,12 +88,10 @@ def packed_words(operand: Expr, k: TileAxis, dot: DotOperands | None) -> PackedW
     packed, bounds, run = packed_field(field), _bounds(number), constant_run(number, k.members)
     if packed is None or packed.bits != FIELD_BITS or bounds is None:
         return None
-    _, greatest = dot.b.integer_range
+    _, greatest = DType.INT8.integer_range
     is_byte = max(map(abs, bounds)) <= greatest - (1 << FIELD_BITS)
-    if not is_byte or any(points % (WORDS * dot.group) for points in (run, k.extent)):
-        return None
-    offset = number if kind is OpKind.ADD else _negative(number)
-    return PackedWords(field, offset, run, replace(dot, b=DType.UINT8))
+    found = PackedWords(field, FIELD_BITS, number if kind is OpKind.ADD else _negative(number), run, dot)
+    return found if is_byte and all(points % (found.words * dot.group) == 0 for points in (run, k.extent)) else None
 
 
 def _bounds(number: Expr) -> tuple[int, int] | None:

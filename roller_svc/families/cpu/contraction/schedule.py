@@ -26,7 +26,7 @@ from roller_svc.families.cpu.contraction.block_scales import RUN, BlockScales
 from roller_svc.families.cpu.contraction.blocking import Blocking, plan_blocking
 from roller_svc.families.cpu.contraction.guarded_k import GuardedK, round_down
 from roller_svc.families.cpu.contraction.packed_columns import PackedColumns
-from roller_svc.families.cpu.contraction.packed_words import ONES, WORDS, PackedWords
+from roller_svc.families.cpu.contraction.packed_words import ONES, PackedWords
 from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, Packing, Panels, RunPacking, for_panel
 from roller_svc.families.cpu.contraction.vnni_packing import VnniPacking
 from roller_svc.families.cpu.contraction.workload import COMPUTED, ContractionFacts, CpuOperand
@@ -192,7 +192,7 @@ class _Blocked:
 
     @property
     def packed_words(self) -> PackedWords | None:
-        """Return how the micro-kernel reads words of B, if panels have integers of 4 bits."""
+        """Return how the micro-kernel reads words of B, if panels have unsigned integers."""
         return self.workload.facts.packed_words if self.plan.has_packed_words else None
 
     # tile sizes -----------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class _Blocked:
         """Return the loops of a register tile, outermost first. Those of packed columns end at runs and words."""
         kc, run, packed = self.plan.kc, self.plan.column_run, self.packed_b
         if self.packed_words is not None:
-            return self._loops_over_packed_words()
+            return self._loops_over_packed_words(self.packed_words.words)
         if packed is None:
             return (self._k_loop(height, width),)
         loops: tuple[KLoop, ...] = ()
@@ -336,16 +336,18 @@ class _Blocked:
         fields = KLoop(K_ROW, packed.points, None, mul(ref(K_WORD), num(packed.points)), LoopKind.UNROLL)
         return (*loops, words, fields)
 
-    def _loops_over_packed_words(self) -> tuple[KLoop, ...]:
+    def _loops_over_packed_words(self, words: int) -> tuple[KLoop, ...]:
         """Return the loops over words of a panel, and over the words of dot products in each."""
-        run, is_whole = self.plan.run // WORDS, self._has_whole_runs
+        run = self.plan.run // words
         first = mul(ref(RUN), num(run)) if self.plan.runs > 1 else None
         limit = None
-        if not is_whole:
-            remaining = div(ref(K_COUNT), WORDS)
+        if not self._has_whole_runs:
+            remaining = div(ref(K_COUNT), words)
             limit = remaining if first is None else min_(num(run), sub(remaining, first))
-        words = KLoop(K_WORD, run, limit, first)
-        return words, KLoop(K_ROW, WORDS, None, mul(ref(K_WORD), num(WORDS)), LoopKind.UNROLL)
+        if words == 1:
+            return (KLoop(K_ROW, run, limit, first),)
+        each = KLoop(K_ROW, words, None, mul(ref(K_WORD), num(words)), LoopKind.UNROLL)
+        return KLoop(K_WORD, run, limit, first), each
 
     def _allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         rows, columns = self.rows, self.columns
@@ -393,7 +395,7 @@ class _Blocked:
     def _stored_points(self) -> int:
         """Return the points of `k.row` in an element of a panel of B."""
         if self.packed_words is not None:
-            return WORDS
+            return self.packed_words.words
         return 1 if self.packed_b is None else self.packed_b.points
 
     def _pack_b(self) -> tuple[Node, ...]:
@@ -420,11 +422,11 @@ class _Blocked:
         return nodes
 
     def _pack_words(self, packed: PackedWords) -> tuple[Node, ...]:
-        """Pack fields of 4 bits, as many as a word of a panel has."""
-        k, group = self.view.k, packed.dot.group
-        first = mul(add(ref(K_FIRST), mul(ref(K_ROW), num(WORDS))), num(group))
-        source, words = packed.source(k, first), self.plan.kc // WORDS
-        nodes = RunPacking(PACKED_B, source, COMPUTED, k, words, self.lanes, WORD, WORDS, group).nodes(self.columns)
+        """Pack unsigned integers, as many as a word of a panel has, and numbers of runs."""
+        k, group, words = self.view.k, packed.dot.group, packed.words
+        first = mul(add(ref(K_FIRST), mul(ref(K_ROW), num(words))), num(group))
+        source, count = packed.source(k, first), self.plan.kc // words
+        nodes = RunPacking(PACKED_B, source, COMPUTED, k, count, self.lanes, WORD, words, group).nodes(self.columns)
         if packed.is_shared:
             return nodes
         runs, run, dtype = self.plan.runs, self.plan.run, DType.INT8
@@ -673,7 +675,8 @@ class _Blocked:
             return self._packed_element_of_b
 
         def word(column: Expr) -> Expr:
-            return packed.word(Load(PACKED_B, (self.columns.buffer_index, ref(K_WORD), column), WORD), innermost.number)
+            place = ref(K_ROW if packed.words == 1 else K_WORD)
+            return packed.word(Load(PACKED_B, (self.columns.buffer_index, place, column), WORD), innermost.number)
 
         return word
 

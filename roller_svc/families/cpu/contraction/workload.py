@@ -140,7 +140,8 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ContractionFac
         return base.with_facts(ContractionFacts(a, b, dot))
     operand, (k,) = factors.a if space.transposed else factors.b, space.role(AxisRole.K)
     if dot is not None:
-        return base.with_facts(ContractionFacts(a, b, dot, packed_words=packed_words(operand, k, dot)))
+        words = None if space.scale_runs is None else packed_words(operand, k, dot)  # else a column has one sum
+        return base.with_facts(ContractionFacts(a, b, dot, packed_words=words))
     is_float = space.compute_dtype is DType.FLOAT32 and not factors.scales
     return base.with_facts(ContractionFacts(a, b, dot, packed_columns(operand, k.members) if is_float else None))
 

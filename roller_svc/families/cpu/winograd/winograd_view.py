@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from roller_svc.analysis.winograd import POINTS, is_accurate
-from roller_svc.families.common.cpu.image_space import ImageSpace, image_space
-from roller_svc.families.cpu.winograd.workload import summed_products, tiled_dims
+from roller_svc.families.common.cpu.image_space import ImageSpace, image_space, tiled_dims
+from roller_svc.families.cpu.winograd.workload import summed_products
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import loads_of

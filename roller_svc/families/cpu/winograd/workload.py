@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from roller_svc.analysis.winograd import TAPS, Transforms, transforms
-from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space
+from roller_svc.analysis.winograd import Transforms, transforms
+from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space, tiled_dims
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
@@ -235,11 +235,6 @@ def summed_products(image: ImageSpace) -> int:
     """Return the channels, times the taps of the dimensions that are not transformed."""
     tiled = tiled_dims(image)
     return image.depth * math.prod(slide.taps for slide in image.window_dims if slide not in tiled)
-
-
-def tiled_dims(image: ImageSpace) -> tuple[ImageWindowDim, ...]:
-    """Return the dimensions that are transformed: the last two with three taps, or the only one."""
-    return tuple(slide for slide in image.window_dims if slide.taps == TAPS and slide.stride == 1)[-2:]
 
 
 def _odd_lines(elements: int) -> int:

@@ -37,7 +37,13 @@ from roller_svc.families.common.gpu.matrix.mainloop import (
     ACC,
     LANE,
 )
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import (
+    EPILOGUE,
+    MAIN_LOOP,
+    STAGE,
+    KTileRange,
+    MultistagePipeline,
+)
 from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy, TransposedCopy
 from roller_svc.families.common.gpu.matrix.tile import SHARED_B, LoadKind
 from roller_svc.families.common.view import GemmView, bind_members
@@ -147,7 +153,7 @@ class _Kernel:
         else:
             storages += self.softmax.row_storages
             initial = self.softmax.init()
-        nodes = wrap_in_storages(storages, (*initial, *self._attend(), *self._store_results()))
+        nodes = wrap_in_storages(storages, (*initial, *self._attend(), EPILOGUE, *self._store_results()))
         return self.kv_loop.block_loops(self.view, self.kv_loop.bind_bounds(self._threads(nodes)))
 
     def _threads(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -172,7 +178,7 @@ class _Kernel:
         counts: Expr = num(0)
         if isinstance(self.softmax, Softmax):
             counts = self.softmax.needs_fully_masked_pass(kv_loop.bounds.finite_fill or 0.0)
-        nodes += kv_loop.passes(counts, lambda seen, _: self._pass(seen))
+        nodes += (MAIN_LOOP, *kv_loop.passes(counts, lambda seen, _: self._pass(seen)))
         nodes += (CpAsyncWaitGroup(0),) if self._has_async_copies else ()  # for Q, if no KV tile was visible
         nodes = self.fragments.allocate_q(tile.products * tile.head_dim_steps if tile.has_q_in_registers else 1, nodes)
         nodes = self.pipeline.allocate(nodes)

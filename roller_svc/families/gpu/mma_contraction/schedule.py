@@ -14,6 +14,7 @@ from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, Scal
 from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue
 from roller_svc.families.common.gpu.matrix.guarded_k_tiles import GuardedKTiles, tile_loops
 from roller_svc.families.common.gpu.matrix.mainloop import MmaMainloop
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import EPILOGUE
 from roller_svc.families.common.gpu.matrix.staging import MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import stream_k_launches
 from roller_svc.families.common.gpu.matrix.tile import SHARED_A, SHARED_B, MmaTile, StagedTile, load_class, mma_tile, staged
@@ -111,7 +112,7 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[MmaFacts]) -
         return replace(mainloop_tree, resident=resident), fixup_tree
     extents = tile.m, epilogue.columns
     k_tiles = GuardedKTiles(program.space, (view.m, view.n), extents, tile.k, ceil_div(view.k.extent, tile.k))
-    nodes = k_tiles.bind((*mainloop.nodes(k_tiles.range), Barrier(), *epilogue.nodes()))
+    nodes = k_tiles.bind((*mainloop.nodes(k_tiles.range), EPILOGUE, Barrier(), *epilogue.nodes()))
     nodes = tile_blocks(view, program.space, extents, mainloop.threads(mainloop.accumulators(nodes)))
     return (ScheduleTree(group.name, nodes, raster=program.pipeline.raster, resident=resident),)
 

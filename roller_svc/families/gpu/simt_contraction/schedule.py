@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.matrix.guarded_k_tiles import GuardedKTiles, tile_loops
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, MultistagePipeline
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import (
+    EPILOGUE,
+    MAIN_LOOP,
+    PROLOGUE,
+    STAGE,
+    MultistagePipeline,
+)
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.gpu.simt_contraction import SIMT_CONTRACTION
 from roller_svc.families.gpu.simt_contraction.staging import THREAD, ReductionSteps, SimtOperandCopy
@@ -90,11 +96,11 @@ class _Kernel:
         stages = min(self.program.pipeline.stages, self.steps.count)
         pipeline = MultistagePipeline(stages, self.copies, register_stages=1)
         zero = identity(Combine.SUM, view.dtype)
-        nodes: tuple[Node, ...] = (self._over_tile((Compute(ACC, (ref("m.element"), ref("n.element")), zero),)),)
+        nodes: tuple[Node, ...] = (PROLOGUE, self._over_tile((Compute(ACC, (ref("m.element"), ref("n.element")), zero),)))
         tile = self._block(view.m), self._block(view.n)
         guarded = GuardedKTiles(self.program.space, (view.m, view.n), tile, self.steps.rows, self.steps.count)
         k_tiles = guarded.range
-        nodes += (*pipeline.prologue(k_tiles), pipeline.mainloop(k_tiles, self._multiply()), self._store())
+        nodes += (*pipeline.prologue(k_tiles), MAIN_LOOP, pipeline.mainloop(k_tiles, self._multiply()), EPILOGUE, self._store())
         nodes = guarded.bind(nodes)
         nodes = (Storage(ACC, view.dtype, (self._thread(view.m), self._thread(view.n)), Scope.REGISTER, nodes),)
         nodes = pipeline.allocate(nodes)

@@ -85,8 +85,8 @@ def step_instructions(tile: RingTile) -> float:
 
 def output_instructions(tile: RingTile) -> float:
     """Return the instructions of a warp for the results of a tile."""
-    results = -(-tile.rows * tile.product.rows // tile.threads)
-    return FRAGMENT_POINTS * 2.0 + results * (2.0 * tile.warps_k + OUTPUT_OPS)
+    results = -(-tile.results * tile.product.rows // tile.threads)
+    return FRAGMENT_POINTS * 2.0 + results * (2.0 * tile.warps_k * len(tile.product.all) + OUTPUT_OPS)
 
 
 def ring_resources(p: Workload[StreamedRows], tile: RingTile) -> BlockResources:

@@ -7,6 +7,7 @@ Factors that are equal along a step of k multiply the sums of the step.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import aligned_vector_width
@@ -17,6 +18,7 @@ from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Sel
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis
 from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr, TensorType
 
+MAX_PRODUCTS = 2  # of one x: a lane of mma.sync has a row of each
 MAX_ROWS = 8  # columns of a fragment of mma.sync, which the rows of the product are
 LANES_OF_ROW = 4  # of a fragment's row, each with a chunk (PTX ISA, "Matrix Fragments for mma.m16n8k16")
 CHUNKS = (32, 16, 8)  # elements
@@ -27,7 +29,7 @@ HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 @dataclass(frozen=True, slots=True)
 class StreamedProduct:
-    """y[m, n] += x[m, k] * weight[n, k] * scales, whose matrix is streamed.
+    """y[m, n] += x[m, k] * weight[n, k] * scales, whose matrix is streamed, perhaps beside that of a second product.
 
     `chunk` elements of the matrix's row follow each other in a lane. A step of k has the chunks of the lanes of a row.
     """
@@ -45,6 +47,12 @@ class StreamedProduct:
     slots: float  # instructions that unpack one weight
     scales: tuple[Expr, ...]  # equal along a step
     row_scales: tuple[Expr, ...]  # equal along k
+    second: StreamedProduct | None = None  # of the same x by another matrix of the same kind
+
+    @property
+    def all(self) -> tuple[StreamedProduct, ...]:
+        """The product, and the second one."""
+        return (self,) if self.second is None else (self, self.second)
 
     @property
     def rows(self) -> int:
@@ -66,16 +74,44 @@ def find_streamed_product(group: KernelGroup) -> StreamedProduct | None:
     """Return the product of few rows that a nest, or a contraction seen as one, computes before maps; None for others."""
     if group.kind not in (GroupKind.NEST, GroupKind.CONTRACTION):
         return None
-    statement, *others = group.statements
+    sums, others = order_statements(group)
     names, (inner, *more) = {a.name for a in group.outer}, group.space.role(AxisRole.INNER) or (None,)
     if inner is None or more or len(inner.members) != 1 or any(a.name not in names for s in others for a in s.axes):
         return None
-    is_sum = statement.kind is StatementKind.REDUCE and statement.combine is Combine.SUM
-    if not is_sum or statement.accumulator is not DType.FLOAT32 or any(s.kind is not StatementKind.MAP for s in others):
+    is_first = group.statements[0].kind is StatementKind.REDUCE
+    if not is_first or len(sums) > MAX_PRODUCTS or any(s.kind is not StatementKind.MAP for s in others):
+        return None
+    if any(s.combine is not Combine.SUM or s.accumulator is not DType.FLOAT32 for s in sums):
         return None
     (k,), types = inner.members, dict(group.inputs)
-    found = (_product(statement, k, group.outer, types, chunk) for chunk in CHUNKS if k.extent % (chunk * LANES_OF_ROW) == 0)
+    found = (_products(sums, k, group.outer, types, chunk) for chunk in CHUNKS if k.extent % (chunk * LANES_OF_ROW) == 0)
     return next((product for product in found if product is not None), None)
+
+
+def order_statements(group: KernelGroup) -> tuple[tuple[TensorExpr, ...], tuple[TensorExpr, ...]]:
+    """Return the sums of a group, and its other statements. A second sum reads no result, so it may come before these."""
+    sums = tuple(statement for statement in group.statements if statement.kind is StatementKind.REDUCE)
+    return sums, tuple(statement for statement in group.statements if statement.kind is not StatementKind.REDUCE)
+
+
+def _products(
+    sums: Sequence[TensorExpr], k: Axis, outer: tuple[Axis, ...], types: dict[str, TensorType], chunk: int
+) -> StreamedProduct | None:
+    """Return the product of a sum with chunks of that size, and the one of a second sum; None if they do not fit."""
+    first, *more = (_product(statement, k, outer, types, chunk) for statement in sums)
+    if first is None or not more:
+        return first
+    (second,) = more
+    if second is None or _kind_of(second) != _kind_of(first):
+        return None
+    reads_results = any(load.tensor not in types for statement in sums for load in loads_of(statement.body))
+    return None if reads_results else replace(first, second=second)
+
+
+def _kind_of(product: StreamedProduct) -> tuple[object, ...]:
+    """Return what two products whose rows share pages have in common."""
+    layout = product.streamed.dtype, product.chunk, product.per_element, product.slots
+    return (*layout, len(product.scales), product.n, product.m, product.k, product.dtype, product.x)
 
 
 def streamed_view(group: KernelGroup) -> KernelGroup | None:

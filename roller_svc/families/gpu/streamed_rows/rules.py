@@ -47,17 +47,19 @@ class StreamedRowsRules(Enumerated):
         """Return the shape with the most stages with which a core has that many blocks, and the rule that forbids all."""
         p, facts, (warps_n, warps_k) = self.workload, self.workload.facts, warps
         product, rows, hw = facts.product, warps_n * FRAGMENT_ROWS, p.machine.hw
+        results = rows // len(product.all)
         row_bytes = product.chunk_bytes * warps_k * 4
         steps = min(page_bytes // (rows * row_bytes), -(-product.k.extent // (warps_k * product.step)))
-        fewest = max(1, COPY_BYTES // 2 // product.chunk_bytes)  # whole copies of each thread
+        fewest = max(1, COPY_BYTES * len(product.all) // 2 // product.chunk_bytes)  # whole copies of each thread and matrix
         steps -= steps % fewest
         whole = tuple(p.extents)
-        block = replaced(replaced(whole, facts.n, rows), facts.k, max(1, steps) * warps_k * product.step)
-        base = ThreadTile(replaced(replaced(whole, facts.n, FRAGMENT_ROWS), facts.k, product.step), warps_k * facts.warp)
+        block = replaced(replaced(whole, facts.n, results), facts.k, max(1, steps) * warps_k * product.step)
+        of_warp = replaced(replaced(whole, facts.n, results // warps_n), facts.k, product.step)
+        base = ThreadTile(of_warp, warps_k * facts.warp)
         if steps < 1:
             broken = check_limit("page", fewest * rows * row_bytes, page_bytes)
             return Shape(block, base), broken or BrokenRule("k", fewest * warps_k * product.step, product.k.extent)
-        blocks = min(-(-product.n.extent // rows), resident * p.machine.cores)
+        blocks = min(-(-product.n.extent // results), resident * p.machine.cores)
         for stages in STAGES:
             tile = ring_tile(facts, block, warps_k * facts.warp, stages, blocks)
             needs = ring_resources(p, tile)

@@ -14,12 +14,13 @@ from functools import cached_property
 from roller_svc.analysis.index_map import IndexMap
 from roller_svc.families.gpu.streamed_rows.cost import ring_resources
 from roller_svc.families.gpu.streamed_rows.page_copies import PageCopies
-from roller_svc.families.gpu.streamed_rows.product import LANES_OF_ROW, StreamedProduct
+from roller_svc.families.gpu.streamed_rows.product import LANES_OF_ROW, StreamedProduct, order_statements
 from roller_svc.families.gpu.streamed_rows.workload import (
     FRAGMENT_ROWS,
     MIN_BULK_ARCH,
     PARTIAL,
     RING,
+    ROWS_OF_MATRIX,
     RingTile,
     StreamedRows,
     ring_tile,
@@ -58,7 +59,7 @@ def lower(group: KernelGroup, program: RProgram, workload: Workload[StreamedRows
     own, paged = (_Stream(group, tile, workload.facts.warp, is_paged=is_paged) for is_paged in (False, True))
     has_bulk_copies = workload.machine.hw.arch >= MIN_BULK_ARCH
     stream = PageStream(
-        tile.product.streamed.tensor,
+        tuple(each.streamed.tensor for each in tile.product.all),
         paged.blocks(),
         paged.fill(has_bulk_copies=has_bulk_copies),
         tile.tiles,
@@ -179,12 +180,12 @@ class _Stream:
         """Load and unpack the lane's chunks of two rows of the matrix."""
         nodes: tuple[Node, ...] = ()
         for half in range(2):
-            row = add(self._first_row, num(8 * half))
-            place = self._index_map({self.product.k.name: add(self._chunk_of(ref(".in_page")), ref(ELEMENT))})
+            product, row = self._product_of(half), add(self._first_row, num(8 * half))
+            place = self._index_map({product.k.name: add(self._chunk_of(ref(".in_page")), ref(ELEMENT))})
             slot = () if self.is_paged else (ref(SLOT),)
-            ring = Load(RING, (*slot, row, place.apply(self.product.streamed.index[-1])), self.product.streamed.dtype)
-            at = self._index_map({self.product.n.name: self._row_in_matrix(row)} | self._at_k(ref(ELEMENT)))
-            value = _replace_load(self.product.weight, self.product.streamed, ring, at)
+            ring = Load(RING, (*slot, row, place.apply(product.streamed.index[-1])), product.streamed.dtype)
+            at = self._index_map({product.n.name: self._row_in_matrix(half)} | self._at_k(ref(ELEMENT)))
+            value = _replace_load(product.weight, product.streamed, ring, at)
             load = Compute(WEIGHTS, (num(half), ref(ELEMENT)), value)
             nodes += (Loop(ELEMENT, self.product.chunk, LoopKind.VECTOR, (load,)),)
         return nodes
@@ -205,13 +206,13 @@ class _Stream:
         """Add the sums of a step times the scales of their rows."""
         nodes: tuple[Node, ...] = ()
         for number in range(4):
-            row = add(self._first_row, num(8 * (number // PAIR)))
+            product, row = self._product_of(number // PAIR), self._row_in_matrix(number // PAIR)
             at = self._index_map(
                 self._rows_at(min_(self._column(number), num(self.product.rows - 1)))
-                | {self.product.n.name: self._row_in_matrix(row), self.product.k.name: ref(".k")}
+                | {product.n.name: row, product.k.name: ref(".k")}
             )
             value: Expr = Load(STEP_SUMS, (num(number),), DType.FLOAT32)
-            for scale in self.product.scales:
+            for scale in product.scales:
                 value = Op(OpKind.MUL, (value, at.apply(scale)), DType.FLOAT32)
             nodes += (Compute(SUMS, (num(number),), value, Combine.SUM),)
         return nodes
@@ -229,50 +230,62 @@ class _Stream:
     def _results(self) -> tuple[Node, ...]:
         """Compute the statements at the tile's points, adjacent threads along n."""
         tile, rows = self.tile, self.product.rows
-        count = tile.rows * rows
+        count = tile.results * rows
         point = add(mul(ref(".pass"), num(tile.threads)), ref(THREAD))
-        row, column = mod(ref(POINT), tile.rows), div(ref(POINT), tile.rows)
+        row, column = mod(ref(POINT), tile.results), div(ref(POINT), tile.results)
         guards = []
         if count % tile.threads:
             guards.append(lt(ref(POINT), num(count)))
         nodes = self._statements()
-        if self.product.n.extent % tile.rows:
+        if self.product.n.extent % tile.results:
             nodes = (Branch(lt(ref(ROW), num(self.product.n.extent)), nodes),)
-        nodes = (Let(ROW, add(mul(ref(TILE), num(tile.rows)), ref(".in_tile")), nodes),)
+        nodes = (Let(ROW, add(mul(ref(TILE), num(tile.results)), ref(".in_tile")), nodes),)
         nodes = (Let(".in_tile", row, (Let(".column", column, nodes),)),)
         for guard in guards:
             nodes = (Branch(guard, nodes),)
         return (Loop(".pass", ceil_div(count, tile.threads), LoopKind.SERIAL, (Let(POINT, point, nodes),)),)
 
     def _statements(self) -> tuple[Node, ...]:
-        """Compute one point: its sum over warps, scaled, then the statements after it."""
-        statement, *others = self.group.statements
+        """Compute one point: its sums over warps, scaled, then the statements after them."""
+        sums, others = order_statements(self.group)
         at = self._rows_at(ref(".column")) | {self.product.n.name: ref(ROW)}
-        values = self._index_map(at)
-        total = Load(TOTAL, (), DType.FLOAT32)
-        partial = Load(PARTIAL, (ref(".other"), ref(".in_tile"), ref(".column")), DType.FLOAT32)
+        reads = RowReads(row_tensors(self.group), (), at)
+        nodes: tuple[Node, ...] = ()
+        for number, statement in enumerate(sums):
+            value = convert_to_type(Load(TOTAL, (), DType.FLOAT32), statement)
+            nodes += (*self._total(number, at), *reads.store(self.group, statement, value))
+        for other in others:
+            nodes += tuple(reads.store(self.group, other, reads.apply(other.body)))
+        storages = [register(TOTAL, DType.FLOAT32), *row_storages(self.group.statements, reads.rows)]
+        return wrap_in_storages(storages, nodes)
+
+    def _total(self, number: int, at: dict[str, Expr]) -> tuple[Node, ...]:
+        """Add a product's sums over warps, and scale them."""
+        product = self.product.all[number]
+        row: Expr = ref(".in_tile")
+        if self.product.second is not None:
+            row = add(mul(div(row, ROWS_OF_MATRIX), num(FRAGMENT_ROWS)), mod(row, ROWS_OF_MATRIX))
+            row = add(row, num(number * ROWS_OF_MATRIX))
+        partial = Load(PARTIAL, (ref(".other"), row, ref(".column")), DType.FLOAT32)
         add_up = Loop(".other", self.tile.warps_k, LoopKind.UNROLL, (Compute(TOTAL, (), partial, Combine.SUM),))
         nodes: list[Node] = [Compute(TOTAL, (), Const(0.0, DType.FLOAT32)), add_up]
-        for scale in self.product.row_scales:
-            nodes.append(Compute(TOTAL, (), Op(OpKind.MUL, (total, values.apply(scale)), DType.FLOAT32)))
-        if self.product.scales or self.product.row_scales:
-            nodes.append(self._compute_again(at))
-        reads = RowReads(row_tensors(self.group), (), at)
-        nodes += reads.store(self.group, statement, convert_to_type(total, statement))
-        for other in others:
-            nodes += reads.store(self.group, other, reads.apply(other.body))
-        storages = [register(TOTAL, DType.FLOAT32), *row_storages(self.group.statements, reads.rows)]
-        return wrap_in_storages(storages, tuple(nodes))
+        for scale in product.row_scales:
+            scaled = (Load(TOTAL, (), DType.FLOAT32), self._index_map(at).apply(scale))
+            nodes.append(Compute(TOTAL, (), Op(OpKind.MUL, scaled, DType.FLOAT32)))
+        if product.scales or product.row_scales:
+            nodes.append(self._compute_again(number, at))
+        return tuple(nodes)
 
-    def _compute_again(self, at: dict[str, Expr]) -> Node:
-        """Return the sum of the statement's own products, for a result that is infinite or NaN.
+    def _compute_again(self, number: int, at: dict[str, Expr]) -> Node:
+        """Return the sum of a statement's own products, for a result that is infinite or NaN.
 
         An infinite scale, or products that exceed float32 before a small scale, then have the program's result.
         """
         size = Op(OpKind.ABS, (Load(TOTAL, (), DType.FLOAT32),), DType.FLOAT32)
         is_finite = Op(OpKind.LT, (size, Const(math.inf, DType.FLOAT32)), DType.INT8)
         k = self.product.k
-        body = self._index_map(at | {k.name: ref(".again")}).apply(self.group.statements[0].body)
+        sums, _ = order_statements(self.group)
+        body = self._index_map(at | {k.name: ref(".again")}).apply(sums[number].body)
         products = Loop(".again", k.extent, LoopKind.SERIAL, (Compute(TOTAL, (), body, Combine.SUM),))
         zero = Compute(TOTAL, (), Const(0.0, DType.FLOAT32))
         return Branch(Op(OpKind.LNOT, (is_finite,), DType.INT8), (zero, products), unlikely=True)
@@ -291,11 +304,19 @@ class _Stream:
         """Return the row of x of one of the lane's sums."""
         return add(mul(mod(ref(LANE), LANES_OF_ROW), num(PAIR)), num(number % PAIR))
 
-    def _row_in_matrix(self, row: Expr) -> Expr:
-        """Return a page's row in the matrix; beyond the edge the last one, whose sums are unused."""
-        place = add(mul(ref(TILE), num(self.tile.rows)), row)
+    def _product_of(self, half: int) -> StreamedProduct:
+        """Return the product of one of the lane's rows in a page."""
+        return self.product.all[half if self.product.second is not None else 0]
+
+    def _row_in_matrix(self, half: int) -> Expr:
+        """Return one of the lane's rows in its matrix; beyond the edge the last one, whose sums are unused."""
+        warps, lane = div(ref(WARP), self.tile.warps_k), div(ref(LANE), LANES_OF_ROW)
+        row = add(self._first_row, num(8 * half))
+        if self.product.second is not None:
+            row = add(mul(warps, num(ROWS_OF_MATRIX)), lane)
+        place = add(mul(ref(TILE), num(self.tile.results)), row)
         last = self.product.n.extent - 1
-        return min_(place, num(last)) if self.product.n.extent % self.tile.rows else place
+        return min_(place, num(last)) if self.product.n.extent % self.tile.results else place
 
     def _chunk_of(self, first: Expr) -> Expr:
         """Return the first point of the lane's chunk in a step that begins at `first`."""

@@ -15,6 +15,7 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 FRAGMENT_ROWS = 16  # of the matrix, in one mma.sync
+ROWS_OF_MATRIX = 8  # of two: a lane has a row of each
 FRAGMENT_COLUMNS = 8
 RING, PARTIAL = ".ring", ".partial"
 MIN_BULK_ARCH = Arch("sm_", 90)  # cp.async.bulk
@@ -32,7 +33,10 @@ class StreamedRows:
 
 @dataclass(frozen=True, slots=True)
 class RingTile:
-    """The work of a block: pages of `rows` rows of the matrix and `depth` points of k, in a ring of `stages`."""
+    """The work of a block: pages of `rows` rows of the matrix and `depth` points of k, in a ring of `stages`.
+
+    A page of two matrices has eight rows of the first, eight of the second, and so on.
+    """
 
     product: StreamedProduct
     rows: int
@@ -57,8 +61,13 @@ class RingTile:
         return ceil_div(self.product.k.extent, self.depth)
 
     @property
+    def results(self) -> int:
+        """Rows of each matrix in a page: results of a tile for a row of x."""
+        return self.rows // len(self.product.all)
+
+    @property
     def tiles(self) -> int:
-        return ceil_div(self.product.n.extent, self.rows)
+        return ceil_div(self.product.n.extent, self.results)
 
     @property
     def rounds(self) -> int:
@@ -108,7 +117,7 @@ class RingTile:
 
 def ring_tile(facts: StreamedRows, block: Tile, lanes: int, stages: int, blocks: int) -> RingTile:
     """Return the work of a block by a tile of its rProgram. `lanes` are the threads that share a row of results."""
-    rows, depth = block[facts.n], block[facts.k]
+    rows, depth = block[facts.n] * len(facts.product.all), block[facts.k]
     return RingTile(facts.product, rows, depth, rows // FRAGMENT_ROWS, lanes // facts.warp, stages, blocks)
 
 

@@ -24,9 +24,17 @@ from roller_svc.families.common.gpu.attention.softmax import (
 )
 from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, word
 from roller_svc.families.common.gpu.matrix.mainloop import ACC
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import EPILOGUE, MAIN_LOOP, KTileRange
 from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, TmaStoreEpilogue, WarpgroupEpilogue
-from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, group_in_tile, set_max_registers, warpgroup_threads
+from roller_svc.families.common.gpu.warpgroups.mainloop import (
+    CONSUMER,
+    GROUP,
+    PRODUCER,
+    WARP,
+    group_in_tile,
+    set_max_registers,
+    warpgroup_threads,
+)
 from roller_svc.families.common.gpu.warpgroups.producer import smem_matrix
 from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, VISIT
@@ -123,7 +131,7 @@ class _Kernel:
         none = Const(0, DType.INT8)  # the producer's threads have no rows
         passes = self.kv_loop.passes(none, self._fill, self.tile.threads)
         registers = set_max_registers(self.tile.consumers, self.tile.producer_registers, increase=False)
-        return (*registers, *self._for_each_tile((*self.pipeline.load_q(), *passes)))
+        return (PRODUCER, *registers, *self._for_each_tile((*self.pipeline.load_q(), *passes)))
 
     def _fill(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
         return self.pipeline.producer_loop(k_tiles, self._iteration(before))
@@ -138,13 +146,13 @@ class _Kernel:
         counts = self.softmax.needs_fully_masked_pass(self.kv_loop.bounds.finite_fill or 0.0)
         nodes = (
             *init_softmax(self.softmax),
-            *self.kv_loop.passes(counts, self._kv_pass, tile.threads),
-            *self._wait_for_unread_q(),
+            MAIN_LOOP, *self.kv_loop.passes(counts, self._kv_pass, tile.threads),
+            EPILOGUE, *self._wait_for_unread_q(),
             self.softmax.reduce_row_sum(), *self._store_rows(), *self.softmax.normalize(), *self.results.nodes(),
         )  # fmt: skip
         nodes = (Let("m.warp", add(mul(self._row_group, num(WARPS)), ref(WARP)), (Let("k.warp", num(0), nodes),)),)
         registers = set_max_registers(self.tile.consumers, tile.consumer_registers, increase=True)
-        return (*registers, *self._for_each_tile(wrap_in_storages(storages, nodes)), *self.results.finish)
+        return (CONSUMER, *registers, *self._for_each_tile(wrap_in_storages(storages, nodes)), *self.results.finish)
 
     @property
     def _row_group(self) -> Expr:

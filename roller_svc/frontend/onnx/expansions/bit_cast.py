@@ -8,7 +8,7 @@ import numpy as np
 
 from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.onnx.expansions.expansion import Expansion
-from roller_svc.frontend.onnx.table import DATA_TYPES
+from roller_svc.frontend.onnx.table import DATA_TYPES, data_type_name
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
 
@@ -17,7 +17,7 @@ def _bit_cast(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Convert constants, and integers to integers, where a cast wraps."""
     x, value, target = node.operand(0), node.constants[0], DATA_TYPES.get(node.integer("to", 0))
     if target is None:
-        raise node.unsupported(f"to={node.integer('to', 0)}")
+        raise node.unsupported(f"to={data_type_name(node.integer('to', 0))}")
     if target.bits != x.dtype.bits:
         raise node.invalid(f"{x.dtype.value} has {x.dtype.bits} bits, {target.value} {target.bits}")
     if isinstance(value, np.ndarray):

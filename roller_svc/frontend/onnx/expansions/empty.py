@@ -11,7 +11,7 @@ import numpy as np
 import onnx.defs
 
 from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS, Array, GraphBuilder
-from roller_svc.frontend.onnx.table import DATA_TYPES, RESULT_TYPES
+from roller_svc.frontend.onnx.table import DATA_TYPES, RESULT_TYPES, data_type_name
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.frontend.ops.operator import Operand
@@ -122,7 +122,7 @@ def _of_none(array: Any, *, value: Callable[[Any], Any], axis: tuple[int, ...] |
 def _cast(node: Node, arrays: Sequence[Any]) -> Any:
     dtype = DATA_TYPES.get(node.integer("to", 0))
     if dtype is None:
-        raise node.unsupported("a cast to this type")
+        raise node.unsupported(f"a cast to {data_type_name(node.integer('to', 0))}")
     node.integer("saturate", 1)
     node.attribute("round_mode")
     return arrays[0].astype(dtype.value)

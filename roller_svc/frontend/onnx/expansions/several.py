@@ -10,7 +10,7 @@ import numpy as np
 
 from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS, GraphBuilder
 from roller_svc.frontend.onnx.expansions.expansion import Expansion
-from roller_svc.frontend.onnx.table import DATA_TYPES, SHIFTS, few_factors
+from roller_svc.frontend.onnx.table import DATA_TYPES, SHIFTS, data_type_name, few_factors
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.frontend.ops.operator import Operand
@@ -132,7 +132,7 @@ def _eye_like(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     x, target = node.operand(0), node.attribute("dtype")
     dtype = x.dtype if target is None else DATA_TYPES.get(node.integer("dtype", 1))
     if dtype is None:
-        raise node.unsupported(f"the element type {target}")
+        raise node.unsupported(f"the element type {data_type_name(node.integer('dtype', 1))}")
     if x.rank != 2 or math.prod(x.shape) > MAX_GENERATED_ELEMENTS:
         raise node.invalid(f"the tensor is {list(x.shape)}; 2 dimensions and at most 2^26 elements are expected")
     eye = np.eye(x.shape[0], x.shape[1], node.integer("k", 0), np.float32)

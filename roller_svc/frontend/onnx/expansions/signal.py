@@ -9,7 +9,7 @@ import numpy as np
 
 from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS, Array, GraphBuilder
 from roller_svc.frontend.onnx.expansions.expansion import Expansion
-from roller_svc.frontend.onnx.table import DATA_TYPES
+from roller_svc.frontend.onnx.table import DATA_TYPES, data_type_name
 from roller_svc.frontend.onnx.tensors import Tensor
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.frontend.ops.operator import Operand
@@ -130,7 +130,7 @@ def _mel_weight_matrix(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     bins, length, rate, low, high = (float(value or 0) for value in values)
     dtype = DATA_TYPES.get(node.integer("output_datatype", 1))
     if dtype is None:
-        raise node.unsupported(f"output_datatype={node.integer('output_datatype', 1)}")
+        raise node.unsupported(f"output_datatype={data_type_name(node.integer('output_datatype', 1))}")
     count, rows = int(bins), int(length) // 2 + 1
     if count < 1 or rows < 1 or rate <= 0 or count * rows > MAX_GENERATED_ELEMENTS:
         raise node.invalid(f"{count} bins of {rows} frequencies at {rate} hertz")

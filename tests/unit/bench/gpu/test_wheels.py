@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -65,7 +66,7 @@ def test_the_bench_imports_no_other_package(wheels: Any) -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     owners = importlib.metadata.packages_distributions()
     known = {wheels.canonical(name) for name in (*wheels.ROOTS, *(n for needs in wheels.REQUIREMENTS.values() for n in needs))}
@@ -129,7 +130,12 @@ def test_pure_wheels_are_imported_as_they_are_and_others_unpacked(
         "import plain_one, native_one, importlib.metadata as m\nprint(plain_one.PACKED, native_one.PACKED, m.requires('plain-one'))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(entries)}, check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(entries)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.stdout.strip() == "True False ['other-one']"
     monkeypatch.setattr(sys, "path", [*entries, *sys.path])

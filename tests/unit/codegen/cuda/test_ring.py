@@ -35,13 +35,14 @@ def f16(*shape: int) -> TensorType:
 
 
 PRODUCT = "y[m, n] +=! x[m, k] * w[n, k]; z[m, n] = y[m, n] * 0.25"
+PRODUCTS = "u[m, n] +=! x[m, k] * w[n, k]; y[m, n] +=! x[m, k] * v[n, k]; z[m, n] = relu(u[m, n]) + y[m, n] * 0.25"
 NODES = [
     Node(PRODUCT, {"x": "X", "w": "W1"}, {"z": "A"}),
-    Node(PRODUCT, {"x": "A", "w": "W2"}, {"z": "B"}),
+    Node(PRODUCTS, {"x": "A", "w": "W2", "v": "V2"}, {"z": "B"}),  # pages have rows of both matrices
     Node("M[m] >=! L[m, n]; E[m, n] = (L[m, n] - M[m]) * 0.5", {"L": "B"}, {"E": "C"}),  # between two that stream
     Node("y[m, n] +=! x[m, k] * w[n, k]", {"x": "C", "w": "W3"}, {"y": "Y"}),
 ]
-TYPES = {"X": f16(2, 256), "W1": f16(192, 256), "W2": f16(96, 192), "W3": f16(40, 96)}
+TYPES = {"X": f16(2, 256), "W1": f16(192, 256), "W2": f16(96, 192), "V2": f16(96, 192), "W3": f16(40, 96)}
 
 
 @cache
@@ -118,9 +119,10 @@ def test_plans_whose_streams_are_not_their_executes_are_refused() -> None:
 
 def test_operands_that_are_written_do_not_stream() -> None:
     graph = built(A100)
-    written = tuple(dataclasses.replace(slot, role=Role.OUTPUT) if slot.name == "W2" else slot for slot in graph.slots)
-    with pytest.raises(InvariantError, match="rOperator 1 streams an operand that is not constant"):
-        dataclasses.replace(graph, slots=written).kernel(graph.streamed_plan())
+    for name in ("W2", "V2"):
+        written = tuple(dataclasses.replace(slot, role=Role.OUTPUT) if slot.name == name else slot for slot in graph.slots)
+        with pytest.raises(InvariantError, match="rOperator 1 streams an operand that is not constant"):
+            dataclasses.replace(graph, slots=written).kernel(graph.streamed_plan())
     without = add_streams(graph.plan(), [2])
     with pytest.raises(InvariantError, match="the rTasks have no operand that streams"):
         graph.kernel(without)
@@ -128,7 +130,7 @@ def test_operands_that_are_written_do_not_stream() -> None:
 
 def test_a_ring_has_the_pages_that_shared_memory_leaves() -> None:
     hw = spec(A100)
-    use = PageUse(1, 1000, 4, 300, 1 << 20, 3, 40, 8)
+    use = PageUse((1,), 1000, 4, 300, 1 << 20, 3, 40, 8)
     limit = hw.limits.shared_bytes_per_block
     ring = plan_ring([use, dataclasses.replace(use, warps=8)], 500, 64, hw)
     assert ring is not None

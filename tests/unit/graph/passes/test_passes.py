@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from graphs import add_input, add_random, builder_of, check_equal, operators, program_of
 
 from roller_svc.frontend.graph_builder import GraphBuilder, forms_of_call
@@ -12,10 +14,12 @@ from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.parse import parse, parse_forms
 from roller_svc.graph.branches import concatenated_dims
 from roller_svc.graph.concats import is_contiguous_concat
-from roller_svc.graph.costs import CostTable
+from roller_svc.graph.costs import Cost, CostTable
+from roller_svc.graph.merge import merge_nodes
 from roller_svc.graph.passes import run_passes
 from roller_svc.graph.passes.batch_norms import fold_batch_norms
 from roller_svc.graph.passes.batching import MAX_BATCH, batch_operators
+from roller_svc.graph.passes.boundaries import ERROR_RATIO, Boundaries, Boundary
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
@@ -27,7 +31,7 @@ from roller_svc.graph.views import view_offset_elements
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.graph import FUSED, Graph, LoopNode, Node, OpNode, iter_nodes, verify
+from roller_svc.ir.graph import FUSED, Constant, Graph, LoopNode, Node, OpNode, iter_nodes, verify
 from roller_svc.ir.program import TensorType
 
 CPU = load("cpu-x86-avx2")
@@ -115,6 +119,45 @@ def test_row_21_a_chain_of_maps_is_one_kernel() -> None:
     (again,) = (each for each in fuse_operators(fused, CostTable(CPU)).nodes if isinstance(each, OpNode))
     assert again.members == node.members
     check_equal(graph, fused, weights)
+
+
+@pytest.mark.parametrize(
+    ("merged_s", "is_merged", "is_unsure"), [(1.7, True, False), (1.9, True, True), (2.2, False, True), (2.3, False, False)]
+)
+def test_a_boundary_within_the_error_of_the_model_may_be_the_other_way(merged_s: float, is_merged: bool, is_unsure: bool) -> None:
+    """Two maps take 1 s each, and as one the given seconds; the model's error is 13 %."""
+
+    class Costs(CostTable):
+        def cost(self, node: OpNode, constants: Mapping[str, Constant]) -> Cost:
+            return Cost(1, merged_s if len(node.program.statements) > 1 else 1.0)
+
+    builder, weights = builder_of()
+    graph = builder.finish([("y", builder.call("relu", [builder.call("exp", [add_input(builder, "x", 8)])]))])
+    met = Boundaries()
+    fused = fuse_operators(graph, Costs(CPU), met)
+    assert operators(fused) == ([FUSED] if is_merged else ["exp", "relu"])
+    unsure = met.list_unsure(0.0, 8)
+    assert [(each.is_merged, each.merged_s, each.apart_s) for each in unsure] == [(is_merged, merged_s, 2.0)][: int(is_unsure)]
+    assert met.list_unsure(1.0, 8) == met.list_unsure(0.0, 0) == []
+    program = merge_nodes([node for node in graph.nodes if isinstance(node, OpNode)], {graph.outputs[0][1]}).program
+    flipped = verify(fuse_operators(graph, Costs(CPU), Boundaries([program])))
+    assert operators(flipped) == ([FUSED] if is_merged != is_unsure else ["exp", "relu"])
+    check_equal(graph, flipped, weights)
+
+
+def test_boundaries_of_equal_nodes_are_one_and_those_of_loops_count_for_each_step() -> None:
+    builder, _ = builder_of()
+    builder.call("exp", [add_input(builder, "x", 8)])
+    program = builder.finish([]).nodes[0]
+    assert isinstance(program, OpNode)
+    met = Boundaries()
+    boundary = Boundary(program.program, True, 1.0, 1.0)
+    assert met.decide(boundary, ["a", "b"], 1)
+    assert met.decide(boundary, ["b", "a"], 1)  # in another round
+    assert met.decide(boundary, ["c", "d"], 20)
+    gain_s = 21 * (ERROR_RATIO - 1)
+    assert met.list_unsure(0.999 * gain_s, 1) == [boundary]
+    assert met.list_unsure(1.001 * gain_s, 1) == []
 
 
 def test_an_epilogue_joins_its_product() -> None:

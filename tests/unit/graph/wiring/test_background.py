@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from gpu_models import MATMUL, constant, node, tensor
 from gpu_models import graph as json_graph
+from waiting import PATIENCE_S
 
 import roller_svc
 from roller_svc.codegen.c.model import kernel_unit
@@ -66,14 +67,19 @@ def tuning_of(model: Model) -> OnlineTuning:
 
 
 class Times:
-    """Seconds as a test says them: of kernels and calls, others than the first are faster."""
+    """Seconds as a test says them: of kernels and calls, others than the first are faster. Builds wait for `may_build`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.first: list[str] = []
+        self.may_build = threading.Event()
         monkeypatch.setattr(kernels, "MAX_RATIO", float("inf"))
-        monkeypatch.setattr(online.BuildingProcess, "build", lambda _, *asked: build_here(*asked))
+        monkeypatch.setattr(online.BuildingProcess, "build", self.build)
         monkeypatch.setattr(online, "sum_kernels", self.of_kernels)
         monkeypatch.setattr(online.CallTimer, "time_calls", lambda _, models: [2.0, *[1.0] * (len(models) - 1)])
+
+    def build(self, requests: Sequence[BuildRequest], cache: KernelCache) -> Iterator[list[KernelBundle]]:
+        assert self.may_build.wait(PATIENCE_S)
+        return build_here(requests, cache)
 
     def of_kernels(self, model: Any, _: object) -> list[float]:
         keys = [kernel.source.key for kernel in model.plan.kernels]
@@ -82,24 +88,25 @@ class Times:
 
 
 def test_the_models_choice_is_served_and_then_replaced_also_without_calls(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Times(monkeypatch)
+    times = Times(monkeypatch)
     plain = compiled(select="model")
     model = compiled(tune="background", tune_options={"exact": False})
     tuning, expected = tuning_of(model), plain(x=X)["y"]
     assert (tuning.state, model.digest, model.report["select"]) == ("exploring", plain.digest, "model")
     np.testing.assert_array_equal(model(x=X)["y"], expected)
-    assert tuning.wait(120)  # no further call
+    times.may_build.set()
+    assert tuning.wait(PATIENCE_S)  # no further call
     assert (tuning.state, tuning.notes) == ("committed", [])
     assert [kernel.digest for kernel in model.kernels] == [tuning.chosen["kernel:0"]] != [plain.kernels[0].digest]
     np.testing.assert_allclose(model(x=X)["y"], expected, atol=1e-5)
     again = compiled(tune="background")
     assert again.digest == plain.digest
-    assert tuning_of(again).wait(120)
+    assert tuning_of(again).wait(PATIENCE_S)
     assert (tuning_of(again).trials, again.digest) == (0, model.digest)
 
 
 def test_exact_leaves_out_kernels_with_other_bits(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Times(monkeypatch)
+    Times(monkeypatch).may_build.set()
     first: list[bytes] = []
 
     def run_once(model: Any, sample: Any) -> dict[str, Any]:
@@ -112,7 +119,7 @@ def test_exact_leaves_out_kernels_with_other_bits(cache: Path, monkeypatch: pyte
     monkeypatch.setattr(kernels, "_run_once", run_once)
     model = compiled(tune="background", tune_options={"exact": True})
     digest = model.digest
-    assert tuning_of(model).wait(120)
+    assert tuning_of(model).wait(PATIENCE_S)
     assert set(tuning_of(model).tree["removed"]["kernel:0"].values()) == {"results have other bits"}
     assert model.digest == digest
 
@@ -148,12 +155,12 @@ def test_a_process_that_is_stopped_or_killed_leaves_the_model_as_it_was(cache: P
         threading.Event().wait(0.01)
     process = tuning.building._process
     process.kill()
-    assert tuning.wait(60)
+    assert tuning.wait(PATIENCE_S)
     assert (tuning.state, tuning.notes, model.digest) == ("stopped", [ENDED], digest)
     np.testing.assert_array_equal(model(x=X)["y"], expected)
     tuning.reopen()
     tuning.stop()
-    assert tuning.wait(60)
+    assert tuning.wait(PATIENCE_S)
     assert (tuning.state, model.digest) == ("stopped", digest)
     np.testing.assert_array_equal(model(x=X)["y"], expected)
     assert process.poll() is not None
@@ -166,7 +173,7 @@ def test_a_full_disk_leaves_the_model_as_it_was(cache: Path, monkeypatch: pytest
     monkeypatch.setattr(online.BuildingProcess, "build", build)
     model = compiled(tune="background")
     expected = model(x=X)["y"].copy()
-    assert tuning_of(model).wait(60)
+    assert tuning_of(model).wait(PATIENCE_S)
     assert (tuning_of(model).state, tuning_of(model).notes) == ("stopped", [f"cannot build other kernels: {os.strerror(28)}"])
     np.testing.assert_array_equal(model(x=X)["y"], expected)
 
@@ -231,7 +238,7 @@ def test_a_fork_serves_the_model_as_it_is_and_leaves_the_process_alone(cache: Pa
     assert tuning.building._process.poll() is None
     assert list(Path(tempfile.gettempdir()).glob("roller-build-*"))
     tuning.stop()
-    assert tuning.wait(60)
+    assert tuning.wait(PATIENCE_S)
 
 
 def test_a_stop_by_the_thread_that_starts_the_process_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,9 +270,13 @@ def test_a_process_that_ends_before_it_has_answered_is_an_error(tmp_path: Path, 
         next(answers)
 
 
-def test_the_default_begins_by_the_model_where_nothing_is_asked(cache: Path) -> None:
+def test_the_default_begins_by_the_model_where_nothing_is_asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Times(monkeypatch)
     use(read_settings(cache=cache, tune="background"))
-    assert tuning_of(compiled()).state == "exploring"
+    model = compiled()
+    assert tuning_of(model).state == "exploring"
+    times.may_build.set()
+    assert tuning_of(model).wait(PATIENCE_S)
     for options in ({"select": "model"}, {"select": "measure"}, {"tune": "off"}, {"plan": "eager"}):
         assert compiled(top_k=1, **options).tuning is None
     assert not may_tune(ModelOptions(load("nvidia-h200-sxm")))
@@ -294,7 +305,7 @@ def test_the_process_builds_kernels_and_ends_with_the_program(tmp_path: Path) ->
         "print(model.tuning.building._process.pid)\n"
     )
     environment = os.environ | {"ROLLER_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, source], env=environment, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, source], env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stderr == ""
     assert not Path(f"/proc/{int(done.stdout)}").exists()
     assert list(tmp_path.glob("roller-*")) == []

@@ -318,7 +318,7 @@ def test_measures_are_least_seconds(cache: KernelCache) -> None:
     built = build(cache)
     assert built.tuning is not None
     assert built.tuning.gain >= 1.0
-    assert all(0 < seconds < 1 for trial in built.tuning.history for seconds in trial.seconds.values())
+    assert all(seconds > 0 for trial in built.tuning.history for seconds in trial.seconds.values())
     assert built.link(MODEL)
 
 

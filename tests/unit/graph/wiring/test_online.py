@@ -17,8 +17,10 @@ from gpu_models import graph as json_graph
 from onnx_models import mlp
 
 import roller_svc
-from roller_svc.errors import ArgumentError, IndexRangeError
+from roller_svc.errors import ArgumentError, CompileError, IndexRangeError
+from roller_svc.graph import compile as graph_compile
 from roller_svc.graph.inputs import Sample
+from roller_svc.graph.passes import boundaries
 from roller_svc.graph.wiring import drift, kernels, online
 from roller_svc.graph.wiring.explore import explore
 from roller_svc.graph.wiring.kernels import Tuning
@@ -27,7 +29,7 @@ from roller_svc.graph.wiring.tree import Node, Variable
 from roller_svc.graph.wiring.wirer import ExploringEndedError, Wirer
 from roller_svc.ir.model_plan import KernelStep
 from roller_svc.runtime.graphs.cpu import CpuCalls, Moment
-from roller_svc.runtime.graphs.switchable import BoundModel
+from roller_svc.runtime.graphs.switchable import BoundModel, SwitchableModel
 from roller_svc.settings import read_settings, use
 
 X = np.arange(4.0)
@@ -531,6 +533,88 @@ def test_a_model_binds_other_kernels_while_it_is_called_and_finds_them_again(ora
             roller_svc.load_model(oracle / "saved", tune=kind)
         assert refusal.value.code == code
     assert roller_svc.load_model(oracle / "saved", tune="off").digest == model.digest
+
+
+@pytest.mark.slow
+def test_row_13_boundaries_of_fusion_are_choices_and_apart_is_bound_where_it_is_faster(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of more kernels are said to be faster. The model prefers one kernel, and is said to be wrong by any factor."""
+
+    def time_calls(timer: CallTimer, models: Sequence[CpuCalls]) -> list[float]:
+        for model in models:
+            timer._wirer.time_call(model)
+        return [1 / len(model.plan.kernels) for model in models]
+
+    monkeypatch.setattr(CallTimer, "time_calls", time_calls)
+    monkeypatch.setattr(boundaries, "ERROR_RATIO", 100.0)
+    nodes = [node("p", MATMUL, A="x", B="w"), node("q", MATMUL, A="z", B="v")]
+    nodes += [node(name, f"C[i, j] = {how}(A[i, j], 0)", A=of) for name, how, of in (("y", "max", "p"), ("r", "min", "q"))]
+    source = json_graph({"x": tensor(8, 64), "z": tensor(4, 64)}, {"w": constant(64, 48), "v": constant(64, 32)}, nodes, "y", "r")
+    rng = np.random.default_rng(1)
+    arrays = {name: rng.standard_normal((rows, 64)).astype(np.float32) for name, rows in (("x", 8), ("z", 4))}
+    options: dict[str, Any] = {"threads": 1, "top_k": 1, "tune_options": {"share": 1.0, "variables": ["fusion"]}}
+    model = roller_svc.compile_model(source, tune="online", **options)
+    expected, before = {name: array.copy() for name, array in model.run(arrays).items()}, model.digest
+    assert len(model.kernels) == 2
+    tuning = model.tuning
+    assert isinstance(tuning, OnlineTuning)
+
+    def check_results() -> None:
+        for name, array in model.run(arrays).items():
+            np.testing.assert_allclose(array, expected[name], atol=1e-5)
+
+    while tuning.state == "exploring":
+        check_results()
+    assert (tuning.state, tuning.notes) == ("committed", [])
+    assert tuning.chosen["fusion:0"] == tuning.chosen["fusion:1"] == "separate"
+    assert [each["kind"] for each in tuning.tree["children"][-2:]] == ["fusion", "fusion"]
+    assert (len(model.kernels), tuning.gain) == (4, pytest.approx(2))
+    assert model.digest != before
+    check_results()
+    assert {event.node for event in model.step(arrays, fused=True)} == {"p", "q", "y", "r"}
+    assert {each["name"] for each in model.story["nodes"]} == {"p", "q", "y", "r"}
+    assert {step.operator for step in model.profile(arrays)} == {"p", "q", "y", "r"}
+    loaded = roller_svc.load_model(model.save(cache / "saved"))
+    for name, array in loaded.run(arrays).items():
+        np.testing.assert_array_equal(array, model.run(arrays)[name])
+    again = roller_svc.compile_model(source, tune="online", **options)
+    assert isinstance(again.tuning, OnlineTuning)
+    assert again.tuning.wait(60)  # without a call
+    assert (again.tuning.trials, again.tuning.chosen, again.digest) == (0, tuning.chosen, model.digest)
+
+
+@pytest.mark.slow
+def test_a_graph_with_wrong_results_other_weights_or_no_kernels_is_not_bound(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boundaries, "ERROR_RATIO", 100.0)
+    nodes = [node("p", MATMUL, A="x", B="w"), node("y", "C[i, j] = max(A[i, j], 0)", A="p")]
+    source = json_graph({"x": tensor(8, 64)}, {"w": constant(64, 48)}, nodes, "y")
+
+    def removed() -> Any:
+        model = roller_svc.compile_model(
+            source, threads=1, top_k=1, tune="online", tune_options={"variables": ["fusion"], "share": 1.0}
+        )
+        assert isinstance(model.tuning, OnlineTuning)
+        model.tuning.commit()
+        assert (model.tuning.state, len(model.kernels)) == ("committed", 1)
+        return model.tuning.tree["removed"]["fusion:0"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SwitchableModel, "can_bind", lambda _, plan: len(plan.kernels) == 1)
+        assert removed() == {"separate": kernels.OTHER_WEIGHTS}
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "_agree", lambda *_: False)
+        assert removed() == {"separate": "results are wrong"}
+    with monkeypatch.context() as patch:
+        patch.setattr(graph_compile, "load_or_build", lambda requests, *_: [()] * len(requests))
+        assert removed() == {"separate": online.NO_GRAPH}
+
+    def refuse(*_: object) -> None:
+        raise CompileError("it does not compile")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graph_compile, "load_or_build", refuse)
+        assert removed() == {"separate": online.NO_GRAPH}
 
 
 @pytest.mark.slow

@@ -105,8 +105,10 @@ def test_a_plan_of_unknown_kernels_constants_or_slots_is_refused(cache: KernelCa
     program = switchable(built, weights, cache)
     unknown = replace(built.plan, weights=tuple(replace(each, digest="0") for each in built.plan.weights))
     for plan, message in ((unknown, "no constant"), (replace(built.plan, num_slots=99), "99 slots")):
+        assert not program.can_bind(plan)
         with pytest.raises(InvariantError, match=message):
             program.bind(plan)
+    assert program.can_bind(built.plan)
     program.functions = list_functions([])
     with pytest.raises(InvariantError, match="no function"):
         program.bind(built.plan)

@@ -8,7 +8,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import (
+    MAIN_LOOP,
+    PROLOGUE,
+    STAGE,
+    KTileRange,
+    MultistagePipeline,
+)
 from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, ROW_LANES, SHARED_A, SHARED_B, Fragment, MmaTile, StagedTile
 from roller_svc.ir.dtype import DType
@@ -145,7 +151,7 @@ class MmaMainloop:
         """
         pipeline = MultistagePipeline(self.tile.stages, (self.a, self.b))
         loop = pipeline.mainloop(steps, self.multiply_tile(steps))
-        return pipeline.allocate((self.clear(ACC, self.dtype), *pipeline.prologue(steps), loop))
+        return pipeline.allocate((PROLOGUE, self.clear(ACC, self.dtype), *pipeline.prologue(steps), MAIN_LOOP, loop))
 
     def multiply_tile(self, steps: KTileRange) -> tuple[Node, ...]:
         """Return the work on the current k-tile, which is part of `steps`."""

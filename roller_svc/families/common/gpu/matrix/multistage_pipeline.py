@@ -23,12 +23,14 @@ from roller_svc.ir.schedule import (
     Loop,
     LoopKind,
     Node,
+    Part,
     Scope,
     Storage,
 )
 
 STAGE = ".slot"  # of the k-tile that is multiplied
 STEP = AxisRef("k.step")
+PROLOGUE, MAIN_LOOP, EPILOGUE = Part("prologue"), Part("main loop"), Part("epilogue")
 
 
 class OperandCopy(Protocol):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from roller_svc.families.common.gpu.matrix.block_scales import BlockScales, block_ends, for_each_word_of_tile, guarded
 from roller_svc.families.common.gpu.matrix.epilogue import word
 from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, STEP_ACC
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import EPILOGUE, MAIN_LOOP
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, LANE_SUMS, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.warpgroups.producer import (
@@ -48,6 +49,7 @@ from roller_svc.ir.schedule import (
     Loop,
     LoopKind,
     Node,
+    Part,
     Scope,
     Storage,
 )
@@ -68,6 +70,7 @@ from roller_svc.ir.schedule_hopper import (
 GROUP, WARP = ".group", ".warp"  # warpgroup of the block; warp of the warpgroup
 STEP, ITERATION = "k.step", ".iteration"  # k-tile within the output tile; k-tile of the block over all its tiles
 
+PRODUCER, CONSUMER = Part("producer"), Part("consumer")
 OperandCopies = tuple[ProducerCopy | TmaOperand, ...]  # in issue order; B operands of a dual GEMM share a buffer
 
 
@@ -116,7 +119,7 @@ class WgmmaMainloop:
         nodes += self._producer_tail(scheduler.total_k_tiles)
         if not self.producer_copies:
             nodes = (on_one_thread(nodes),)
-        return (*set_max_registers(self.tile.consumers, self.tile.producer_registers, increase=False), *nodes)
+        return (PRODUCER, *set_max_registers(self.tile.consumers, self.tile.producer_registers, increase=False), *nodes)
 
     @property
     def _prefetched_copies(self) -> tuple[PrefetchedProducerCopy, ...]:
@@ -218,9 +221,10 @@ class WgmmaMainloop:
     def consumer_loop(self, scheduler: TileScheduler, epilogue: tuple[Node, ...], last: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the consumers' role: accumulate and run the epilogue for each tile, then `last`."""
         mainloop = self._accumulate_promoted(scheduler) if self.tile.promotes_accumulators else self._accumulate(scheduler)
-        nodes = (*mainloop, *epilogue)
+        nodes = (MAIN_LOOP, *mainloop, EPILOGUE, *epilogue)
         nodes = (Storage(ACC, self.dtype, self._accumulator_shape, Scope.REGISTER, nodes),)
         return (
+            CONSUMER,
             *set_max_registers(self.tile.consumers, self.tile.consumer_registers, increase=True),
             *scheduler.for_each_tile(nodes),
             *last,

@@ -1,4 +1,4 @@
-"""Constant columns of 4 bits that dot products of bytes multiply: which operands have them, and values."""
+"""Constant columns as unsigned integers that dot products of bytes multiply: which operands have them, and values."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ SPEC = spec_with(DOTS)
 DOT = next(unit for unit in SPEC.units if unit.name == "dot_i8")
 Size = tuple[int, int, int, int]  # rows, columns, depth and points along k with one scale
 FIELD = "bitwise_and(w[n, k // 2] >> k % 2 * 4, 15)"
+BYTES = "w[n, k]"
 TEXT = "y[m, n]: float32 +=! (a[m, k].cast(float32) * sa[m, k // {r}]) * (({b}).cast(float32) * s[n, k // {r}])"
 
 
@@ -39,7 +40,7 @@ def product(size: Size, b: str = f"{FIELD} - 8", a: DType = DType.INT8) -> Tenso
         "z": TensorType(DType.UINT8, (columns, depth if "z[n, k // 2]" in b else blocks)),
         "a": TensorType(a, (rows, depth)),
         "sa": TensorType(DType.FLOAT32, (rows, blocks)),
-        "w": TensorType(DType.UINT8, (columns, -(-depth // 2))),
+        "w": TensorType(DType.INT8, (columns, depth)) if b == BYTES else TensorType(DType.UINT8, (columns, -(-depth // 2))),
         "s": TensorType(DType.FLOAT32, (columns, blocks)),
     }
     used = {name: type_ for name, type_ in types.items() if name != "z" or "z[" in b}
@@ -51,11 +52,12 @@ def scaled_group(program: TensorProgram) -> KernelGroup:
     return next(groups[0] for groups in PartitionCache(program).partitions(SPEC) if groups[0].space.scale_runs is not None)
 
 
-def has_words(program: TensorProgram) -> bool:
-    """Return whether the columns of a product may stay fields of 4 bits in panels."""
+def bits_of(program: TensorProgram) -> int | None:
+    """Return the bits of an integer in panels of few rows; None where signs of the other operand are flipped."""
     group = scaled_group(program)
     assert group.operands is not None
-    return packed_words(group.operands.b, group.space.role(AxisRole.K)[0], dot_operands(DOT, group)) is not None
+    found = packed_words(group.operands.b, group.space.role(AxisRole.K)[0], dot_operands(DOT, group))
+    return None if found is None else found.bits
 
 
 def panel_shape(program: TensorProgram) -> tuple[int, ...]:
@@ -74,7 +76,7 @@ ZERO = "bitwise_and(z[n, k // {r}].cast(int32), 15)"
     "b", [f"{FIELD} - 8", f"{FIELD} + 3", f"({FIELD} - 8).cast(int8)", f"{FIELD} - 111", f"{FIELD} - {ZERO}", f"{FIELD} + {ZERO}"]
 )
 def test_fields_with_a_number_are_words(b: str) -> None:
-    assert has_words(product((8, 32, 64, 32), b))
+    assert bits_of(product((8, 32, 64, 32), b)) == 4
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,13 @@ def test_fields_with_a_number_are_words(b: str) -> None:
     ],
 )
 def test_other_operands_have_bytes(size: Size, b: str, a: DType) -> None:
-    assert not has_words(product(size, b, a))
+    assert bits_of(product(size, b, a)) == (None if a is DType.UINT8 else 8)
+
+
+def test_rows_of_floats_have_no_sums_of_bytes() -> None:
+    """Panels of such sums would have floats: only the other form has panels of 4 bits."""
+    partitions = PartitionCache(product((8, 32, 64, 32), a=DType.FLOAT16)).partitions(SPEC)
+    assert [groups for groups in partitions if groups[0].space.scale_runs is not None] == []
 
 
 def test_panels_of_few_rows_have_fields() -> None:
@@ -100,21 +108,22 @@ def test_panels_of_few_rows_have_fields() -> None:
 
 @runs
 @pytest.mark.parametrize(
-    ("size", "tiles"),
+    ("size", "tiles", "b"),
     [
-        ((1, 100, 1184, 32), (96, 192, 1184)),
-        ((3, 33, 96, 16), (16, 48, 96)),
-        ((8, 40, 320, 32), (32, 64, 128)),  # three blocks of k, the last one shorter
-        ((2, 17, 256, 64), (16, 32, 32)),  # two blocks of k in each run
-        ((5, 48, 120, 40), (48, 48, 120)),
-        ((4, 20, 80, 32), (32, 32, 80)),  # the last run is shorter
+        ((1, 100, 1184, 32), (96, 192, 1184), f"{FIELD} - 8"),
+        ((3, 33, 96, 16), (16, 48, 96), f"{FIELD} - {ZERO}"),
+        ((8, 40, 320, 32), (32, 64, 128), f"{FIELD} + 3"),  # three blocks of k, the last one shorter
+        ((8, 40, 320, 32), (32, 64, 128), f"{FIELD} - {ZERO}"),
+        ((2, 17, 256, 64), (16, 32, 32), f"{FIELD} - {ZERO}"),  # two blocks of k in each run
+        ((4, 20, 80, 32), (32, 32, 80), f"{FIELD} - 8"),  # the last run is shorter
+        ((5, 48, 120, 40), (48, 48, 120), BYTES),
+        ((3, 20, 92, 16), (16, 48, 48), BYTES),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("number", ["- 8", "+ 3", f"- {ZERO}"], ids=["below", "above", "zeros"])
-def test_results(size: Size, tiles: tuple[int, int, int], number: str) -> None:
+def test_results(size: Size, tiles: tuple[int, int, int], b: str) -> None:
     rows, columns, depth, run = size
-    program = product(size, f"{FIELD} {number}")
+    program = product(size, b)
     group = scaled_group(program)
     block, (nr, nc, kc) = {}, tiles
     for axis in group.space.axes:
@@ -129,14 +138,19 @@ def test_results(size: Size, tiles: tuple[int, int, int], number: str) -> None:
         "w": random.integers(0, 256, (columns, depth // 2)).astype(np.uint8),
         "s": random.standard_normal((columns, blocks), np.float32),
     }
-    zeros = {"- 8": np.array(8), "+ 3": np.array(-3)}.get(number, random.integers(0, 16, (columns, blocks)).astype(np.uint8))
-    if zeros.ndim:
-        arrays["z"] = zeros
+    if b is BYTES:
+        arrays["w"] = random.integers(-128, 128, (columns, depth)).astype(np.int8)
+    zeros = {f"{FIELD} - 8": np.array(8), f"{FIELD} + 3": np.array(-3), BYTES: np.array(0)}.get(b)
+    if zeros is None:
+        zeros = arrays["z"] = random.integers(0, 16, (columns, blocks)).astype(np.uint8)
     source = emit_plan(plan, program, (group,), SPEC)
     assert "a_sums" in source.text
     (found,) = CpuModule(compile_source(source)).run(arrays).values()
     of_run = np.arange(depth) // run
-    fields = np.stack([arrays["w"] & 15, arrays["w"] >> 4], -1).reshape(columns, depth).astype(np.int64)
-    fields -= (zeros[:, of_run] if zeros.ndim else zeros).astype(np.int64)
-    a, b = (arrays["a"] * arrays["sa"].astype(np.float64)[:, of_run], fields * arrays["s"].astype(np.float64)[:, of_run])
-    assert (np.abs(found - a @ b.T) <= 2.0**-20 * (np.abs(a) @ np.abs(b).T)).all()
+    fields = arrays["w"] if b is BYTES else np.stack([arrays["w"] & 15, arrays["w"] >> 4], -1).reshape(columns, depth)
+    fields = fields.astype(np.int64) - (zeros[:, of_run] if zeros.ndim else zeros).astype(np.int64)
+    rounded, weights = (
+        arrays["a"] * arrays["sa"].astype(np.float64)[:, of_run],
+        fields * arrays["s"].astype(np.float64)[:, of_run],
+    )
+    assert (np.abs(found - rounded @ weights.T) <= 2.0**-20 * (np.abs(rounded) @ np.abs(weights).T)).all()

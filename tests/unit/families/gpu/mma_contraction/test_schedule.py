@@ -224,7 +224,7 @@ def rastered(batches: int, rows: int, columns: int, raster: int) -> list[tuple[i
 
 
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 7), st.integers(1, 10))
-@settings(max_examples=examples(60), deadline=None, derandomize=True)
+@settings(max_examples=examples(60))
 def test_every_tile_has_one_block_in_any_raster(batches: int, rows: int, columns: int, raster: int) -> None:
     places = rastered(batches, rows, columns, raster)
     assert set(places) == {(b, m, n) for b in range(batches) for m in range(rows) for n in range(columns)}

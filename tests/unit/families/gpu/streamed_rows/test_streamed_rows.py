@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,14 @@ from schedule_support import program
 from roller_svc import hardware
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import emit_plan, lower
+from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import RollerError, WrongAnswerError
 from roller_svc.families.gpu.streamed_rows import STREAMED_ROWS
-from roller_svc.families.gpu.streamed_rows.product import find_streamed_product
+from roller_svc.families.gpu.streamed_rows.product import find_streamed_product, order_statements
 from roller_svc.families.gpu.streamed_rows.workload import StreamedRows
+from roller_svc.ir.expr import Expr, Load, Op, OpKind, rewrite
+from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram
@@ -45,7 +49,23 @@ def unpacked(weight: str, m: int, n: int, k: int, **inputs: str) -> TensorProgra
     return program(text, ["y"], **{"x": f"float16 {m} {k}"} | inputs)
 
 
+GATED = f"g[m, n] +=! x[m, k] * w[n, k]; r[m, n] = relu(g[m, n]); {SUM.replace('w[', 'v[')}; z[m, n] = r[m, n] * y[m, n] + b[n]"
+GATED_INT4 = "; ".join((
+    f"w[n, k] = {INT4}.cast(`float16`) * S[n, k // 128] where n in 40, k in 512",
+    f"v[n, k] = {INT4.replace('Q', 'P')}.cast(`float16`) * R[n, k // 128] where n in 40, k in 512", GATED))  # fmt: skip
+
+
+def gated(m: int, n: int, k: int, dtype: str = "bfloat16", outputs: tuple[str, ...] = ("z",)) -> TensorProgram:
+    """Return two products of one x, and what their results make."""
+    return program(GATED, list(outputs), x=f"{dtype} {m} {k}", w=f"{dtype} {n} {k}", v=f"{dtype} {n} {k}", b=f"{dtype} {n}")
+
+
 PRODUCTS = {
+    "two matrices, one row": gated(1, 40, 512),
+    "two matrices, rows beyond the edge, sums that are results": gated(3, 67, 256, "float16", ("g", "y", "z")),
+    "two matrices, eight rows, points of k beyond the edge": gated(8, 24, 1120),
+    "two matrices of int4": program(
+        GATED_INT4, ["z"], x="float16 2 512", Q="int32 40 64", P="int32 40 64", S="float16 40 4", R="float16 40 4", b="float16 40"),
     "bfloat16, one row, rows beyond the edge": program(SUM, ["y"], x="bfloat16 1 512", w="bfloat16 67 512"),
     "float16, three rows, then other statements": program(
         f"{SUM}; z[m, n] = relu(y[m, n] + b[n]) * 0.5", ["y", "z"], x="float16 3 256", w="float16 48 256", b="float16 48"),
@@ -75,7 +95,14 @@ PRODUCTS = {
         "Q[n, k].cast(`bfloat16`) * S[n]", 2, 32, 512, x="bfloat16 2 512", Q="float8_e5m2 32 512", S="bfloat16 32"),
     "int8": unpacked("Q[n, k].cast(`float16`) * S[n]", 2, 33, 256, Q="int8 33 256", S="float16 33"),
 }  # fmt: skip
-RACED = ("bfloat16, one row, rows beyond the edge", "int4", "int4, eight rows", "float8")
+RACED = (
+    "two matrices, rows beyond the edge, sums that are results",
+    "two matrices of int4",
+    "bfloat16, one row, rows beyond the edge",
+    "int4",
+    "int4, eight rows",
+    "float8",
+)
 OTHERS = {
     "x of float32": program(SUM, ["y"], x="float32 1 256", w="float16 32 256"),
     "a matrix along n": program("y[m, n] +=! x[m, k] * w[k, n]", ["y"], x="float16 1 256", w="float16 256 32"),
@@ -177,6 +204,31 @@ def test_faults_of_the_ring_are_caught(fault: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_nests_are_not_streamed(name: str) -> None:
     assert not is_streamed(OTHERS[name])
+
+
+def test_two_products_share_pages_where_they_differ_in_their_matrices_alone() -> None:
+    (group,) = next(each for each in PartitionCache(gated(1, 40, 512)).partitions(HOPPER) if len(each) == 1)
+    product = find_streamed_product(group)
+    assert product is not None
+    assert [each.streamed.tensor for each in product.all] == ["w", "v"]
+    (first, second), _ = order_statements(group)
+
+    def with_second(change: Callable[[Expr], Expr]) -> KernelGroup:
+        changed = replace(second, body=rewrite(second.body, change))
+        inputs = (*group.inputs, ("u", dict(group.inputs)["x"]))
+        return replace(group, statements=tuple(changed if each is second else each for each in group.statements), inputs=inputs)
+
+    def renamed(before: str, after: str) -> Callable[[Expr], Expr]:
+        return lambda each: replace(each, tensor=after) if isinstance(each, Load) and each.tensor == before else each
+
+    def scaled(each: Expr) -> Expr:  # by a sum of the first product
+        if not isinstance(each, Load) or each.tensor != "x":
+            return each
+        return Op(OpKind.MUL, (each, Load(first.output, first.index, each.dtype)), each.dtype)
+
+    assert find_streamed_product(with_second(lambda each: each)) == product
+    for change in (renamed("x", "u"), renamed("v", first.output), scaled):
+        assert find_streamed_product(with_second(change)) is None
 
 
 def test_nine_rows_are_not_streamed() -> None:

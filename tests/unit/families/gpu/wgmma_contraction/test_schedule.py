@@ -461,7 +461,7 @@ def tiles_of_block(scheduler: PersistentTiles, block: int) -> list[tuple[int, in
     st.integers(1, 10),
     st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]),
 )
-@settings(max_examples=examples(80), deadline=None, derandomize=True)
+@settings(max_examples=examples(80))
 def test_every_tile_has_one_block(
     batches: int, rows: int, columns: int, clusters: int, raster: int, cluster: tuple[int, int]
 ) -> None:
@@ -504,7 +504,7 @@ def test_two_consumers_compute_alternate_tiles(clusters: int, cluster: tuple[int
 
 
 @given(st.integers(1, 40), st.sampled_from([1, 2, 4, 8]), st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]))
-@settings(max_examples=examples(40), deadline=None, derandomize=True)
+@settings(max_examples=examples(40))
 def test_parts_of_a_tile_cover_its_k_tiles(steps: int, parts: int, cluster: tuple[int, int]) -> None:
     """Adjacent, in the order of ranks, even up to one k-tile; blocks that share operands have the same part."""
     parts = min(parts, steps)
