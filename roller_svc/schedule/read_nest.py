@@ -88,7 +88,7 @@ def _with_site(final: TensorExpr, chains: Mapping[str, Chain], common: Sequence[
 
 @dataclass(frozen=True, slots=True)
 class _Nest:
-    """What the functions of a nest have in common."""
+    """A nest, and the loop in which its functions are computed."""
 
     visits: TreeVisits
     statements: Sequence[TensorExpr]

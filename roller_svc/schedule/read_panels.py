@@ -42,8 +42,8 @@ def read_panels(visits: TreeVisits, statement: TensorExpr, schedule: Schedule) -
     if any(compute.combine is not None for _, compute in writes):
         raise UnsaidError("blocks of a reduction are added up in memory")
     update, _ = max(updates, key=lambda each: each[0].times)
-    beside = [each for each in writes if _common(each[0], update) == max(_common(v, update) for v, _ in writes)]
-    write_visit, write = max(beside, key=lambda each: each[0].times)
+    nearest = [each for each in writes if _common(each[0], update) == max(_common(v, update) for v, _ in writes)]
+    write_visit, write = max(nearest, key=lambda each: each[0].times)
     count = _common(write_visit, update)
     around, inside = write_visit.loops[:count], write_visit.loops[count:]
     chains, members = spatial_loops(statement, write_visit, write, axes_of_function(schedule, statement.output))
