@@ -117,7 +117,7 @@ class _Nest:
                 continue
             is_own = function.name.removesuffix(".acc") in reductions
             is_row = function.computed is Fixed.INLINE and function.statement.type.shape in shapes
-            if is_own or is_row or self._is_kept(function):
+            if is_own or is_row or self._is_stored(function):
                 found.append(function)
             if is_own or function.computed is Fixed.INLINE or function.name.removesuffix(".acc") == self.final.output:
                 needed |= {load.tensor for load in function.statement.reads}
@@ -126,7 +126,7 @@ class _Nest:
             raise UnsaidError(f"the program does not name {sorted(missing)[0]}")
         return found[::-1]
 
-    def _is_kept(self, function: Function) -> bool:
+    def _is_stored(self, function: Function) -> bool:
         """Return whether a map of the last statement's points is what the tree keeps in the result in the meantime."""
         if function.computed is not Fixed.INLINE or function.statement.type.shape != self.final.type.shape:
             return False
@@ -194,16 +194,16 @@ class _Nest:
 
     def _reduced(self, statement: TensorExpr, visit: Visit, update: Compute) -> dict[str, Chain]:
         """Return the loops of a reduction's reduced axes."""
-        kept = [load for load in loads_of(update.value) if load.tensor == self.final.output]
+        totals = [load for load in loads_of(update.value) if load.tensor == self.final.output]
         reduced = [axis for axis in statement.reduced if axis.extent > 1]
-        if not kept:
+        if not totals:
             tiles = {storage.tensor for storage in self.visits.storages}
             rows = tiles | {each.output for each in self.statements}
             return reduced_chains(statement, self.plan.chains, visit, update, rows)
         spatial = {axis.name for axis in statement.spatial}
         places = [
             place
-            for axis, place in zip(self.final.index, kept[0].index, strict=True)
+            for axis, place in zip(self.final.index, totals[0].index, strict=True)
             if not (isinstance(axis, AxisRef) and axis.name in spatial)
         ]
         if len(reduced) != 1 or len(places) != 1:

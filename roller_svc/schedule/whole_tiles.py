@@ -98,30 +98,30 @@ def _unguarded(
         lets: the values of the tile's variables, over its loops and what is outside.
         holding: the conditions under which the result does what the nodes do.
     """
-    kept: list[Node] = []
+    unguarded: list[Node] = []
     for node in nodes:
         match node:
             case Loop():
                 stop = node.stop
-                if stop is not None and (holds := _outside(_reaches(stop, node.extent), inner, lets)) is not None:
+                if stop is not None and (holds := _outside(_full_extent(stop, node.extent), inner, lets)) is not None:
                     holding[holds] = stop = None
                 body = _unguarded(node.body, {**inner, node.var: node.extent}, lets, holding)
-                kept.append(replace(node, stop=stop, body=body))
+                unguarded.append(replace(node, stop=stop, body=body))
             case Let():
                 value = substitute(node.value, lets)
-                kept.append(replace(node, body=_unguarded(node.body, inner, {**lets, node.var: value}, holding)))
+                unguarded.append(replace(node, body=_unguarded(node.body, inner, {**lets, node.var: value}, holding)))
             case Storage():
-                kept.append(replace(node, body=_unguarded(node.body, inner, lets, holding)))
+                unguarded.append(replace(node, body=_unguarded(node.body, inner, lets, holding)))
             case Branch():
                 then = _unguarded(node.then, inner, lets, holding)
                 if (holds := _outside(_parts(node.cond), inner, lets)) is not None:
                     holding[holds] = None
-                    kept += then
+                    unguarded += then
                 else:
-                    kept.append(replace(node, then=then, otherwise=_unguarded(node.otherwise, inner, lets, holding)))
+                    unguarded.append(replace(node, then=then, otherwise=_unguarded(node.otherwise, inner, lets, holding)))
             case _:
-                kept.append(node)
-    return tuple(kept)
+                unguarded.append(node)
+    return tuple(unguarded)
 
 
 def _parts(condition: Expr) -> tuple[Expr, ...]:
@@ -132,11 +132,11 @@ def _parts(condition: Expr) -> tuple[Expr, ...]:
             return (condition,)
 
 
-def _reaches(stop: Expr, extent: int) -> tuple[Expr, ...]:
+def _full_extent(stop: Expr, extent: int) -> tuple[Expr, ...]:
     """Return the conditions under which a loop runs to its extent."""
     match stop:
         case Op(kind=OpKind.MIN, args=(a, b)):
-            return (*_reaches(a, extent), *_reaches(b, extent))
+            return (*_full_extent(a, extent), *_full_extent(b, extent))
         case _:
             return (le(num(extent), stop),)
 
