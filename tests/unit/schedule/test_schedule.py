@@ -95,6 +95,16 @@ class TestDefault:
         wanted = reference(schedule.program, inputs)
         assert {name: got[name].tolist() for name in wanted} == {name: each.tolist() for name, each in wanted.items()}
 
+    @pytest.mark.parametrize("dtype", ["uint8", "int64"])
+    def test_an_inlined_axis_that_data_replaces_is_compared_in_vectors(self, dtype: str) -> None:
+        text = "t[i, j]: int8 = x[i, j].when([j < i], 0); u[g, b]: int8 = t[b, z[g] % 7] + t[b, 1] where b in 32"
+        p = program(text, x="int8 32 7", z=f"{dtype} 5")
+        assert default_schedule(p).function("t").computed is Fixed.INLINE
+        schedule = t.vectorise(default_schedule(p), "u", "b")
+        (module,) = compiled([schedule])
+        inputs = inputs_of(p)
+        assert judged(p, inputs, module.run(inputs)).ok
+
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_a_sum_of_narrow_elements_is_no_copy_of_them(self, dtype: str) -> None:
         p = program("s[i] +=! A[i, j]; z[i] = s[i] * 2; c[j, i] = A[i, j]; y[j] +=! c[j, i] * c[j, 0]", A=f"{dtype} 2 3")
