@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from threading import Lock
+from threading import Lock, local
 from weakref import WeakSet
 
 
@@ -12,14 +12,16 @@ class ForkLock:
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._entered = local()  # of each thread: the lock that its block holds
         _of_this_process.add(self)
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        entered = self._lock
+        entered.acquire()
+        self._entered.lock = entered
 
     def __exit__(self, *_: object) -> None:
-        if self._lock.locked():  # a block may have forked
-            self._lock.release()
+        self._entered.lock.release()  # where the block has forked, not the lock of this process
 
     def renew(self) -> None:
         """Be free, whoever holds it."""
