@@ -24,7 +24,7 @@ from roller_svc.compiler.notes import busy_notes, reject_notes
 from roller_svc.compiler.plans import RankedPartitions, merge_ranked_plans, select_for_measurement
 from roller_svc.errors import ArgumentError, ToolchainMissingError
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.options import RuntimeChoice, SelectionMode
+from roller_svc.ir.options import MAX_TOP_K, RuntimeChoice, SelectionMode
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan
 from roller_svc.toolchain import availability
@@ -98,7 +98,7 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace, *, for_mo
     plans = merge_ranked_plans(partitions, request.top_k + FALLBACK_PLANS)
     shortlist: tuple[GroupedPlan, ...] = trace("shortlist", select_for_measurement(plans, partitions, request.top_k))
     if request.candidate:
-        plans = shortlist = (_find_candidate(request.candidate, shortlist),)
+        plans = shortlist = (_find_candidate(request, partitions, shortlist),)
     clock.record("construct")
     backend = _available_backend(request, hw)
     can_measure, remarks = _may_measure(request, hw, backend)
@@ -136,15 +136,23 @@ def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> B
     return report
 
 
-def _find_candidate(number: int, ranked: tuple[GroupedPlan, ...]) -> GroupedPlan:
+def _find_candidate(request: BuildRequest, partitions: RankedPartitions, ranked: tuple[GroupedPlan, ...]) -> GroupedPlan:
     """Return a candidate by its number from 1. Raises ArgumentError if there are fewer."""
-    if number > len(ranked):
+    if request.candidate > len(ranked):
+        hint = "a larger top_k may rank more candidates" if _may_rank_more(request, partitions, ranked) else "these are all"
         raise ArgumentError(
-            f"candidate must be at most {len(ranked)}, the number of candidates of this request, got {number}",
+            f"candidate must be at most {len(ranked)}, the number of candidates of this request, got {request.candidate}",
             code="invalid-option",
-            hint="a larger top_k ranks more candidates",
+            hint=hint,
         )
-    return ranked[number - 1]
+    return ranked[request.candidate - 1]
+
+
+def _may_rank_more(request: BuildRequest, partitions: RankedPartitions, ranked: tuple[GroupedPlan, ...]) -> bool:
+    """Return whether a larger top_k may rank more: kernels of a group, or plans of those that are known."""
+    if any(len(candidates) >= request.top_k for each in partitions for candidates in each.candidates):
+        return request.top_k < MAX_TOP_K
+    return len(select_for_measurement(merge_ranked_plans(partitions, MAX_TOP_K), partitions, MAX_TOP_K)) > len(ranked)
 
 
 def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:
@@ -164,5 +172,6 @@ def _may_measure(request: BuildRequest, hw: HardwareSpec, backend: Backend) -> t
     if request.select is SelectionMode.MODEL:
         return False, ()
     if not backend.is_present(hw):
-        return False, (f"nothing was measured: this machine has no {hw.id}, the model chose",)
+        chooser = "caller" if request.candidate else "model"
+        return False, (f"nothing was measured: this machine has no {hw.id}, the {chooser} chose",)
     return True, ()

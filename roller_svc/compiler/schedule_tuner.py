@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from roller_svc.compiler.schedule_cost import price_schedule
 from roller_svc.compiler.scheduled import emit_schedule
 from roller_svc.errors import BuildError, ScheduleError, ToolchainMissingError
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.program import StatementKind
 from roller_svc.schedule.random_steps import Steps, StepSpace
-from roller_svc.schedule.schedule import Schedule
+from roller_svc.schedule.schedule import Fixed, Schedule
 
 MAX_PRICE_RATIO = 4.0  # of a schedule that is built, over the best price
 PROPOSALS = 6  # that are priced for each one that is built
@@ -141,10 +142,14 @@ class _Search:
 
     def explain_nothing(self) -> ScheduleError:
         """Return the error of a search without a schedule to build."""
+        stored = [f.statement for f in self._space.default.functions if f.computed is not Fixed.INLINE]
+        has_no_blocks = any(each.kind is StatementKind.SCATTER or not each.spatial for each in stored)
         return ScheduleError(
             f"no schedule that the search proposes is legal on {self._hw.id}; of the first: {self._refused}",
             code="schedule-tune",
-            hint="give `start`, a schedule that the device can run: on GPUs one with blocks",
+            hint="compile it without a schedule: a result of one element, and a scatter, have no loop to run on blocks"
+            if has_no_blocks and self._hw.family is not TargetKind.CPU
+            else "give `start`, a schedule that the device can run: on GPUs one with blocks",
         )
 
     @property

@@ -47,7 +47,8 @@ WINOGRAD = {
     "help": "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
     "metavar": "WHEN",
 }
-TOP_K = {"help": "number of candidates to build", "least": 1, "most": 100, "metavar": "K"}
+MAX_TOP_K = 100
+TOP_K = {"help": "number of candidates to build", "least": 1, "most": MAX_TOP_K, "metavar": "K"}
 SCHEDULE = {
     "help": "schedule by hand, instead of construction: docs/schedule.md",
     "metavar": "FILE",

@@ -14,13 +14,13 @@ from roller_svc.compiler.backends import BACKENDS
 from roller_svc.compiler.lower_and_emit import emit_plan, emit_plans
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.plans import best_plans, rank_best_partition
-from roller_svc.errors import CompileError, ToolchainMissingError
+from roller_svc.errors import ArgumentError, CompileError, ToolchainMissingError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
-from roller_svc.ir.options import SelectionMode
+from roller_svc.ir.options import MAX_TOP_K, SelectionMode
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.cpu import CpuModule
@@ -141,6 +141,21 @@ def test_where_there_is_no_device_the_model_chooses_and_the_report_says_so(monke
     report = build_kernel(MATMUL)
     assert report.winner.measurement is None
     assert "nothing was measured" in report.remarks[0]
+
+
+def test_a_candidate_that_is_not_measured_was_chosen_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = next(b for b in BACKENDS if b.family is TargetKind.CPU)
+    monkeypatch.setattr(pipeline, "backend_for", lambda _: replace(backend, is_present=lambda _: False))
+    (remark,) = build_kernel(replace(MATMUL, candidate=2)).remarks
+    assert remark.endswith("the caller chose")
+
+
+@pytest.mark.parametrize(("top_k", "hint"), [(1, "a larger top_k may rank more candidates"), (MAX_TOP_K, "these are all")])
+def test_a_candidate_beyond_the_last_is_refused(top_k: int, hint: str) -> None:
+    copy = BuildRequest("y[i] = x[i]", (("x", TensorType(DType.FLOAT32, (8,))),), top_k=top_k, candidate=MAX_TOP_K)
+    with pytest.raises(ArgumentError, match="candidate must be at most") as refused:
+        build_kernel(copy)
+    assert refused.value.hint == hint
 
 
 def test_a_plan_that_does_not_compile_or_spills_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

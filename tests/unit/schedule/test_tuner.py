@@ -180,6 +180,7 @@ def test_what_has_no_loop_for_blocks_is_not_searched_on_a_gpu(of: TensorProgram)
     with pytest.raises(ScheduleError, match="no schedule that the search proposes is legal") as refused:
         search_schedules(space, (space.start(),), hw, lambda *_: None, trials=1, seed=0, has_time=lambda: True)
     assert refused.value.code == "schedule-tune"
+    assert (refused.value.hint or "").startswith("compile it without a schedule")
 
 
 def test_a_search_says_why_it_found_nothing() -> None:
