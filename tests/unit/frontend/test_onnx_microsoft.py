@@ -313,6 +313,15 @@ def test_rounded_rows_of_narrow_floats_are_multiplied_as_float32(dtype: type[np.
     close(got, want, step)
 
 
+def test_numbers_may_all_be_below_their_zero_point() -> None:
+    """Bytes less their zero point are below zero."""
+    numbers, scales, x = RNG.integers(0, 5, (6, 64)), f32(6, 2), f32(3, 64)
+    tensors = [x, packed(numbers, 4).reshape(6, 2, -1), scales.reshape(-1), np.full(6, 0x99, np.uint8)]
+    attributes = {"K": 64, "N": 6, "bits": 4, "block_size": 32}
+    (got,) = run("MatMulNBits", tensors, attributes, constants=(1, 2, 3))
+    close(got, x @ ((numbers - 9) * scales.repeat(32, 1)).T, 1e-4)
+
+
 def test_a_block_with_an_infinity_or_none_has_no_finite_sum() -> None:
     x = f32(3, 64)
     x[0, 3], x[1, 40] = np.inf, np.nan

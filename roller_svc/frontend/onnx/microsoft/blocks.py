@@ -105,7 +105,7 @@ def _dequantized(builder: GraphBuilder, integers: Sequence[Array], scales: Array
 def _centred(numbers: Array, zeros: Array) -> list[Array]:
     """Return the differences from the zero point if it is one and int8 holds them, else numbers and zero points."""
     zero = int(zeros.reshape(-1)[0])
-    fits = numbers.max() - zero < 1 << 7 and zero <= 1 << 7
+    fits = int(numbers.max()) - zero < 1 << 7 and zero <= 1 << 7
     return [(numbers.astype(np.int16) - zero).astype(np.int8)] if fits and (zeros == zero).all() else [numbers, zeros]
 
 
