@@ -881,8 +881,9 @@ def find_devices(
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     source, dims = prepare_source(source, dims)
-    graph = load_graph(source, Weights(), types, _buckets(dims)[0], constants)
-    placed = place_nodes(graph, check_labels(devices), hardware.load(validate_target(target)))
+    hw = hardware.load(validate_target(target))
+    graph = load_graph(source, Weights(), types, _buckets(dims)[0], constants, byte_group=hw.byte_group)
+    placed = place_nodes(graph, check_labels(devices), hw)
     return set() if placed is None else set(placed.devices.values())
 
 

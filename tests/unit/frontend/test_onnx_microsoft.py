@@ -11,15 +11,18 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from dot_specs import BYTES_SPEC
 from onnx import helper, numpy_helper
 
-from roller_svc.errors import InvariantError, RollerError, UnsupportedModelError
+from roller_svc import hardware
+from roller_svc.errors import ArgumentError, InvariantError, RollerError, UnsupportedModelError
 from roller_svc.frontend.onnx.microsoft import MICROSOFT, SAME
 from roller_svc.frontend.onnx.microsoft.functions import FUNCTIONS
 from roller_svc.frontend.onnx.model import import_model
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import verify
+from roller_svc.model import find_devices
 from roller_svc.semantics.interpreter import reference
 
 Array = np.ndarray[Any, Any]
@@ -311,6 +314,18 @@ def test_rounded_rows_of_narrow_floats_are_multiplied_as_float32(dtype: type[np.
     steps = np.abs(wide.reshape(3, 2, 32)).max(-1).repeat(32, 1) / np.float32(127)
     want = (np.rint(wide / steps) * steps) @ ((numbers - 8) * scales.astype(np.float32).repeat(32, 1)).T + bias.astype(np.float32)
     close(got, want, step)
+
+
+def test_a_label_may_name_a_node_that_rounds_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is read for the target, as compile_model reads it."""
+    load, gpu = hardware.load, "nvidia-h200-sxm"
+    monkeypatch.setattr(hardware, "load", lambda target: BYTES_SPEC if target == "cpu-x86-avx512" else load(target))
+    attributes = {"K": 64, "N": 5, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    model = model_of("MatMulNBits", [f32(3, 64), u8(5, 2, 16), f32(10)], attributes, (1, 2), 1)
+    labels = {"*/quantize_linear": gpu}
+    assert find_devices(model, "cpu-x86-avx512", devices=labels) == {gpu, BYTES_SPEC.id}
+    with pytest.raises(ArgumentError, match="no node is called"):
+        find_devices(model, "cpu-x86-avx2", devices=labels)
 
 
 def test_numbers_may_all_be_below_their_zero_point() -> None:
