@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from operator import is_
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
@@ -17,9 +18,10 @@ from roller_svc.ir.expr import (
     Op,
     OpKind,
     children,
+    convert,
     iter_subexpressions,
     rewrite,
-    substitute,
+    with_children,
 )
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
 
@@ -42,11 +44,23 @@ def canonicalize(statement: TensorExpr) -> TensorExpr:
 def value_of(producer: TensorExpr, index: tuple[Expr, ...]) -> Expr:
     """Return a map's value at an index: its body with the axes replaced, in the type of its tensor."""
     at = {axis.name: i for axis, i in zip(producer.index, index, strict=True) if isinstance(axis, AxisRef)}
-    value = substitute(producer.body, at)
+    value = _replace_axes(producer.body, at)
     if value.dtype is producer.type.dtype:
         return value
     # Only explicit casts and outputs round: intermediate floats are not rounded.
     return Cast(value, producer.type.dtype, implicit=producer.type.dtype.is_float)
+
+
+def _replace_axes(expr: Expr, values: Mapping[str, Expr]) -> Expr:
+    """Replace axes, which are int32, by values of any type: an index of a load as it is, an operand as int32."""
+    if isinstance(expr, AxisRef):
+        return convert(values.get(expr.name, expr), expr.dtype)
+    if isinstance(expr, Load):
+        index = tuple(values.get(i.name, i) if isinstance(i, AxisRef) else _replace_axes(i, values) for i in expr.index)
+        return replace(expr, index=index)
+    operands = children(expr)
+    new = tuple(_replace_axes(child, values) for child in operands)
+    return expr if all(map(is_, new, operands)) else with_children(expr, new)
 
 
 # A statement that has grown by as many nodes still compiles in seconds.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from roller_svc.compiler.as_schedule import ConstructedPlan
 from roller_svc.compiler.explain import parse_request
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache
@@ -24,6 +25,7 @@ from roller_svc.ir.rprogram import PipelineOptions, RProgram, RTile
 BY_HAND = "a schedule by hand has no tiles"
 NO_REQUEST = "the kernel does not say how it was built"
 OTHER_TEXT = "this version writes another text for the tiles of the kernel"
+NOT_WRITTEN = "the tiles of the kernel cannot be written again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +55,31 @@ def annotate(kernel: WrittenKernel) -> Annotations:
         request = _read(kernel.request)
         if request.schedule is not None:
             return Annotations(note=BY_HAND)
-        marked = _write_again(canonical.from_json(Plan, kernel.plan), request, kernel.name)
+        constructed = _read_plan(kernel, request)
     except (InputError, InvariantError):  # what another version has saved
         return Annotations(note=OTHER_TEXT)
+    try:
+        marked = _write_again(constructed)
+    except InvariantError as error:
+        return Annotations(note=f"{NOT_WRITTEN}: {error}")
     if marked.text != kernel.source:
         return Annotations(note=OTHER_TEXT)
     return Annotations(marked.parts, marked.numbers)
 
 
-def _write_again(plan: Plan, request: BuildRequest, name: str) -> MarkedText:
-    """Print the source of a plan with marks, and take them out."""
+def _read_plan(kernel: WrittenKernel, request: BuildRequest) -> ConstructedPlan:
+    """Return the plan of a kernel with the groups that it computes. Raises InputError, InvariantError."""
     forms, hw = parse_request(request), resolve_spec(request)
-    program = replace(forms[0], name=name)
+    plan = canonical.from_json(Plan, kernel.plan)
     groups = PartitionCache.of_forms(forms).partition_of_plan(plan, hw, request.constraints)
+    return ConstructedPlan(replace(forms[0], name=kernel.name), plan, groups, hw)
+
+
+def _write_again(made: ConstructedPlan) -> MarkedText:
+    """Print the source of a plan with marks, and take them out."""
     with marking() as marks:
-        choices = tuple(replace(choice, program=name_tiles(choice.program, hw)) for choice in plan.choices)
-        text = emit_plan(replace(plan, choices=choices), program, groups, hw).text
+        choices = tuple(replace(choice, program=name_tiles(choice.program, made.hardware)) for choice in made.plan.choices)
+        text = emit_plan(replace(made.plan, choices=choices), made.program, made.groups, made.hardware).text
     return read_marks(text, marks)
 
 

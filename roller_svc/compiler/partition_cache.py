@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from roller_svc.errors import InvariantError
-from roller_svc.families.matching import SCALING_KINDS, supports_attention, transpose_space, unbounded_view, unloadable_operands
+from roller_svc.families.matching import SCALING_KINDS, has_view, supports_attention, unloadable_operands
 from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.grouped_gemm import selects_matrices
 from roller_svc.fusion.linear_sums import has_rounded_squares
@@ -15,7 +16,7 @@ from roller_svc.fusion.partition import FusionOptions, normalize_statements, par
 from roller_svc.fusion.scaled_sums import has_scaled_sum
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.group import GroupKind, KernelGroup, TileSpace
+from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.program import Forms, TensorExpr, TensorProgram
 from roller_svc.ir.report import Plan
@@ -163,14 +164,23 @@ class PartitionCache:
             wanted |= missing
 
     def partition_of_plan(self, plan: Plan, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS) -> Partition:
-        """Return the kernel groups of a plan; on a CPU, whose tile spaces may be views, by their number."""
-        spaces = [transpose_space(s) if s.transposed else s for s in (choice.program.space for choice in plan.choices)]
+        """Return the kernel groups of a plan: those that have its tile spaces as views.
+
+        Raises InvariantError if no partition has, as of a plan that another version has made.
+        """
+        programs = [choice.program for choice in plan.choices]
+
+        def has_views(groups: Partition) -> bool:
+            return len(groups) == len(programs) and all(
+                has_view(group, program, hw, constraints.winograd) for group, program in zip(groups, programs, strict=True)
+            )
+
         plain = self.partitions(hw, constraints)
         copied = (way for groups in plain for way in self.with_operand_copies(groups, hw, constraints))
-        found = [groups for ways in (plain, copied) for groups in ways if len(groups) == len(spaces)]
-        if not found:
-            raise InvariantError(f"no partition of the program has {len(spaces)} kernels, as the plan has")
-        return next((groups for groups in found if all(map(_has_space, groups, spaces))), found[0])
+        found = next(filter(has_views, chain(plain, copied)), None)
+        if found is None:
+            raise InvariantError(f"no partition of the program has the tile spaces of the plan's {len(programs)} kernels")
+        return found
 
     def _plain_options(self, hw: HardwareSpec, constraints: ScheduleConstraints) -> list[FusionOptions]:
         """Return the default options, and those that make other partitions.
@@ -226,11 +236,6 @@ class PartitionCache:
         if groups is None:
             groups = self._groups[key] = partition_statements(self.program, statements, options)
         return groups
-
-
-def _has_space(group: KernelGroup, space: TileSpace) -> bool:
-    """Return whether a space is that of a group, with or without bounds of k."""
-    return space in (group.space, unbounded_view(group).space)
 
 
 def _may_have_dual_gemm(groups: Partition) -> bool:

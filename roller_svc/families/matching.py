@@ -408,6 +408,14 @@ def unit_views(
             yield unit, streamed
 
 
+def has_view(group: KernelGroup, program: RProgram, hw: HardwareSpec, winograd: WinogradMode = WinogradMode.AUTO) -> bool:
+    """Return whether the tile space of an rProgram is that of a view of the group on its unit."""
+    if program.space == group.space:
+        return True
+    views = unit_views(group, hw, Units((program.unit,)), winograd)
+    return any(view.space == program.space for _, view in views)
+
+
 def _dot_views(group: KernelGroup, unit: ComputeUnit) -> tuple[KernelGroup, ...]:
     """Return the group, and its views as a convolution of words that the unit multiplies."""
     spaces = word_spaces(group, unit, convolution_spaces(group, unit.shape[-1]))

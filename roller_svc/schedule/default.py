@@ -55,15 +55,17 @@ def _loads(tensor: str, readers: tuple[TensorExpr, ...]) -> int:
 def _with_accumulator(statement: TensorExpr, *, is_output: bool) -> tuple[TensorExpr, ...]:
     """Return the statement, split in two where the tensor cannot be the accumulator."""
     stored = stored_dtype(statement.type.dtype, is_output=is_output)
-    wraps = not stored.is_float and statement.body.dtype is not statement.type.dtype
-    if statement.kind is not StatementKind.REDUCE or (statement.accumulator is stored and not wraps):
+    if statement.kind is not StatementKind.REDUCE or statement.accumulator is stored:
         return (statement,)
-    return split_accumulator(statement, statement.body.dtype)
+    return split_accumulator(statement)
 
 
-def split_accumulator(statement: TensorExpr, result: DType) -> tuple[TensorExpr, TensorExpr]:
-    """Return a reduction as two statements: its accumulator, and the map that writes it, converted to a type."""
-    name, dtype = acc_name(statement.output), statement.accumulator
+def split_accumulator(statement: TensorExpr) -> tuple[TensorExpr, TensorExpr]:
+    """Return a reduction as two statements: its accumulator, and the map that writes it.
+
+    The map converts to the type of the tensor, not of the terms: a partial accumulator keeps the identity of a wider type.
+    """
+    name, dtype, result = acc_name(statement.output), statement.accumulator, statement.type.dtype
     total = Cast(Load(name, statement.index, dtype), result, implicit=result.is_float)
     return (
         replace(statement, output=name, name=name, type=TensorType(dtype, statement.type.shape)),

@@ -175,8 +175,7 @@ def accumulate_at(schedule: Schedule, stage: str, loop: str) -> Schedule:
 
 def _with_accumulator(schedule: Schedule, function: Function) -> Schedule:
     """Return the schedule with a reduction as its accumulator, at root, and a map. Their stages keep their loops."""
-    # The type of the tensor, not of the terms: an accumulator, or a partial one, keeps the identity of a wider type.
-    accumulator, written = split_accumulator(function.statement, function.statement.type.dtype)
+    accumulator, written = split_accumulator(function.statement)
     start, update = function.stages
     name = accumulator.output
     stages = (stage_of(name, StagePart.INIT, written.spatial), replace(update, name=name + UPDATE))

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
-from roller_svc.compiler.annotate import BY_HAND, NO_REQUEST, OTHER_TEXT, Annotations, WrittenKernel, annotate
+from roller_svc.compiler.annotate import BY_HAND, NO_REQUEST, NOT_WRITTEN, OTHER_TEXT, Annotations, WrittenKernel, annotate
 from roller_svc.compiler.as_schedule import ConstructedPlan, first_plan
+from roller_svc.compiler.estimates.batch import Item, plan_sensitivity_json
 from roller_svc.compiler.lower_and_emit import emit_plan
+from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.request import build_request, request_body
+from roller_svc.compiler.sensitivity import analyze_sensitivity
+from roller_svc.compiler.serialize import sensitivity_json
+from roller_svc.errors import InvariantError
 from roller_svc.ir.canonical import to_json
 from roller_svc.ir.report import BuildRequest
 
@@ -70,6 +75,35 @@ def test_numbers_and_parts_are_those_of_the_tiles(expression: str, inputs: dict[
         if number.formula in values:  # a name alone
             assert int(text) == values[number.formula]
     assert any(number.sources[0].startswith(chosen.hardware.tile_levels) for number in found.numbers)
+
+
+WINDOW = "y[n, f, h, w] +=! x[n, c, h + r, w + s] * W[f, c, r, s] where h in 7, w in 7; z[n, f, h, w] = relu(y[n, f, h, w])"
+IMAGES = {"x": ("float32", (1, 5, 9, 9)), "W": ("float32", (6, 5, 3, 3))}
+
+
+def test_a_plan_of_a_view_finds_its_own_kernel_groups() -> None:
+    """A partition whose contractions are nests has as many kernels, and not the tile space of the convolution."""
+    kernel, chosen = written(WINDOW, IMAGES, "cpu-x86-avx2")
+    cache = PartitionCache(chosen.program)
+    assert len({len(groups) for groups in cache.partitions(chosen.hardware)}) == 1
+    assert cache.partitions(chosen.hardware)[0] != chosen.groups
+    assert cache.partition_of_plan(chosen.plan, chosen.hardware) == chosen.groups
+    assert annotate(kernel).note == ""
+    assert annotate(kernel).numbers
+    item = Item(WINDOW, IMAGES, None, {})
+    assert plan_sensitivity_json(item, chosen.hardware, chosen.plan) == sensitivity_json(
+        analyze_sensitivity(chosen.plan, chosen.groups, chosen.hardware)
+    )
+
+
+def test_a_fault_of_the_generator_is_called_no_other_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, _ = written(ROWS, {"x": ("float32", (300, 500))}, "cpu-x86-avx2")
+
+    def fail(*_: object) -> None:
+        raise InvariantError("expected a contraction")
+
+    monkeypatch.setattr("roller_svc.compiler.annotate.emit_plan", fail)
+    assert annotate(kernel) == Annotations(note=f"{NOT_WRITTEN}: expected a contraction")
 
 
 def test_the_same_digits_are_told_apart() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from run_tree import TreeRun, alloc_bytes, run_tree
 from schedule_support import (
@@ -39,6 +40,7 @@ from roller_svc.schedule.build_tree import build_schedule_tree, build_tree
 from roller_svc.schedule.by_hand import schedule_by_hand
 from roller_svc.schedule.default import default_schedule, storage_types
 from roller_svc.schedule.schedule import Fixed, Schedule
+from roller_svc.semantics.interpreter import reference
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -80,6 +82,28 @@ class TestDefault:
     def test_a_sum_wider_than_its_tensor_is_a_function_of_its_own(self) -> None:
         names = [f.name for f in default_schedule(NARROW).functions]
         assert names == ["C.acc", "C", "D"]
+
+    def test_integer_sums_wrap_to_their_stated_types(self) -> None:
+        values = {"int8": 100, "uint8": 200, "int16": 30_000, "int32": 1 << 30}
+        stated = ("int8", "int16", "int32", "int64", "uint32")
+        lines = [f"{x}_{y}[i]: {y} +=! {x}[i, k]" for x in values for y in stated]
+        lines += ["p[i]: int16 +=! int8[i, k] * int8[i, k]", "q[i]: int32 *=! int8[i, k]", "m[i]: uint8 >=! int8[i, k]"]
+        schedule = default_schedule(program(";".join(lines), **{f"{x}": f"{x} 2 9" for x in values}))
+        inputs = {x: np.full((2, 9), value, x) for x, value in values.items()}
+        (module,) = compiled([schedule])
+        got = module.run(inputs)
+        wanted = reference(schedule.program, inputs)
+        assert {name: got[name].tolist() for name in wanted} == {name: each.tolist() for name, each in wanted.items()}
+
+    @pytest.mark.parametrize("dtype", ["uint8", "int64"])
+    def test_an_inlined_axis_that_data_replaces_is_compared_in_vectors(self, dtype: str) -> None:
+        text = "t[i, j]: int8 = x[i, j].when([j < i], 0); u[g, b]: int8 = t[b, z[g] % 7] + t[b, 1] where b in 32"
+        p = program(text, x="int8 32 7", z=f"{dtype} 5")
+        assert default_schedule(p).function("t").computed is Fixed.INLINE
+        schedule = t.vectorise(default_schedule(p), "u", "b")
+        (module,) = compiled([schedule])
+        inputs = inputs_of(p)
+        assert judged(p, inputs, module.run(inputs)).ok
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_a_sum_of_narrow_elements_is_no_copy_of_them(self, dtype: str) -> None:
