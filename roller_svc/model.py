@@ -663,7 +663,7 @@ def compile_model(
     spec = hardware.load(target_id) if threads is None else device_spec(target, threads)
 
     def load_with(weights: Weights, extents: Mapping[str, int]) -> Graph:
-        graph = load_graph(source, weights, types, extents, constants, multiplies_bytes=spec.multiplies_bytes)
+        graph = load_graph(source, weights, types, extents, constants, byte_group=spec.byte_group)
         return pair_states(graph, states)
 
     def load(extents: Mapping[str, int]) -> Graph:
@@ -842,8 +842,7 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     weights = Weights()
     source, dims = prepare_source(source, dims)
     buckets = _buckets(dims)
-    multiplies_bytes = chosen.hardware.multiplies_bytes
-    graph = load_graph(source, weights, types, buckets[0], constants, multiplies_bytes=multiplies_bytes)
+    graph = load_graph(source, weights, types, buckets[0], constants, byte_group=chosen.hardware.byte_group)
     graph = pair_states(graph, states)
     head = {"target": chosen.hardware.id, "dims": buckets[0], "buckets": len(buckets)}
     placed = _place(graph, labels, chosen.hardware)
@@ -882,8 +881,9 @@ def find_devices(
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     source, dims = prepare_source(source, dims)
-    graph = load_graph(source, Weights(), types, _buckets(dims)[0], constants)
-    placed = place_nodes(graph, check_labels(devices), hardware.load(validate_target(target)))
+    hw = hardware.load(validate_target(target))
+    graph = load_graph(source, Weights(), types, _buckets(dims)[0], constants, byte_group=hw.byte_group)
+    placed = place_nodes(graph, check_labels(devices), hw)
     return set() if placed is None else set(placed.devices.values())
 
 

@@ -78,7 +78,8 @@ def _find_choices(file: Path, threads: int, top_k: int) -> tuple[KernelChoices, 
     weights, cache = Weights(), KernelCache(settings().cache_folder)
     spec = restrict_cores(device_spec("local", None), threads)
     options = ModelOptions(spec, top_k=top_k, tune=TuneOptions("online"))
-    source = require(build_model(load_graph(file, weights), weights, options, cache).online, "choices")
+    graph = load_graph(file, weights, byte_group=spec.byte_group)
+    source = require(build_model(graph, weights, options, cache).online, "choices")
     return source.find_choices(build_here, ()), source
 
 

@@ -556,7 +556,7 @@ def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argpa
     extents = {name: extent for name, extent in (dims or {}).items() if isinstance(extent, int)}
     types = dict(tensor_types(given, least=0))  # a JSON graph has its own types
     constants = _constants(options) or None
-    graph = load_graph(path, weights, types, extents, constants, multiplies_bytes=spec.multiplies_bytes)
+    graph = load_graph(path, weights, types, extents, constants, byte_group=spec.byte_group)
     graph = pair_states(graph, _states(options))
     worst = 0.0
     for name, want in interpret(graph, weights, arrays).items():

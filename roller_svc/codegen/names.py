@@ -26,7 +26,7 @@ _LIBRARY = re.compile(
     r"|copy_async_\d+|commit_copies|await_copies|load_matrix_\d\w*|mma_m\d\w*|mfma_\w+|run\d+_\w+|mma_(two|four)_\w+|round_tf32"
     r"|tasks_\w+|event_\w+|(load|exchange)_(acquire|relaxed)|sleep_ns|timer_ns"
     r"|copy_bulk|arrive_after_copies|first_page|ring_(memory|filled|free|parity|page|begin|take|release|claim|commit|skip)|shared_address|shared_memory|barrier_\w+|tma_\w+|wgmma_\w+|bulk_\w+|fence_\w+|cluster_\w+|registers_\w+"
-    r"|matrix_descriptor_\w+|store_matrix_\w+|hold_results_\w+|TensorMap|prefetch_map|elect_one|and_or|named_barrier|map_shared_rank"
+    r"|matrix_descriptor_\w+|store_matrix_\w+|hold_results_\w+|TensorMap|prefetch_map|elect_one|grid_wait|grid_launch_dependents|and_or|named_barrier|map_shared_rank"
     r"|(hip|HIP_|HW_ID|TEXTURE_|DECLOP_)\w*|launch_bounds_impl\d|select_impl_"  # of HIP's headers
 )
 # Names of macros in headers: NULL, INFINITY, MASK1. Names with one capital (A, W2) are never macros.

@@ -13,12 +13,11 @@ from types import MappingProxyType
 
 from roller_svc import hardware, toolchain
 from roller_svc.compiler.parsing import parse_once
-from roller_svc.compiler.request import request_json, resolve_spec
+from roller_svc.compiler.request import deciding_json, request_json, resolve_spec
 from roller_svc.hardware.mapping import RATES_FOR
 from roller_svc.ir import canonical, printer
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.options import deciding_options_json
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildRequest
 
@@ -64,7 +63,7 @@ def part_contents(request: BuildRequest) -> dict[str, object]:
     return {
         "expression": {name: fields[name] for name in ("expression", "inputs", "outputs")},
         "spec": spec_content(spec),
-        "options": deciding_options_json(request),
+        "options": deciding_json(request),
         "compiler": compiler_content(spec.family),
         "generator": generator_content(),
     }
@@ -103,14 +102,12 @@ def _action_digest(request: BuildRequest, program: object) -> str:
         "schema": SCHEMA,
         "program": program,
         "hardware": spec_content(spec),
-        **deciding_options_json(request),
+        **deciding_json(request),
         "tiles": request.tiles,  # pairs, as the digests of the first stores have them
         "generator": generator_digest(),
         "toolchain": toolchain_versions(spec.family),
         "libraries": library_versions(),
     }
-    if request.programmatic:
-        parts["programmatic"] = True
     return f"sha256:{_digest(parts)}"
 
 

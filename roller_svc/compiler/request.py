@@ -60,6 +60,7 @@ def read_request(
     target: object = "local",
     outputs: object = None,
     hardware: object = None,
+    programmatic: object = False,
     **options: object,
 ) -> BuildRequest:
     """Validate a request but for its schedule, whose steps are read and not applied.
@@ -74,6 +75,7 @@ def read_request(
         validate_target(target),
         validate_outputs(outputs),
         validate_hardware(hardware),
+        _read_flag("programmatic", programmatic),
         **read_options(KernelOptions, options, types),
     )
     if request.runtime is RuntimeChoice.EMULATOR:
@@ -90,8 +92,13 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "target": request.target,
         "outputs": None if request.outputs is None else list(request.outputs),
         "hardware": None if request.hardware is None else hardware.to_mapping(request.hardware),
-        **deciding_options_json(request),
+        **deciding_json(request),
     }
+
+
+def deciding_json(request: BuildRequest) -> dict[str, object]:
+    """Encode what decides the result of a build besides the program and the device."""
+    return deciding_options_json(request) | ({"programmatic": True} if request.programmatic else {})
 
 
 def request_body(request: BuildRequest) -> dict[str, object]:

@@ -65,11 +65,11 @@ def forms_of_call(operator: str, types: tuple[TensorType, ...], parameters: tupl
 class GraphBuilder:
     """A graph in progress. Inputs have the caller's names, other tensors are named after the operator."""
 
-    def __init__(self, name: str, weights: WeightStore, evaluate: Evaluate, *, multiplies_bytes: bool = False) -> None:
+    def __init__(self, name: str, weights: WeightStore, evaluate: Evaluate, *, byte_group: int = 0) -> None:
         self.name = name
         self.weights = weights
         self.evaluate = evaluate
-        self.multiplies_bytes = multiplies_bytes  # the device does: factors may be rounded to bytes where a model allows it
+        self.byte_group = byte_group  # that the device multiplies at once: a model may allow factors that are rounded to bytes
         self.inputs: dict[str, TensorType] = {}
         self.constants: dict[str, Constant] = {}
         self.nodes: list[Node] = []
@@ -170,7 +170,7 @@ class GraphBuilder:
 
     def subgraph(self, name: str) -> GraphBuilder:
         """Return a builder for the body of a loop, over the same weights."""
-        return GraphBuilder(name, self.weights, self.evaluate, multiplies_bytes=self.multiplies_bytes)
+        return GraphBuilder(name, self.weights, self.evaluate, byte_group=self.byte_group)
 
     def finish(self, outputs: Sequence[tuple[str, Operand]], states: Sequence[str] = ()) -> Graph:
         """Return the graph. Constants that nothing reads, as those that were folded, are left out.

@@ -15,7 +15,7 @@ from roller_svc.analysis.operand import value_dtype
 from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, restate, sum_of_products
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, axes_of, iter_subexpressions
-from roller_svc.ir.group import AxisRole
+from roller_svc.ir.group import MIN_SCALE_RUN, AxisRole
 from roller_svc.ir.program import Axis, TensorExpr
 
 # Below these extents a contraction is a memory-bound nest (GEMV, outer product, dot product).
@@ -24,7 +24,6 @@ MIN_N = 4
 MIN_K = 4
 MAX_FACTORS = 4  # that no other factor has all axes of
 MIN_SCALED_FACTORS = 3  # two operands and a scale
-MIN_SCALE_RUN = 16  # points along k with one scale: the shortest step of a matrix unit
 # Types whose products, added in float32, cannot exceed its range: scales may then be applied to sums of them.
 SCALED_DTYPES = frozenset({
     DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.FLOAT16, DType.INT8, DType.UINT8, DType.BOOL,

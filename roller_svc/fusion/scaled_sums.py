@@ -222,9 +222,9 @@ def _with_blocks_first(statement: TensorExpr, *, is_thin: bool) -> TensorExpr | 
 
 def _with_one_axis(statement: TensorExpr, *, is_thin: bool) -> TensorExpr:
     """Return a sum over blocks g and points r of them as one over k = 128 g + r, if all that varies with r has this index."""
-    *others, outer, inner = statement.axes
     if len(statement.reduced) != 2:
         return statement
+    *others, outer, inner = statement.axes
     name = _unused(f"{outer.name}_{inner.name}", {axis.name for axis in statement.axes})
     block = div(ref(name), inner.extent)
 

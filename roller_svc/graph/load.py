@@ -36,7 +36,7 @@ def load_graph(
     dims: Mapping[str, int] | None = None,
     constants: Mapping[str, object] | None = None,
     *,
-    multiplies_bytes: bool = False,
+    byte_group: int = 0,
 ) -> Graph:
     """Return the graph of a model, and add its constants to the weights.
 
@@ -47,13 +47,14 @@ def load_graph(
         inputs: types of inputs that an ONNX model leaves open, or other ones.
         dims: extents of symbolic dimensions of an ONNX model.
         constants: values of inputs of an ONNX model, which are then constants.
-        multiplies_bytes: whether the device has dot products of bytes, for which an ONNX model may allow rounded factors.
+        byte_group: bytes along a sum that an instruction of the device multiplies, 0 if none does. An ONNX model may allow factors
+            that are rounded to them.
 
     Raises:
         ArgumentError: the source is not a model, or is damaged.
         UnsupportedModelError: nodes are not supported.
     """
-    given = _Given(inputs, dims, constants, multiplies_bytes)
+    given = _Given(inputs, dims, constants, byte_group)
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if path.suffix == ".json" or path.is_dir():
@@ -87,7 +88,7 @@ class _Given:
     inputs: Mapping[str, TensorType] | None
     dims: Mapping[str, int] | None
     constants: Mapping[str, object] | None
-    multiplies_bytes: bool  # by the device
+    byte_group: int  # of the device
 
     def check_none(self, what: str, *, but_dims: bool = False) -> None:
         if self.inputs or self.constants or (self.dims and not but_dims):
@@ -133,7 +134,7 @@ def _import_onnx(source: Any, folder: Path | None, weights: Weights, given: _Giv
                 inputs=given.inputs,
                 dims=given.dims,
                 constants=given.constants,
-                multiplies_bytes=given.multiplies_bytes,
+                byte_group=given.byte_group,
             )
 
         read.load_external_data(proto, None if folder is None else read_external)

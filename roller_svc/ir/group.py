@@ -200,6 +200,7 @@ def _is_window(dim: Dim, outer: Collection[str], inner: Mapping[str, int]) -> bo
     return bool(steps) and span > 1 and (min(steps) < span or math.prod(inner.values()) < _MIN_ROW)
 
 
+MIN_SCALE_RUN = 16  # points along k with one scale: the shortest step of a matrix unit
 MAX_BYTE_PRODUCTS = (1 << 31) // (1 << 16)  # of bytes, that an int32 adds without wrapping
 
 

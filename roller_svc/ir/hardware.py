@@ -223,9 +223,9 @@ class HardwareSpec:
         return "avx512vbmi" in self.isa and self.vector_bytes == 64
 
     @property
-    def multiplies_bytes(self) -> bool:
-        """Whether instructions of a CPU add products of bytes to an int32."""
-        return any(unit.kind is UnitKind.DOT and unit.in_dtype is DType.INT8 for unit in self.units)
+    def byte_group(self) -> int:
+        """How many products of bytes along a sum an instruction of a CPU adds to an int32; 0 if none does."""
+        return max((unit.k_group for unit in self.units if unit.kind is UnitKind.DOT and unit.in_dtype is DType.INT8), default=0)
 
     @property
     def dram(self) -> MemoryLevel:

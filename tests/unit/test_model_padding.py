@@ -152,10 +152,10 @@ def test_the_range_of_an_onnx_dimension_becomes_buckets():
 def test_a_bucket_whose_neighbours_the_model_does_not_take_is_exact(monkeypatch):
     real = model_module.load_graph
 
-    def load(source, weights, types, extents, constants):
+    def load(source, weights, types, extents, constants, **options):
         if extents["batch"] == 7:
             raise ArgumentError("seven is odd", code="invalid-option")
-        return real(source, weights, types, extents, constants)
+        return real(source, weights, types, extents, constants, **options)
 
     monkeypatch.setattr(model_module, "load_graph", load)
     model = roller_svc.compile_model((MODULE, (torch.zeros(3, 4),), ({0: Dim("batch", max=64)},)), dims={"batch": [1, 8]}, **FAST)

@@ -15,6 +15,7 @@ from roller_svc.ir.schedule import Compute, Let, Loop, LoopKind, Node, Storage, 
 from roller_svc.ir.schedule_hopper import HopperNode
 
 _OF_EVERY_THREAD = (LoopKind.BLOCK, LoopKind.THREAD)
+_OTHER_WORDS = ("name", "var")  # fields of parts, routines, loops: users may call a tensor the same
 
 
 def find_first_access(nodes: Sequence[Node], memory: Collection[str]) -> Node:
@@ -60,5 +61,6 @@ def _loads(node: Node) -> Iterator[str]:
 
 
 def _names(node: Node) -> Iterator[str]:
-    """Yield what a node names: tensors, and other words."""
-    return (value for field in fields(node) if isinstance(value := getattr(node, field.name), str))
+    """Yield the tensors and barriers that a node names, also by fields that are unknown here."""
+    named = (field.name for field in fields(node) if field.name not in _OTHER_WORDS)
+    return (value for name in named if isinstance(value := getattr(node, name), str))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.fused_axis import member_values
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load
 from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup, TileAxis, TileSpace
-from roller_svc.ir.index import div, mod
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, Node, Storage
 from roller_svc.schedule.nest_statements import RowReads, row_storages, row_tensors, wrap_in_storages
@@ -99,22 +99,6 @@ class GemmView:
 
 def bind_members(axis: TileAxis, position: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Bind each member axis to its value at `position` of the fused axis around the nodes."""
-    stride = 1
-    for member in reversed(axis.members):
-        value = div(position, stride)
-        stride *= member.extent
-        if stride < axis.extent:
-            value = mod(value, member.extent)
-        nodes = (Let(member.name, value, nodes),)
+    for name, value in member_values(axis, position).items():
+        nodes = (Let(name, value, nodes),)
     return nodes
-
-
-def member_values(axis: TileAxis, position: Expr) -> dict[str, Expr]:
-    """Return the value of each member axis at `position` of the fused axis."""
-    values: dict[str, Expr] = {}
-    stride = 1
-    for member in reversed(axis.members):
-        value = div(position, stride)
-        stride *= member.extent
-        values[member.name] = value if stride >= axis.extent else mod(value, member.extent)
-    return values

@@ -47,7 +47,7 @@ def import_model(
     inputs: Mapping[str, TensorType] | None = None,
     dims: Mapping[str, int] | None = None,
     constants: Mapping[str, object] | None = None,
-    multiplies_bytes: bool = False,
+    byte_group: int = 0,
 ) -> Graph:
     """Return the graph of a model.
 
@@ -57,7 +57,8 @@ def import_model(
         inputs: types of inputs whose extents the model leaves open. They must agree with what it declares.
         dims: extents of symbolic dimensions.
         constants: values of inputs, which are then constants of the graph.
-        multiplies_bytes: whether the device has dot products of bytes, for which a model may allow rounded factors.
+        byte_group: bytes along a sum that an instruction of the device multiplies, 0 if none does. A model may allow factors that
+            are rounded to them.
 
     Raises:
         UnsupportedModelError: nodes are not supported; it lists all of them.
@@ -65,7 +66,7 @@ def import_model(
             one, or the graph is not well-formed.
     """
     graph = model.graph
-    builder = GraphBuilder(graph.name or "model", weights, evaluate, multiplies_bytes=multiplies_bytes)
+    builder = GraphBuilder(graph.name or "model", weights, evaluate, byte_group=byte_group)
     importer = Importer(model, builder)
     scope = Scope(builder)
     initializers = {tensor.name for tensor in graph.initializer}

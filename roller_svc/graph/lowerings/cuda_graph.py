@@ -6,7 +6,7 @@ A node behind programmatic edges starts while the nodes before it run, and waits
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
 
 from roller_svc.analysis.step_order import find_early_starts
 from roller_svc.codegen.cuda.instructions import HOPPER
@@ -61,21 +61,24 @@ def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Ref
     if not early or not has_programmatic_edges(hw):
         return LoweringEstimate(seconds, 1)
     early_s = require(hw.limits.pdl_node_s, "limits.pdl_node_s")
-    hidden: dict[int, float] = {}
+    hidden_s = 0.0
+    busy: defaultdict[int, float] = defaultdict(float)  # seconds of a node in which memory fetches first pages
     for number in early:
-        hidden[number] = _hidden_seconds(unrolled, number, hidden, hw)
-    hidden_s = sum(hidden.values())
+        last = unrolled.predecessors[number][-1]
+        saved_s = _hidden_seconds(unrolled, number, last, busy[last], hw)
+        busy[number] += saved_s
+        busy[last] += max(0.0, saved_s - early_s)
+        hidden_s += saved_s
     seconds -= len(early) * (node_s - early_s) + hidden_s
     return LoweringEstimate(seconds, 1, overlap=OverlapEstimate(len(early), hidden_s))
 
 
-def _hidden_seconds(unrolled: UnrolledPlan, number: int, hidden: Mapping[int, float], hw: HardwareSpec) -> float:
+def _hidden_seconds(unrolled: UnrolledPlan, number: int, last: int, busy_s: float, hw: HardwareSpec) -> float:
     """Return the seconds that a node takes less because its first pages of weights arrive before it may begin.
 
     Memory fetches them between the nodes, and while the last node before it leaves memory idle. A core must have room
-    for the blocks of both. `hidden`: these seconds of earlier nodes, in which their memory is not idle any more.
+    for the blocks of both. `busy_s`: seconds of that node in which memory fetches first pages already.
     """
-    last = unrolled.predecessors[number][-1]
     step, before = unrolled.steps[number], unrolled.steps[last]
     use = page_use_of(unrolled, step)
     if use is None or not isinstance(step, KernelStep) or not isinstance(before, KernelStep):
@@ -83,8 +86,7 @@ def _hidden_seconds(unrolled: UnrolledPlan, number: int, hidden: Mapping[int, fl
     if not can_share_core([_resident(unrolled, each, hw) for each in (before, step)], hw):
         return 0.0
     bandwidth = hw.levels[0].bandwidth_bytes_per_s
-    busy_s = moved_bytes(unrolled, before) / bandwidth + hidden.get(last, 0.0)
-    idle_s = max(0.0, step_seconds(unrolled, before, hw) - busy_s)
+    idle_s = max(0.0, step_seconds(unrolled, before, hw) - moved_bytes(unrolled, before) / bandwidth - busy_s)
     idle_s += require(hw.limits.pdl_node_s, "limits.pdl_node_s")
     first_bytes = min(use.bytes, use.tasks * use.pages_in_flight * use.page_bytes)
     saved_s = max(0.0, step_seconds(unrolled, step, hw) - use.busy_s)

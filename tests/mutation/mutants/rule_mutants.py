@@ -680,7 +680,7 @@ _FAULTS: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {  # module â†
             ("the best end of a loop decides", "worst += min(0, step", "worst += max(0, step"),
             ("the last lane has no guard", "(inner[name] - 1))", "(inner[name] - 2))"),
             ("one part of a condition decides", "return (*_parts(a), *_parts(b))", "return _parts(b)"),
-            ("one of two ends decides", "return (*_reaches(a, extent), *_reaches(b, extent))", "return _reaches(b, extent)"),
+            ("one of two ends decides", "(*_full_extent(a, extent), *_full_extent(b, extent))", "_full_extent(b, extent)"),
             ("an end leaves a lane", "return (le(num(extent), stop),)", "return (le(num(extent - 1), stop),)"),
             ("one of several guards is tested", "condition = logical_and(condition, each)", "condition = each"),
             ("guards that hold nowhere are tested", "if outer == num(0) and worst < 0:", "if False and worst < 0:"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from roller_svc import hardware
+from roller_svc.compiler.action import PARTS, action_digest, action_key
 from roller_svc.compiler.request import build_request, request_body, request_json
 from roller_svc.errors import InputError
 from roller_svc.frontend.lang.input_types import tensor_type, tensor_types
@@ -141,6 +143,10 @@ def test_a_request_survives_its_plain_form() -> None:
         build_request(COPY, INPUTS, target="nvidia-t4", family="mma", tiles={"stages": 2, "split_k": 4}),
     ):
         assert build_request(**request_json(request)) == request
+        early = replace(request, programmatic=True)
+        assert build_request(**request_json(early)) == early
+        assert action_digest(early) != action_digest(request)
+        assert {part for part in PARTS if action_key(early).parts[part] != action_key(request).parts[part]} == {"options"}
         body = request_body(request)
         given = {name: body[name] for name in body.keys() - {"options"}}
         usual = {"select": "model"}  # the service's own choice

@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from dot_specs import BYTES_SPEC
 from onnx import helper, numpy_helper
 
-from roller_svc.errors import InvariantError, RollerError, UnsupportedModelError
+from roller_svc import hardware
+from roller_svc.errors import ArgumentError, InvariantError, RollerError, UnsupportedModelError
 from roller_svc.frontend.onnx.microsoft import MICROSOFT, SAME
 from roller_svc.frontend.onnx.microsoft.functions import FUNCTIONS
 from roller_svc.frontend.onnx.model import import_model
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import verify
+from roller_svc.model import find_devices
 from roller_svc.semantics.interpreter import reference
 
 Array = np.ndarray[Any, Any]
@@ -68,11 +72,11 @@ def run(
     constants: Sequence[int] = (),
     results: int = 1,
     omitted: Sequence[int] = (),
-    multiplies_bytes: bool = False,
+    byte_group: int = 0,
 ) -> list[Array]:
     weights = Weights()
     model = model_of(op_type, tensors, attributes or {}, constants, results, omitted)
-    graph = verify(import_model(model, weights, reference, multiplies_bytes=multiplies_bytes))
+    graph = verify(import_model(model, weights, reference, byte_group=byte_group))
     given = {f"t{i}": tensor for i, tensor in enumerate(tensors) if tensor is not None and i not in constants}
     return list(interpret(graph, weights, given).values())
 
@@ -264,20 +268,73 @@ def test_rows_are_rounded_to_bytes_where_device_and_file_allow_it(bits: int) -> 
     rounded = np.rint(np.divide(x, steps, out=np.zeros_like(x), where=steps > 0)) * steps
     tensors = [x, packed(numbers, bits).reshape(rows, 2, -1), scales.reshape(-1)]
 
-    def got(level: int, *, multiplies_bytes: bool, given: Sequence[Array] = tensors) -> Array:
+    def got(level: int, *, byte_group: int, given: Sequence[Array] = tensors) -> Array:
         attributes = {"K": columns, "N": rows, "bits": bits, "block_size": block, "accuracy_level": level}
         constants = range(1, len(given))
-        return run("MatMulNBits", given, attributes, constants=constants, multiplies_bytes=multiplies_bytes)[0]
+        return run("MatMulNBits", given, attributes, constants=constants, byte_group=byte_group)[0]
 
-    close(got(4, multiplies_bytes=True), rounded @ dense.T, 1e-4)
+    close(got(4, byte_group=4), rounded @ dense.T, 1e-4)
     exact = x @ dense.T
-    close(got(4, multiplies_bytes=False), exact, 1e-4)
-    close(got(1, multiplies_bytes=True), exact, 1e-4)
+    close(got(4, byte_group=0), exact, 1e-4)
+    close(got(1, byte_group=4), exact, 1e-4)
     assert (np.abs(rounded @ dense.T - exact) <= steps / 2 @ np.abs(dense).T).all(), "half a step of each element"
     zeros = RNG.integers(1, 1 << bits, (rows, 2))
     dense = (numbers - zeros.repeat(block, 1)) * scales.repeat(block, 1)
     want = (rounded if bits == 4 else x) @ dense.T
-    close(got(4, multiplies_bytes=True, given=[*tensors, packed(zeros, bits).reshape(-1)]), want, 1e-4)
+    close(got(4, byte_group=4, given=[*tensors, packed(zeros, bits).reshape(-1)]), want, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("block", "byte_group", "rounds"), [(16, 4, True), (20, 4, True), (8, 4, False), (18, 4, False), (16, 0, False)]
+)
+def test_rows_are_rounded_in_blocks_that_kernels_scale(block: int, byte_group: int, rounds: bool) -> None:
+    """One instruction's products have one scale, and blocks have at least 16 numbers."""
+    tensors = [f32(3, 2 * block), u8(5, 2, block), f32(10)]
+    attributes = {"K": 2 * block, "N": 5, "bits": 8, "block_size": block, "accuracy_level": 4}
+    model = model_of("MatMulNBits", tensors, attributes, (1, 2), 1, ())
+    operators = {node.operator for node in import_model(model, Weights(), reference, byte_group=byte_group).nodes}
+    assert ("quantize_linear" in operators) is rounds
+
+
+@pytest.mark.parametrize(("dtype", "step"), [(np.float16, 2.0**-10), (ml_dtypes.bfloat16, 2.0**-7)])
+def test_rounded_rows_of_narrow_floats_are_multiplied_as_float32(dtype: type[np.generic], step: float) -> None:
+    """Only the result is rounded to the type: factors of it are no bytes with scales."""
+    numbers, scales = RNG.integers(0, 16, (6, 64)), f32(6, 2).astype(dtype)
+    x: Array = f32(3, 64).astype(dtype)
+    bias: Array = f32(6).astype(dtype)
+    tensors = [x, packed(numbers, 4).reshape(6, 2, -1), scales.reshape(-1), None, None, bias]
+    attributes = {"K": 64, "N": 6, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    model = model_of("MatMulNBits", tensors, attributes, (1, 2, 5), 1, ())
+    nodes = import_model(model, Weights(), reference, byte_group=4).nodes
+    producers = {tensor: node for node in nodes for tensor in node.outputs}
+    (product,) = (node for node in nodes if node.operator == "linear")
+    assert [producers[each].operator for each in product.inputs[:2]] == ["dequantize_linear"] * 2
+    (got,) = run("MatMulNBits", tensors, attributes, constants=(1, 2, 5), byte_group=4)
+    wide = x.astype(np.float32)
+    steps = np.abs(wide.reshape(3, 2, 32)).max(-1).repeat(32, 1) / np.float32(127)
+    want = (np.rint(wide / steps) * steps) @ ((numbers - 8) * scales.astype(np.float32).repeat(32, 1)).T + bias.astype(np.float32)
+    close(got, want, step)
+
+
+def test_a_label_may_name_a_node_that_rounds_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is read for the target, as compile_model reads it."""
+    load, gpu = hardware.load, "nvidia-h200-sxm"
+    monkeypatch.setattr(hardware, "load", lambda target: BYTES_SPEC if target == "cpu-x86-avx512" else load(target))
+    attributes = {"K": 64, "N": 5, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    model = model_of("MatMulNBits", [f32(3, 64), u8(5, 2, 16), f32(10)], attributes, (1, 2), 1)
+    labels = {"*/quantize_linear": gpu}
+    assert find_devices(model, "cpu-x86-avx512", devices=labels) == {gpu, BYTES_SPEC.id}
+    with pytest.raises(ArgumentError, match="no node is called"):
+        find_devices(model, "cpu-x86-avx2", devices=labels)
+
+
+def test_numbers_may_all_be_below_their_zero_point() -> None:
+    """Bytes less their zero point are below zero."""
+    numbers, scales, x = RNG.integers(0, 5, (6, 64)), f32(6, 2), f32(3, 64)
+    tensors = [x, packed(numbers, 4).reshape(6, 2, -1), scales.reshape(-1), np.full(6, 0x99, np.uint8)]
+    attributes = {"K": 64, "N": 6, "bits": 4, "block_size": 32}
+    (got,) = run("MatMulNBits", tensors, attributes, constants=(1, 2, 3))
+    close(got, x @ ((numbers - 9) * scales.repeat(32, 1)).T, 1e-4)
 
 
 def test_a_block_with_an_infinity_or_none_has_no_finite_sum() -> None:
@@ -285,7 +342,7 @@ def test_a_block_with_an_infinity_or_none_has_no_finite_sum() -> None:
     x[0, 3], x[1, 40] = np.inf, np.nan
     tensors = [x, u8(5, 2, 16), f32(10)]
     attributes = {"K": 64, "N": 5, "bits": 4, "block_size": 32, "accuracy_level": 4}
-    (got,) = run("MatMulNBits", tensors, attributes, constants=(1, 2), multiplies_bytes=True)
+    (got,) = run("MatMulNBits", tensors, attributes, constants=(1, 2), byte_group=4)
     assert np.isnan(got[:2]).all()
     assert np.isfinite(got[2]).all()
 

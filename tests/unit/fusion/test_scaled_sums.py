@@ -201,6 +201,15 @@ def test_numbers_and_factors_of_halves_are_applied_after_the_sum(body: str) -> N
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
 
 
+def test_a_sum_to_one_number_may_have_one_axis() -> None:
+    """Its rows and columns have no axes, as in a model whose product has one element."""
+    types = {name: TensorType(DType.INT8, (64,)) for name in "ab"} | {name: TensorType(DType.FLOAT32, (2,)) for name in "st"}
+    compute = parse("y[]: float32 +=! a[k].cast(float32) * s[k // 32] * (b[k].cast(float32) * t[k // 32])", types)
+    assert [len(each.axes) for each in compute.statements] == [1]
+    assert merge_scaled_sums(compute.statements, {"y"}, is_thin=True) == compute.statements
+    assert has_scaled_sum(compute.statements, {"y"}, is_cpu=True), "bytes"
+
+
 def test_a_sum_of_one_value_stays_as_it_is() -> None:
     compute = program("y[m, n]: float32 +=! a[m, 0] * b[n, 0] * 0.5 where k in 96", 5, 7, 96, 96, DType.FLOAT16)
     assert merge_scaled_sums(compute.statements, {"y"}) == compute.statements

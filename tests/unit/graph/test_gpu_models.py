@@ -18,6 +18,7 @@ from gpu_models import MODELS
 from onnx import helper, numpy_helper
 
 from roller_svc import hardware
+from roller_svc.analysis.step_order import find_early_starts, find_predecessors
 from roller_svc.errors import ArgumentError, InputError, InvariantError, LaunchError, UnsupportedModelError
 from roller_svc.graph.estimate import UNCOMPILED
 from roller_svc.graph.interpret import interpret
@@ -25,7 +26,7 @@ from roller_svc.graph.load import load_graph
 from roller_svc.graph.lowerings import LOWERING_KINDS, MARGIN, choose_lowering, cuda_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Constant
-from roller_svc.ir.model_plan import PACKED, CopyStep, KernelStep, LoopStep, ModelPlan, unroll_steps
+from roller_svc.ir.model_plan import PACKED, WEIGHTS, CopyStep, KernelStep, LoopStep, ModelPlan, unroll_steps
 from roller_svc.model import Model, compile_model, estimate_model, load_model
 from roller_svc.runtime.graphs.cpu import weights_block
 from roller_svc.runtime.graphs.cuda import CudaModel
@@ -142,6 +143,25 @@ def test_kernels_get_addresses_that_they_may_load_in_vectors(name: str) -> None:
     for step in steps_of(compiled(name, plan="launches")):
         if isinstance(step, KernelStep):
             assert all(at is not None and at.offset_bytes % vector_bytes == 0 for at in step.arguments), step.node
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_start_early_behind_kernels_and_have_their_constants_in_weights(name: str) -> None:
+    model = compiled(name, plan="graph")
+    plan, steps = plan_of(model), steps_of(model)
+    predecessors = find_predecessors(plan, steps)
+    starts_early = find_early_starts(plan, steps, predecessors)
+    for step, before, is_early in zip(steps, predecessors, starts_early, strict=True):
+        if not isinstance(step, KernelStep):
+            assert not is_early
+            assert step.target.slot not in (WEIGHTS, PACKED)
+            continue
+        assert is_early == (bool(before) and all(isinstance(steps[n], KernelStep) for n in before) and not step.zeroed)
+        source = plan.kernels[step.kernel].source
+        constants = {buffer.symbol for buffer in source.buffers if buffer.name in source.constants}
+        for symbol, place in zip(source.launches[step.launch].operands, step.arguments, strict=True):
+            assert place is not None
+            assert symbol not in constants or place.slot in (WEIGHTS, PACKED), (step.node, symbol)
 
 
 @pytest.mark.parametrize("name", ["pieces", "views", "slices"])

@@ -22,8 +22,8 @@ MATRIX = 64 << 20
 NORM_S, PRODUCT_S = 3e-6, 20e-6
 
 
-def plan_of(hw: HardwareSpec, norm_shared: int = 0, *, programmatic: bool = True) -> UnrolledPlan:
-    """A norm of one block, and a product that streams: 132 blocks with four pages each in flight."""
+def plan_of(hw: HardwareSpec, norm_shared: int = 0, *, programmatic: bool = True, products: int = 1) -> UnrolledPlan:
+    """A norm of one block, and products that stream: 132 blocks with four pages each in flight."""
     buffers = {"w": (Role.INPUT, MATRIX), "x": (Role.INPUT, 8192), "y": (Role.OUTPUT, 8192)}
 
     def kernel(args: tuple[str, ...], blocks: int, seconds: float) -> ModelKernel:
@@ -33,9 +33,10 @@ def plan_of(hw: HardwareSpec, norm_shared: int = 0, *, programmatic: bool = True
         return ModelKernel(source, seconds + LIMITS.launch_overhead_s, 1)
 
     kernels = (kernel(("x", "y"), 1, NORM_S), kernel(("w", "x", "y"), 132, PRODUCT_S))
-    places = [Address(ARENA, number * 8192) for number in range(3)]
-    steps = (KernelStep("norm", 0, 0, (places[0], places[1])), KernelStep("product", 1, 0, (Address(WEIGHTS), *places[1:])))
-    plan = ModelPlan("m", hw.id, (), (), kernels, (), steps, (), MATRIX, MATRIX, 0, 3 * 8192, 0, 3)
+    x, y, *results = [Address(ARENA, number * 8192) for number in range(2 + products)]
+    norm = KernelStep("norm", 0, 0, (x, y))
+    steps = (norm, *(KernelStep("product", 1, 0, (Address(WEIGHTS), y, result)) for result in results))
+    plan = ModelPlan("m", hw.id, (), (), kernels, (), steps, (), MATRIX, MATRIX, 0, (2 + products) * 8192, 0, 3)
     use = PageUse((0,), PAGE, 8, 0, MATRIX, STAGES, 64, 132, busy_s=PRODUCT_S / 4)
     known = (JoinedKernel((Resources(32, norm_shared, 0),)), JoinedKernel((Resources(64, 5 * PAGE, 0),), None, (use,)))
     return UnrolledPlan(plan, steps, known)
@@ -58,6 +59,17 @@ def test_a_node_behind_a_kernel_costs_less_and_fetches_its_first_pages() -> None
     assert early.overlap is not None
     assert early.overlap == OverlapEstimate(1, pytest.approx(min(first_s, idle_s)))
     assert early.seconds == pytest.approx(plain.seconds - (node_s - early_s) - early.overlap.hidden_s)
+
+
+def test_a_node_is_idle_once_for_all_behind_it() -> None:
+    early_s, first_s = LIMITS.pdl_node_s, 132 * STAGES * PAGE / RATE
+    assert early_s is not None
+    idle_s = NORM_S - 2 * 8192 / RATE
+    for products in (2, 8):
+        overlap = seconds_of(plan_of(H200, products=products)).overlap
+        assert overlap is not None
+        assert overlap.nodes == products
+        assert overlap.hidden_s == pytest.approx(min(products * first_s, products * early_s + idle_s))
 
 
 def test_blocks_that_do_not_share_a_core_hide_nothing() -> None:

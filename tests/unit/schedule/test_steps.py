@@ -92,13 +92,13 @@ C: parallel no
     ("dtype", "rows", "columns"), [("float32", 32, 64), ("float32", 29, 50), ("float16", 24, 64), ("int16", 17, 64)]
 )
 def test_a_reduction_is_accumulated_in_a_tile(dtype: str, rows: int, columns: int) -> None:
-    """One nest sets, updates and writes a tile; in registers, where it divides the columns."""
+    """One nest sets, updates and writes a tile, in registers; also where it does not divide the columns."""
     inputs = {"A": (dtype, (rows, 40)), "B": (dtype, (40, columns))}
     kernel = roller_svc.compile(EXPRESSION, inputs, schedule=ACCUMULATED)
     generator = np.random.default_rng(1)
     a, b = (generator.integers(-4, 4, shape).astype(dtype) for _, shape in inputs.values())
     np.testing.assert_array_equal(kernel(A=a, B=b)["C"], a @ b)
-    assert ("C_acc_tile[" in kernel.source) == (columns % 32 > 0)
+    assert "C_acc_tile[" not in kernel.source
 
 
 LANES_OF_LANES = """s: accumulate_at i

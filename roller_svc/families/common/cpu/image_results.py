@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roller_svc.analysis.fused_axis import member_values
 from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim
 from roller_svc.families.common.cpu.input_patch import dispatch_length, pixel_at, remaining_pixels
 from roller_svc.families.common.cpu.micro_kernel import LANE
 from roller_svc.families.common.cpu.parallel_loops import whole_or_tail
-from roller_svc.families.common.view import GemmView, bind_members, member_values
+from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.index import add, ceil_div, linearize, mul, num, ref, sub
 from roller_svc.ir.schedule import Let, Loop, LoopKind, Node, Transpose

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roller_svc.analysis.fused_axis import member_values
 from roller_svc.analysis.linear import Linear, linear
 from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim
 from roller_svc.families.common.cpu.micro_kernel import LANE
-from roller_svc.families.common.view import bind_members, member_values
+from roller_svc.families.common.view import bind_members
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.index import add, ceil_div, conjuncts, div, eq, linearize, logical_and, mod, mul, num, ref, sub

@@ -14,7 +14,7 @@ from functools import reduce
 from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points, task_loops, whole_or_tail
 from roller_svc.families.common.cpu.window_reduction import Plane, PlaneWindowDim
 from roller_svc.families.cpu.channel_window.workload import ChannelSpace
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, iter_subexpressions, rewrite, substitute
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, iter_subexpressions, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, ceil_div, le, linearize, logical_and, min_, mul, num, ref, sub
 from roller_svc.ir.program import Combine, identity
@@ -107,10 +107,14 @@ class _Tasks:
         return (Branch(inside, plain, self._line_tiles(width, min(positions, MAX_MARGIN_POSITIONS), ())),)
 
     def line_guards(self) -> tuple[Expr, ...]:
-        """Return the conditions in the planes' values that depend on lines alone."""
+        """Return the conditions in the planes' values that depend on lines alone.
+
+        They are tested before those around them. One that loads may do so beyond the tensor there: it stays in place.
+        """
         lines = {d.position_name for d in self.space.lines}
         parts = (part for plane in self.space.reduction.planes for part in iter_subexpressions(plane.value))
-        return tuple(dict.fromkeys(part.cond for part in parts if isinstance(part, Select) and axes_of(part.cond) <= lines))
+        conditions = (part.cond for part in parts if isinstance(part, Select))
+        return tuple(dict.fromkeys(each for each in conditions if axes_of(each) <= lines and not loads_of(each)))
 
     def lines(self) -> dict[str, Expr]:
         """Return the position of each line under the current taps."""

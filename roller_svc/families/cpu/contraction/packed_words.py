@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.constant_runs import constant_run
+from roller_svc.analysis.fused_axis import member_values
 from roller_svc.analysis.packed_values import integer_bounds, packed_field
 from roller_svc.families.common.cpu.dot import WORD, DotOperands, cast_element
-from roller_svc.families.common.view import member_values
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import TileAxis

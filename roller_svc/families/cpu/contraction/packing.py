@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roller_svc.analysis.fused_axis import member_values
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE
 from roller_svc.families.common.cpu.parallel_loops import whole_or_tail
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES
-from roller_svc.families.common.view import bind_members, member_values
+from roller_svc.families.common.view import bind_members
 from roller_svc.families.cpu.contraction.workload import CpuOperand, OperandLayout
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute

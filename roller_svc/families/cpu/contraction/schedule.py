@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.fused_axis import member_values
 from roller_svc.analysis.tile_bounds import IndexSpan
 from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.cpu.dot import WORD, DotOperands, cast_element
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES, prefetch_is_profitable
-from roller_svc.families.common.view import GemmView, bind_members, member_values
+from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.cpu.contraction.block_scales import RUN, BlockScales
 from roller_svc.families.cpu.contraction.blocking import Blocking, plan_blocking
 from roller_svc.families.cpu.contraction.guarded_k import GuardedK, round_down

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roller_svc.analysis.fused_axis import member_values
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.dot import cast_element
 from roller_svc.families.common.cpu.micro_kernel import LANE
-from roller_svc.families.common.view import member_values
 from roller_svc.families.cpu.contraction.packing import K_CHUNK, K_COUNT, K_FIRST, K_ROW, PANEL_ROW, Packing, Panels
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, substitute

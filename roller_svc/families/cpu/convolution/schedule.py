@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.fused_axis import member_values
 from roller_svc.families.common.cpu.dot import DotOperands, dot_operands
 from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches, image_tasks
 from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim
@@ -18,7 +19,7 @@ from roller_svc.families.common.cpu.input_patch import WINDOW, InputPatch, loop_
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, ROW, VECTOR, CTile, KLoop, MicroKernel
 from roller_svc.families.common.cpu.parallel_loops import serial_loops, whole_or_tail
-from roller_svc.families.common.view import GemmView, bind_members, member_values
+from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.cpu.convolution.word_view import word_of
 from roller_svc.families.cpu.convolution.workload import plan_task
 from roller_svc.ir.affine import affine

@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.fused_axis import member_values
 from roller_svc.analysis.operand import Operand
 from roller_svc.errors import require
 from roller_svc.families.common.gpu.matrix.tile import StagedTile
-from roller_svc.families.common.view import member_values
 from roller_svc.families.gpu.simt_contraction.copy_rounds import DividedThreads, divide_threads
 from roller_svc.families.gpu.simt_contraction.workload import (
     K_ELEMENTS_PER_TRANSACTION,

@@ -12,6 +12,7 @@ from roller_svc.frontend.onnx.tensors import Tensor
 from roller_svc.frontend.onnx.use import FLOATS, INTEGERS, Node
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.group import MIN_SCALE_RUN
 
 _BYTES_ALLOWED = 4  # accuracy_level: rows may be rounded to bytes, as their blocks have scales
 
@@ -61,31 +62,37 @@ def _matmul_nbits(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         of_column = node.array(4, "g_idx", INTEGERS).reshape(-1)[:columns]
     if of_column.shape != (columns,) or of_column.min() < 0 or of_column.max() >= blocks:
         raise node.invalid(f"g_idx must have {columns} numbers below {blocks}")
-    bias = node.optional(5)
+    bias, dtype = node.optional(5), a.dtype
     if np.array_equal(of_column, np.arange(columns) // block) and np.array_equal(zeros, zeros.astype(np.uint8)):
         integers = _centred(numbers, zeros.astype(np.uint8))
         weight = _dequantized(builder, integers, factors, block)
         are_bytes = len(integers) == 1 or bits < DType.INT8.bits  # less their zero points
-        if may_round and builder.multiplies_bytes and columns % block == 0 and are_bytes:
+        if may_round and _takes_blocks(builder, block) and columns % block == 0 and are_bytes:
             a = _rounded_to_bytes(builder, a, block)
     else:
         dense = (numbers.astype(np.float32) - zeros[:, of_column]) * factors[:, of_column]
         weight = builder.add_constant(dense, DType.FLOAT32)
-    weight = builder.cast(weight, a.dtype)
-    return [Tensor(builder.call("linear", [a, weight, *([] if bias is None else [bias])]))]
+    operands = [a, weight] if bias is None else [a, weight, bias]
+    return [Tensor(builder.cast(builder.call("linear", [builder.cast(each, a.dtype) for each in operands]), dtype))]
+
+
+def _takes_blocks(builder: GraphBuilder, block: int) -> bool:
+    """Return whether kernels scale sums of bytes over blocks of that many: an instruction's products have one scale."""
+    return builder.byte_group > 0 and block % builder.byte_group == 0 and block >= MIN_SCALE_RUN
 
 
 def _rounded_to_bytes(builder: GraphBuilder, x: Operand, block: int) -> Operand:
     """Return what bytes represent of rows: each block of a row is divided by a scale, which makes its greatest number 127.
 
-    A block with an infinity or NaN has this as its scale, so that its sums are NaN.
+    A block with an infinity or NaN has this as its scale, so that its sums are NaN. The result is float32, in which a
+    product of bytes is scaled.
     """
     wide = builder.cast(x, DType.FLOAT32)
     blocks = builder.call("reshape", [wide], shape=(*x.shape[:-1], x.shape[-1] // block, block))
     greatest = builder.call("reduce_max", [builder.call("abs", [blocks])], axis=-1)
     scale = builder.call("div", [greatest, builder.fill(DType.INT8.integer_range[1], DType.FLOAT32)])
     integers = builder.call("quantize_linear", [wide, scale], axis=-1, block=block, dtype=DType.INT8.value)
-    return builder.cast(builder.call("dequantize_linear", [integers, scale], axis=-1, block=block), x.dtype)
+    return builder.call("dequantize_linear", [integers, scale], axis=-1, block=block)
 
 
 def _dequantized(builder: GraphBuilder, integers: Sequence[Array], scales: Array, block: int) -> Operand:
@@ -98,7 +105,7 @@ def _dequantized(builder: GraphBuilder, integers: Sequence[Array], scales: Array
 def _centred(numbers: Array, zeros: Array) -> list[Array]:
     """Return the differences from the zero point if it is one and int8 holds them, else numbers and zero points."""
     zero = int(zeros.reshape(-1)[0])
-    fits = numbers.max() - zero < 1 << 7 and zero <= 1 << 7
+    fits = int(numbers.max()) - zero < 1 << 7 and zero <= 1 << 7
     return [(numbers.astype(np.int16) - zero).astype(np.int8)] if fits and (zeros == zero).all() else [numbers, zeros]
 
 

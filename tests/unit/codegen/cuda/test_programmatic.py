@@ -24,7 +24,7 @@ from roller_svc.ir.expr import Load
 from roller_svc.ir.index import lt, num, ref
 from roller_svc.ir.kernel import KernelSource, Role
 from roller_svc.ir.program import Combine
-from roller_svc.ir.schedule import Barrier, Branch, Compute, CpAsync, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.schedule import Barrier, Branch, Compute, CpAsync, Let, Loop, LoopKind, Node, Part, Routine, Scope, Storage
 from roller_svc.toolchain.binaries.sass import sass_text
 
 H200 = "nvidia-h200-sxm"
@@ -51,6 +51,7 @@ MEMORY = {"A", "C"}  # W is constant
         ((Let("j", ref("i"), (COPY, STORE)),), STORE),
         ((Let("j", load("A"), (STORE,)),), Let("j", load("A"), (STORE,))),
         ((Branch(lt(ref("i"), num(3)), (STORE,)),), Branch(lt(ref("i"), num(3)), (STORE,))),  # some threads come to it
+        ((Part("A"), Routine("C", (COPY,)), Loop("A", 4, LoopKind.THREAD, (Part("C"), USE))), USE),  # no names of tensors
     ],
 )
 def test_each_thread_waits_before_the_first_access_that_all_come_to(nodes: tuple[Node, ...], wanted: Node) -> None:
@@ -65,6 +66,10 @@ def test_a_launch_without_accesses_has_no_place_to_wait() -> None:
 def test_what_is_updated_is_read() -> None:
     assert find_read_tensors((USE, STORE), MEMORY) == {"A"}
     assert find_read_tensors((Compute("C", (ref("i"),), load("r"), Combine.SUM),), MEMORY) == {"C"}
+
+
+def test_what_parts_and_loops_are_called_is_not_read() -> None:
+    assert find_read_tensors((Part("C"), Loop("C", 4, LoopKind.SERIAL, (USE, STORE))), MEMORY) == {"A"}
 
 
 @cache

@@ -10,12 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from roller_svc.analysis.fused_axis import member_values
 from roller_svc.analysis.sum_of_products import product_of
 from roller_svc.families.common.gpu.matrix.epilogue import column_of_word, is_inside_axis, row_of_word, word
 from roller_svc.families.common.gpu.matrix.mainloop import ACC, FRAGMENT, STEP_ACC, MmaMainloop
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import STEP, KTileRange
 from roller_svc.families.common.gpu.matrix.tile import ScaleRegisters
-from roller_svc.families.common.view import GemmView, bind_members, member_values
+from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.group import TileAxis

@@ -93,6 +93,12 @@ CASES: dict[str, tuple[str, Types]] = {
         "-9.0) where d in 4, h in 4, w in 9, a in 3, b in 3, e in 3",
         {"x": (F32, (4, 9, 19, 16))},
     ),
+    "lines that a mask selects": (
+        "t[h, w, c] = select(m[h] > 0.0, x[h, w, c], 0.0); "
+        "y[h, w, c] >=! t[h + u - 1, w + v - 1, c].when([h + u >= 1, h + u < 10, w + v >= 1, w + v < 21], -9.0) "
+        "where h in 9, w in 20, u in 3, v in 3",
+        {"x": (F32, (9, 20, 16)), "m": (F32, (9,))},
+    ),
     "squares": ("y[h, w, c] +=! x[h + u, w + v, c] * x[h + u, w + v, c] where h in 8, w in 9, u in 3, v in 3",
                 {"x": (F32, (10, 11, 16))}),
 }  # fmt: skip
@@ -175,6 +181,16 @@ def test_lines_that_read_the_margin_have_smaller_tiles() -> None:
         for nodes in (branch.then, branch.otherwise)
     ]
     assert tiles == [{case.ranked[0].program.thread["w"]}, {MAX_MARGIN_POSITIONS}]
+
+
+def test_conditions_that_load_are_not_tested_before_their_bounds() -> None:
+    """The mask has no element for a line of the margin."""
+    case = cpu_case(*CASES["lines that a mask selects"])
+    (tree,) = lower(case.group, case.ranked[0].program, AVX2)
+    branches = [n for n in iter_nodes(tree.body) if isinstance(n, Branch)]
+    assert not any(loads_of(branch.cond) for branch in branches)
+    loaders = [n for n in iter_nodes(tree.body) if isinstance(n, Compute) and "m" in _tensors(n)]
+    assert loaders, "the mask is tested where it is read"
 
 
 def _tensors(node: Compute) -> set[str]:

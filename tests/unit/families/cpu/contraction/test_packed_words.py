@@ -145,7 +145,8 @@ def test_results(size: Size, tiles: tuple[int, int, int], b: str) -> None:
         zeros = arrays["z"] = random.integers(0, 16, (columns, blocks)).astype(np.uint8)
     source = emit_plan(plan, program, (group,), SPEC)
     assert "a_sums" in source.text
-    (found,) = CpuModule(compile_source(source)).run(arrays).values()
+    module = CpuModule(compile_source(source))
+    (found,) = module.run(arrays).values()
     of_run = np.arange(depth) // run
     fields = arrays["w"] if b is BYTES else np.stack([arrays["w"] & 15, arrays["w"] >> 4], -1).reshape(columns, depth)
     fields = fields.astype(np.int64) - (zeros[:, of_run] if zeros.ndim else zeros).astype(np.int64)
@@ -153,4 +154,8 @@ def test_results(size: Size, tiles: tuple[int, int, int], b: str) -> None:
         arrays["a"] * arrays["sa"].astype(np.float64)[:, of_run],
         fields * arrays["s"].astype(np.float64)[:, of_run],
     )
-    assert (np.abs(found - rounded @ weights.T) <= 2.0**-20 * (np.abs(rounded) @ np.abs(weights).T)).all()
+    bound = 2.0**-20 * (np.abs(rounded) @ np.abs(weights).T)
+    assert (np.abs(found - rounded @ weights.T) <= bound).all()
+    large = np.float32(2.0**118)  # times a sum of integers, it is beyond float32
+    (scaled,) = module.run(arrays | {"sa": arrays["sa"] * large, "s": arrays["s"] / large}).values()
+    assert (np.abs(scaled - rounded @ weights.T) <= bound).all(), "scales are multiplied by each other first"
