@@ -1,4 +1,4 @@
-"""Where the numbers and the parts of a kernel's source come from.
+"""Say where the numbers and the parts of a kernel's source come from.
 
 The generator prints the plan of a kernel again, with tiles that know their names (`ir/origin.py`). What it marks holds
 for the source only if the text without marks is that source.

@@ -224,7 +224,7 @@ class HardwareSpec:
 
     @property
     def byte_group(self) -> int:
-        """How many products of bytes along a sum an instruction of a CPU adds to an int32; 0 if none does."""
+        """Return how many products of bytes along a sum one instruction of a CPU adds to an int32; 0 without one."""
         return max((unit.k_group for unit in self.units if unit.kind is UnitKind.DOT and unit.in_dtype is DType.INT8), default=0)
 
     @property

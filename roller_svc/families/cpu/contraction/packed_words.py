@@ -26,7 +26,7 @@ ONES = Const(0x01010101, WORD)  # four bytes
 
 @dataclass(frozen=True, slots=True)
 class PackedWords:
-    """How words of a column are read: an element is an unsigned integer plus `offset`."""
+    """Say how words of a column are read: an element is an unsigned integer plus `offset`."""
 
     integer: Expr  # a field; or a signed byte, whose sign bit is flipped
     bits: int
