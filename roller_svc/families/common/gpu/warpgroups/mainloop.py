@@ -187,7 +187,7 @@ class WgmmaMainloop:
         if not self.tma_operands:
             return ()
         operands = {SHARED_A: self.tile.a, SHARED_B: self.tile.b}
-        size = sum(operands[buffer].bytes for buffer in {copy.buffer for copy in self.tma_operands})
+        size = sum(operands[buffer].bytes for buffer in dict.fromkeys(copy.buffer for copy in self.tma_operands))
         nodes: tuple[Node, ...] = (MbarrierArrive(FULL, (ref(STAGE),), expect_tx_bytes=size),)
         for copy in self.tma_operands:
             nodes += copy.loads(step, ref(STAGE))
