@@ -44,7 +44,7 @@ from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_
 from roller_svc.perf.uncertainty import uncertainty
 from roller_svc.perf.workload import find_data_level, lines_of
 from roller_svc.schedule.by_hand import schedule_by_hand
-from roller_svc.schedule.device_launches import build_device_launches
+from roller_svc.schedule.device_launches import DeviceLaunches, build_device_launches
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.tree_visits import TreeVisits, Visit, visit_tree
 
@@ -72,9 +72,13 @@ def schedule_cost_json(cost: ScheduleCost) -> Json:
 
 def price_schedule(schedule: Schedule, hw: HardwareSpec) -> ScheduleCost:
     """Return the price of a schedule on a device. Raises ScheduleError if the device cannot run it."""
-    trees, exchanged = build_device_launches(schedule, hw)
-    program = schedule.program
-    return price_trees(trees, {**program.types, **dict(exchanged)}, hw)
+    return price_launches(schedule, build_device_launches(schedule, hw), hw)
+
+
+def price_launches(schedule: Schedule, launches: DeviceLaunches, hw: HardwareSpec) -> ScheduleCost:
+    """Return the price of a schedule's launches on a device."""
+    trees, exchanged = launches
+    return price_trees(trees, {**schedule.program.types, **dict(exchanged)}, hw)
 
 
 def price_trees(trees: Sequence[ScheduleTree], memory: Mapping[str, TensorType], hw: HardwareSpec) -> ScheduleCost:

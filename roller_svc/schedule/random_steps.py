@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -59,15 +60,19 @@ class StepSpace:
             return ()
         return steps
 
-    def mutate(self, steps: Steps, chance: random.Random) -> tuple[Steps, Schedule] | None:
-        """Return other steps and their schedule; None where all that were tried are illegal."""
+    def mutate(self, steps: Steps, chance: random.Random, refused: Counter[str] | None = None) -> tuple[Steps, Schedule] | None:
+        """Return other steps and their schedule; None where all that were tried are illegal.
+
+        `refused` counts what was illegal by the code of its rule.
+        """
         for _ in range(MAX_ATTEMPTS):
             changed = chance.choice(_MUTATIONS)(self, steps, chance)
             if changed != steps:
                 try:
                     return changed, self.apply(changed)
-                except ScheduleError:
-                    continue
+                except ScheduleError as error:
+                    if refused is not None:
+                        refused[error.code] += 1
         return None
 
 
