@@ -106,7 +106,7 @@ def test_a_search_ends_at_its_budgets() -> None:
 def test_what_is_not_built_is_counted_by_the_reason() -> None:
     unbuilt: Counter[str] = Counter()
     assert len(search(BLUR, 8, seed=4, unbuilt=unbuilt)) == 8
-    assert all(unbuilt[reason] > 0 for reason in ("known", "expensive", "schedule-vector-inner"))
+    assert all(unbuilt[reason] > 0 for reason in ("known", "expensive", "same text", "schedule-extent"))
     assert {reason for reason in unbuilt if not reason.startswith("schedule-")} <= {"known", "expensive", "same text"}
 
 
@@ -190,6 +190,15 @@ def test_tiles_of_a_product_on_a_gpu_have_parts_of_its_inputs() -> None:
     space, chance = StepSpace(default_schedule(LARGE_MATMUL), LANES, on_gpu=True), random.Random(1)
     drawn = [mutated for _ in range(30) if (mutated := space.mutate(space.start(), chance)) is not None]
     assert {(step.op, step.subject) for steps, _ in drawn for step in steps} >= {("cache", "A"), ("cache", "B"), ("block", "C")}
+
+
+def test_tiles_on_a_cpu_may_divide_a_row_that_no_vector_divides() -> None:
+    of = program("C[m, n] +=! A[m, k] * B[k, n]", A="float32 9 4", B="float32 4 35")
+    space, chance = StepSpace(default_schedule(of), LANES), random.Random(1)
+    drawn = [mutated for _ in range(40) if (mutated := space.mutate((), chance)) is not None]
+    values = [dict(step.values) for steps, _ in drawn for step in steps if step.op == "split"]
+    widths = {each["factor"] for each in values if each["loop"] == "n" and "names" in each}
+    assert widths == {4, 8, 12, 16, 7}  # whole vectors, and the largest divisor of 35 below three of them
 
 
 @pytest.mark.parametrize("of", [SCALAR_SUM, SCATTER], ids=["one element", "scatter"])
