@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import roller_svc
-from roller_bench.by_hand import Times, time_in_turn
+from roller_bench.by_hand import Times, time_alternately
 from roller_bench.cases import BenchCase, performance_cases
 from roller_svc.compiler.as_schedule import AsSchedule, explain_as_schedule, first_plan
 from roller_svc.compiler.lower_and_emit import emit_plan
@@ -112,7 +112,7 @@ def time_case(case: BenchCase, target: str) -> Times | None:
         return None
     constructed = roller_svc.compile(case.expression, inputs, target=target, outputs=case.outputs, select="model")
     scheduled = roller_svc.Schedule(case.expression, inputs, target, found.steps, outputs=case.outputs).compile()
-    return time_in_turn(constructed, scheduled, found.program, ROUNDS)
+    return time_alternately(constructed, scheduled, found.program, ROUNDS)
 
 
 if __name__ == "__main__":

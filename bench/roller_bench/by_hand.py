@@ -78,7 +78,7 @@ class Times:
         return self.scheduled_s / self.constructed_s
 
 
-def time_in_turn(constructed: roller_svc.Kernel, scheduled: roller_svc.Kernel, program: TensorProgram, rounds: int) -> Times:
+def time_alternately(constructed: roller_svc.Kernel, scheduled: roller_svc.Kernel, program: TensorProgram, rounds: int) -> Times:
     """Time two kernels of a program in turn, after a sample of their results is checked."""
     arrays = random_inputs(program, seed=0)
     expected = evaluate_sample(program, arrays)
@@ -95,7 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     for name, (text, inputs, steps) in CASES.items():
         schedule = roller_svc.Schedule(text, inputs, steps=steps)
-        times = time_in_turn(roller_svc.compile(text, inputs), schedule.compile(), schedule.program, options.rounds)
+        times = time_alternately(roller_svc.compile(text, inputs), schedule.compile(), schedule.program, options.rounds)
         print(json.dumps({"case": name, "steps": len(schedule.steps), **asdict(times), "ratio": times.ratio}), flush=True)
 
 

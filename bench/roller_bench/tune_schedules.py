@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 import roller_svc
-from roller_bench.by_hand import time_in_turn
+from roller_bench.by_hand import time_alternately
 
 ROUNDS = 5
 Inputs = dict[str, tuple[str, tuple[int, ...]]]
@@ -81,7 +81,7 @@ def tune_shape(kind: str, text: str, inputs: Inputs, trials: int, budget_s: floa
         text, inputs, trials=trials, seed=seed, budget_s=budget_s, on_trial=lambda _: ends_s.append(time.monotonic() - start_s)
     )
     search_s = time.monotonic() - start_s
-    times = time_in_turn(roller_svc.compile(text, inputs, top_k=4), found.best.compile(), found.best.program, ROUNDS)
+    times = time_alternately(roller_svc.compile(text, inputs, top_k=4), found.best.compile(), found.best.program, ROUNDS)
     if times.differs:
         raise AssertionError(f"wrong result: {times.differs}\n{found.best.text()}")
     timed = [(trial.priced_s, trial.seconds) for trial in found.trials if trial.seconds is not None]
