@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from roller_svc.errors import InvariantError
 from roller_svc.graph.classes import NodeClass
 from roller_svc.graph.lowerings import makes_kernel
-from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
+from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH, node_seconds
 from roller_svc.graph.lowerings.lowering import UnrolledPlan, operations_of, step_seconds
 from roller_svc.graph.passes import PassReport
 from roller_svc.graph.plan import Launch, PlannedModel, PlannedStep, kernel_key, plan_model
@@ -21,7 +22,7 @@ from roller_svc.graph.rammer.wavefront import RKernel
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.graph import Graph, OpNode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.model_plan import KernelStep, ModelPlan, iter_steps, unroll_steps
+from roller_svc.ir.model_plan import KernelStep, ModelPlan, count_unrolled, iter_steps, unroll_steps
 from roller_svc.ir.model_story import (
     EXECUTE,
     LAUNCH,
@@ -128,14 +129,17 @@ def _place_again(source: StorySource) -> PlannedModel:
 
 def _gpu_times(source: StorySource, planned: PlannedModel) -> StepTimes:
     """Return the seconds of steps on a GPU, with the overhead of a launch, or of a node of a CUDA graph, for each."""
-    limits = source.hardware.limits
-    overheads = {"launches": limits.launch_overhead_s, CUDA_GRAPH.kind: limits.graph_node_s or 0.0}
-    overhead_s = overheads.get(source.plan.lowering, 0.0)
-    unrolled = UnrolledPlan(planned.plan, ())
-    seconds = tuple(
-        sum(step_seconds(unrolled, each, source.hardware) + operations_of(each) * overhead_s for each in unroll_steps((step,)))
-        for step in planned.plan.steps
-    )
+    hw, lowering = source.hardware, source.plan.lowering
+    unrolled = UnrolledPlan(planned.plan, tuple(unroll_steps(planned.plan.steps)))
+    overheads_s: tuple[float, ...] = (0.0,) * len(unrolled.steps)
+    if lowering == "launches":
+        overheads_s = tuple(operations_of(each) * hw.limits.launch_overhead_s for each in unrolled.steps)
+    elif lowering == CUDA_GRAPH.kind:
+        overheads_s = node_seconds(unrolled, hw)
+    each_s = iter([step_seconds(unrolled, each, hw) + beside_s for each, beside_s in zip(unrolled.steps, overheads_s, strict=True)])
+    seconds = tuple(sum(islice(each_s, count_unrolled((step,)))) for step in planned.plan.steps)
+    if source.seconds is not None and (total_s := sum(seconds)) > source.seconds:  # first pages of weights arrive early
+        seconds = tuple(each * source.seconds / total_s for each in seconds)
     return StepTimes(seconds, seconds, is_measured=False)
 
 
