@@ -51,6 +51,7 @@ class StorySource:
     graph: Graph  # after the passes
     classes: tuple[NodeClass, ...]
     digests: tuple[str, ...]  # of the classes' kernels
+    floors_s: tuple[float | None, ...]  # of the classes' programs; None where the kernel does not say it
     plan: ModelPlan
     kind: str
     passes: tuple[PassReport, ...]
@@ -227,9 +228,9 @@ def _replay_launch(plan: VDevicePlan, rkernels: Sequence[RKernel]) -> list[list[
 
 
 def _tell_kernels(source: StorySource) -> Iterator[StoryModelKernel]:
-    for each, digest, kernel in zip(source.classes, source.digests, source.plan.kernels, strict=False):
+    for each, digest, floor_s, kernel in zip(source.classes, source.digests, source.floors_s, source.plan.kernels, strict=False):
         inputs = tuple((name, type_.dtype.value, type_.shape) for name, type_ in each.inputs)
-        yield StoryModelKernel(digest, each.expression, inputs, each.outputs, each.constants, kernel.estimate_s)
+        yield StoryModelKernel(digest, each.expression, inputs, each.outputs, each.constants, kernel.estimate_s, floor_s)
 
 
 def _tell_nodes(graph: Graph, kernel_of: Mapping[str, int], steps: Sequence[StoryStepOfModel]) -> tuple[StoryNode, ...]:

@@ -220,4 +220,5 @@ def test_the_story_of_a_gpu_has_the_seconds_of_its_lowering() -> None:
         assert (story["arena_bytes"] >= max(ends) + 64) == (plan == "persistent")  # events of its kernel
         assert {each["kind"] for each in story["instructions"]} <= {"launch", "synchronize"}
         assert sum(each["seconds"] for each in story["steps"]) <= story["seconds"]
+        assert all(0 < each["floor_seconds"] <= each["seconds"] for each in story["kernels"])
     assert model.report["lowerings"]["graph"]["overlap"]["nodes"] > 0  # of the loop: they come sooner
