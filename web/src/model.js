@@ -15,7 +15,7 @@ function sentences({ story, hot, labels, waiting, busy }) {
   const gains = hot.filter((each) => each.above_s > 0).sort((a, b) => b.above_s - a.above_s), [gain] = gains;
   return [
     first && `${labels[first.nodes[0]]} takes ${f.percent(first.total / story.nodes.reduce((sum, node) => sum + node.seconds, 0))} of the time of all operators: ${f.plural(first.nodes.length, 'node')} of ${f.time(first.total / first.nodes.length)} each.`,
-    gain && `Rewriting ${labels[gain.nodes[0]]} would save most, at most ${f.time(gain.above_s)}: its kernel takes ${f.times(gain.kernel.seconds / gain.kernel.floor_seconds)} the floor of its program.`,
+    gain && `Rewriting ${labels[gain.nodes[0]]} of ${f.time(gain.total / gain.nodes.length)}, ${f.plural(gain.nodes.length, 'node')}, would save most, at most ${f.time(gain.above_s)}: its kernel takes ${f.times(gain.kernel.seconds / gain.kernel.floor_seconds)} the floor of its program.`,
     story.veus > 1 && `Cores wait ${f.percent(waiting)} of the call; the busiest works ${f.percent(Math.max(...busy))} of it, the least busy ${f.percent(Math.min(...busy))}.`,
     synchronized && `${f.time(synchronized.end_s - synchronized.start_s)} are launches, signals and waits beside the work of operators.`,
     before && `${f.plural(before, 'node')} became ${f.count(story.passes.at(-1).nodes_after)}${cut && cut.nodes_after < cut.nodes_before ? `; ${cut.name.replaceAll('_', ' ')} removed ${f.count(cut.nodes_before - cut.nodes_after)}` : ''}${views ? `. ${f.plural(views, 'view')} cost nothing` : ''}.`,
