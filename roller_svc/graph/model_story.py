@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import add
 
 from roller_svc.errors import InvariantError
 from roller_svc.graph.classes import NodeClass
@@ -137,7 +138,8 @@ def _gpu_times(source: StorySource, planned: PlannedModel) -> StepTimes:
         overheads_s = tuple(operations_of(each) * hw.limits.launch_overhead_s for each in unrolled.steps)
     elif lowering == CUDA_GRAPH.kind:
         overheads_s = node_seconds(unrolled, hw)
-    each_s = iter([step_seconds(unrolled, each, hw) + beside_s for each, beside_s in zip(unrolled.steps, overheads_s, strict=True)])
+    works_s = (step_seconds(unrolled, each, hw) for each in unrolled.steps)
+    each_s = map(add, works_s, overheads_s)
     seconds = tuple(sum(islice(each_s, count_unrolled((step,)))) for step in planned.plan.steps)
     if source.seconds is not None and (total_s := sum(seconds)) > source.seconds:  # first pages of weights arrive early
         seconds = tuple(each * source.seconds / total_s for each in seconds)
