@@ -223,6 +223,11 @@ class HardwareSpec:
         return "avx512vbmi" in self.isa and self.vector_bytes == 64
 
     @property
+    def shuffles_bytes(self) -> bool:
+        """Whether an instruction of a CPU shuffles the bytes of a register of 32, 16 at a time."""
+        return "avx2" in self.isa
+
+    @property
     def byte_group(self) -> int:
         """Return how many products of bytes along a sum one instruction of a CPU adds to an int32; 0 without one."""
         return max((unit.k_group for unit in self.units if unit.kind is UnitKind.DOT and unit.in_dtype is DType.INT8), default=0)
