@@ -114,6 +114,11 @@ class ComputeUnit:
         return self.shape[0] if self.kind is UnitKind.DOT else 1
 
     @property
+    def adds_apart(self) -> bool:
+        """Return whether an instruction of its own adds dot products to accumulators."""
+        return self.kind is UnitKind.DOT and self.in_dtype is DType.INT16
+
+    @property
     def takes_fragments(self) -> bool:
         """Return whether warps issue the instructions, on matrix fragments in registers."""
         return self.kind in (UnitKind.MMA, UnitKind.MFMA)

@@ -17,6 +17,7 @@ from roller_svc.codegen.c.vector.types import (
     dot_text,
     gather,
     instruction,
+    pair_dot_text,
     resizing,
     shuffled_entries,
     vector_header,
@@ -216,6 +217,8 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return nontemporal_helper(dtype, lanes)
     if base == "dot":
         return Helper(dot_text(dtype, lanes))
+    if base == "dot_pairs":
+        return Helper(pair_dot_text(lanes))
     if base in ("word2", "word4"):
         return _word(base, dtype, lanes)
     if base in _ELEMENTS:

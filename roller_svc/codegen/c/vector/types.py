@@ -31,6 +31,7 @@ def vector_header(dtype: DType, lanes: int, c_type: str) -> str:
 
 
 _SUFFIX = {DType.FLOAT32: "ps", DType.FLOAT64: "pd"}
+_AVX_BYTES = 32
 _ORDERED = 7  # comparison predicate: neither operand is a NaN
 _ALL_LANES = "-1, 4"  # mask, and the current rounding mode
 
@@ -195,12 +196,24 @@ def shuffled_entries(lanes: int, chunk: str) -> str | None:
     return "".join(f"  {line}\n" for line in lines)
 
 
+def pair_dot_text(lanes: int) -> str:
+    """Return the helper sum + dot(a, b): two int16 a lane. `vpmaddwd` wraps where both products are 2^30."""
+    vector, size = vector_type(DType.INT32, lanes), DType.INT32.bytes * lanes
+    pairs = f"(short __attribute__((vector_size({size}))))"
+    product = f"__builtin_ia32_pmaddwd{8 * size}({pairs}a, {pairs}b)"
+    return (
+        f"static inline {vector} dot_pairs_{vector}({vector} sum, {vector} a, {vector} b) {{\n"
+        f"  return sum + ({vector}){product};\n}}"
+    )
+
+
 def dot_text(dtype: DType, lanes: int) -> str:
     """Return the helper sum + dot(a, b): four bytes a lane, a's unsigned, or two bfloat16.
 
     It uses inline assembly, because the operand types of the builtins differ between compilers.
     """
     name = "vdpbf16ps" if dtype.is_float else "vpdpbusd"  # not vpdpbusds, which saturates
+    name = f"%{{vex%}} {name}" if lanes * dtype.bytes == _AVX_BYTES else name  # AVX-VNNI
     vector, words = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
     return (
         f"static inline {vector} dot_{vector}({vector} sum, {words} a, {words} b) {{\n"
