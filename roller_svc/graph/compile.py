@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from roller_svc.analysis.model_tables import list_functions
 from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_unit, model_unit, switchable_unit
 from roller_svc.codegen.kernel import Tasks
+from roller_svc.collector import pause_collector
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import load_plan, package_candidate, package_kernel, replace_candidate
 from roller_svc.compiler.backends import backend_for
@@ -331,7 +333,8 @@ def transform_graph(
     costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
     known = dict(costs.stored)
     met = Boundaries(options.flipped) if boundaries is None else boundaries
-    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse, boundaries=met)
+    with pause_collector():
+        graph, passes = run_passes(graph, weights, costs, fuse=options.fuse, boundaries=met)
     if costs.stored != known:
         cache.save_costs(hw, options.winograd, costs.stored)
     return graph, passes
@@ -561,11 +564,12 @@ def _build_kernels(
     missing = [i for i, kernels in enumerate(built) if kernels is None]
     done = len(requests) - len(missing)
     progress("kernels", done, len(requests))
-    for i, kernels in zip(missing, _build_missing([requests[i] for i in missing], cache), strict=True):
-        built[i] = kernels
-        if isinstance(kernels, _ClassKernels):
-            done += 1
-            progress("kernels", done, len(requests))
+    with pause_collector() if _are_modelled(requests) else nullcontext():  # what is measured may hold much memory
+        for i, kernels in zip(missing, _build_missing([requests[i] for i in missing], cache), strict=True):
+            built[i] = kernels
+            if isinstance(kernels, _ClassKernels):
+                done += 1
+                progress("kernels", done, len(requests))
     unsupported = [
         UnsupportedNode(each.expression[:MAX_EXPRESSION_SHOWN], node.removeprefix("/"), result.message)
         for each, result in zip(classes, built, strict=True)
@@ -584,7 +588,7 @@ def _build_missing(requests: Sequence[BuildRequest], cache: KernelCache) -> Iter
     else runs. Where the model selects, the next text is emitted while compilers run, so that they use all cores.
     """
     cores = len(os.sched_getaffinity(0))
-    if all(request.select is SelectionMode.MODEL for request in requests):
+    if _are_modelled(requests):
         with ThreadPoolExecutor(cores + EMITTING_THREADS) as pool:
             yield from pool.map(lambda request: _select_kernels(_compile_candidates(request), request, cache), requests)
         return
@@ -594,6 +598,11 @@ def _build_missing(requests: Sequence[BuildRequest], cache: KernelCache) -> Iter
             compiled = list(pool.map(_compile_candidates, batch))
             for candidates, request in zip(compiled, batch, strict=True):
                 yield _select_kernels(candidates, request, cache)
+
+
+def _are_modelled(requests: Sequence[BuildRequest]) -> bool:
+    """Return whether the performance model selects, so that nothing is measured."""
+    return all(request.select is SelectionMode.MODEL for request in requests)
 
 
 def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | None:

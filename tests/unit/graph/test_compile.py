@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ from graphs import add_input, add_random, builder_of
 from roller_svc import hardware
 from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.graph import compile as compiling
 from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model
 from roller_svc.graph.objects import link_kernels
 from roller_svc.ir.options import SelectionMode
@@ -101,3 +103,23 @@ def test_the_thread_pool_is_compiled_before_it_is_linked(tmp_path: Path, monkeyp
             thread.join()
     assert built.link(MODEL)
     assert names == ["roller-pool"]
+
+
+def test_the_collector_of_cycles_is_paused_in_passes_and_in_builds_of_modelled_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_enabled: dict[str, bool] = {}
+
+    def record(name: str) -> None:
+        function = getattr(compiling, name)
+
+        def recorded(*given: Any, **named: Any) -> Any:
+            is_enabled[name] = gc.isenabled()
+            return function(*given, **named)
+
+        monkeypatch.setattr(compiling, name, recorded)
+
+    for name in ("run_passes", "find_classes", "compile_candidates", "choose_plan"):
+        record(name)
+    build(KernelCache(tmp_path))
+    assert is_enabled == {"run_passes": False, "find_classes": True, "compile_candidates": False, "choose_plan": True}
