@@ -9,9 +9,10 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from roller_svc.analysis.model_tables import list_functions
@@ -20,6 +21,7 @@ from roller_svc.codegen.kernel import Tasks
 from roller_svc.collector import pause_collector
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import load_plan, package_candidate, package_kernel, replace_candidate
+from roller_svc.compiler.autotune import NOT_SHARED
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.explain import parse_request
@@ -585,12 +587,18 @@ def _build_missing(requests: Sequence[BuildRequest], cache: KernelCache) -> Iter
     """Yield the kernels of each request, or why there are none, in order.
 
     Candidates to measure are compiled on all cores, those of several requests at once, and then measured while nothing
-    else runs. Where the model selects, the next text is emitted while compilers run, so that they use all cores.
+    else runs. Where the model selects, the next text is emitted while compilers run, so that they use all cores; the
+    interpreter runs one thread, so that the first text is not delayed by those of other threads.
     """
     cores = len(os.sched_getaffinity(0))
     if _are_modelled(requests):
+        printing = Lock()
+
+        def build(request: BuildRequest) -> _ClassKernels | InputError:
+            return _select_kernels(_compile_candidates(request, printing), request, cache)
+
         with ThreadPoolExecutor(cores + EMITTING_THREADS) as pool:
-            yield from pool.map(lambda request: _select_kernels(_compile_candidates(request), request, cache), requests)
+            yield from pool.map(build, requests)
         return
     with ThreadPoolExecutor(cores) as pool:
         for first in range(0, len(requests), CLASSES_AT_ONCE * cores):
@@ -639,9 +647,11 @@ def _replace_fastest(kernels: _ClassKernels, fastest: KernelBundle) -> _ClassKer
     return kernels if fastest is kernels.fastest else _ClassKernels(fastest, None)
 
 
-def _compile_candidates(request: BuildRequest) -> CompiledCandidates | InputError:
+def _compile_candidates(
+    request: BuildRequest, printing: AbstractContextManager[object] = NOT_SHARED
+) -> CompiledCandidates | InputError:
     try:
-        return compile_candidates(request, for_model=True)
+        return compile_candidates(request, for_model=True, printing=printing)
     except InputError as error:
         return error
 
