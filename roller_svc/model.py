@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import json
 import logging
@@ -645,7 +646,7 @@ def compile_model(
     Raises:
         UnsupportedModelError: nodes cannot be compiled; `nodes` has all of them.
     """
-    reject_unknown(NamedOptions, options, "compile_model")
+    reject_unknown(NamedOptions, options, "compile_model", inspect.signature(compile_model).parameters)
     checked = read_options(NamedOptions, options)
     runs_in = _runtime(runtime)
     target_id = validate_target(target)

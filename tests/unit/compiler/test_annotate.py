@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +79,25 @@ def test_numbers_and_parts_are_those_of_the_tiles(expression: str, inputs: dict[
         if number.formula in values:  # a name alone
             assert int(text) == values[number.formula]
     assert any(number.sources[0].startswith(chosen.hardware.tile_levels) for number in found.numbers)
+
+
+@pytest.mark.slow
+def test_two_processes_say_the_same() -> None:
+    """Names in sets have another order in each process."""
+    program = "import test_annotate as t; print([t.annotate(t.written(*case[:3])[0]) for case in t.CASES])"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "9")  # they order the names of tiles in shared memory differently
+    ]
+    assert printed[0] == printed[1]
+    assert "Number(" in printed[0]
 
 
 WINDOW = "y[n, f, h, w] +=! x[n, c, h + r, w + s] * W[f, c, r, s] where h in 7, w in 7; z[n, f, h, w] = relu(y[n, f, h, w])"
