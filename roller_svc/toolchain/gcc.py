@@ -76,7 +76,7 @@ _BINUTILS = ("as", "ld")
 _MACHINE_OF_PREFIX = {"x86-64-v": "x86_64", "armv": "aarch64"}
 _CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
 _VERSION = "--version"
-_asking = ForkLock()
+_running = ForkLock()
 _first_lines: dict[tuple[tuple[str, ...], str], str] = {}  # that programs have printed, by command and option
 PROGRAMS = (*_NATIVE_COMPILERS, *_CROSS_COMPILERS.values())  # programs that a build may run
 
@@ -152,13 +152,13 @@ def prepare_model(source: KernelSource) -> None:
 def _prepare_versions(command: tuple[str, ...]) -> None:
     """Ask a compiler for its versions in another thread, unless this process knows them."""
 
-    def ask() -> None:
+    def find_versions() -> None:
         with contextlib.suppress(ToolchainMissingError):
             compiler_version(command)
             binutils_versions(command)
 
     if (command, _VERSION) not in _first_lines:
-        threading.Thread(target=ask, name="roller-versions").start()
+        threading.Thread(target=find_versions, name="roller-versions").start()
 
 
 def _is_clang(compiler: list[str]) -> bool:
@@ -226,13 +226,13 @@ def _first_line(command: tuple[str, ...], option: str) -> str:
 
     Raises ToolchainMissingError if it prints none.
     """
-    with _asking:  # who asks at the same time waits
+    with _running:  # who asks at the same time waits
         if (command, option) not in _first_lines:
-            _first_lines[command, option] = _ask(command, option)
+            _first_lines[command, option] = _run_for_line(command, option)
         return _first_lines[command, option]
 
 
-def _ask(command: tuple[str, ...], option: str) -> str:
+def _run_for_line(command: tuple[str, ...], option: str) -> str:
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as directory:
         try:
             code, text = run_sandboxed([*command, option], Path(directory), CompileLimits(timeout_s=10.0))

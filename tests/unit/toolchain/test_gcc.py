@@ -140,14 +140,14 @@ def test_versions_name_the_compiler() -> None:
 
 def test_versions_are_asked_for_once_and_beside_the_passes_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    ask = gcc._ask
+    run_for_line = gcc._run_for_line
 
     def record(command: tuple[str, ...], option: str) -> str:
         threads.append(threading.current_thread().name)
-        return ask(command, option)
+        return run_for_line(command, option)
 
     monkeypatch.setattr(gcc, "_first_lines", {})
-    monkeypatch.setattr(gcc, "_ask", record)
+    monkeypatch.setattr(gcc, "_run_for_line", record)
     for _ in range(2):  # the second time nothing is asked
         gcc.prepare_model(KernelSource("model", Language.C, HOST, "", (), ()))
         for thread in threading.enumerate():
