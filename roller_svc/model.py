@@ -22,7 +22,7 @@ from roller_svc import hardware
 from roller_svc.api import Kernel, Stage, TensorInfo
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
-from roller_svc.compiler.artifact import load_plan
+from roller_svc.compiler.artifact import floor_seconds, load_plan
 from roller_svc.compiler.cards import draw_timeline, make_card
 from roller_svc.compiler.kernel_cache import SERIAL, KernelCache
 from roller_svc.compiler.pipeline import StageTimer
@@ -1233,6 +1233,7 @@ def _built_variant(
         built.graph,
         built.classes,
         tuple(bundle.digest for bundle in built.kernels[: len(built.classes)]),
+        tuple(floor_seconds(bundle) for bundle in built.kernels[: len(built.classes)]),
         plan,
         built.choice.kind if options.fuse else EAGER,
         built.passes,
