@@ -185,6 +185,8 @@ class Vector(VectorAccess):
 
     def _cast(self, cast: Cast, arg: Expr) -> VectorValue:
         dtype = cast.dtype
+        if (quantized := self._quantized(cast)) is not None:
+            return self.convert(quantized, dtype)
         if dtype is DType.INT32 and isinstance(arg, Cast) and arg.dtype in SHORT_INTEGERS and arg.arg.dtype.compute.is_float:
             return self._whole_number(arg)
         if not dtype.is_narrow_float or cast.implicit or self.scalar.is_rounded_to(dtype, arg):
@@ -194,9 +196,23 @@ class Vector(VectorAccess):
 
     def _whole_number(self, cast: Cast) -> VectorValue:
         """Convert a float to a short integer whose value is needed in 32 bits: without the elements between."""
+        if (quantized := self._quantized(cast)) is not None:
+            return quantized
         piece = self.value(cast.arg)
         clamped = self.call(f"clamped_{SHORT[cast.dtype]}_{self.type_of(piece.dtype)}", self.splat(piece))
         return VectorValue(f"__builtin_convertvector({clamped}, {self.type_of(DType.INT32)})", DType.INT32, is_vector=True)
+
+    def _quantized(self, cast: Cast) -> VectorValue | None:
+        """Print a float that is rounded, plus a byte, as a byte's value in 32 bits; None for other casts to bytes."""
+        match cast:
+            case Cast(dtype=DType.INT8 | DType.UINT8, arg=Op(OpKind.ADD, (Op(OpKind.ROUND, (x,)), Cast(zero, DType.FLOAT32)))) if (
+                x.dtype is DType.FLOAT32 and zero.dtype in (DType.INT8, DType.UINT8)
+            ):
+                added = self.splat(self.convert(self.value(zero), DType.INT32))
+                name = f"quantized_{SHORT[cast.dtype]}_{self.type_of(DType.FLOAT32)}"
+                return VectorValue(self.call(name, self.splat(self.value(x)), added), DType.INT32, is_vector=True)
+            case _:
+                return None
 
     def _as_float32(self, value: Expr, dtype: DType) -> VectorValue:
         """Convert a value to the float32 that is rounded to a narrow type."""

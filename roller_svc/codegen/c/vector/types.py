@@ -71,6 +71,12 @@ def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
         case 64, "segment" if dtype is DType.FLOAT32:
             vector = vector_type(dtype, lanes)
             return "__AVX512F__", f"__builtin_shuffle(*(const {vector} *)table, *(const {vector} *)(table + 16), at)"
+        case 64, "nearest":
+            return "__AVX512F__", f"(vi32x16)__builtin_ia32_cvtps2dq512_mask(a, (vi32x16){{0}}, {_ALL_LANES})"
+        case 32, "nearest":
+            return "__AVX__", "(vi32x8)__builtin_ia32_cvtps2dq256(a)"
+        case 16, "nearest":
+            return "__SSE2__", "(vi32x4)__builtin_ia32_cvtps2dq(a)"
         case 64, "scaled":
             vector = f"v{SHORT[dtype]}x{lanes}"
             return "__AVX512F__", f"select_{vector}(zero, ({vector}){{0}}, {_masked('scalef', dtype, 'y + 1', 'k')})"
