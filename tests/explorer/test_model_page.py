@@ -20,7 +20,7 @@ from explorer_pages import (
     make_operation,
     poison,
 )
-from model_stories import make_story
+from model_stories import make_profile, make_story
 
 from roller_svc.cli import explain, main
 from roller_svc.cli.page_file import KERNEL, MODEL, write_page
@@ -142,6 +142,23 @@ def test_a_link_has_the_bucket_that_its_operator_is_of(explorer: Explorer) -> No
     assert page.get_by_test_id("node").locator(".mono").text_content() == name
     again = explorer.open(MODEL_PATH + "?bucket=2&node=1", prepare=lambda page: answer_story(page, answer))
     assert again.get_by_test_id("node").count() == 0
+
+
+def test_a_profile_is_shown_beside_the_prediction(explorer: Explorer) -> None:
+    story = make_story(3)
+    page = explorer.open(MODEL_PATH, prepare=lambda page: answer_story(page, story))
+    rows = page.get_by_test_id("timeline").bounding_box()["height"]
+    given = {"name": "profile.json", "mimeType": "application/json"}
+    page.get_by_test_id("profile").set_input_files(given | {"buffer": json.dumps(make_profile(make_story(2), 1.25)).encode()})
+    assert "another plan" in page.get_by_test_id("fault").text_content()
+    page.get_by_test_id("profile").set_input_files(given | {"buffer": json.dumps(make_profile(story, 1.25)).encode()})
+    assert "20 % low" in page.get_by_test_id("measured").text_content()
+    assert page.locator("[data-testid=operators] tbody tr", has_text="20 % low").count() == 3
+    page.locator("[data-testid=operators] button").first.click()
+    assert "predicted are 20 % low" in page.get_by_test_id("node").text_content()
+    assert page.get_by_test_id("timeline").bounding_box()["height"] > 1.5 * rows
+    page.get_by_role("button", name="without").click()
+    assert page.get_by_test_id("measured").count() == 0
 
 
 BOXES = """async () => {
