@@ -150,7 +150,7 @@ def test_a_profile_is_shown_beside_the_prediction(explorer: Explorer) -> None:
     rows = page.get_by_test_id("timeline").bounding_box()["height"]
     given = {"name": "profile.json", "mimeType": "application/json"}
     page.get_by_test_id("profile").set_input_files(given | {"buffer": json.dumps(make_profile(make_story(2), 1.25)).encode()})
-    assert "another plan" in page.get_by_test_id("fault").text_content()
+    assert "another plan" in page.get_by_test_id("profile-fault").text_content()
     page.get_by_test_id("profile").set_input_files(given | {"buffer": json.dumps(make_profile(story, 1.25)).encode()})
     assert "20 % low" in page.get_by_test_id("measured").text_content()
     assert page.locator("[data-testid=operators] tbody tr", has_text="20 % low").count() == 3
@@ -159,6 +159,32 @@ def test_a_profile_is_shown_beside_the_prediction(explorer: Explorer) -> None:
     assert page.get_by_test_id("timeline").bounding_box()["height"] > 1.5 * rows
     page.get_by_role("button", name="without").click()
     assert page.get_by_test_id("measured").count() == 0
+
+
+def test_two_plans_are_compared(explorer: Explorer) -> None:
+    one, other = make_story(3), make_story(3)
+    other["seconds"] *= 1.5
+    other["arena_bytes"] *= 2
+    digest = "sha256:" + "b" * 64
+
+    def answer(page: Any) -> None:
+        answer_story(page, one)
+        page.route(f"**/v1/models/*{'b' * 64}/story", lambda route: route.fulfill(json=other))
+
+    page = explorer.open(MODEL_PATH, prepare=answer)
+    page.get_by_test_id("compare").fill("nonsense")
+    page.get_by_test_id("compare").press("Enter")
+    assert "another" not in page.get_by_test_id("fault").text_content()
+    assert "a compiled model" in page.get_by_test_id("fault").text_content()
+    page.get_by_test_id("compare").fill(f"http://other/m/{digest}?node=1")
+    page.get_by_test_id("compare").press("Enter")
+    page.wait_for_selector("[data-testid=plan-differences]")
+    assert "50 % more" in page.get_by_test_id("plan-verdict").text_content()
+    assert "idle cores" in page.get_by_test_id("plan-differences").text_content()
+    assert "256 KiB" in page.get_by_test_id("plan-figures").text_content()
+    page.wait_for_function("() => location.search.includes('compare=')")
+    page.reload()
+    page.wait_for_selector("[data-testid=plan-differences]")
 
 
 BOXES = """async () => {

@@ -217,3 +217,31 @@ def test_a_profile_is_compared_step_by_step() -> None:
     assert "has no step inner" in other
     assert looped["others"] == pytest.approx(steps[0]["end_s"] - steps[0]["start_s"])
     assert "expected the steps of a profile" in unread
+
+
+DIFFERENCE = """
+import { diffFigures, diffPlans } from '%s';
+const stories = JSON.parse(process.argv[1]);
+console.log(JSON.stringify([diffPlans(stories), diffFigures(stories), diffPlans([stories[0], stories[0]])]));
+"""
+
+
+def test_differences_of_two_plans_add_up_to_their_seconds() -> None:
+    one, other = make_story(3), make_story(3)
+    for node in other["nodes"][:2]:  # are one operator here, and two in the other plan
+        one["nodes"][0]["members"] = [member for each in other["nodes"][:2] for member in each["members"]]
+        node["kernel"] = None
+    one["nodes"][1]["members"] = ["only here"]
+    for each in other["instructions"]:
+        if each["kind"] == "execute" and each["start_s"] > 0:
+            each["end_s"] -= 0.25e-6
+    other["seconds"] = max(each["end_s"] for each in other["instructions"]) + 3e-6
+    program = DIFFERENCE % (SOURCE / "plandiff.js").as_uri()
+    found, figures, same = run_node(program, json.dumps([one, other]))
+    assert same == {"isSameModel": True, "rows": []}
+    assert found["isSameModel"]
+    total = sum(row["seconds"][1] - row["seconds"][0] for row in found["rows"])
+    assert total == pytest.approx(other["seconds"] - one["seconds"])
+    assert [0, 1] in [row["nodes"][1] for row in found["rows"]]
+    assert any(row.get("name") == "idle cores" for row in found["rows"])
+    assert "a call" in [name for name, *_ in figures]

@@ -25,7 +25,7 @@ export function Measured() {
   return html`<div class="choices measure" onDragOver=${(event) => event.preventDefault()} onDrop=${drop}>
     <label>measured: output of roller model profile --json <input type="file" accept=".json" data-testid="profile" onChange=${(event) => take(event.currentTarget.files[0])} /></label>
     ${profile.value && html`<button onClick=${() => setProfile(null)}>without</button>`}
-    ${fault && html`<p class="bad" role="alert" data-testid="fault">${fault}</p>`}</div>`;
+    ${fault && html`<p class="bad" role="alert" data-testid="profile-fault">${fault}</p>`}</div>`;
 }
 
 // How far a prediction is from a measured time.

@@ -2,10 +2,11 @@
 import { html } from 'htm/preact';
 import { useState } from 'preact/hooks';
 import { computed, effect, signal } from '@preact/signals';
-import { readChoice, readDigest } from './address.js';
+import { findDigest, readChoice, readDigest } from './address.js';
 import { getJson, post, put } from './api.js';
+import { ComparePlans } from './compareplans.js';
 import { ModelView } from './model.js';
-import { bucket, chooseBucket, model, picked, show, stories } from './modelstate.js';
+import { bucket, chooseBucket, compared, model, picked, show, stories } from './modelstate.js';
 import { problemOf } from './problem.js';
 
 const WAIT_S = 10; // of one request for the operation
@@ -16,13 +17,14 @@ const devices = signal([]);
 
 export const address = computed(() => {
   if (!digest.value) return '/m';
-  const choice = [['bucket', bucket.value || null], ['node', picked.value]].filter(([, number]) => number !== null);
+  const choice = [['bucket', bucket.value || null], ['node', picked.value], ['compare', compared.value || null]].filter(([, value]) => value !== null);
   return `/m/${digest.value}${choice.length ? `?${new URLSearchParams(choice)}` : ''}`;
 });
 
 async function readStory() {
   show(await getJson(`/v1/models/${encodeURIComponent(digest.value)}/story`));
-  const choice = readChoice(new URLSearchParams(location.search));
+  const query = new URLSearchParams(location.search), choice = readChoice(query);
+  compared.value = findDigest(query.get('compare') ?? '') ?? '';
   if (choice.bucket !== null && !stories.value[choice.bucket]) return; // the node is of another graph
   if (choice.bucket) chooseBucket(choice.bucket);
   if (choice.node !== null && choice.node < model.value.story.nodes.length) picked.value = choice.node;
@@ -106,4 +108,4 @@ const Problem = () => html`<p class="note bad" role="alert" data-testid="problem
 
 export const Page = () => html`<main class="model work"><h1 class="unseen">When each core does what</h1>
   ${problem.value && html`<${Problem} />`}
-  ${model.value ? html`<${ModelView} />` : digest.value && !problem.value ? html`<p class="waiting" role="status">Reading the model…</p>` : html`<${Open} />`}</main>`;
+  ${model.value ? html`<${ModelView} /><${ComparePlans} />` : digest.value && !problem.value ? html`<p class="waiting" role="status">Reading the model…</p>` : html`<${Open} />`}</main>`;

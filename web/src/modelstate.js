@@ -6,6 +6,7 @@ export const hasService = signal(true); // false in a file
 export const stories = signal([]); // one for each bucket
 export const bucket = signal(0);
 export const picked = signal(null); // number of a node
+export const compared = signal(''); // digest of another plan, which is shown beside it
 export const range = signal([0, 1]); // seconds
 export const model = computed(() => prepare(stories.value[bucket.value]));
 export const profile = signal(null); // steps of a call that was measured, which are of this plan
