@@ -4,7 +4,7 @@ import { useState } from 'preact/hooks';
 import * as f from './format.js';
 import { Graph } from './graph.js';
 import { Measured, errorOf } from './measured.js';
-import { bucket, chooseBucket, hasService, kernelLink, labelOf, measured, model, picked, stories } from './modelstate.js';
+import { bucket, chooseBucket, edited, hasService, kernelLink, labelOf, measured, model, picked, stories } from './modelstate.js';
 import { Timeline } from './timeline.js';
 
 const FIRST = 8;
@@ -33,7 +33,7 @@ function Passes({ passes }) {
 function Summary() {
   const { story } = model.value;
   return html`<section class="panel verdict" aria-labelledby="model-title" data-testid="verdict">
-    <header><h2 id="model-title">${story.name}</h2><span class="quiet">on ${story.device || story.target}, plan ${story.plan}, by the performance model</span>
+    <header><h2 id="model-title">${story.name}</h2><span class="quiet">on ${story.device || story.target}, plan ${story.plan}${edited.value ? ', edited' : ''}, by the performance model</span>
       ${stories.value.length > 1 && html`<select aria-label="bucket" value=${bucket.value} onChange=${(event) => chooseBucket(Number(event.target.value))}>${stories.value.map((each, i) => html`<option value=${i}>${Object.entries(each.dims).map((pair) => pair.join(' = ')).join(', ')}</option>`)}</select>`}</header>
     <div class="why"><div>
       <div class="headline"><span class="big" data-testid="estimate">${f.time(story.seconds)}</span>

@@ -5,6 +5,7 @@ import { computed, effect, signal } from '@preact/signals';
 import { findDigest, readChoice, readDigest } from './address.js';
 import { getJson, post, put } from './api.js';
 import { ComparePlans } from './compareplans.js';
+import { EditPlan } from './editplan.js';
 import { ModelView } from './model.js';
 import { bucket, chooseBucket, compared, model, picked, show, stories } from './modelstate.js';
 import { problemOf } from './problem.js';
@@ -106,6 +107,9 @@ function Open() {
 const Problem = () => html`<p class="note bad" role="alert" data-testid="problem">${problem.value.detail}</p>
   ${problem.value.nodes && html`<ul class="quiet">${problem.value.nodes.slice(0, 20).map((each) => html`<li>${each.operator} ${each.name}: ${each.reason}</li>`)}</ul>`}`;
 
+const hasCores = () => model.value.story.instructions.some((each) => each.kind === 'execute');
+const Beside = () => html`${hasCores() && html`<${EditPlan} digest=${digest.value} />`}<${ComparePlans} />`;
+
 export const Page = () => html`<main class="model work"><h1 class="unseen">When each core does what</h1>
   ${problem.value && html`<${Problem} />`}
-  ${model.value ? html`<${ModelView} /><${ComparePlans} />` : digest.value && !problem.value ? html`<p class="waiting" role="status">Reading the model…</p>` : html`<${Open} />`}</main>`;
+  ${model.value ? html`<${ModelView} /><${Beside} />` : digest.value && !problem.value ? html`<p class="waiting" role="status">Reading the model…</p>` : html`<${Open} />`}</main>`;

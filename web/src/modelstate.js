@@ -8,7 +8,8 @@ export const bucket = signal(0);
 export const picked = signal(null); // number of a node
 export const compared = signal(''); // digest of another plan, which is shown beside it
 export const range = signal([0, 1]); // seconds
-export const model = computed(() => prepare(stories.value[bucket.value]));
+export const edited = signal(null); // seconds and instructions of the plan as it was edited; null: it was not
+export const model = computed(() => prepare(edited.value ? { ...stories.value[bucket.value], ...edited.value } : stories.value[bucket.value]));
 export const profile = signal(null); // steps of a call that was measured, which are of this plan
 export const measured = computed(() => profile.value && matchProfile(model.value, profile.value));
 export const wholeSeconds = () => Math.max(model.value.story.seconds, measured.value?.end_s ?? 0);
@@ -18,13 +19,20 @@ export function show(answer) {
     stories.value = answer.buckets ?? [answer];
     bucket.value = 0;
     picked.value = null;
-    profile.value = null;
+    profile.value = edited.value = null;
     range.value = [0, stories.value[0].seconds];
   });
   const timed = answer.profile?.length ? stories.value.findIndex((story) => isProfileOf(story, answer.profile)) : -1; // a file may have it
   if (timed < 0) return;
   chooseBucket(timed);
   setProfile(answer.profile);
+}
+// Shows the plan as it was edited, all of its time; null: as it is.
+export function setEdited(answer) {
+  batch(() => {
+    edited.value = answer;
+    if (model.value) range.value = [0, wholeSeconds()];
+  });
 }
 // Shows a profile, all of its time; null: none.
 export function setProfile(steps) {
@@ -44,7 +52,7 @@ export function chooseBucket(number) {
   batch(() => {
     bucket.value = number;
     picked.value = null;
-    profile.value = null;
+    profile.value = edited.value = null;
     range.value = [0, stories.value[number].seconds];
   });
 }

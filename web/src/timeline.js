@@ -2,7 +2,7 @@
 import { html } from 'htm/preact';
 import { Canvas, fit, hatch, palette } from './canvas.js';
 import * as f from './format.js';
-import { firstAfter, measured, model, move, picked, range, wholeSeconds, zoom } from './modelstate.js';
+import { edited, firstAfter, measured, model, move, picked, range, wholeSeconds, zoom } from './modelstate.js';
 
 const LEFT = 58, TOP = 18, ROW = 28, ARENA = 170;
 const shade = (heat) => `color-mix(in oklab, ${palette().thread} ${Math.round(12 + 62 * heat)}%, ${palette().paper})`;
@@ -180,7 +180,7 @@ export function Timeline() {
       <span class="quiet">${f.plural(story.instructions.length, 'instruction')}${numWaits ? `, hatched: ${f.plural(numWaits, 'wait')}` : ''} · w s zoom, a d move, drag, Ctrl and wheel</span>
       <span class="choices"><button aria-label="earlier" onClick=${() => move(-0.5)}>←</button><button aria-label="later" onClick=${() => move(0.5)}>→</button><button aria-label="zoom in" onClick=${() => zoom(0.5)}>+</button><button aria-label="zoom out" onClick=${() => zoom(2)}>−</button>${!whole && html`<button onClick=${() => (range.value = [0, end])}>all</button>`}</span></header>
     <${Canvas} draw=${draw} height=${TOP + (lanes.length + (measured.value?.lanes.length ?? 0)) * ROW + 4} testid="timeline" events=${TIMELINE} label=${`${lanes.length > 1 ? `${lanes.length} cores` : 'all cores'} from ${f.time(a)} to ${f.time(b)}`} />
-    <h3>Memory between operators: ${f.bytes(story.arena_bytes)} in place of ${f.bytes(story.tensor_bytes)}</h3>
-    <${Canvas} draw=${drawArena} height=${ARENA} testid="arena" events=${MEMORY} label=${`${f.plural(story.buffers.length, 'buffer')} in ${f.bytes(story.arena_bytes)}`} />
+    ${edited.value ? html`<p class="quiet">The plan as edited. Where tensors lie is decided when it is compiled.</p>` : html`<h3>Memory between operators: ${f.bytes(story.arena_bytes)} in place of ${f.bytes(story.tensor_bytes)}</h3>
+    <${Canvas} draw=${drawArena} height=${ARENA} testid="arena" events=${MEMORY} label=${`${f.plural(story.buffers.length, 'buffer')} in ${f.bytes(story.arena_bytes)}`} />`}
   </section>`;
 }
