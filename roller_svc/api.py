@@ -485,7 +485,7 @@ def estimate(
 
     Uses no compiler and no device, except to measure the host CPU at the first use of "local".
     """
-    reject_unknown(EstimateOptions, options, "estimate")
+    reject_unknown(EstimateOptions, options, "estimate", ("inputs", "targets", "outputs", "top_k"))
     count = read_top_k(top_k)
     targets = [targets] if isinstance(targets, str | HardwareSpec) else targets
     if not isinstance(targets, Sequence) or not targets:
@@ -540,7 +540,7 @@ def _read_request(expression: str, given: Mapping[str, Any], function: str) -> B
     """Return the request of a function that takes the arguments of `compile`."""
     arrays, options = split_arguments({**given, "inputs": None}, _RESERVED)
     options = {name: value for name, value in options.items() if name not in _RESERVED}
-    reject_unknown(KernelOptions, options, function)
+    reject_unknown(KernelOptions, options, function, _RESERVED)
     fixed = {name: given[name] for name in ("target", "outputs", "hardware")}
     return build_request(expression, _join_inputs(given["inputs"], arrays), **fixed, **options)
 

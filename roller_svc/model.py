@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import json
 import logging
@@ -21,7 +22,7 @@ from roller_svc import hardware
 from roller_svc.api import Kernel, Stage, TensorInfo
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
-from roller_svc.compiler.artifact import load_plan
+from roller_svc.compiler.artifact import floor_seconds, load_plan
 from roller_svc.compiler.cards import draw_timeline, make_card
 from roller_svc.compiler.kernel_cache import SERIAL, KernelCache
 from roller_svc.compiler.pipeline import StageTimer
@@ -655,7 +656,7 @@ def compile_model(
     Raises:
         UnsupportedModelError: nodes cannot be compiled; `nodes` has all of them.
     """
-    reject_unknown(NamedOptions, options, "compile_model")
+    reject_unknown(NamedOptions, options, "compile_model", inspect.signature(compile_model).parameters)
     checked = read_options(NamedOptions, options)
     runs_in = _runtime(runtime)
     target_id = validate_target(target)
@@ -1242,6 +1243,7 @@ def _built_variant(
         built.graph,
         built.classes,
         tuple(bundle.digest for bundle in built.kernels[: len(built.classes)]),
+        tuple(floor_seconds(bundle) for bundle in built.kernels[: len(built.classes)]),
         plan,
         built.choice.kind if options.fuse else EAGER,
         built.passes,

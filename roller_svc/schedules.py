@@ -10,13 +10,15 @@ The operations and their rules are in docs/schedule.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from roller_svc.api import Inputs, Kernel
 from roller_svc.api import compile as compile_kernel
+from roller_svc.codegen.symbols import name_symbols
 from roller_svc.compiler.as_schedule import explain_as_schedule, first_plan
 from roller_svc.compiler.autotune import DISTINCT_VALUES
 from roller_svc.compiler.backends import backend_for
@@ -27,6 +29,7 @@ from roller_svc.compiler.schedule_tuner import Trial, search_schedules
 from roller_svc.errors import ArgumentError, ScheduleError
 from roller_svc.frontend.lang.input_types import short_repr, whole_number
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.schedule_cost import ScheduleCost
 from roller_svc.ir.schedule_text import render
@@ -42,6 +45,7 @@ from roller_svc.schedule.step_json import format_document
 from roller_svc.schedule.step_text import format_steps
 from roller_svc.schedule.steps import Step, Value
 from roller_svc.semantics.inputs import random_inputs
+from roller_svc.toolchain import compile_source
 
 TRIAL_S = 0.1  # of measuring, for each trial
 
@@ -171,6 +175,7 @@ class TuneResult:
 
     best: Schedule
     trials: tuple[Trial, ...]
+    unbuilt: Mapping[str, int]  # proposals that were not built: codes of rules, `known`, `expensive`, `same text`
 
     @property
     def history(self) -> list[dict[str, object]]:
@@ -234,20 +239,23 @@ def tune(
     constructed = explain_as_schedule(request, first_plan(request)).steps
     starts = [*([first.steps] if start is not None else []), *([constructed] if constructed is not None else [])]
     starts.append(space.start())
-    is_present = backend_for(spec).is_present(spec)
-    arrays = random_inputs(first.program, seed=0, distinct=DISTINCT_VALUES) if is_present else {}
+    device = backend_for(spec)
+    is_present = device.is_present(spec)
+    arrays = device.to_device(random_inputs(first.program, seed=0, distinct=DISTINCT_VALUES)) if is_present else {}
+    unbuilt: Counter[str] = Counter()
     end_s = time.monotonic() + budget_s
 
-    def build_and_time(steps: tuple[Step, ...], _: AppliedSchedule) -> float | None:
-        kernel = Schedule(expression, inputs, target, steps, outputs=outputs, hardware=hardware).compile()
-        return measure(kernel.runner().bind(arrays), TRIAL_S).min_s if is_present else None
+    def build_and_time(_: AppliedSchedule, source: KernelSource) -> float | None:
+        compiled = compile_source(name_symbols(source, first.program.name))
+        return measure(device.load(compiled).bind(arrays), TRIAL_S).min_s if is_present else None
 
     def result_of(found: tuple[Trial, ...]) -> TuneResult | None:
         built = [trial for trial in found if not trial.error]
         if not built:
             return None
         best = min(built, key=lambda trial: trial.priced_s if trial.seconds is None else trial.seconds)
-        return TuneResult(Schedule(expression, inputs, target, best.steps, outputs=outputs, hardware=hardware), found)
+        fastest = Schedule(expression, inputs, target, best.steps, outputs=outputs, hardware=hardware)
+        return TuneResult(fastest, found, dict(sorted(unbuilt.items())))
 
     def report(found: tuple[Trial, ...]) -> None:
         if on_trial is not None and (result := result_of(found)) is not None:
@@ -262,6 +270,7 @@ def tune(
         seed=first_seed,
         has_time=lambda: time.monotonic() < end_s,
         report=report,
+        unbuilt=unbuilt,
     )
     if (result := result_of(found)) is None:
         failed = f"none of {len(found)} schedules could be built; of the first: {found[0].error}" if found else ""

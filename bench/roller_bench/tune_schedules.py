@@ -1,6 +1,7 @@
 """The search of schedules against construction: `python -m roller_bench.tune_schedules --shapes 30 --trials 100`.
 
-Shapes are drawn from a seed. The best schedule and construction's kernel are timed in turn, least of all rounds.
+Shapes are drawn from a seed. The best schedule and construction's kernel are timed in turn, least of all rounds. 100
+trials of 30 shapes take about half an hour of one core: `--budget 50` ends each search, `taskset -c 0` gives it a core.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import argparse
 import json
 import math
 import random
+import statistics
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 import roller_svc
-from roller_svc.semantics.inputs import random_inputs
+from roller_bench.by_hand import time_alternately
 
 ROUNDS = 5
 Inputs = dict[str, tuple[str, tuple[int, ...]]]
@@ -31,8 +35,10 @@ class Result:
     search_s: float
     ratio: float  # construction's time over that of the best schedule
     trials_to_construction: int | None  # until a schedule was as fast
+    seconds_to_construction: float | None  # of the search until then
     rank_correlation: float | None  # of prices and times (Spearman)
     best: str
+    unbuilt: Mapping[str, int]  # proposals that were not built, by the reason
 
 
 def draw_shape(chance: random.Random) -> tuple[str, str, Inputs]:
@@ -70,17 +76,30 @@ def draw_shape(chance: random.Random) -> tuple[str, str, Inputs]:
 
 def tune_shape(kind: str, text: str, inputs: Inputs, trials: int, budget_s: float, seed: int) -> Result:
     start_s = time.monotonic()
-    found = roller_svc.tune(text, inputs, trials=trials, seed=seed, budget_s=budget_s)
+    ends_s: list[float] = []
+    found = roller_svc.tune(
+        text, inputs, trials=trials, seed=seed, budget_s=budget_s, on_trial=lambda _: ends_s.append(time.monotonic() - start_s)
+    )
     search_s = time.monotonic() - start_s
-    constructed, best = roller_svc.compile(text, inputs, top_k=4), found.best.compile()
-    arrays = random_inputs(found.best.program, seed=0)
-    times = [(constructed.time(**arrays).min_s, best.time(**arrays).min_s) for _ in range(ROUNDS)]
-    constructed_s, best_s = (min(each) for each in zip(*times, strict=True))
+    times = time_alternately(roller_svc.compile(text, inputs, top_k=4), found.best.compile(), found.best.program, ROUNDS)
+    if times.differs:
+        raise AssertionError(f"wrong result: {times.differs}\n{found.best.text()}")
     timed = [(trial.priced_s, trial.seconds) for trial in found.trials if trial.seconds is not None]
-    reached = next((at for at, (_, seconds) in enumerate(timed, 1) if seconds <= constructed_s), None)
-    if reached is None and best_s <= constructed_s:
+    reached = next((at for at, (_, seconds) in enumerate(timed, 1) if seconds <= times.constructed_s), None)
+    if reached is None and times.ratio <= 1:
         reached = 1 + min(range(len(timed)), key=lambda at: timed[at][1])
-    return Result(kind, inputs, len(found.trials), search_s, constructed_s / best_s, reached, correlate(timed), found.best.text())
+    return Result(
+        kind,
+        inputs,
+        len(found.trials),
+        search_s,
+        1 / times.ratio,
+        reached,
+        None if reached is None else ends_s[reached - 1],
+        correlate(timed),
+        found.best.text(),
+        found.unbuilt,
+    )
 
 
 def correlate(pairs: list[tuple[float, float]]) -> float | None:
@@ -103,14 +122,29 @@ def main() -> None:
         result = tune_shape(*draw_shape(chance), options.trials, options.budget, number)
         results.append(result)
         print(json.dumps(asdict(result)), flush=True)
+    for kind in sorted({result.kind for result in results}):
+        print(json.dumps({"kind": kind} | summarise([result for result in results if result.kind == kind])))
+    print(json.dumps({"kind": "all"} | summarise(results)))
+
+
+def summarise(results: Sequence[Result]) -> dict[str, object]:
     ratios = [result.ratio for result in results]
-    summary = {
+    reached = [result for result in results if result.trials_to_construction is not None]
+    correlations = [result.rank_correlation for result in results if result.rank_correlation is not None]
+    unbuilt = sum((Counter(result.unbuilt) for result in results), Counter[str]())
+    return {
         "shapes": len(results),
-        "share that wins": sum(ratio > 1 for ratio in ratios) / len(results),
+        "trials": sum(result.trials for result in results),
+        "seconds": round(sum(result.search_s for result in results)),
+        "wins": sum(ratio > 1 for ratio in ratios),
+        "best ratio": max(ratios),
         "geometric mean": math.exp(sum(map(math.log, ratios)) / len(results)),
-        "reached": sum(result.trials_to_construction is not None for result in results),
+        "reached": len(reached),
+        "median trials until then": statistics.median(r.trials_to_construction or 0 for r in reached) if reached else None,
+        "median seconds until then": statistics.median(r.seconds_to_construction or 0.0 for r in reached) if reached else None,
+        "rank correlation": statistics.fmean(correlations) if correlations else None,
+        "unbuilt": dict(unbuilt.most_common()),
     }
-    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

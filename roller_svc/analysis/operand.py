@@ -252,7 +252,7 @@ def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
         stride = math.prod(shape[d + 1 :])
         known = affine(place)
         if known is None:
-            coeffs |= {f"{name} in {d}": stride for name in axes_of(place)}
+            coeffs |= {f"{name} in {d}": stride for name in sorted(axes_of(place))}
             continue
         offset += known.offset * stride
         for name, c in known.coeffs:

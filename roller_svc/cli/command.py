@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import os
 import re
 import sys
@@ -61,6 +63,7 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: 0 done, 1 failed, 2 invalid input, 3 a toolchain or device is missing."""
     _open_closed_streams()
+    _end_without_collection()
     words = list(sys.argv[1:] if arguments is None else arguments)
     context = CommandContext()
     as_json = "--json" in words
@@ -87,6 +90,12 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - open until the process ends
             setattr(sys, name, null)
+
+
+def _end_without_collection() -> None:
+    """Keep Python from a last collection of garbage, which visits all objects of a process that ends."""
+    atexit.unregister(gc.disable)  # once is enough
+    atexit.register(gc.disable)
 
 
 def exit_code(error: RollerError) -> int:

@@ -123,11 +123,12 @@ def read_options(
     return {name: _read(known[name], value, inputs) for name, value in given.items()}
 
 
-def reject_unknown(record: type[CommonOptions], given: Iterable[str], function: str) -> None:
-    """Raise ArgumentError for an option that the record does not have."""
+def reject_unknown(record: type[CommonOptions], given: Iterable[str], function: str, parameters: Iterable[str] = ()) -> None:
+    """Raise ArgumentError for an option that the record does not have. Other `parameters` of the function are hints, too."""
+    known = dict.fromkeys((*parameters, *options_of(record)))
     for name in given:
         if name not in options_of(record):
-            hint = did_you_mean(name, options_of(record)) or f"its options are {', '.join(options_of(record))}"
+            hint = did_you_mean(name, known) or f"its options are {', '.join(known)}"
             raise ArgumentError(f"unknown option of {function}: {name!r}", code="invalid-option", hint=hint)
 
 

@@ -44,7 +44,7 @@ from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_
 from roller_svc.perf.uncertainty import uncertainty
 from roller_svc.perf.workload import find_data_level, lines_of
 from roller_svc.schedule.by_hand import schedule_by_hand
-from roller_svc.schedule.device_launches import build_device_launches
+from roller_svc.schedule.device_launches import DeviceLaunches, build_device_launches
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.tree_visits import TreeVisits, Visit, visit_tree
 
@@ -72,9 +72,13 @@ def schedule_cost_json(cost: ScheduleCost) -> Json:
 
 def price_schedule(schedule: Schedule, hw: HardwareSpec) -> ScheduleCost:
     """Return the price of a schedule on a device. Raises ScheduleError if the device cannot run it."""
-    trees, exchanged = build_device_launches(schedule, hw)
-    program = schedule.program
-    return price_trees(trees, {**program.types, **dict(exchanged)}, hw)
+    return price_launches(schedule, build_device_launches(schedule, hw), hw)
+
+
+def price_launches(schedule: Schedule, launches: DeviceLaunches, hw: HardwareSpec) -> ScheduleCost:
+    """Return the price of a schedule's launches on a device."""
+    trees, exchanged = launches
+    return price_trees(trees, {**schedule.program.types, **dict(exchanged)}, hw)
 
 
 def price_trees(trees: Sequence[ScheduleTree], memory: Mapping[str, TensorType], hw: HardwareSpec) -> ScheduleCost:
@@ -264,20 +268,26 @@ class _Parts:
 
 # CPUs ---------------------------------------------------------------------------------------------------------------
 def _cpu_parts(visits: TreeVisits, statements: Sequence[_Statement], mach: Machine) -> _Parts:
-    """Return the longest of the busiest core's instructions and of each cache's traffic, which overlap imperfectly."""
+    """Return the longest of the busiest core's instructions and of each cache's traffic, which overlap imperfectly.
+
+    Threads meet for each run of a parallel loop: it costs as much as their start.
+    """
     tasks = max((each.visit.extent(LoopKind.PARALLEL) for each in statements), default=1)
     threads = min(tasks, mach.cores)
+    shared = [(visit, loop) for visit, loop in visits.loops if loop.kind is LoopKind.PARALLEL and loop.extent > 1]
+    regions = max((visit.times for visit, _ in shared if visit.extent(LoopKind.PARALLEL) == 1), default=1)  # starts
     share = -(-tasks // mach.cores) / tasks  # of all work, that of the busiest core
     cycles = sum(_cpu_cycles(each, mach) for each in statements)
     loops = sum(visit.times * loop.extent for visit, loop in visits.loops if loop.kind in (LoopKind.SERIAL, LoopKind.PARALLEL))
     cycles += mach.costs.loops.loop_cycles * (loops + sum(branch.times for branch in visits.branches))
-    compute_s = mach.seconds(share * cycles + (mach.costs.task_cycles * tasks / threads if tasks > 1 else 0.0))
+    compute_s = mach.seconds(share * cycles + (mach.costs.task_cycles * regions * tasks / threads if tasks > 1 else 0.0))
     moved = _cpu_traffic(statements, mach)
     rates = {level: _cpu_rate(mach, level, threads) for level in moved}
     stages = tuple((level, each / rates[level]) for level, each in moved.items())
     times = [compute_s, *(seconds for _, seconds in stages)]
     body = max(times) + mach.costs.loops.imperfect_overlap * (sum(times) - max(times))
-    estimate = _estimate(body, (("compute", compute_s), *stages), launch_overhead_s(mach, tasks), mach, threads / mach.cores, 1)
+    starting = regions * launch_overhead_s(mach, tasks)
+    estimate = _estimate(body, (("compute", compute_s), *stages), starting, mach, threads / mach.cores, 1)
     return _Parts(tuple((level, round(each)) for level, each in moved.items()), threads, estimate)
 
 

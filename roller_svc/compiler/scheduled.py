@@ -18,7 +18,7 @@ from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.schedule.by_hand import read_steps, schedule_by_hand
-from roller_svc.schedule.device_launches import build_device_launches, schedule_for_device
+from roller_svc.schedule.device_launches import DeviceLaunches, build_device_launches, schedule_for_device
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.step_json import format_document
 
@@ -62,8 +62,13 @@ def build_scheduled(request: BuildRequest) -> KernelBundle:
 
 def emit_schedule(schedule: Schedule, hw: HardwareSpec) -> KernelSource:
     """Return the source of a schedule: a launch for each function that is computed at root. Raises ScheduleError."""
+    return emit_launches(schedule, build_device_launches(schedule, hw), hw)
+
+
+def emit_launches(schedule: Schedule, launches: DeviceLaunches, hw: HardwareSpec) -> KernelSource:
+    """Return the source of a schedule's launches on a device."""
     program = schedule.program
-    trees, exchanged = build_device_launches(schedule, hw)
+    trees, exchanged = launches
     outputs = tuple((output.tensor, program.types[output.tensor]) for output in program.outputs)
     part = GroupLaunches(trees, (*program.inputs, *outputs, *exchanged))
     buffers = tensors_in_memory(program, program.types, exchanged)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import add
 
 from roller_svc.analysis.happens_before import Access
 from roller_svc.errors import InvariantError
 from roller_svc.graph.classes import NodeClass
 from roller_svc.graph.lowerings import makes_kernel
-from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH
+from roller_svc.graph.lowerings.cuda_graph import CUDA_GRAPH, node_seconds
 from roller_svc.graph.lowerings.lowering import UnrolledPlan, operations_of, step_seconds
 from roller_svc.graph.passes import PassReport
 from roller_svc.graph.plan import Launch, PlannedModel, PlannedStep, kernel_key, plan_model
@@ -24,7 +26,7 @@ from roller_svc.graph.rammer.wavefront import RKernel
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.graph import Graph, OpNode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.model_plan import KernelStep, ModelPlan, VDeviceStep, iter_steps, unroll_steps
+from roller_svc.ir.model_plan import KernelStep, ModelPlan, VDeviceStep, count_unrolled, iter_steps, unroll_steps
 from roller_svc.ir.model_schedule import ModelSchedule, ScheduledLaunch, ScheduledOperator
 from roller_svc.ir.model_story import (
     SYNCHRONIZE,
@@ -50,6 +52,7 @@ class StorySource:
     graph: Graph  # after the passes
     classes: tuple[NodeClass, ...]
     digests: tuple[str, ...]  # of the classes' kernels
+    floors_s: tuple[float | None, ...]  # of the classes' programs; None where the kernel does not say it
     plan: ModelPlan
     kind: str
     passes: tuple[PassReport, ...]
@@ -146,14 +149,18 @@ def _place(source: StorySource, *, share_memory: bool) -> PlannedModel:
 
 def _gpu_times(source: StorySource, planned: PlannedModel) -> StepTimes:
     """Return the seconds of steps on a GPU, with the overhead of a launch, or of a node of a CUDA graph, for each."""
-    limits = source.hardware.limits
-    overheads = {"launches": limits.launch_overhead_s, CUDA_GRAPH.kind: limits.graph_node_s or 0.0}
-    overhead_s = overheads.get(source.plan.lowering, 0.0)
-    unrolled = UnrolledPlan(planned.plan, ())
-    seconds = tuple(
-        sum(step_seconds(unrolled, each, source.hardware) + operations_of(each) * overhead_s for each in unroll_steps((step,)))
-        for step in planned.plan.steps
-    )
+    hw, lowering = source.hardware, source.plan.lowering
+    unrolled = UnrolledPlan(planned.plan, tuple(unroll_steps(planned.plan.steps)))
+    overheads_s: tuple[float, ...] = (0.0,) * len(unrolled.steps)
+    if lowering == "launches":
+        overheads_s = tuple(operations_of(each) * hw.limits.launch_overhead_s for each in unrolled.steps)
+    elif lowering == CUDA_GRAPH.kind:
+        overheads_s = node_seconds(unrolled, hw)
+    works_s = (step_seconds(unrolled, each, hw) for each in unrolled.steps)
+    each_s = map(add, works_s, overheads_s)
+    seconds = tuple(sum(islice(each_s, count_unrolled((step,)))) for step in planned.plan.steps)
+    if source.seconds is not None and (total_s := sum(seconds)) > source.seconds:  # first pages of weights arrive early
+        seconds = tuple(each * source.seconds / total_s for each in seconds)
     return StepTimes(seconds, seconds, is_measured=False)
 
 
@@ -208,9 +215,9 @@ def _rkernel_of(planned: PlannedModel, launch: Launch, number: int, times: StepT
 
 
 def _tell_kernels(source: StorySource) -> Iterator[StoryModelKernel]:
-    for each, digest, kernel in zip(source.classes, source.digests, source.plan.kernels, strict=False):
+    for each, digest, floor_s, kernel in zip(source.classes, source.digests, source.floors_s, source.plan.kernels, strict=False):
         inputs = tuple((name, type_.dtype.value, type_.shape) for name, type_ in each.inputs)
-        yield StoryModelKernel(digest, each.expression, inputs, each.outputs, each.constants, kernel.estimate_s)
+        yield StoryModelKernel(digest, each.expression, inputs, each.outputs, each.constants, kernel.estimate_s, floor_s)
 
 
 def _tell_nodes(graph: Graph, kernel_of: Mapping[str, int], steps: Sequence[StoryStepOfModel]) -> tuple[StoryNode, ...]:

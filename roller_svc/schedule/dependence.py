@@ -221,7 +221,7 @@ class Dependence:
         if loop.kind is LoopKind.THREAD:
             return
         moving = {loop.var: loop.extent, **accesses.inner}
-        for tensor in accesses.writes.keys() & accesses.reads.keys():
+        for tensor in sorted(accesses.writes.keys() & accesses.reads.keys()):
             writes = accesses.writes[tensor]
             for read in accesses.reads[tensor]:
                 if any(_same_slice(write, read, loop.var) for write in writes):

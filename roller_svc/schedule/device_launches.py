@@ -13,6 +13,9 @@ from roller_svc.schedule.gpu_launch import check_device_loops, check_tile_bytes
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.schedule.whole_tiles import separate_whole_tiles
 
+# Trees, and the buffers that they exchange.
+DeviceLaunches = tuple[tuple[ScheduleTree, ...], tuple[tuple[str, TensorType], ...]]
+
 
 def check_device(spec: HardwareSpec) -> None:
     """Raise ArgumentError for a device for which no schedule by hand is compiled."""
@@ -36,9 +39,7 @@ def schedule_for_device(program: TensorProgram, source: object, spec: HardwareSp
     return schedule
 
 
-def build_device_launches(
-    schedule: Schedule, hw: HardwareSpec
-) -> tuple[tuple[ScheduleTree, ...], tuple[tuple[str, TensorType], ...]]:
+def build_device_launches(schedule: Schedule, hw: HardwareSpec) -> DeviceLaunches:
     """Return the launches of a schedule and the buffers that they exchange.
 
     Raises ScheduleError (schedule-launch, schedule-memory) if the device cannot run them. Raises ArgumentError if it is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -59,15 +60,19 @@ class StepSpace:
             return ()
         return steps
 
-    def mutate(self, steps: Steps, chance: random.Random) -> tuple[Steps, Schedule] | None:
-        """Return other steps and their schedule; None where all that were tried are illegal."""
+    def mutate(self, steps: Steps, chance: random.Random, refused: Counter[str] | None = None) -> tuple[Steps, Schedule] | None:
+        """Return other steps and their schedule; None where all that were tried are illegal.
+
+        `refused` counts what was illegal by the code of its rule.
+        """
         for _ in range(MAX_ATTEMPTS):
             changed = chance.choice(_MUTATIONS)(self, steps, chance)
             if changed != steps:
                 try:
                     return changed, self.apply(changed)
-                except ScheduleError:
-                    continue
+                except ScheduleError as error:
+                    if refused is not None:
+                        refused[error.code] += 1
         return None
 
 
@@ -167,6 +172,8 @@ def _tile(space: StepSpace, function: Function, chance: random.Random, *, reduce
     width = min(column.extent, space.lanes * chance.randint(1, MAX_VECTORS))
     row = chance.choice(axes[:-1]) if len(axes) > 1 else None
     height = 1 if row is None else chance.randint(1, min(row.extent, MAX_ROWS))
+    if chance.random() < 0.5:
+        width, height = _divisor(column, width), 1 if row is None else _divisor(row, height)
     steps = [_split(name, column, width)]
     inner = [_inner(column)]
     if row is not None and height > 1:
@@ -197,6 +204,12 @@ def _accumulators(function: Function, site: str, rows: list[str], column: str, c
         steps += [Step("unroll", stage, (("loop", loop),)) for loop in rows]
         steps.append(Step("vectorise", stage, (("loop", column),)))
     return steps
+
+
+def _divisor(axis: Axis, size: int) -> int:
+    """Return the largest size up to this one that leaves no tail, or this one if that is 1."""
+    divisor = max(each for each in range(1, size + 1) if axis.extent % each == 0)
+    return divisor if divisor > 1 else size
 
 
 def _split(stage: str, axis: Axis, factor: int) -> Step:

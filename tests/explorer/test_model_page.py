@@ -186,6 +186,8 @@ def test_launches_and_signals_of_a_gpu_are_no_work(explorer: Explorer) -> None:
     works = re.search(r"the busiest works ([\d.]+) ?%", page.get_by_test_id("verdict").text_content())
     assert works is not None
     assert float(works[1]) == pytest.approx(100 * max(work_s) / whole_s, abs=0.6)
+    gains_us = [2.0 * number * sum(node["kernel"] == number for node in story["nodes"]) for number in range(3)]  # above the floors
+    assert f"would save most, at most {max(gains_us):.1f} µs" in page.get_by_test_id("verdict").text_content()
 
 
 def test_a_link_has_the_bucket_that_its_operator_is_of(explorer: Explorer) -> None:

@@ -26,7 +26,7 @@ def make_story(layers: int, width: int = 4, veus: int = 4) -> dict[str, Any]:
     inputs = [["A", "float32", [64, 64]], ["B", "float32", [64, 64]]]
     kernels = [
         {"digest": f"sha256:{number:064x}", "expression": "C[i, j] +=! A[i, k] * B[k, j] where i in 64, j in 64, k in 64",
-         "inputs": inputs, "outputs": ["C"], "constants": ["B"], "seconds": STEP_S * (1 + number)}
+         "inputs": inputs, "outputs": ["C"], "constants": ["B"], "seconds": STEP_S * (1 + number), "floor_seconds": STEP_S}
         for number in range(3)
     ]  # fmt: skip
     steps = [

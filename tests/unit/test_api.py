@@ -49,6 +49,17 @@ def test_local_commands_load_no_http_client() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_command_ends_without_a_collection() -> None:
+    program = """
+import atexit, gc
+from roller_svc.cli import main
+atexit.register(lambda: print(gc.isenabled()))
+assert (main(["--version"]), main(["--version"])) == (0, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
 @pytest.mark.parametrize("text", ["C[m] = A[m", "C[m] = Q[m]", "C[m] = A[m + 1]"])
 def test_a_refused_program_loads_no_compiler(text: str) -> None:
     heavy = ("islpy", "pydantic", "yaml", "rich", "roller_svc.runtime", "roller_svc.codegen", "roller_svc.families")

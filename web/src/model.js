@@ -13,8 +13,10 @@ function sentences({ story, hot, labels, waiting, busy }) {
   const [first] = hot, views = story.nodes.filter((node) => node.view).length;
   const before = story.passes[0]?.nodes_before, cut = [...story.passes].sort((a, b) => a.nodes_after - a.nodes_before - (b.nodes_after - b.nodes_before))[0];
   const copies = story.steps.filter((step) => step.kind === 'copy').length, synchronized = story.instructions.find((each) => each.kind === 'synchronize');
+  const gains = hot.filter((each) => each.above_s > 0).sort((a, b) => b.above_s - a.above_s), [gain] = gains;
   return [
     first && `${labels[first.nodes[0]]} takes ${f.percent(first.total / story.nodes.reduce((sum, node) => sum + node.seconds, 0))} of the time of all operators: ${f.plural(first.nodes.length, 'node')} of ${f.time(first.total / first.nodes.length)} each.`,
+    gain && `Rewriting ${labels[gain.nodes[0]]} of ${f.time(gain.total / gain.nodes.length)}, ${f.plural(gain.nodes.length, 'node')}, would save most, at most ${f.time(gain.above_s)}: its kernel takes ${f.times(gain.kernel.seconds / gain.kernel.floor_seconds)} the floor of its program.`,
     story.veus > 1 && `Cores wait ${f.percent(waiting)} of the call; the busiest works ${f.percent(Math.max(...busy))} of it, the least busy ${f.percent(Math.min(...busy))}.`,
     synchronized && `${f.time(synchronized.end_s - synchronized.start_s)} are launches, signals and waits beside the work of operators.`,
     before && `${f.plural(before, 'node')} became ${f.count(story.passes.at(-1).nodes_after)}${cut && cut.nodes_after < cut.nodes_before ? `; ${cut.name.replaceAll('_', ' ')} removed ${f.count(cut.nodes_before - cut.nodes_after)}` : ''}${views ? `. ${f.plural(views, 'view')} cost nothing` : ''}.`,
@@ -52,11 +54,12 @@ function Hot() {
     <${Measured} />
     ${timed && html`<p class="note" data-testid="measured">The measured call takes ${f.time(timed.end_s)}; the predicted ${f.time(story.seconds)} are ${errorOf(story.seconds, timed.end_s)}.${timed.others > 0 ? ` ${f.time(timed.others)} of it are of no operator here: steps inside of loops, and copies of results.` : ''}</p>`}
     <div class="scroll" tabindex="0" role="group" aria-label="table of kernels"><table class="programs hot" data-testid="operators">
-      <thead><tr><th>operator</th><th class="r">uses</th><th class="r">each</th><th class="r">all</th><th class="wide">share</th>${timed && html`<th class="r" title="of all cores, in this plan">predicted</th><th class="r" title="of all cores">measured</th><th class="r">predicted is</th>`}${hasService.value && html`<th>why</th>`}</tr></thead>
+      <thead><tr><th>operator</th><th class="r">uses</th><th class="r">each</th><th class="r">all</th><th class="wide">share</th><th class="r" title="seconds of the kernel over the least of any kernel of its program">of floor</th>${timed && html`<th class="r" title="of all cores, in this plan">predicted</th><th class="r" title="of all cores">measured</th><th class="r">predicted is</th>`}${hasService.value && html`<th>why</th>`}</tr></thead>
       <tbody>${(all ? hot : hot.slice(0, FIRST)).map((each) => html`<tr key=${each.key} class=${each.nodes.includes(picked.value) ? 'on' : ''} onClick=${() => (picked.value = each.nodes[0])}>
         <td><button class="plain" aria-pressed=${each.nodes.includes(picked.value)}>${labels[each.nodes[0]]}</button></td>
         <td class="r">${f.count(each.nodes.length)}</td><td class="r">${f.time(each.total / each.nodes.length)}</td><td class="r strong">${f.time(each.total)}</td>
         <td class="wide meter"><i style=${`width:${(100 * each.total) / most}%;background:var(--thread)`}></i>${f.percent(each.total / whole)}</td>
+        <td class="r">${each.kernel?.floor_seconds ? f.times(each.kernel.seconds / each.kernel.floor_seconds) : '–'}</td>
         ${timed && html`<td class="r">${f.time(sumOf(timed.predicted, each))}</td><td class="r">${f.time(sumOf(timed.seconds, each))}</td><td class="r">${errorOf(sumOf(timed.predicted, each), sumOf(timed.seconds, each))}</td>`}
         ${hasService.value && html`<td>${each.kernel && html`<a href=${kernelLink(each.kernel, story.target)}>tiles</a>`}</td>`}</tr>`)}</tbody></table></div>
     ${hot.length > FIRST && html`<button class="more" onClick=${() => setAll(!all)}>${all ? 'fewer' : `all ${hot.length}`}</button>`}</section>`;

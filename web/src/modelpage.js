@@ -96,7 +96,7 @@ function Open() {
   return html`<section class="panel open"><h2>Open a model</h2>
     <form onSubmit=${compile}>
       <label>ONNX file or JSON graph <input type="file" name="file" required accept=".onnx,.json" data-testid="model-file" /></label>
-      <label>device <select name="target" value=${target} onChange=${(event) => setTarget(event.target.value)}><option value="local">the service's own CPU</option>${devices.value.map((each) => html`<option value=${each.id}>${each.name ?? each.id}</option>`)}</select></label>
+      <label>device <select name="target" value=${target} onChange=${(event) => setTarget(event.target.value)}><option value="local">the service's own CPU</option>${devices.value.filter((each) => each.id !== 'local').map((each) => html`<option value=${each.id}>${each.name ?? each.id}</option>`)}</select></label>
       <label>plan <select name="plan">${(PLANS[family] ?? PLANS.amd).map((each) => html`<option>${each}</option>`)}</select></label>
       <button data-testid="compile" disabled=${!!stage.value}>Compile</button>
       <span role="status" class="quiet" data-testid="status">${stage.value && html`<i class="busy"></i>`}${stage.value}</span>

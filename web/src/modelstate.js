@@ -105,6 +105,7 @@ function prepare(story) {
     group.nodes.push(i);
     group.total += node.seconds;
     groups.set(key, group);
+    group.above_s = group.kernel?.floor_seconds ? group.nodes.length * (group.kernel.seconds - group.kernel.floor_seconds) : 0;
   });
   const busy = lanes.map((lane) => lane.reduce((sum, each) => sum + (each.kind === 'execute') * (each.end_s - each.start_s), 0));
   const whole_s = whole.reduce((sum, each) => sum + (each.kind !== 'synchronize') * (each.end_s - each.start_s), 0);

@@ -1,7 +1,8 @@
 """A step of a Llama-like decoder as ONNX files that differ in their weights' types: python -m roller_bench.zoo.decode FOLDER.
 
 Four layers of 1024 features, 16 heads over 512 cached keys (inputs, float32) and gated MLPs of 2816, one token. Weights
-are random, on which times do not depend.
+are random, on which times do not depend. `--modules bench/roller_bench/zoo/decode.py` of `roller bench model-zoo` has
+Inductor compile the steps in float32 and bfloat16.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Step:
         if data_type is None:
             self.constants.append(numpy_helper.from_array(array, name))
         else:
-            self.constants.append(helper.make_tensor(name, data_type, array.shape, array.reshape(-1)))
+            narrow = array.astype(helper.tensor_dtype_to_np_dtype(data_type))
+            self.constants.append(numpy_helper.from_array(narrow, name))
         return name
 
     def norm(self, x: str) -> str:
@@ -145,6 +147,41 @@ FORMS: dict[str, Callable[[Step, str, int, int], str]] = {
     "dq8-blocks": dequantized(TensorProto.INT8, has_blocks=True),
     "dq4-blocks": dequantized(TensorProto.INT4, has_blocks=True),
 }
+
+
+def build(name: str) -> tuple[Any, tuple[Any, ...], list[str], list[str]]:
+    """Return a torch module of the step `decode-FORM`, its inputs, and their names and those of the outputs."""
+    import torch
+
+    graph = Step(FORMS[name.removeprefix("decode-")]).model().graph
+    types = {TensorProto.FLOAT: torch.float32, TensorProto.BFLOAT16: torch.bfloat16}
+    constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+    shapes = {name: tuple(array.tolist()) for name, array in constants.items() if array.dtype == np.int64}  # or axes
+    functions: dict[str, Callable[..., Any]] = {
+        "Add": torch.add, "Mul": torch.mul, "Div": torch.div, "MatMul": torch.matmul, "Sqrt": torch.sqrt,
+        "Sigmoid": torch.sigmoid, "Reshape": torch.reshape, "Softmax": lambda x, axis: torch.softmax(x, axis),
+        "ReduceMean": lambda x, axes, keepdims: x.mean(axes, bool(keepdims)), "Transpose": lambda x, perm: x.permute(perm),
+        "Cast": lambda x, to: x.to(types[to]),
+    }  # fmt: skip
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for each in graph.initializer:
+                if each.name not in shapes:
+                    weights = torch.from_numpy(constants[each.name].astype(np.float32)).to(types[each.data_type])
+                    self.register_buffer(each.name, weights)  # which Inductor freezes
+
+        def forward(self, *inputs: Any) -> tuple[Any, ...]:
+            values = {**shapes, **dict(self.named_buffers()), **dict(zip(names, inputs, strict=True))}
+            for node, attributes in nodes:
+                values[node.output[0]] = functions[node.op_type](*(values[each] for each in node.input), **attributes)
+            return tuple(values[each] for each in outputs)
+
+    nodes = [(node, {each.name: helper.get_attribute_value(each) for each in node.attribute}) for node in graph.node]
+    names, outputs = [each.name for each in graph.input], [each.name for each in graph.output]
+    extents = [[dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in graph.input]
+    return Module(), tuple(torch.zeros(each) for each in extents), names, outputs
 
 
 if __name__ == "__main__":

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +55,7 @@ def saved(request: BuildRequest, chosen: ConstructedPlan) -> WrittenKernel:
     """The kernel as it comes from a store."""
     source = emit_plan(chosen.plan, chosen.program, chosen.groups, chosen.hardware)
     plan, body = json.loads(json.dumps([to_json(chosen.plan), request_body(request)]))
-    return WrittenKernel(source.text, source.name, plan, body)
+    return WrittenKernel(source.text, source.name, plan, body, any(launch.programmatic for launch in source.launches))
 
 
 @pytest.mark.parametrize(("expression", "inputs", "target", "parts"), CASES)
@@ -75,6 +79,34 @@ def test_numbers_and_parts_are_those_of_the_tiles(expression: str, inputs: dict[
         if number.formula in values:  # a name alone
             assert int(text) == values[number.formula]
     assert any(number.sources[0].startswith(chosen.hardware.tile_levels) for number in found.numbers)
+
+
+def test_a_kernel_of_a_model_that_may_start_early_is_annotated() -> None:
+    request = build_request(ROWS, {"x": ("float32", (300, 500))}, target="nvidia-h200-sxm")
+    early = replace(request, programmatic=True)
+    kernel = saved(early, first_plan(early))
+    assert "grid_wait" in kernel.source
+    assert annotate(kernel).numbers
+    assert annotate(replace(kernel, programmatic=False)).note == OTHER_TEXT
+
+
+@pytest.mark.slow
+def test_two_processes_say_the_same() -> None:
+    """Names in sets have another order in each process."""
+    program = "import test_annotate as t; print([t.annotate(t.written(*case[:3])[0]) for case in t.CASES])"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "9")  # they order the names of tiles in shared memory differently
+    ]
+    assert printed[0] == printed[1]
+    assert "Number(" in printed[0]
 
 
 WINDOW = "y[n, f, h, w] +=! x[n, c, h + r, w + s] * W[f, c, r, s] where h in 7, w in 7; z[n, f, h, w] = relu(y[n, f, h, w])"

@@ -258,8 +258,8 @@ def test_a_loop_takes_the_seconds_of_its_steps() -> None:
 
 @pytest.mark.slow
 def test_the_story_of_a_gpu_has_the_seconds_of_its_lowering() -> None:
-    for plan in ("launches", "graph", "persistent"):
-        model = compile_model(copy.deepcopy(TOWERS), "nvidia-h200-sxm", select="model", top_k=1, plan=plan)
+    for source, plan in ((TOWERS, "launches"), (TOWERS, "graph"), (TOWERS, "persistent"), (LOOP, "graph")):
+        model = compile_model(copy.deepcopy(source), "nvidia-h200-sxm", select="model", top_k=1, plan=plan)
         story = model.story
         assert story["seconds"] == model.report["lowerings"][plan]["seconds"]
         assert story["seconds"] == pytest.approx(max(each["end_s"] for each in story["instructions"]))
@@ -268,3 +268,6 @@ def test_the_story_of_a_gpu_has_the_seconds_of_its_lowering() -> None:
         assert story["arena_bytes"] == model.plan["arena"]["bytes"] >= max(ends)
         assert (story["arena_bytes"] >= max(ends) + 64) == (plan == "persistent")  # events of its kernel
         assert {each["kind"] for each in story["instructions"]} <= {"launch", "synchronize"}
+        assert sum(each["seconds"] for each in story["steps"]) <= story["seconds"]
+        assert all(0 < each["floor_seconds"] <= each["seconds"] for each in story["kernels"])
+    assert model.report["lowerings"]["graph"]["overlap"]["nodes"] > 0  # of the loop: they come sooner

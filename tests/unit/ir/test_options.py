@@ -84,6 +84,20 @@ def test_an_unknown_option_is_named(function: Any) -> None:
     assert refused.value.code == "invalid-option"
 
 
+@pytest.mark.parametrize(
+    ("function", "given", "meant"),
+    [
+        (roller_svc.compile, "targets", "target"),
+        (roller_svc.estimate, "target", "targets"),
+        (roller_svc.compile_model, "dim", "dims"),
+    ],
+)
+def test_a_parameter_may_be_meant(function: Any, given: str, meant: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        function(COPY, **{given: "local"})
+    assert refused.value.hint == f"did you mean `{meant}`?"
+
+
 def test_every_option_has_a_case() -> None:
     assert GIVEN.keys() == options_of(KernelOptions).keys()
 

@@ -76,6 +76,13 @@ def test_row_37_the_price_is_that_of_the_performance_model_and_orders_schedules(
     assert seconds[0] > constructed.floor.seconds
 
 
+def test_threads_are_started_once_for_each_run_of_a_parallel_loop() -> None:
+    of = program("b[i, j] = a[i, j] * 2.0", a="float32 64 64")
+    outer, inner = (price(f"b: parallel {loop}", of).estimate for loop in "ij")
+    launches = [{stage.name: stage.seconds for stage in each.stages}["launch"] for each in (outer, inner)]
+    assert launches[1] == pytest.approx(64 * launches[0])
+
+
 def test_each_cache_serves_the_loops_whose_data_it_holds() -> None:
     """Rows of B are read again for each row of C, unless a tile of rows shares them."""
     matrices = program(EXPRESSION, A="float32 1024 4096", B="float32 4096 1024")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,9 @@ from roller_svc import hardware
 from roller_svc.cli import main
 from roller_svc.compiler.schedule_cost import price_schedule
 from roller_svc.compiler.schedule_tuner import MAX_PRICE_RATIO, Trial, search_schedules
+from roller_svc.compiler.scheduled import emit_schedule
 from roller_svc.errors import ArgumentError, CompileError, ScheduleError, ToolchainMissingError
+from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.schedule.default import default_schedule
 from roller_svc.schedule.device_launches import build_device_launches
@@ -37,13 +40,20 @@ SCALAR_SUM = program("s[] +=! a[i]", a="float32 64")
 LANES = 4
 
 
-def operations_and_bytes(steps: Steps, schedule: Schedule) -> float:
+def operations_and_bytes(schedule: Schedule, source: KernelSource) -> float:
     """An oracle in place of a clock, by weights of its own: operations, and bytes that are stored."""
     cost = price_schedule(schedule, HW)
     return cost.operations + 0.5 * cost.stored_bytes
 
 
-def search(of: TensorProgram, trials: int, seed: int, starts: Sequence[Steps] = ((),), ticks: int = 10**9) -> tuple[Trial, ...]:
+def search(
+    of: TensorProgram,
+    trials: int,
+    seed: int,
+    starts: Sequence[Steps] = ((),),
+    ticks: int = 10**9,
+    unbuilt: Counter[str] | None = None,
+) -> tuple[Trial, ...]:
     left = iter(range(ticks))
     return search_schedules(
         StepSpace(default_schedule(of), LANES),
@@ -53,6 +63,7 @@ def search(of: TensorProgram, trials: int, seed: int, starts: Sequence[Steps] = 
         trials=trials,
         seed=seed,
         has_time=lambda: next(left, None) is not None,
+        unbuilt=unbuilt,
     )
 
 
@@ -60,8 +71,8 @@ def test_row_38_the_search_is_at_least_as_good_as_construction_within_a_hundred_
     """Construction inlines a blur, and computes each row of its first stage three times."""
     constructed = roller_svc.Schedule.from_construction(BLUR_TEXT, {"A": ("float32", (34, 34))}, HW.id)
     steps = constructed.steps
-    space = StepSpace(default_schedule(LARGE_BLUR), LANES)
-    reference = operations_and_bytes(steps, space.apply(steps))
+    scheduled = StepSpace(default_schedule(LARGE_BLUR), LANES).apply(steps)
+    reference = operations_and_bytes(scheduled, emit_schedule(scheduled, HW))
     history = search(LARGE_BLUR, 15, seed=3, starts=(steps, ()))
     assert len(history) == 15
     best = min(history, key=lambda trial: trial.seconds or 0.0)
@@ -78,7 +89,7 @@ def test_row_38_a_seed_gives_one_history_whatever_the_clock_says() -> None:
         StepSpace(default_schedule(LARGE_BLUR), LANES),
         ((),),
         HW,
-        lambda steps, schedule: noise.random() if noise.random() < 0.9 else None,
+        lambda *_: noise.random() if noise.random() < 0.9 else None,
         trials=5,
         seed=1,
         has_time=lambda: True,
@@ -90,6 +101,13 @@ def test_a_search_ends_at_its_budgets() -> None:
     assert len(search(BLUR, 7, seed=0)) == 7
     assert len(search(BLUR, 50, seed=0, ticks=5)) == 5
     assert search(BLUR, 50, seed=0, ticks=0) == ()
+
+
+def test_what_is_not_built_is_counted_by_the_reason() -> None:
+    unbuilt: Counter[str] = Counter()
+    assert len(search(BLUR, 8, seed=4, unbuilt=unbuilt)) == 8
+    assert all(unbuilt[reason] > 0 for reason in ("known", "expensive", "same text", "schedule-extent"))
+    assert {reason for reason in unbuilt if not reason.startswith("schedule-")} <= {"known", "expensive", "same text"}
 
 
 def legal_schedules(of: TensorProgram, count: int) -> Iterator[Schedule]:
@@ -174,6 +192,15 @@ def test_tiles_of_a_product_on_a_gpu_have_parts_of_its_inputs() -> None:
     assert {(step.op, step.subject) for steps, _ in drawn for step in steps} >= {("cache", "A"), ("cache", "B"), ("block", "C")}
 
 
+def test_tiles_on_a_cpu_may_divide_a_row_that_no_vector_divides() -> None:
+    of = program("C[m, n] +=! A[m, k] * B[k, n]", A="float32 9 4", B="float32 4 35")
+    space, chance = StepSpace(default_schedule(of), LANES), random.Random(1)
+    drawn = [mutated for _ in range(40) if (mutated := space.mutate((), chance)) is not None]
+    values = [dict(step.values) for steps, _ in drawn for step in steps if step.op == "split"]
+    widths = {each["factor"] for each in values if each["loop"] == "n" and "names" in each}
+    assert widths == {4, 8, 12, 16, 7}  # whole vectors, and the largest divisor of 35 below three of them
+
+
 @pytest.mark.parametrize("of", [SCALAR_SUM, SCATTER], ids=["one element", "scatter"])
 def test_what_has_no_loop_for_blocks_is_not_searched_on_a_gpu(of: TensorProgram) -> None:
     space, hw = StepSpace(default_schedule(of), LANES, on_gpu=True), hardware.load("nvidia-h200-sxm")
@@ -190,10 +217,10 @@ def test_a_search_says_why_it_found_nothing() -> None:
     launch = parse_steps("C: block m\nC: accumulate_at n")
     start = tuple(placed.step for placed in launch)
 
-    def fail(_steps: Steps, _schedule: Schedule) -> float | None:
+    def fail(_schedule: Schedule, _source: KernelSource) -> float | None:
         raise CompileError("it spills")
 
-    def lack(_steps: Steps, _schedule: Schedule) -> float | None:
+    def lack(_schedule: Schedule, _source: KernelSource) -> float | None:
         raise ToolchainMissingError("no compiler")
 
     search = partial(search_schedules, space, hw=hw, trials=1, seed=0, has_time=lambda: True)
@@ -210,11 +237,11 @@ def test_an_interrupted_search_prints_the_best_so_far(capsys: pytest.CaptureFixt
     words = ["schedule", "tune", "y[i] = x[i] * 2.0", "--input", "x=float32[4096]", "--target", "nvidia-h200-sxm", "--seed", "1"]
     trials = iter([True, True])
 
-    def compile_kernel(*_: object, **__: object) -> None:
+    def compile_source(_: object) -> None:
         if not next(trials, False):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("roller_svc.schedules.compile_kernel", compile_kernel)
+    monkeypatch.setattr("roller_svc.schedules.compile_source", compile_source)
     monkeypatch.setattr("roller_svc.cli.progress.PROGRESS_S", 0.0)
     assert main(words) == 130
     printed = capsys.readouterr()
@@ -228,11 +255,11 @@ def test_a_failed_trial_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None
     tune = partial(roller_svc.tune, "y[i] = x[i] * 2.0", {"x": ("float32", (4096,))}, "nvidia-h200-sxm")
     compiles: list[bool] = []
 
-    def compile_kernel(*_: object, **__: object) -> None:
+    def compile_source(_: object) -> None:
         if not compiles.pop():
             raise CompileError("it spills")
 
-    monkeypatch.setattr("roller_svc.schedules.compile_kernel", compile_kernel)
+    monkeypatch.setattr("roller_svc.schedules.compile_source", compile_source)
     compiles[:] = [True, False]
     found = tune(trials=2, seed=1)
     assert [each["error"] for each in found.history] == ["it spills", None]
