@@ -45,6 +45,7 @@ class WrittenKernel:
     name: str
     plan: Mapping[str, Any] | None
     request: Mapping[str, Any] | None  # a body of kernels:compile
+    programmatic: bool = False  # as a kernel of a model: launches may start before those before them end
 
 
 def annotate(kernel: WrittenKernel) -> Annotations:
@@ -72,7 +73,8 @@ def _read_plan(kernel: WrittenKernel, request: BuildRequest) -> ConstructedPlan:
     forms, hw = parse_request(request), resolve_spec(request)
     plan = canonical.from_json(Plan, kernel.plan)
     groups = PartitionCache.of_forms(forms).partition_of_plan(plan, hw, request.constraints)
-    return ConstructedPlan(replace(forms[0], name=kernel.name), plan, groups, hw)
+    program = replace(forms[0], name=kernel.name, programmatic=kernel.programmatic)
+    return ConstructedPlan(program, plan, groups, hw)
 
 
 def _write_again(made: ConstructedPlan) -> MarkedText:

@@ -67,3 +67,9 @@ def _is_plausible(estimate: Estimate) -> bool:
     """Whether sums with the estimate stay finite: a saved kernel may come from anywhere."""
     limits = ((estimate.seconds, MAX_SECONDS), (estimate.uncertainty, MAX_UNCERTAINTY))
     return bool(estimate.stages) and all(0 < value < limit for value, limit in limits)
+
+
+def floor_seconds(bundle: KernelBundle) -> float | None:
+    """Return the floor of a kernel's program, as its build reported it; None of a kernel without a report."""
+    floor = bundle.extra.get("report", {}).get("floor")
+    return None if floor is None else float(floor["seconds"])

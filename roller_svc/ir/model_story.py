@@ -32,6 +32,7 @@ class StoryModelKernel:
     outputs: tuple[str, ...]
     constants: tuple[str, ...]
     seconds: float  # of a run, by the performance model
+    floor_seconds: Annotated[float | None, OMIT_DEFAULT] = None  # the least of any kernel of its program
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,8 +181,15 @@ class Output:
     tensor: str  # id of the tensor
 
 
+class _Hashed:
+    """Keep the hash of a value that never changes: tables of programs ask often."""
+
+    __slots__ = ("hashed",)
+    hashed: int
+
+
 @dataclass(frozen=True, slots=True)
-class TensorProgram:
+class TensorProgram(_Hashed):
     """A checked program. Each statement reads only inputs and the results of earlier statements."""
 
     inputs: tuple[tuple[str, TensorType], ...]
@@ -193,6 +200,14 @@ class TensorProgram:
     name: str = ""  # begins the names of the kernel's symbols; "" for one made of its digest
     # launches may be nodes of a CUDA graph that start before those before them end: they wait for these themselves
     programmatic: Annotated[bool, OMIT_DEFAULT] = False
+
+    def __hash__(self) -> int:
+        try:
+            return self.hashed
+        except AttributeError:
+            fields = (self.inputs, self.statements, self.outputs, self.constants, self.donated, self.name, self.programmatic)
+            object.__setattr__(self, "hashed", hash(fields))
+            return self.hashed
 
     @property
     def types(self) -> Mapping[str, TensorType]:

@@ -103,7 +103,8 @@ class AnnotationMaker:
     def make(self, facts: Json, files: Mapping[str, bytes]) -> str:
         kernel = unpack(facts, dict(files))
         source, extra = kernel.compiled.source, kernel.extra
-        written = WrittenKernel(source.text, source.name, extra.get("plan"), extra.get("request"))
+        programmatic = any(launch.programmatic for launch in source.launches)
+        written = WrittenKernel(source.text, source.name, extra.get("plan"), extra.get("request"), programmatic)
         return _json(self.annotator.annotate(written))
 
 

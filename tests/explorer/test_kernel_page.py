@@ -314,6 +314,11 @@ def test_another_spec_is_tried_by_sliders_and_as_text(explorer: Explorer) -> Non
     text.blur()  # launches take longer
     page.wait_for_selector("[data-testid=effect]")
     assert "more; the tiles stay" in page.get_by_test_id("effect").text_content()
+    page.get_by_test_id("target-nvidia-a100-sxm-80gb").click()
+    page.get_by_label("l2 bandwidth").wait_for()  # of the other device
+    page.route("**/v1/estimates", lambda _: None)  # unanswered: what the devices said is of another program
+    page.get_by_label("type of A").select_option("float16")
+    page.wait_for_function("() => document.querySelector('[data-testid=target-nvidia-t4] em').textContent === '…'")
 
 
 VIEWS = ((390, "light"), (1280, "dark"), (1920, "light"))

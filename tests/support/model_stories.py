@@ -26,7 +26,7 @@ def make_story(layers: int, width: int = 4, veus: int = 4) -> dict[str, Any]:
     inputs = [["A", "float32", [64, 64]], ["B", "float32", [64, 64]]]
     kernels = [
         {"digest": f"sha256:{number:064x}", "expression": "C[i, j] +=! A[i, k] * B[k, j] where i in 64, j in 64, k in 64",
-         "inputs": inputs, "outputs": ["C"], "constants": ["B"], "seconds": STEP_S * (1 + number)}
+         "inputs": inputs, "outputs": ["C"], "constants": ["B"], "seconds": STEP_S * (1 + number), "floor_seconds": STEP_S}
         for number in range(3)
     ]  # fmt: skip
     steps = [
@@ -65,4 +65,15 @@ def make_story(layers: int, width: int = 4, veus: int = 4) -> dict[str, Any]:
         "kernels": kernels, "nodes": nodes, "edges": edges, "steps": steps,
         "instructions": sorted(instructions, key=lambda each: each["start_s"]), "buffers": buffers,
         "arena_bytes": 2 * width * 16384, "tensor_bytes": count * 16384,
+    }  # fmt: skip
+
+
+def make_profile(story: dict[str, Any], slowdown: float) -> dict[str, Any]:
+    """Return what `roller model profile --json` prints of a plan whose steps take longer than predicted."""
+    return {
+        "steps": [
+            {"operator": story["steps"][each["step"]]["name"], "kernel": "", "veu": each["veu"],
+             **{name: slowdown * each[name] for name in ("start_s", "end_s")}}
+            for each in story["instructions"] if "step" in each
+        ]
     }  # fmt: skip

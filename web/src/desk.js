@@ -101,16 +101,16 @@ const LONGEST_BAR = 8; // times the fastest device: bars beyond it are cut
 
 // The same program on every device; a click makes one the target.
 function Elsewhere() {
-  const named = state.elsewhere.value.map(rowOf);
+  const named = state.elsewhere.value.map(rowOf), isOld = named.length > 0 && state.isElsewhereOld.value;
   const rows = named.length ? named : state.devices.value.map((device) => ({ target: device.id }));
   rows.sort((a, b) => (a.seconds ?? Infinity) - (b.seconds ?? Infinity));
   const most = LONGEST_BAR * (rows[0]?.seconds ?? 1), longest = Math.min(most, Math.max(...rows.map((row) => row.seconds ?? 0)));
   const width = (seconds) => `${Math.min(100, (100 * seconds) / longest)}%`;
   return html`<section class="elsewhere" data-testid="target"><h2>Devices</h2>
     ${rows.map((row) => html`<button key=${row.target} data-testid=${`target-${row.target}`} class=${row.target === state.target.value ? 'on' : ''}
-      aria-pressed=${row.target === state.target.value} title=${row.refused ?? `bound by ${row.bound}`} onClick=${() => state.setTarget(row.target)}>
+      aria-pressed=${row.target === state.target.value} title=${isOld ? 'estimating' : row.refused ?? `bound by ${row.bound}`} onClick=${() => state.setTarget(row.target)}>
       <span>${f.device(row.target)}</span>
-      ${row.seconds ? html`<svg height="10" width="100%" aria-hidden="true">
+      ${isOld ? html`<small></small><em>…</em>` : row.seconds ? html`<svg height="10" width="100%" aria-hidden="true">
           <rect width=${width(row.seconds)} height="10" class=${row.seconds > longest ? 'estimate cut' : 'estimate'} />
           <rect width=${width(row.floor)} height="10" class="floor" /></svg><em>${f.time(row.seconds)}</em>` : html`<small>${row.refused ? 'refused' : ''}</small><em></em>`}
     </button>`)}

@@ -26,14 +26,15 @@ ${others.join('')})
 results = kernel.run({${call}})`;
 }
 
+const server = () => (location.protocol.startsWith('http') ? location.origin : '$ROLLER_SERVER');
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 const HEADERS = '-H "Authorization: Bearer $ROLLER_API_KEY"';
-const curl = (body) => `curl -s "$ROLLER_SERVER/v1/kernels:compile" ${HEADERS} \\
+const curl = (body) => `curl -s "${server()}/v1/kernels:compile" ${HEADERS} \\
   -H 'Content-Type: application/json' -H 'Prefer: wait=60' \\
   -d ${quoted(JSON.stringify(body))}`;
 
 // The service's bundle has the launcher, which needs nothing of this project.
-const fetched = (digest, launcher) => `curl -s "$ROLLER_SERVER/v1/kernels/${digest}/bundle?launcher=${launcher}" ${HEADERS} -o kernel.zip
+const fetched = (digest, launcher) => `curl -s "${server()}/v1/kernels/${digest}/bundle?launcher=${launcher}" ${HEADERS} -o kernel.zip
 unzip -q kernel.zip -d kernel`;
 const called = (body) => `# with kernel/ in sys.path
 import launch

@@ -9,7 +9,7 @@ import { TermBar } from './termbar.js';
 
 const FIRST = 6;
 const CUT = 2.5; // times the first: longer bars are cut
-const PLAIN = ['contraction', 'attention', ''];
+export const PLAIN = ['contraction', 'attention', ''];
 
 const OPTIONS = [
   ['split_k', 1, (n) => `split-k ${n}`],
@@ -21,8 +21,8 @@ const OPTIONS = [
 ];
 function options(kernel) {
   const named = OPTIONS.filter(([name, usual]) => kernel[name] > usual).map(([name, , say]) => say(kernel[name]));
-  const cluster = [kernel.cluster_m, kernel.cluster_n, kernel.cluster_k].filter((n) => n > 1);
-  return [...named, cluster.length && `cluster ${cluster.join('×')}`].filter(Boolean).join(', ');
+  const { cluster_m: m = 1, cluster_n: n = 1, cluster_k: k = 1 } = kernel;
+  return [...named, m * n * k > 1 && `cluster ${m}×${n}${k > 1 ? `×${k}` : ''}`].filter(Boolean).join(', ');
 }
 const kernels = (program) => f.plural(callsOf(program).length, 'kernel') + (onceOf(program).length ? `, ${onceOf(program).length} once` : '');
 const tile = (kernel, level) =>

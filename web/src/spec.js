@@ -1,6 +1,6 @@
 // The device's spec, changed by sliders or by hand.
 import { html } from 'htm/preact';
-import { useState } from 'preact/hooks';
+import { useEffect, useState } from 'preact/hooks';
 import * as f from './format.js';
 import { post } from './api.js';
 import { STEP, resourcesOf } from './scale.js';
@@ -22,7 +22,7 @@ const tilesOf = ({ kernels }) => JSON.stringify(kernels.map((kernel) => kernel.p
 function Effect() {
   const before = state.elsewhere.value.find((each) => each.target === state.target.value)?.candidates?.[0];
   const after = state.story.value?.programs[0];
-  if (!state.hardware.value || !before || state.explained.value !== state.body.value) return null;
+  if (!state.hardware.value || !before || state.isElsewhereOld.value || state.explained.value !== state.body.value) return null;
   const saved = 1 - after.seconds / before.seconds;
   return html`<p data-testid="effect" role="status">${f.time(before.seconds)} → <b>${f.time(after.seconds)}</b>,${' '}
     ${Math.abs(saved) < 5e-4 ? 'as before' : `${f.percent(Math.abs(saved))} ${saved > 0 ? 'less' : 'more'}`};${' '}
@@ -52,10 +52,10 @@ function Text() {
 
 export function Spec() {
   const spec = state.hardware.value ?? state.spec.value, [isOpen, setOpen] = useState(false);
-  const onToggle = ({ currentTarget: { open } }) => {
-    setOpen(open);
-    if (open) state.loadSpec();
-  };
+  const onToggle = ({ currentTarget: { open } }) => setOpen(open);
+  useEffect(() => { // of another target, too
+    if (isOpen && !spec) state.loadSpec();
+  }, [isOpen, spec, state.target.value]);
   return html`<details class="spec" data-testid="spec" open=${isOpen || state.hardware.value !== null} onToggle=${onToggle}>
     <summary>Another device: what if …</summary>
     ${spec && html`${Object.keys(resourcesOf(spec)).map((name) => html`<${Slider} name=${name} />`)}<${Effect} />

@@ -44,7 +44,8 @@ export const explainedMs = signal(null);
 export const problem = signal(null); // why it is not explained
 export const trouble = signal(''); // what else was not answered
 export const waiting = signal(false); // for kernels:explain
-export const elsewhere = signal([]); // estimates of the same program on every device
+export const elsewhere = signal([]); // estimates of a program on every device
+const estimated = signal(''); // the program of these estimates
 export const kernel = signal(null); // the compiled one
 export const built = signal(null); // its program, from the story of its build
 export const measured = signal({}); // seconds of the programs that its build has timed, by their texts
@@ -335,13 +336,21 @@ function restoreSelection() {
 // Options of estimates; the others are of builds.
 const ESTIMATED = ['allow_tf32', 'allow_expanded_squares', 'winograd', 'donate', 'constants'];
 
-async function compare({ expression, inputs: given, outputs: wanted, options: all = {} }, aborted) {
-  await devicesLoaded;
-  const ids = devices.value.map((device) => device.id);
-  const item = { expression, inputs: given, ...(wanted && { outputs: wanted }) };
+function estimateOf({ expression, inputs: given, outputs: wanted, options: all = {} }) {
   const own = Object.fromEntries(Object.entries(all).filter(([name]) => ESTIMATED.includes(name)));
-  const answer = await post('/v1/estimates', { items: [item], targets: ids, top_k: 1, ...own }, aborted);
-  elsewhere.value = answer.estimates;
+  return { items: [{ expression, inputs: given, ...(wanted && { outputs: wanted }) }], top_k: 1, ...own };
+}
+// Whether the estimates are of another program than the text.
+export const isElsewhereOld = computed(() => estimated.value !== JSON.stringify(estimateOf(body.value)));
+
+async function compare(asked, aborted) {
+  await devicesLoaded;
+  const request = estimateOf(asked);
+  const answer = await post('/v1/estimates', { ...request, targets: devices.value.map((device) => device.id) }, aborted);
+  batch(() => {
+    elsewhere.value = answer.estimates;
+    estimated.value = JSON.stringify(request);
+  });
 }
 
 let devicesLoaded = null;

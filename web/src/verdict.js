@@ -4,11 +4,13 @@ import { callsOf, onceOf, operationsOf } from './calls.js';
 import { COMPUTE, colour, tone } from './colours.js';
 import * as f from './format.js';
 import { Levels, Roofline } from './roofline.js';
+import { PLAIN } from './programs.js';
 import { builtNumber, chosen as chosenNumber, kernel as compiled, mainKernel, program, story } from './state.js';
 import { Legend, TermBar, adding, besides, secondsOf } from './termbar.js';
 
 const WORTH_SAYING = 0.01; // of the time
 const SHOWN_RESOURCES = 5;
+const MEANINGS = { exposed: 'first loads, last results, and what overlaps imperfectly' };
 
 const sum = (terms) => terms.reduce((total, term) => total + secondsOf(term), 0);
 const Dot = ({ name }) => html`<i class="dot" style=${`--c:${colour(story.value.device, name)}`}></i>`;
@@ -52,14 +54,14 @@ function hidden(chosen) {
   if (!calls.some((kernel) => besides(kernel).length) || sum(lost) < WORTH_SAYING * chosen.seconds) return null;
   const named = new Map();
   for (const term of lost) named.set(term.name, (named.get(term.name) ?? 0) + secondsOf(term));
-  const parts = [...named].map(([name, seconds]) => `${name} ${f.time(seconds)}`).join(', ');
+  const parts = [...named].map(([name, seconds]) => `${name} ${f.time(seconds)}${MEANINGS[name] ? ` (${MEANINGS[name]})` : ''}`).join(', ');
   return html`<li><${Dot} name="exposed" />Not hidden: ${parts}. That is ${f.percent(sum(lost) / chosen.seconds)} of the time.</li>`;
 }
 
-function executed({ operations }) {
+function executed({ operations, view }) {
   const factor = operations.executed / operations.definition;
   if (!(Math.abs(factor - 1) > 0.02)) return null;
-  return html`<li><${Dot} name="compute" />It executes ${f.amount(operations.executed, 'operations')}, ${f.percent(factor)} of the${' '}
+  return html`<li><${Dot} name="compute" />${PLAIN.includes(view ?? '') ? 'It' : view} executes ${f.amount(operations.executed, 'operations')}, ${f.percent(factor)} of the${' '}
     ${f.amount(operations.definition, 'operations')} of the definition.</li>`;
 }
 

@@ -45,7 +45,8 @@ class Step:
         if data_type is None:
             self.constants.append(numpy_helper.from_array(array, name))
         else:
-            self.constants.append(helper.make_tensor(name, data_type, array.shape, array.reshape(-1)))
+            narrow = array.astype(helper.tensor_dtype_to_np_dtype(data_type))
+            self.constants.append(numpy_helper.from_array(narrow, name))
         return name
 
     def norm(self, x: str) -> str:

@@ -44,7 +44,7 @@ float read_all(const vec *memory, long vectors) {{
 
 
 def build_read_loop(num_bytes: int) -> Callable[[], object]:
-    """Return a function that reads at least so many bytes of huge pages once."""
+    """Return a function that reads this number of bytes of huge pages once, or a few more."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "loop.c"), Path(folder, "loop.so")
         source.write_text(READ_LOOP)

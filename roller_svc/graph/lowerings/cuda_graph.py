@@ -21,6 +21,7 @@ from roller_svc.graph.lowerings.lowering import (
     count_operations,
     kernel_seconds,
     moved_bytes,
+    operations_of,
     step_seconds,
 )
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -47,6 +48,23 @@ def has_programmatic_edges(hw: HardwareSpec) -> bool:
     return node_s is not None and early_s is not None and early_s < node_s
 
 
+def find_early_nodes(unrolled: UnrolledPlan, hw: HardwareSpec) -> tuple[int, ...]:
+    """Return the steps whose nodes come sooner, behind programmatic edges."""
+    if not has_programmatic_edges(hw):
+        return ()
+    starts = find_early_starts(unrolled.plan, unrolled.steps, unrolled.predecessors)
+    return tuple(number for number, is_early in enumerate(starts) if is_early)
+
+
+def node_seconds(unrolled: UnrolledPlan, hw: HardwareSpec) -> tuple[float, ...]:
+    """Return the seconds that the nodes of each step take beside its work."""
+    node_s = require(hw.limits.graph_node_s, "limits.graph_node_s")
+    seconds = [operations_of(step) * node_s for step in unrolled.steps]
+    for number in find_early_nodes(unrolled, hw):
+        seconds[number] = require(hw.limits.pdl_node_s, "limits.pdl_node_s")
+    return tuple(seconds)
+
+
 def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Refusal:
     """Return the seconds of the kernels, with the overhead of a node for each operation, and of one launch.
 
@@ -57,8 +75,8 @@ def estimate(unrolled: UnrolledPlan, hw: HardwareSpec) -> LoweringEstimate | Ref
     if nodes > MAX_NODES:
         return Refusal(f"the graph would have {nodes} nodes, at most {MAX_NODES}")
     seconds = kernel_seconds(unrolled, hw) + hw.limits.launch_overhead_s + nodes * node_s
-    early = [n for n, starts in enumerate(find_early_starts(unrolled.plan, unrolled.steps, unrolled.predecessors)) if starts]
-    if not early or not has_programmatic_edges(hw):
+    early = find_early_nodes(unrolled, hw)
+    if not early:
         return LoweringEstimate(seconds, 1)
     early_s = require(hw.limits.pdl_node_s, "limits.pdl_node_s")
     hidden_s = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +12,7 @@ from roller_svc.ir.canonical import from_json
 from roller_svc.ir.model_plan import ROperator
 from roller_svc.ir.vdevice import VDevicePlan
 
-_Key = tuple[str, int | None, int]  # node, launch (None: a copy or a loop), how many steps before have the same
+_Key = tuple[str, int | None]  # node, launch (None: a copy or a loop); several copies of a node have the same
 
 
 def schedule_by_hand(document: Mapping[str, Any]) -> Schedule:
@@ -25,9 +25,8 @@ def schedule_by_hand(document: Mapping[str, Any]) -> Schedule:
     """
 
     def schedule(steps: Sequence[PlannedStep]) -> list[Launch]:
-        numbers = {key: number for number, key in enumerate(_keys([(each.node, _launch(each)) for each in steps]))}
         try:
-            launches = _launches(document["steps"], numbers)
+            launches = _launches(document["steps"], steps)
         except (KeyError, TypeError, ValueError, IndexError, RecursionError, InputError, InvariantError) as error:
             raise ArgumentError(f"the plan cannot be read: {error}", code="invalid-plan") from error
         _check_order(launches, steps)
@@ -42,37 +41,46 @@ def _launch(step: PlannedStep) -> int | None:
     return None if step.kernel is None else step.launch
 
 
-def _keys(named: Sequence[tuple[str, int | None]]) -> list[_Key]:
-    seen: Counter[tuple[str, int | None]] = Counter()
-    keys: list[_Key] = []
-    for name in named:
-        keys.append((*name, seen[name]))
-        seen[name] += 1
-    return keys
+def _number_steps(keys: Sequence[_Key], steps: Sequence[PlannedStep]) -> list[int]:
+    """Return the steps of a model that a plan names in order: of copies with the same name the first that may run.
 
-
-def _launches(listed: Sequence[Any], numbers: Mapping[_Key, int]) -> list[Launch]:
-    flat = [(i, inner) for i, each in enumerate(listed) for inner in (each["steps"] if "vdevice" in each else [each])]
-    keys = _keys([(inner["node"], inner.get("launch")) for _, inner in flat])
+    Raises ArgumentError for a step that the model does not have.
+    """
+    remaining: defaultdict[_Key, list[int]] = defaultdict(list)
+    for number, step in enumerate(steps):
+        remaining[step.node, _launch(step)].append(number)
+    done: set[int] = set()
+    order: list[int] = []
     for key in keys:
-        if key not in numbers:
+        if not (numbers := remaining[key]):
             raise ArgumentError(f"the plan has a step {key[0]!r} that the model does not have", code="invalid-plan")
+        ready = (number for number in numbers if done.issuperset(steps[number].predecessors))
+        number = next(ready, numbers[0])
+        numbers.remove(number)
+        done.add(number)
+        order.append(number)
+    return order
+
+
+def _launches(listed: Sequence[Any], steps: Sequence[PlannedStep]) -> list[Launch]:
+    flat = [(i, inner) for i, each in enumerate(listed) for inner in (each["steps"] if "vdevice" in each else [each])]
+    numbers = _number_steps([(inner["node"], inner.get("launch")) for _, inner in flat], steps)
     by_launch: list[list[int]] = [[] for _ in listed]
     rkernels: list[list[int]] = [[] for _ in listed]
-    for (i, inner), key in zip(flat, keys, strict=True):
-        by_launch[i].append(numbers[key])
+    for (i, inner), number in zip(flat, numbers, strict=True):
+        by_launch[i].append(number)
         rkernel = inner.get("rkernel", 0)
         if type(rkernel) is not int or rkernel not in (0, 1):
-            raise ArgumentError(f"step {key[0]!r} has the rKernel {rkernel!r}, expected 0 or 1", code="invalid-plan")
+            raise ArgumentError(f"step {inner['node']!r} has the rKernel {rkernel!r}, expected 0 or 1", code="invalid-plan")
         rkernels[i].append(rkernel)
     launches: list[Launch] = []
-    for each, steps, chosen in zip(listed, by_launch, rkernels, strict=True):
+    for each, own, chosen in zip(listed, by_launch, rkernels, strict=True):
         if "vdevice" not in each:
-            launches.append(Launch(tuple(steps), rkernels=tuple(chosen)))
+            launches.append(Launch(tuple(own), rkernels=tuple(chosen)))
             continue
         operators = tuple(from_json(ROperator, list(operator)) for operator in each["operators"])
         plan = from_json(VDevicePlan, each["vdevice"])
-        launches.append(Launch(tuple(steps), operators, plan, tuple(chosen)))
+        launches.append(Launch(tuple(own), operators, plan, tuple(chosen)))
     return launches
 
 

@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roller_svc.errors import CompileError, ToolchainMissingError
@@ -128,19 +128,28 @@ _SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
 def parse_ptxas_log(log: str) -> dict[str, Resources]:
     """Parse the resources of every entry function: registers, static shared memory, spilled bytes (stores and loads).
 
-    Spills of functions that are called and not inlined count for the entry.
+    Spills of functions that are called and not inlined count for the entry. The log lists them behind it.
     """
     entries: dict[str, Resources] = {}
-    entry, spill_bytes = "", 0
+    spill_bytes: dict[str, int] = {}
+    entry = ""
     for line in log.splitlines():
         if match := _ENTRY.search(line):
-            entry, spill_bytes = match[1], 0
+            entry = match[1]
         elif match := _SPILLS.search(line):
-            spill_bytes += int(match[2]) + int(match[3])
+            spill_bytes[entry] = spill_bytes.get(entry, 0) + _count_spilled(int(match[2]), int(match[3]))
         elif entry and (match := _USED.search(line)):
             shared = _SHARED.search(line)
-            entries[entry] = Resources(int(match[1]), int(shared[1]) if shared else 0, spill_bytes)
-    return entries
+            entries[entry] = Resources(int(match[1]), int(shared[1]) if shared else 0)
+    return {name: replace(used, spill_bytes=spill_bytes.get(name, 0)) for name, used in entries.items()}
+
+
+def _count_spilled(store_bytes: int, load_bytes: int) -> int:
+    """Return the bytes that one function stores and loads for registers.
+
+    A function that only stores passes arguments on the stack, and one that only loads takes them.
+    """
+    return store_bytes + load_bytes if store_bytes and load_bytes else 0
 
 
 _WARNING_CODE = re.compile(r"\bC75\d\d\b")

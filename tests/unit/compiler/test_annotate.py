@@ -55,7 +55,7 @@ def saved(request: BuildRequest, chosen: ConstructedPlan) -> WrittenKernel:
     """The kernel as it comes from a store."""
     source = emit_plan(chosen.plan, chosen.program, chosen.groups, chosen.hardware)
     plan, body = json.loads(json.dumps([to_json(chosen.plan), request_body(request)]))
-    return WrittenKernel(source.text, source.name, plan, body)
+    return WrittenKernel(source.text, source.name, plan, body, any(launch.programmatic for launch in source.launches))
 
 
 @pytest.mark.parametrize(("expression", "inputs", "target", "parts"), CASES)
@@ -79,6 +79,15 @@ def test_numbers_and_parts_are_those_of_the_tiles(expression: str, inputs: dict[
         if number.formula in values:  # a name alone
             assert int(text) == values[number.formula]
     assert any(number.sources[0].startswith(chosen.hardware.tile_levels) for number in found.numbers)
+
+
+def test_a_kernel_of_a_model_that_may_start_early_is_annotated() -> None:
+    request = build_request(ROWS, {"x": ("float32", (300, 500))}, target="nvidia-h200-sxm")
+    early = replace(request, programmatic=True)
+    kernel = saved(early, first_plan(early))
+    assert "grid_wait" in kernel.source
+    assert annotate(kernel).numbers
+    assert annotate(replace(kernel, programmatic=False)).note == OTHER_TEXT
 
 
 @pytest.mark.slow

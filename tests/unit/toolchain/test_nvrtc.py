@@ -57,6 +57,16 @@ def test_spills_are_counted() -> None:
     assert used.spill_bytes > 100
 
 
+def test_spills_of_a_function_that_is_called_count_for_the_kernel() -> None:
+    function = SPILLING.replace('extern "C" __global__ void spill', "__device__ __noinline__ void called")
+    text = function + 'extern "C" __global__ void spill(float *c) { called(c + blockIdx.x); }\n'
+    source = dataclasses.replace(cuda_scale(), text=text, launches=(LaunchSpec("spill", ("c",)),))
+    (used,) = nvrtc.compile_cuda(dataclasses.replace(source, options=("--maxrregcount=24",))).resources
+    assert used.spill_bytes > 100
+    (used,) = nvrtc.compile_cuda(source).resources
+    assert used.spill_bytes == 0
+
+
 def test_ptx_is_text() -> None:
     text = toolchain.ptx(cuda_scale(Arch("sm_", 90, "a")))
     assert ".target sm_90a" in text
@@ -171,8 +181,20 @@ ptxas info    : Compiling entry function 'tail' for 'sm_90a'
 ptxas info    : Function properties for tail
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 8 registers, used 0 barriers
+ptxas info    : Compiling entry function 'calls' for 'sm_90a'
+ptxas info    : Function properties for calls
+ptxas         .     160 bytes stack frame, 104 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 0 barriers, 160 bytes cumulative stack size
+ptxas info    : Function properties for _Z5takesff
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 104 bytes spill loads
+ptxas info    : Function properties for _Z6hungryPKf
+ptxas         .     0 bytes stack frame, 220 bytes spill stores, 252 bytes spill loads
 """
-    assert nvrtc.parse_ptxas_log(log) == {"gemm": Resources(168, 1024, 128), "tail": Resources(8, 0, 0)}
+    assert nvrtc.parse_ptxas_log(log) == {
+        "gemm": Resources(168, 1024, 128),
+        "tail": Resources(8, 0, 0),
+        "calls": Resources(40, 0, 220 + 252),  # those of the function that it calls; arguments on the stack are none
+    }
     (warning,) = nvrtc.ptxas_warnings(log)
     assert "wgmma.mma_async instructions are serialized" in warning
 

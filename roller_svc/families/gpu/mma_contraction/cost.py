@@ -67,7 +67,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     # resident blocks drift apart: only the first prologue and the last epilogue do not overlap with other blocks
     runs = tile_count(p, launch.block) / launch.grid if launch.pipeline.stream_k_blocks else float(waves - 1)
     cycles += edges * (1 + runs / resident)
-    parts = resource_seconds(p, launch, step, launch.grid * steps, dram_bytes)
+    parts = resource_seconds(p, launch, step, launch.grid * steps, dram_bytes, _buffered_cycles(p, tile))
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
@@ -175,7 +175,12 @@ def _epilogue_cycles(p: Workload[MmaFacts], launch: Launch, tile: MmaTile) -> fl
     """Return cycles of accumulators through shared memory, then of loads and stores."""
     mach = p.machine
     points = tile.m * tile.n
-    through = 2 * points * tile.fragment.sum_words * WORD_BYTES / mach.staged_bytes_per_cycle
+    through = _buffered_cycles(p, tile)
     through += 2 * BARRIER_CYCLES * (tile.fragments[0] // tile.epilogue_fragments)
     issued = epilogue_slots(p, points // p.space.num_accumulators) / (mach.hw.limits.warp_size * mach.issue_per_cycle)
     return through + issued + epilogue_memory_cycles(p, launch)
+
+
+def _buffered_cycles(p: Workload[MmaFacts], tile: MmaTile) -> float:
+    """Return shared-memory cycles of a tile's accumulators, written and read again."""
+    return 2 * tile.m * tile.n * tile.fragment.sum_words * WORD_BYTES / p.machine.staged_bytes_per_cycle

@@ -34,6 +34,7 @@ from roller_svc.families.common.gpu.warpgroups.terms import (
     BOX_LATENCY_CYCLES,
     LONE_WARP_SLOT_CYCLES,
     STEP_CYCLES,
+    buffered_cycles,
     epilogue_handoff_cycles,
 )
 from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS, launch_registers
@@ -84,7 +85,8 @@ def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     edges = step.chain / tile.consumers + together * results
     cycles += arriving + edges + (edges + arriving * (not launch.pipeline.persistent_blocks)) * (waves - 1) / resident
     each = launch.grid * steps
-    parts = resource_seconds(p, launch, step._replace(mma=_product_cycles(p, tile)), round(each), dram_bytes)
+    alone = step._replace(mma=_product_cycles(p, tile))
+    parts = resource_seconds(p, launch, alone, round(each), dram_bytes, buffered_cycles(p, tile.result))
     parts.insert(1, ("exponentials", mach.seconds(each / mach.cores * _exponential_cycles(tile))))
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))

@@ -35,6 +35,7 @@ from roller_svc.families.common.gpu.warpgroups.terms import (
     STEP_CYCLES,
     buffered_cycles,
     cluster_cores,
+    cluster_part_cycles,
     cluster_reduction_cycles,
     epilogue_handoff_cycles,
     prefetched_copy_cost,
@@ -100,15 +101,22 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
 
     waves, cycles = uneven_waves(launch.grid, resident, cores, block_cycles, longest / steps)
     again = tile_count(p, launch.block) / launch.grid if launch.pipeline.stream_k_blocks else (waves - 1) / resident
+    together = min(resident, -(-launch.grid // cores))
     mainloop = block_cycles(1.0) if launch.pipeline.pingpong else 0.0
     late_words = 0.0
     if tile.prefetched_k_tiles:  # what stages that are full when a tile ends do not hide
         late_words = max(0.0, step.latency - (launch.pipeline.stages - 1) * max(step.mma, step.shared, step.issue, step.chain))
-    per_core = _TilesPerCore(again, min(resident, -(-launch.grid // cores)), mainloop, late_words)
+    per_core = _TilesPerCore(again, together, mainloop, late_words)
     cycles += _prologue_epilogue_cycles(p, launch, tile, step, per_core)
-    parts = resource_seconds(p, launch, step, launch.grid * steps, dram_bytes)
-    seconds = max(mach.seconds(cycles), *(s for _, s in parts))
-    parts.append((EXPOSED, seconds - max(s for _, s in parts)))
+    cluster_k = launch.pipeline.cluster_k
+    buffered = cluster_part_cycles(p, tile, cluster_k) if cluster_k > 1 else buffered_cycles(p, tile)
+    parts = resource_seconds(p, launch, step, launch.grid * steps, dram_bytes, buffered)
+    longest_s = busy_s = max(s for _, s in parts)
+    if launch.pipeline.persistent_blocks:  # what overlaps over all tiles: loads of one share memory with results of others
+        busy_s += WGMMA_IMPERFECT_OVERLAP * (sum([s for _, s in parts]) - longest_s)
+        busy_s += mach.seconds(step.latency + epilogue_handoff_cycles(p, tile))  # before the first byte, before the last
+    seconds = max(mach.seconds(cycles), busy_s)
+    parts.append((EXPOSED, seconds - longest_s))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 
@@ -119,11 +127,6 @@ def wgmma_block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock
     if known is None:
         known = p.facts.blocks[block, group] = _block(p, block, group)
     return known
-
-
-def result_llc_cycles(p: Workload[WgmmaFacts], tiles: int) -> float:
-    """Return the LLC cycles of one tile's outputs and epilogue operands, which a ping-pong schedule adds to loads."""
-    return p.epilogue.total_bytes / tiles / p.machine.llc_bytes_per_cycle
 
 
 def prefetch_stages(block: WgmmaBlock, stages: int) -> int:
@@ -259,25 +262,23 @@ def _prologue_epilogue_cycles(
         return (begin + handing + results) * (1 + tiles.again)
     if launch.pipeline.pingpong:
         handing = epilogue_handoff_cycles(p, tile, LONE_WARP_SLOT_CYCLES)
-        k_tiles = block_steps(p, launch)
-        llc = k_tiles * step.llc * working + result_llc_cycles(p, launch.grid) * working
-        bound = max(k_tiles * step.shared + buffered_cycles(p, tile), llc)
-        exposed = _pingpong_exposed_cycles(p, tile, bound, tiles.mainloop_cycles)
+        shared = block_steps(p, launch) * step.shared + buffered_cycles(p, tile)
+        exposed = _pingpong_exposed_cycles(p, tile, shared, tiles.mainloop_cycles)
         return begin + handing + results + tiles.again * (exposed + tiles.late_words_cycles)
     won = min(tile.pipeline.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - resource_seconds)
     return begin + handing + results + tiles.again * max(0.0, handing - won, tiles.late_words_cycles)
 
 
-def _pingpong_exposed_cycles(p: Workload[WgmmaFacts], tile: WgmmaTile, memory: float, mainloop: float) -> float:
+def _pingpong_exposed_cycles(p: Workload[WgmmaFacts], tile: WgmmaTile, shared: float, mainloop: float) -> float:
     """Return the cycles of one tile of a ping-pong schedule that its mainloop does not hide.
 
     A consumer alternates between mainloop and epilogue, and mainloops do not overlap. One pair of tiles takes
-    max(2 mainloops, mainloop + epilogue). Instructions of two epilogues and memory limit it, too.
+    max(2 mainloops, mainloop + epilogue). Instructions of two epilogues and shared memory limit it, too.
 
     Args:
-        memory: Cycles of shared memory, or of the LLC if longer, for mainloop and epilogue.
+        shared: Cycles of shared memory for mainloop and epilogue.
         mainloop: Cycles of the mainloop.
     """
     alone = epilogue_handoff_cycles(p, tile, LONE_WARP_SLOT_CYCLES)
-    period = max(mainloop, (mainloop + alone) / 2, epilogue_handoff_cycles(p, tile), memory)
+    period = max(mainloop, (mainloop + alone) / 2, epilogue_handoff_cycles(p, tile), shared)
     return period - mainloop + IMPERFECT_OVERLAP * alone

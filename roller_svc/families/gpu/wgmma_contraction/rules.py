@@ -39,6 +39,7 @@ from roller_svc.families.common.gpu.warpgroups.terms import (
     BOX_LATENCY_CYCLES,
     CLUSTER_PARTS,
     LONE_WARP_SLOT_CYCLES,
+    buffered_cycles,
     cluster_cores,
     cluster_parts,
     cluster_reduction_cycles,
@@ -56,7 +57,6 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
 from roller_svc.families.gpu.wgmma_contraction.cost import (
     UNLIMITED,
     prefetch_stages,
-    result_llc_cycles,
     shared_step,
     wgmma_block,
 )
@@ -83,7 +83,7 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
     each = max(step.mma, step.shared, step.issue, loads, step.chain / together)
     steps = -(-tile.k_order.steps // split_k)
     filling = (step.latency + BOX_LATENCY_CYCLES) / rounds
-    through, issued = epilogue_cycles(p, tile.m * tile.columns)
+    through, (_, issued) = buffered_cycles(p, tile), epilogue_cycles(p, tile.m * tile.columns)
     edges = filling + through + issued
     floor = p.lower_bound_s * mach.clock_hz  # memory-bound tiles differ in prologue, epilogue and reduction
     whole = max(floor, rounds * steps * each) + rounds * edges
@@ -91,7 +91,7 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
         rounds = -(-tasks // mach.cores)
         mainloop = steps * max(step.mma, step.shared, step.issue, loads, step.chain)
         alone = through + LONE_WARP_SLOT_CYCLES * issued
-        memory = steps * loads + result_llc_cycles(p, tasks)
+        memory = steps * loads + p.epilogue.total_bytes / tasks / mach.llc_bytes_per_cycle
         period = max(mainloop, (mainloop + alone) / 2, memory) + IMPERFECT_OVERLAP * alone
         return min(whole, max(floor, rounds * period) + step.latency + BOX_LATENCY_CYCLES + alone)
     if split_k > 1:

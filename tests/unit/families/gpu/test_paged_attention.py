@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from schedule_support import program
@@ -12,7 +15,7 @@ from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.compiler.rank import rank_units
-from roller_svc.errors import IndexRangeError
+from roller_svc.errors import IndexRangeError, WrongAnswerError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
@@ -159,6 +162,77 @@ def test_blocks_beyond_the_length_read_neither_pages_nor_keys(target: HardwareSp
     arrays["L"] = np.array([19, 129], np.int32)  # its last key is in a page that does not exist
     with pytest.raises(IndexRangeError):
         load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
+
+
+ENTRY, ROW = r"T\[b \* 16 \+ \(n / 16\)\]", r"\(n % 16\) \* 128"
+# Faults in how a kernel finds keys and values by the table, each in all places of its text.
+FAULTS = {
+    "the page after a key's own": (ENTRY, "T[b * 16 + (n / 16 + 1) % 16]"),
+    "pages of the other sequence": (ENTRY, "T[(1 - b) * 16 + (n / 16)]"),
+    "pages of the first sequence": (ENTRY, "T[n / 16]"),
+    "pages of twice as many keys": (ENTRY, "T[b * 16 + (n / 32)]"),
+    "another page for keys than for values": (rf"(K \+ \(inside \? \(int\)\(){ENTRY}", r"\1T[b * 16 + (n / 16 ^ 1)]"),
+    "another page for values than for keys": (rf"(V \+ \(inside \? \(int\)\(){ENTRY}", r"\1T[b * 16 + (n / 16 ^ 1)]"),
+    "the key after a key's own": (ROW, "((n + 1) % 16) * 128"),
+    "the first key of a page": (ROW, "0 * 128"),
+    "pages that overlap": (rf"\* 2048 \+ {ROW}", "* 1024 + (n % 16) * 128"),
+    "the other head": (r"h_0 \* 64", "(1 - h_0) * 64"),
+    "tiles of keys are rounded down": (r"\(unsigned int\)31\), 32\), first_step", "(unsigned int)0), 32), first_step"),
+    "a key more than the length": (r"n < L\[b\]\) \? scores", "n <= L[b]) ? scores"),
+    "the length of the other sequence": (r"n < L\[b\]\) \? scores", "n < L[1 - b]) ? scores"),
+    "a page that does not exist is read": (r"(in_range\(.*?), 32, (\d+)\)", r"\1, 33, \2)"),
+    "pages are not checked": (r"inside = in_range\(.*?\);", "inside = true;"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.emulator
+def test_every_fault_in_page_tables_is_caught() -> None:
+    half, index, cache = DType.BFLOAT16, DType.INT32, TensorType(DType.BFLOAT16, (32, PAGE, 2, 64))
+    inputs = {"Q": TensorType(half, (2, 1, 4, 64)), "K": cache, "V": cache, "T": TensorType(index, (2, 16))}
+    compute = parse("Y = paged_attention(Q, K, V, T, L)", inputs | {"L": TensorType(index, (2,))}, None)
+    source = source_of(compute, AMPERE, ScheduleConstraints(tiles=(("split_k", 4),)))
+    arrays = random_inputs(compute, 3)
+    arrays["T"] = np.random.default_rng(3).permutation(32).reshape(2, 16).astype(np.int32)
+    arrays["L"] = np.array([200, 129], np.int32)
+    want = evaluate(compute, arrays)
+
+    def is_right(source: KernelSource, table: np.ndarray) -> bool:
+        try:
+            got = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays | {"T": table})
+        except (IndexRangeError, WrongAnswerError):
+            return False
+        return agrees(compute, got, want).ok
+
+    def with_page(sequence: int, number: int, page: int) -> np.ndarray:
+        table = arrays["T"].copy()
+        table[sequence, number] = page
+        return table
+
+    assert is_right(source, arrays["T"])
+    used = [(sequence, number) for sequence, length in enumerate(arrays["L"]) for number in range(-(-length // PAGE))]
+    others = [with_page(sequence, number, arrays["T"][1 - sequence, number]) for sequence, number in used]
+    assert [place for place, table in zip(used, others, strict=True) if is_right(source, table)] == []
+    missing = with_page(1, 8, 32)
+    survivors = []
+    for fault, change in FAULTS.items():
+        text, count = re.subn(*change, source.text)
+        assert count, fault
+        damaged = replace(source, text=text)
+        if is_right(damaged, arrays["T"]) and not is_caught_by_bounds(damaged, arrays | {"T": missing}):
+            survivors.append(fault)
+    assert survivors == []
+
+
+def is_caught_by_bounds(source: KernelSource, arrays: dict[str, np.ndarray]) -> bool:
+    """Return whether a kernel that reads a page that does not exist is found: the emulator sees it, and not the kernel."""
+    try:
+        load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
+    except WrongAnswerError:
+        return True
+    except IndexRangeError:
+        pass
+    return False
 
 
 SCALED = """S[b, h, n]: float32 +=! Q[b, h, d] * K[T[b, n // 16], n % 16, h // 4, d] where n in {keys}, h in {heads};

@@ -32,6 +32,7 @@ from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.graph import FUSED, Constant, Graph, LoopNode, Node, OpNode, iter_nodes, verify
+from roller_svc.ir.printer import text
 from roller_svc.ir.program import TensorType
 
 CPU = load("cpu-x86-avx2")
@@ -143,6 +144,28 @@ def test_a_boundary_within_the_error_of_the_model_may_be_the_other_way(merged_s:
     flipped = verify(fuse_operators(graph, Costs(CPU), Boundaries([program])))
     assert operators(flipped) == ([FUSED] if is_merged != is_unsure else ["exp", "relu"])
     check_equal(graph, flipped, weights)
+
+
+def test_equal_layers_share_a_merged_program_and_zeros_keep_their_sign() -> None:
+    """-0.0 == 0.0: programs that are equal by value may be different ones."""
+
+    def merged(zero: str) -> tuple[OpNode, OpNode]:
+        x = TensorType(DType.FLOAT32, (8,))
+        first = parse(f"y[i] = x0[i] * {zero}", {"x0": x}, ("y",))
+        second = parse("y[i] = x0[i] + x1[i]", {"x0": x, "x1": x}, ("y",))
+        layers = []
+        for layer in "ab":
+            product = OpNode(f"{layer}0", FUSED, first, (f"{layer}x",), (f"{layer}y",))
+            total = OpNode(f"{layer}1", FUSED, second, (f"{layer}y", "bias"), (f"{layer}z",))
+            layers.append(merge_nodes([product, total], {f"{layer}z"}))
+        return layers[0], layers[1]
+
+    (a, b), (negative, _) = merged("0.0"), merged("-0.0")
+    assert a.program is b.program
+    assert (b.name, b.inputs, b.outputs, b.members) == ("b0+b1", ("bx", "bias"), ("bz",), ("b0", "b1"))
+    assert text(a.program) == "t0[i] = x0[i] * 0.0 where i in 8; y0[i] = t0[i] + x1[i] where i in 8"
+    assert a.program == negative.program
+    assert text(negative.program) != text(a.program)
 
 
 def test_boundaries_of_equal_nodes_are_one_and_those_of_loops_count_for_each_step() -> None:

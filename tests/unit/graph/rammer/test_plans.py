@@ -9,6 +9,8 @@ import pytest
 
 from roller_svc.analysis.happens_before import HappensBefore, check_plan
 from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.graph.plan import PlannedStep
+from roller_svc.graph.rammer.by_hand import schedule_by_hand
 from roller_svc.graph.rammer.vdevice import VDevice
 from roller_svc.graph.rammer.wavefront import (
     Operator,
@@ -225,3 +227,20 @@ def test_row_20_side_by_side_each_operator_takes_its_most_efficient_rkernel():
     assert segment.rkernels == (1, 1)
     assert segment.plan.num_tasks == (4, 4)
     assert segment.seconds == pytest.approx(21e-6)
+
+
+def test_copies_of_one_node_are_told_apart_by_when_they_may_run():
+    """A schedule may execute the second copy of a node first, once what it reads is there."""
+    steps = (
+        PlannedStep("a", (), 0),
+        PlannedStep("b", (), 0),
+        PlannedStep("both", (0,)),  # copies of its two inputs
+        PlannedStep("both", (1,)),
+        PlannedStep("sum", (2, 3), 0),
+    )
+    names = ("b", "both", "a", "both", "sum")
+    listed = [{"node": name} | ({} if name == "both" else {"launch": 0}) for name in names]
+    launches = schedule_by_hand({"steps": listed})(steps)
+    assert [launch.steps for launch in launches] == [(1,), (3,), (0,), (2,), (4,)]
+    with pytest.raises(ArgumentError, match="'both' before 'a', which it depends on"):
+        schedule_by_hand({"steps": [listed[i] for i in (0, 1, 3, 2, 4)]})(steps)

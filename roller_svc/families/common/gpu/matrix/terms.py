@@ -98,14 +98,18 @@ def accumulator_columns(p: Workload[Any], tile: Tile) -> int:
 
 
 def resource_seconds(
-    p: Workload[Any], launch: Launch, step: MatrixStep, steps: float, dram_bytes: float
+    p: Workload[Any], launch: Launch, step: MatrixStep, steps: float, dram_bytes: float, buffered_cycles: float
 ) -> list[tuple[str, float]]:
-    """Return the seconds of each resource alone, for `steps` k-tiles on the whole device."""
+    """Return the seconds of each resource alone, for `steps` k-tiles on the whole device.
+
+    Args:
+        buffered_cycles: Of shared memory for a tile's results, on their way to memory.
+    """
     mach = p.machine
     each = steps / mach.cores
     return [
         ("mma", mach.seconds(each * step.mma)),
-        ("shared", mach.seconds(each * step.shared)),
+        ("shared", mach.seconds(each * step.shared + result_tiles(p, launch) / mach.cores * buffered_cycles)),
         ("issue", mach.seconds(each * step.issue)),
         *memory_seconds(p, launch, each * step.llc, dram_bytes),
     ]
@@ -134,6 +138,11 @@ def result_bytes(p: Workload[Any], launch: Launch) -> float:
     # each transposed result is in a sector of its own
     sectors = p.outer_points * SECTOR_BYTES if p.space.transposed else 0
     return max(p.epilogue.total_bytes, sectors)
+
+
+def result_tiles(p: Workload[Any], launch: Launch) -> int:
+    """Return the tiles that pass through shared memory: those of blocks, or all where blocks take parts of k-tiles."""
+    return tile_count(p, launch.block) if launch.pipeline.stream_k_blocks else launch.grid
 
 
 def tile_count(p: Workload[Any], block: Tile) -> int:

@@ -70,7 +70,7 @@ def cluster_reduction_cycles(p: Workload[Any], tile: WgmmaTile, parts: int, bloc
     """Return cycles to add a tile's parts: accumulators to shared memory, rows of all parts back, the epilogue."""
     mach, points = p.machine, tile.m * tile.n
     rate = REMOTE_BYTES_PER_CYCLE[next(size for size in REMOTE_BYTES_PER_CYCLE if size >= parts * blocks)]
-    local = (points + points / parts) * WORD_BYTES / mach.staged_bytes_per_cycle
+    local = cluster_part_cycles(p, tile, parts)
     remote = points * (parts - 1) / parts * WORD_BYTES / rate
     added = points * (1 + LOAD_OPS[LoadKind.VECTOR] * WORD_BYTES / CHUNK_BYTES)
     issued = (epilogue_slots(p, points // parts) + added) / (mach.hw.limits.warp_size * SCHEDULERS)
@@ -78,6 +78,11 @@ def cluster_reduction_cycles(p: Workload[Any], tile: WgmmaTile, parts: int, bloc
     rounds = -(-points // (parts * width * WARPGROUP_THREADS * tile.consumers))
     batches = rounds // batch_rounds(rounds, READ_BATCH_WORDS // (width * parts))
     return local + max(remote, issued) + batches * CLUSTER_LATENCY_CYCLES + BARRIER_CYCLES + 2 * CLUSTER_BARRIER_CYCLES
+
+
+def cluster_part_cycles(p: Workload[Any], tile: WgmmaTile, parts: int) -> float:
+    """Return shared-memory cycles of a block's accumulators, written and, for its part of the rows, read."""
+    return tile.m * tile.n * (1 + 1 / parts) * WORD_BYTES / p.machine.staged_bytes_per_cycle
 
 
 def prefetched_copy_cost(feed: OperandLoad, prefetch: RegisterPrefetch, elements: int, mach: Machine) -> CopyCost:
@@ -92,13 +97,18 @@ def prefetched_copy_cost(feed: OperandLoad, prefetch: RegisterPrefetch, elements
 
 
 def epilogue_handoff_cycles(p: Workload[Any], tile: WgmmaTile, slot_cycles: float = 1.0) -> float:
-    """Return cycles of accumulators through each warp's buffer, then of the epilogue's instructions."""
-    mach = p.machine
-    rounds = tile.fragments * -(-tile.group_n // tile.epilogue_columns)
+    """Return cycles of results through each warp's buffer, then of the epilogue's instructions."""
+    mach, store = p.machine, tile.tma_store
+    columns = tile.epilogue_columns if store is None else store.columns * tile.num_accumulators
+    rounds = tile.fragments * -(-tile.group_n // columns)
     issued = epilogue_slots(p, tile.m * tile.columns) / (mach.hw.limits.warp_size * SCHEDULERS)
     return max(buffered_cycles(p, tile) + slot_cycles * issued, rounds * 2 * BARRIER_CYCLES)
 
 
 def buffered_cycles(p: Workload[Any], tile: WgmmaTile) -> float:
-    """Return shared-memory cycles of a tile's accumulators, written to the warps' buffers and read again."""
-    return 2 * tile.m * tile.n * WORD_BYTES / p.machine.staged_bytes_per_cycle
+    """Return shared-memory cycles of what passes through the warps' buffers: results for TMA, or accumulators."""
+    if (store := tile.tma_store) is not None:
+        buffered_bytes = tile.m * tile.columns * store.dtype.bytes
+    else:
+        buffered_bytes = tile.m * tile.n * WORD_BYTES
+    return 2 * buffered_bytes / p.machine.staged_bytes_per_cycle  # written, and read again

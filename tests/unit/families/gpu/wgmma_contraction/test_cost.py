@@ -151,6 +151,35 @@ def test_overlapped_results_share_the_last_cache_with_loads(layout: str, shape: 
         assert candidate.estimate.seconds >= moves_s > results_s
 
 
+@pytest.mark.parametrize(("epilogue", "result_bytes"), [("exp(S[m, n])", 2), ("S[m, n] + D[m, n]", WORD_BYTES)])
+def test_shared_memory_counts_results_as_they_pass_through_it(epilogue: str, result_bytes: int) -> None:
+    """TMA stores rounded results; warps pass whole accumulators through their buffers. Both write and read them."""
+    m, n, k = 4096, 4096, 64
+    types = {"A": ("bfloat16", (m, k)), "B": ("bfloat16", (k, n))} | ({"D": ("bfloat16", (m, n))} if "D" in epilogue else {})
+    found = group(f"S[m, n] +=! A[m, k] * B[k, n]; C[m, n] = {epilogue}", H200, **types)
+    (first,) = best(found)
+    tile = wgmma_tile(first.program, operands(found), H200.arch)
+    copied = k * (m * n // tile.m + m * n // tile.n) * 2
+    fragments = m * n // (64 * tile.group_n) * (64 + tile.group_n) * k * 2
+    moved = {stage.name: stage.seconds for stage in first.estimate.stages}["shared"] * H200.block_level.bandwidth_bytes_per_s
+    assert moved == pytest.approx(copied + fragments + 2 * m * n * result_bytes, rel=1e-3)
+
+
+@pytest.mark.parametrize("k", [32, 64])
+def test_a_product_of_one_k_tile_is_most_sensitive_to_its_bound(k: int) -> None:
+    found = group("C[m, n] +=! A[m, k] * B[k, n]", H200, A=("bfloat16", (4096, k)), B=("bfloat16", (k, 4096)))
+    (first,) = best(found)
+    faster = {}
+    for level in ("dram", "l2", "shared"):
+        levels = tuple(
+            replace(lv, bandwidth_bytes_per_s=1.1 * lv.bandwidth_bytes_per_s) if lv.name == level else lv for lv in H200.levels
+        )
+        hw = replace(H200, levels=levels)
+        faster[level] = prepare_model(found, hw, first.program.unit).estimate(first.program).seconds
+    assert min(faster, key=faster.__getitem__) == first.estimate.bound == "dram"
+    assert faster["dram"] < 0.96 * first.estimate.seconds
+
+
 def test_long_mainloops_and_few_tiles_have_no_ping_pong() -> None:
     """A tile of one warpgroup loads more for each multiply-add than one of two."""
     for m, n, k in ((8192, 8192, 4096), (8192, 8192, 512), (1024, 1024, 512), (256, 256, 256)):
