@@ -10,13 +10,16 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from roller_svc.analysis.lookup_tables import SHUFFLED_BYTES
 from roller_svc.codegen.c.vector.elementary import LIBRARY_OF, calls, function_text, has_function
 from roller_svc.codegen.c.vector.types import (
     byte_permutations_text,
     dot_text,
     gather,
     instruction,
+    pair_dot_text,
     resizing,
+    shuffled_entries,
     vector_header,
     vector_type,
     with_fallback,
@@ -202,10 +205,11 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
     vector = vector_type(dtype, lanes)
     if has_function(base, dtype):
         return Helper(function_text(base, dtype, lanes), tuple(f"{n}_{vector}" for n in calls(base, dtype)))
-    if base.startswith("from_"):
-        return _conversion(_BY_SHORT[base.removeprefix("from_")], dtype, lanes)
-    if base.startswith("clamped_"):
-        return _clamped(_BY_SHORT[base.removeprefix("clamped_")], dtype, lanes)
+    kind, _, short = base.partition("_")
+    if kind in _OF_TWO_TYPES:
+        return _OF_TWO_TYPES[kind](_BY_SHORT[short], dtype, lanes)
+    if base == "nearest":
+        return _nearest(lanes)
     if base.startswith("odd_"):
         return _rounded_to_odd(_BY_SHORT[base.removeprefix("odd_")], lanes)
     if base in BUILTIN:
@@ -214,6 +218,8 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return nontemporal_helper(dtype, lanes)
     if base == "dot":
         return Helper(dot_text(dtype, lanes))
+    if base == "dot_pairs":
+        return Helper(pair_dot_text(lanes))
     if base in ("word2", "word4"):
         return _word(base, dtype, lanes)
     if base in _ELEMENTS:
@@ -363,9 +369,12 @@ def _lookup(base: str, dtype: DType, lanes: int) -> Helper:
 
 def _byte_entries(dtype: DType, lanes: int) -> Helper:
     """Return the helper that looks up entries of a table of 256 bytes."""
-    vector = vector_type(dtype, lanes)
-    plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = table[at[i]];\n  return r;"
-    return Helper(f"static inline {vector} entries_{vector}(const unsigned char *table, {vector} at) {{\n{plain}\n}}")
+    vector, chunk = vector_type(dtype, lanes), f"entries_{vector_type(dtype, SHUFFLED_BYTES)}"
+    plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = table[at[i]];\n  return r;\n"
+    shuffled = shuffled_entries(lanes, chunk)
+    body = plain if shuffled is None else f"#if defined(__AVX2__) && !defined(__clang__)\n{shuffled}#else\n{plain}#endif\n"
+    needs = (chunk,) if shuffled is not None and lanes != SHUFFLED_BYTES else ()
+    return Helper(f"static inline {vector} entries_{vector}(const unsigned char *table, {vector} at) {{\n{body}}}", needs)
 
 
 def _permuted_byte_entries(dtype: DType, lanes: int) -> Helper:
@@ -485,6 +494,35 @@ def _clamped(target: DType, source: DType, lanes: int) -> Helper:
         f"  return lesser_{v}(greater_{v}({known}, {least}), {greatest});\n}}"
     )
     return Helper(text, (f"select_{v}", f"greater_{v}", f"lesser_{v}"))
+
+
+def _quantized(target: DType, source: DType, lanes: int) -> Helper:
+    """Return the helper that rounds floats to integers, adds a short one, and saturates as a short type; NaN gives 0.
+
+    It clamps before it rounds: the ends less an integer are integers, which rounding keeps in order.
+    """
+    v, words = vector_type(source, lanes), vector_type(DType.INT32, lanes)
+    least, greatest = target.integer_range
+    nan = f"  a = select_{v}(a == a, a, __builtin_convertvector(-zero, {v}));\n" if target.is_signed else ""
+    text = (
+        f"static inline {words} quantized_{SHORT[target]}_{v}({v} a, {words} zero) {{\n{nan}"
+        f"  {v} least = __builtin_convertvector({least} - zero, {v});  // also of a NaN\n"
+        f"  {v} greatest = __builtin_convertvector({greatest} - zero, {v});\n"
+        f"  return nearest_{v}(lesser_{v}(greater_{v}(a, least), greatest)) + zero;\n}}"
+    )
+    return Helper(text, (f"select_{v}", f"greater_{v}", f"lesser_{v}", f"nearest_{v}"))
+
+
+# by the name before that of the other type
+_OF_TWO_TYPES = {"from": _conversion, "clamped": _clamped, "quantized": _quantized}
+
+
+def _nearest(lanes: int) -> Helper:
+    """Return the helper that rounds float32 to int32, for values in its range."""
+    v, words = vector_type(DType.FLOAT32, lanes), vector_type(DType.INT32, lanes)
+    plain = f"  return __builtin_convertvector(rint_{v}(a), {words});"
+    body = with_fallback(instruction("nearest", DType.FLOAT32, lanes), plain)
+    return Helper(f"static inline {words} nearest_{v}({v} a) {{\n{body}}}", (f"rint_{v}",))
 
 
 def _widened(source: DType, lanes: int, head: str) -> Helper:

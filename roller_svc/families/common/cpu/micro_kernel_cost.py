@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from roller_svc.perf.machine import LOAD_PORTS, Cache, Machine
+from roller_svc.perf.workload import Workload
 
 FMA_LATENCY_CYCLES = 4.0
 
@@ -30,3 +33,12 @@ def source_bandwidth(mach: Machine, total_bytes: int) -> float:
 def smallest_cache(mach: Machine, total_bytes: int) -> Cache | None:
     """Return the smallest cache that holds that much; None is DRAM."""
     return next((cache for cache in reversed(mach.caches) if total_bytes <= cache.total_bytes // 2), None)
+
+
+def gather_cycles(p: Workload[Any], axis: int) -> float:
+    """Return cycles to gather the operands of an epilogue at one point, whose vectors are along a tile axis.
+
+    Neighbours along the axis that are apart in memory are loaded one by one, as where an operand has another layout.
+    """
+    apart = sum(axis in tensor.axes and tensor.strides.get(axis) != 1 for tensor in p.epilogue.tensors)
+    return p.machine.costs.loops.gather_cycles * apart

@@ -19,6 +19,7 @@ from roller_svc.families.common.cpu.memory import (
 from roller_svc.families.common.cpu.micro_kernel_cost import (
     _fma_ports,
     _load_cycles,
+    gather_cycles,
     kernel_cycles,
     smallest_cache,
     source_bandwidth,
@@ -325,8 +326,9 @@ def _store(p: Workload[ContractionFacts], s: _Sizes) -> float:
         each = across * costs.scatter_cycles * s.columns + (1 - across) * each
     # scales of runs of k are packed
     tensors = sum(p.space.scale_runs is None or not tensor.varies_with_reduction for tensor in p.epilogue.tensors)
-    if tensors > 1 or count_members(p, p.n) > 1 or count_members(p, p.m) > 1:
-        return s.rows * each * max(1, tensors)
+    gathers = gather_cycles(p, p.n)
+    if tensors > 1 or gathers or count_members(p, p.n) > 1 or count_members(p, p.m) > 1:
+        return s.rows * (each * max(1, tensors) + gathers * s.columns)
     edge = s.columns % s.plan.nr
     return s.plan.steps * s.rows * costs.edge_cycles * -(-edge // lanes) if edge % lanes else 0.0
 

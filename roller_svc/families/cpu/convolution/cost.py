@@ -13,7 +13,7 @@ from roller_svc.families.common.cpu.memory import (
     seconds_per_byte,
     transfer_s,
 )
-from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles, source_bandwidth
+from roller_svc.families.common.cpu.micro_kernel_cost import gather_cycles, kernel_cycles, source_bandwidth
 from roller_svc.families.common.cpu.task_costs import count_tasks_of_core, sum_task_costs
 from roller_svc.families.cpu.convolution.workload import plan_task
 from roller_svc.perf.common import Costs, Launch
@@ -182,10 +182,13 @@ def _results(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     statements = max(1, len(p.epilogue.tensors))
     filters = min(s.vectors * lanes if image.along_filters else s.rows, image.filters.extent)
     pixels = math.prod(s.window)
+    along = (image.filters if image.filters_last else image.window_dims[-1].pixel).name
+    position = next(i for i, axis in enumerate(p.space.axes) if axis.name == along)
+    gathers = pixels * filters * gather_cycles(p, position)
     if image.filters_last:
-        return pixels * (costs.row_cycles + _run_cycles(p, filters, costs.store_cycles * statements))
+        return gathers + pixels * (costs.row_cycles + _run_cycles(p, filters, costs.store_cycles * statements))
     rows = pixels // s.window[-1] * filters
-    cycles = rows * _run_cycles(p, s.window[-1], costs.store_cycles * statements)
+    cycles = gathers + rows * _run_cycles(p, s.window[-1], costs.store_cycles * statements)
     if not image.along_filters:
         return cycles + rows * costs.row_cycles
     blocks = pixels // s.window[-1] * -(-s.window[-1] // lanes) * s.vectors

@@ -135,6 +135,21 @@ def test_bytes_whose_value_is_needed_at_once_saturate(target: str) -> None:
     check([*bodies, *(body.replace("x[n]", "d[n]") for body in bodies)], {"x": x, "d": x.astype(np.float64)}, target)
 
 
+@TARGETS
+def test_rounded_floats_plus_bytes_saturate(target: str) -> None:
+    """One instruction rounds and converts: ties, ends, numbers beyond int32, infinities and NaN, for every zero point."""
+    ends = [-2147483904.0, -256.5, -255.5, -1.5, -0.5, -0.0, 0.49999997, 0.5, 1.5, 2.5, 126.5, 127.5, 254.5, 255.5, 256.5,
+            8388609.0, 2147483648.0, 3e9, 1e30, -1e30, np.inf, -np.inf, np.nan]  # fmt: skip
+    x = np.repeat(np.array([*ends, *np.linspace(-400, 400, 41)], np.float32), 6)
+    u = np.resize(np.array([0, 1, 127, 128, 254, 255], np.uint8), x.size)
+    arrays = {"x": x, "u": u, "s": (u ^ 128).view(np.int8), "a": np.uint8([131]), "b": np.int8([-5])}
+    rounded = [f"(x[n].call(`round`) + {zero}).cast(`{dtype}`)" for zero in ("u[n]", "s[n]", "a[0]", "b[0]")
+               for dtype in ("uint8", "int8")]  # fmt: skip
+    check([f"y[n] = {body}{wide}" for body in rounded for wide in ("", ".cast(`int32`) - 7")], arrays, target)
+    double = ["y[n] = (d[n].call(`round`) + u[n]).cast(`uint8`)", "y[n] = (x[n].call(`round`) + d[n]).cast(`int8`)"]
+    check(double, {"x": x, "d": x.astype(np.float64) + 2.0**-30, "u": u}, target)
+
+
 UNARY = (
     "-x[n]", "abs(x[n])", "sqrt(x[n])", "rsqrt(x[n])", "1.0 / x[n]", "x[n].call(`sign`)", "relu(x[n])", "floor(x[n])",
     "ceil(x[n])", "x[n].call(`round`)", "x[n].call(`trunc`)", "isnan(x[n])", "isinf(x[n])", "x[n] * x[n] + 1.0",

@@ -15,6 +15,7 @@ from roller_svc.compiler.plans import rank_partitions
 from roller_svc.families import prepare, prepare_model
 from roller_svc.families.common.cpu.column_reduction import MAX_ROWS_PER_ITERATION
 from roller_svc.families.common.cpu.image_space import image_space
+from roller_svc.families.common.cpu.micro_kernel_cost import gather_cycles
 from roller_svc.families.common.cpu.op_counts import count_ops
 from roller_svc.families.common.cpu.window_reduction import PlaneWindowDim
 from roller_svc.families.cpu.contraction.cost import packing_cycles
@@ -650,14 +651,15 @@ def test_bytes_of_a_table_cost_permutations(dtype: DType, count: int) -> None:
     assert count_ops(statement.body, {"i"}).lut == count
 
 
-def test_entries_of_a_table_are_gathered_where_no_instruction_permutes_bytes() -> None:
+def test_entries_of_a_table_are_shuffled_or_gathered_where_no_instruction_permutes_bytes() -> None:
     types = {"x": TensorType(DType.UINT8, (32000,)), "t": TensorType(DType.UINT8, (256,))}
     program = parse("y[i] = t[x[i]] where i in 32000", types)
-    permuted, gathered = (
-        rank_partitions(PartitionCache(program), spec_with(frozenset(flags)), 1)[0].candidates[0][0].estimate.seconds
-        for flags in ({"avx512vbmi"}, set())
+    wide = spec_with(frozenset())
+    permuted, shuffled, gathered = (
+        rank_partitions(PartitionCache(program), hw, 1)[0].candidates[0][0].estimate.seconds
+        for hw in (spec_with(frozenset({"avx512vbmi"})), wide, replace(wide, isa=()))
     )
-    assert permuted < gathered / 3
+    assert permuted < shuffled < gathered
 
 
 @pytest.mark.parametrize(("channels", "guard", "dear"), [(8, True, True), (8, False, False), (1, True, False)])
@@ -674,3 +676,24 @@ def test_words_of_guarded_taps_are_packed_one_by_one(channels: int, *, guard: bo
     image = p.facts.a
     in_vectors = packing_cycles(p, p.a, replace(image, guards_fused_k=False), block, (p.m, 8))
     assert (packing_cycles(p, p.a, image, block, (p.m, 8)) > 2 * in_vectors) is dear
+
+
+@pytest.mark.parametrize(("at", "apart"), [("m, n", 0), ("n, m", 1), ("n", 0), ("m", 0)])
+def test_what_a_product_adds_is_gathered_where_its_columns_are_apart(at: str, apart: int) -> None:
+    shapes = {"a": (F32, (96, 64)), "b": (F32, (64, 96)), "r": (F32, (96, 96)[: at.count(",") + 1])}
+    model = model_of(f"t[m, n] +=! a[m, k] * b[k, n]; y[m, n] = t[m, n] + r[{at}]", shapes, ("y",))
+    assert model.workload.n is not None
+    assert gather_cycles(model.workload, model.workload.n) == apart * COSTS.loops.gather_cycles
+
+
+def test_what_a_convolution_adds_in_another_layout_is_gathered() -> None:
+    hw, results = one_core(), dict[str, float]()
+    for at in ("f, h, w", "h, w, f"):
+        shapes = {"x": (F32, (8, 18, 18)), "k": (F32, (16, 8, 3, 3)), "r": (F32, (16, 16, 16))}
+        text = f"t[f, h, w] +=! x[c, h + u, w + v] * k[f, c, u, v] where h in 16, w in 16; y[f, h, w] = t[f, h, w] + r[{at}]"
+        (group,) = partition(parse(text, {name: TensorType(*of) for name, of in shapes.items()}, ("y",)), hw)
+        prepared = [prepare(view, hw, hw.unit_for(F32)) for view in group_views(group, hw)]
+        family, workload = next(each for each in prepared if each[0].name == "cpu/convolution")
+        results[at] = stage(estimated(family.model(workload), {}, {"f": 16, "w": 16}), "task")
+    gathered = 16**3 * COSTS.loops.gather_cycles / hw.clock_hz
+    assert results["h, w, f"] - results["f, h, w"] == pytest.approx(gathered)
