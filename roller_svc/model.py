@@ -468,12 +468,12 @@ class Model:
 
     @property
     def schedule(self) -> dict[str, Any] | None:
-        """What a check of edited programs needs (`POST /v1/plans:check`), for each bucket; None if vEUs execute none.
+        """The launches with what checks of edited programs need (`POST /v1/plans:check`), by bucket; None if vEUs execute none.
 
         Raises ArgumentError as `story` does.
         """
-        told = [_scheduled(variant) for variant in self._variants]
-        return None if told == [None] * len(told) else {"buckets": [each and to_json(each) for each in told]}
+        buckets = [_scheduled(variant) for variant in self._variants]
+        return None if buckets == [None] * len(buckets) else {"buckets": [each and to_json(each) for each in buckets]}
 
     def save(self, folder: str | os.PathLike[str], launcher: str | Iterable[str] = ()) -> Path:
         """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model.

@@ -72,7 +72,7 @@ def test_formats_and_fields_of_saved_kernels_are_described() -> None:
 def test_every_route_is_described(tmp_path: Path) -> None:
     app = create_app(Settings(store=tmp_path))
     paths = [path.replace("operation_id", "id").replace("device_id", "id") for path in app.openapi()["paths"]]
-    assert len(paths) == 30
+    assert len(paths) == 32
     assert [path for path in paths if path not in DOCS["api.md"]] == []
 
 
