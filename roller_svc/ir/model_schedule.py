@@ -1,6 +1,6 @@
 """The launches of a model's plan with what a check of an edited one needs: rTasks, their times, the memory that they use.
 
-`POST /v1/plans:check` reads it. A worker stores it beside the story of a model that a virtual device executes.
+`POST /v1/plans:check` reads it. A worker stores it with the story of a model that a virtual device executes.
 """
 
 from __future__ import annotations
